@@ -1,8 +1,8 @@
-//! Documents of web servers that users name: one GET each, bounded in time, size and by where it may go.
+//! Documents of web servers that users name: one GET each, with limits on time, size and addresses.
 //!
-//! Whoever may write a URL here makes the control plane call it, so every address is checked at the moment that it is
-//! connected to, also behind redirects: a name is resolved once, and what was checked is what is dialled. What a server
-//! answers with an error is never repeated to the user, who could otherwise read services that only we can reach.
+//! The author of a URL makes the control plane request it. So every address is checked when it is connected to, also
+//! after redirects: a name is resolved once, and the checked address is the one that is used. Response bodies of errors
+//! are never shown to users, who could otherwise read services that only istiod can reach.
 
 mod connect;
 mod error;
@@ -25,24 +25,23 @@ use connect::{Connector, Stream};
 pub use connect::{Resolve, SystemResolver};
 pub use error::FetchError;
 
-/// How many redirects are followed, as Go's client does.
+/// Largest number of redirects. Go's client has the same limit.
 const MAX_REDIRECTS: usize = 10;
-/// The most that the status line and the headers of an answer may take.
+/// Largest size of status line and headers.
 const MAX_HEAD: usize = 64 * 1024;
-/// A document that is larger is not what anybody meant.
+/// Default limit of a document.
 const DEFAULT_MAX_BYTES: usize = 1024 * 1024;
 
-/// How documents are fetched.
+/// Options of fetching.
 #[derive(Clone, Debug)]
 pub struct FetchOptions {
-    /// Addresses that are never connected to, however the URL spells them. Addresses of IPv4 that are embedded in IPv6
-    /// are checked as both.
+    /// Blocked addresses, in any spelling in the URL. IPv4 addresses embedded in IPv6 are checked as both.
     pub blocked: Vec<IpNet>,
-    /// Any certificate of a server is accepted.
+    /// Whether any server certificate is accepted.
     pub insecure_skip_verify: bool,
-    /// Roots that servers may have besides those of the system, as PEM.
+    /// Additional roots of servers, as PEM.
     pub extra_roots: Bytes,
-    /// The largest body, in bytes.
+    /// Largest body, in bytes.
     pub max_bytes: usize,
 }
 
@@ -57,7 +56,7 @@ impl Default for FetchOptions {
     }
 }
 
-/// Fetches documents. Cheap to clone; no connection is kept.
+/// Fetches documents. Cheap to clone; connections are not kept.
 #[derive(Clone)]
 pub struct Fetcher {
     connector: Arc<Connector>,
@@ -65,13 +64,13 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// A fetcher that asks the system's resolver and honours `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. Reads the
-    /// system's roots, so it belongs into start-up.
+    /// Returns a fetcher with the system's resolver and proxies from `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`. Reads
+    /// the system's roots, so it should be called at the start.
     pub fn new(options: FetchOptions) -> Self {
         Self::with(options, Arc::new(SystemResolver), Matcher::from_env())
     }
 
-    /// A fetcher that asks another resolver and knows no proxies.
+    /// Returns a fetcher with another resolver and without proxies.
     pub fn with_resolver(options: FetchOptions, resolver: Arc<dyn Resolve>) -> Self {
         Self::with(options, resolver, Matcher::builder().build())
     }
@@ -84,8 +83,8 @@ impl Fetcher {
         }
     }
 
-    /// The body of the document, if the server answers with a status of success. The time holds for everything together:
-    /// resolving, connecting, redirects, the body.
+    /// Returns the body of the document, if the server responds with success. The timeout covers resolving, connecting,
+    /// redirects and the body.
     pub async fn get(&self, url: &str, timeout: Duration) -> Result<Bytes, FetchError> {
         let document = self.follow(url);
         match tokio::time::timeout(timeout, document).await {
@@ -94,7 +93,7 @@ impl Fetcher {
         }
     }
 
-    /// Gets a document through redirects.
+    /// Follows redirects to a document.
     async fn follow(&self, url: &str) -> Result<Bytes, FetchError> {
         let mut url = parse(url)?;
         for _ in 0..=MAX_REDIRECTS {
@@ -112,15 +111,15 @@ impl Fetcher {
     }
 }
 
-/// What a server answered.
+/// Response of a server.
 enum Answer {
     /// The document.
     Document(Bytes),
-    /// Where it is instead, as written.
+    /// A redirect target, as written.
     Moved(String),
 }
 
-/// Parses a URL that somebody wrote.
+/// Parses a URL of a user.
 fn parse(text: &str) -> Result<Url, FetchError> {
     let url = Url::parse(text).map_err(|error| FetchError::Url(error.to_string()))?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -132,7 +131,7 @@ fn parse(text: &str) -> Result<Url, FetchError> {
     Ok(url)
 }
 
-/// Where a redirect leads. What was asked for under TLS is not read without it.
+/// Resolves a redirect. A document requested over TLS is not fetched without it.
 fn target(from: &Url, to: &str) -> Result<Url, FetchError> {
     let joined = from.join(to).map_err(|error| FetchError::Redirect(error.to_string()))?;
     let url = parse(joined.as_str()).map_err(|error| FetchError::Redirect(error.to_string()))?;
@@ -142,7 +141,7 @@ fn target(from: &Url, to: &str) -> Result<Url, FetchError> {
     Ok(url)
 }
 
-/// The request; a proxy of plain HTTP is told the whole URL.
+/// Returns the request; a plain HTTP proxy gets the whole URL.
 fn request(url: &Url, proxy: Option<&connect::ThroughProxy>) -> Result<Request<Empty<Bytes>>, FetchError> {
     let invalid = |error: &dyn std::fmt::Display| FetchError::Url(error.to_string());
     let path = match url.query() {
@@ -168,7 +167,7 @@ fn request(url: &Url, proxy: Option<&connect::ThroughProxy>) -> Result<Request<E
     request.body(Empty::new()).map_err(|error| invalid(&error))
 }
 
-/// The user and password of a URL as a header.
+/// Returns user and password of a URL as a header.
 fn basic(url: &Url) -> Result<HeaderValue, header::InvalidHeaderValue> {
     use base64::{Engine, prelude::BASE64_STANDARD};
     let plain = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
@@ -180,7 +179,7 @@ fn basic(url: &Url) -> Result<HeaderValue, header::InvalidHeaderValue> {
     Ok(value)
 }
 
-/// Sends the request and reads the answer, on a connection that is used once.
+/// Sends the request and reads the response, on a connection used once.
 async fn exchange(stream: Stream, request: Request<Empty<Bytes>>, max_bytes: usize) -> Result<Answer, FetchError> {
     let broken = |error: hyper::Error| FetchError::Http(error.to_string());
     let mut builder = http1::Builder::new();
@@ -190,7 +189,7 @@ async fn exchange(stream: Stream, request: Request<Empty<Bytes>>, max_bytes: usi
         let response = sender.send_request(request).await.map_err(broken)?;
         read(response, max_bytes).await
     };
-    // The connection carries the exchange and ends before the last of the body was taken out of it.
+    // The connection drives the exchange and may end before the last bytes of the body are read.
     tokio::pin!(answer);
     tokio::select! {
         answer = &mut answer => answer,

@@ -1,4 +1,4 @@
-//! The Kubernetes API: clients, objects as JSON, list and watch. It knows nothing of Istio, and keeps no objects.
+//! The Kubernetes API: clients, objects as JSON, list and watch. It does not depend on Istio and stores no objects.
 
 pub mod client;
 pub mod clients;

@@ -1,4 +1,4 @@
-//! Flags and environment variables → [`Settings`]. The only reader of the process environment.
+//! Parses flags and environment variables into [`Settings`]. The only reader of the process environment.
 
 use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -31,10 +31,10 @@ pub struct DiscoveryFlags {
     /// Namespace of istio-cni (default: the own namespace).
     #[arg(long)]
     pub cni_namespace: Option<String>,
-    /// How long streams may end by themselves at shutdown.
+    /// Time for streams to end at shutdown.
     #[arg(long, default_value = "10s", value_parser = go_duration)]
     pub shutdown_duration: Duration,
-    /// A folder that holds a whole mesh as YAML files, watched.
+    /// Folder with a whole mesh as YAML files, watched.
     #[arg(long)]
     pub config_dir: Option<PathBuf>,
     /// DNS suffix of Kubernetes services.
@@ -49,37 +49,37 @@ pub struct DiscoveryFlags {
     /// Address of readiness and debug pages.
     #[arg(long, default_value = ":8080", value_parser = address)]
     pub http_addr: Address,
-    /// Address of the webhooks; empty: on --httpAddr.
+    /// Address of the webhooks; empty: same as --httpAddr.
     #[arg(long, default_value = ":15017", value_parser = address)]
     pub https_addr: Address,
-    /// Address of plaintext xDS; empty: on --httpAddr.
+    /// Address of plaintext xDS; empty: same as --httpAddr.
     #[arg(long, default_value = ":15010", value_parser = address)]
     pub grpc_addr: Address,
     /// Address of xDS and the CA over TLS; empty: off.
     #[arg(long = "secureGRPCAddr", default_value = ":15012", value_parser = address)]
     pub secure_grpc_addr: Address,
-    /// Address of metrics, version and debug pages; empty: on --httpAddr.
+    /// Address of metrics, version and debug pages; empty: same as --httpAddr.
     #[arg(long, default_value = ":15014", value_parser = address)]
     pub monitoring_addr: Address,
     /// Profiles under /debug/pprof. Accepted for compatibility: there is no Go runtime to profile.
     #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub profile: bool,
-    /// CA certificate of the own serving certificate.
+    /// CA certificate of istiod's serving certificate.
     #[arg(long)]
     pub ca_cert_file: Option<PathBuf>,
-    /// Own serving certificate.
+    /// Serving certificate of istiod.
     #[arg(long)]
     pub tls_cert_file: Option<PathBuf>,
-    /// Key of the own serving certificate.
+    /// Key of istiod's serving certificate.
     #[arg(long)]
     pub tls_key_file: Option<PathBuf>,
-    /// Cipher suites of the own servers, separated by commas.
+    /// Cipher suites of istiod's servers, separated by commas.
     #[arg(long = "tls-cipher-suites", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
-    /// Oldest TLS version of the own servers.
+    /// Minimum TLS version of istiod's servers.
     #[arg(long = "tls-min-version", default_value = "TLS1_2", value_parser = ["TLS1_2", "TLS1_3"])]
     pub tls_min_version: String,
-    /// Requests a second to the Kubernetes API.
+    /// Requests per second to the Kubernetes API.
     #[arg(long = "kubernetesApiQPS", default_value_t = 80.0)]
     pub kubernetes_api_qps: f64,
     /// Burst of requests to the Kubernetes API.
@@ -88,28 +88,28 @@ pub struct DiscoveryFlags {
     /// Interval of gRPC keepalive pings.
     #[arg(long, default_value = "30s", value_parser = go_duration)]
     pub keepalive_interval: Duration,
-    /// How long a keepalive answer may take.
+    /// Timeout of gRPC keepalive responses.
     #[arg(long, default_value = "10s", value_parser = go_duration)]
     pub keepalive_timeout: Duration,
-    /// Age at which connections are asked to reconnect (default: never).
+    /// Age at which clients are asked to reconnect (default: never).
     #[arg(long, value_parser = connection_age)]
     pub keepalive_max_server_connection_age: Option<ConnectionAge>,
-    /// Where logs go: stdout, stderr or a file.
+    /// Log targets: stdout, stderr or a file.
     #[arg(long = "log_target", value_delimiter = ',', default_value = "stdout")]
     pub log_target: Vec<String>,
     /// Log levels by scope, such as default:info or ads:debug.
     #[arg(long = "log_output_level", default_value = "default:info")]
     pub log_output_level: String,
-    /// Levels that carry a stack trace. Accepted for compatibility.
+    /// Levels with a stack trace. Accepted for compatibility.
     #[arg(long = "log_stacktrace_level", default_value = "default:none")]
     pub log_stacktrace_level: String,
-    /// Scopes that carry the caller. Accepted for compatibility.
+    /// Scopes with the caller. Accepted for compatibility.
     #[arg(long = "log_caller", default_value = "")]
     pub log_caller: String,
     /// Log as JSON.
     #[arg(long = "log_as_json", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
     pub log_as_json: bool,
-    /// Port of ControlZ; 0 turns it off.
+    /// Port of ControlZ; 0 disables it.
     #[arg(long = "ctrlz_port", default_value_t = 9876)]
     pub ctrlz_port: u16,
     /// Address of ControlZ.
@@ -117,43 +117,43 @@ pub struct DiscoveryFlags {
     pub ctrlz_address: String,
 }
 
-/// A listen address as Go writes it; `None` when empty.
+/// A listen address in Go's syntax; `None` if empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address(pub Option<SocketAddr>);
 
 /// `--keepaliveMaxServerConnectionAge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionAge {
-    /// `infinity`, or so long that it makes no difference.
+    /// `infinity`, or a practically infinite duration.
     Infinite,
-    /// At most this long.
+    /// A maximum age.
     AtMost(Duration),
 }
 
-/// Everything that was decided when the process started.
+/// Settings of the process.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The flags.
+    /// Flags.
     pub flags: DiscoveryFlags,
-    /// The environment variables of the process.
+    /// Environment variables of the process.
     pub variables: BTreeMap<String, String>,
 }
 
 impl Settings {
-    /// Flags as given, variables of this process.
+    /// Returns settings with these flags and the variables of this process.
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the environment"
     )]
     pub fn from_process(flags: DiscoveryFlags) -> Self {
-        // Names or values that are no UTF-8 cannot be settings of ours.
+        // Names or values that are not UTF-8 cannot be settings.
         let variables = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
             .collect();
         Self { flags, variables }
     }
 
-    /// A variable that is set and not empty.
+    /// Returns a variable that is set and not empty.
     pub fn variable(&self, name: &str) -> Option<&str> {
         self.variables
             .get(name)
@@ -161,7 +161,7 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
-    /// Services and everything else come from `--configDir`, and no cluster is contacted.
+    /// Returns true if everything comes from `--configDir` and no cluster is contacted.
     pub fn is_folder_only(&self) -> bool {
         let flags = &self.flags;
         let registries = flags.registries.as_deref().unwrap_or_default();
@@ -202,7 +202,7 @@ fn alias(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// `:8080`, `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or nothing.
+/// Parses `:8080`, `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or an empty address.
 fn address(text: &str) -> Result<Address, String> {
     if text.is_empty() {
         return Ok(Address(None));
@@ -216,8 +216,8 @@ fn address(text: &str) -> Result<Address, String> {
         .map_err(|_| format!("{text:?} is not an address; hint: want host:port or :port"))
 }
 
-/// Takes out flags that no version of ours knows, as Istio does: an unknown `--x` swallows the next word unless that
-/// begins with `-`, or `--x=v` was written. Gives what is left and what was taken out.
+/// Removes unknown flags, as Istio does: an unknown `--x` swallows the next word unless that begins with `-` or the
+/// flag was written `--x=v`. Returns the remaining words and the removed ones.
 pub fn without_unknown_flags(command: &Command, words: Vec<String>) -> (Vec<String>, Vec<String>) {
     let knows = |name: &str| {
         name == "help"
@@ -239,7 +239,7 @@ pub fn without_unknown_flags(command: &Command, words: Vec<String>) -> (Vec<Stri
         };
         let (name, has_value) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
         if knows(name) {
-            // A flag that takes a value keeps its value, whatever that looks like.
+            // A flag with a value keeps its value, whatever it looks like.
             let takes_value = command.get_arguments().any(|arg| {
                 arg.get_long() == Some(name) && arg.get_action().takes_values() && !arg.is_require_equals_set()
             });

@@ -1,4 +1,4 @@
-//! Connections to servers of documents: resolving, the check of addresses, proxies, TLS.
+//! Connections to document servers: name resolution, address checks, proxies, TLS.
 
 use std::{
     io,
@@ -26,16 +26,16 @@ use url::{Host, Url};
 
 use super::FetchError;
 
-/// How long one of several addresses may keep the others waiting.
+/// Timeout per address if there are several.
 const ADDRESS_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Finds the addresses of hosts.
+/// Resolves host names.
 pub trait Resolve: Send + Sync {
-    /// The addresses of a host name, in the order in which they are to be tried.
+    /// Returns the addresses of a host name, in the order in which to try them.
     fn addresses<'a>(&'a self, host: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// Asks as every program of the system does: `/etc/hosts`, DNS, search domains.
+/// Resolves like other programs of the system: `/etc/hosts`, DNS, search domains.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -48,7 +48,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Both halves of a connection.
+/// Read and write halves of a connection.
 pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
@@ -56,9 +56,9 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// A connection, with or without TLS.
 pub(super) type Stream = Box<dyn Duplex>;
 
-/// A proxy of plain HTTP stands between.
+/// Marks a connection through a plain HTTP proxy.
 pub(super) struct ThroughProxy {
-    /// What it wants to be told.
+    /// Credentials for the proxy.
     pub(super) authorization: Option<HeaderValue>,
 }
 
@@ -85,7 +85,7 @@ impl Connector {
         }
     }
 
-    /// A connection over which the document of a URL can be asked for.
+    /// Returns a connection for requesting the document of a URL.
     pub(super) async fn connect(&self, url: &Url) -> Result<(Stream, Option<ThroughProxy>), FetchError> {
         let (host, port) = host_and_port(url)?;
         let is_tls = url.scheme() == "https";
@@ -129,7 +129,7 @@ impl Connector {
         connect_first(&host.to_string(), &addresses, port).await
     }
 
-    /// The addresses of a host that may be connected to; never none.
+    /// Returns the allowed addresses of a host; never empty.
     async fn allowed(&self, host: &Host<String>) -> Result<Vec<IpAddr>, FetchError> {
         let mut addresses = self.resolve(host).await?;
         let blocked = addresses.iter().find_map(|ip| Some((*ip, blocks(&self.blocked, *ip)?)));
@@ -162,7 +162,7 @@ impl Connector {
         Ok(found)
     }
 
-    /// The proxy for a URL; servers of this host need none, as in Go.
+    /// Returns the proxy for a URL; servers of this host need none, as in Go.
     fn proxy(&self, url: &Url, host: &Host<String>) -> Option<Intercept> {
         let is_local = match host {
             Host::Domain(name) => name == "localhost",
@@ -175,8 +175,8 @@ impl Connector {
         self.proxies.intercept(&url.as_str().parse().ok()?)
     }
 
-    /// The proxy resolves the name, so all that can be checked is what it means here. A name without meaning here is left
-    /// to the proxy.
+    /// Checks a host behind a proxy. The proxy resolves the name, so only its local meaning can be checked; a name
+    /// without one is left to the proxy.
     async fn check_behind_proxy(&self, host: &Host<String>) -> Result<(), FetchError> {
         if self.blocked.is_empty() {
             return Ok(());
@@ -187,7 +187,7 @@ impl Connector {
         }
     }
 
-    /// Connects to a proxy: it was named by the operator, so any address will do.
+    /// Connects to a proxy. The operator configured it, so any address is allowed.
     async fn dial_proxy(&self, proxy: &Intercept) -> Result<TcpStream, FetchError> {
         let uri = proxy.uri();
         let host = uri.host().unwrap_or_default();
@@ -204,7 +204,7 @@ impl Connector {
     }
 }
 
-/// The range that blocks an address.
+/// Returns the range that blocks an address.
 fn blocks(blocked: &[IpNet], ip: IpAddr) -> Option<IpNet> {
     let embedded = match ip {
         IpAddr::V4(_) => None,
@@ -214,7 +214,7 @@ fn blocks(blocked: &[IpNet], ip: IpAddr) -> Option<IpNet> {
     blocked.iter().find(is_within).copied()
 }
 
-/// The address of IPv4 that an address of IPv6 leads to: mapped (RFC 4291), NAT64's well-known prefix (RFC 6052), 6to4
+/// Returns the IPv4 address embedded in an IPv6 address: mapped (RFC 4291), NAT64's well-known prefix (RFC 6052), 6to4
 /// (RFC 3056).
 fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     let from = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
@@ -248,7 +248,7 @@ async fn connect_first(host: &str, addresses: &[IpAddr], port: u16) -> Result<Tc
     })
 }
 
-/// Asks a proxy to connect to the server of a URL and hands out the connection through it.
+/// Asks a proxy to connect to the server of a URL, and returns the connection through it.
 async fn tunnel(stream: TcpStream, url: &Url, authorization: Option<HeaderValue>) -> Result<TcpStream, FetchError> {
     let failed = |reason: String| FetchError::Connect {
         host: format!("{} through the proxy", url.host_str().unwrap_or_default()),
@@ -275,7 +275,7 @@ async fn tunnel(stream: TcpStream, url: &Url, authorization: Option<HeaderValue>
         tokio::pin!(sending);
         tokio::select! {
             response = &mut sending => response,
-            // After its answer to CONNECT the connection is at its end; the answer may still have to be picked up.
+            // The connection ends with the response to CONNECT, which may still have to be read.
             parts = &mut connection => {
                 let response = sending.await.map_err(|error| failed(error.to_string()))?;
                 return taken_out(parts, response.status()).map_err(failed);
@@ -286,7 +286,7 @@ async fn tunnel(stream: TcpStream, url: &Url, authorization: Option<HeaderValue>
     taken_out(connection.await, status).map_err(failed)
 }
 
-/// The connection below HTTP.
+/// Returns the connection below HTTP.
 fn taken_out(
     parts: hyper::Result<hyper::client::conn::http1::Parts<TokioIo<TcpStream>>>,
     status: http::StatusCode,
@@ -295,7 +295,7 @@ fn taken_out(
         return Err(format!("it answered with status {}", status.as_u16()));
     }
     let parts = parts.map_err(|error| error.to_string())?;
-    // A server speaks second in TLS, so nothing can stand here.
+    // In TLS the server does not send first, so no bytes can be buffered.
     if parts.read_buf.is_empty() {
         Ok(parts.io.into_inner())
     } else {
@@ -310,7 +310,7 @@ fn host_and_port(url: &Url) -> Result<(Host<String>, u16), FetchError> {
     Ok((host, port))
 }
 
-/// The value of the `Host` header.
+/// Returns the value of the `Host` header.
 pub(super) fn authority(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     match url.port() {

@@ -1,62 +1,62 @@
-//! Why a document could not be had.
+//! Errors of fetching documents.
 
 use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
-/// Why a document could not be had; the text is for whoever wrote the URL. It holds nothing that a server said.
+/// Reason why a document could not be fetched, for the author of the URL. It contains no text of a server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
-    /// The URL makes no sense.
+    /// The URL is invalid.
     #[error("invalid URL: {0}")]
     Url(String),
     /// The host has no address.
     #[error("cannot resolve {host}: {reason}")]
     Resolve {
-        /// The host.
+        /// Host.
         host: String,
-        /// What the resolver said.
+        /// Error of the resolver.
         reason: String,
     },
-    /// Every address of the host is one that must not be connected to.
+    /// Every address of the host is blocked.
     #[error("{host} resolves to blocked address {address} ({range})")]
     Blocked {
-        /// The host as the URL names it.
+        /// Host as in the URL.
         host: String,
-        /// Its address.
+        /// Address.
         address: IpAddr,
-        /// The range that blocks it.
+        /// Range that blocks it.
         range: IpNet,
     },
-    /// No connection could be made.
+    /// The connection failed.
     #[error("cannot connect to {host}: {reason}")]
     Connect {
-        /// The host, or the proxy on the way to it.
+        /// Host, or the proxy.
         host: String,
-        /// What went wrong.
+        /// Reason.
         reason: String,
     },
     /// The server could not be verified, or TLS failed otherwise.
     #[error("TLS with {host} failed: {reason}")]
     Tls {
-        /// The host.
+        /// Host.
         host: String,
-        /// What went wrong.
+        /// Reason.
         reason: String,
     },
-    /// The server does not speak HTTP, or stopped in the middle.
+    /// The response was not HTTP, or ended early.
     #[error("invalid HTTP response: {0}")]
     Http(String),
-    /// The server answered, but not with the document.
+    /// The response was not the document.
     #[error("server returned status {0}")]
     Status(u16),
     /// A redirect that is not followed.
     #[error("refused to follow a redirect: {0}")]
     Redirect(String),
-    /// The body is larger than it may be, in bytes.
+    /// The body exceeds its limit in bytes.
     #[error("document exceeds {0} bytes")]
     TooLarge(usize),
-    /// It took longer than it may.
+    /// The timeout expired.
     #[error("no response within {0:?}")]
     Timeout(Duration),
 }

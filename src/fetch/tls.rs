@@ -1,4 +1,4 @@
-//! How servers of documents are verified.
+//! Verification of document servers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use rustls::{
 
 use super::FetchOptions;
 
-/// TLS 1.2 and later; the roots of the system and those of the options.
+/// Returns the configuration: TLS 1.2 and later, the system's roots and those of the options.
 pub(super) fn config(options: &FetchOptions) -> Arc<ClientConfig> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone())
@@ -32,7 +32,7 @@ pub(super) fn config(options: &FetchOptions) -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Roots that cannot be read are left out: the others still serve.
+/// Returns the roots; invalid ones are ignored, so that the others still work.
 fn roots(extra: &[u8]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
@@ -53,7 +53,7 @@ fn roots(extra: &[u8]) -> RootCertStore {
     roots
 }
 
-/// Takes any certificate, as somebody configured; the other side must still hold its key.
+/// Accepts any certificate, as configured; the server must still prove possession of its key.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

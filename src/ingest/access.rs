@@ -1,8 +1,8 @@
-//! Who may read Secrets, asked of the API server of each reader's cluster (SubjectAccessReview). Who reads comes from the
-//! proxies that are connected; an answer is a change like others.
+//! Reviews of who may read Secrets, by the API server of each reader's cluster (SubjectAccessReview). The readers
+//! follow from the connected proxies; a result is a change like others.
 //!
-//! An answer is asked for again before long: permission may be taken away, and what was missing may be granted. As long as
-//! an API server does not answer, its last word stands: an API server that is away takes nothing away and gives nothing.
+//! Results are reviewed again soon, because permissions may be revoked or granted. While an API server does not
+//! respond, its last result stays: an unreachable API server neither revokes nor grants.
 
 mod kubernetes;
 
@@ -29,29 +29,29 @@ use crate::{
     model::change::Change,
 };
 
-/// How long a permission holds before it is asked for again.
+/// Time after which a permission is reviewed again.
 const AGAIN_IF_ALLOWED: Duration = Duration::from_mins(5);
-/// The same for a refusal, or where there was no answer.
+/// Time after which a refusal or a failure is reviewed again.
 const AGAIN_IF_NOT: Duration = Duration::from_mins(1);
 
-/// Why there is no answer.
+/// Reason why there is no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReviewError {
-    /// There is no such cluster, so nobody there may read anything.
+    /// The cluster does not exist, so access is denied.
     #[error("{0}")]
     UnknownCluster(SmolStr),
-    /// Its API server gives no answer; for people.
+    /// Its API server does not respond; for people.
     #[error("{0}")]
     Failed(SmolStr),
 }
 
-/// Asks who may read Secrets.
+/// Reviews access to Secrets.
 pub trait Review: Send + Sync + 'static {
-    /// Whether a service account may, asked after a wait.
+    /// Reviews a service account after a delay.
     fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>>;
 }
 
-/// Starts to ask for those who read. An error means that a metric's name is taken.
+/// Starts the reviews of readers. Fails if a metric's name is in use.
 pub fn start(
     environment: &Environment,
     clients: Clients,
@@ -68,7 +68,7 @@ pub fn start(
     Ok(())
 }
 
-/// Counts how often clusters came or went.
+/// Counts changes of the set of clusters.
 fn follow(environment: &Environment, mut clients: Clients) -> watch::Receiver<u64> {
     let (out, known) = watch::channel(0);
     environment
@@ -77,13 +77,13 @@ fn follow(environment: &Environment, mut clients: Clients) -> watch::Receiver<u6
             while clients.changed().await {
                 out.send_modify(|changes| *changes += 1);
             }
-            // No cluster comes any more; what is known stands.
+            // No more changes of clusters; the known ones stay.
             out.closed().await;
         });
     known
 }
 
-/// How reviews ended.
+/// Counters of results.
 #[derive(Clone)]
 struct Counts(IntCounterVec);
 
@@ -110,23 +110,23 @@ impl Counts {
     }
 }
 
-/// Those who read, and what is known of them.
+/// Readers and their results.
 struct Reviewer<R> {
     config_cluster: ClusterId,
     review: Arc<R>,
     changes: mpsc::Sender<Vec<Change>>,
     counts: Counts,
     readers: BTreeMap<Subject, Reader>,
-    /// The next answer about each: a wait, then a question.
+    /// Next result of each: a delay, then a review.
     in_flight: InFlight<Subject, Result<Access, ReviewError>>,
 }
 
-/// One who reads.
+/// One reader.
 #[derive(Default)]
 struct Reader {
-    /// What was told.
+    /// Published result.
     told: Option<Access>,
-    /// The last question had no answer.
+    /// Whether the last review failed.
     failing: bool,
 }
 
@@ -142,7 +142,7 @@ impl<R: Review> Reviewer<R> {
         }
     }
 
-    /// Runs until nobody tells who reads or takes changes. `known` changes when clusters come or go.
+    /// Runs until an input or the receiver of changes is closed. `known` changes with the set of clusters.
     async fn run(mut self, mut subjects: watch::Receiver<OrdSet<Subject>>, mut known: watch::Receiver<u64>) {
         loop {
             let now = subjects.borrow_and_update().clone();
@@ -168,7 +168,7 @@ impl<R: Review> Reviewer<R> {
         }
     }
 
-    /// Takes over who reads now. False if nobody takes changes any more.
+    /// Updates the readers. Returns false if the receiver of changes is closed.
     async fn take(&mut self, subjects: &OrdSet<Subject>) -> bool {
         for subject in subjects {
             if !self.readers.contains_key(subject) {
@@ -192,7 +192,7 @@ impl<R: Review> Reviewer<R> {
         gone.is_empty() || self.changes.send(gone).await.is_ok()
     }
 
-    /// Asks everywhere at once: who could not be asked may be there now, and who could may be gone.
+    /// Reviews all readers at once: their clusters may have appeared or disappeared.
     fn ask_all(&mut self) {
         let subjects: Vec<Subject> = self.readers.keys().cloned().collect();
         for subject in subjects {
@@ -205,7 +205,7 @@ impl<R: Review> Reviewer<R> {
         self.in_flight.insert(subject, answer);
     }
 
-    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
+    /// Publishes a new result and schedules the next review. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, subject: Subject, answer: Result<Access, ReviewError>) -> bool {
         self.counts.count(&answer);
         self.ask(subject.clone(), wait(&subject, &answer));
@@ -239,8 +239,8 @@ impl<R: Review> Reviewer<R> {
     }
 }
 
-/// How long an answer is taken for granted: a little less than its time, not for all alike, so that those who came together
-/// are not asked for together.
+/// Returns the delay until the next review: slightly less than its time, with jitter by subject, so that readers that
+/// connected together are not reviewed together.
 fn wait(subject: &Subject, answer: &Result<Access, ReviewError>) -> Duration {
     let longest = match answer {
         Ok(Access::Allowed) => AGAIN_IF_ALLOWED,

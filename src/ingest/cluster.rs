@@ -49,47 +49,47 @@ const MAX_SYNC_WARNING_DELAY: Duration = Duration::from_mins(10);
 
 /// A cluster to read.
 pub struct ClusterSettings {
-    /// Its id.
+    /// Id.
     pub id: ClusterId,
-    /// Its API server.
+    /// Client of its API server.
     pub client: Client,
-    /// What it is to us.
+    /// Role.
     pub role: Role,
-    /// What decides which of its objects count; none: not known yet.
+    /// Filters of its objects; `None` while unknown.
     pub filters: watch::Receiver<Option<Filters>>,
-    /// Where its changes go.
+    /// Receiver of its changes.
     pub changes: mpsc::Sender<Vec<Change>>,
 }
 
-/// How far a cluster is.
+/// Synchronisation state of a cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SyncState {
-    /// Nothing has been sent.
+    /// Nothing was sent yet.
     #[default]
     Syncing,
-    /// Everything has been sent once; changes follow.
+    /// The complete state was sent; changes follow.
     Synced,
 }
 
-/// A cluster that is read. Dropping it ends the reading.
+/// A cluster that is being read. Dropping it stops the reading.
 pub struct ClusterHandle {
-    /// How far it is. The batch that makes a cluster synced is sent before this says so.
+    /// State. The batch that completes a cluster is sent before the state changes.
     pub state: watch::Receiver<SyncState>,
     done: watch::Receiver<bool>,
     end: DropGuard,
 }
 
 impl ClusterHandle {
-    /// Completes when nothing comes of the cluster any more, for whatever reason.
+    /// Completes when the reading has stopped, for any reason.
     pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut done = self.done.clone();
         async move {
-            // An error says that the task is gone without having said so: it panicked.
+            // An error means that the task panicked.
             let _ = done.wait_for(|done| *done).await;
         }
     }
 
-    /// Ends the reading, and waits until nothing more can come of it. What it sent stays.
+    /// Stops the reading and waits until no more changes can follow. Its rows stay.
     pub async fn end(self) {
         let ended = self.ended();
         drop(self.end);
@@ -97,7 +97,7 @@ impl ClusterHandle {
     }
 }
 
-/// Begins to read a cluster.
+/// Starts reading a cluster.
 pub fn start(settings: ClusterSettings, shared: &Arc<IngestContext>) -> ClusterHandle {
     let (state_out, state) = watch::channel(SyncState::Syncing);
     let (done_out, done) = watch::channel(false);
@@ -128,14 +128,14 @@ struct Cluster {
     settings: ClusterSettings,
     shared: Arc<IngestContext>,
     state: watch::Sender<SyncState>,
-    /// Every kind that may be sent.
+    /// All kinds that may be read.
     kinds: BTreeSet<Kind>,
     filter: DiscoveryFilter,
     diagnostics: ActiveDiagnostics<(Kind, ObjectKey)>,
     watching: BTreeMap<Kind, Watching>,
     events: StreamMap<Kind, ReceiverStream<WatchEvent<WatchedObject>>>,
     served: watch::Receiver<Option<Served>>,
-    /// Where there are no custom kinds to follow, what is served never changes.
+    /// Kept open if there are no custom kinds, whose set then never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
     synced: bool,
@@ -278,7 +278,7 @@ impl Cluster {
         let convert = move |object| item(kind, &cluster, object);
         let watching = watch_as(self.settings.client.clone(), target, health, convert, sender);
         self.shared.environment.tasks.spawn_until_shutdown("watch", watching);
-        // The receiver of a watch that was there before goes, and with it that watch.
+        // Replacing the receiver ends the previous watch.
         self.events.insert(kind, ReceiverStream::new(receiver));
         let watching = Watching {
             resource,
@@ -343,10 +343,10 @@ fn custom_kind(rules: &Rules, kind: Kind) -> CustomKind {
     CustomKind { kind, group, versions }
 }
 
-/// What `kubectl apply` keeps in an object for itself.
+/// Annotation that `kubectl apply` keeps for itself.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Makes a row of an object.
+/// Parses an object.
 fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
     let metadata = &object.metadata;
     let labels = metadata.labels.as_ref();
@@ -366,7 +366,7 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
             metadata.remove("resourceVersion");
         }
     }
-    // A parser that panics on one object is a defect, but no reason to lose the watch.
+    // A parser panic on one object is a bug, but must not end the watch.
     let parsed = catch_unwind(AssertUnwindSafe(|| parse_object(cluster, kind, &value)));
     let (row, findings) = match parsed {
         Ok(parsed) => (parsed.rows.into_iter().next(), parsed.diagnostics),
@@ -396,11 +396,11 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
     }
 }
 
-/// True if two objects of the kind that differ in nothing but their version are two rows.
+/// Returns true if rows of this kind differ by their resource version alone.
 ///
-/// Every heartbeat of a Node and every write of a status gives a new version; rows that say the same must be the same.
-/// But proxies with Wasm plugins are told the version, and a WorkloadGroup that was deleted and made again within one
-/// debounced change is seen by its version alone: the entries of its machines went with the old one.
+/// Every heartbeat of a Node and every status write changes the version; rows with the same content must stay equal.
+/// Exceptions: proxies with Wasm plugins receive the version. A WorkloadGroup that was deleted and recreated within one
+/// debounce interval is detected by its version alone, and the entries of its machines were deleted with it.
 fn version_counts(kind: Kind) -> bool {
     matches!(kind, Kind::WasmPlugin | Kind::TrafficExtension | Kind::WorkloadGroup)
 }

@@ -1,7 +1,7 @@
-//! Which custom kinds the API server serves, and in which version: an input like any other, and unknown until it is told.
+//! Custom kinds that the API server serves, with their versions: an input like any other, unknown until reported.
 //!
-//! Definitions are watched as metadata only, because their schemas are megabytes that nobody here reads. Their versions
-//! stand in the schemas' part, so they are asked of the API's discovery when a definition appears or changes.
+//! Definitions are watched as metadata only, because their schemas are megabytes and unused. The versions are part of
+//! the schemas, so the API's discovery is queried for them when a definition appears or changes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,22 +26,22 @@ use crate::{
     },
 };
 
-/// The first wait before the API is asked again.
+/// First retry delay of discovery.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// The longest wait before the API is asked again.
+/// Longest retry delay of discovery.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-/// The kinds that are served, each in the version in which it is read.
+/// Served kinds with the version to read.
 pub type Served = BTreeMap<Kind, ApiResource>;
 
 /// A kind that may be served.
 #[derive(Clone, Debug)]
 pub struct CustomKind {
-    /// The kind.
+    /// Kind.
     pub kind: Kind,
-    /// Its group.
+    /// Group.
     pub group: SmolStr,
-    /// The versions in which it is read, the preferred one first.
+    /// Supported versions, the preferred one first.
     pub versions: Vec<SmolStr>,
 }
 
@@ -51,18 +51,18 @@ impl CustomKind {
     }
 }
 
-/// What is known of the definitions of the kinds that are wanted.
+/// State of the definitions of supported kinds.
 struct Definitions {
     wanted: BTreeMap<SmolStr, CustomKind>,
-    /// The definitions that are there.
+    /// Existing definitions.
     present: BTreeSet<SmolStr>,
-    /// Those of them that are to be looked up.
+    /// Definitions whose versions are not known yet.
     unresolved: BTreeSet<SmolStr>,
     served: Served,
     listed: bool,
 }
 
-/// Follows the definitions until nobody listens. None: not known yet.
+/// Watches the definitions until the receiver is closed. `None` means unknown.
 pub async fn follow(
     cluster: ClusterId,
     client: Client,
@@ -130,7 +130,7 @@ impl Definitions {
         }
     }
 
-    /// Takes an event. True if a definition that is wanted has to be looked up.
+    /// Applies an event. Returns true if discovery must be queried.
     fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
         match event {
             WatchEvent::Restarted(all) => {
@@ -165,8 +165,8 @@ impl Definitions {
         }
     }
 
-    /// Looks up what is to be looked up. A definition that is not served yet is looked up again later. True if the API
-    /// answered all questions, so that what is not served is known not to be.
+    /// Queries discovery. A definition that is not served yet is queried again later. Returns true if the API answered
+    /// completely, so that missing kinds are known not to be served.
     async fn resolve(&mut self, client: &Client) -> bool {
         let mut answers: BTreeMap<SmolStr, BTreeSet<String>> = BTreeMap::new();
         for name in self.unresolved.clone() {
@@ -199,7 +199,7 @@ impl Definitions {
     }
 }
 
-/// The resources of a group and version; empty if the API server does not know it, none if there is no answer.
+/// Returns the resources of a group version; empty if the API server does not know it, `None` without a response.
 async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String>> {
     match client.list_api_group_resources(group_version).await {
         Ok(list) => Some(list.resources.into_iter().map(|resource| resource.name).collect()),

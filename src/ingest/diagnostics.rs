@@ -1,4 +1,4 @@
-//! What is wrong with users' objects, told once while it stands.
+//! Diagnostics of users' objects, logged once while active.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,10 +9,10 @@ use prometheus::{IntCounterVec, Opts, Registry};
 
 use crate::api::{Diagnostic, Kind, Severity};
 
-/// Called once for every new finding; counts it.
+/// Called once for every new diagnostic.
 pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
 
-/// The report that counts errors in `pilot_total_rejected_configs`.
+/// Returns a report that counts errors in `pilot_total_rejected_configs`.
 pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error> {
     let counter = IntCounterVec::new(
         Opts::new(
@@ -30,14 +30,14 @@ pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error>
     }))
 }
 
-/// The findings that stand, by whatever they are about.
+/// Active diagnostics by their subject.
 pub struct ActiveDiagnostics<K> {
     report: Report,
     findings: BTreeMap<K, BTreeSet<Diagnostic>>,
 }
 
 impl<K: Ord> ActiveDiagnostics<K> {
-    /// Nothing stands yet.
+    /// Returns an empty set.
     pub fn new(report: Report) -> Self {
         Self {
             report,
@@ -45,7 +45,7 @@ impl<K: Ord> ActiveDiagnostics<K> {
         }
     }
 
-    /// Everything that stands about something: logs and counts what did not stand before.
+    /// Sets the diagnostics of a subject; logs and counts new ones.
     pub fn set(&mut self, about: K, findings: BTreeSet<Diagnostic>) {
         if findings.is_empty() {
             self.findings.remove(&about);

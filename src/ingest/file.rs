@@ -1,7 +1,7 @@
-//! A folder of YAML files as source of config and services, read at start and watched.
+//! A folder of YAML files as source of configuration and services, read at the start and watched.
 //!
-//! What a reader would get wrong: a file that cannot be read does not take away what it declared. Its last good content
-//! stays until it can be read again, so that a slip in an editor does not empty the mesh. A file that is deleted does.
+//! Note: a file that cannot be parsed does not remove its objects. Its last valid content stays until it can be parsed
+//! again, so that a slip in an editor does not empty the mesh. Deleting a file does remove its objects.
 
 mod changes;
 pub(super) mod disk;
@@ -33,50 +33,50 @@ use crate::{
     model::change::Change,
 };
 
-/// How long objects must be quiet before they are read: an editor's save is several events.
+/// Debounce time of objects: saving in an editor causes several events.
 pub const OBJECTS_QUIET: Duration = Duration::from_millis(20);
-/// How long mesh config and networks must be quiet before they are read.
+/// Debounce time of mesh config and networks.
 pub const MESH_QUIET: Duration = Duration::from_millis(100);
-/// How often the folder is looked at for what no event tells: targets of links, a folder put in place of another.
+/// Poll interval, for changes without events: targets of links, a replaced folder.
 pub const POLL: Duration = Duration::from_secs(5);
 
-/// What of the folder counts.
+/// Part of the folder that is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objects {
-    /// Everything: the folder is the whole mesh.
+    /// The whole folder.
     All,
-    /// Config with mesh config and networks; services come from Kubernetes.
+    /// Configuration with mesh config and networks; services come from Kubernetes.
     IstioOnly,
-    /// Config without mesh config and networks, which come from Kubernetes as services do.
+    /// Configuration without mesh config and networks, which come from Kubernetes like services.
     ConfigOnly,
 }
 
-/// What is read.
+/// Settings of a folder.
 #[derive(Clone, Debug)]
 pub struct FileSettings {
     /// `--configDir`.
     pub folder: PathBuf,
-    /// The config cluster.
+    /// Config cluster.
     pub cluster: ClusterId,
-    /// The key of mesh config and networks.
+    /// Key of mesh config and networks.
     pub mesh_key: ObjectKey,
-    /// What counts.
+    /// Part that is used.
     pub objects: Objects,
-    /// `--meshConfig`: stands in place of the folder's `mesh.yaml`.
+    /// `--meshConfig`, which replaces the folder's `mesh.yaml`.
     pub mesh_file: Option<PathBuf>,
-    /// `--networksConfig`: stands in place of the folder's `meshnetworks.yaml`.
+    /// `--networksConfig`, which replaces the folder's `meshnetworks.yaml`.
     pub networks_file: Option<PathBuf>,
 }
 
-/// Why there is nothing to start with. Not retryable: the path is wrong.
+/// Reason why the start fails. Not retryable: the path is wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The folder cannot be listed.
     #[error("cannot read folder {folder} (--configDir): {error}")]
     Folder {
-        /// The folder.
+        /// Folder.
         folder: PathBuf,
-        /// Why.
+        /// Reason.
         error: std::io::Error,
     },
 }
@@ -88,25 +88,25 @@ pub struct FileSource {
     watch: Watch,
     files: BTreeMap<String, File>,
     rows: Rows,
-    /// What is to be said of objects that are declared more than once.
+    /// Diagnostics of objects that are declared more than once.
     twice: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
-    /// The folder could not be listed when it was looked at last.
+    /// Whether the last listing of the folder failed.
     is_unreadable: bool,
     env: Option<BTreeMap<String, String>>,
     proxies: Vec<Value>,
 }
 
-/// A file as it was read last.
+/// A file at its last reading.
 #[derive(Clone, Default)]
 struct File {
     fingerprint: Fingerprint,
-    /// None if it could not be read.
+    /// Hash; `None` if it could not be read.
     hash: Option<Version>,
     content: Shared<FileContent>,
 }
 
 impl FileSource {
-    /// Begins to watch the folder and reads it. The changes are those that make up the first state.
+    /// Starts watching the folder and reads it. Returns the changes of the initial state.
     pub fn open(settings: FileSettings, report: Report) -> Result<(Self, Vec<Change>), FileError> {
         let mut source = Self {
             watch: Watch::new(),
@@ -119,7 +119,7 @@ impl FileSource {
             env: None,
             proxies: Vec::new(),
         };
-        // Watched before it is read, so that no edit falls in between.
+        // The watch starts before the first reading, so that no edit is missed.
         source.watch.follow(source.watched_folders());
         let entries = source.entries().map_err(|error| FileError::Folder {
             folder: source.settings.folder.clone(),
@@ -129,22 +129,22 @@ impl FileSource {
         Ok((source, changes))
     }
 
-    /// `env.yaml` as it was at the start; later edits need a restart.
+    /// Returns `env.yaml` at the start; later edits need a restart.
     pub fn env(&self) -> &BTreeMap<String, String> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
         self.env.as_ref().unwrap_or(&NONE)
     }
 
-    /// `proxies.yaml` as it is now.
+    /// Returns the present `proxies.yaml`.
     pub fn proxies(&self) -> &[Value] {
         &self.proxies
     }
 
-    /// Follows the folder until the receiver is gone.
+    /// Watches the folder until the receiver is closed.
     pub async fn run(mut self, changes: mpsc::Sender<Vec<Change>>) {
         loop {
             let noticed = self.watch.quiet(OBJECTS_QUIET, MESH_QUIET, POLL).await;
-            // Reading and parsing megabytes is no work for a thread that serves sockets.
+            // Reading and parsing megabytes would block a thread that serves sockets.
             let read = tokio::task::spawn_blocking(move || {
                 let changes = self.look(&noticed);
                 (self, changes)
@@ -163,7 +163,7 @@ impl FileSource {
         }
     }
 
-    /// Looks at the folder: at the files of which something was noticed, and at those that look different.
+    /// Reads the files that events named, and those with another fingerprint.
     fn look(&mut self, noticed: &Noticed) -> Vec<Change> {
         self.watch.follow(self.watched_folders());
         match self.entries() {
@@ -202,14 +202,14 @@ impl FileSource {
         Ok(entries)
     }
 
-    /// Reads what is new and tells what became different.
+    /// Reads changed files and returns the changes.
     fn take(&mut self, entries: Vec<Entry>, noticed: &Noticed) -> Vec<Change> {
         let mut touched = Touched::default();
         let mut is_same = !std::mem::take(&mut self.is_unreadable);
         let mut files = BTreeMap::new();
         for entry in entries {
             let known = self.files.remove(&entry.name).unwrap_or_default();
-            // What could not be read may be readable now, however it looks.
+            // An unreadable file may have become readable without another fingerprint.
             let looks_same = known.hash.is_some() && known.fingerprint == entry.fingerprint;
             let file = if looks_same && !noticed.has(&entry.path) {
                 known
@@ -247,7 +247,7 @@ impl FileSource {
         }
     }
 
-    /// Tells what is different about the touched objects, and about what is declared beside objects.
+    /// Compares the touched objects, and declarations besides objects.
     fn compare(&mut self, touched: &Touched) -> Vec<Change> {
         let files = || self.files.values().map(|file| &*file.content);
         let mut changes = Changes::default();

@@ -1,8 +1,8 @@
-//! The keys that tokens are checked with, fetched from the servers of their issuers. What is wanted comes from the mesh; a
-//! key set is a change like others, so nothing that makes configuration ever waits for a server.
+//! JWT keys, fetched from the servers of their issuers. The mesh declares the required ones. A key set is a change like
+//! others, so generation never waits for a server.
 //!
-//! Each source has a schedule of its own: one that hangs or fails costs the others nothing. While a server fails, its last
-//! good keys stay, until they are so old that they may well have been withdrawn.
+//! Each source has its own schedule, so a server that hangs or fails does not delay others. While a server fails, its
+//! last good keys stay, until they are so old that they may have been withdrawn.
 
 mod keys;
 mod network;
@@ -42,18 +42,18 @@ pub use keys::KeySet;
 pub use network::{FetchFailure, NetworkMetrics};
 pub use report::{KeyReports, KeysReport};
 
-/// The wait after the first failure; it doubles with each further one.
+/// First retry delay; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// The longest wait while there are no keys: every token of the issuer is refused meanwhile.
+/// Longest retry delay without keys, while every token of the issuer is refused.
 const LONGEST_RETRY_WITHOUT_KEYS: Duration = Duration::from_mins(1);
-/// The longest wait while the last good keys serve.
+/// Longest retry delay with keys.
 const LONGEST_RETRY: Duration = Duration::from_mins(10);
-/// Keys that could not be fetched again for so long are forgotten (as Istio does).
+/// Age at which keys that cannot be fetched again are dropped. Parity (pilot/pkg/model/jwks_resolver.go): seven days.
 const OLDEST: Duration = Duration::from_hours(7 * 24);
 
 /// Fetches key sets.
 pub trait Fetch: Send + Sync + 'static {
-    /// The key set of a source, asked for after a wait.
+    /// Fetches the key set of a source after a delay.
     fn fetch(
         self: Arc<Self>,
         source: KeySource,
@@ -62,8 +62,8 @@ pub trait Fetch: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>>;
 }
 
-/// Starts to fetch the keys that are wanted. Each good key set is fetched again after `refresh`. Failures are reported
-/// as warnings about the RequestAuthentications that name the source.
+/// Starts fetching the required keys. Good key sets are fetched again after `refresh`. Failures are reported as
+/// warnings about the RequestAuthentications that refer to the source.
 pub fn start(
     environment: &Environment,
     cluster: ClusterId,
@@ -81,7 +81,7 @@ pub fn start(
     Ok(reports)
 }
 
-/// The sources that are wanted, and what is known of them.
+/// Required sources and their state.
 struct Resolver<F> {
     cluster: ClusterId,
     fetch: Arc<F>,
@@ -96,11 +96,11 @@ struct Resolver<F> {
 /// One source.
 struct Source {
     wanted: KeysWanted,
-    /// The last good keys.
+    /// Last good keys.
     told: Option<KeySet>,
-    /// Failures since the last good answer.
+    /// Failures since the last success.
     failures: u32,
-    /// How long it has been failing, as the sum of the waits.
+    /// Duration of the failure, as the sum of the delays.
     failing_for: Duration,
 }
 
@@ -128,7 +128,7 @@ impl<F: Fetch> Resolver<F> {
         KeyReports::new(self.reports.subscribe())
     }
 
-    /// Runs until nobody tells wants or takes changes.
+    /// Runs until an input or the receiver of changes is closed.
     async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
         let mut goes_on = true;
         while goes_on {
@@ -148,7 +148,7 @@ impl<F: Fetch> Resolver<F> {
         }
     }
 
-    /// Takes over what is wanted now. False if nobody takes changes any more.
+    /// Updates the required sources. Returns false if the receiver of changes is closed.
     async fn take(&mut self, wanted: &BTreeMap<KeySource, KeysWanted>) -> bool {
         for (source, wanted) in wanted {
             if let Some(known) = self.sources.get_mut(source) {
@@ -194,7 +194,7 @@ impl<F: Fetch> Resolver<F> {
         self.in_flight.insert(source.clone(), answer);
     }
 
-    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
+    /// Publishes a changed result and schedules the next fetch. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, source: KeySource, answer: Result<KeySet, FetchFailure>) -> bool {
         let refresh = self.refresh;
         let Some(entry) = self.sources.get_mut(&source) else {
@@ -231,7 +231,7 @@ impl<F: Fetch> Resolver<F> {
             }
             None => Ok(()),
         };
-        // Whoever waits for the report finds the keys sent.
+        // The report follows the keys, so that its readers find the keys sent.
         self.reports.send_modify(|reports| {
             let report = reports.entry(source.clone()).or_default();
             report.take(&source, &by, news);
@@ -240,11 +240,11 @@ impl<F: Fetch> Resolver<F> {
     }
 }
 
-/// What the mesh has to know of an answer.
+/// Change that the mesh needs to know.
 enum News {
-    /// Other keys than before.
+    /// Changed keys.
     Keys(SmolStr),
-    /// The last good keys serve no longer.
+    /// The last good keys have expired.
     TooOld,
 }
 
@@ -259,7 +259,7 @@ impl Source {
         Some(News::Keys(keys.text().clone()))
     }
 
-    /// The wait before the next question, and what the mesh has to know.
+    /// Records a failure. Returns the delay before the next fetch, and the change to publish.
     fn fail(&mut self, refresh: Duration) -> (Duration, Option<News>) {
         let longest = match self.told {
             Some(_) => LONGEST_RETRY.min(refresh).max(FIRST_RETRY),
@@ -273,7 +273,7 @@ impl Source {
     }
 }
 
-/// The warning to the author of a policy.
+/// Returns the warning for the author of a policy.
 fn finding(policy: &ObjectKey, source: &KeySource, failure: &FetchFailure, has_keys: bool) -> Diagnostic {
     let consequence = if has_keys {
         "the last keys stay"

@@ -1,4 +1,4 @@
-//! Which kinds of a cluster are read, and under which names the API server knows them.
+//! Kinds to read from a cluster, with their resources.
 
 use std::collections::BTreeSet;
 
@@ -10,43 +10,43 @@ use crate::{
     kube::watch::WatchTarget,
 };
 
-/// Leaves out the Secrets that are many, large, and never certificates: releases of Helm and tokens of service accounts.
+/// Excludes Secrets that are many, large and never certificates: Helm releases and service account tokens.
 const SECRET_FIELDS: &str = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token";
 
-/// What a cluster is to us.
+/// Role of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The cluster with the config, usually the one that we run in.
+    /// The cluster with the configuration, usually the one that istiod runs in.
     Config,
-    /// A cluster that gives services and workloads only.
+    /// A cluster with services and workloads only.
     Remote,
 }
 
-/// What of clusters is read; the same for all clusters and fixed while the process lives.
+/// Rules for reading clusters, the same for all clusters and fixed while the process runs.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// The namespace of the control plane.
+    /// Namespace of the control plane.
     pub system_namespace: Namespace,
-    /// The own revision.
+    /// Revision of this control plane.
     pub revision: SmolStr,
-    /// `PILOT_IGNORE_RESOURCES`: config kinds that are not read, as `plural.group` or `*.group`.
+    /// `PILOT_IGNORE_RESOURCES`: configuration kinds that are not read, as `plural.group` or `*.group`.
     pub ignored: Vec<SmolStr>,
-    /// `PILOT_INCLUDE_RESOURCES`: exceptions from the above.
+    /// `PILOT_INCLUDE_RESOURCES`: exceptions from the ignored kinds.
     pub included: Vec<SmolStr>,
-    /// `ISTIO_WATCH_NAMESPACE`: namespaced objects are read there alone.
+    /// `ISTIO_WATCH_NAMESPACE`: the only namespace of namespaced objects.
     pub watch_namespace: Option<String>,
-    /// Config comes from the config cluster, not from a folder.
+    /// Whether configuration comes from the config cluster, not from a folder.
     pub config_kinds: bool,
     /// `PILOT_ENABLE_GATEWAY_API`.
     pub gateway_api: bool,
-    /// `MCS_API_GROUP` and `MCS_API_VERSION`, if anything of MCS is on.
+    /// `MCS_API_GROUP` and `MCS_API_VERSION`, if a feature of MCS is enabled.
     pub mcs: Option<(SmolStr, SmolStr)>,
     /// `PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY`.
     pub remote_workload_entries: bool,
 }
 
 impl Rules {
-    /// The kinds that are read from a cluster.
+    /// Returns the kinds to read from a cluster.
     pub fn kinds(&self, role: Role) -> BTreeSet<Kind> {
         let all = Kind::ALL.iter().copied();
         all.filter(|kind| self.reads(role, *kind)).collect()
@@ -55,7 +55,7 @@ impl Rules {
     fn reads(&self, role: Role, kind: Kind) -> bool {
         let in_role = match role {
             Role::Config => self.config_kinds || !kind.is_config(),
-            // Certificate authorities in ConfigMaps are those of the config cluster.
+            // CA certificates in ConfigMaps count in the config cluster only.
             Role::Remote if kind == Kind::ConfigMap => false,
             Role::Remote => {
                 kind.counts_in_remote_clusters() || kind == Kind::WorkloadEntry && self.remote_workload_entries
@@ -81,7 +81,7 @@ impl Rules {
         names(&self.ignored) && !names(&self.included)
     }
 
-    /// The group of a kind and the versions in which it is read, the preferred one first.
+    /// Returns the group of a kind and its supported versions, the preferred one first.
     pub fn group_and_versions(&self, kind: Kind) -> (SmolStr, Vec<SmolStr>) {
         match (kind, &self.mcs) {
             (Kind::ServiceExport | Kind::ServiceImport, Some((group, version))) => {
@@ -94,7 +94,7 @@ impl Rules {
         }
     }
 
-    /// The kind in its preferred version.
+    /// Returns the kind in its preferred version.
     pub fn resource(&self, kind: Kind) -> ApiResource {
         let (group, versions) = self.group_and_versions(kind);
         resource(
@@ -105,8 +105,8 @@ impl Rules {
         )
     }
 
-    /// What is watched of a kind. Namespaces have nothing of interest but metadata; of everything else the content
-    /// matters, of Nodes at least the addresses.
+    /// Returns the watch target of a kind: metadata only for Namespaces, the whole object for all others, including
+    /// Nodes, whose addresses are needed.
     pub fn target(&self, kind: Kind, resource: ApiResource) -> WatchTarget {
         let fields = match kind {
             Kind::Secret => Some(SECRET_FIELDS.to_owned()),
@@ -121,7 +121,7 @@ impl Rules {
     }
 }
 
-/// A kind as paths of the API name it.
+/// Returns the resource of a kind.
 pub fn resource(kind: &str, plural: &str, group: &str, version: &str) -> ApiResource {
     ApiResource {
         group: group.to_owned(),

@@ -1,8 +1,7 @@
-//! Mesh config and networks of a mesh whose config is in Kubernetes: ConfigMap `istio`, or files that stand in its place.
+//! Mesh config and networks from Kubernetes: ConfigMap `istio`, or files that replace it.
 //!
-//! What a reader would get wrong: a ConfigMap that is not there means the defaults, but only once the API server has said
-//! that it is not there. Until then the mesh config is unknown, and nothing is told. A text that cannot be read leaves the
-//! last good one standing, as with files.
+//! Note: a missing ConfigMap means the defaults, but only once the API server has confirmed that it is missing. Until
+//! then the mesh config is unknown, and nothing is sent. An invalid text keeps the last valid one, as with files.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,38 +38,38 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// Where mesh config and networks are.
+/// Locations of mesh config and networks.
 #[derive(Clone, Debug)]
 pub struct MeshSettings {
-    /// The config cluster.
+    /// Config cluster.
     pub cluster: ClusterId,
-    /// The key under which both stand in the model.
+    /// Key of both in the model.
     pub mesh_key: ObjectKey,
-    /// The namespace of the ConfigMaps.
+    /// Namespace of the ConfigMaps.
     pub namespace: Namespace,
-    /// The own revision, which is part of the ConfigMap's name.
+    /// Revision, which is part of the ConfigMap's name.
     pub revision: SmolStr,
-    /// `SHARED_MESH_CONFIG`: a ConfigMap below the mesh config.
+    /// `SHARED_MESH_CONFIG`: ConfigMap whose mesh config is the base.
     pub shared_map: Option<SmolStr>,
-    /// `--meshConfig`, which stands in place of the ConfigMap's key `mesh` if it is there at the start.
+    /// `--meshConfig`, which replaces the ConfigMap's key `mesh` if it exists at the start.
     pub mesh_file: PathBuf,
-    /// `--networksConfig`, the same for the key `meshNetworks`.
+    /// `--networksConfig`, which replaces the key `meshNetworks`.
     pub networks_file: PathBuf,
 }
 
-/// A text of which mesh config or networks are made.
+/// A text of mesh config or networks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
-    /// What lies below the mesh config.
+    /// Base of the mesh config.
     Shared,
-    /// The mesh config.
+    /// Mesh config.
     Mesh,
-    /// The networks.
+    /// Networks.
     Networks,
 }
 
 impl Part {
-    /// The key of a ConfigMap that holds it.
+    /// Returns its key in a ConfigMap.
     fn key(self) -> &'static str {
         match self {
             Self::Shared | Self::Mesh => "mesh",
@@ -79,18 +78,18 @@ impl Part {
     }
 }
 
-/// What is known of a text.
+/// State of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Text {
-    /// It is not there.
+    /// It does not exist.
     Absent,
-    /// It is there.
+    /// Its content.
     Is(String),
-    /// It is there, but cannot be had.
+    /// It exists, but cannot be read.
     Unreadable(String),
 }
 
-/// Follows mesh config and networks and tells them; the first time when both are known.
+/// Watches mesh config and networks and sends changes, first when both are known.
 pub async fn follow(
     settings: MeshSettings,
     client: Client,
@@ -106,7 +105,7 @@ pub async fn follow(
     while let Some((part, text)) = news.recv().await {
         texts.insert(part, text);
         if is_known {
-            // Whoever writes without end is read in between.
+            // Continuous writes must not delay the reading forever.
             let latest = Instant::now() + 10 * MESH_QUIET;
             while let Ok(Some((part, text))) =
                 time::timeout_at(latest.min(Instant::now() + MESH_QUIET), news.recv()).await
@@ -125,7 +124,7 @@ pub async fn follow(
     }
 }
 
-/// Starts to follow every text. Gives their number.
+/// Starts watching every text. Returns their number.
 fn begin(
     settings: &MeshSettings,
     client: &Client,
@@ -174,7 +173,7 @@ fn begin(
     wanted
 }
 
-/// The name of the ConfigMap.
+/// Returns the name of the ConfigMap.
 fn map_name(revision: &str) -> SmolStr {
     match revision {
         "" | "default" => SmolStr::new_static("istio"),
@@ -207,7 +206,7 @@ async fn follow_files(files: Vec<(Part, PathBuf)>, out: mpsc::Sender<(Part, Text
         .collect();
     let mut known = BTreeMap::new();
     loop {
-        // Watched before it is read, so that no edit falls in between.
+        // The watch starts before the first reading, so that no edit is missed.
         watch.follow(folders.clone());
         for (part, path) in &files {
             let text = text_of_file(path);
@@ -233,17 +232,17 @@ fn text_of_file(path: &Path) -> Text {
     }
 }
 
-/// Makes rows of texts, and keeps the last good ones.
+/// Parses texts to rows and keeps the last valid ones.
 struct Reader {
     cluster: ClusterId,
     key: ObjectKey,
     places: BTreeMap<Part, SmolStr>,
     standing: ActiveDiagnostics<Kind>,
-    /// What was told last, by kind.
+    /// Last rows sent, by kind.
     told: BTreeMap<Kind, Vec<Row>>,
 }
 
-/// The rows that a kind has, and what is wrong; no rows: the last ones stay.
+/// Rows of a kind and diagnostics; `None` keeps the last rows.
 type Read = (Option<Vec<Row>>, BTreeSet<Diagnostic>);
 
 impl Reader {
@@ -257,7 +256,7 @@ impl Reader {
         }
     }
 
-    /// Reads the texts and tells what became different.
+    /// Parses the texts and returns the changes.
     fn read(&mut self, texts: &BTreeMap<Part, Text>) -> Vec<Change> {
         let mut changes = Vec::new();
         for (kind, (rows, findings)) in [
@@ -268,7 +267,7 @@ impl Reader {
             let rows = match (rows, self.told.contains_key(&kind)) {
                 (Some(rows), _) => rows,
                 (None, true) => continue,
-                // There is no last good one: what counts is what counts where nothing is written.
+                // Without a last valid one, the defaults apply.
                 (None, false) if kind == Kind::MeshConfig => {
                     vec![mesh_row(kind, &self.key, mesh_config::defaults()).into()]
                 }
@@ -335,7 +334,7 @@ impl Reader {
     }
 }
 
-/// The content of a text; nothing for one that is not there.
+/// Returns the content of a text; empty if it does not exist.
 fn value(text: Option<&Text>) -> Result<Value, FieldError> {
     let error = |message: String| FieldError {
         field: String::new(),

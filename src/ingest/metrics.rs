@@ -1,4 +1,4 @@
-//! Counts events of clusters, under Istio's names.
+//! Counts object events of clusters, under Istio's names.
 
 use prometheus::{IntCounterVec, Opts, Registry};
 
@@ -26,7 +26,7 @@ impl EventMetrics {
         })
     }
 
-    /// Counts what happened to objects of a kind.
+    /// Counts events of objects of a kind.
     pub fn count(&self, kind: Kind, events: &[ObjectEvent]) {
         let (counter, name) = match kind {
             Kind::Namespace => (&self.registry, "Namespaces"),

@@ -1,9 +1,9 @@
-//! Remote clusters: from Secrets (or a folder of kubeconfigs) to sources of changes that come, are exchanged and go.
+//! Remote clusters: starts, replaces and stops sources of changes by Secrets or a folder of kubeconfigs.
 //!
-//! One task owns all of it. Each source has a channel of its own, and this task alone passes on what comes: so the changes
-//! of one cluster never interleave with those of the source that it replaces, and nothing of a cluster can arrive after its
-//! removal. What a reader would get wrong: a cluster whose kubeconfig changes, or whose API server is gone, keeps what it
-//! had. It loses rows only when its new source, completely listed, says so, or when nothing names it any more.
+//! One task owns all of it. Each source has its own channel, and this task alone forwards changes. So changes of a
+//! cluster never interleave with those of a replaced source, and none arrive after its removal. Note: a cluster whose
+//! kubeconfig changed, or whose API server is unreachable, keeps its rows. It loses rows only if its new source,
+//! completely listed, lacks them, or if no Secret names it any more.
 
 mod folder;
 mod metrics;
@@ -39,24 +39,24 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// The label of remote-cluster Secrets, as a selector.
+/// Label selector of remote-cluster Secrets.
 pub const SECRET_SELECTOR: &str = "istio/multiCluster=true";
 
-/// How many batches of one cluster wait at most.
+/// Queue length of one cluster, in batches.
 const BATCHES: usize = 16;
 
-/// What is served, and how.
+/// Settings of remote clusters.
 #[derive(Clone, Debug)]
 pub struct RemoteSettings {
-    /// The config cluster, which no Secret may name.
+    /// Config cluster, which no Secret may name.
     pub own: ClusterId,
-    /// How long the start of istiod waits for a cluster (`PILOT_REMOTE_CLUSTER_TIMEOUT`); zero: without limit.
+    /// Time that the start of istiod waits for a cluster (`PILOT_REMOTE_CLUSTER_TIMEOUT`); zero for no limit.
     pub timeout: Duration,
-    /// What kubeconfigs are allowed beyond the rules (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
+    /// Allowed unsafe kubeconfig options (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
     pub allowed: BTreeSet<String>,
 }
 
-/// Where clusters are declared.
+/// Origin of the declarations of clusters.
 pub enum Declarations {
     /// A watch of Secrets that match [`SECRET_SELECTOR`].
     Secrets(mpsc::Receiver<WatchEvent>),
@@ -64,27 +64,27 @@ pub enum Declarations {
     Folder(PathBuf),
 }
 
-/// Starts the source of a cluster. Its first batch is to be complete; it sends nothing before.
+/// Starts the source of a cluster. Its first batch must be complete.
 pub type Start = Arc<dyn Fn(StartCluster) -> BoxFuture<'static, Result<RunningCluster, String>> + Send + Sync>;
 
-/// What a source needs to start.
+/// Inputs of a source.
 pub struct StartCluster {
-    /// The cluster.
+    /// Cluster.
     pub cluster: ClusterId,
-    /// How to reach it.
+    /// Kubeconfig.
     pub kubeconfig: Arc<CheckedKubeconfig>,
-    /// Where its changes go.
+    /// Receiver of its changes.
     pub changes: mpsc::Sender<Vec<Change>>,
 }
 
-/// A started source. Dropping it ends it.
+/// A running source. Dropping it stops it.
 pub struct RunningCluster {
     client: Option<::kube::Client>,
     end: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl RunningCluster {
-    /// A source with the client that it uses, and how it is ended.
+    /// Returns a source with its client, and the function that stops it.
     pub fn new(client: Option<::kube::Client>, end: impl FnOnce() + Send + 'static) -> Self {
         Self {
             client,
@@ -101,23 +101,23 @@ impl Drop for RunningCluster {
     }
 }
 
-/// How far a cluster is. The names are those that Istio shows.
+/// Synchronisation state of a cluster, with Istio's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncStatus {
-    /// All of it is known.
+    /// Complete.
     Synced,
-    /// Its lists are on the way.
+    /// Its first lists are being read.
     Syncing,
-    /// As before, but longer than the start of istiod waits. It joins when it is synced.
+    /// As before, but for longer than the start of istiod waits. It joins once it is complete.
     Timeout,
-    /// Nothing is asked of it: its kubeconfig is refused.
+    /// Its kubeconfig is refused, so it is not contacted.
     Closed,
 }
 
 impl SyncStatus {
     const ALL: [Self; 4] = [Self::Synced, Self::Syncing, Self::Timeout, Self::Closed];
 
-    /// The name that metrics and debug pages show.
+    /// Returns the name in metrics and debug pages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Synced => "synced",
@@ -128,32 +128,32 @@ impl SyncStatus {
     }
 }
 
-/// A remote cluster, as others see it.
+/// State of a remote cluster.
 #[derive(Clone)]
 pub struct RemoteCluster {
-    /// The Secret or file that names it.
+    /// Secret or file that names it.
     pub origin: ObjectKey,
-    /// How far it is.
+    /// Synchronisation state.
     pub status: SyncStatus,
-    /// What is wrong with what is declared about it; it may go on with what was declared before.
+    /// Problem of its present declaration; the previous one may still be in use.
     pub problem: Option<String>,
-    /// The client of the source that serves, if any.
+    /// Client of the serving source, if any.
     pub client: Option<::kube::Client>,
-    /// The number of that source: another number means another client.
+    /// Number of that source; another number means another client.
     pub source: u64,
 }
 
 /// All remote clusters at one time.
 #[derive(Clone, Default)]
 pub struct RemoteClusters {
-    /// Every cluster that was declared at the start is synced, refused, or took too long. Stays true.
+    /// Whether every cluster declared at the start is complete, refused or timed out. Stays true.
     pub ready: bool,
-    /// The clusters.
+    /// Clusters.
     pub clusters: BTreeMap<ClusterId, RemoteCluster>,
 }
 
 impl RemoteClusters {
-    /// The rows of `/debug/clusterz`, without that of the config cluster.
+    /// Returns the rows of `/debug/clusterz`, without the config cluster.
     pub fn dump(&self) -> Vec<Value> {
         let rows = self.clusters.iter().map(|(id, cluster)| {
             let mut row = json!({
@@ -170,40 +170,40 @@ impl RemoteClusters {
     }
 }
 
-/// What a source of declarations says.
+/// Declarations of an origin.
 enum Declared {
     All(BTreeMap<ObjectKey, Origin>),
     Put(ObjectKey, Origin),
     Gone(ObjectKey),
 }
 
-/// A source that was asked for. Numbers tell the sources of one cluster apart.
+/// Key of a source. Numbers distinguish the sources of one cluster.
 type SourceKey = (ClusterId, u64);
 
 /// One source of a cluster.
 struct Source {
     number: u64,
-    /// None while it is being started.
+    /// `None` while it is starting.
     running: Option<RunningCluster>,
     status: SyncStatus,
-    /// When it counts as timed out.
+    /// Time at which it counts as timed out.
     deadline: Option<Instant>,
 }
 
-/// What there is of one cluster.
+/// State of one cluster.
 struct Slot {
     origin: ObjectKey,
-    /// The source whose changes are passed on.
+    /// Source whose changes are forwarded.
     serving: Option<Source>,
-    /// The source that takes its place once it is synced.
+    /// Source that replaces it once it is complete.
     coming: Option<Source>,
-    /// The kinds that were told of.
+    /// Kinds that were sent.
     kinds: BTreeSet<Kind>,
-    /// Why the last source could not be started.
+    /// Reason why the last source could not start.
     problem: Option<String>,
 }
 
-/// See the module's text.
+/// Controller of remote clusters, see the module's documentation.
 pub struct Remote {
     settings: RemoteSettings,
     start: Start,
@@ -216,13 +216,13 @@ pub struct Remote {
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
-    /// What is shown has to be shown anew.
+    /// Whether the published state must be updated.
     is_changed: bool,
     view: watch::Sender<Arc<RemoteClusters>>,
 }
 
 impl Remote {
-    /// Makes the controller. The receiver always holds the present state.
+    /// Returns the controller. The receiver always has the present state.
     pub fn new(
         registry: &Registry,
         settings: RemoteSettings,
@@ -248,7 +248,7 @@ impl Remote {
         Ok((remote, shown))
     }
 
-    /// Follows the declarations and passes on what the clusters say, until nobody takes it.
+    /// Watches the declarations and forwards changes of clusters, until the receiver is closed.
     pub async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
         let (out, declared) = mpsc::channel(BATCHES);
         let (own, allowed) = (self.settings.own.clone(), Allowed::new(self.settings.allowed.clone()));
@@ -260,7 +260,7 @@ impl Remote {
         };
         tokio::select! {
             () = self.follow(declared, changes) => {}
-            // When the declarations end, what they declared stays.
+            // When the declarations end, the declared clusters stay.
             () = async { told.await; std::future::pending::<()>().await } => {}
         }
     }
@@ -285,14 +285,14 @@ impl Remote {
             if !out.is_empty() && changes.send(out).await.is_err() {
                 return;
             }
-            // Most batches change nothing that is shown.
+            // Most batches do not change the published state.
             if std::mem::take(&mut self.is_changed) {
                 self.show();
             }
         }
     }
 
-    /// Takes in what is declared; gives the removals that follow at once.
+    /// Applies declarations; returns removals that follow at once.
     fn declare(&mut self, declared: Declared) -> Vec<Change> {
         self.is_declared |= matches!(declared, Declared::All(_));
         self.is_changed = true;
@@ -329,7 +329,7 @@ impl Remote {
         removals
     }
 
-    /// Starts a source beside the one that serves, if any.
+    /// Starts a source in addition to the serving one, if any.
     fn begin(&mut self, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
         self.number += 1;
         let key: SourceKey = (cluster.clone(), self.number);
@@ -368,7 +368,7 @@ impl Remote {
         }
     }
 
-    /// A client was made, or cannot be made from what is declared.
+    /// Handles a source that started or failed to start.
     fn started(&mut self, (cluster, number): &SourceKey, started: Result<RunningCluster, String>) {
         let Some(slot) = self.slots.get_mut(cluster) else {
             return;
@@ -390,7 +390,8 @@ impl Remote {
         }
     }
 
-    /// What a batch of a source comes to. The first of a new source takes the place of all that the old one said.
+    /// Returns the changes to forward for a batch. The first batch of a new source replaces all rows of the previous
+    /// one.
     fn pass(&mut self, (cluster, number): &SourceKey, mut batch: Vec<Change>) -> Vec<Change> {
         let Some(slot) = self.slots.get_mut(cluster) else {
             return Vec::new();
@@ -442,7 +443,7 @@ impl Remote {
         }
     }
 
-    /// Tells problems that did not stand before.
+    /// Logs new problems.
     fn tell(&mut self, problems: BTreeMap<ProblemAt, Problem>) {
         for ((origin, cluster), problem) in &problems {
             let at = (origin.clone(), cluster.clone());
@@ -463,7 +464,7 @@ impl Remote {
         (self.report)(finding);
     }
 
-    /// Publishes what became different.
+    /// Publishes a changed state.
     fn show(&mut self) {
         let mut clusters = BTreeMap::new();
         for (cluster, slot) in &self.slots {
@@ -492,7 +493,7 @@ impl Remote {
                 client: None,
                 source: 0,
             });
-            // A duplicate is wrong with the other origin, not with the cluster.
+            // A duplicate is a problem of the other origin, not of the cluster.
             if shown.origin == *origin {
                 shown.problem = Some(problem.message.clone());
             }
@@ -510,7 +511,7 @@ impl Remote {
     }
 }
 
-/// Turns events of the watch into declarations.
+/// Converts watch events to declarations.
 async fn secrets(
     mut events: mpsc::Receiver<WatchEvent>,
     own: &ClusterId,

@@ -1,7 +1,8 @@
-//! Host names of network gateways, asked of DNS. What is wanted comes from the mesh; an answer is a change like others.
+//! Resolves host names of network gateways by DNS. The mesh declares the required ones; a result is a change like
+//! others.
 //!
-//! Each host is asked for again when its records expire. As long as DNS does not answer, the last addresses stay: a
-//! broken resolver is no reason to cut networks apart.
+//! Each host is resolved again when its records expire. While DNS fails, the last addresses stay: a broken resolver
+//! must not separate networks.
 
 mod dns;
 
@@ -19,32 +20,32 @@ use crate::{
     model::{change::Change, wants::Wants},
 };
 
-/// The soonest that a host is asked for again, and the time after a failure or an answer without records.
+/// Shortest interval of lookups, and the interval after a failure or without records.
 const SOONEST: Duration = Duration::from_secs(30);
-/// The latest that a host is asked for again.
+/// Longest interval of lookups.
 const LATEST: Duration = Duration::from_hours(1);
 
-/// What DNS says of a host.
+/// Result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Answer {
-    /// The addresses of both families; none if the host has no records.
+    /// Addresses of both families; empty without records.
     pub addresses: Vec<IpAddr>,
-    /// The smallest time that one of the records holds; `None` without records.
+    /// Smallest TTL of the records; `None` without records.
     pub ttl: Option<Duration>,
 }
 
-/// Why there is no answer; for people.
+/// Error of a lookup, for people.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct LookupError(String);
 
-/// Asks for hosts.
+/// Resolves hosts.
 pub trait Lookup: Send + Sync + 'static {
-    /// The addresses of a fully qualified host name, asked for after a wait.
+    /// Resolves a fully qualified host name after a delay.
     fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
 }
 
-/// Starts to resolve the hosts that are wanted, by the servers of `/etc/resolv.conf`.
+/// Starts resolving the required hosts by the servers of `/etc/resolv.conf`.
 pub fn start(
     environment: &Environment,
     cluster: ClusterId,
@@ -55,22 +56,22 @@ pub fn start(
     environment.tasks.spawn_until_shutdown("resolver", resolver.run(wants));
 }
 
-/// The hosts that are wanted, and what is known of them.
+/// Required hosts and their state.
 struct Resolver<L> {
     cluster: ClusterId,
     lookup: Arc<L>,
     changes: mpsc::Sender<Vec<Change>>,
     hosts: BTreeMap<SmolStr, Host>,
-    /// The next answer about each: a wait, then a lookup.
+    /// Next result of each: a delay, then a lookup.
     in_flight: InFlight<SmolStr, Result<Answer, LookupError>>,
 }
 
 /// One host.
 #[derive(Default)]
 struct Host {
-    /// The addresses that were told, sorted; `None` before the first answer.
+    /// Published addresses, sorted; `None` before the first result.
     told: Option<Vec<IpAddr>>,
-    /// The last lookup failed.
+    /// Whether the last lookup failed.
     failing: bool,
 }
 
@@ -85,7 +86,7 @@ impl<L: Lookup> Resolver<L> {
         }
     }
 
-    /// Runs until nobody tells wants or takes changes.
+    /// Runs until an input or the receiver of changes is closed.
     async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
         loop {
             let wanted = wants.borrow_and_update().clone().unwrap_or_default();
@@ -107,7 +108,7 @@ impl<L: Lookup> Resolver<L> {
         }
     }
 
-    /// Takes over what is wanted now. False if nobody takes changes any more.
+    /// Updates the required hosts. Returns false if the receiver of changes is closed.
     async fn take(&mut self, wants: &Wants) -> bool {
         for host in &wants.hosts {
             if !self.hosts.contains_key(host) {
@@ -137,7 +138,7 @@ impl<L: Lookup> Resolver<L> {
             .insert(host.clone(), self.lookup.clone().ask(host.clone(), wait));
     }
 
-    /// Tells an answer that is news, and plans the next question. False if nobody takes changes any more.
+    /// Publishes a changed result and schedules the next lookup. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let wait = match &answer {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),

@@ -1,5 +1,5 @@
-//! The tags that point to the own revision: webhook configurations labelled `istio.io/tag`, and Services of the control
-//! plane's namespace labelled so, each with `istio.io/rev` saying which revision the tag means.
+//! Tags of the own revision: webhook configurations with the label `istio.io/tag`, and Services of the control plane's
+//! namespace with that label. Their label `istio.io/rev` is the tag's revision.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,15 +18,15 @@ use crate::{
     },
 };
 
-/// The label that names a tag.
+/// Label with a tag.
 const TAG: &str = "istio.io/tag";
-/// The label that names a revision.
+/// Label with a revision.
 const REVISION: &str = "istio.io/rev";
 
-/// A labelled object: its name, the tag, the revision that the tag means.
+/// A tag object: its name, the tag, and its revision.
 type Pointer = (SmolStr, SmolStr, SmolStr);
 
-/// Follows the tags until nobody listens. None: not known yet.
+/// Watches the tags until the receiver is closed. `None` means unknown.
 pub async fn follow(
     cluster: ClusterId,
     client: ::kube::Client,

@@ -1,4 +1,4 @@
-//! Clients of API servers: where the credentials come from, and how fast we may ask.
+//! Clients of API servers: credentials and rate limits.
 
 use std::{
     path::PathBuf,
@@ -19,18 +19,18 @@ use tower::{Layer, Service};
 
 use super::kubeconfig::client_config;
 
-/// Where the credentials of a cluster come from.
+/// Credentials of a cluster.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// The service account of the pod that we are.
+    /// Service account of istiod's pod.
     InCluster,
-    /// The current context of a kubeconfig file.
+    /// Current context of a kubeconfig file.
     Kubeconfig(PathBuf),
-    /// A configuration that was made elsewhere, such as from a remote-cluster Secret.
+    /// A given configuration, such as from a remote-cluster Secret.
     Given(Box<Config>),
 }
 
-/// How fast a client may ask: `per_second` in the long run, `burst` at once. No limit without a positive rate.
+/// Request rate of a client: `per_second` on average, `burst` at once. No limit without a positive rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rate {
     /// `--kubernetesApiQPS`.
@@ -39,30 +39,31 @@ pub struct Rate {
     pub burst: u32,
 }
 
-/// Why there is no client. Not retryable without a change of what is named.
+/// Reason why there is no client. Not retryable with the same settings.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// We are in no pod, or its service account is not mounted.
+    /// Not in a pod, or the service account is not mounted.
     #[error(
         "cannot access the cluster that istiod runs in: {0}; hint: outside a cluster set --kubeconfig or --configDir"
     )]
     InCluster(#[from] InClusterError),
-    /// The file cannot be used.
+    /// The file is invalid.
     #[error("cannot use the kubeconfig {path}: {error}")]
     Kubeconfig {
-        /// The file.
+        /// File.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Error.
         error: Box<KubeconfigError>,
     },
-    /// Certificates or credentials that cannot be used.
+    /// Certificates or credentials are invalid.
     #[error("cannot create API server client: {0}")]
     Client(#[from] Box<::kube::Error>),
 }
 
-/// Sets the process's cryptography. To be called before the first client or server with TLS; later calls do nothing.
+/// Installs the process's cryptography provider. Must be called before the first TLS client or server; later calls do
+/// nothing.
 pub fn install_cryptography() {
-    // An error says that it is installed already, which is what we want.
+    // An error means that one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
@@ -83,8 +84,8 @@ pub async fn config(access: &Access) -> Result<Config, ClientError> {
     }
 }
 
-/// Makes a client. Requests above the rate wait; they do not fail. Failed requests are not tried again by the client:
-/// whoever asks knows how urgent it is.
+/// Returns a client. Requests above the rate wait and do not fail. The client does not retry failed requests, because
+/// only callers know their urgency.
 pub async fn client(access: &Access, rate: Rate) -> Result<Client, ClientError> {
     let mut config = config(access).await?;
     config.default_retry = false;
@@ -94,13 +95,13 @@ pub async fn client(access: &Access, rate: Rate) -> Result<Client, ClientError> 
     Ok(builder.with_layer(&RateLayer(Limiter::new(rate))).build())
 }
 
-/// Lets requests pass at a rate: each moves the time at which the bucket would be full again.
+/// Rate limiter of requests: each moves the time at which the bucket is full again.
 #[derive(Clone)]
 struct Limiter {
     interval: Duration,
     tolerance: Duration,
-    /// When all that was let through would have been due at the plain rate. A lock, not a message: it is held for a
-    /// comparison, and every request has to pass it.
+    /// Time at which all granted requests would be due at the average rate. A lock instead of a message: it is held for
+    /// a comparison, and every request passes it.
     due: Arc<Mutex<Option<Instant>>>,
 }
 
@@ -119,7 +120,7 @@ impl Limiter {
         }
     }
 
-    /// Takes a place in the line: how long to wait for it.
+    /// Takes a slot and returns the delay until it.
     fn take(&self, now: Instant) -> Duration {
         let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let mine = due.unwrap_or(now).max(now);
@@ -142,7 +143,7 @@ impl<S> Layer<S> for RateLayer {
     }
 }
 
-/// A service whose requests wait for their place.
+/// A service whose requests wait for their slot.
 struct RateLimited<S> {
     inner: S,
     limiter: Limiter,
@@ -168,7 +169,7 @@ impl<S: Service<R>, R> Service<R> for RateLimited<S> {
         if wait.poll_unpin(cx).is_pending() {
             return Poll::Pending;
         }
-        // The place is kept until it is used, however often readiness is asked for.
+        // The slot is kept until it is used, however often readiness is polled.
         *wait = futures::future::ready(()).boxed();
         self.inner.poll_ready(cx)
     }

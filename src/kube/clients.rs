@@ -1,4 +1,4 @@
-//! A client for each cluster that is served, live: clusters come and go.
+//! Clients of all served clusters, updated as clusters appear and disappear.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -6,10 +6,10 @@ use tokio::sync::watch;
 
 use crate::base::ClusterId;
 
-/// The clients, by cluster; the config cluster is among them.
+/// Clients by cluster, including the config cluster.
 pub type ClientMap = BTreeMap<ClusterId, ::kube::Client>;
 
-/// Finds the client of a cluster by what callers say of where they are. Cheap to clone.
+/// Finds the client of a cluster by the name in a caller's credentials. Cheap to clone.
 #[derive(Clone)]
 pub struct Clients {
     own: ClusterId,
@@ -18,18 +18,18 @@ pub struct Clients {
     map: watch::Receiver<Arc<ClientMap>>,
 }
 
-/// No cluster of this name is served.
+/// The cluster is not served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown cluster {cluster}; hint: known clusters are {known}")]
 pub struct UnknownCluster {
-    /// What was asked for.
+    /// Requested cluster.
     pub cluster: ClusterId,
-    /// The clusters that are known, separated by commas.
+    /// Known clusters, comma-separated.
     pub known: String,
 }
 
 impl Clients {
-    /// The clients of `map`, which always holds the present state.
+    /// Returns a view of `map`, which always has the present state.
     pub fn new(own: ClusterId, aliases: BTreeMap<ClusterId, ClusterId>, map: watch::Receiver<Arc<ClientMap>>) -> Self {
         Self {
             own,
@@ -38,7 +38,7 @@ impl Clients {
         }
     }
 
-    /// The cluster that a name stands for, with its client. No name stands for the config cluster.
+    /// Returns the cluster of a name, with its client. An empty name is the config cluster.
     pub fn get(&self, name: &str) -> Result<(ClusterId, ::kube::Client), UnknownCluster> {
         let map = self.map.borrow().clone();
         let asked = if name.is_empty() {
@@ -56,12 +56,12 @@ impl Clients {
         })
     }
 
-    /// The config cluster.
+    /// Returns the config cluster.
     pub fn own(&self) -> &ClusterId {
         &self.own
     }
 
-    /// Completes when clusters came or went; false when that will never be.
+    /// Completes after a change of the clusters; returns false if there will be none.
     pub async fn changed(&mut self) -> bool {
         self.map.changed().await.is_ok()
     }

@@ -1,4 +1,4 @@
-//! How a watch is doing: what debug pages show and metrics count.
+//! Health of watches, for debug pages and metrics.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -8,50 +8,50 @@ use tokio::time::Instant;
 
 use crate::base::{ClusterId, SmolStr};
 
-/// What a watch is doing.
+/// State of a watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchState {
-    /// It has not asked yet.
+    /// Not started.
     #[default]
     Idle,
-    /// It reads the whole list.
+    /// Reading the whole list.
     Listing,
-    /// It follows changes; quiet or not, the API server shows signs of life.
+    /// Receiving changes or bookmarks.
     Watching,
-    /// It was resumed because there was no sign of life, and there is none yet.
+    /// Resumed after silence, and still silent.
     Silent,
-    /// It waits before it asks again.
+    /// Waiting before the next request.
     Waiting,
 }
 
-/// A watch as a debug page shows it.
+/// A watch on a debug page.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchReport {
-    /// The cluster.
+    /// Cluster.
     pub cluster: SmolStr,
-    /// `plural.group`, with the namespace and selectors where there are any.
+    /// `plural.group`, with namespace and selectors if there are any.
     pub resource: SmolStr,
-    /// What it is doing.
+    /// State.
     pub state: WatchState,
-    /// Seconds since the last event, bookmark or list; none before the first.
+    /// Seconds since the last event, bookmark or list; `None` before the first.
     pub last_event_seconds: Option<f64>,
-    /// From where it would resume.
+    /// Version from which it would resume.
     pub resource_version: SmolStr,
-    /// How many objects there are.
+    /// Number of objects.
     pub objects: usize,
-    /// How often it read the whole list again.
+    /// Number of full lists after the first.
     pub restarts: u64,
-    /// How often it was resumed because it was silent.
+    /// Number of resumptions after silence.
     pub silences: u64,
-    /// How many objects could not be read as such.
+    /// Number of objects that could not be decoded.
     pub undecodable: u64,
-    /// The last thing that went wrong, empty if nothing did.
+    /// Last error, empty without one.
     pub last_error: String,
 }
 
-/// The counters of all watches, and the watches themselves. Cheap to clone.
+/// Counters of all watches, and the watches themselves. Cheap to clone.
 #[derive(Clone)]
 pub struct WatchMetrics {
     silent: IntCounterVec,
@@ -61,7 +61,7 @@ pub struct WatchMetrics {
     watches: Arc<Watches>,
 }
 
-/// The health of one watch, shared by the watch and whoever asks.
+/// Health of one watch, shared with its readers.
 pub struct WatchHealth {
     cluster: SmolStr,
     resource: SmolStr,
@@ -69,19 +69,19 @@ pub struct WatchHealth {
     restarts: IntCounter,
     undecodable: IntCounter,
     errors: IntCounter,
-    /// What the last step left. A lock, not a message: it is held for a copy, and pages read it at any time.
+    /// Present state. A lock instead of a message: it is held for a copy, and pages read it at any time.
     facts: Mutex<Facts>,
 }
 
-/// The watches that there are.
+/// All watches.
 #[derive(Default)]
 struct Watches {
-    /// A lock, not a message: it is held for a copy, when a watch begins and when a page is made.
+    /// A lock instead of a message: it is held for a copy, when a watch starts and when a page is built.
     all: Mutex<Vec<Weak<WatchHealth>>>,
 }
 
 impl Watches {
-    /// Adds a watch; it is forgotten when it ends.
+    /// Adds a watch; it is removed when it ends.
     fn add(&self, health: &Arc<WatchHealth>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|health| health.strong_count() > 0);
@@ -111,7 +111,7 @@ struct Facts {
     silences: u64,
     undecodable: u64,
     last_error: String,
-    /// Failures in a row.
+    /// Consecutive failures.
     failures: u32,
 }
 
@@ -149,14 +149,14 @@ impl WatchMetrics {
         })
     }
 
-    /// How all watches are doing, by cluster and resource.
+    /// Returns the state of all watches, by cluster and resource.
     pub fn reports(&self) -> Vec<WatchReport> {
         self.watches.reports()
     }
 }
 
 impl WatchHealth {
-    /// The health of a watch that has not begun. `resource` names it in metrics.
+    /// Returns the health of a watch before its start. `resource` is its name in metrics.
     pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Arc<Self> {
         let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), resource]);
         let health = Arc::new(Self {
@@ -172,7 +172,7 @@ impl WatchHealth {
         health
     }
 
-    /// The health as it is now.
+    /// Returns the present health.
     pub fn report(&self) -> WatchReport {
         let facts = self.facts();
         WatchReport {
@@ -189,7 +189,7 @@ impl WatchHealth {
         }
     }
 
-    /// True once the watch has had a complete list.
+    /// Returns true after the first complete list.
     pub fn has_listed(&self) -> bool {
         self.facts().listed
     }
@@ -200,7 +200,7 @@ impl WatchHealth {
 
     pub(super) fn enter(&self, state: WatchState) {
         let mut facts = self.facts();
-        // A silent watch is silent until it is heard of.
+        // A silent watch stays silent until the next event.
         if !(facts.state == WatchState::Silent && state == WatchState::Watching) {
             facts.state = state;
         }
@@ -219,7 +219,7 @@ impl WatchHealth {
         self.alive(resource_version, 0);
     }
 
-    /// An event or a bookmark came; `more` is the change of the number of objects.
+    /// Records an event or bookmark; `more` is the change of the number of objects.
     pub(super) fn alive(&self, resource_version: &str, more: isize) {
         let mut facts = self.facts();
         facts.last_event = Some(Instant::now());
@@ -241,7 +241,7 @@ impl WatchHealth {
         error.clone_into(&mut facts.last_error);
         drop(facts);
         let (cluster, resource) = (&self.cluster, &self.resource);
-        // One failure is a restart of the API server or a definition that it has not taken in yet; most heal at once.
+        // A single failure is a restart of the API server or a new definition; most are over at once.
         if failures == 2 || failures > 2 && !known {
             tracing::warn!(%cluster, %resource, failures, error, "watch failed, retrying");
         } else {

@@ -1,8 +1,8 @@
-//! Kubeconfigs that somebody else wrote: what they may ask of us, and the client configuration they stand for.
+//! Kubeconfigs of users: checks of what they may request, and their client configuration.
 //!
-//! Whoever may write a Secret of the mesh must not thereby be able to run programs in istiod or to send istiod's own files
-//! away as credentials. Source of the rules: Istio's sanitation of kubeconfigs. What a reader would get wrong: no message
-//! of this module may hold anything that stood in the kubeconfig but names of users, contexts, clusters and fields.
+//! The right to write a Secret of the mesh must not include running programs in istiod or sending istiod's files as
+//! credentials. The rules follow Istio's sanitisation of kubeconfigs (pkg/kube/multicluster). Note: no message of this
+//! module may contain text of the kubeconfig except names of users, contexts, clusters and fields.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -14,47 +14,47 @@ use serde_json::Value;
 
 use crate::base::ClusterId;
 
-/// The largest kubeconfig, in bytes: what a Secret can hold.
+/// Largest kubeconfig in bytes: what a Secret can hold.
 pub const MAX_KUBECONFIG_BYTES: usize = 1 << 20;
 
-/// Why a kubeconfig is refused. Never retryable: its content has to change.
+/// Reason why a kubeconfig is refused. Not retryable: its content must change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KubeconfigError {
-    /// Nothing is there.
+    /// It is empty.
     #[error("the kubeconfig is empty")]
     Empty,
     /// More than [`MAX_KUBECONFIG_BYTES`].
     #[error("the kubeconfig has more than {MAX_KUBECONFIG_BYTES} bytes")]
     TooLarge,
-    /// The text is no YAML, or not one document of it.
+    /// The text is not YAML, or not a single document.
     #[error("the kubeconfig is not one YAML document (line {line}, column {column})")]
     NotYaml {
-        /// The line, from 1.
+        /// Line, from 1.
         line: u64,
-        /// The column, from 1.
+        /// Column, from 1.
         column: u64,
     },
-    /// A field has a form that it cannot have, or a needed one is not there.
+    /// A field has the wrong type, or a required one is missing.
     #[error("the kubeconfig is not valid: {field} has the wrong form or lacks a field")]
     Form {
-        /// The path of the field.
+        /// Path of the field.
         field: String,
     },
-    /// Something that others may not ask of us.
+    /// It requests something that is not allowed.
     #[error("the kubeconfig is not allowed: {0}")]
     NotAllowed(String),
-    /// Its parts do not fit together.
+    /// It is inconsistent.
     #[error("the kubeconfig is not valid: {0}")]
     NotUsable(String),
 }
 
-/// A kubeconfig that passed the checks. Its content never prints.
+/// A checked kubeconfig. Its content is never printed.
 #[derive(Clone)]
 pub struct CheckedKubeconfig(Kubeconfig);
 
 impl CheckedKubeconfig {
-    /// Checks a kubeconfig. `allowed` holds what is allowed in spite of the rules, by the name of the field or of the auth
-    /// provider (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
+    /// Checks a kubeconfig. `allowed` has exceptions from the rules, by the name of the field or of the auth provider
+    /// (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
     pub fn of(mut value: Value, allowed: &BTreeSet<String>) -> Result<Self, KubeconfigError> {
         if value.is_null() {
             return Err(KubeconfigError::Empty);
@@ -72,13 +72,13 @@ impl CheckedKubeconfig {
         Ok(Self(config))
     }
 
-    /// The configuration of a client: the current context's server, credentials and certificates.
+    /// Returns the client configuration: server, credentials and certificates of the current context.
     pub async fn client_config(&self) -> Result<Config, KubeconfigError> {
         let loaded = client_config(self.0.clone(), &KubeConfigOptions::default()).await;
         loaded.map_err(|error| KubeconfigError::NotUsable(what_fails(&error).to_owned()))
     }
 
-    /// The cluster of the current context.
+    /// Returns the cluster of the current context.
     pub fn cluster(&self) -> ClusterId {
         let current = self.0.current_context.as_deref();
         let contexts = self.0.contexts.iter();
@@ -96,8 +96,8 @@ impl fmt::Debug for CheckedKubeconfig {
     }
 }
 
-/// The configuration of a client. A proxy counts if the kubeconfig names it: the library alone would also take one from the
-/// environment, of which only `settings` may know.
+/// Returns the client configuration. A proxy counts only if the kubeconfig names it: the library alone would also read
+/// one from the environment, which only `settings` may do.
 pub async fn client_config(kubeconfig: Kubeconfig, options: &KubeConfigOptions) -> Result<Config, LoadError> {
     let current = options.context.clone().or_else(|| kubeconfig.current_context.clone());
     let cluster = cluster_of(&kubeconfig, current.as_deref().unwrap_or_default());
@@ -109,7 +109,7 @@ pub async fn client_config(kubeconfig: Kubeconfig, options: &KubeConfigOptions) 
     Ok(config)
 }
 
-/// The cluster of a context.
+/// Returns the cluster of a context.
 fn cluster_of<'a>(kubeconfig: &'a Kubeconfig, context: &str) -> Option<&'a Cluster> {
     let named = kubeconfig.contexts.iter().find(|named| named.name == context)?;
     let cluster = &named.context.as_ref()?.cluster;
@@ -121,7 +121,7 @@ fn cluster_of<'a>(kubeconfig: &'a Kubeconfig, context: &str) -> Option<&'a Clust
         .as_ref()
 }
 
-/// Empty texts mean that nothing is given; the client would take some of them at their word.
+/// Removes empty texts, which count as unset; the client would use some of them.
 fn drop_empty_texts(value: &mut Value) {
     let Some(users) = value.get_mut("users").and_then(Value::as_array_mut) else {
         return;
@@ -205,7 +205,7 @@ fn usable(config: &Kubeconfig) -> Result<(), String> {
     Ok(())
 }
 
-/// The library's messages may quote what they could not read.
+/// Describes an error without the library's message, which may quote the kubeconfig.
 fn what_fails(error: &LoadError) -> &'static str {
     match error {
         LoadError::ParseClusterUrl(_) => "server is no URL",

@@ -1,4 +1,4 @@
-//! An object as JSON: what every kind has in common is parsed, the rest is left as it came.
+//! An object as JSON: fields common to all kinds are parsed, the rest is kept as received.
 
 use std::borrow::Cow;
 
@@ -10,25 +10,25 @@ use serde_json::Value;
 /// An object of any kind. `metadata.managedFields`, often half of an object, is dropped on arrival.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Object {
-    /// `metadata`; written objects take it from here.
+    /// `metadata`, used when the object is written.
     pub metadata: ObjectMeta,
-    /// The whole object, with its metadata as it was read. Items of lists may lack `apiVersion` and `kind`.
+    /// Whole object, with its metadata as read. Items of lists may lack `apiVersion` and `kind`.
     pub value: Value,
 }
 
-/// Why JSON is no object of Kubernetes. Not retryable: it is what the API server sent.
+/// Reason why JSON is not a Kubernetes object. Not retryable: the API server sent it.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
-    /// The value is no JSON object, or has no metadata.
+    /// The value is not a JSON object, or has no metadata.
     #[error("not a JSON object with metadata")]
     NoObject,
-    /// The metadata is not as Kubernetes writes it.
+    /// The metadata is malformed.
     #[error("invalid metadata: {0}")]
     Metadata(#[from] serde_json::Error),
 }
 
 impl Object {
-    /// Takes the JSON of an object.
+    /// Parses the JSON of an object.
     pub fn from_value(mut value: Value) -> Result<Self, ObjectError> {
         let metadata = value.get_mut("metadata").and_then(Value::as_object_mut);
         let metadata = metadata.ok_or(ObjectError::NoObject)?;
@@ -37,17 +37,17 @@ impl Object {
         Ok(Self { metadata, value })
     }
 
-    /// `metadata.name`, empty if there is none.
+    /// Returns `metadata.name`, empty if unset.
     pub fn name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or_default()
     }
 
-    /// `metadata.namespace`, empty for objects of the cluster.
+    /// Returns `metadata.namespace`, empty for cluster-scoped objects.
     pub fn namespace(&self) -> &str {
         self.metadata.namespace.as_deref().unwrap_or_default()
     }
 
-    /// `metadata.resourceVersion`, empty if there is none.
+    /// Returns `metadata.resourceVersion`, empty if unset.
     pub fn resource_version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }

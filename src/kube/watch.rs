@@ -1,8 +1,8 @@
-//! List and watch of one resource: every object that there is, then every change, for as long as somebody listens.
+//! List and watch of one resource: all objects, then every change, until the receiver is closed.
 //!
-//! What a reader would get wrong: a connection that breaks is no reason to read the list again. The watch resumes behind
-//! the last event or bookmark; only a server that no longer knows that version (410) makes it start over, and then the
-//! listener is given the complete list. So nothing is missed and nothing invented, whatever fails.
+//! Note: a broken connection does not cause another list. The watch resumes after the last event or bookmark. Only a
+//! server that no longer knows that version (410) makes it start over, and then the receiver gets the complete list. So
+//! no change is missed or invented, whatever fails.
 
 mod machine;
 mod page;
@@ -32,39 +32,39 @@ use super::{
     object::Object,
 };
 
-/// Objects in a page of a list.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
-/// How many seconds a page may take to arrive.
+/// Timeout of a page, in seconds.
 const PAGE_TIMEOUT: u32 = 60;
-/// How many seconds a watch may take to be accepted.
+/// Timeout for accepting a watch, in seconds.
 const ACCEPT_TIMEOUT: u32 = 30;
-/// API servers send bookmarks about once a minute. A watch that shows neither an event nor a bookmark for so many seconds
-/// is not quiet, it is dead.
+/// Time without an event or bookmark after which a watch is dead, in seconds. API servers send bookmarks about once a
+/// minute.
 const SILENCE: u32 = 180;
-/// How much of an error's text is read.
+/// Longest part of an error's text that is read.
 const ERROR_BYTES: usize = 64 * 1024;
-/// The largest event of a watch: API servers do not store objects of more than a few megabytes.
+/// Largest event of a watch: API servers do not store objects of more than a few megabytes.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// The largest page of a list, of which each has a few hundred objects.
+/// Largest page of a list, with a few hundred objects.
 const MAX_PAGE_BYTES: usize = 512 << 20;
 
-/// What is watched.
+/// Target of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchTarget {
-    /// The kind.
+    /// Kind.
     pub resource: ApiResource,
-    /// One namespace; none: all of them.
+    /// Namespace; `None` for all.
     pub namespace: Option<String>,
-    /// A label selector.
+    /// Label selector.
     pub labels: Option<String>,
-    /// A field selector.
+    /// Field selector.
     pub fields: Option<String>,
-    /// Only `metadata` is wanted.
+    /// Whether only `metadata` is requested.
     pub metadata_only: bool,
 }
 
 impl WatchTarget {
-    /// All objects of a kind.
+    /// Returns the target of all objects of a kind.
     pub fn all(resource: ApiResource) -> Self {
         Self {
             resource,
@@ -75,7 +75,7 @@ impl WatchTarget {
         }
     }
 
-    /// `plural.group`, with namespace and selectors: the name in pages and metrics.
+    /// Returns `plural.group`, with namespace and selectors: the name in pages and metrics.
     pub fn name(&self) -> String {
         let ApiResource { plural, group, .. } = &self.resource;
         let mut name = plural.clone();
@@ -93,12 +93,12 @@ impl WatchTarget {
         name
     }
 
-    /// A number of the target's own: watches that begin together do not ask together again.
+    /// Returns a seed by target, so that watches that start together have different delays.
     fn seed(&self) -> u64 {
         xxhash_rust::xxh3::xxh3_64(self.name().as_bytes())
     }
 
-    /// About five minutes; less than 295 seconds, which is what servers and clients agree on.
+    /// Returns the timeout of a watch: about five minutes, less than the 295 seconds that servers and clients agree on.
     fn timeout_seconds(&self) -> u32 {
         270 + (self.seed() % 25) as u32
     }
@@ -138,51 +138,50 @@ impl WatchTarget {
     }
 }
 
-/// What a watch tells.
+/// Event of a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WatchEvent<T = Object> {
-    /// Exactly these objects are there.
+    /// Exactly these objects exist.
     Restarted(Vec<T>),
-    /// An object is there, with this content.
+    /// An object exists, with this content.
     Applied(T),
-    /// An object is gone; this is its last content.
+    /// An object was deleted; this is its last content.
     Deleted(T),
 }
 
-/// What goes wrong. Everything is tried again.
+/// Failure of a request. All are retried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum Failure {
-    /// The server does not know the version, or the page, any longer.
+    /// The server no longer knows the version, or the page.
     #[error("resource version expired: {0}")]
     Gone(String),
-    /// The server says no.
+    /// The server refused the request.
     #[error("{code} {message}{hint}")]
     Refused {
-        /// The HTTP status.
+        /// HTTP status.
         code: u16,
-        /// What the server says.
+        /// Message of the server.
         message: String,
-        /// What to do about it.
+        /// Hint.
         hint: String,
     },
-    /// There is no answer.
+    /// No response.
     #[error("{0}")]
     Unreachable(String),
-    /// The connection broke while changes came.
+    /// The connection broke during a watch.
     #[error("connection lost: {0}")]
     Dropped(String),
-    /// Neither an event nor a bookmark.
+    /// No event and no bookmark.
     #[error("no event within the idle timeout")]
     Silent,
 }
 
-/// Watches until nobody listens any more. Waits when the listener is slow.
+/// Watches until the receiver is closed. Waits if the receiver is slow.
 pub async fn watch(client: Client, target: WatchTarget, health: Arc<WatchHealth>, out: mpsc::Sender<WatchEvent>) {
     watch_as(client, target, health, |object| object, out).await;
 }
 
-/// The same, for listeners that need something made of each object: a whole object is in memory no longer than it takes
-/// to convert it.
+/// Watches and converts each object: a whole object is in memory only during its conversion.
 pub async fn watch_as<T: Send + 'static>(
     client: Client,
     target: WatchTarget,
@@ -193,7 +192,7 @@ pub async fn watch_as<T: Send + 'static>(
     Watch::new(client, target, health, convert, out).until_closed().await;
 }
 
-/// Nobody listens any more.
+/// The receiver is closed.
 struct Closed;
 
 struct Watch<T, C> {
@@ -203,11 +202,11 @@ struct Watch<T, C> {
     health: Arc<WatchHealth>,
     convert: C,
     out: mpsc::Sender<WatchEvent<T>>,
-    /// How long a second takes; tests have less time.
+    /// Duration of a second; shorter in tests.
     second: Duration,
 }
 
-/// How one request ended, if listening goes on.
+/// Result of one request, unless the receiver is closed.
 type Ended = Result<(), Failure>;
 
 impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
@@ -301,7 +300,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         Ok(Ok(()))
     }
 
-    /// Follows changes until the stream ends.
+    /// Reads changes until the stream ends.
     async fn follow(&mut self, ask: &Ask) -> Result<Ended, Closed> {
         let response = match timeout(self.second * ACCEPT_TIMEOUT, self.send(ask)).await {
             Ok(Ok(response)) => response,
@@ -315,7 +314,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         self.health.enter(WatchState::Watching);
         let mut body = response.into_body();
         let mut text = Vec::new();
-        // Bytes alone are no sign of life: it takes a line.
+        // Bytes alone are no sign of life: a complete line is.
         let mut heard = Instant::now();
         loop {
             let bytes = match tokio::time::timeout_at(heard + self.second * SILENCE, body.frame()).await {
@@ -345,7 +344,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         }
     }
 
-    /// Reads a line of a watch.
+    /// Parses a line of a watch.
     fn line(&mut self, text: &[u8]) -> Result<Option<WatchEvent<T>>, Failure> {
         if text.trim_ascii().is_empty() {
             return Ok(None);
@@ -404,7 +403,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         Err(self.refused(status.as_u16(), &object))
     }
 
-    /// The failure that a `Status` tells; its own code counts where the HTTP status tells none.
+    /// Returns the failure in a `Status`; its own code counts if the HTTP status has none.
     fn refused(&self, code: u16, status: &Value) -> Failure {
         let code = if code == 0 {
             status["code"]
@@ -419,7 +418,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         if message.is_empty() {
             text("reason").clone_into(&mut message);
         }
-        // A version from the future is what is left of a server that was restored from a backup.
+        // A version in the future remains after a server was restored from a backup.
         let causes = status["details"]["causes"].as_array();
         let from_the_future = causes
             .into_iter()
@@ -462,7 +461,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
     }
 }
 
-/// An object that has a name.
+/// Parses an object with a name.
 fn named(value: Value) -> Result<Object, String> {
     let object = Object::from_value(value).map_err(|error| error.to_string())?;
     if object.name().is_empty() {
@@ -475,7 +474,7 @@ fn unreachable(error: &(dyn std::error::Error + 'static)) -> Failure {
     Failure::Unreachable(chain(error))
 }
 
-/// An error with its causes: the first one alone seldom tells what is wrong.
+/// Formats an error with its causes, because the first one alone seldom explains the failure.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! The question as an API server is asked it: SubjectAccessReview, `list` of `secrets`.
+//! Review by an API server: SubjectAccessReview, `list` of `secrets`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,12 +13,12 @@ use crate::{
     kube::clients::Clients,
 };
 
-/// How long an API server may take.
+/// Timeout of an API server.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// What is kept of the reason of an API server.
+/// Longest part of an API server's reason that is kept.
 const REASON_BYTES: usize = 1 << 10;
 
-/// The API servers of all clusters.
+/// API servers of all clusters.
 pub(super) struct ApiServers(pub(super) Clients);
 
 impl Review for ApiServers {

@@ -1,4 +1,4 @@
-//! The objects that a folder declares, and what became different about them.
+//! Objects of a folder and their changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use crate::{
     model::change::{Change, SourceId},
 };
 
-/// More rows of a kind than this are told as a whole.
+/// Largest number of changed rows per kind that are sent individually.
 const FEW_ROWS: usize = 16;
 
-/// Objects whose declarations changed; which of them became different is to be seen.
+/// Objects whose declarations changed and may differ.
 #[derive(Default)]
 pub(super) struct Touched(pub(super) BTreeMap<Kind, BTreeSet<ObjectKey>>);
 
 impl Touched {
-    /// Adds what one form of a file declares otherwise than another.
+    /// Adds the differences between two versions of a file.
     pub(super) fn compare(&mut self, before: &FileContent, after: &FileContent) {
         let (mut before, mut after) = (&before.objects[..], &after.objects[..]);
         while let (Some((old, left)), Some((new, right))) = (before.split_first(), after.split_first())
@@ -45,11 +45,11 @@ impl Touched {
     }
 }
 
-/// The rows that count, by cluster and kind, in the order of their keys.
+/// Effective rows by cluster and kind, in the order of their keys.
 #[derive(Default)]
 pub(super) struct Rows(BTreeMap<(ClusterId, Kind), Vec<Row>>);
 
-/// What became different, by cluster and kind.
+/// Changed rows by cluster and kind.
 #[derive(Default)]
 pub(super) struct Changes(BTreeMap<(ClusterId, Kind), Different>);
 
@@ -57,12 +57,12 @@ pub(super) struct Changes(BTreeMap<(ClusterId, Kind), Different>);
 struct Different {
     upserts: Vec<Row>,
     removed: Vec<ObjectKey>,
-    /// All rows are told, since few of them are as they were.
+    /// Whether all rows are sent, because most changed.
     whole: bool,
 }
 
 impl Rows {
-    /// Puts the row that an object has now, if it has any.
+    /// Puts the present row of an object, if it has one.
     pub(super) fn put(&mut self, kind: Kind, key: &ObjectKey, row: Option<&Row>, changes: &mut Changes) {
         let source = (key.cluster.clone(), kind);
         let rows = self.0.entry(source.clone()).or_default();
@@ -95,8 +95,8 @@ impl Rows {
         }
     }
 
-    /// What is to be told: of every kind the rows that differ, if they are few, else all; a kind that is new or gone as a
-    /// whole too.
+    /// Returns the changes: the changed rows of a kind if they are few, otherwise all its rows; new and removed kinds
+    /// as a whole.
     pub(super) fn told(&mut self, changes: Changes) -> Vec<Change> {
         let mut told = Vec::new();
         for (source, different) in changes.0 {

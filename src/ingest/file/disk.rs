@@ -1,4 +1,4 @@
-//! Listing and reading files.
+//! Lists and reads files.
 
 use std::{
     fs::{self, File},
@@ -11,21 +11,21 @@ use crate::api::folder::Role;
 
 /// A file to read.
 pub(super) struct Entry {
-    /// Its name, as told in findings.
+    /// Name in diagnostics.
     pub(super) name: String,
-    /// What it is.
+    /// Role.
     pub(super) role: Role,
-    /// Where it is.
+    /// Path.
     pub(super) path: PathBuf,
-    /// As it is now.
+    /// Present fingerprint.
     pub(super) fingerprint: Fingerprint,
 }
 
-/// What changes when a file does: device, inode, length, time of the last change in seconds and nanoseconds.
+/// Identity of a file's content: device, inode, length, modification time in seconds and nanoseconds.
 pub(super) type Fingerprint = (u64, u64, u64, i64, i64);
 
 impl Entry {
-    /// An entry for a file that may not be there.
+    /// Returns an entry for a file that may not exist.
     pub(super) fn new(name: String, role: Role, path: PathBuf) -> Self {
         let fingerprint = fs::metadata(&path)
             .map(|metadata| fingerprint(&metadata))
@@ -39,7 +39,7 @@ impl Entry {
     }
 }
 
-/// The device and inode of a folder; none if it is not there.
+/// Returns device and inode of a folder; `None` if it does not exist.
 pub(super) fn identity(folder: &Path) -> Option<(u64, u64)> {
     fs::metadata(folder)
         .ok()
@@ -56,7 +56,7 @@ fn fingerprint(metadata: &fs::Metadata) -> Fingerprint {
     )
 }
 
-/// The files of a folder that count. Links are followed: a mounted ConfigMap consists of them.
+/// Lists the relevant files of a folder. Links are followed, because a mounted ConfigMap consists of them.
 pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -65,7 +65,7 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
             continue;
         };
         let role = Role::of(&name);
-        // Folders, pipes and devices are no files of the mesh, whatever their names.
+        // Folders, pipes and devices are ignored whatever their names.
         if role != Role::Ignored && !fs::metadata(entry.path()).is_ok_and(|metadata| !metadata.is_file()) {
             entries.push(Entry::new(name, role, entry.path()));
         }
@@ -74,7 +74,7 @@ pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Reads a file, one byte more than the limit at most: enough to see that it is too large.
+/// Reads a file up to one byte beyond the limit, which shows that it is too large.
 pub(in crate::ingest) fn read(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(limit as u64 + 1).read_to_end(&mut bytes)?;

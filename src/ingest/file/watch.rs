@@ -1,4 +1,4 @@
-//! Notices of changes in folders.
+//! Notifications of changes in folders.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,22 +13,22 @@ use tokio::{sync::Notify, time};
 use super::disk;
 use crate::api::folder::Role;
 
-/// More files than this are not told one by one.
+/// Largest number of files that are named individually.
 const MOST_FILES: usize = 256;
 
-/// What changed in the folders.
+/// Changes in the folders.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::ingest) struct Noticed {
-    /// Names of files, in whatever folder.
+    /// Names of files in any folder.
     files: BTreeSet<String>,
-    /// It cannot be told which files.
+    /// Whether unnamed files may have changed.
     any: bool,
-    /// It may concern mesh config or networks, which wait longer.
+    /// Whether mesh config or networks may have changed, which have a longer debounce time.
     mesh: bool,
 }
 
 impl Noticed {
-    /// Any file may have changed.
+    /// Returns a notification without names.
     #[cfg(test)]
     pub(super) fn any() -> Self {
         Self {
@@ -37,12 +37,13 @@ impl Noticed {
         }
     }
 
-    /// True if that file may have changed.
+    /// Returns true if that file may have changed.
     pub(super) fn has(&self, file: &Path) -> bool {
         self.any || self.files.contains(name_of(file))
     }
 
-    /// Adds what an event tells. Reading a file is no change; an error of the watcher may hide one. False: it tells nothing.
+    /// Adds an event. Reading a file is not a change; an error of the watcher may hide one. Returns false if nothing
+    /// changed.
     fn add(&mut self, event: &notify::Result<notify::Event>) -> bool {
         let Ok(event) = event else {
             (self.any, self.mesh) = (true, true);
@@ -81,7 +82,7 @@ fn name_of(file: &Path) -> &str {
     file.file_name().and_then(|name| name.to_str()).unwrap_or_default()
 }
 
-/// What was noticed and not asked for yet. Locked to add to it or to take it.
+/// Notifications that were not taken yet. Locked to add to them or to take them.
 #[derive(Default)]
 struct Notices {
     waiting: Mutex<Noticed>,
@@ -96,18 +97,18 @@ impl Notices {
         }
     }
 
-    /// What there is, as soon as there is anything. Nothing is lost if the future is dropped.
+    /// Returns the notifications once there are any. Cancel safe.
     async fn next(&self) -> Noticed {
         self.told.notified().await;
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// Watches folders, each as long as it is the one that its path leads to.
+/// Watches folders, each while it is the one that its path leads to.
 pub(in crate::ingest) struct Watch {
     watcher: Option<RecommendedWatcher>,
     notices: Arc<Notices>,
-    /// The watched folders, and which folder stood there when the watch began.
+    /// Watched folders, with the identity of each at the start of its watch.
     watched: BTreeMap<PathBuf, (u64, u64)>,
 }
 
@@ -127,7 +128,7 @@ impl Watch {
         }
     }
 
-    /// Watches these folders, and anew those that were replaced.
+    /// Watches these folders, and restarts the watches of replaced ones.
     pub(in crate::ingest) fn follow(&mut self, folders: Vec<PathBuf>) {
         let Some(watcher) = &mut self.watcher else { return };
         for folder in folders {
@@ -136,7 +137,7 @@ impl Watch {
                 continue;
             }
             if self.watched.remove(&folder).is_some() {
-                // The folder that was watched may be gone, and its watch with it.
+                // The watched folder may be gone, and its watch with it.
                 let _ = watcher.unwatch(&folder);
             }
             let Some(identity) = identity else { continue };
@@ -149,13 +150,13 @@ impl Watch {
         }
     }
 
-    /// Waits for changes and for the quiet after them; nothing if none was noticed for the length of `poll`.
+    /// Waits for changes and then for the debounce time. Returns nothing if there was no change within `poll`.
     pub(in crate::ingest) async fn quiet(&mut self, objects: Duration, mesh: Duration, poll: Duration) -> Noticed {
-        // Without a watcher nothing is ever told, and only polling is left.
+        // Without a watcher there are no events, so only polling remains.
         let Ok(mut noticed) = time::timeout(poll, self.notices.next()).await else {
             return Noticed::default();
         };
-        // Whoever writes without end is read in between.
+        // Continuous writes must not delay the reading forever.
         let latest = time::Instant::now() + 10 * mesh;
         loop {
             let quiet = if noticed.mesh { mesh } else { objects };

@@ -1,28 +1,28 @@
-//! A document that holds keys.
+//! Parses key documents.
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
-/// How a certificate in PEM begins.
+/// First line of a PEM certificate.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
-/// A key set in one of the forms that Envoy reads: a JWKS, or certificates by key id. Two are equal if they hold the same
-/// keys, in whatever order and with whatever space between.
+/// A key set in one of Envoy's forms: a JWKS, or certificates by key id. Two are equal if they have the same keys, in
+/// any order and formatting.
 #[derive(Clone, Debug)]
 pub struct KeySet {
     text: SmolStr,
-    /// The keys in an order of their own.
+    /// Keys, sorted.
     keys: Vec<(String, Value)>,
 }
 
-/// The document is no key set.
+/// The document is not a key set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the document is not a JWKS; hint: want {{\"keys\": [...]}}")]
 pub struct NoKeySet;
 
 impl KeySet {
-    /// Reads a document. A set without keys that Envoy can use is one: its issuer has withdrawn them all.
+    /// Parses a document. A set without usable keys is valid: its issuer has withdrawn all of them.
     pub fn parse(document: &[u8]) -> Result<Self, NoKeySet> {
         let text = std::str::from_utf8(document).map_err(|_| NoKeySet)?;
         let parsed: Map<String, Value> = serde_json::from_str(text).map_err(|_| NoKeySet)?;
@@ -45,12 +45,12 @@ impl KeySet {
         })
     }
 
-    /// The document as its server wrote it; empty if Envoy can use none of its keys, since it would refuse the listener.
+    /// Returns the original document; empty if Envoy can use none of its keys, because it would refuse the listener.
     pub fn text(&self) -> &SmolStr {
         &self.text
     }
 
-    /// The ids of the keys, empty where one has none.
+    /// Returns the ids of the keys, empty for keys without one.
     pub fn ids(&self) -> impl Iterator<Item = &str> {
         self.keys.iter().map(|(id, _)| id.as_str())
     }
@@ -77,7 +77,7 @@ fn is_certificates(parsed: &Map<String, Value>) -> bool {
     !parsed.is_empty() && parsed.values().all(is_one)
 }
 
-/// True for keys of the kinds that Envoy knows (RFC 7517), with their parts.
+/// Returns true for keys of the types that Envoy supports (RFC 7517), with all fields.
 fn is_usable(key: &Value) -> bool {
     let part = |name: &str| {
         key[name]

@@ -1,4 +1,4 @@
-//! Key sets from the network.
+//! Fetches key sets over the network.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,27 +15,27 @@ use crate::{
     fetch::{FetchError, Fetcher},
 };
 
-/// How many fetches run at once: a bound on sockets that a thousand policies can take.
+/// Concurrent fetches, which bounds the sockets of thousands of policies.
 const MAX_FETCHES: usize = 256;
 
-/// Why there is no key set; for the author of the policy.
+/// Reason why there is no key set, for the author of the policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchFailure {
-    /// The document could not be had.
+    /// The document could not be fetched.
     #[error(transparent)]
     Fetch(#[from] FetchError),
-    /// It is no key set.
+    /// It is not a key set.
     #[error(transparent)]
     NoKeySet(#[from] NoKeySet),
-    /// The issuer's description names no URL of keys.
+    /// The issuer's discovery document has no URL of keys.
     #[error("the OpenID discovery document has no jwks_uri")]
     NoKeysUrl,
-    /// The issuer's description is there, but its keys are not.
+    /// The discovery document could be fetched, but not the keys.
     #[error("jwks_uri {url} of the OpenID discovery document: {error}")]
     Described {
-        /// The URL of the keys.
+        /// URL of the keys.
         url: String,
-        /// What is wrong with it.
+        /// Error.
         error: FetchError,
     },
 }
@@ -120,20 +120,20 @@ impl Fetch for Network {
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
         Box::pin(async move {
             tokio::time::sleep(jittered(wait)).await;
-            // The semaphore is never closed; without a permit nothing but the bound would be lost.
+            // The semaphore is never closed; without a permit only the bound would be lost.
             let _permit = self.fetches.acquire().await;
             self.keys(&source, timeout).await
         })
     }
 }
 
-/// `jwks_uri` of an issuer's description.
+/// Returns `jwks_uri` of a discovery document.
 fn keys_url(description: &[u8]) -> Option<String> {
     let description: Value = serde_json::from_slice(description).ok()?;
     Some(description.get("jwks_uri")?.as_str()?.to_owned())
 }
 
-/// Up to a tenth more or less, so that replicas and sources do not ask all at once.
+/// Adds a jitter of up to a tenth, so that replicas and sources do not fetch at the same time.
 fn jittered(wait: Duration) -> Duration {
     let mut random = [0; 1];
     if aws_lc_rs::rand::fill(&mut random).is_err() {

@@ -1,4 +1,4 @@
-//! How fetching is doing, for the debug page and for whoever waits for the first answers.
+//! State of fetching, for the debug page and for waiting for the first results.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,27 +12,27 @@ use tokio::{sync::watch, time::Instant};
 use super::{FetchFailure, KeySet};
 use crate::{api::fetched_keys::KeySource, base::ObjectKey, model::wants::Wants};
 
-/// A source as the debug page shows it.
+/// A source on the debug page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct KeysReport {
-    /// What is fetched.
+    /// URL.
     pub url: SmolStr,
-    /// The RequestAuthentications that name it, as `namespace/name`.
+    /// RequestAuthentications that refer to it, as `namespace/name`.
     pub wanted_by: Vec<SmolStr>,
-    /// The ids of the keys that serve; none if there are no keys.
+    /// Ids of the present keys; `None` without keys.
     pub key_ids: Option<Vec<SmolStr>>,
-    /// Failures since the last good answer.
+    /// Failures since the last success.
     pub failures: u32,
-    /// The last failure, empty if the last answer was good.
+    /// Last error, empty after a success.
     pub last_error: String,
-    /// Seconds since the last good answer.
+    /// Seconds since the last success.
     pub fetched_seconds_ago: Option<u64>,
     #[serde(skip)]
     fetched: Option<Instant>,
 }
 
-/// What an answer changes in a report.
+/// Update of a report after a fetch.
 pub(super) struct Answered {
     key_ids: Option<Vec<SmolStr>>,
     failures: u32,
@@ -63,7 +63,7 @@ impl KeysReport {
     }
 }
 
-/// The reports of all sources that were asked at least once. Cheap to clone.
+/// Reports of all sources that were fetched at least once. Cheap to clone.
 #[derive(Clone)]
 pub struct KeyReports(watch::Receiver<BTreeMap<KeySource, KeysReport>>);
 
@@ -72,12 +72,12 @@ impl KeyReports {
         Self(reports)
     }
 
-    /// No source is wanted and none ever will be.
+    /// Returns reports that stay empty.
     pub fn none() -> Self {
         Self(watch::Sender::default().subscribe())
     }
 
-    /// How every source is doing now.
+    /// Returns the present state of every source.
     pub fn all(&self) -> Vec<KeysReport> {
         let reports = self.0.borrow();
         let with_age = |report: &KeysReport| KeysReport {
@@ -87,8 +87,8 @@ impl KeyReports {
         reports.values().map(with_age).collect()
     }
 
-    /// Waits until every source that is wanted has been asked, well or not, and what it answered was sent; at most so
-    /// long. A control plane that has just started would else tell proxies that there are no keys, when there are.
+    /// Waits until every required source was fetched, successfully or not, and its result was sent, up to a timeout.
+    /// Without this, a control plane that has just started would report missing keys to proxies.
     pub async fn answered(&self, wants: &Wants, patience: Duration) {
         let mut reports = self.0.clone();
         let all = reports.wait_for(|reports| wants.keys.keys().all(|source| reports.contains_key(source)));

@@ -1,4 +1,4 @@
-//! `PILOT_MULTICLUSTER_KUBECONFIG_PATH`: a folder with a kubeconfig for each remote cluster, watched.
+//! `PILOT_MULTICLUSTER_KUBECONFIG_PATH`: a watched folder with a kubeconfig per remote cluster.
 
 use std::{
     collections::BTreeMap,
@@ -21,20 +21,20 @@ use crate::{
     kube::kubeconfig::MAX_KUBECONFIG_BYTES,
 };
 
-/// How long the folder must be quiet before it is read.
+/// Debounce time of the folder.
 const QUIET: Duration = Duration::from_millis(250);
-/// How often it is looked at for what no event tells.
+/// Poll interval, for changes without events.
 const POLL: Duration = Duration::from_secs(5);
-/// How deep folders below it are looked into.
+/// Depth of subfolders.
 const MAX_DEPTH: usize = 8;
 
-/// The folder as it was last seen.
+/// State of the folder at its last reading.
 pub(super) struct Folder {
     path: PathBuf,
     own: ClusterId,
     allowed: Allowed,
     origins: BTreeMap<ObjectKey, Origin>,
-    /// Why the folder cannot be read; told once.
+    /// Reason why the folder cannot be read; logged once.
     problem: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Folder {
         }
     }
 
-    /// Tells what the folder declares, at once and whenever it is different, until the receiver is gone.
+    /// Sends the declarations of the folder, at once and after changes, until the receiver is closed.
     pub(super) async fn run(mut self, out: mpsc::Sender<Declared>) {
         let mut watch = Watch::new();
         let mut told = None;
@@ -74,7 +74,7 @@ impl Folder {
                     return;
                 }
             }
-            // What was written between the first look and the watch would tell nothing.
+            // Writes between the first reading and the watch cause no event.
             if !is_first_watch {
                 tokio::select! {
                     _ = watch.quiet(QUIET, QUIET, POLL) => {}
@@ -84,7 +84,7 @@ impl Folder {
         }
     }
 
-    /// Reads everything; gives the folders to watch.
+    /// Reads everything; returns the folders to watch.
     fn look(&mut self) -> Vec<PathBuf> {
         let (mut folders, mut files) = (Vec::new(), Vec::new());
         if let Err(error) = walk(&self.path, MAX_DEPTH, &mut folders, &mut files) {
@@ -113,8 +113,8 @@ impl Folder {
     }
 }
 
-/// The kubeconfigs below a folder. Links are followed, as mounted Secrets consist of them, but not into what begins with a
-/// dot, where mounts keep their former states.
+/// Finds the kubeconfigs below a folder. Links are followed, because mounted Secrets consist of them, except into names
+/// with a leading dot, where mounts keep previous versions.
 fn walk(folder: &Path, depth: usize, folders: &mut Vec<PathBuf>, files: &mut Vec<PathBuf>) -> io::Result<()> {
     folders.push(folder.to_owned());
     let mut entries: Vec<_> = fs::read_dir(folder)?.collect::<Result<_, _>>()?;

@@ -1,11 +1,11 @@
-//! Metrics about remote clusters, under Istio's names.
+//! Metrics of remote clusters, under Istio's names.
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{SyncStatus, reconcile::Event};
 use crate::base::ClusterId;
 
-/// See the module's text.
+/// Metrics of remote clusters.
 #[derive(Clone)]
 pub(super) struct RemoteMetrics {
     managed: IntGaugeVec,
@@ -81,10 +81,10 @@ impl RemoteMetrics {
         }
     }
 
-    /// A cluster that is gone leaves no series behind.
+    /// Removes the series of a cluster.
     pub(super) fn gone(&self, cluster: &ClusterId) {
         for status in SyncStatus::ALL {
-            // An error says that there is no such series, which is what we want.
+            // An error means that the series does not exist, as intended.
             let _ = self
                 .status
                 .remove_label_values(&[cluster.as_str(), "remote", status.name()]);

@@ -1,4 +1,4 @@
-//! What a Secret or a file says about remote clusters.
+//! Parses declarations of remote clusters in Secrets and files.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -16,15 +16,15 @@ use crate::{
     },
 };
 
-/// What kubeconfigs are allowed beyond the rules (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
+/// Allowed unsafe kubeconfig options (`PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS`).
 pub(super) type Allowed = Arc<BTreeSet<String>>;
 
-/// The key of a Secret of the config cluster.
+/// Returns the key of a Secret of the config cluster.
 pub(super) fn key_of(secret: &Object, own: &ClusterId) -> ObjectKey {
     ObjectKey::new(own, secret.namespace(), secret.name())
 }
 
-/// A Secret: each key of its data is the id of a cluster, each value a kubeconfig.
+/// Parses a Secret: each key of its data is the id of a cluster, each value a kubeconfig.
 pub(super) fn of_secret(secret: &Object, allowed: &Allowed) -> Origin {
     let data = secret.value.get("data").and_then(Value::as_object);
     let claims = data.into_iter().flatten().map(|(cluster, text)| {
@@ -49,8 +49,8 @@ pub(super) fn of_secret(secret: &Object, allowed: &Allowed) -> Origin {
     }
 }
 
-/// A file: one kubeconfig, whose current context names the cluster. A file that cannot be read goes on naming what it
-/// named before.
+/// Parses a file with one kubeconfig, whose current context names the cluster. A file that cannot be read keeps its
+/// previous cluster.
 pub(super) fn of_file(content: Result<Bytes, String>, before: Option<&Origin>, allowed: &Allowed) -> Origin {
     let claim = content.map(|content| claim(content, allowed));
     let read = claim.and_then(|claim| {
@@ -79,7 +79,7 @@ fn read(content: &[u8], allowed: &BTreeSet<String>) -> Result<CheckedKubeconfig,
     if content.len() > MAX_KUBECONFIG_BYTES {
         return Err(KubeconfigError::TooLarge);
     }
-    // The parser's own words may quote the text.
+    // The parser's message may quote the text.
     let not_yaml = |error: YamlError| KubeconfigError::NotYaml {
         line: error.line,
         column: error.column,

@@ -1,9 +1,8 @@
-//! Which remote clusters there are to be: from all that is declared to what has to be started, replaced and stopped.
+//! Reconciles declared remote clusters with running ones: what to start, replace and stop.
 //!
-//! Pure. The outcome is a function of what is declared now and of what runs, never of the order of events: of several
-//! Secrets that name one cluster, the oldest counts, as between all objects that conflict. What a reader would get wrong:
-//! a kubeconfig that became bad stops nothing; its cluster goes on with the last good one as long as the same Secret or
-//! file names it.
+//! Pure. The result depends on the present declarations and running clusters, never on the order of events. If several
+//! Secrets name one cluster, the oldest counts, as for all conflicting objects. Note: an invalid kubeconfig stops
+//! nothing. Its cluster keeps the last valid one while the same Secret or file names it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -20,18 +19,18 @@ use crate::{
 pub(super) struct Origin {
     /// `metadata.creationTimestamp`; empty for files.
     pub(super) created: SmolStr,
-    /// The clusters it names.
+    /// Clusters that it names.
     pub(super) claims: BTreeMap<ClusterId, Claim>,
-    /// What is wrong with it as a whole.
+    /// Problem of the whole origin.
     pub(super) problem: Option<String>,
 }
 
-/// What an origin says about one cluster. Its content never prints.
+/// Declaration of one cluster. Its content is never printed.
 #[derive(Clone)]
 pub(super) struct Claim {
-    /// The text of the kubeconfig. Two of equal text are one.
+    /// Text of the kubeconfig. Equal texts are equivalent.
     pub(super) content: Bytes,
-    /// The kubeconfig, or why it is refused.
+    /// Kubeconfig, or the reason why it is refused.
     pub(super) reading: Result<Arc<CheckedKubeconfig>, String>,
 }
 
@@ -53,32 +52,32 @@ impl PartialEq for Origin {
     }
 }
 
-/// What is to be done about a cluster.
+/// Action for a cluster.
 #[derive(Clone, Debug)]
 pub(super) enum Action {
     /// It is new.
     Start(Arc<CheckedKubeconfig>),
-    /// Its kubeconfig changed: the old source stays until the new one is synced.
+    /// Its kubeconfig changed: the previous source stays until the new one is complete.
     Replace(Arc<CheckedKubeconfig>),
-    /// Nothing but its origin changed.
+    /// Only its origin changed.
     Adopt,
-    /// Nothing names it any more.
+    /// No origin names it any more.
     Stop,
 }
 
-/// Why something that is declared does not count.
+/// Reason why a declaration does not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// The code of the finding.
+    /// Code of the diagnostic.
     pub(super) code: &'static str,
-    /// For people.
+    /// Message for people.
     pub(super) message: String,
 }
 
-/// Where a problem is: an origin and, unless it is about the whole of it, the cluster.
+/// Subject of a problem: an origin and, unless it concerns the whole, the cluster.
 pub(super) type ProblemAt = (ObjectKey, Option<ClusterId>);
 
-/// What changed about an origin, as `remote_cluster_secret_events_total` counts it.
+/// Event of an origin, as in `remote_cluster_secret_events_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Add,
@@ -92,12 +91,12 @@ struct Wanted {
     content: Bytes,
 }
 
-/// See the module's text.
+/// See the module's documentation.
 pub(super) struct Reconciler {
-    /// The config cluster, which no Secret may name.
+    /// Config cluster, which no Secret may name.
     own: ClusterId,
     origins: BTreeMap<ObjectKey, Origin>,
-    /// What was last asked to run.
+    /// Last requested clusters.
     wanted: BTreeMap<ClusterId, Wanted>,
 }
 
@@ -110,7 +109,7 @@ impl Reconciler {
         }
     }
 
-    /// The origin that a cluster runs by.
+    /// Returns the origin of a cluster.
     #[cfg(test)]
     pub(super) fn running(&self) -> BTreeMap<ClusterId, (ObjectKey, Bytes)> {
         let wanted = self.wanted.iter();
@@ -119,7 +118,7 @@ impl Reconciler {
             .collect()
     }
 
-    /// An origin is there, with this content. `None`: it was there, and the same.
+    /// Sets an origin. Returns `None` if it is unchanged.
     pub(super) fn put(&mut self, key: ObjectKey, origin: Origin) -> Option<Event> {
         match self.origins.get(&key) {
             Some(known) if *known == origin => None,
@@ -134,12 +133,12 @@ impl Reconciler {
         }
     }
 
-    /// An origin is gone. `None`: it was not there.
+    /// Removes an origin. Returns `None` if it did not exist.
     pub(super) fn remove(&mut self, key: &ObjectKey) -> Option<Event> {
         self.origins.remove(key).map(|_| Event::Delete)
     }
 
-    /// These origins are there, and no others.
+    /// Sets all origins.
     pub(super) fn replace(&mut self, origins: BTreeMap<ObjectKey, Origin>) -> Vec<Event> {
         let gone: Vec<_> = self
             .origins
@@ -152,7 +151,7 @@ impl Reconciler {
         events
     }
 
-    /// What has to be done now, once for each cluster, and all problems that stand.
+    /// Returns the actions, one per cluster, and all active problems.
     pub(super) fn reconcile(&mut self) -> (BTreeMap<ClusterId, (ObjectKey, Action)>, BTreeMap<ProblemAt, Problem>) {
         let mut problems = BTreeMap::new();
         let owners = self.owners(&mut problems);
@@ -201,7 +200,7 @@ impl Reconciler {
         (actions, problems)
     }
 
-    /// For each cluster the oldest origin that names it; of equal age the first by name.
+    /// Returns the origin of each cluster: the oldest, and among equal ages the first by name.
     fn owners(&self, problems: &mut BTreeMap<ProblemAt, Problem>) -> BTreeMap<ClusterId, (ObjectKey, Claim)> {
         let mut ordered: Vec<_> = self.origins.iter().collect();
         ordered.sort_by(|(left_key, left), (right_key, right)| {

@@ -1,4 +1,4 @@
-//! Lookups at the servers that the system is configured with.
+//! Lookups at the system's DNS servers.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use tokio::sync::OnceCell;
 
 use super::{Answer, Lookup, LookupError};
 
-/// The servers of `/etc/resolv.conf`, read when they are first needed.
+/// Servers of `/etc/resolv.conf`, read on first use.
 #[derive(Default)]
 pub(super) struct SystemDns {
     resolver: OnceCell<TokioResolver>,
@@ -43,17 +43,17 @@ impl Lookup for SystemDns {
     }
 }
 
-/// Nothing between us and the servers: expiry is ours to count, and files and search lists are not theirs.
+/// Disables caches, hosts files and search lists: expiry is handled by the caller.
 pub(super) fn set_options(options: &mut ResolverOpts) {
     options.cache_size = 0;
     options.use_hosts_file = ResolveHosts::Never;
-    // The records of aliases expire too.
+    // Records of aliases expire too.
     options.preserve_intermediates = true;
 }
 
-/// Asks for both families at once. It counts as an answer if one of them is answered.
+/// Queries both families concurrently. A response for one of them is sufficient.
 pub(super) async fn answer(resolver: &TokioResolver, host: &str) -> Result<Answer, LookupError> {
-    // The dot at the end keeps the system's search list out.
+    // The trailing dot disables the system's search list.
     let name = format!("{}.", host.trim_end_matches('.'));
     let ask = |record_type| resolver.lookup(name.as_str(), record_type);
     let (v4, v6) = tokio::join!(ask(RecordType::A), ask(RecordType::AAAA));

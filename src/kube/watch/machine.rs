@@ -1,30 +1,30 @@
-//! What a watch does next, as a function of what happened: no clock, no sockets.
+//! State machine of a watch, without clock and sockets.
 
 use std::time::Duration;
 
 use super::Failure;
 use crate::base::SmolStr;
 
-/// The first wait after a failure.
+/// First delay after a failure.
 const FIRST_WAIT: Duration = Duration::from_millis(800);
-/// The longest wait between two tries.
+/// Longest delay between attempts.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
-/// A stream that lived as long was no failure, even if nothing came over it.
+/// Lifetime after which the end of a stream is not a failure, even without events.
 const LIVED: Duration = Duration::from_secs(5);
 
-/// What to ask the API server for.
+/// Next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// A page of the list, or all of it.
     List {
-        /// Where the last page ended.
+        /// Continue token of the previous page.
         token: Option<SmolStr>,
-        /// False after a list whose pages expired before they were read.
+        /// Whether the list is paged; false after pages expired before they were read.
         in_pages: bool,
     },
     /// Changes after a version.
     Watch {
-        /// The version.
+        /// Version.
         after: SmolStr,
     },
 }
@@ -32,15 +32,15 @@ pub(super) enum Ask {
 /// A page of a list.
 #[derive(Debug)]
 pub(super) struct Page<T> {
-    /// The objects.
+    /// Objects.
     pub(super) items: Vec<T>,
-    /// The version of the list.
+    /// Version of the list.
     pub(super) version: SmolStr,
-    /// Where the next page begins; none after the last.
+    /// Continue token; `None` on the last page.
     pub(super) token: Option<SmolStr>,
 }
 
-/// The state of one watch.
+/// State of one watch.
 pub(super) struct Machine<T> {
     state: State<T>,
     in_pages: bool,
@@ -61,7 +61,7 @@ impl<T> State<T> {
 }
 
 impl<T> Machine<T> {
-    /// A watch that begins. The seed decides by how much its waits differ from those of others.
+    /// Returns the initial state. The seed decides the jitter of its delays.
     pub(super) fn new(seed: u64) -> Self {
         Self {
             state: State::START,
@@ -71,7 +71,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// What to ask for.
+    /// Returns the next request.
     pub(super) fn ask(&self) -> Ask {
         match &self.state {
             State::Listing { token, .. } => Ask::List {
@@ -82,7 +82,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// A page came. After the last one: everything that there is.
+    /// Adds a page. Returns all objects after the last one.
     pub(super) fn page(&mut self, page: Page<T>) -> Option<Vec<T>> {
         let State::Listing { items, token } = &mut self.state else {
             return None;
@@ -98,7 +98,7 @@ impl<T> Machine<T> {
         Some(items)
     }
 
-    /// An event or a bookmark came: the watch resumes behind it from now on.
+    /// Records the version of an event or bookmark, after which the watch resumes.
     pub(super) fn progress(&mut self, seen: &str) {
         self.failures = 0;
         if let State::Watching { version } = &mut self.state
@@ -108,7 +108,7 @@ impl<T> Machine<T> {
         }
     }
 
-    /// The stream of changes ended by itself after this time. How long to wait before it is resumed.
+    /// Records the end of a stream after this lifetime. Returns the delay before it is resumed.
     pub(super) fn ended(&mut self, lived: Duration) -> Duration {
         if lived >= LIVED {
             self.failures = 0;
@@ -117,11 +117,11 @@ impl<T> Machine<T> {
         self.back_off(true)
     }
 
-    /// Something went wrong. How long to wait before the next try.
+    /// Records a failure. Returns the delay before the next attempt.
     pub(super) fn failed(&mut self, failure: &Failure) -> Duration {
         match failure {
             Failure::Gone(_) => {
-                // Pages that expire before they are read would do so for ever.
+                // Pages that expire before they are read would do so again.
                 if matches!(self.state, State::Listing { token: Some(_), .. }) {
                     self.in_pages = false;
                 }
@@ -129,13 +129,13 @@ impl<T> Machine<T> {
                 self.back_off(true)
             }
             Failure::Silent => Duration::ZERO,
-            // The connection was fine until now: the next one may be at once.
+            // The connection worked until now, so the next attempt follows at once.
             Failure::Dropped(_) => self.back_off(true),
             Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(false),
         }
     }
 
-    /// The wait doubles with each failure in a row, plus up to a quarter that differs by watch.
+    /// Returns the delay: doubled with each consecutive failure, plus a jitter of up to a quarter.
     fn back_off(&mut self, first_at_once: bool) -> Duration {
         let failures = self.failures;
         self.failures = failures.saturating_add(1);

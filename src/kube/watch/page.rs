@@ -1,4 +1,5 @@
-//! Reads answers of the API server. Lists are read object by object, so that one whole object at a time is in memory.
+//! Parses responses of the API server. Lists are parsed object by object, so that one whole object at a time is in
+//! memory.
 
 use std::{cell::RefCell, fmt};
 
@@ -17,7 +18,7 @@ pub(super) struct Line {
     /// `ADDED`, `MODIFIED`, `DELETED`, `BOOKMARK`, `ERROR`.
     #[serde(rename = "type")]
     pub(super) kind: SmolStr,
-    /// The object, or a `Status`.
+    /// Object, or a `Status`.
     #[serde(default)]
     pub(super) object: Value,
 }
@@ -30,7 +31,7 @@ struct ListMetadata {
     token: Option<SmolStr>,
 }
 
-/// Reads a page; `object` takes each object, `None` for those to pass over.
+/// Parses a page; `object` converts each object, `None` skips it.
 pub(super) fn page<T>(bytes: &[u8], object: &mut dyn FnMut(Value) -> Option<T>) -> Result<Page<T>, serde_json::Error> {
     let mut reader = serde_json::Deserializer::from_slice(bytes);
     let page = List(RefCell::new(object)).deserialize(&mut reader)?;
@@ -90,7 +91,7 @@ impl<'de, T> Visitor<'de> for Items<'_, '_, T> {
         f.write_str("items")
     }
 
-    /// An empty list of Go may be `null`.
+    /// Go encodes an empty list as `null`.
     fn visit_unit<E>(self) -> Result<Vec<T>, E> {
         Ok(Vec::new())
     }
