@@ -1,4 +1,4 @@
-//! What users write: one file per kind, each turns a document into a typed row and diagnostics.
+//! Resources as users write them: one file per kind, each converts a document to a typed row and diagnostics.
 //!
 //! Nothing here fails as a whole: an invalid object is a diagnostic that names it, beside the rows that are fine.
 

@@ -26,7 +26,7 @@ use crate::{
     xds::events::{Event, EventOptions, Events},
 };
 
-/// Where plugged-in CA certificates are mounted (`ROOT_CA_DIR`).
+/// Mount path of plugged-in CA certificates (`ROOT_CA_DIR`).
 const ROOT_CA_DIR: &str = "./etc/cacerts";
 
 /// A cluster that controllers write into.
@@ -38,9 +38,9 @@ pub struct Cluster {
     pub client: ::kube::Client,
     /// Watch metrics.
     pub metrics: WatchMetrics,
-    /// The control plane runs elsewhere.
+    /// Whether the control plane runs elsewhere.
     pub remote: bool,
-    /// This control plane distributes its root certificates there.
+    /// Whether this control plane distributes its root certificates there.
     pub led: bool,
     /// Stops its controllers.
     pub until: CancellationToken,
@@ -100,7 +100,7 @@ pub fn events(features: &Features) -> Option<(Events, mpsc::Receiver<Event>)> {
 }
 
 impl Controllers {
-    /// Starts the controllers of the config cluster. An error means that the name of a metric is taken.
+    /// Starts the controllers of the config cluster. Fails if the name of a metric is in use.
     pub fn start(
         environment: &Arc<Environment>,
         installation: &Installation,
@@ -135,7 +135,7 @@ impl Controllers {
             }
         }
         let election = controllers.start_in(config);
-        // Objects of a folder have no status that could be written.
+        // Objects of a folder have no writable status.
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
             controllers.analyse(&election);
@@ -151,12 +151,12 @@ impl Controllers {
         self.is_external() || self.exports_services()
     }
 
-    /// True if every Service is exported (`ENABLE_MCS_AUTO_EXPORT`).
+    /// Returns true if every Service is exported (`ENABLE_MCS_AUTO_EXPORT`).
     pub fn exports_services(&self) -> bool {
         self.installation.features.enable_mcs_auto_export
     }
 
-    /// The control plane runs outside of the clusters that it serves.
+    /// Returns true if the control plane runs outside the clusters that it serves.
     pub fn is_external(&self) -> bool {
         is_external(&self.environment.settings)
     }
@@ -261,7 +261,7 @@ impl Controllers {
     fn register(&self, config: &Cluster, events: mpsc::Receiver<Event>) -> Result<(), prometheus::Error> {
         let features = &self.installation.features;
         let age = match self.environment.settings.flags.keepalive_max_server_connection_age {
-            // Half as much again, because connections do not close exactly on time.
+            // Longer by half, because connections do not close exactly on time.
             Some(ConnectionAge::AtMost(age)) => age.checked_add(age / 2),
             Some(ConnectionAge::Infinite) | None => None,
         };

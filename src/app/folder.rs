@@ -1,4 +1,4 @@
-//! `--configDir`: a folder as the whole mesh, or as the configuration for the services of a cluster.
+//! `--configDir`: a folder as the whole mesh, or as configuration in addition to the services of a cluster.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
     settings::Settings,
 };
 
-/// An open folder and its first state.
+/// An open folder and its initial state.
 pub(super) struct Folder {
     source: FileSource,
     first: Vec<Change>,
@@ -59,12 +59,12 @@ impl Folder {
         Ok(Some(Self { source, first }))
     }
 
-    /// The variables of `env.yaml`.
+    /// Returns the variables of `env.yaml`.
     pub(super) fn env(&self) -> &BTreeMap<String, String> {
         self.source.env()
     }
 
-    /// Sends the first state, then watches the folder.
+    /// Sends the initial state, then watches the folder.
     pub(super) async fn start(self, environment: &Arc<Environment>, changes: mpsc::Sender<Vec<Change>>) {
         // An error means that the push loop ended, and then the process ends.
         if changes.send(self.first).await.is_ok() {

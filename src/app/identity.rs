@@ -1,5 +1,4 @@
-//! Who the control plane is and whom it believes: the CA, the own certificate, the trust of the mesh, the ways of knowing
-//! callers, and the service that signs for them.
+//! Identity and trust: the CA, the serving certificate, the mesh's roots, authenticators, and the CA service.
 
 use std::sync::Arc;
 
@@ -34,62 +33,62 @@ use crate::{
     xds::{Security, Server},
 };
 
-/// Why there is no identity. Not retryable: flags, variables or files are wrong.
+/// Reason why there is no identity. Not retryable: flags, variables or files are wrong.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The bundle of the CA.
+    /// Error of the CA bundle.
     #[error(transparent)]
     Authority(#[from] LocalError),
-    /// The signers of Kubernetes.
+    /// Error of Kubernetes signers.
     #[error(transparent)]
     Registration(#[from] RegistrationError),
-    /// The own certificate.
+    /// Error of the serving certificate.
     #[error(transparent)]
     Serving(#[from] ServingError),
-    /// The ways of knowing callers.
+    /// Error of authenticators.
     #[error(transparent)]
     Chain(#[from] ChainError),
-    /// TLS flags.
+    /// Error of TLS flags.
     #[error(transparent)]
     Options(#[from] TlsOptionsError),
-    /// What TLS flags leave over.
+    /// Error of rustls with these flags.
     #[error("invalid TLS configuration: {0}")]
     Tls(#[from] rustls::Error),
-    /// The name of a metric is taken.
+    /// The name of a metric is in use.
     #[error(transparent)]
     Metrics(#[from] prometheus::Error),
 }
 
-/// What an identity is made from.
+/// Inputs of an identity.
 pub(super) struct Parts<'a> {
     pub(super) environment: &'a Arc<Environment>,
     pub(super) installation: &'a Installation,
-    /// The config cluster.
+    /// Config cluster.
     pub(super) client: Option<Client>,
-    /// All clusters.
+    /// Clients of all clusters.
     pub(super) clients: Option<Clients>,
     pub(super) watches: WatchMetrics,
     pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    /// Fetches what users and operators name by URL.
+    /// Fetcher of documents that users and operators name by URL.
     pub(super) fetcher: Fetcher,
 }
 
-/// See the module's text.
+/// Identity and trust of the control plane.
 pub(super) struct Identity {
-    /// The ways of knowing callers of configuration and debug pages.
+    /// Authenticators of configuration streams and debug pages.
     pub(super) authenticators: Authenticators,
-    /// How callers of ADS are known; none if they are not (`XDS_AUTH`).
+    /// Authentication of ADS streams; `None` if disabled (`XDS_AUTH`).
     pub(super) security: Option<Security>,
-    /// What the mesh trusts; none if this process has nothing to do with the CA.
+    /// Roots of the mesh; `None` if this process does not distribute them.
     pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
-    /// Makes TLS connections; none if nothing is served with TLS.
+    /// Accepts TLS connections; `None` if nothing is served with TLS.
     pub(super) acceptor: Option<Acceptor>,
-    /// The methods of the CA.
+    /// Methods of the CA service.
     pub(super) methods: Vec<Arc<dyn Unary>>,
 }
 
 impl Identity {
-    /// The servers of the plaintext port and of the secure one. Certificates are signed at the secure port, if there is one.
+    /// Returns the routers of the plaintext and the secure port. The CA service is on the secure port, if there is one.
     pub(super) fn routers(self, xds: Server) -> (Router<Server>, Option<(Router<Server>, Acceptor)>) {
         let xds = match self.security {
             Some(security) => xds.with_security(security),
@@ -105,7 +104,7 @@ impl Identity {
     }
 }
 
-/// Starts everything.
+/// Starts all parts.
 pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let Parts {
         environment,
@@ -174,7 +173,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     })
 }
 
-/// The CA: this process, or a signer of Kubernetes (`EXTERNAL_CA`); then there is no authority here.
+/// Starts the CA: this process, or a Kubernetes signer (`EXTERNAL_CA`), which has no authority in this process.
 async fn authority(
     parts: &Parts<'_>,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
@@ -218,7 +217,7 @@ async fn authority(
     Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
 }
 
-/// A signer that refuses all requests: this control plane is not the CA (`ENABLE_CA_SERVER=false`).
+/// Refuses all requests, because this control plane is not the CA (`ENABLE_CA_SERVER=false`).
 struct DisabledSigner;
 
 impl Signer for DisabledSigner {
@@ -231,7 +230,7 @@ impl Signer for DisabledSigner {
     }
 }
 
-/// The ways of knowing callers.
+/// Returns the authenticators.
 fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
     let features = &parts.installation.features;
     let own_token = std::fs::read_to_string(ISTIO_TOKEN_PATH).ok();
@@ -245,7 +244,7 @@ fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Re
     Ok(options.chains(&parts.fetcher, domains))
 }
 
-/// Who may have certificates of others: proxies of nodes.
+/// Returns the accounts that may request certificates for others: node proxies.
 fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> MayImpersonate {
     let accounts = &parts.installation.features.ca_trusted_node_accounts;
     let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), parts.mesh.clone());
@@ -261,7 +260,7 @@ fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains
     })
 }
 
-/// Follows the mesh config: which trust domains are ours.
+/// Watches the trust domains of the mesh config.
 fn domains(
     environment: &Environment,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,

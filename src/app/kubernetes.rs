@@ -36,12 +36,12 @@ use crate::{
     xds::events::Event,
 };
 
-/// Where mesh config is mounted.
+/// Mount path of the mesh config.
 const MESH_FILE: &str = "./etc/istio/config/mesh";
-/// Where networks are mounted.
+/// Mount path of the networks.
 const NETWORKS_FILE: &str = "./etc/istio/config/meshNetworks";
 
-/// A client of the config cluster, unless everything comes from a folder.
+/// Returns a client of the config cluster, unless everything comes from a folder.
 pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, ClientError> {
     if settings.is_folder_only() {
         return Ok(None);
@@ -113,17 +113,17 @@ impl Kubernetes {
         })
     }
 
-    /// The remote clusters.
+    /// Returns the remote clusters.
     pub(super) fn remote(&self) -> watch::Receiver<Arc<RemoteClusters>> {
         self.remote.clone()
     }
 
-    /// The client of the config cluster.
+    /// Returns the client of the config cluster.
     pub(super) fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The clients of all clusters.
+    /// Returns the clients of all clusters.
     pub(super) fn clients(&self, environment: &Environment, installation: &Installation) -> Clients {
         let own = (installation.cluster.clone(), self.client.clone());
         clients::follow(environment, own, self.remote())

@@ -28,7 +28,7 @@ use crate::{
     xds::server::Server,
 };
 
-/// Opens the ports of pages. Empty addresses move what they serve to `--httpAddr`.
+/// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`.
 pub(super) fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,

@@ -1,4 +1,4 @@
-//! Remote clusters: where they are declared, and how their sources start.
+//! Remote clusters: origin of their declarations, and start of their sources.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -29,33 +29,33 @@ use crate::{
     model::{Change, Installation},
 };
 
-/// Events of the watch of Secrets that wait at most.
+/// Queue length of the watch of Secrets, in events.
 const EVENTS: usize = 16;
 
-/// What remote clusters share with the config cluster.
+/// Inputs shared with the config cluster.
 pub struct Parts<'a> {
     pub environment: &'a Arc<Environment>,
     pub installation: &'a Installation,
-    /// The API server of the config cluster.
+    /// Client of the config cluster.
     pub client: ::kube::Client,
     pub shared: &'a Arc<IngestContext>,
-    /// What decides which objects count.
+    /// Filters of objects.
     pub filters: watch::Receiver<Option<Filters>>,
     pub changes: mpsc::Sender<Vec<Change>>,
 }
 
-/// Why remote clusters cannot be followed.
+/// Reason why remote clusters cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
-    /// `LOCAL_CLUSTER_SECRET_WATCHER` asks for the cluster that istiod runs in, which cannot be reached.
+    /// `LOCAL_CLUSTER_SECRET_WATCHER` requires the cluster that istiod runs in, which is not accessible.
     #[error("cannot watch remote cluster Secrets (LOCAL_CLUSTER_SECRET_WATCHER): {0}")]
     Local(#[from] ClientError),
-    /// Two metrics have one name; a defect.
+    /// Two metrics have the same name; a bug.
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
 }
 
-/// Follows the declarations of remote clusters. The receiver always holds the present state; the start of istiod waits
+/// Watches the declarations of remote clusters. The receiver always has the present state; the start of istiod waits
 /// until it is ready.
 pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteClusters>>, RemoteError> {
     let environment = parts.environment;
@@ -76,7 +76,7 @@ pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteCluster
     Ok(shown)
 }
 
-/// Makes the client of a cluster and reads it.
+/// Returns a function that creates the client of a cluster and starts reading it.
 fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
     Arc::new(move |start| {
         let (shared, filters) = (shared.clone(), filters.clone());
@@ -132,13 +132,13 @@ async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, Cli
     Ok(Declarations::Secrets(events))
 }
 
-/// Names the clusters, by their ids or `*`, whose control planes write into a cluster; on the control plane's namespace
-/// there.
+/// Annotation on a remote cluster's control plane namespace: ids of the clusters, or `*`, whose control planes write
+/// into it.
 const LEADERS: &str = "topology.istio.io/controlPlaneClusters";
-/// How long is waited before the namespace is asked for again.
+/// Delay before the namespace is read again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Starts what writes into remote clusters, where there is such, and ends it with the source of the cluster.
+/// Starts the controllers of remote clusters, if there are any, and stops them with the source of the cluster.
 pub async fn control(
     controllers: Controllers,
     metrics: WatchMetrics,

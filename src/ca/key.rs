@@ -109,7 +109,7 @@ impl PrivateKey {
         Ok(Self { pair, kind, pem })
     }
 
-    /// What it is.
+    /// Kind.
     pub fn kind(&self) -> KeyKind {
         self.kind
     }

@@ -47,7 +47,7 @@ pub struct RootSource {
     pub cluster: ClusterId,
     /// The control plane's namespace.
     pub namespace: String,
-    /// Where watches are counted.
+    /// Watch metrics.
     pub metrics: WatchMetrics,
 }
 

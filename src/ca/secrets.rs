@@ -68,7 +68,7 @@ pub struct KubernetesSecretStore {
     pub cluster: ClusterId,
     /// The control plane's namespace.
     pub namespace: String,
-    /// Where watches are counted.
+    /// Watch metrics.
     pub metrics: WatchMetrics,
 }
 

@@ -35,7 +35,7 @@ pub struct CreateRemoteSecretFlags {
     /// cluster.
     #[arg(long = "type", value_enum, default_value_t = SecretType::Remote)]
     secret_type: SecretType,
-    /// How the control plane authenticates itself.
+    /// Authentication of the control plane.
     #[arg(long, value_enum, default_value_t = AuthType::BearerToken)]
     auth_type: AuthType,
     /// Name of the auth provider, with --auth-type=plugin.

@@ -344,7 +344,7 @@ async fn a_server_that_hangs_costs_no_more_than_the_time() {
     assert_eq!(fetcher.get(&url, timeout).await, Err(FetchError::Timeout(timeout)));
 }
 
-/// What a server says with an error stays here: it may be one that the user could not reach.
+/// The body of an error is not shown: it may come from a server that the user could not reach.
 #[tokio::test]
 async fn r6_an_error_does_not_repeat_the_answer() {
     let answer = "HTTP/1.1 500 Oops\r\ncontent-length: 6\r\n\r\nsecret";

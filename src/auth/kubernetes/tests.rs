@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// What an API server was asked, and what it answers.
+/// Requests to an API server, and its responses.
 struct Server {
     asked: Arc<AtomicUsize>,
     client: Client,

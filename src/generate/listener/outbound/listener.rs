@@ -112,7 +112,7 @@ impl ChainKind {
 pub(crate) struct OutboundListener<'a> {
     /// Builder of filters.
     pub(crate) stack: FilterStack<'a>,
-    /// What it is built from.
+    /// Inputs.
     pub(crate) key: &'a OutboundKey,
 }
 
