@@ -9,6 +9,7 @@ mod derive;
 mod index;
 mod memo;
 mod reads;
+mod refcounts;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -23,6 +24,7 @@ pub use derive::{Derived, Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
 pub use memo::{Memo, Memoized};
 pub use reads::Reads;
+pub use refcounts::{Refcounts, Users};
 pub use transaction::{ChangeSet, Transaction};
 
 use imbl::OrdMap;

@@ -236,7 +236,7 @@ impl SizeMetrics {
     }
 
     fn set(&self, held: &StoreSize, model_reads: usize) {
-        self.proxies.set(held.members as i64);
+        self.proxies.set(held.connections as i64);
         self.groups.set(held.groups as i64);
         self.parts.set(held.parts as i64);
         self.lists.set(held.lists as i64);
@@ -383,8 +383,8 @@ mod tests {
             model_reads,
         };
         let held = StoreSize {
-            members: 2000,
-            profiles: 60,
+            connections: 2000,
+            classes: 60,
             groups: 50,
             parts: 7,
             lists: 6,

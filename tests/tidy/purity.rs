@@ -44,8 +44,8 @@ const MEMOS: [&str; 6] = [
     "src/generate/route/sidecar/listing.rs",
     "src/generate/route/virtual_host.rs",
     "src/generate/store.rs",
-    "src/generate/store/members.rs",
-    "src/generate/store/views.rs",
+    "src/generate/store/connections.rs",
+    "src/generate/store/maps.rs",
 ];
 
 pub(super) fn trials() -> Vec<Trial> {

@@ -9,7 +9,7 @@ use crate::{
     model::{Batch, Change, Installation, World, fixture as model},
 };
 
-/// One more service beside [`fixture::APP`].
+/// A second service.
 const MORE: &str = "
 apiVersion: v1
 kind: Service
@@ -17,17 +17,17 @@ metadata: {name: b}
 spec: {clusterIP: 10.0.0.2, selector: {app: b}, ports: [{name: http, port: 80}]}
 ";
 
-/// A world with a store that follows it.
-struct Bed {
+/// A world with a store.
+struct Harness {
     world: World,
     store: ConfigStore,
-    /// What the last update evaluated.
+    /// The evaluations of the last update.
     evaluated: Evaluations,
-    /// The members that it moved.
+    /// The connections that the last update moved.
     moved: Vec<u64>,
 }
 
-impl Default for Bed {
+impl Default for Harness {
     fn default() -> Self {
         Self {
             world: World::new(Installation::default()),
@@ -38,7 +38,7 @@ impl Default for Bed {
     }
 }
 
-/// Runs on the calling thread, and keeps the types of the keys.
+/// Runs on the calling thread and records the types of the keys.
 #[derive(Default)]
 struct Evaluations(RefCell<Vec<TypeId>>);
 
@@ -55,43 +55,43 @@ impl Evaluations {
     }
 }
 
-impl Bed {
+impl Harness {
     fn commit(&mut self, batch: Batch) {
         let commit = self.world.commit(batch);
         self.update(&commit.snapshot, &commit.changes, ProxyEvents::default());
     }
 
-    fn joins(&mut self, number: u64, namespace: &str) {
-        self.joins_with(number, namespace, &json!({}));
+    fn connect(&mut self, number: u64, namespace: &str) {
+        self.connect_with(number, namespace, &json!({}));
     }
 
-    fn joins_with(&mut self, number: u64, namespace: &str, metadata: &Value) {
+    fn connect_with(&mut self, number: u64, namespace: &str, metadata: &Value) {
         let node = format!("sidecar~10.9.0.{number}~p-{number}.{namespace}~{namespace}.svc.cluster.local");
         let proxy = Arc::new(fixture::client(&node, metadata));
-        self.membership(ProxyEvents {
+        self.apply(ProxyEvents {
             connected: vec![(ConnectionId(number), proxy)],
             ..ProxyEvents::default()
         });
     }
 
-    fn leaves(&mut self, number: u64) {
-        self.membership(ProxyEvents {
+    fn disconnect(&mut self, number: u64) {
+        self.apply(ProxyEvents {
             disconnected: vec![ConnectionId(number)],
             ..ProxyEvents::default()
         });
     }
 
-    fn membership(&mut self, membership: ProxyEvents) {
+    fn apply(&mut self, events: ProxyEvents) {
         let mesh = self.world.snapshot();
-        self.update(&mesh, &ChangeSet::default(), membership);
+        self.update(&mesh, &ChangeSet::default(), events);
     }
 
-    /// The totals that are kept are those that are counted.
-    fn update(&mut self, mesh: &MeshSnapshot, changes: &ChangeSet, membership: ProxyEvents) {
+    /// Updates the store and checks its totals by counting.
+    fn update(&mut self, mesh: &MeshSnapshot, changes: &ChangeSet, events: ProxyEvents) {
         self.evaluated = Evaluations::default();
-        let update = self.store.update(mesh, changes, membership, &self.evaluated);
+        let update = self.store.update(mesh, changes, events, &self.evaluated);
         assert!(update.panics.is_empty(), "{:?}", update.panics);
-        self.moved = update.moved.iter().map(|(member, _)| member.0).collect();
+        self.moved = update.moved.iter().map(|(id, _)| id.0).collect();
         let rows = self.store.resources.table().rows(&Cx::untracked()).clone();
         let counted: usize = rows.iter().map(|(_, built)| built.bytes()).sum();
         let size = self.store.size();
@@ -105,32 +105,32 @@ fn rows(file: &str) -> Batch {
 }
 
 #[test]
-fn totals_follow_what_comes_changes_and_goes() {
-    let mut bed = Bed::default();
-    bed.commit(rows(fixture::APP));
-    assert_eq!(bed.store.size(), StoreSize::default(), "nobody wants anything");
-    bed.joins(1, "default");
-    let one = bed.store.size();
+fn sizes_follow_additions_changes_and_removals() {
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
+    assert_eq!(harness.store.size(), StoreSize::default(), "no proxy is connected");
+    harness.connect(1, "default");
+    let one = harness.store.size();
     assert!(one.bytes > 0 && one.reads > 0, "{one:?}");
-    bed.joins(2, "default");
-    bed.joins(3, "elsewhere");
-    bed.commit(rows(MORE));
-    let more = bed.store.size();
+    harness.connect(2, "default");
+    harness.connect(3, "elsewhere");
+    harness.commit(rows(MORE));
+    let more = harness.store.size();
     assert!(more.bytes > one.bytes && more.groups > one.groups, "{more:?}");
-    bed.commit(rows(&MORE.replace("port: 80", "port: 8080, appProtocol: http2")));
+    harness.commit(rows(&MORE.replace("port: 80", "port: 8080, appProtocol: http2")));
     let gone = rows(MORE).into_iter().filter_map(|change| match change {
         Change::Upsert(row) if row.kind() == Kind::Service => Some(Change::Remove(row.kind(), row.key().clone())),
         _ => None,
     });
-    bed.commit(gone.collect());
-    bed.leaves(3);
-    bed.leaves(2);
-    assert_eq!(bed.store.size(), one, "as it was");
-    bed.leaves(1);
-    assert_eq!(bed.store.size(), StoreSize::default(), "nothing is left");
+    harness.commit(gone.collect());
+    harness.disconnect(3);
+    harness.disconnect(2);
+    assert_eq!(harness.store.size(), one, "the size from before");
+    harness.disconnect(1);
+    assert_eq!(harness.store.size(), StoreSize::default(), "the store is empty");
 }
 
-/// Selects a member by its node.
+/// Selects a proxy by its node.
 const SIDECAR: &str = "
 apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -138,7 +138,7 @@ metadata: {name: one}
 spec: {workloadSelector: {labels: {kubernetes.io/hostname: n1}}, egress: [{hosts: ['./*']}]}
 ";
 
-/// For a member with this name.
+/// Selects a proxy by its name.
 const FILTER: &str = "
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
@@ -150,7 +150,7 @@ spec:
     patch: {operation: MERGE, value: {connect_timeout: 3s}}
 ";
 
-/// Has a listener at an address of the workload's.
+/// Has a listener at an address of the workload.
 const LISTENER: &str = "
 apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -161,62 +161,72 @@ spec:
 ";
 
 /// Two replicas of one workload.
-fn replicas() -> Bed {
-    let mut bed = Bed::default();
-    bed.commit(rows(fixture::APP));
+fn replicas() -> Harness {
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
     for number in [1, 2] {
         let labels = json!({"app": "a", "apps.kubernetes.io/pod-index": number.to_string()});
         let metadata = json!({"NAME": format!("p-{number}"), "NODE_NAME": format!("n{number}"), "LABELS": labels});
-        bed.joins_with(number, "default", &metadata);
+        harness.connect_with(number, "default", &metadata);
     }
-    bed
+    harness
 }
 
 #[test]
 fn replicas_are_selected_once() {
-    let mut bed = replicas();
+    let mut harness = replicas();
     assert_eq!(
-        (bed.evaluated.of::<ConnectionId>(), bed.evaluated.of::<ProxyClassKey>()),
+        (
+            harness.evaluated.of::<ConnectionId>(),
+            harness.evaluated.of::<ProxyClassKey>()
+        ),
         (1, 0)
     );
-    assert_eq!((bed.moved.as_slice(), bed.store.size().profiles), (&[2][..], 1));
+    assert_eq!((harness.moved.as_slice(), harness.store.size().classes), (&[2][..], 1));
     let everywhere = SIDECAR.replace("workloadSelector: {labels: {kubernetes.io/hostname: n1}}, ", "");
-    bed.commit(rows(&everywhere));
+    harness.commit(rows(&everywhere));
     assert_eq!(
-        (bed.evaluated.of::<ConnectionId>(), bed.evaluated.of::<ProxyClassKey>()),
+        (
+            harness.evaluated.of::<ConnectionId>(),
+            harness.evaluated.of::<ProxyClassKey>()
+        ),
         (0, 1)
     );
-    assert_eq!(bed.moved, [1, 2], "both go where the one evaluation leads");
+    assert_eq!(harness.moved, [1, 2], "one evaluation moves both");
 
-    bed.joins_with(3, "default", &json!({"LABELS": {"app": "other"}}));
+    harness.connect_with(3, "default", &json!({"LABELS": {"app": "other"}}));
     assert_eq!(
-        bed.evaluated.of::<ProxyClassKey>(),
+        harness.evaluated.of::<ProxyClassKey>(),
         1,
-        "other labels are another profile"
+        "other labels make another class"
     );
-    assert_eq!(bed.store.size().profiles, 2);
-    bed.leaves(3);
-    assert_eq!(bed.store.size().profiles, 1);
-    bed.leaves(1);
-    assert_eq!(bed.store.size().profiles, 1, "somebody has it");
-    bed.leaves(2);
-    assert_eq!(bed.store.size(), StoreSize::default(), "nothing is left");
+    assert_eq!(harness.store.size().classes, 2);
+    harness.disconnect(3);
+    assert_eq!(harness.store.size().classes, 1);
+    harness.disconnect(1);
+    assert_eq!(harness.store.size().classes, 1, "a connection still has the class");
+    harness.disconnect(2);
+    assert_eq!(harness.store.size(), StoreSize::default(), "the store is empty");
 }
 
 #[test]
-fn replicas_are_told_apart_where_something_asks_for_it() {
+fn replicas_differ_if_config_depends_on_their_attributes() {
     for asking in [SIDECAR, FILTER, LISTENER] {
-        let mut bed = replicas();
-        let before = bed.store.size();
-        bed.commit(rows(asking));
-        assert_eq!((bed.store.size().profiles, bed.store.size().groups), (2, 2), "{asking}");
+        let mut harness = replicas();
+        let before = harness.store.size();
+        harness.commit(rows(asking));
+        assert_eq!(
+            (harness.store.size().classes, harness.store.size().groups),
+            (2, 2),
+            "{asking}"
+        );
         let gone = rows(asking).into_iter().filter_map(|change| match change {
             Change::Upsert(row) if [Kind::Sidecar, Kind::EnvoyFilter].contains(&row.kind()) => {
                 Some(Change::Remove(row.kind(), row.key().clone()))
             }
             _ => None,
         });
-        bed.commit(gone.collect());
-        assert_eq!(bed.store.size(), before, "as it was, without {asking}");
+        harness.commit(gone.collect());
+        assert_eq!(harness.store.size(), before, "the size from before, without {asking}");
     }
 }

@@ -1,4 +1,4 @@
-//! The maps of resources by name that lists come to.
+//! Resources by name, assembled from the lists of parts.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::{
 /// One map for each type.
 pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()];
 
-/// The maps of a whole list; the first resource of a name wins.
-pub(super) fn whole_views(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> PartResourceMaps {
+/// Assembles the maps of a whole list. The first resource of a name wins.
+pub(super) fn assemble(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> PartResourceMaps {
     let cx = Cx::untracked();
     let mut maps: Vec<PartResources> = ResourceType::ALL.iter().map(|_| PartResources::default()).collect();
     for listed in list {
@@ -28,11 +28,11 @@ pub(super) fn whole_views(list: &[ListedResource], resources: &Table<ResourceKey
         else {
             continue;
         };
-        let ctx = &mut maps[listed.resource_type as usize];
-        match ctx.resources.insert(resource.name.clone(), resource.clone()) {
-            None => ctx.digest = ctx.digest.wrapping_add(resource.version.value()),
+        let map = &mut maps[listed.resource_type as usize];
+        match map.resources.insert(resource.name.clone(), resource.clone()) {
+            None => map.digest = map.digest.wrapping_add(resource.version.value()),
             Some(first) => {
-                ctx.resources.insert(first.name.clone(), first);
+                map.resources.insert(first.name.clone(), first);
             }
         }
     }
@@ -40,9 +40,9 @@ pub(super) fn whole_views(list: &[ListedResource], resources: &Table<ResourceKey
     std::array::from_fn(|_| maps.next().expect("because there is one map for each type"))
 }
 
-/// Replaces single resources; false if names collide, so that the whole list has to decide.
-pub(super) fn patch_views<'a>(
-    views: &mut PartResourceMaps,
+/// Replaces single resources. Returns false if names collide, in which case the whole list must be assembled again.
+pub(super) fn patch<'a>(
+    maps: &mut PartResourceMaps,
     listed: impl Iterator<Item = &'a ListedResource>,
     old: &FxHashMap<&ResourceKey, Option<&Shared<Built>>>,
     resources: &Table<ResourceKey, Built>,
@@ -55,21 +55,21 @@ pub(super) fn patch_views<'a>(
             .flatten()
             .and_then(|built| built.resource.clone());
         let after = resources.get(&cx, &listed.key).and_then(|built| built.resource.clone());
-        let ctx = Arc::make_mut(&mut views[listed.resource_type as usize]);
+        let map = Arc::make_mut(&mut maps[listed.resource_type as usize]);
         if let Some(before) = before {
-            match ctx.resources.get(&before.name) {
+            match map.resources.get(&before.name) {
                 Some(held) if Arc::ptr_eq(held, &before) => {}
                 _ => return false,
             }
-            ctx.resources.remove(&before.name);
-            ctx.digest = ctx.digest.wrapping_sub(before.version.value());
+            map.resources.remove(&before.name);
+            map.digest = map.digest.wrapping_sub(before.version.value());
         }
         if let Some(after) = after {
-            if ctx.resources.contains_key(&after.name) {
+            if map.resources.contains_key(&after.name) {
                 return false;
             }
-            ctx.digest = ctx.digest.wrapping_add(after.version.value());
-            ctx.resources.insert(after.name.clone(), after);
+            map.digest = map.digest.wrapping_add(after.version.value());
+            map.resources.insert(after.name.clone(), after);
         }
     }
     true

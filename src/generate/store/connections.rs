@@ -1,0 +1,220 @@
+//! Connected proxies of the store: each has a class, and each class a group.
+//!
+//! Only the class is computed for each proxy. Selection runs once for each class and is kept while a proxy has the
+//! class. A proxy therefore records only the reads of its class, and a change that selection reads costs one
+//! evaluation for each class.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, evaluate};
+use crate::{
+    base::Shared,
+    generate::{
+        Proxy, ProxyGroupKey, RequestedResources, plan,
+        proxy_class::{ProxyClass, ProxyClassKey},
+    },
+    table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction, Users},
+};
+
+/// See the module documentation.
+pub(super) struct Connections {
+    all: FxHashMap<ConnectionId, Connection>,
+    /// The reads of the classes.
+    reads: Reads<ConnectionId>,
+    groups: Derived<ProxyClassKey, ProxyGroupKey>,
+    classes: Users<ProxyClassKey, ConnectionId>,
+    /// The request of connections that have sent none.
+    no_request: Shared<RequestedResources>,
+}
+
+struct Connection {
+    proxy: Arc<Proxy>,
+    requested: Shared<RequestedResources>,
+    /// `None` until the class is computed without a panic.
+    class: Option<ProxyClassKey>,
+    /// `None` until selection succeeds without a panic.
+    group: Option<ProxyGroupKey>,
+}
+
+/// Users that were removed in an update.
+#[derive(Default)]
+struct Released {
+    /// Groups that lost a connection, once for each lost connection.
+    groups: Vec<ProxyGroupKey>,
+    /// Classes that lost their last connection. They may have new ones by the end of the update.
+    classes: Vec<ProxyClassKey>,
+}
+
+impl Connections {
+    pub(super) fn new(id: RelationId) -> Self {
+        Self {
+            all: FxHashMap::default(),
+            reads: Reads::default(),
+            groups: Derived::new(id),
+            classes: Users::default(),
+            no_request: Shared::default(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Returns the number of classes.
+    pub(super) fn classes(&self) -> usize {
+        self.classes.len()
+    }
+
+    pub(super) fn recorded_reads(&self) -> usize {
+        self.reads.recorded() + self.groups.recorded_reads()
+    }
+
+    pub(super) fn proxy(&self, id: ConnectionId) -> Option<&Arc<Proxy>> {
+        self.all.get(&id).map(|connection| &connection.proxy)
+    }
+
+    pub(super) fn group(&self, id: ConnectionId) -> Option<&ProxyGroupKey> {
+        self.all.get(&id).and_then(|connection| connection.group.as_ref())
+    }
+
+    /// Ends an update.
+    pub(super) fn forget_changes(&mut self) {
+        self.groups.begin();
+    }
+
+    /// Updates the groups of all connections. Returns the groups that lost a connection, once for each lost connection.
+    pub(super) fn update(
+        &mut self,
+        tx: &mut Transaction,
+        inputs: BuildInputs,
+        events: ProxyEvents,
+        executor: &impl Executor,
+        update: &mut StoreUpdate,
+    ) -> Vec<ProxyGroupKey> {
+        let mut released = Released::default();
+        let candidates = self.apply(events, &mut released);
+        let (new, mut moved) = self.classify(tx, inputs, &candidates, executor, update, &mut released);
+        let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
+        evaluate(&mut self.groups, tx, &new, executor, &mut update.panics, select);
+        for (class, ..) in self.groups.writer().changes() {
+            moved.extend(self.classes.get(class));
+        }
+        moved.sort_unstable();
+        moved.dedup();
+        for id in moved {
+            self.move_to_group_of_class(id, &mut released, update);
+        }
+        for class in released.classes {
+            if !self.classes.contains(&class) {
+                self.groups.forget(tx, &class);
+            }
+        }
+        released.groups
+    }
+
+    /// Applies connects, disconnects and changed requests. Returns the connections that need a class.
+    fn apply(&mut self, events: ProxyEvents, released: &mut Released) -> Vec<ConnectionId> {
+        for id in events.disconnected {
+            let Some(connection) = self.all.remove(&id) else {
+                continue;
+            };
+            self.reads.forget(&id);
+            released.groups.extend(connection.group);
+            if let Some(class) = connection.class {
+                self.release_class(id, class, released);
+            }
+        }
+        let mut candidates = Vec::with_capacity(events.connected.len());
+        self.all.reserve(events.connected.len());
+        for (id, proxy) in events.connected {
+            candidates.push(id);
+            let connection = Connection {
+                proxy,
+                requested: self.no_request.clone(),
+                class: None,
+                group: None,
+            };
+            self.all.insert(id, connection);
+        }
+        for (id, requested) in events.requested {
+            if let Some(connection) = self.all.get_mut(&id) {
+                connection.requested = requested;
+                candidates.push(id);
+            }
+        }
+        candidates
+    }
+
+    /// Computes classes. Returns the classes that are new and the connections whose class changed.
+    fn classify(
+        &mut self,
+        tx: &Transaction,
+        inputs: BuildInputs,
+        candidates: &[ConnectionId],
+        executor: &impl Executor,
+        update: &mut StoreUpdate,
+        released: &mut Released,
+    ) -> (Vec<ProxyClassKey>, Vec<ConnectionId>) {
+        let (mut new, mut changed) = (Vec::new(), Vec::new());
+        let dirty = self.reads.dirty(tx, candidates);
+        self.reads.reserve(candidates.len());
+        let all = &self.all;
+        let class_of = |cx: &Cx, id: &ConnectionId| {
+            let connection = all.get(id)?;
+            let class = ProxyClass::of(&inputs.ctx(cx), &connection.proxy, &connection.requested);
+            Some(ProxyClassKey::new(class))
+        };
+        for evaluated in executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
+            let (id, outcome) = self.reads.apply(evaluated);
+            let class = match outcome {
+                Outcome::Row(class) => class,
+                Outcome::Panicked => {
+                    update.panics.push(format!("{id:?}"));
+                    None
+                }
+            };
+            let (Some(class), Some(connection)) = (class, self.all.get_mut(&id)) else {
+                continue;
+            };
+            if connection.class.as_ref() == Some(&class) {
+                continue;
+            }
+            changed.push(id);
+            let class = if let Some(held) = self.classes.key(&class) {
+                held.clone()
+            } else {
+                new.push(class.clone());
+                class
+            };
+            self.classes.add(&class, id);
+            if let Some(old) = connection.class.replace(class) {
+                self.release_class(id, old, released);
+            }
+        }
+        (new, changed)
+    }
+
+    fn release_class(&mut self, id: ConnectionId, class: ProxyClassKey, released: &mut Released) {
+        if self.classes.remove(&class, &id) {
+            released.classes.push(class);
+        }
+    }
+
+    /// Moves a connection to the group of its class. If selection of the class panicked, the connection keeps its group.
+    fn move_to_group_of_class(&mut self, id: ConnectionId, released: &mut Released, update: &mut StoreUpdate) {
+        let Some(connection) = self.all.get_mut(&id) else {
+            return;
+        };
+        let Some(class) = &connection.class else { return };
+        let group = self.groups.table().get(&Cx::untracked(), class);
+        let Some(group) = group.map(|group| ProxyGroupKey::clone(group)) else {
+            return;
+        };
+        if connection.group.as_ref() != Some(&group) {
+            update.moved.push((id, group.clone()));
+            released.groups.extend(connection.group.replace(group));
+        }
+    }
+}
