@@ -408,7 +408,7 @@ def compile_istiod():
     if binary.exists():
         duration = "seconds, or about a minute if sources changed"
     else:
-        duration = f"about 5 minutes on 2 cores the first time; this machine has {os.cpu_count()}"
+        duration = f"about 4 minutes on 2 cores the first time; this machine has {os.cpu_count()}"
     step(2, f"Compile istiod ({duration})")
     command = ["cargo", "build", "--locked", "--profile", "quick", "--no-default-features", "--bin", "istiod"]
     try:
