@@ -9,19 +9,20 @@ mod kubernetes;
 mod listen;
 mod process;
 pub mod remote;
+#[cfg(test)]
+mod tests;
 mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
 use ::kube::Client;
-use futures::{FutureExt, future::BoxFuture};
 use tokio::{
     runtime::Handle,
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
 };
 
-use self::{folder::Folder, identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
+use self::{identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
 use crate::{
     admin::{debug, metrics::PushMetrics},
     auth::tls::Acceptor,
@@ -29,11 +30,12 @@ use crate::{
     ca::TrustBundle,
     environment::{self, Environment},
     ingest::{
-        access,
+        access::AccessReviews,
         diagnostics::{self, Report},
-        file::FileError,
-        jwks::KeyReports,
-        resolve,
+        file::{FileError, FileSource},
+        jwks::{Jwks, JwksSettings},
+        resolve::DnsResolver,
+        source::{SourceEnded, Sources},
     },
     kube::{
         client::{ClientError, install_cryptography},
@@ -77,9 +79,9 @@ pub enum AppError {
     /// The thread that owns the model ended. The process must be restarted.
     #[error("the model thread ended unexpectedly; this is a defect of istiod")]
     WorldEnded,
-    /// The task that reads the config cluster ended. The process must be restarted.
-    #[error("the config cluster watch ended unexpectedly; this is a defect of istiod")]
-    SourceEnded,
+    /// The task of a source ended. The process must be restarted.
+    #[error(transparent)]
+    SourceEnded(#[from] SourceEnded),
     /// The config cluster is not accessible.
     #[error(transparent)]
     Client(#[from] ClientError),
@@ -128,8 +130,8 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
 /// 2. [`start_push`] starts the push loop, because every source sends its changes to it.
 /// 3. [`Parts::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and debug pages
 ///    work while sources sync.
-/// 4. [`Parts::sync`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that connected
-///    earlier would receive an incomplete configuration.
+/// 4. [`Sources::synced`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that
+///    connected earlier would receive an incomplete configuration.
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
 async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<(), AppError> {
     let Prepared {
@@ -139,11 +141,11 @@ async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<()
         client,
     } = prepare(environment).await?;
     let push = start_push(environment, &installation)?;
-    let mut parts = Parts::start(environment, installation, client, push, report).await?;
+    let mut parts = Parts::start(environment, installation, folder, client, push, report).await?;
     let model = parts.push.inspect.clone();
-    let source_ended = parts.source_ended();
+    let source_ended = parts.sources.ended();
     let serving = async move {
-        parts.sync(folder).await?;
+        parts.sources.synced().await?;
         parts.open(ca_runtime).await?;
         parts.start_controllers()?;
         std::future::pending::<Result<(), AppError>>().await
@@ -152,7 +154,7 @@ async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<()
         signal = until_signal() => signal?,
         failed = serving => return failed,
         () = model.closed() => return Err(AppError::WorldEnded),
-        () = source_ended => return Err(AppError::SourceEnded),
+        ended = source_ended => return Err(ended.into()),
     }
     tracing::info!("shutting down");
     Ok(())
@@ -162,7 +164,7 @@ async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<()
 struct Prepared {
     installation: Installation,
     report: Report,
-    folder: Option<Folder>,
+    folder: Option<FileSource>,
     /// The config cluster; none if everything comes from a folder.
     client: Option<Client>,
 }
@@ -172,8 +174,8 @@ async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
     let report = diagnostics::counting_report(&environment.registry)?;
-    let folder = Folder::open(settings, &installation, report.clone())?;
-    let variables = folder.as_ref().map(Folder::env);
+    let folder = folder::open(settings, &installation, report.clone())?;
+    let variables = folder.as_ref().map(FileSource::env);
     installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
     let client = kubernetes::client(settings).await?;
     installation.reviews_access = client.is_some();
@@ -201,8 +203,8 @@ struct Parts<'a> {
     environment: &'a Arc<Environment>,
     installation: Installation,
     push: PushHandle,
+    sources: Sources,
     kubernetes: Option<Kubernetes>,
-    keys: KeyReports,
     grpc: Router<Server>,
     secure: Option<(Router<Server>, Acceptor)>,
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
@@ -215,6 +217,7 @@ impl<'a> Parts<'a> {
     async fn start(
         environment: &'a Arc<Environment>,
         installation: Installation,
+        folder: Option<FileSource>,
         client: Option<Client>,
         push: PushHandle,
         report: Report,
@@ -226,11 +229,13 @@ impl<'a> Parts<'a> {
         let xds = Server::new(environment, push.groups.clone(), options, event_sender)?;
         let watches = WatchMetrics::new(&environment.registry)?;
         let wants = wants::follow(environment, push.mesh.clone());
+        let mut sources = Sources::new(&environment.tasks, push.changes.clone());
         let kubernetes = match client {
             Some(client) => {
                 let (watches, wants) = (watches.clone(), wants.clone());
                 let report = report.clone();
-                let start = Kubernetes::start(environment, &installation, client, &push, report, watches, wants);
+                let sources = &mut sources;
+                let start = Kubernetes::start(environment, &installation, client, sources, report, watches, wants);
                 Some(start.await?)
             }
             None => None,
@@ -239,7 +244,8 @@ impl<'a> Parts<'a> {
             .as_ref()
             .map(|kubernetes| kubernetes.clients(environment, &installation));
         if let Some(clients) = clients.clone() {
-            access::start(environment, clients, push.subjects.clone(), push.changes.clone())?;
+            let subjects = push.subjects.clone();
+            sources.start(AccessReviews::new(&environment.registry, clients, subjects)?);
         }
         let fetcher = keys::fetcher(features)?;
         let identity = identity::start(identity::Parts {
@@ -254,23 +260,35 @@ impl<'a> Parts<'a> {
         let identity = identity.await?;
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
         let (grpc, secure) = identity.routers(xds);
-        let keys = keys::start(environment, &installation, fetcher, wants.clone(), &push, report)?;
-        let sources = debug::Sources {
+        let settings = JwksSettings {
+            cluster: installation.cluster.clone(),
+            fetcher,
+            refresh: features.pilot_jwt_pub_key_refresh_interval,
+            wants: wants.clone(),
+            report,
+        };
+        let jwks = Jwks::new(&environment.registry, settings)?;
+        let shown = debug::Sources {
             mesh: push.mesh.clone(),
             inspect: push.inspect.clone(),
             connections: grpc.streams().registry().clone(),
             remote: kubernetes.as_ref().map(Kubernetes::remote),
             watches,
-            keys: keys.clone(),
+            keys: jwks.reports(),
         };
-        listen::pages(environment, sources, &grpc, authenticators)?;
-        resolve::start(environment, installation.cluster.clone(), wants, push.changes.clone());
+        sources.start(jwks);
+        listen::pages(environment, shown, &grpc, authenticators)?;
+        let cluster = installation.cluster.clone();
+        sources.start(DnsResolver { cluster, wants });
+        if let Some(folder) = folder {
+            sources.start(folder);
+        }
         Ok(Self {
             environment,
             installation,
             push,
+            sources,
             kubernetes,
-            keys,
             grpc,
             secure,
             trust,
@@ -278,35 +296,13 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Completes when the config cluster is no longer read.
-    fn source_ended(&self) -> BoxFuture<'static, ()> {
-        match &self.kubernetes {
-            Some(kubernetes) => kubernetes.ended().boxed(),
-            None => std::future::pending().boxed(),
-        }
-    }
-
-    /// Waits until every source is synced.
-    async fn sync(&mut self, folder: Option<Folder>) -> Result<(), AppError> {
-        if let Some(folder) = folder {
-            folder.start(self.environment, self.push.changes.clone()).await;
-        }
-        if let Some(kubernetes) = &mut self.kubernetes
-            && !kubernetes.synced().await
-        {
-            return Err(AppError::SourceEnded);
-        }
-        Ok(())
-    }
-
     /// Opens the xDS ports once the snapshot contains what the sources sent, and marks the process as ready.
     ///
     /// Both flushes fail only if the push loop has ended, and then the process ends.
     async fn open(&mut self, ca_runtime: &Handle) -> Result<(), AppError> {
         if self.push.flush().await {
-            // The first proxies should find the keys that the snapshot refers to.
             let wants = Wants::of(&self.push.mesh.borrow());
-            self.keys.answered(&wants, keys::JWKS_TIMEOUT).await;
+            self.sources.answered(wants).await;
         }
         if self.push.flush().await {
             listen::xds(self.environment, &self.grpc)?;

@@ -14,4 +14,5 @@ pub mod mesh;
 pub mod metrics;
 pub mod remote;
 pub mod resolve;
+pub mod source;
 pub mod tag;

@@ -1,51 +1,19 @@
-//! Setup of the HTTP fetcher and of JWKS fetching.
+//! Setup of the fetcher of user-provided URLs.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::path::Path;
 
 use bytes::Bytes;
 use ipnet::IpNet;
-use tokio::sync::watch;
 
 use super::AppError;
 use crate::{
     base::cidr,
-    environment::Environment,
     fetch::{FetchOptions, Fetcher},
-    ingest::{
-        diagnostics::Report,
-        jwks::{self, KeyReports},
-    },
-    model::{Installation, features::Features, wants::Wants},
-    push::PushHandle,
+    model::features::Features,
 };
 
 /// Additional root certificates for JWKS servers.
 const EXTRA_ROOTS: &str = "/cacerts/extra.pem";
-
-/// The longest wait for JWKS at startup.
-pub(super) const JWKS_TIMEOUT: Duration = Duration::from_secs(6);
-
-/// Starts fetching JWKS.
-pub(super) fn start(
-    environment: &Environment,
-    installation: &Installation,
-    fetcher: Fetcher,
-    wants: watch::Receiver<Option<Arc<Wants>>>,
-    push: &PushHandle,
-    report: Report,
-) -> Result<KeyReports, AppError> {
-    let features = &installation.features;
-    let reports = jwks::start(
-        environment,
-        installation.cluster.clone(),
-        fetcher,
-        features.pilot_jwt_pub_key_refresh_interval,
-        wants,
-        push.changes.clone(),
-        report,
-    )?;
-    Ok(reports)
-}
 
 /// Creates the fetcher of user-provided URLs, without the address ranges that the operator blocks.
 pub(super) fn fetcher(features: &Features) -> Result<Fetcher, AppError> {

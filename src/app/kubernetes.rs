@@ -16,13 +16,14 @@ use crate::{
     ca::TrustBundle,
     environment::Environment,
     ingest::{
-        cluster::{self, ClusterHandle, ClusterSettings, SyncState},
+        cluster::{ClusterSettings, ClusterSource},
         context::IngestContext,
         diagnostics::Report,
         discovery_filter::Filters,
         kinds::{Role, Rules},
-        mesh::{self, MeshSettings},
+        mesh::{MeshSettings, MeshSource},
         remote::RemoteClusters,
+        source::Sources,
         tag,
     },
     kube::{
@@ -31,7 +32,6 @@ use crate::{
         health::WatchMetrics,
     },
     model::{Installation, MeshSnapshot, wants::Wants},
-    push::PushHandle,
     settings::Settings,
     xds::events::Event,
 };
@@ -56,7 +56,6 @@ pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, Client
 /// The running sources.
 pub(super) struct Kubernetes {
     client: Client,
-    config: ClusterHandle,
     remote: watch::Receiver<Arc<RemoteClusters>>,
     watches: WatchMetrics,
 }
@@ -67,7 +66,7 @@ impl Kubernetes {
         environment: &Arc<Environment>,
         installation: &Installation,
         client: Client,
-        push: &PushHandle,
+        sources: &mut Sources,
         report: Report,
         watches: WatchMetrics,
         wants: watch::Receiver<Option<Arc<Wants>>>,
@@ -77,8 +76,11 @@ impl Kubernetes {
         let tasks = &environment.tasks;
         if !folder::gives_mesh_config(&environment.settings) {
             let settings = mesh_settings(&environment.settings, installation);
-            let following = mesh::follow(settings, client.clone(), shared.clone(), push.changes.clone());
-            tasks.spawn_until_shutdown("mesh config", following);
+            sources.start(MeshSource {
+                settings,
+                client: client.clone(),
+                shared: shared.clone(),
+            });
         }
         let (tags_out, tags) = watch::channel(None);
         let own = (installation.namespace.clone(), installation.revision.clone());
@@ -93,21 +95,18 @@ impl Kubernetes {
             client: client.clone(),
             role: Role::Config,
             filters: filters.clone(),
-            changes: push.changes.clone(),
         };
-        let config = cluster::start(config, &shared);
+        sources.start(ClusterSource::new(config, &shared));
         let parts = Parts {
             environment,
             installation,
             client: client.clone(),
             shared: &shared,
             filters,
-            changes: push.changes.clone(),
         };
-        let remote = remote::start(parts).await?;
+        let remote = remote::start(parts, sources).await?;
         Ok(Self {
             client,
-            config,
             remote,
             watches,
         })
@@ -127,19 +126,6 @@ impl Kubernetes {
     pub(super) fn clients(&self, environment: &Environment, installation: &Installation) -> Clients {
         let own = (installation.cluster.clone(), self.client.clone());
         clients::follow(environment, own, self.remote())
-    }
-
-    /// Completes when the config cluster is no longer read.
-    pub(super) fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.config.ended()
-    }
-
-    /// Waits until the config cluster is synced and each remote cluster is synced or timed out. Returns false if a source
-    /// ended.
-    pub(super) async fn synced(&mut self) -> bool {
-        let state = &mut self.config.state;
-        state.wait_for(|state| *state == SyncState::Synced).await.is_ok()
-            && self.remote.wait_for(|remote| remote.ready).await.is_ok()
     }
 
     /// Starts the controllers.

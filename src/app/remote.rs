@@ -15,18 +15,21 @@ use crate::{
     base::{ClusterId, Namespace},
     environment::Environment,
     ingest::{
-        cluster::{self, ClusterSettings},
+        cluster::{ClusterSettings, ClusterSource},
         context::IngestContext,
         discovery_filter::Filters,
         kinds::{Role, resource},
-        remote::{Declarations, Remote, RemoteClusters, RemoteSettings, RunningCluster, SECRET_SELECTOR, Start},
+        remote::{
+            Declarations, Remote, RemoteClusters, RemoteSettings, RemoteSource, RunningCluster, SECRET_SELECTOR, Start,
+        },
+        source::{RunningSource, Sources},
     },
     kube::{
         client::{self, Access, ClientError, Rate},
         health::{WatchHealth, WatchMetrics},
         watch::{WatchTarget, watch},
     },
-    model::{Change, Installation},
+    model::Installation,
 };
 
 /// Queue length of the watch of Secrets, in events.
@@ -41,7 +44,6 @@ pub struct Parts<'a> {
     pub shared: &'a Arc<IngestContext>,
     /// Filters of objects.
     pub filters: watch::Receiver<Option<Filters>>,
-    pub changes: mpsc::Sender<Vec<Change>>,
 }
 
 /// Reason why remote clusters cannot be watched.
@@ -57,7 +59,10 @@ pub enum RemoteError {
 
 /// Watches the declarations of remote clusters. The receiver always has the present state; the start of istiod waits
 /// until it is ready.
-pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteClusters>>, RemoteError> {
+pub async fn start(
+    parts: Parts<'_>,
+    sources: &mut Sources,
+) -> Result<watch::Receiver<Arc<RemoteClusters>>, RemoteError> {
     let environment = parts.environment;
     let features = &parts.installation.features;
     let allowed = features.pilot_insecure_multicluster_kubeconfig_options.iter();
@@ -71,8 +76,7 @@ pub async fn start(parts: Parts<'_>) -> Result<watch::Receiver<Arc<RemoteCluster
     let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
     let (remote, shown) = Remote::new(&environment.registry, settings, start, report)?;
     let declarations = declarations(&parts, rate).await?;
-    let run = remote.run(declarations, parts.changes);
-    environment.tasks.spawn_until_shutdown("remote clusters", run);
+    sources.start(RemoteSource { remote, declarations });
     Ok(shown)
 }
 
@@ -93,10 +97,10 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
                 client: client.clone(),
                 role: Role::Remote,
                 filters,
-                changes: start.changes,
             };
-            let handle = cluster::start(settings, &shared);
-            Ok(RunningCluster::new(Some(client), move || drop(handle)))
+            let source = ClusterSource::new(settings, &shared);
+            let running = RunningSource::start(source, &shared.environment.tasks, start.changes);
+            Ok(RunningCluster::new(Some(client), move || drop(running)))
         })
     })
 }

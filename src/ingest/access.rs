@@ -20,13 +20,12 @@ use rustc_hash::FxHasher;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
-use super::in_flight::InFlight;
+use super::{in_flight::InFlight, source::Source};
 use crate::{
     api::access_review::{Access, AccessReview, Subject},
     base::ClusterId,
-    environment::Environment,
     kube::clients::Clients,
-    model::change::Change,
+    model::change::{Batch, Change},
 };
 
 /// Time after which a permission is reviewed again.
@@ -51,36 +50,51 @@ pub trait Review: Send + Sync + 'static {
     fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Result<Access, ReviewError>>;
 }
 
-/// Starts the reviews of readers. Fails if a metric's name is in use.
-pub fn start(
-    environment: &Environment,
+/// The source of access reviews.
+pub struct AccessReviews {
     clients: Clients,
     subjects: watch::Receiver<OrdSet<Subject>>,
-    changes: mpsc::Sender<Vec<Change>>,
-) -> Result<(), prometheus::Error> {
-    let counts = Counts::new(&environment.registry)?;
-    let (review, clusters) = (Arc::new(kubernetes::ApiServers(clients.clone())), clients.clone());
-    let reviewer = Reviewer::new(clients.own().clone(), review, changes, counts);
-    let known = follow(environment, clusters);
-    environment
-        .tasks
-        .spawn_until_shutdown("access reviews", reviewer.run(subjects, known));
-    Ok(())
+    counts: Counts,
+}
+
+impl AccessReviews {
+    /// Returns the source of reviews of the subjects. Fails if a metric's name is in use.
+    pub fn new(
+        registry: &Registry,
+        clients: Clients,
+        subjects: watch::Receiver<OrdSet<Subject>>,
+    ) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            clients,
+            subjects,
+            counts: Counts::new(registry)?,
+        })
+    }
+}
+
+impl Source for AccessReviews {
+    fn name(&self) -> &'static str {
+        "access reviews"
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        let review = Arc::new(kubernetes::ApiServers(self.clients.clone()));
+        let reviewer = Reviewer::new(self.clients.own().clone(), review, changes, self.counts);
+        let (known_out, known) = watch::channel(0);
+        tokio::select! {
+            () = reviewer.run(self.subjects, known) => {}
+            () = count_changes(self.clients, known_out) => {}
+        }
+    }
 }
 
 /// Counts changes of the set of clusters.
-fn follow(environment: &Environment, mut clients: Clients) -> watch::Receiver<u64> {
-    let (out, known) = watch::channel(0);
-    environment
-        .tasks
-        .spawn_until_shutdown("clusters of access reviews", async move {
-            while clients.changed().await {
-                out.send_modify(|changes| *changes += 1);
-            }
-            // No more changes of clusters; the known ones stay.
-            out.closed().await;
-        });
-    known
+async fn count_changes(mut clients: Clients, out: watch::Sender<u64>) {
+    while clients.changed().await {
+        out.send_modify(|changes| *changes += 1);
+    }
+    // No more changes of clusters; the known ones stay.
+    out.closed().await;
 }
 
 /// Counters of results.

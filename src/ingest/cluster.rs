@@ -18,7 +18,6 @@ use tokio::{
     time::sleep,
 };
 use tokio_stream::{StreamMap, wrappers::ReceiverStream};
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     context::IngestContext,
@@ -26,6 +25,7 @@ use super::{
     diagnostics::ActiveDiagnostics,
     discovery_filter::{DiscoveryFilter, FilterOutput, Filters, WatchedObject},
     kinds::{Role, Rules},
+    source::{Readiness, Source},
 };
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity, document::parse_object},
@@ -35,7 +35,7 @@ use crate::{
         health::WatchHealth,
         watch::{WatchEvent, watch_as},
     },
-    model::change::Change,
+    model::change::Batch,
 };
 
 /// The queue length of one watch, in events.
@@ -57,8 +57,6 @@ pub struct ClusterSettings {
     pub role: Role,
     /// Filters of its objects; `None` while unknown.
     pub filters: watch::Receiver<Option<Filters>>,
-    /// Receiver of its changes.
-    pub changes: mpsc::Sender<Vec<Change>>,
 }
 
 /// Synchronisation state of a cluster.
@@ -71,50 +69,43 @@ pub enum SyncState {
     Synced,
 }
 
-/// A cluster that is being read. Dropping it stops the reading.
-pub struct ClusterHandle {
-    /// State. The batch that completes a cluster is sent before the state changes.
-    pub state: watch::Receiver<SyncState>,
-    done: watch::Receiver<bool>,
-    end: DropGuard,
+/// The source of one cluster's objects.
+pub struct ClusterSource {
+    settings: ClusterSettings,
+    shared: Arc<IngestContext>,
+    state: watch::Sender<SyncState>,
 }
 
-impl ClusterHandle {
-    /// Completes when the reading has stopped, for any reason.
-    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut done = self.done.clone();
-        async move {
-            // An error means that the task panicked.
-            let _ = done.wait_for(|done| *done).await;
+impl ClusterSource {
+    /// Returns the source.
+    pub fn new(settings: ClusterSettings, shared: &Arc<IngestContext>) -> Self {
+        Self {
+            settings,
+            shared: shared.clone(),
+            state: watch::Sender::default(),
         }
-    }
-
-    /// Stops the reading and waits until no more changes can follow. Its rows stay.
-    pub async fn end(self) {
-        let ended = self.ended();
-        drop(self.end);
-        ended.await;
     }
 }
 
-/// Starts reading a cluster.
-pub fn start(settings: ClusterSettings, shared: &Arc<IngestContext>) -> ClusterHandle {
-    let (state_out, state) = watch::channel(SyncState::Syncing);
-    let (done_out, done) = watch::channel(false);
-    let token = CancellationToken::new();
-    let cluster = Cluster::new(settings, shared.clone(), state_out);
-    let cancelled = token.clone();
-    shared.environment.tasks.spawn_until_shutdown("cluster", async move {
-        tokio::select! {
-            () = cancelled.cancelled() => {}
-            () = cluster.run() => {}
-        }
-        done_out.send_replace(true);
-    });
-    ClusterHandle {
-        state,
-        done,
-        end: token.drop_guard(),
+impl Source for ClusterSource {
+    fn name(&self) -> &'static str {
+        "cluster"
+    }
+
+    fn readiness(&self) -> Readiness {
+        let mut state = self.state.subscribe();
+        Readiness::Synced(Box::pin(async move {
+            state.wait_for(|state| *state == SyncState::Synced).await.is_ok()
+        }))
+    }
+
+    /// Without the config cluster there is no mesh.
+    fn is_vital(&self) -> bool {
+        self.settings.role == Role::Config
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        Cluster::new(self, changes).run().await;
     }
 }
 
@@ -127,6 +118,9 @@ struct Watching {
 struct Cluster {
     settings: ClusterSettings,
     shared: Arc<IngestContext>,
+    /// Receiver of the changes.
+    changes: mpsc::Sender<Batch>,
+    /// State. The batch that completes a cluster is sent before the state changes.
     state: watch::Sender<SyncState>,
     /// All kinds that may be read.
     kinds: BTreeSet<Kind>,
@@ -151,7 +145,12 @@ enum Step {
 }
 
 impl Cluster {
-    fn new(settings: ClusterSettings, shared: Arc<IngestContext>, state: watch::Sender<SyncState>) -> Self {
+    fn new(source: ClusterSource, changes: mpsc::Sender<Batch>) -> Self {
+        let ClusterSource {
+            settings,
+            shared,
+            state,
+        } = source;
         let kinds = shared.rules.kinds(settings.role);
         let custom_kinds: Vec<CustomKind> = kinds
             .iter()
@@ -178,6 +177,7 @@ impl Cluster {
             served,
             _served_for_ever: served_for_ever,
             kinds,
+            changes,
             state,
             settings,
             shared,
@@ -215,7 +215,7 @@ impl Cluster {
             for (kind, key, findings) in output.findings {
                 self.diagnostics.set((kind, key), findings);
             }
-            if !output.changes.is_empty() && self.settings.changes.send(output.changes).await.is_err() {
+            if !output.changes.is_empty() && self.changes.send(output.changes).await.is_err() {
                 return;
             }
             if !self.synced {

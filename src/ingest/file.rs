@@ -21,8 +21,11 @@ use self::{
     disk::{Entry, Fingerprint},
     watch::{Noticed, Watch},
 };
-use super::diagnostics::ActiveDiagnostics;
 pub use super::diagnostics::Report;
+use super::{
+    diagnostics::ActiveDiagnostics,
+    source::{Readiness, Source},
+};
 use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
@@ -30,7 +33,7 @@ use crate::{
         yaml::MAX_FILE_BYTES,
     },
     base::{ClusterId, ObjectKey, Shared, Version},
-    model::change::Change,
+    model::change::{Batch, Change},
 };
 
 /// Debounce time of objects: saving in an editor causes several events.
@@ -94,6 +97,9 @@ pub struct FileSource {
     is_unreadable: bool,
     env: Option<BTreeMap<String, String>>,
     proxies: Vec<Value>,
+    /// Changes of the initial state.
+    initial: Batch,
+    is_synced: tokio::sync::watch::Sender<bool>,
 }
 
 /// A file at its last reading.
@@ -106,8 +112,8 @@ struct File {
 }
 
 impl FileSource {
-    /// Starts watching the folder and reads it. Returns the changes of the initial state.
-    pub fn open(settings: FileSettings, report: Report) -> Result<(Self, Vec<Change>), FileError> {
+    /// Starts watching the folder and reads it.
+    pub fn open(settings: FileSettings, report: Report) -> Result<Self, FileError> {
         let mut source = Self {
             watch: Watch::new(),
             settings,
@@ -118,6 +124,8 @@ impl FileSource {
             is_unreadable: false,
             env: None,
             proxies: Vec::new(),
+            initial: Batch::new(),
+            is_synced: tokio::sync::watch::Sender::new(false),
         };
         // The watch starts before the first reading, so that no edit is missed.
         source.watch.follow(source.watched_folders());
@@ -125,8 +133,8 @@ impl FileSource {
             folder: source.settings.folder.clone(),
             error,
         })?;
-        let changes = source.take(entries, &Noticed::default());
-        Ok((source, changes))
+        source.initial = source.take(entries, &Noticed::default());
+        Ok(source)
     }
 
     /// Returns `env.yaml` at the start; later edits need a restart.
@@ -141,7 +149,7 @@ impl FileSource {
     }
 
     /// Watches the folder until the receiver is closed.
-    pub async fn run(mut self, changes: mpsc::Sender<Vec<Change>>) {
+    async fn follow(mut self, changes: mpsc::Sender<Batch>) {
         loop {
             let noticed = self.watch.quiet(OBJECTS_QUIET, MESH_QUIET, POLL).await;
             // Reading and parsing megabytes would block a thread that serves sockets.
@@ -296,6 +304,27 @@ impl FileSource {
             Objects::All => true,
             Objects::IstioOnly => own && (row.kind().is_config() || !row.kind().is_object()),
             Objects::ConfigOnly => own && row.kind().is_config(),
+        }
+    }
+}
+
+impl Source for FileSource {
+    fn name(&self) -> &'static str {
+        "folder"
+    }
+
+    fn readiness(&self) -> Readiness {
+        let mut is_synced = self.is_synced.subscribe();
+        Readiness::Synced(Box::pin(async move {
+            is_synced.wait_for(|is_synced| *is_synced).await.is_ok()
+        }))
+    }
+
+    /// Sends the initial state, then watches the folder.
+    async fn run(mut self, changes: mpsc::Sender<Batch>) {
+        if changes.send(std::mem::take(&mut self.initial)).await.is_ok() {
+            self.is_synced.send_replace(true);
+            self.follow(changes).await;
         }
     }
 }

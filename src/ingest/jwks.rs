@@ -18,12 +18,14 @@ use std::{
 };
 
 use futures::future::BoxFuture;
+use prometheus::Registry;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
 use super::{
     diagnostics::{ActiveDiagnostics, Report},
     in_flight::InFlight,
+    source::{self, Readiness},
 };
 use crate::{
     api::{
@@ -31,10 +33,9 @@ use crate::{
         fetched_keys::{FetchedKeys, KeySource},
     },
     base::{ClusterId, ObjectKey},
-    environment::Environment,
     fetch::Fetcher,
     model::{
-        change::Change,
+        change::{Batch, Change},
         wants::{KeysWanted, Wants},
     },
 };
@@ -51,6 +52,9 @@ const LONGEST_RETRY: Duration = Duration::from_mins(10);
 /// Age at which keys that cannot be fetched again are dropped. Parity (pilot/pkg/model/jwks_resolver.go): seven days.
 const OLDEST: Duration = Duration::from_hours(7 * 24);
 
+/// Longest wait for the first results at the start.
+const START_TIMEOUT: Duration = Duration::from_secs(6);
+
 /// Fetches key sets.
 pub trait Fetch: Send + Sync + 'static {
     /// Fetches the key set of a source after a delay.
@@ -62,23 +66,71 @@ pub trait Fetch: Send + Sync + 'static {
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>>;
 }
 
-/// Starts fetching the required keys. Good key sets are fetched again after `refresh`. Failures are reported as
-/// warnings about the RequestAuthentications that refer to the source.
-pub fn start(
-    environment: &Environment,
-    cluster: ClusterId,
-    fetcher: Fetcher,
-    refresh: Duration,
-    wants: watch::Receiver<Option<Arc<Wants>>>,
-    changes: mpsc::Sender<Vec<Change>>,
-    report: Report,
-) -> Result<KeyReports, prometheus::Error> {
-    let metrics = NetworkMetrics::new(&environment.registry)?;
-    let network = Arc::new(network::Network::new(fetcher, metrics));
-    let resolver = Resolver::new(cluster, network, refresh, changes, report);
-    let reports = resolver.reports();
-    environment.tasks.spawn_until_shutdown("jwks", resolver.run(wants));
-    Ok(reports)
+/// Settings of [`Jwks`].
+pub struct JwksSettings {
+    /// Config cluster.
+    pub cluster: ClusterId,
+    /// Fetcher of user-provided URLs.
+    pub fetcher: Fetcher,
+    /// Time after which good key sets are fetched again.
+    pub refresh: Duration,
+    /// Required keys.
+    pub wants: watch::Receiver<Option<Arc<Wants>>>,
+    /// Receives a warning for each RequestAuthentication whose keys cannot be fetched.
+    pub report: Report,
+}
+
+/// The source of the required keys.
+pub struct Jwks {
+    settings: JwksSettings,
+    metrics: NetworkMetrics,
+    reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
+}
+
+impl Jwks {
+    /// Returns the source. Fails if a metric's name is in use.
+    pub fn new(registry: &Registry, settings: JwksSettings) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            settings,
+            metrics: NetworkMetrics::new(registry)?,
+            reports: watch::Sender::default(),
+        })
+    }
+
+    /// Returns the state of fetching.
+    pub fn reports(&self) -> KeyReports {
+        KeyReports::new(self.reports.subscribe())
+    }
+}
+
+impl source::Source for Jwks {
+    fn name(&self) -> &'static str {
+        "jwks"
+    }
+
+    /// The first proxies should find the keys that the snapshot refers to.
+    fn readiness(&self) -> Readiness {
+        let reports = self.reports();
+        Readiness::Answered(Box::new(move |wants| {
+            Box::pin(async move { reports.answered(&wants, START_TIMEOUT).await })
+        }))
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        let JwksSettings {
+            cluster,
+            fetcher,
+            refresh,
+            wants,
+            report,
+        } = self.settings;
+        let network = Arc::new(network::Network::new(fetcher, self.metrics));
+        let resolver = Resolver {
+            reports: self.reports,
+            ..Resolver::new(cluster, network, refresh, changes, report)
+        };
+        resolver.run(wants).await;
+    }
 }
 
 /// Required sources and their state.
@@ -122,10 +174,6 @@ impl<F: Fetch> Resolver<F> {
             in_flight: InFlight::default(),
             reports: watch::Sender::default(),
         }
-    }
-
-    fn reports(&self) -> KeyReports {
-        KeyReports::new(self.reports.subscribe())
     }
 
     /// Runs until an input or the receiver of changes is closed.

@@ -22,6 +22,7 @@ use super::{
     diagnostics::ActiveDiagnostics,
     file::{MESH_QUIET, POLL, Report, disk, watch::Watch},
     kinds::resource,
+    source::Source,
 };
 use crate::{
     api::{
@@ -35,7 +36,7 @@ use crate::{
         health::WatchHealth,
         watch::{WatchEvent, WatchTarget, watch},
     },
-    model::change::{Change, SourceId},
+    model::change::{Batch, Change, SourceId},
 };
 
 /// Locations of mesh config and networks.
@@ -89,8 +90,28 @@ enum Text {
     Unreadable(String),
 }
 
+/// The source of mesh config and networks. Nothing waits for it but the config cluster, whose filters depend on it.
+pub struct MeshSource {
+    /// Locations.
+    pub settings: MeshSettings,
+    /// Client of the config cluster.
+    pub client: Client,
+    /// Shared dependencies.
+    pub shared: Arc<IngestContext>,
+}
+
+impl Source for MeshSource {
+    fn name(&self) -> &'static str {
+        "mesh config"
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        follow(self.settings, self.client, self.shared, changes).await;
+    }
+}
+
 /// Watches mesh config and networks and sends changes, first when both are known.
-pub async fn follow(
+async fn follow(
     settings: MeshSettings,
     client: Client,
     shared: Arc<IngestContext>,

@@ -34,9 +34,12 @@ use self::{
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity},
     base::{ClusterId, ObjectKey},
-    ingest::file::Report,
+    ingest::{
+        file::Report,
+        source::{self, Readiness},
+    },
     kube::{kubeconfig::CheckedKubeconfig, watch::WatchEvent},
-    model::change::{Change, SourceId},
+    model::change::{Batch, Change, SourceId},
 };
 
 /// Label selector of remote-cluster Secrets.
@@ -249,7 +252,7 @@ impl Remote {
     }
 
     /// Watches the declarations and forwards changes of clusters, until the receiver is closed.
-    pub async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
+    async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
         let (out, declared) = mpsc::channel(BATCHES);
         let (own, allowed) = (self.settings.own.clone(), Allowed::new(self.settings.allowed.clone()));
         let told = async {
@@ -508,6 +511,29 @@ impl Remote {
             let ready = view.ready || is_ready;
             *view = Arc::new(RemoteClusters { ready, clusters });
         });
+    }
+}
+
+/// The source of all remote clusters. It starts a source for each cluster, whose changes it forwards.
+pub struct RemoteSource {
+    /// Controller.
+    pub remote: Remote,
+    /// Origin of the declarations.
+    pub declarations: Declarations,
+}
+
+impl source::Source for RemoteSource {
+    fn name(&self) -> &'static str {
+        "remote clusters"
+    }
+
+    fn readiness(&self) -> Readiness {
+        let mut view = self.remote.view.subscribe();
+        Readiness::Synced(Box::pin(async move { view.wait_for(|view| view.ready).await.is_ok() }))
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        self.remote.run(self.declarations, changes).await;
     }
 }
 

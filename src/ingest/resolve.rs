@@ -12,12 +12,14 @@ use futures::future::BoxFuture;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 
-use super::in_flight::InFlight;
+use super::{in_flight::InFlight, source::Source};
 use crate::{
     api::resolved_host::ResolvedHost,
     base::ClusterId,
-    environment::Environment,
-    model::{change::Change, wants::Wants},
+    model::{
+        change::{Batch, Change},
+        wants::Wants,
+    },
 };
 
 /// Shortest interval of lookups, and the interval after a failure or without records.
@@ -45,15 +47,23 @@ pub trait Lookup: Send + Sync + 'static {
     fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>>;
 }
 
-/// Starts resolving the required hosts by the servers of `/etc/resolv.conf`.
-pub fn start(
-    environment: &Environment,
-    cluster: ClusterId,
-    wants: watch::Receiver<Option<Arc<Wants>>>,
-    changes: mpsc::Sender<Vec<Change>>,
-) {
-    let resolver = Resolver::new(cluster, Arc::new(dns::SystemDns::default()), changes);
-    environment.tasks.spawn_until_shutdown("resolver", resolver.run(wants));
+/// The source of addresses of the required hosts, by the servers of `/etc/resolv.conf`.
+pub struct DnsResolver {
+    /// Config cluster.
+    pub cluster: ClusterId,
+    /// Required hosts.
+    pub wants: watch::Receiver<Option<Arc<Wants>>>,
+}
+
+impl Source for DnsResolver {
+    fn name(&self) -> &'static str {
+        "resolver"
+    }
+
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        let resolver = Resolver::new(self.cluster, Arc::new(dns::SystemDns::default()), changes);
+        resolver.run(self.wants).await;
+    }
 }
 
 /// Required hosts and their state.

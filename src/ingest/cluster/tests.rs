@@ -11,8 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use super::*;
 use crate::{
     environment::Environment,
-    ingest::diagnostics::Report,
+    ingest::{diagnostics::Report, source::RunningSource},
     kube::health::WatchMetrics,
+    model::Change,
     settings::{DiscoveryFlags, Settings},
 };
 
@@ -88,7 +89,8 @@ struct Bed {
     server: Server,
     filters: watch::Sender<Option<Filters>>,
     changes: mpsc::Receiver<Vec<Change>>,
-    handle: ClusterHandle,
+    state: watch::Receiver<SyncState>,
+    running: RunningSource,
     reported: Arc<Mutex<Vec<String>>>,
 }
 
@@ -144,10 +146,11 @@ impl Bed {
             client: server.client(),
             role: Role::Config,
             filters: filters_in,
-            changes: changes_out,
         };
+        let source = ClusterSource::new(settings, &shared);
         Self {
-            handle: start(settings, &shared),
+            state: source.state.subscribe(),
+            running: RunningSource::start(source, &environment.tasks, changes_out),
             server,
             filters,
             changes,
@@ -170,7 +173,7 @@ impl Bed {
     async fn nothing(&mut self) {
         let more = tokio::time::timeout(Duration::from_millis(100), self.changes.recv()).await;
         assert!(more.is_err(), "{more:?}");
-        assert_eq!(*self.handle.state.borrow(), SyncState::Syncing);
+        assert_eq!(*self.state.borrow(), SyncState::Syncing);
     }
 }
 
@@ -209,11 +212,7 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
         "Sidecar 0",
     ];
     assert_eq!(bed.told().await, whole);
-    bed.handle
-        .state
-        .wait_for(|state| *state == SyncState::Synced)
-        .await
-        .unwrap();
+    bed.state.wait_for(|state| *state == SyncState::Synced).await.unwrap();
     assert_eq!(bed.reported.lock().unwrap().len(), 1, "what is wrong with b");
     // What becomes invalid stays as it was; what only has a new version is no change.
     let services = "/api/v1/services";
@@ -234,7 +233,7 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
     assert_eq!(bed.told().await, ["+n/s"]);
     bed.server.event(CRDS, "DELETED", definition).await;
     assert_eq!(bed.told().await, ["-n/s"]);
-    bed.handle.end().await;
+    drop(bed.running);
     assert!(
         bed.changes.recv().await.is_none(),
         "nothing comes of a cluster that has ended"

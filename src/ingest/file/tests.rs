@@ -47,10 +47,17 @@ impl Bed {
         }
     }
 
-    fn open(&self, settings: FileSettings) -> (FileSource, Vec<Change>) {
+    fn source(&self, settings: FileSettings) -> FileSource {
         let reported = self.reported.clone();
         let report = move |diagnostic: &Diagnostic| reported.lock().unwrap().push(diagnostic.to_string());
         FileSource::open(settings, Arc::new(report)).unwrap()
+    }
+
+    /// A source, and the changes of the initial state.
+    fn open(&self, settings: FileSettings) -> (FileSource, Vec<Change>) {
+        let mut source = self.source(settings);
+        let initial = std::mem::take(&mut source.initial);
+        (source, initial)
     }
 
     fn reported(&self) -> Vec<String> {
@@ -179,11 +186,14 @@ async fn edits_arrive() {
     }
     symlink("..v1", bed.path().join("..data")).unwrap();
     symlink("..data/mounted.yaml", bed.path().join("mounted.yaml")).unwrap();
-    let (source, first) = bed.open(bed.settings());
-    assert_eq!(told(&first)[1], "Kubernetes Service: default/v1");
+    let source = bed.source(bed.settings());
     let (sender, mut changes) = mpsc::channel(4);
     let follow = source.run(sender);
     let edit = async {
+        assert_eq!(
+            told(&changes.recv().await.unwrap())[1],
+            "Kubernetes Service: default/v1"
+        );
         // As the kubelet updates a mounted ConfigMap.
         symlink("..v2", bed.path().join("..data_tmp")).unwrap();
         fs::rename(bed.path().join("..data_tmp"), bed.path().join("..data")).unwrap();

@@ -83,7 +83,7 @@ impl Bed {
         let report: Report =
             Arc::new(move |diagnostic: &Diagnostic| telling.lock().unwrap().push(diagnostic.to_string()));
         let resolver = Resolver::new(CLUSTER, servers.clone(), REFRESH, changes_out, report);
-        let reports = resolver.reports();
+        let reports = KeyReports::new(resolver.reports.subscribe());
         crate::task::Tasks::default().spawn("jwks", resolver.run(wants_in));
         Self {
             servers,
