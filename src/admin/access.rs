@@ -25,8 +25,17 @@ use crate::{
 /// Path prefix of the pages.
 pub(super) const PREFIX: &str = "/debug/";
 
-/// Pages about one proxy, which callers of its namespace may read.
-const PROXY_PAGES: [&str; 3] = ["config_dump", "edsz", "ndsz"];
+/// Callers that may read a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Readers {
+    /// Callers with access to everything.
+    ControlPlane,
+    /// Also callers of the proxy's namespace: the page is about one proxy.
+    ProxyNamespace,
+}
+
+/// Returns the readers of a page by its name.
+pub(super) type ReadersOf = fn(&str) -> Readers;
 
 /// Scope of a caller's access.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +47,9 @@ pub(super) enum DebugScope {
 }
 
 impl DebugScope {
-    /// Returns true if the page, named as in `/debug/list`, may be read.
-    pub(super) fn permits(&self, page: &str) -> bool {
-        *self == Self::All || PROXY_PAGES.contains(&page)
+    /// Returns true if a page with these readers may be read.
+    pub(super) fn permits(&self, readers: Readers) -> bool {
+        *self == Self::All || readers == Readers::ProxyNamespace
     }
 
     /// Returns true if proxies of this namespace are visible.
@@ -76,12 +85,13 @@ impl Access {
         self.mesh.borrow().installation.features.enable_debug_endpoint_auth
     }
 
-    /// Guards pages by these rules. The scope of each caller is an extension of its request.
-    pub fn guard(&self, pages: Router) -> Router {
-        pages.layer(middleware::from_fn_with_state(self.clone(), guard))
+    /// Guards pages by these rules; `readers_of` returns the readers of a page by its name. The scope of each caller is
+    /// an extension of its request.
+    pub(super) fn guard(&self, pages: Router, readers_of: ReadersOf) -> Router {
+        pages.layer(middleware::from_fn_with_state((self.clone(), readers_of), guard))
     }
 
-    async fn scope_of(&self, request: &Parts) -> Result<DebugScope, Response> {
+    async fn scope_of(&self, request: &Parts, readers_of: ReadersOf) -> Result<DebugScope, Response> {
         let peer = request.extensions.get::<ConnectInfo<SocketAddr>>();
         let address = peer.map(|ConnectInfo(address)| *address);
         if address.is_some_and(|address| address.ip().to_canonical().is_loopback()) {
@@ -114,8 +124,8 @@ impl Access {
         if !self.is_enforced() {
             return Ok(DebugScope::All);
         }
-        let page = path.strip_prefix(PREFIX).unwrap_or_default();
-        let scope = self.scope(&caller.identities).filter(|scope| scope.permits(page));
+        let readers = readers_of(path.strip_prefix(PREFIX).unwrap_or_default());
+        let scope = self.scope(&caller.identities).filter(|scope| scope.permits(readers));
         scope.ok_or_else(|| {
             tracing::warn!(path, ?address, identities = ?caller.identities, "debug page access denied");
             (StatusCode::FORBIDDEN, "access denied\n").into_response()
@@ -123,9 +133,13 @@ impl Access {
     }
 }
 
-async fn guard(State(access): State<Access>, request: Request, next: Next) -> Response {
+async fn guard(
+    State((access, readers_of)): State<(Access, ReadersOf)>,
+    request: Request,
+    next: Next,
+) -> Response {
     let (mut parts, body) = request.into_parts();
-    match access.scope_of(&parts).await {
+    match access.scope_of(&parts, readers_of).await {
         Ok(scope) => {
             parts.extensions.insert(scope);
             next.run(Request::from_parts(parts, body)).await

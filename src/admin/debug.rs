@@ -13,14 +13,14 @@ use axum::{
     extract::{Query, State},
     http::{StatusCode, header},
     response::{Html, IntoResponse, Response},
-    routing::get,
+    routing::{MethodRouter, get},
 };
 use futures::{FutureExt, future::BoxFuture};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::access::DebugScope;
+use super::access::{Access, DebugScope, PREFIX, Readers};
 use crate::{
     generate::{ResourceSnapshot, ResourceType, patch::set, store::ConfigStore},
     ingest::{
@@ -64,58 +64,112 @@ struct Parameters {
 
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
-/// The pages that there are, as `/debug/list` names them.
-const PAGES: [&str; 18] = [
-    "adsz",
-    "clusterz",
-    "config_dump",
-    "configz",
-    "connections",
-    "ecdsz",
-    "edsz",
-    "endpointShardz",
-    "jwksz",
-    "list",
-    "mcsz",
-    "mesh",
-    "ndsz",
-    "networkz",
-    "notez",
-    "registryz",
-    "syncz",
-    "watchz",
+/// A page below `/debug/`.
+struct Page {
+    name: &'static str,
+    readers: Readers,
+    /// Content and query parameters, for the index.
+    description: &'static str,
+    handler: fn() -> MethodRouter<Arc<Sources>>,
+}
+
+const fn page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, description: &'static str) -> Page {
+    Page {
+        name,
+        readers: Readers::ControlPlane,
+        description,
+        handler,
+    }
+}
+
+const fn proxy_page(
+    name: &'static str,
+    handler: fn() -> MethodRouter<Arc<Sources>>,
+    description: &'static str,
+) -> Page {
+    Page {
+        readers: Readers::ProxyNamespace,
+        ..page(name, handler, description)
+    }
+}
+
+/// All pages, by name.
+const PAGES: &[Page] = &[
+    page(
+        "adsz",
+        || get(adsz),
+        "connected clients with the resources that they watch; proxyID filters",
+    ),
+    page(
+        "clusterz",
+        || get(clusterz),
+        "clusters with their state and kubeconfig errors",
+    ),
+    proxy_page(
+        "config_dump",
+        || get(config_dump),
+        "resources of a proxy: proxyID, types, include_eds",
+    ),
+    page("configz", || get(of_mesh(forms::configs)), "configuration objects"),
+    page("connections", || get(connections), "connections"),
+    page(
+        "ecdsz",
+        || get(of_type(ResourceType::Extension)),
+        "extension configurations of a proxy",
+    ),
+    proxy_page("edsz", || get(of_type(ResourceType::Endpoint)), "endpoints of a proxy"),
+    page(
+        "endpointShardz",
+        || get(of_mesh(forms::endpoint_shards)),
+        "endpoints by service and cluster",
+    ),
+    page(
+        "jwksz",
+        || get(jwksz),
+        "servers of JWT keys with the last fetch and error",
+    ),
+    page("list", || get(list), "names of the pages"),
+    page("mcsz", || get(of_mesh(forms::mcs)), "multi-cluster services"),
+    page("mesh", || get(of_mesh(mesh_config)), "mesh config"),
+    proxy_page(
+        "ndsz",
+        || get(of_type(ResourceType::NameTable)),
+        "DNS name table of a proxy",
+    ),
+    page("networkz", || get(of_mesh(forms::networks)), "gateways of networks"),
+    page(
+        "notez",
+        || get(notez),
+        "findings of generation: conflicts, filters left out, missing references, patches without effect",
+    ),
+    page("registryz", || get(of_mesh(forms::registry)), "services"),
+    page(
+        "syncz",
+        || get(syncz),
+        "configuration that each proxy was sent and acknowledged",
+    ),
+    page("watchz", || get(watchz), "watches of all clusters with their state"),
 ];
 
-/// All pages under `/debug`.
-pub fn pages(sources: Arc<Sources>) -> Router {
-    Router::new()
-        .route("/debug", get(index))
-        .route("/debug/", get(index))
-        .route(
-            "/debug/list",
-            get(async |Query(p): Query<Parameters>| reply(&p, json!(PAGES))),
-        )
-        .route("/debug/adsz", get(adsz))
-        .route("/debug/clusterz", get(clusterz))
-        .route("/debug/connections", get(connections))
-        .route("/debug/syncz", get(syncz))
-        .route("/debug/registryz", get(of_mesh(forms::registry)))
-        .route("/debug/endpointShardz", get(of_mesh(forms::endpoint_shards)))
-        .route("/debug/configz", get(of_mesh(forms::configs)))
-        .route(
-            "/debug/mesh",
-            get(of_mesh(|mesh| json::to_json(mesh.mesh_config(&Cx::untracked())))),
-        )
-        .route("/debug/mcsz", get(of_mesh(forms::mcs)))
-        .route("/debug/networkz", get(of_mesh(forms::networks)))
-        .route("/debug/ecdsz", get(of_type(ResourceType::Extension)))
-        .route("/debug/edsz", get(of_type(ResourceType::Endpoint)))
-        .route("/debug/ndsz", get(of_type(ResourceType::NameTable)))
-        .route("/debug/config_dump", get(config_dump))
-        .route("/debug/notez", get(notez))
-        .route("/debug/jwksz", get(jwksz))
-        .route("/debug/watchz", get(watchz))
-        .with_state(sources)
+/// Returns the readers of a page by its name.
+fn readers_of(name: &str) -> Readers {
+    let page = PAGES.iter().find(|page| page.name == name);
+    page.map_or(Readers::ControlPlane, |page| page.readers)
+}
+
+/// Returns all pages under `/debug`, unguarded.
+fn pages(sources: Arc<Sources>) -> Router {
+    let index = || get(index);
+    let router = Router::new().route("/debug", index()).route(PREFIX, index());
+    let router = PAGES.iter().fold(router, |router, page| {
+        router.route(&format!("{PREFIX}{}", page.name), (page.handler)())
+    });
+    router.with_state(sources)
+}
+
+/// Returns all pages under `/debug`, with these access rules.
+pub fn guarded_pages(sources: Arc<Sources>, access: &Access) -> Router {
+    access.guard(pages(sources), readers_of)
 }
 
 type Shown = State<Arc<Sources>>;
@@ -129,15 +183,29 @@ fn reply(parameters: &Parameters, value: Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
+/// Returns the HTML of the index. Handlers must not name [`PAGES`] themselves: the table contains them, and the compiler
+/// would need the type of one to check the other.
+fn index_text() -> String {
+    let link =
+        |Page { name, description, .. }: &Page| format!("<li><a href=\"/debug/{name}\">{name}</a>: {description}</li>");
+    let links: String = PAGES.iter().map(link).collect();
+    format!("<html><head><title>istiod debug pages</title></head><body><ul>{links}</ul></body></html>")
+}
+
+fn names() -> Vec<&'static str> {
+    PAGES.iter().map(|page| page.name).collect()
+}
+
 async fn index() -> Html<String> {
-    let links: Vec<String> = PAGES
-        .iter()
-        .map(|page| format!("<li><a href=\"/debug/{page}\">{page}</a></li>"))
-        .collect();
-    let links = links.concat();
-    Html(format!(
-        "<html><head><title>istiod debug pages</title></head><body><ul>{links}</ul></body></html>"
-    ))
+    Html(index_text())
+}
+
+async fn list(Query(parameters): Query<Parameters>) -> Response {
+    reply(&parameters, json!(names()))
+}
+
+fn mesh_config(mesh: &MeshSnapshot) -> Value {
+    json::to_json(mesh.mesh_config(&Cx::untracked()))
 }
 
 /// Returns a page that is a function of the snapshot.

@@ -45,7 +45,7 @@ pub(super) fn pages(
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
     let pages = || {
         if is_shown {
-            access.guard(debug::pages(sources.clone()))
+            debug::guarded_pages(sources.clone(), &access)
         } else {
             Router::new()
         }

@@ -149,14 +149,14 @@ const fn hours(count: u64) -> Duration {
 
 macro_rules! features {
     (
-        always { $($(#[$doc:meta])* $name:ident $field:ident: $type:ty = $default:expr;)* }
-        ambient { $($(#[$adoc:meta])* $aname:ident $afield:ident: $atype:ty = $adefault:expr, else $aoff:expr;)* }
+        always { $($(#[doc = $doc:literal])* $name:ident $field:ident: $type:ty = $default:expr;)* }
+        ambient { $($(#[doc = $adoc:literal])* $aname:ident $afield:ident: $atype:ty = $adefault:expr, else $aoff:expr;)* }
     ) => {
         /// All feature variables with an effect, with Istio's defaults.
         #[derive(Clone, Debug, PartialEq)]
         pub struct Features {
-            $($(#[$doc])* pub $field: $type,)*
-            $($(#[$adoc])* pub $afield: $atype,)*
+            $($(#[doc = $doc])* pub $field: $type,)*
+            $($(#[doc = $adoc])* pub $afield: $atype,)*
         }
 
         impl Default for Features {
@@ -171,6 +171,20 @@ macro_rules! features {
         impl Features {
             /// Names of all variables.
             pub const VARIABLES: &'static [&'static str] = &[$(stringify!($name),)* $(stringify!($aname),)*];
+
+            /// Lists the variables with their defaults, then those of the ambient group with theirs.
+            #[cfg(test)]
+            fn documentation() -> [Vec<tests::Row>; 2] {
+                let row = |name, default: &dyn tests::Shown, meaning: &'static str| tests::Row {
+                    name,
+                    default: default.show(),
+                    meaning: meaning.trim(),
+                };
+                [
+                    vec![$(row(stringify!($name), &{ let default: $type = $default; default }, concat!($($doc),*)),)*],
+                    vec![$(row(stringify!($aname), &{ let default: $atype = $adefault; default }, concat!($($adoc),*)),)*],
+                ]
+            }
 
             /// Parses all variables, in Go's syntax, and ignores other names in the map.
             pub fn parse(variables: &BTreeMap<String, String>) -> (Self, Vec<FeatureError>) {
@@ -426,7 +440,7 @@ features! {
         // Security.
         /// `fips-140-2`, `pqc` or empty.
         COMPLIANCE_POLICY compliance_policy: SmolStr = text("");
-        /// Accepted export_namespaces of tokens.
+        /// Accepted audiences of tokens.
         TOKEN_AUDIENCES token_audiences: Vec<SmolStr> = vec![text("istio-ca")];
         /// Sends trust bundles with several roots to proxies.
         ISTIO_MULTIROOT_MESH istio_multiroot_mesh: bool = false;
@@ -523,6 +537,105 @@ impl Features {
 #[cfg(test)]
 mod tests {
     use super::*;
+    /// A row of `docs/feature-variables.md`.
+    pub(super) struct Row {
+        pub(super) name: &'static str,
+        pub(super) default: String,
+        pub(super) meaning: &'static str,
+    }
+
+    /// Text of a default.
+    pub(super) trait Shown {
+        fn show(&self) -> String;
+    }
+
+    impl Shown for bool {
+        fn show(&self) -> String {
+            self.to_string()
+        }
+    }
+
+    impl Shown for u32 {
+        fn show(&self) -> String {
+            self.to_string()
+        }
+    }
+
+    impl Shown for f64 {
+        fn show(&self) -> String {
+            self.to_string()
+        }
+    }
+
+    impl Shown for Duration {
+        fn show(&self) -> String {
+            let seconds = self.as_secs();
+            match self.subsec_millis() {
+                0 if seconds > 0 && seconds.is_multiple_of(3600) => format!("{}h", seconds / 3600),
+                0 => format!("{seconds}s"),
+                _ => format!("{}ms", self.as_millis()),
+            }
+        }
+    }
+
+    impl Shown for SmolStr {
+        fn show(&self) -> String {
+            self.to_string()
+        }
+    }
+
+    impl Shown for Vec<SmolStr> {
+        fn show(&self) -> String {
+            self.join(",")
+        }
+    }
+
+    impl Shown for RemoteJwks {
+        fn show(&self) -> String {
+            format!("{self:?}").to_lowercase()
+        }
+    }
+
+    fn table(rows: Vec<Row>) -> String {
+        let mut rows: Vec<String> = rows
+            .into_iter()
+            .map(|row| {
+                let default = if row.default.is_empty() {
+                    String::new()
+                } else {
+                    format!("`{}`", row.default)
+                };
+                format!("| `{}` | {default} | {} |\n", row.name, row.meaning)
+            })
+            .collect();
+        rows.sort();
+        format!("| Variable | Default | Meaning |\n|---|---|---|\n{}", rows.concat())
+    }
+
+    /// Compares `docs/feature-variables.md` with the table above. `UPDATE_GOLDEN=1` rewrites the file.
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "a developer asks the test to rewrite its file")]
+    fn documentation_is_current() {
+        let [always, ambient] = Features::documentation();
+        let text = format!(
+            "# Feature variables\n\n\
+             Environment variables of the Deployment, with Istio's names and defaults. This file is generated from\n\
+             `src/model/features.rs`. Values have Go's syntax (`true`, `100ms`). A bad value is logged, and the default\n\
+             stays. Other `PILOT_*` variables are ignored.\n\n{}\n\
+             ## Ambient\n\nThese have an effect only with `PILOT_ENABLE_AMBIENT=true`; otherwise they are off.\n\n{}",
+            table(always),
+            table(ambient)
+        );
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/feature-variables.md");
+        if std::env::var_os("UPDATE_GOLDEN").is_some() {
+            std::fs::write(path, &text).expect("the file is writable");
+        }
+        let current = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            current == text,
+            "docs/feature-variables.md is stale, run UPDATE_GOLDEN=1 cargo test --lib documentation"
+        );
+    }
 
     fn parse(variables: &[(&str, &str)]) -> (Features, Vec<FeatureError>) {
         Features::parse(

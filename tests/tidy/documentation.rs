@@ -1,9 +1,14 @@
-//! Doc comments of the public items of the lowest layers.
+//! Doc comments of the public items of the lowest layers, and documents of what operators read.
+
+use std::collections::BTreeSet;
 
 use libtest_mimic::{Failed, Trial};
 
-use super::source::{Source, sources};
-use super::verdict;
+use super::{
+    source::{Source, sources},
+    verdict,
+};
+use crate::support::project;
 
 const DOCUMENTED: &[&str] = &["base", "table", "model"];
 
@@ -20,10 +25,81 @@ const ITEMS: &[&str] = &[
 ];
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![Trial::test(
-        "tidy::documentation::public_items_are_documented",
-        public_items_are_documented,
-    )]
+    vec![
+        Trial::test(
+            "tidy::documentation::public_items_are_documented",
+            public_items_are_documented,
+        ),
+        Trial::test(
+            "tidy::documentation::debug_pages_are_described",
+            debug_pages_are_described,
+        ),
+        Trial::test("tidy::documentation::metrics_are_described", metrics_are_described),
+    ]
+}
+
+/// Beginnings of the names of metrics.
+const METRICS: &[&str] = &[
+    "pilot_",
+    "istiod_",
+    "istio_build",
+    "citadel_",
+    "auto_registration_",
+    "remote_cluster_",
+    "controller_",
+];
+
+/// Returns the text of a file of the project.
+fn read(path: &str) -> String {
+    std::fs::read_to_string(project().join(path)).unwrap_or_default()
+}
+
+/// Returns the text of the string literals of a source, except those of its test module.
+fn literals(source: &Source) -> impl Iterator<Item = &str> {
+    let text = source.text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
+    text.split('"').skip(1).step_by(2)
+}
+
+fn debug_pages_are_described() -> Result<(), Failed> {
+    let document = read("docs/debug-pages.md");
+    let text = read("src/admin/debug.rs");
+    let table = text
+        .split("const PAGES")
+        .nth(1)
+        .and_then(|rest| rest.split("];").next());
+    let rows = table.unwrap_or_default().split("page(").skip(1);
+    let names: Vec<&str> = rows.filter_map(|row| row.split('"').nth(1)).collect();
+    let is_missing = |name: &&&str| !document.contains(&format!("| `/debug/{name}` |"));
+    let mut breaches: Vec<String> = names
+        .iter()
+        .filter(is_missing)
+        .map(|name| format!("/debug/{name}"))
+        .collect();
+    if names.is_empty() {
+        breaches.push("the table of pages was not found in src/admin/debug.rs".to_owned());
+    }
+    verdict("docs/debug-pages.md describes every debug page", breaches)
+}
+
+fn metrics_are_described() -> Result<(), Failed> {
+    let document = read("docs/metrics.md");
+    let sources = sources();
+    let exporters = sources
+        .iter()
+        .filter(|source| source.words("prometheus").next().is_some());
+    let is_metric = |text: &&str| {
+        let is_name = text
+            .chars()
+            .all(|character| character.is_ascii_lowercase() || character == '_');
+        is_name && !text.ends_with('_') && METRICS.iter().any(|prefix| text.starts_with(prefix))
+    };
+    let names: BTreeSet<&str> = exporters.flat_map(literals).filter(is_metric).collect();
+    let is_missing = |name: &&&str| !document.contains(&format!("`{name}`"));
+    let mut breaches: Vec<String> = names.iter().filter(is_missing).map(|name| (*name).to_owned()).collect();
+    if names.is_empty() {
+        breaches.push("no metric was found".to_owned());
+    }
+    verdict("docs/metrics.md describes every metric", breaches)
 }
 
 fn public_items_are_documented() -> Result<(), Failed> {

@@ -10,11 +10,11 @@ use crate::{
 };
 
 /// Accepts the bearer token as the identity.
-struct TakenAtItsWord;
+struct TrustingAuthenticator;
 
-impl Authenticator for TakenAtItsWord {
+impl Authenticator for TrustingAuthenticator {
     fn name(&self) -> &'static str {
-        "word"
+        "trusting"
     }
 
     fn authenticate<'a>(&'a self, credentials: Credentials<'a>) -> BoxFuture<'a, Result<Caller, AuthenticationError>> {
@@ -47,14 +47,17 @@ impl Bed {
         let mesh = "trustDomain: mesh.example\ntrustDomainAliases: [old.example]";
         let world = fixture::folder_world(installation, &[("mesh.yaml", mesh)]);
         let (sender, mesh) = watch::channel(world.snapshot());
-        let access = Access::new(Authenticators::new(vec![Box::new(TakenAtItsWord)]), mesh);
+        let access = Access::new(Authenticators::new(vec![Box::new(TrustingAuthenticator)]), mesh);
         let page = async |axum::Extension(scope): axum::Extension<DebugScope>| format!("{scope:?}");
         let pages = Router::new()
             .route("/debug/syncz", get(page))
             .route("/debug/config_dump", get(page))
             .route("/debug", get(page));
         Self {
-            pages: access.guard(pages),
+            pages: access.guard(pages, |page| match page {
+                "config_dump" => Readers::ProxyNamespace,
+                _ => Readers::ControlPlane,
+            }),
             _mesh: sender,
         }
     }
@@ -111,7 +114,7 @@ async fn r5_other_namespaces_see_their_own_proxies_alone() {
 async fn r5_what_is_no_account_of_this_mesh_sees_nothing() {
     let bed = Bed::new(|_| {});
     for id in [
-        "spiffe://stranger.example/ns/istio-system/sa/istiod",
+        "spiffe://other.example/ns/istio-system/sa/istiod",
         "spiffe://mesh.example/ns//sa/istiod",
         "spiffe://mesh.example/gateway",
         "istiod.istio-system.svc",

@@ -102,7 +102,7 @@ impl Wire {
         let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
         // Access check and lookup use the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
-        if !scope.permits(page) {
+        if !scope.permits(super::readers_of(page)) {
             let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
             return Err(DebugError::Forbidden(identities.unwrap_or_default()));
         }

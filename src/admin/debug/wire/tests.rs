@@ -81,8 +81,8 @@ async fn pages_are_those_of_http() {
 #[tokio::test]
 async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
     let bed = Bed::new(|_| {});
-    let nobody = bed.ask(PAGE, &["list"], None).await.unwrap_err();
-    assert_eq!(nobody, DebugError::Unauthenticated);
+    let anonymous = bed.ask(PAGE, &["list"], None).await.unwrap_err();
+    assert_eq!(anonymous, DebugError::Unauthenticated);
     for page in [
         "list",
         "syncz",
@@ -95,9 +95,9 @@ async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
         assert_eq!(denial.unwrap_err(), DebugError::Forbidden(vec![SHOP.into()]), "{page}");
     }
     assert!(bed.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
-    let stranger = "spiffe://stranger.example/ns/istio-system/sa/istiod";
+    let foreign = "spiffe://other.example/ns/istio-system/sa/istiod";
     assert!(matches!(
-        bed.ask(PAGE, &["edsz"], Some(stranger)).await,
+        bed.ask(PAGE, &["edsz"], Some(foreign)).await,
         Err(DebugError::Forbidden(_))
     ));
     for names in [&[][..], &["list", "syncz"]] {
