@@ -58,9 +58,9 @@ const QUIET: Duration = Duration::from_secs(3);
 struct Options {
     cases: Vec<String>,
     keep: bool,
-    /// Whether the mesh comes from an API server.
+    /// True if the mesh comes from an API server.
     api: bool,
-    /// Whether every proxy is a separate workload.
+    /// True if every proxy is a separate workload.
     own: bool,
     /// The part of a soak to run.
     part: f64,

@@ -37,7 +37,7 @@ const DEFAULT_MAX_BYTES: usize = 1024 * 1024;
 pub struct FetchOptions {
     /// Blocked addresses, in any spelling in the URL. IPv4 addresses embedded in IPv6 are checked as both.
     pub blocked: Vec<IpNet>,
-    /// Whether any server certificate is accepted.
+    /// True if any server certificate is accepted.
     pub insecure_skip_verify: bool,
     /// Additional roots of servers, as PEM.
     pub extra_roots: Bytes,

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_flags_swallow_a_word() {
+    fn unknown_flags_consume_a_value() {
         let flags = parse(&[
             "--resync",
             "60s",

@@ -20,7 +20,7 @@ pub(super) struct Case {
     /// The time of istiod's push context.
     pub(super) model: Option<f64>,
     pub(super) types: &'static [(ResourceType, Istiod)],
-    /// Whether istiod's times come from another machine: those published by its project.
+    /// True if istiod's times come from another machine: those published by its project.
     pub(super) is_elsewhere: bool,
 }
 

@@ -85,7 +85,7 @@ fn writes_the_strict_mapping() {
 }
 
 #[test]
-fn reads_what_it_writes() {
+fn json_round_trips() {
     let cluster = cluster();
     assert_eq!(
         from_json::<Cluster>(&to_json(&cluster), Unknown::Deny).unwrap(),
@@ -128,7 +128,7 @@ fn reads_both_spellings_and_null() {
 }
 
 #[test]
-fn reads_durations_as_go_does() {
+fn durations_parse_as_in_go() {
     for (text, seconds, nanos) in [
         ("1h30m", 5400, 0),
         ("100ms", 0, 100_000_000),
@@ -234,7 +234,7 @@ fn packs_types_with_their_own_form_under_value() {
 }
 
 #[test]
-fn keeps_what_cannot_be_unpacked() {
+fn unknown_any_values_are_kept() {
     let unknown = Any {
         type_url: "type.googleapis.com/a.B".to_owned(),
         value: Bytes::from_static(b"\x01"),

@@ -133,11 +133,7 @@ impl Access {
     }
 }
 
-async fn guard(
-    State((access, readers_of)): State<(Access, ReadersOf)>,
-    request: Request,
-    next: Next,
-) -> Response {
+async fn guard(State((access, readers_of)): State<(Access, ReadersOf)>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     match access.scope_of(&parts, readers_of).await {
         Ok(scope) => {

@@ -366,7 +366,7 @@ mod tests {
     use crate::model::{Installation, World};
 
     #[test]
-    fn what_is_held_is_told_after_each_push() {
+    fn store_size_is_exported_after_each_push() {
         let registry = Registry::new();
         let metrics = PushMetrics::new(&registry).expect("no name is taken");
         let push = |held: StoreSize, model_reads| PushReport {

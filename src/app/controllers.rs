@@ -38,9 +38,9 @@ pub struct Cluster {
     pub client: ::kube::Client,
     /// Watch metrics.
     pub metrics: WatchMetrics,
-    /// Whether the control plane runs elsewhere.
+    /// True if the control plane runs elsewhere.
     pub remote: bool,
-    /// Whether this control plane distributes its root certificates there.
+    /// True if this control plane distributes its root certificates there.
     pub led: bool,
     /// Stops its controllers.
     pub until: CancellationToken,

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_what_go_parses() {
+    fn durations_parse_as_in_go() {
         assert_eq!(parse_nanos("1h30m"), Ok(5_400_000_000_000));
         assert_eq!(parse_nanos("1.5s"), Ok(1_500_000_000));
         assert_eq!(parse_nanos(".5s"), Ok(500_000_000));

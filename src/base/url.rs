@@ -14,7 +14,7 @@ pub struct Url {
     opaque: String,
     /// User and host as written, after two slashes.
     authority: String,
-    /// Whether a rooted path follows the scheme directly.
+    /// True if a rooted path follows the scheme directly.
     without_authority: bool,
     /// The path as written.
     path: String,
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_kept_but_for_what_needs_escaping() {
+    fn only_reserved_characters_are_escaped() {
         assert_eq!(
             read("HTTPS://Ex.com/A?b=c&d#e"),
             pair("https", "https://Ex.com/A?b=c&d#e")

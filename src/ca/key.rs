@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_do_not_quote_what_was_read() {
+    fn errors_do_not_contain_key_material() {
         for text in [
             "",
             "secret",

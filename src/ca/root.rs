@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_source_counts_and_nothing_is_forgotten() {
+    fn the_first_source_wins_and_the_root_is_never_withdrawn() {
         let (sender, receiver) = watch::channel(None);
         let root = |text: &'static str| Some(Bytes::from_static(text.as_bytes()));
         publish(&sender, &RootCandidates([None, None, root("self")]));

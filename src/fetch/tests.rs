@@ -276,7 +276,7 @@ async fn r6_of_several_addresses_only_allowed_ones_are_tried() {
 }
 
 #[tokio::test]
-async fn r6_a_proxy_is_not_asked_for_what_is_blocked() {
+async fn r6_blocked_addresses_are_not_requested_through_a_proxy() {
     let proxy = Server::start("127.0.0.1", ok("secret")).await;
     let matcher = Matcher::builder()
         .all(format!("http://127.0.0.1:{}", proxy.address.port()))
@@ -431,7 +431,7 @@ async fn a_redirect_does_not_leave_tls() {
 }
 
 #[tokio::test]
-async fn tls_goes_through_a_tunnel_of_the_proxy() {
+async fn https_uses_a_connect_tunnel_of_the_proxy() {
     let (tls, root) = certificate();
     let server = Server::start_with("127.0.0.1", ok("keys"), Some(tls)).await;
     let to = server.address;

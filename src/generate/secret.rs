@@ -149,8 +149,8 @@ impl SecretKey {
     /// Parity (pilot/pkg/xds/sds.go): content that is not a certificate is sent, and Envoy refuses it.
     fn secret(&self, ctx: &BuildContext) -> Result<(Secret, Option<String>), Option<String>> {
         let (cx, mesh) = (ctx.cx, ctx.mesh);
-        let nobody = Namespace::default();
-        let own = self.reader.as_ref().map_or(&nobody, |reader| &reader.namespace);
+        let none = Namespace::default();
+        let own = self.reader.as_ref().map_or(&none, |reader| &reader.namespace);
         let reference = Reference::parse(&self.name, own).map_err(|error| error.to_string())?;
         let Reference { namespace, name, .. } = &reference;
         let secrets = match (reference.store, &self.reader) {

@@ -140,7 +140,7 @@ struct Reviewer<R> {
 struct Reader {
     /// Published result.
     told: Option<Access>,
-    /// Whether the last review failed.
+    /// True if the last review failed.
     failing: bool,
 }
 

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn definitions_come_change_and_go() {
+    fn definitions_are_added_changed_and_removed() {
         let mut definitions = definitions();
         let sidecars = SmolStr::from("sidecars.networking.istio.io");
         assert!(!definitions.take(WatchEvent::Applied("others.example.com".into())));

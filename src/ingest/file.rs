@@ -93,7 +93,7 @@ pub struct FileSource {
     rows: Rows,
     /// Diagnostics of objects that are declared more than once.
     twice: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
-    /// Whether the last listing of the folder failed.
+    /// True if the last listing of the folder failed.
     is_unreadable: bool,
     env: Option<BTreeMap<String, String>>,
     proxies: Vec<Value>,

@@ -35,7 +35,7 @@ pub struct Rules {
     pub included: Vec<SmolStr>,
     /// `ISTIO_WATCH_NAMESPACE`: the only namespace of namespaced objects.
     pub watch_namespace: Option<String>,
-    /// Whether configuration comes from the config cluster, not from a folder.
+    /// True if configuration comes from the config cluster, not from a folder.
     pub config_kinds: bool,
     /// `PILOT_ENABLE_GATEWAY_API`.
     pub gateway_api: bool,
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn roles_and_switches_decide_what_is_read() {
+    fn roles_and_features_select_the_kinds() {
         let config = rules().kinds(Role::Config);
         assert!(config.contains(&Kind::VirtualService) && config.contains(&Kind::Ingress));
         assert!(config.contains(&Kind::ConfigMap) && !config.contains(&Kind::HttpRoute));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ignored_may_be_included_again() {
+    fn included_resources_override_ignored_ones() {
         let rules = Rules {
             ignored: vec![
                 "*.networking.istio.io".into(),

@@ -149,7 +149,7 @@ pub struct RemoteCluster {
 /// All remote clusters at one time.
 #[derive(Clone, Default)]
 pub struct RemoteClusters {
-    /// Whether every cluster declared at the start is complete, refused or timed out. Stays true.
+    /// True if every cluster declared at the start is complete, refused or timed out. Stays true.
     pub ready: bool,
     /// Clusters.
     pub clusters: BTreeMap<ClusterId, RemoteCluster>,
@@ -219,7 +219,7 @@ pub struct Remote {
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
-    /// Whether the published state must be updated.
+    /// True if the published state must be updated.
     is_changed: bool,
     view: watch::Sender<Arc<RemoteClusters>>,
 }

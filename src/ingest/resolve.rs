@@ -81,7 +81,7 @@ struct Resolver<L> {
 struct Host {
     /// Published addresses, sorted; `None` before the first result.
     told: Option<Vec<IpAddr>>,
-    /// Whether the last lookup failed.
+    /// True if the last lookup failed.
     failing: bool,
 }
 

@@ -59,7 +59,7 @@ pub struct WatchTarget {
     pub labels: Option<String>,
     /// Field selector.
     pub fields: Option<String>,
-    /// Whether only `metadata` is requested.
+    /// True if only `metadata` is requested.
     pub metadata_only: bool,
 }
 

@@ -49,7 +49,7 @@ pub struct Endpoint {
     pub port: u32,
     /// Health.
     pub health: Health,
-    /// Whether only clients of the same cluster may use it, because its cluster does not export the service.
+    /// True if only clients of the same cluster may use it, because its cluster does not export the service.
     pub cluster_local: bool,
     /// Workload.
     pub origin: Shared<Origin>,
@@ -110,9 +110,9 @@ pub struct EndpointTraits {
 /// Traits of the endpoints of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PortTraits {
-    /// Whether some endpoint does not use mutual TLS.
+    /// True if some endpoint does not use mutual TLS.
     pub plaintext: bool,
-    /// Whether every endpoint is reached by HBONE.
+    /// True if every endpoint is reached by HBONE.
     pub all_tunnel: bool,
 }
 
@@ -133,7 +133,7 @@ pub struct HeadlessAddress {
     pub hostname: SmolStr,
     /// `subdomain` of the pod.
     pub subdomain: SmolStr,
-    /// Whether it is healthy enough for the name table.
+    /// True if it is healthy enough for the name table.
     pub healthy: bool,
 }
 

@@ -83,9 +83,9 @@ pub enum ExtensionCode {
     Wasm {
         /// Layer.
         layer: ExtensionLayer,
-        /// Whether traffic passes if the plugin does not run.
+        /// True if traffic passes if the plugin does not run.
         fails_open: bool,
-        /// Whether it refers to an image pull secret.
+        /// True if it refers to an image pull secret.
         pulls_with_secret: bool,
     },
     /// A Lua script for requests.

@@ -213,7 +213,7 @@ features! {
         PILOT_DEBOUNCE_AFTER pilot_debounce_after: Duration = millis(100);
         /// Longest time that changes are held back.
         PILOT_DEBOUNCE_MAX pilot_debounce_max: Duration = seconds(10);
-        /// Whether endpoint changes are debounced; if false they are pushed at once.
+        /// Debounces endpoint changes; without it they are pushed at once.
         PILOT_ENABLE_EDS_DEBOUNCE pilot_enable_eds_debounce: bool = true;
         /// Number of proxies pushed to concurrently; 0 for one per processor.
         PILOT_PUSH_THROTTLE pilot_push_throttle: u32 = 0;
@@ -225,19 +225,19 @@ features! {
         ISTIO_GPRC_MAXRECVMSGSIZE istio_gprc_maxrecvmsgsize: u32 = 4_194_304;
         /// Kept for configz: encoded resources are always shared here.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
-        /// Kept for configz, as above.
+        /// Kept for configz, like `PILOT_ENABLE_XDS_CACHE`.
         PILOT_ENABLE_CDS_CACHE pilot_enable_cds_cache: bool = true;
-        /// Kept for configz, as above.
+        /// Kept for configz, like `PILOT_ENABLE_XDS_CACHE`.
         PILOT_ENABLE_RDS_CACHE pilot_enable_rds_cache: bool = true;
-        /// Whether callers of xDS are authenticated.
+        /// Authenticates callers of xDS.
         XDS_AUTH xds_auth: bool = true;
-        /// Whether plaintext streams are authenticated like those with TLS.
+        /// Authenticates plaintext streams like those with TLS.
         XDS_AUTH_PLAINTEXT xds_auth_plaintext: bool = false;
-        /// Whether a proxy's node must agree with its identity.
+        /// Requires that a proxy's node agrees with its identity.
         PILOT_ENABLE_XDS_IDENTITY_CHECK pilot_enable_xds_identity_check: bool = true;
         /// Address ranges whose `x-forwarded-client-cert` header is accepted.
         TRUSTED_GATEWAY_CIDR trusted_gateway_cidr: Vec<SmolStr> = list();
-        /// Whether delta xDS is offered to agents.
+        /// Offers delta xDS to agents.
         ISTIO_DELTA_XDS istio_delta_xds: bool = true;
 
         // Networking.
@@ -344,7 +344,7 @@ features! {
         PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY pilot_enable_cross_cluster_workload_entry: bool = true;
         /// Creates WorkloadEntries for virtual machines that connect.
         PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION pilot_enable_workload_entry_autoregistration: bool = true;
-        /// Uses their health checks.
+        /// Uses the health checks of virtual machines.
         PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS pilot_enable_workload_entry_healthchecks: bool = true;
         /// Time from a virtual machine's disconnect to the deletion of its WorkloadEntry.
         PILOT_WORKLOAD_ENTRY_GRACE_PERIOD pilot_workload_entry_grace_period: Duration = seconds(10);
@@ -647,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_set_is_the_default() {
+    fn unset_variables_have_their_defaults() {
         let (features, errors) = parse(&[]);
         assert_eq!(features, Features::default());
         assert!(errors.is_empty());
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_read_as_go_reads_them() {
+    fn values_parse_as_in_go() {
         let (features, errors) = parse(&[
             ("PILOT_HTTP10", "T"),
             ("PILOT_DEBOUNCE_AFTER", "1m30s"),
@@ -680,7 +680,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_value_names_its_variable_and_leaves_the_default() {
+    fn a_bad_value_names_its_variable_and_keeps_the_default() {
         let (features, errors) = parse(&[
             ("PILOT_HTTP10", "yes"),
             ("PILOT_DEBOUNCE_MAX", "10"),

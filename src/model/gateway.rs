@@ -41,9 +41,9 @@ pub struct ExposedPort {
     pub number: u32,
     /// Listening port of the router.
     pub target: u32,
-    /// Whether the service has the port for UDP (too).
+    /// True if the service has the port for UDP (too).
     pub udp: bool,
-    /// Whether the service has the label that disables translation.
+    /// True if the service has the label that disables translation.
     pub untranslated: bool,
 }
 
@@ -238,7 +238,7 @@ fn is_passthrough(server: &networking::Server) -> bool {
 /// Port translation of one Gateway.
 struct PortMap<'a> {
     exposed: Vec<&'a ExposedPort>,
-    /// Whether the Gateway refers to its services, so that its ports are always theirs.
+    /// True if the Gateway refers to its services, so that its ports are always theirs.
     by_service: bool,
 }
 

@@ -28,9 +28,9 @@ pub const NODE_LABELS: &[&str] = &["topology.istio.io/subzone", "kubernetes.io/h
 /// that need it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct LocalityDependencies {
-    /// Whether some service is node-local.
+    /// True if some service is node-local.
     pub node: bool,
-    /// Whether some service may have locality load balancing.
+    /// True if some service may have locality load balancing.
     pub locality: bool,
     /// Labels that some failover priority compares.
     pub labels: BTreeSet<SmolStr>,

@@ -29,9 +29,9 @@ pub const REPLICA_LABELS: [&str; 3] = [
 /// where it matters.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct PerReplicaInputs {
-    /// Whether the node matters.
+    /// True if the node matters.
     pub node: bool,
-    /// Whether the locality matters.
+    /// True if the locality matters.
     pub locality: bool,
     /// Labels of [`REPLICA_LABELS`] that some selector matches.
     pub labels: BTreeSet<&'static str>,
@@ -39,7 +39,7 @@ pub struct PerReplicaInputs {
     pub metadata: BTreeSet<SmolStr>,
     /// Namespaces with Sidecars that have listeners, which may bind to addresses of the workload.
     namespaces_with_listeners: BTreeSet<Namespace>,
-    /// Whether one of them applies to every namespace.
+    /// True if one of them applies to every namespace.
     listeners_everywhere: bool,
 }
 

@@ -40,7 +40,7 @@ pub struct Subject {
     pub namespace: Namespace,
     /// The labels of the workload.
     pub labels: Labels,
-    /// Whether it is a waypoint.
+    /// True if it is a waypoint.
     pub is_waypoint: bool,
     /// Services of a listener or chain; used for waypoints only.
     pub services: Vec<TargetService>,
@@ -81,7 +81,7 @@ impl Subject {
 
 /// A kind of policy that attaches to workloads.
 pub trait Attach {
-    /// Whether policies of the workload's own namespace precede those of the root namespace.
+    /// True if policies of the workload's own namespace precede those of the root namespace.
     const OWN_FIRST: bool;
     /// Returns the labels that a workload must have; `None` for all workloads of the namespace.
     fn selector(&self) -> Option<&BTreeMap<String, String>>;

@@ -136,7 +136,7 @@ pub struct Service {
     pub variants: Vec<Variant>,
     /// Resolution.
     pub resolution: Resolution,
-    /// Whether it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
+    /// True if it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
     pub mesh_external: bool,
     /// Visibility.
     pub export_to: ExportTo,

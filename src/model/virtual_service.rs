@@ -68,16 +68,16 @@ pub struct VirtualServiceSummary {
     pub semantics: Semantics,
     /// Destinations.
     pub destinations: BTreeSet<Destination>,
-    /// Whether as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
+    /// True if as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
     /// that others own ([`owns`]).
     pub only_own_clients: bool,
-    /// Whether some HTTP match depends on the client.
+    /// True if some HTTP match depends on the client.
     pub by_source: bool,
-    /// Whether some HTTP match depends on the gateway.
+    /// True if some HTTP match depends on the gateway.
     pub by_gateway: bool,
-    /// Whether the HTTP routes depend on the port of the request, whatever the services.
+    /// True if the HTTP routes depend on the port of the request, whatever the services.
     pub by_port: bool,
-    /// Whether some HTTP route matches every request, so that every client has a route.
+    /// True if some HTTP route matches every request, so that every client has a route.
     pub unconditional: bool,
 }
 

@@ -48,7 +48,7 @@ pub struct Workload {
     pub service_account: SmolStr,
     /// Named ports: TCP ports of containers, or those of the WorkloadEntry.
     pub named_ports: BTreeMap<SmolStr, u32>,
-    /// Whether it is ready: running and not being deleted. A WorkloadEntry is ready unless its health condition denies
+    /// True if it is ready: running and not being deleted. A WorkloadEntry is ready unless its health condition denies
     /// it. Lookups by address or label skip workloads that are not ready.
     pub ready: bool,
 }

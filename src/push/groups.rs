@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_latest_request_waits() {
+    fn only_the_latest_request_is_queued() {
         let (groups, mut events) = Groups::channel();
         let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
         let subscription = groups.join(Arc::new(fixture::client(node, &serde_json::json!({}))));

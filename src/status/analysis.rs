@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_are_told_once_and_taken_back() {
+    fn findings_are_reported_once_and_withdrawn() {
         let one = messages(&BTreeSet::from([
             finding("a", "x"),
             finding("a", "y"),

@@ -120,7 +120,7 @@ struct Connection {
     machine: Arc<Machine>,
     at: std::time::SystemTime,
     key: EntryKey,
-    /// Whether the entry belongs to this machine; false if there is no entry to maintain.
+    /// True if the entry belongs to this machine; false if there is no entry to maintain.
     bound: bool,
 }
 

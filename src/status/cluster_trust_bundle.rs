@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn events_tell_what_stands_there() {
+    fn events_report_the_current_bundle() {
         let text = || "x".to_owned();
         assert_eq!(after(WatchEvent::Restarted(vec![])), None);
         assert_eq!(after(WatchEvent::Restarted(vec![text()])), Some(text()));

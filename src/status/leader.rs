@@ -42,7 +42,7 @@ pub struct Lock {
     pub name: SmolStr,
     /// Kind of its object.
     pub form: LockForm,
-    /// Whether all revisions compete for it, with priority for the default one; otherwise it belongs to one revision.
+    /// True if all revisions compete for it, with priority for the default one; otherwise it belongs to one revision.
     pub prioritised: bool,
 }
 
@@ -112,7 +112,7 @@ pub struct Election {
     pub identity: SmolStr,
     /// Revision; `default` if unset.
     pub revision: SmolStr,
-    /// Whether the cluster is not the one of this control plane.
+    /// True if the cluster is not the one of this control plane.
     pub remote: bool,
     /// `ENABLE_LEADER_ELECTION`; if false, every replica leads.
     pub enabled: bool,

@@ -23,12 +23,12 @@ pub struct Watches {
     pub client: ::kube::Client,
     /// Cluster, for metrics.
     pub cluster: ClusterId,
-    /// Where watches are counted.
+    /// Metrics of the watches.
     pub metrics: WatchMetrics,
 }
 
 impl Watches {
-    /// A watch and its events. It runs while the future is polled, and ends when nobody listens any more.
+    /// Opens a watch and returns its events. It runs while the future is polled, and ends when the receiver is dropped.
     pub fn open<T: Send + Sync + 'static>(
         &self,
         target: WatchTarget,

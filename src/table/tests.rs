@@ -96,7 +96,7 @@ fn an_equal_row_stops_the_wave() {
 }
 
 #[test]
-fn readers_of_missing_rows_are_told() {
+fn readers_of_missing_rows_are_notified() {
     let mut sums: Derived<u8, i64> = Derived::new(SUMS);
     let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
     let mut tx = Transaction::default();

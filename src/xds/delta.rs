@@ -96,7 +96,7 @@ fn first(
     }
 }
 
-/// What a response sends and removes, by name.
+/// Resources that a response sends and removes, by name.
 #[derive(Default)]
 struct Content {
     send: BTreeMap<SmolStr, Arc<EncodedResource>>,

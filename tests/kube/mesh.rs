@@ -210,10 +210,7 @@ fn discovery_selectors_change(name: &str) -> Result<(), Failed> {
 fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
     let tenant = Tenant::shared(0, name)?;
     tenant.apply(&service("web", "{app}", 1))?;
-    tenant
-        .cluster
-        .api
-        .apply(&virtual_service(&tenant, "web", "/everybody"))?;
+    tenant.cluster.api.apply(&virtual_service(&tenant, "web", "/all"))?;
     let mut canary = virtual_service(&tenant, "web", "/canary");
     canary["metadata"] = json!({ "namespace": tenant.app, "name": "a-canary", "labels": { "istio.io/rev": "canary" } });
     tenant.cluster.api.apply(&canary)?;
@@ -234,7 +231,7 @@ fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
         AdsClient::connect(stable.xds, &node),
         AdsClient::connect(canary_daemon.xds, &node),
     );
-    let resources = until_routes(&stable, "/everybody", true)?;
+    let resources = until_routes(&stable, "/all", true)?;
     assert!(
         !routes_hold(&resources, "/canary"),
         "objects of another revision must have no effect"

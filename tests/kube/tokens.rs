@@ -238,11 +238,15 @@ fn review_failures_are_not_refusals(trial: &str) -> Result<(), Failed> {
     let (cluster, namespace, path) = setup(trial)?;
     workload(cluster, &namespace, "reviews")?;
     let token = cluster.token(&namespace, "reviews", &[AUDIENCE])?;
-    let nobody = path.with_file_name("nobody.kubeconfig");
-    cluster.account_kubeconfig(&namespace, "nobody", &nobody)?;
+    let unprivileged = path.with_file_name("nobody.kubeconfig");
+    cluster.account_kubeconfig(&namespace, "nobody", &unprivileged)?;
     let closed = path.with_file_name("closed.kubeconfig");
     cluster.write_admin_kubeconfig(&closed, &format!("https://127.0.0.1:{}", ports::free()));
-    let servers = [("Kubernetes", path.as_path()), ("mute", &nobody), ("away", &closed)];
+    let servers = [
+        ("Kubernetes", path.as_path()),
+        ("mute", &unprivileged),
+        ("away", &closed),
+    ];
     let authenticator = authenticator(&servers)?;
     assert!(ask(&authenticator, &token, "").is_ok());
     for cluster in ["mute", "away"] {

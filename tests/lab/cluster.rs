@@ -35,7 +35,7 @@ struct Service {
     last: u8,
     /// Port name, port and target port.
     ports: &'static [(&'static str, u16, u16)],
-    /// Whether a load balancer gives it external addresses.
+    /// True if a load balancer gives it external addresses.
     is_outside: bool,
 }
 
@@ -136,7 +136,7 @@ impl Pod {
         self.proxy.as_ref().expect("this pod has a proxy")
     }
 
-    /// Whether it answers and accepts new requests.
+    /// True if it answers and accepts new requests.
     pub(crate) fn is_ready(&self) -> bool {
         self.state == State::Ready
     }
@@ -391,7 +391,7 @@ impl LabCluster {
         )
     }
 
-    /// Whether a proxy of this cluster has an endpoint in whose line this text occurs.
+    /// True if a proxy of this cluster has an endpoint in whose line this text occurs.
     fn lists(&self, endpoint: &str) -> bool {
         let mut tables = self.proxies().filter_map(|(_, proxy)| proxy.ask("/clusters").ok());
         tables.any(|table| {

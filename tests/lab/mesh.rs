@@ -54,7 +54,7 @@ pub(crate) struct ControlPlane {
     pub(crate) daemon: Daemon,
     kubeconfig: PathBuf,
     cluster: &'static str,
-    /// Whether it serves other clusters besides its own.
+    /// True if it serves other clusters besides its own.
     serves_remotes: bool,
     starts: usize,
     folder: PathBuf,

@@ -35,7 +35,7 @@ pub(crate) struct Workload {
     pub(crate) labels: Value,
     pub(crate) cluster: String,
     pub(crate) network: String,
-    /// Whether it sees only endpoints of its own network (`REQUESTED_NETWORK_VIEW`), like an east-west gateway:
+    /// True if it sees only endpoints of its own network (`REQUESTED_NETWORK_VIEW`), like an east-west gateway:
     /// cross-network traffic that arrives there is not forwarded to another network.
     pub(crate) is_edge: bool,
 }

@@ -17,7 +17,7 @@ pub(crate) struct Report {
     started_at: Instant,
 }
 
-/// Whether the observed state is as expected, and its text.
+/// True if the observed state is as expected, and its text.
 pub(crate) type Observed = (bool, String);
 
 impl Report {
@@ -32,7 +32,7 @@ impl Report {
         Ok(report)
     }
 
-    /// Whether the report is shown, which implies that nothing else runs on the machine.
+    /// True if the report is shown, which implies that nothing else runs on the machine.
     pub(crate) fn is_shown(&self) -> bool {
         self.is_shown
     }

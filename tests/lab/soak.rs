@@ -60,7 +60,7 @@ struct Soak {
     random: Random,
     /// The remote Secrets, by the control plane that reads them.
     secrets: [Value; 2],
-    /// Whether each of them exists.
+    /// True if each of them exists.
     is_joined: [bool; 2],
     network_source: NetworkSource,
     /// Temporary pods by cluster: name and version.

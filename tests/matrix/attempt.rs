@@ -18,7 +18,7 @@ const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
 const PAGE: &str = "istio.io/debug";
 
-/// How long a stream must be silent before no response is expected.
+/// Silence of a stream after which no response is expected.
 const SILENCE: Duration = Duration::from_millis(700);
 
 /// Returns an error, with the reason, if the request is refused.

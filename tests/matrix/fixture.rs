@@ -30,7 +30,7 @@ pub(super) struct Caller {
     /// The identity that it claims.
     pub(super) says: (&'static str, &'static str),
     pub(super) credentials: ClientCredentials,
-    /// Whether it uses the plaintext port.
+    /// True if it uses the plaintext port.
     pub(super) is_plaintext: bool,
 }
 

@@ -18,7 +18,7 @@ pub(super) const TRUST_DOMAINS: [&str; 2] = ["td1", "old-td"];
 #[derive(Clone, Debug)]
 pub(super) struct Policy {
     pub(super) action: Action,
-    /// Whether it is only a dry run.
+    /// True if it is only a dry run.
     pub(super) dry_run: bool,
     pub(super) rules: Vec<Rule>,
 }
@@ -73,7 +73,7 @@ pub(super) enum Attribute {
 }
 
 impl Attribute {
-    /// Whether only HTTP requests have this attribute.
+    /// True if only HTTP requests have this attribute.
     fn is_of_requests(self) -> bool {
         use Attribute::{Audience, Claim, Header, Host, Method, NestedClaim, Path, Presenter, RequestPrincipal};
         matches!(

@@ -278,7 +278,7 @@ fn documents_exist() -> Result<(), Failed> {
         .into_iter()
         .chain(["README.md", "src/ARCHITECTURE.md", "tests/README.md"].map(readme))
     {
-        let is_text = file.path.ends_with(".md");
+        let is_text = is_markdown(&file.path);
         for line in file
             .lines()
             .filter(|line| is_text || line.text.trim_start().starts_with("//"))
@@ -305,5 +305,9 @@ fn documents(line: &str) -> impl Iterator<Item = &str> {
     let words = line.split(move |character| !is_path(character));
     words
         .map(|word| word.trim_end_matches(['.', ':', '-']))
-        .filter(|word| word.len() > ".md".len() && word.ends_with(".md") && !word.contains("//"))
+        .filter(|word| is_markdown(word) && !word.contains("//"))
+}
+
+fn is_markdown(path: &str) -> bool {
+    Path::new(path).extension().is_some_and(|extension| extension == "md")
 }

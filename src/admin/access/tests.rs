@@ -88,7 +88,7 @@ const SYSTEM: &str = "spiffe://mesh.example/ns/istio-system/sa/istiod";
 const SHOP: &str = "spiffe://mesh.example/ns/shop/sa/default";
 
 #[tokio::test]
-async fn r5_pages_are_for_callers_who_are_known() {
+async fn r5_pages_require_authentication() {
     let bed = Bed::new(|_| {});
     for page in [SYNCZ, DUMP, "/debug"] {
         assert_eq!(bed.get(page, FAR, None).await.0, 401, "{page}");
@@ -101,7 +101,7 @@ async fn r5_pages_are_for_callers_who_are_known() {
 }
 
 #[tokio::test]
-async fn r5_other_namespaces_see_their_own_proxies_alone() {
+async fn r5_other_namespaces_see_only_their_own_proxies() {
     let bed = Bed::new(|_| {});
     assert_eq!(bed.get(SYNCZ, FAR, Some(SYSTEM)).await, (200, "All".to_owned()));
     assert_eq!(bed.status(SYNCZ, SHOP).await, 403);
@@ -111,7 +111,7 @@ async fn r5_other_namespaces_see_their_own_proxies_alone() {
 }
 
 #[tokio::test]
-async fn r5_what_is_no_account_of_this_mesh_sees_nothing() {
+async fn r5_identities_outside_the_mesh_have_no_access() {
     let bed = Bed::new(|_| {});
     for id in [
         "spiffe://other.example/ns/istio-system/sa/istiod",

@@ -355,7 +355,7 @@ fn jwks(at: &FieldPath<'_>, text: &str) {
         return;
     };
     if keys.iter().any(|key| key.get("d").is_some() || key["kty"] == "oct") {
-        at.warning("holds a private key, which everybody who may read this object now has");
+        at.warning("contains a private key, which everyone with read access to this object now has");
     }
 }
 

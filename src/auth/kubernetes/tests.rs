@@ -159,7 +159,7 @@ async fn an_api_server_that_fails_is_not_the_callers_fault() {
 }
 
 #[tokio::test]
-async fn tokens_are_asked_about_where_the_caller_is() {
+async fn tokens_are_reviewed_by_the_callers_cluster() {
     let (own, other) = (
         server(201, reviewed(reviews()), Duration::ZERO),
         server(201, reviewed(json!({"authenticated": false})), Duration::ZERO),
@@ -181,7 +181,7 @@ async fn tokens_are_asked_about_where_the_caller_is() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_about_what_cannot_be_a_token() {
+async fn malformed_tokens_are_not_reviewed() {
     let server = server(201, reviewed(reviews()), Duration::ZERO);
     let authenticator = authenticator(&[("Kubernetes", &server)]);
     for bad in ["x", "a.b.c", &token(-1)] {
@@ -194,7 +194,7 @@ async fn nobody_is_asked_about_what_cannot_be_a_token() {
 }
 
 #[tokio::test]
-async fn one_token_is_asked_about_once() {
+async fn concurrent_reviews_of_a_token_are_shared() {
     let server = server(201, reviewed(reviews()), Duration::from_millis(50));
     let authenticator = authenticator(&[("Kubernetes", &server)]);
     let token = token(60);
@@ -209,7 +209,7 @@ async fn one_token_is_asked_about_once() {
 }
 
 #[tokio::test]
-async fn a_review_that_nobody_waits_for_ends_and_is_begun_anew() {
+async fn an_abandoned_review_is_cancelled_and_restarted() {
     let server = server(201, reviewed(reviews()), Duration::from_millis(50));
     let authenticator = authenticator(&[("Kubernetes", &server)]);
     let token = token(60);

@@ -101,7 +101,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn certificates_are_optional_and_say_who_the_client_is() {
+async fn client_certificates_are_optional_and_identify_the_client() {
     let setup = setup();
     assert_eq!(setup.connect(None).await.expect("no certificate is fine"), None);
     let until = OffsetDateTime::now_utc() + Duration::hours(1);
@@ -117,12 +117,12 @@ async fn certificates_are_optional_and_say_who_the_client_is() {
 }
 
 #[tokio::test]
-async fn who_is_not_vouched_for_is_refused() {
+async fn untrusted_certificates_are_refused() {
     let setup = setup();
-    let stranger = TestCa::new("cluster.local");
+    let other_ca = TestCa::new("cluster.local");
     let past = OffsetDateTime::now_utc() - Duration::hours(1);
     let bad = [
-        ("signed by somebody else", stranger.client(&[REVIEWS])),
+        ("signed by another CA", other_ca.client(&[REVIEWS])),
         ("expired", setup.root.leaf(&[REVIEWS], &[], 5, past)),
         (
             "of an unknown trust domain",
@@ -220,7 +220,7 @@ async fn roots_and_certificates_are_those_of_the_moment() {
 }
 
 #[tokio::test]
-async fn nothing_is_resumed() {
+async fn sessions_are_not_resumed() {
     let setup = setup();
     // One client config, so that it could resume.
     let client = client(&setup.root, Some(setup.root.client(&[REVIEWS])), &["h2"]);
@@ -235,7 +235,7 @@ async fn nothing_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_silent_client_is_given_up() {
+async fn a_silent_handshake_times_out() {
     let mut setup = setup();
     setup.acceptor.timeout = StdDuration::from_millis(20);
     let (here, _there) = duplex(1 << 10);
@@ -275,7 +275,7 @@ async fn a_handshake_is_bounded() {
 }
 
 #[test]
-fn certificates_of_strangers_are_read_without_harm() {
+fn arbitrary_certificates_are_parsed_without_panic() {
     let root = TestCa::new("cluster.local");
     let good = root.client(&[REVIEWS]);
     let der = good.leaf().to_vec();

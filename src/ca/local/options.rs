@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_told_of_and_defaults_stand() {
+    fn bad_values_are_reported_and_keep_their_defaults() {
         let (options, errors) = options(&[
             ("DEFAULT_WORKLOAD_CERT_TTL", "soon"),
             ("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE", "1024"),

@@ -108,7 +108,7 @@ fn without_multi_root_only_the_own_ca_is_trusted() {
         blocks(&[&extra]),
         "friends sign for themselves"
     );
-    assert_eq!(pool(&trusted, "stranger"), blocks(&[]));
+    assert_eq!(pool(&trusted, "unknown"), blocks(&[]));
 }
 
 #[test]

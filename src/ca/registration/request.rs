@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_say_what_is_ordered() {
+    fn requests_contain_csr_signer_and_lifetime() {
         let object = object(&spec());
         assert_eq!(object.metadata.generate_name.as_deref(), Some("csr-workload-"));
         assert_eq!(object.spec.expiration_seconds, Some(3600));

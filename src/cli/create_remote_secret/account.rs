@@ -33,7 +33,7 @@ pub(super) struct AccountRequest {
     pub(super) namespace: String,
     /// Token Secret to use.
     pub(super) secret: Option<String>,
-    /// Whether to create it if it does not exist.
+    /// True to create it if it does not exist.
     pub(super) create: bool,
 }
 

@@ -106,7 +106,7 @@ fn mtls_context(cluster: &Value) -> &Value {
 }
 
 #[test]
-fn an_upstream_envoy_gets_no_metadata_exchange_and_tells_http_by_alpn() {
+fn an_upstream_envoy_gets_no_metadata_exchange_and_detects_http_by_alpn() {
     let proxy = client_with("b", "n1", &json!({}), upstream_envoy());
     let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
     let http = bed.cluster(HTTP);
@@ -128,7 +128,7 @@ fn an_upstream_envoy_gets_no_metadata_exchange_and_tells_http_by_alpn() {
 }
 
 #[test]
-fn a_port_entry_takes_the_place_of_the_policy_and_a_subset_overrides_by_field() {
+fn a_port_entry_replaces_the_policy_and_a_subset_overrides_by_field() {
     let rule = "
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
@@ -167,7 +167,7 @@ spec:
 }
 
 #[test]
-fn certificates_of_the_node_take_the_place_of_the_meshs() {
+fn certificates_of_the_node_replace_those_of_the_mesh() {
     let files = json!({"TLS_CLIENT_CERT_CHAIN": "/c", "TLS_CLIENT_KEY": "/k", "TLS_CLIENT_ROOT_CERT": "/r"});
     let proxy = client_with("b", "n1", &files, Extensions::default());
     let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
@@ -231,7 +231,7 @@ fn traffic_distribution_prefers_the_zone_without_outlier_detection() {
 }
 
 #[test]
-fn a_sidecar_says_where_inbound_traffic_goes() {
+fn a_sidecar_defines_inbound_destinations() {
     let sidecar = "
 apiVersion: networking.istio.io/v1
 kind: Sidecar
@@ -345,7 +345,7 @@ spec: {host: a, trafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE
 }
 
 #[test]
-fn a_servers_rule_counts_only_if_the_server_sees_its_own_service() {
+fn a_servers_rule_applies_only_if_the_server_sees_its_own_service() {
     let rule = "
 apiVersion: networking.istio.io/v1
 kind: DestinationRule

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_follow_the_first_rule_that_is_meant() {
+    fn weights_follow_the_first_matching_rule() {
         let mut groups: Vec<LocalityEndpoints> = ["eu/north", "us/east", "us/west"].into_iter().map(group).collect();
         let rule = Distribute {
             from: "us/*".into(),

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_go() {
+    fn numbers_are_formatted_as_in_go() {
         let pairs = [
             (0.0, "0"),
             (1e20, "100000000000000000000"),

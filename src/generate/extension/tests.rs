@@ -248,11 +248,11 @@ fn secrets_come_from_the_plugins_namespace() {
     }
     assert_eq!(secret(&known, "builtin"), Value::Null);
     assert!(known.notes().iter().any(|note| note.code == "wasm_pull_secret_missing"));
-    let stranger = Proxy {
+    let unauthenticated = Proxy {
         identity: None,
         ..sidecar(None)
     };
-    assert_eq!(secret(&store(&config, stranger), "own"), "");
+    assert_eq!(secret(&store(&config, unauthenticated), "own"), "");
 }
 
 #[test]

@@ -552,7 +552,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_joined_as_go_does() {
+    fn paths_are_joined_as_in_go() {
         assert_eq!(join_path("h", ""), "h");
         assert_eq!(join_path("h", "/"), "h/");
         assert_eq!(join_path("h", "//v1/./a/../traces"), "h/v1/traces");

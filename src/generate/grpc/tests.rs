@@ -149,7 +149,7 @@ fn names_of_one_host_share_their_ports() {
 }
 
 #[test]
-fn what_is_not_there_has_no_listener() {
+fn unknown_names_have_no_listener() {
     for name in [
         "echo:81",
         "nobody:80",
@@ -188,7 +188,7 @@ spec: {egress: [{hosts: ['other/*']}]}
 }
 
 #[test]
-fn both_families_are_told_where_both_are_used() {
+fn dual_stack_endpoints_have_both_addresses() {
     let features = Features {
         istio_dual_stack: true,
         ..Features::default()
@@ -203,7 +203,7 @@ fn both_families_are_told_where_both_are_used() {
 }
 
 #[test]
-fn a_session_stands_before_the_fault_filter() {
+fn the_session_filter_precedes_the_fault_filter() {
     let service = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -260,7 +260,7 @@ fn chain(config: &str, server: Proxy) -> Value {
 }
 
 #[test]
-fn a_server_takes_mutual_tls_or_plaintext_but_not_both() {
+fn a_server_accepts_mutual_tls_or_plaintext_but_not_both() {
     for (mode, mtls) in [("STRICT", true), ("PERMISSIVE", true), ("DISABLE", false)] {
         let chain = chain(&peer_authentication(mode), server());
         let kind = if mtls { "mtls" } else { "plaintext" };
@@ -296,7 +296,7 @@ fn a_socket_is_of_a_port_that_is_served() {
 }
 
 #[test]
-fn policies_are_what_grpc_can_enforce() {
+fn only_policies_that_grpc_can_enforce_are_sent() {
     let policies = "
 apiVersion: security.istio.io/v1
 kind: AuthorizationPolicy
@@ -356,7 +356,7 @@ fn cluster(name: &str) -> Value {
 }
 
 #[test]
-fn of_a_rule_only_that_shows_which_grpc_knows() {
+fn only_rule_fields_supported_by_grpc_are_sent() {
     let mut default = cluster("outbound|7070||echo.default.svc.cluster.local");
     let socket = default["transportSocket"].take();
     let context = &socket["typedConfig"]["commonTlsContext"];
@@ -449,7 +449,7 @@ fn a_route_configuration_is_of_one_host() {
 }
 
 #[test]
-fn what_nobody_serves_has_no_virtual_host() {
+fn unknown_hosts_have_no_virtual_host() {
     for host in ["nobody.example.com", "far.default.svc.cluster.local"] {
         let routes = routes("", &format!("outbound|7070||{host}"));
         assert_eq!(routes["virtualHosts"], Value::Null, "{host}");
@@ -484,7 +484,7 @@ spec:
 }
 
 #[test]
-fn hosts_that_only_virtual_services_know_are_matched_too() {
+fn hosts_declared_only_by_virtual_services_are_matched_too() {
     let virtual_service = "
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -538,7 +538,7 @@ spec: {hosts: [echo], resolution: STATIC, ports: [{number: 80, name: http, proto
 }
 
 #[test]
-fn clients_share_what_they_see_alike() {
+fn clients_with_equal_views_share_resources() {
     let files = [("mesh.yaml", ""), ("kube.yaml", SERVICES)];
     let requested = RequestedResources::new([
         (ResourceType::Listener, [SmolStr::new("echo:80")].into()),

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_look_at_the_masked_range() {
+    fn conflicts_compare_masked_ranges() {
         let of = |ranges: &[&str], sni: &[&str]| chain(ranges, sni).match_key();
         assert_eq!(of(&["1.2.3.4/8"], &[]), of(&["1.9.9.9/8"], &[]));
         assert_ne!(of(&["1.2.3.4/8"], &[]), of(&["1.2.3.4/16"], &[]));

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn suites_that_envoy_does_not_know_are_left_out() {
+    fn cipher_suites_unknown_to_envoy_are_omitted() {
         let written = ["AES128-SHA", "RC4", "-ALL", "AES128-SHA", "ALL"].map(str::to_owned);
         assert_eq!(known_suites(&written), ["AES128-SHA", "-ALL", "ALL"]);
     }

@@ -135,7 +135,7 @@ spec:
 }
 
 #[test]
-fn http_and_tcp_at_one_address_are_told_apart() {
+fn http_and_tcp_at_one_address_have_separate_chains() {
     let bed = Bed::of(&(entry("b", 1, "HTTP") + &entry("c", 2, "TCP") + &entry("d", 3, "TCP")));
     let listener = bed.get("0.0.0.0_4000");
     let sniffed = json!({"applicationProtocols": ["http/1.1", "h2c"], "transportProtocol": "raw_buffer"});
@@ -236,7 +236,7 @@ spec:
 }
 
 #[test]
-fn sidecars_without_interception_bind_what_a_sidecar_resource_names() {
+fn sidecars_without_interception_bind_the_addresses_of_the_sidecar_resource() {
     let config = "
 apiVersion: networking.istio.io/v1
 kind: Sidecar

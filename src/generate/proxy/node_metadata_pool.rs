@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_proxies_hold_one_kind_and_builds_one_list() {
+    fn equal_proxies_share_one_value() {
         let kinds = NodeMetadataPool::default();
         let shared = |number, name: &str| {
             let mut proxy = proxy(number, name);
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_holds_is_dropped() {
+    fn unused_values_are_dropped() {
         let kinds = NodeMetadataPool::default();
         let mut held = proxy(0, "held");
         kinds.share(&mut held);

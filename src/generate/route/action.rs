@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regex_text_is_quoted_as_go_does() {
+    fn regex_text_is_quoted_as_in_go() {
         assert_eq!(quoted("/a.b-c+"), r"/a\.b-c\+");
     }
 }

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn shared_suffixes_are_cut_elsewhere() {
+    fn shared_domain_suffixes_have_short_forms() {
         assert_eq!(
             forms("foo.local.campus.net", "remote.campus.net"),
             ["foo.local.campus.net.", "foo.local", "foo.local.campus"]

@@ -90,10 +90,10 @@ fn streams_without_identity_receive_no_secrets() {
 #[test]
 fn secrets_depend_on_the_identity() {
     let config = gateway("{mode: SIMPLE, credentialNames: [cred, 'kubernetes://elsewhere/far']}");
-    // The same node with another identity: it gets nothing of the first.
-    let mut stranger = router();
-    stranger.identity = Identity::from_spiffe("spiffe://cluster.local/ns/elsewhere/sa/gw");
-    let store = store(&config, vec![router(), stranger]);
+    // The same node with another identity: it receives no secret of the first.
+    let mut other = router();
+    other.identity = Identity::from_spiffe("spiffe://cluster.local/ns/elsewhere/sa/gw");
+    let store = store(&config, vec![router(), other]);
     assert_eq!(names(&store, 0, ResourceType::Secret), ["kubernetes://cred"]);
     assert_eq!(names(&store, 1, ResourceType::Secret), ["kubernetes://elsewhere/far"]);
     let denied = "kubernetes://elsewhere/far: a Secret of another namespace needs a ReferenceGrant; requested by \

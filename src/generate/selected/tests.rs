@@ -96,7 +96,7 @@ fn targets_of(selected: &Selected) -> Vec<String> {
 }
 
 #[test]
-fn a_pod_serves_what_selects_it() {
+fn a_pod_belongs_to_services_that_select_it() {
     let (world, proxy) = (world(""), web());
     with(&world, |ctx| {
         let profile = profile(ctx, &proxy);
@@ -117,7 +117,7 @@ fn a_pod_serves_what_selects_it() {
 }
 
 #[test]
-fn an_unknown_workload_has_the_labels_that_it_says_and_serves_nothing() {
+fn an_unknown_workload_has_its_own_labels_and_no_services() {
     let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
     with(&world(""), |ctx| {

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_account_is_asked_for_in_its_own_namespace() {
+    fn reviews_name_the_account_in_its_own_namespace() {
         let subject = Subject {
             cluster: "c".into(),
             namespace: "shop".into(),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_word_of_permission_nobody_is_allowed() {
+    fn reviews_without_an_explicit_permission_deny() {
         let denied = access(&SubjectAccessReview::default());
         assert!(matches!(denied, Access::Denied(reason) if reason == "its roles do not permit it"));
     }

@@ -111,7 +111,7 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn r10_an_answer_is_told_once_and_asked_for_again() {
+async fn r10_a_decision_is_reported_once_and_renewed() {
     let mut bed = Bed::new();
     bed.set("gw", Ok(Access::Allowed));
     bed.set("other", denied("no role"));
@@ -130,14 +130,14 @@ async fn r10_an_answer_is_told_once_and_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_api_server_that_is_away_changes_nothing() {
+async fn an_unreachable_api_server_changes_nothing() {
     let mut bed = Bed::new();
     bed.set("new", failed());
     bed.set("gw", Ok(Access::Allowed));
     bed.set("other", denied("no role"));
     bed.read(&["gw", "new", "other"]);
     let first = bed.told().await;
-    // Who was never answered for is denied, and told why.
+    // An account without any answer is denied, with the reason.
     assert!(first.contains(&"c1/new Unknown(\"away\")".to_owned()), "{first:?}");
     for account in ["gw", "other"] {
         bed.set(account, failed());
@@ -150,7 +150,7 @@ async fn an_api_server_that_is_away_changes_nothing() {
 }
 
 #[tokio::test]
-async fn an_unknown_cluster_is_a_refusal_until_it_comes() {
+async fn an_unknown_cluster_denies_until_it_is_added() {
     let mut bed = Bed::new();
     bed.set("gw", Err(ReviewError::UnknownCluster("which?".into())));
     bed.read(&["gw"]);
@@ -165,7 +165,7 @@ async fn an_unknown_cluster_is_a_refusal_until_it_comes() {
 }
 
 #[tokio::test]
-async fn who_reads_no_more_is_forgotten() {
+async fn unused_decisions_are_dropped() {
     let mut bed = Bed::new();
     bed.set("gw", Ok(Access::Allowed));
     bed.read(&["gw"]);

@@ -182,7 +182,7 @@ fn service(name: &str, port: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
+async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
     let mut bed = Bed::new(true);
     for path in [
         "/api/v1/configmaps",
@@ -214,7 +214,7 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
     assert_eq!(bed.told().await, whole);
     bed.state.wait_for(|state| *state == SyncState::Synced).await.unwrap();
     assert_eq!(bed.reported.lock().unwrap().len(), 1, "what is wrong with b");
-    // What becomes invalid stays as it was; what only has a new version is no change.
+    // An object that becomes invalid keeps its last valid form; a new version alone is no change.
     let services = "/api/v1/services";
     bed.server
         .event(services, "MODIFIED", service("a", &json!("many")))
@@ -241,7 +241,7 @@ async fn a_cluster_is_told_as_a_whole_and_then_by_its_changes() {
 }
 
 #[tokio::test]
-async fn what_is_unknown_holds_back_everything() {
+async fn an_unsynced_kind_delays_the_whole_cluster() {
     let mut bed = Bed::new(true);
     for path in [
         "/api/v1/configmaps",

@@ -43,7 +43,7 @@ fn teams(teams: &[&str]) -> Vec<LabelSelector> {
     teams.iter().map(selector).collect()
 }
 
-/// What a listener has after these changes.
+/// Rows of a listener after these changes.
 fn follow(have: &mut BTreeMap<(Kind, ObjectKey), Row>, changes: &[Change]) {
     for change in changes {
         match change {
@@ -68,7 +68,7 @@ fn told(output: &FilterOutput) -> Vec<String> {
 }
 
 #[test]
-fn a_namespace_comes_and_goes_with_its_labels() {
+fn a_namespace_is_selected_by_its_labels() {
     let mut filter = DiscoveryFilter::new(cluster(), "default".into());
     let mut output = FilterOutput::default();
     filter.set_filters(
@@ -126,7 +126,7 @@ fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
 }
 
 #[test]
-fn what_is_invalid_keeps_its_last_good_form_and_is_told_while_it_counts() {
+fn invalid_objects_keep_their_last_valid_form_and_are_reported() {
     let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
     let mut output = FilterOutput::default();
     assert_eq!(
@@ -194,13 +194,13 @@ fn steps() -> impl Strategy<Value = Step> {
 proptest! {
     /// Any order of events and filters gives what the final state gives at once.
     #[test]
-    fn what_passed_is_the_filter_of_the_final_state(steps in prop::collection::vec(steps(), 0..40)) {
+    fn passed_rows_equal_the_filtered_final_state(steps in prop::collection::vec(steps(), 0..40)) {
         let kinds = [Kind::Namespace, Kind::Sidecar];
         let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
         let (mut have, mut good, mut filters) = (BTreeMap::new(), BTreeMap::new(), Filters::default());
         for step in steps {
             let mut output = FilterOutput::default();
-            // What a reader of the same events would know, last good forms included.
+            // The state of a reader of the same events, including last valid forms.
             let mut note = |item: &WatchedObject| {
                 let place = (item.kind, item.key.clone());
                 let row = item.row.clone().or_else(|| good.get(&place).and_then(|item: &WatchedObject| item.row.clone()));

@@ -57,7 +57,7 @@ pub(super) struct Changes(BTreeMap<(ClusterId, Kind), Different>);
 struct Different {
     upserts: Vec<Row>,
     removed: Vec<ObjectKey>,
-    /// Whether all rows are sent, because most changed.
+    /// True if all rows are sent, because most changed.
     whole: bool,
 }
 

@@ -79,7 +79,7 @@ fn told(changes: &[Change]) -> Vec<String> {
 }
 
 #[test]
-fn the_first_look_gives_everything_and_the_next_only_what_changed() {
+fn the_first_scan_sends_everything_and_later_ones_only_changes() {
     let bed = Bed::new(&[
         ("kube.yaml", SERVICE),
         ("kube-west.yaml", SERVICE),
@@ -108,7 +108,7 @@ fn the_first_look_gives_everything_and_the_next_only_what_changed() {
 }
 
 #[test]
-fn a_bad_edit_is_told_once_and_changes_nothing() {
+fn a_bad_edit_is_reported_once_and_changes_nothing() {
     let bed = Bed::new(&[("kube.yaml", SERVICE), ("mesh.yaml", "enableTracing: false\n")]);
     let (mut source, _) = bed.open(bed.settings());
     bed.write("kube.yaml", "a: [\n");
@@ -250,7 +250,7 @@ impl Held {
 }
 
 #[test]
-fn many_looks_tell_what_one_look_tells() {
+fn many_scans_equal_one_scan() {
     let bed = Bed::new(&[]);
     let (mut source, changes) = bed.open(bed.settings());
     let mut held = Held::default();

@@ -21,9 +21,9 @@ const MOST_FILES: usize = 256;
 pub(in crate::ingest) struct Noticed {
     /// Names of files in any folder.
     files: BTreeSet<String>,
-    /// Whether unnamed files may have changed.
+    /// True if unnamed files may have changed.
     any: bool,
-    /// Whether mesh config or networks may have changed, which have a longer debounce time.
+    /// True if mesh config or networks may have changed, which have a longer debounce time.
     mesh: bool,
 }
 

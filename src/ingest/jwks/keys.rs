@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_set_is_refused() {
+    fn malformed_key_sets_are_refused() {
         let certificates = br#"{"a": "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"}"#;
         for good in [&br#"{"keys":[]}"#[..], certificates] {
             assert!(KeySet::parse(good).is_ok(), "{}", String::from_utf8_lossy(good));

@@ -164,7 +164,7 @@ async fn keys_are_refreshed_and_equal_ones_are_no_news() {
 }
 
 #[tokio::test]
-async fn the_last_good_keys_stay_while_their_server_fails() {
+async fn the_last_valid_keys_stay_while_their_server_fails() {
     let mut bed = Bed::new();
     bed.servers.set("http://a", "1");
     bed.want(&["http://a"]);
@@ -191,7 +191,7 @@ async fn the_last_good_keys_stay_while_their_server_fails() {
 }
 
 #[tokio::test]
-async fn without_keys_a_server_is_asked_again_in_seconds() {
+async fn without_keys_fetches_are_retried_in_seconds() {
     let mut bed = Bed::new();
     bed.servers.fail("http://a");
     bed.want(&["http://a"]);
@@ -209,7 +209,7 @@ async fn without_keys_a_server_is_asked_again_in_seconds() {
 }
 
 #[tokio::test]
-async fn a_bad_issuer_costs_the_others_nothing() {
+async fn a_failing_issuer_does_not_delay_others() {
     let mut bed = Bed::new();
     bed.servers.hang("http://hangs");
     bed.servers.fail("http://fails");
@@ -221,7 +221,7 @@ async fn a_bad_issuer_costs_the_others_nothing() {
 }
 
 #[tokio::test]
-async fn keys_that_are_too_old_are_forgotten() {
+async fn expired_keys_are_dropped() {
     let mut bed = Bed::new();
     bed.servers.set("http://a", "1");
     bed.want(&["http://a"]);
@@ -244,7 +244,7 @@ async fn keys_that_are_too_old_are_forgotten() {
 }
 
 #[tokio::test]
-async fn sources_come_and_go() {
+async fn sources_are_added_and_removed() {
     let mut bed = Bed::new();
     bed.servers.set("http://a", "1");
     bed.servers.set("http://b", "2");

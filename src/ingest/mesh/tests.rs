@@ -52,7 +52,7 @@ fn mesh_config(changes: &[Change]) -> &MeshConfig {
 }
 
 #[test]
-fn absent_texts_mean_the_defaults() {
+fn absent_documents_use_the_defaults() {
     let mut bed = Bed::new();
     let changes = bed.reader.read(&bed.texts);
     assert_eq!(mesh_config(&changes).trust_domain, "cluster.local");
@@ -72,7 +72,7 @@ fn the_shared_config_lies_below_the_own() {
 }
 
 #[test]
-fn a_text_that_cannot_be_read_leaves_the_last_good_one() {
+fn an_invalid_document_keeps_the_last_valid_one() {
     let mut bed = Bed::new();
     bed.set(Part::Mesh, "trustDomain: good\n");
     let networks = "networks: {n: {endpoints: [{fromRegistry: c}]}}\n";
@@ -94,7 +94,7 @@ fn a_text_that_cannot_be_read_leaves_the_last_good_one() {
 }
 
 #[test]
-fn without_a_good_one_the_defaults_count() {
+fn without_a_valid_document_the_defaults_apply() {
     let mut bed = Bed::new();
     let changes = bed.set(Part::Mesh, "enableTracing: maybe\n");
     assert!(mesh_config(&changes).enable_tracing);
@@ -110,7 +110,7 @@ fn the_map_is_named_after_the_revision() {
 }
 
 #[tokio::test]
-async fn a_map_that_is_not_there_is_absent_only_once_that_is_known() {
+async fn a_config_map_is_absent_only_after_a_successful_list() {
     let (sender, events) = mpsc::channel(4);
     let (out, mut texts) = mpsc::channel(8);
     let tasks = crate::task::Tasks::default();

@@ -30,7 +30,7 @@ impl Played {
         self.changes
             .send(kinds.iter().map(replace).collect())
             .await
-            .expect("somebody listens");
+            .expect("the receiver is open");
     }
 
     fn is_ended(&self) -> bool {
@@ -117,7 +117,7 @@ impl Bed {
         played
     }
 
-    /// What was passed on: `r` a replacement, `x` a removal of the cluster.
+    /// Changes that were passed on: `r` a replacement, `x` a removal of the cluster.
     async fn passed(&mut self) -> Vec<String> {
         let changes = self.changes.recv().await.expect("changes are passed on");
         let word = |change: &Change| match change {
@@ -182,7 +182,7 @@ const OLD: &str = "2026-01-01T00:00:00Z";
 const NEW: &str = "2026-02-01T00:00:00Z";
 
 #[tokio::test]
-async fn clusters_come_change_and_go() {
+async fn clusters_are_added_changed_and_removed() {
     let mut bed = Bed::new(LONG);
     bed.secrets(&[secret("s", OLD, &[("c1", "one"), ("c2", "two"), ("own", "self")])])
         .await;
@@ -233,7 +233,7 @@ async fn clusters_come_change_and_go() {
 }
 
 #[tokio::test]
-async fn a_dead_cluster_does_not_hold_up_the_start_and_joins_later() {
+async fn an_unreachable_cluster_does_not_delay_the_start_and_joins_later() {
     let mut bed = Bed::new(Duration::from_millis(50));
     bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
     let source = bed.started("one").await;
@@ -250,7 +250,7 @@ async fn a_dead_cluster_does_not_hold_up_the_start_and_joins_later() {
 }
 
 #[tokio::test]
-async fn no_clusters_are_ready_once_that_is_known() {
+async fn without_clusters_the_source_is_ready_after_the_first_list() {
     let mut bed = Bed::new(LONG);
     assert!(!bed.shown.borrow().ready);
     bed.secrets(&[]).await;
@@ -258,7 +258,7 @@ async fn no_clusters_are_ready_once_that_is_known() {
 }
 
 #[tokio::test]
-async fn a_bad_kubeconfig_is_told_and_takes_nothing_away() {
+async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
     let mut bed = Bed::new(LONG);
     let exec = kubeconfig("one").replace("{token: t}", "{exec: {command: sh}}");
     bed.secrets(&[secret_with("s", OLD, &[("c1", &exec)])]).await;
@@ -310,7 +310,7 @@ async fn a_bad_kubeconfig_is_told_and_takes_nothing_away() {
 }
 
 #[tokio::test]
-async fn the_second_secret_of_a_cluster_waits_for_its_turn() {
+async fn the_second_secret_of_a_cluster_applies_after_the_first_is_removed() {
     let mut bed = Bed::new(LONG);
     bed.secrets(&[secret("b", OLD, &[("c1", "one")])]).await;
     let first = bed.started("one").await;
@@ -329,7 +329,7 @@ async fn the_second_secret_of_a_cluster_waits_for_its_turn() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_goes_before_it_is_read_leaves_nothing() {
+async fn a_cluster_removed_before_sync_leaves_nothing() {
     let mut bed = Bed::new(LONG);
     bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
     let source = bed.started("one").await;
@@ -342,7 +342,7 @@ async fn a_cluster_that_goes_before_it_is_read_leaves_nothing() {
 }
 
 #[test]
-fn a_file_names_the_cluster_of_its_context_and_keeps_its_last_good_content() {
+fn a_kubeconfig_file_names_its_cluster_and_keeps_its_last_valid_content() {
     let allowed = Allowed::default();
     let good = of_file(Ok(kubeconfig("one").into()), None, &allowed);
     let names = |origin: &Origin| origin.claims.keys().map(ToString::to_string).collect::<Vec<_>>();

@@ -123,7 +123,7 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn hosts_are_asked_for_when_their_records_expire() {
+async fn hosts_are_resolved_again_when_their_records_expire() {
     let mut bed = Bed::new();
     bed.table.set("a", &["2.2.2.2", "1.1.1.1", "2.2.2.2"], 120);
     bed.want(&["a"]);
@@ -156,7 +156,7 @@ async fn equal_answers_are_no_news_and_failures_keep_the_last() {
 }
 
 #[tokio::test]
-async fn hosts_come_and_go() {
+async fn hosts_are_added_and_removed() {
     let mut bed = Bed::new();
     bed.table.set("a", &["1.1.1.1"], 60);
     bed.table.set("b", &["2.2.2.2"], 60);
@@ -215,7 +215,7 @@ async fn serve(socket: UdpSocket) {
 }
 
 #[tokio::test]
-async fn both_families_are_asked_of_the_server() {
+async fn both_address_families_are_queried() {
     let socket = UdpSocket::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
         .await
         .unwrap();

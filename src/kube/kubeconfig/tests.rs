@@ -17,7 +17,7 @@ fn check(user: &Value, allowed: &[&str]) -> Result<CheckedKubeconfig, String> {
 }
 
 #[test]
-fn what_reads_our_files_or_runs_programs_is_refused() {
+fn kubeconfigs_with_files_or_programs_are_refused() {
     let cases = [
         (json!({ "client-key": "/k" }), "clientKey is not allowed", "clientKey"),
         (

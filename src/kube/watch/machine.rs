@@ -19,7 +19,7 @@ pub(super) enum Ask {
     List {
         /// Continue token of the previous page.
         token: Option<SmolStr>,
-        /// Whether the list is paged; false after pages expired before they were read.
+        /// True if the list is paged; false after pages expired before they were read.
         in_pages: bool,
     },
     /// Changes after a version.

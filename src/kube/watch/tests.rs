@@ -172,7 +172,7 @@ fn gone() -> Value {
 }
 
 #[tokio::test]
-async fn a_cut_watch_resumes_behind_what_it_saw() {
+async fn a_closed_watch_resumes_at_its_last_version() {
     let mut bed = Bed::pods();
     let first = bed.asked().await;
     assert!(first.has("limit=500"), "{}", first.query);
@@ -201,7 +201,7 @@ async fn a_cut_watch_resumes_behind_what_it_saw() {
 }
 
 #[tokio::test]
-async fn a_version_that_is_gone_gives_the_whole_list() {
+async fn an_expired_version_causes_a_new_list() {
     let mut bed = Bed::pods();
     let stream = bed.watching("10", &["a"]).await;
     stream.line("ERROR", gone()).await;
@@ -257,7 +257,7 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
 }
 
 #[tokio::test]
-async fn objects_that_are_none_end_nothing() {
+async fn undecodable_objects_do_not_end_the_watch() {
     let mut bed = Bed::pods();
     let list =
         json!({"metadata": {"resourceVersion": "10"}, "items": [7, {"metadata": {"name": "a"}}, {"metadata": {}}]});
@@ -279,7 +279,7 @@ async fn objects_that_are_none_end_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_with_a_hint_and_tried_again() {
+async fn refused_requests_are_reported_with_a_hint_and_retried() {
     let mut bed = Bed::pods();
     let forbidden = json!({"code": 403, "message": "pods is forbidden"});
     bed.asked().await.reply(403, &forbidden);
@@ -301,7 +301,7 @@ async fn what_is_refused_is_told_with_a_hint_and_tried_again() {
 }
 
 #[test]
-fn waits_double_up_to_half_a_minute_until_something_comes() {
+fn retries_back_off_up_to_thirty_seconds() {
     let mut machine = Machine::<()>::new(7);
     let refused = Failure::Unreachable("no route".into());
     let waits: Vec<Duration> = (0..9).map(|_| machine.failed(&refused)).collect();
@@ -328,7 +328,7 @@ fn waits_double_up_to_half_a_minute_until_something_comes() {
 }
 
 #[tokio::test]
-async fn metadata_alone_is_asked_for_as_such() {
+async fn metadata_watches_request_partial_objects() {
     let target = WatchTarget {
         metadata_only: true,
         labels: Some("a=b".into()),

@@ -126,7 +126,7 @@ fn authorities_have_a_secret_of_their_own_or_not() {
 }
 
 #[test]
-fn the_proxys_cluster_comes_first() {
+fn the_proxys_cluster_takes_precedence() {
     let mesh = mesh(&[
         ("Kubernetes", "n/both", "", json!({"cert": "config", "key": "k"})),
         ("c2", "n/both", "", json!({"cert": "remote", "key": "k"})),

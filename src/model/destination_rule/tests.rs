@@ -101,7 +101,7 @@ fn subsets_are_found_by_name() {
 }
 
 #[test]
-fn the_clients_namespace_comes_first_then_the_services_then_the_root() {
+fn the_clients_namespace_precedes_the_services_and_the_root() {
     let all = vec![
         ("istio-system/r", rule("*.local", &[], &[])),
         ("shop/s", rule(HOST, &[], &[])),

@@ -23,7 +23,7 @@ struct ServiceInCluster<'a> {
     object: Option<&'a Shared<kube::Service>>,
     /// Labels that decide the treatment of terminating endpoints; `None` if the cluster does not know the service.
     labels: Option<&'a Labels>,
-    /// Whether the endpoints are cluster-local.
+    /// True if the endpoints are cluster-local.
     cluster_local: bool,
 }
 

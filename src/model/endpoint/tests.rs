@@ -166,7 +166,7 @@ fn slices_meet_their_pods() {
 }
 
 #[test]
-fn what_endpoints_have_in_common_is_held_once() {
+fn common_endpoint_fields_are_stored_once() {
     let service = SERVICE
         .replace(
             "ports: [{name: http, port: 8080}]",

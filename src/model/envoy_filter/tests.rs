@@ -37,7 +37,7 @@ fn compile() -> CompiledFilter {
 }
 
 #[test]
-fn what_cannot_be_read_is_left_out_alone() {
+fn only_invalid_patches_are_omitted() {
     let filter = compile();
     let places: Vec<_> = filter.patches.iter().map(|patch| patch.place.as_str()).collect();
     assert_eq!(

@@ -97,7 +97,7 @@ fn servers_offer_hosts_to_namespaces() {
 }
 
 #[test]
-fn a_host_for_everybody_stands_alone() {
+fn a_wildcard_host_is_kept_alone() {
     let mut hosts = ["./a.com", "*/*"].map(str::to_owned).to_vec();
     qualify_hosts(&mut hosts, "ns1");
     assert_eq!(hosts, ["*"]);
@@ -156,7 +156,7 @@ fn servers_without_http_have_no_routes() {
 }
 
 #[test]
-fn tls_servers_are_told_apart_by_host() {
+fn tls_servers_are_distinguished_by_host() {
     let https = |name: &str, hosts: &[&str]| tls(TlSmode::Simple, server(443, "HTTPS", name, hosts));
     let merged = merged(&[
         vec![https("a", &["a.com"]), https("b", &["b.com"])],
@@ -184,7 +184,7 @@ fn ports_without_a_service_are_opened_as_they_are() {
 }
 
 #[test]
-fn https_is_served_over_quic_where_the_service_takes_udp() {
+fn https_is_served_over_quic_if_the_service_has_a_udp_port() {
     let features = Features {
         pilot_enable_quic_listeners: true,
         ..Features::default()

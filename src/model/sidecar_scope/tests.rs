@@ -53,7 +53,7 @@ fn sidecar_key(namespace: &str, of: &str) -> ScopeKey {
 }
 
 #[test]
-fn by_default_everything_exported_is_seen_once() {
+fn by_default_every_exported_service_is_visible_once() {
     let world = world("");
     let shop = computed(&world, &ScopeKey::Default("shop".into()));
     let expected = [

@@ -118,7 +118,7 @@ fn a_delegate_must_be_exported_to_its_root() {
 }
 
 #[test]
-fn a_gateway_lists_private_then_shown_then_public_ones() {
+fn a_gateway_lists_private_then_exported_then_public_virtual_services() {
     let with = |hosts: &[&str], export: &[&str]| networking::VirtualService {
         export_to: export.iter().map(|value| (*value).to_owned()).collect(),
         ..spec(hosts, Vec::new())

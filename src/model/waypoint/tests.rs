@@ -110,7 +110,7 @@ fn a_label_of_the_service_counts_before_that_of_its_namespace() {
 }
 
 #[test]
-fn a_waypoint_admits_whom_its_listener_admits() {
+fn a_waypoint_admits_the_namespaces_of_its_listener() {
     let foreign = "istio.io/use-waypoint: own, istio.io/use-waypoint-namespace: shop";
     let of_other_team = "istio.io/use-waypoint: shared, istio.io/use-waypoint-namespace: infra";
     let mesh = snapshot(&[service("a", "bare", foreign, 1), service("b", "bare", of_other_team, 2)]);
@@ -119,7 +119,7 @@ fn a_waypoint_admits_whom_its_listener_admits() {
 }
 
 #[test]
-fn a_waypoint_is_who_serves_its_address() {
+fn a_waypoint_is_identified_by_its_address() {
     let mesh = snapshot(&[]);
     let cx = Cx::untracked();
     let service = |host: &str, namespace: &str| {

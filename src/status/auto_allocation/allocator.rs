@@ -20,11 +20,11 @@ pub struct Entry {
     pub creation: i64,
     /// Resource version, to distinguish rows with a written patch from older ones.
     pub resource_version: SmolStr,
-    /// Whether it is valid, and so can be decided about.
+    /// True if it is valid, and so can be decided about.
     pub is_valid: bool,
-    /// Whether its namespace is selected. Addresses in other namespaces were written by others and stay.
+    /// True if its namespace is selected. Addresses in other namespaces were written by others and stay.
     pub selected: bool,
-    /// Whether it needs addresses: it has none, its resolution uses them, and it did not opt out.
+    /// True if it needs addresses: it has none, its resolution uses them, and it did not opt out.
     pub wanted: bool,
     /// Hosts that can have addresses, in declared order.
     pub hosts: Vec<SmolStr>,
@@ -209,7 +209,7 @@ impl Allocator {
             key: key.clone(),
             operations: operations(&entry.status, Value::Array(addresses)),
             reason: if evicted {
-                "an address is somebody else's"
+                "an address belongs to another ServiceEntry"
             } else {
                 "hosts have no addresses"
             },

@@ -16,7 +16,7 @@ fn service_entry(name: &str, resolution: &str, address: Option<&str>) -> Object 
 }
 
 #[test]
-fn what_others_have_is_taken_and_left_alone() {
+fn addresses_of_other_writers_stay_and_are_reserved() {
     let mut entries = Entries::default();
     entries.take(WatchEvent::Restarted(vec![
         known(service_entry("ours", "DNS", None)),

@@ -31,7 +31,7 @@ pub(super) enum Operation {
         connected_at: SystemTime,
         /// Time of disconnection.
         at: SystemTime,
-        /// Whether the entry was created for the machine.
+        /// True if the entry was created for the machine.
         registered: bool,
         /// Number of previous attempts.
         attempt: u32,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_an_entry_come_one_by_one() {
+    fn operations_of_an_entry_are_serialized() {
         let mut work_queue = KeyedWorkQueue::default();
         let key: EntryKey = ("a".into(), "b".into());
         work_queue.push(key.clone(), Operation::CleanUp);

@@ -18,9 +18,9 @@ pub struct Candidate {
     pub identity: SmolStr,
     /// Revision of the control plane.
     pub revision: SmolStr,
-    /// Whether the control plane runs in another cluster than the lock.
+    /// True if the control plane runs in another cluster than the lock.
     pub remote: bool,
-    /// Whether revisions compete for the lock, so that better ones may evict others.
+    /// True if revisions compete for the lock, so that better ones may evict others.
     pub prioritised: bool,
     /// Time for which the lock is held without renewal.
     pub lease: Duration,

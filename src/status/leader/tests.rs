@@ -63,7 +63,7 @@ impl World {
 }
 
 #[test]
-fn a_config_map_holds_what_istio_writes() {
+fn a_config_map_lock_has_istios_format() {
     let mut elector = Elector::new(candidate("istiod-5d8f-x", "default"));
     let Step::Create(record) = elector.step(None, environment::now(), WALL, "") else {
         panic!("there is no lock yet");
@@ -91,7 +91,7 @@ fn a_config_map_holds_what_istio_writes() {
 }
 
 #[test]
-fn a_lease_holds_what_istio_writes() {
+fn a_lease_lock_has_istios_format() {
     let mut elector = Elector::new(candidate("istiod-a", "canary"));
     let Step::Create(record) = elector.step(None, environment::now(), WALL, "") else {
         panic!("there is no lock yet");
@@ -128,7 +128,7 @@ fn a_lease_holds_what_istio_writes() {
 }
 
 #[test]
-fn records_of_others_are_read() {
+fn records_of_other_holders_are_parsed() {
     let with = |text: &str| json!({"metadata": {"annotations": {RECORD_ANNOTATION: text}}});
     let zero =
         r#"{"holderIdentity":"x","leaseDurationSeconds":15,"acquireTime":null,"renewTime":null,"leaderTransitions":2}"#;
@@ -139,7 +139,7 @@ fn records_of_others_are_read() {
 }
 
 #[test]
-fn a_lock_is_held_for_a_lease_after_it_was_seen() {
+fn a_lock_expires_one_lease_after_the_last_observed_renewal() {
     let mut world = World::new();
     let mut first = Elector::new(candidate("a", "default"));
     let mut second = Elector::new(candidate("b", "default"));
@@ -171,7 +171,7 @@ fn renewing_keeps_the_time_of_the_win() {
 }
 
 #[test]
-fn a_lock_that_was_given_back_is_free_at_once() {
+fn a_released_lock_is_free_at_once() {
     let mut world = World::new();
     let mut first = Elector::new(candidate("a", "default"));
     let mut second = Elector::new(candidate("b", "default"));

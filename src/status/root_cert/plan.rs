@@ -14,7 +14,7 @@ const EXCLUDED: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-stora
 pub struct Content {
     /// Hash of the root certificates; 0 without any.
     pub hash: u64,
-    /// Whether it has the required label.
+    /// True if it has the required label.
     pub labelled: bool,
 }
 
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_served_before_it_is_known_who_is_ours() {
+    fn nothing_is_written_before_ownership_is_known() {
         let mut plan = Plan::new("istio-system".into(), SmolStr::default());
         plan.namespaces([("a".into(), Labels::default())]);
         plan.want(Some(7));
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_written_before_there_is_something() {
+    fn nothing_is_written_before_a_root_exists() {
         let mut plan = plan();
         assert!(plan.pending().is_empty());
         assert!(plan.want(Some(7)) && !plan.want(Some(7)));
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_right_is_left_alone() {
+    fn correct_config_maps_are_not_rewritten() {
         let mut plan = plan();
         plan.want(Some(7));
         let right = Content {

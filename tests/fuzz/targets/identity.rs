@@ -180,14 +180,14 @@ impl Fixture {
         let authority = Arc::new(Authority::new(bundle, wall_clock()).expect("the key belongs to the certificate"));
         let (sender, receiver) = watch::channel(Some(authority.clone()));
         let signer = Arc::new(LocalSigner::new(receiver, limits(), wall_clock));
-        let everybody = Authenticators::new(vec![Box::new(AllowAll)]);
-        let nobody_else = Box::new(|_: &Caller, _: &str| Err("not allowed".to_owned()));
+        let allow_all = Authenticators::new(vec![Box::new(AllowAll)]);
+        let deny_others = Box::new(|_: &Caller, _: &str| Err("not allowed".to_owned()));
         let (domains, known) = watch::channel(Arc::new(TrustDomains::default()));
         let service = CertificateService::new(
-            everybody,
+            allow_all,
             signer,
             known.clone(),
-            nobody_else,
+            deny_others,
             &prometheus::Registry::new(),
         );
         let serving = serving(&authority);

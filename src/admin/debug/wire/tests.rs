@@ -79,7 +79,7 @@ async fn pages_are_those_of_http() {
 }
 
 #[tokio::test]
-async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
+async fn r5_pages_over_xds_require_access() {
     let bed = Bed::new(|_| {});
     let anonymous = bed.ask(PAGE, &["list"], None).await.unwrap_err();
     assert_eq!(anonymous, DebugError::Unauthenticated);
@@ -118,7 +118,7 @@ async fn r5_pages_over_xds_are_for_callers_who_may_read_them() {
 }
 
 #[tokio::test]
-async fn r5_status_is_for_callers_who_are_known() {
+async fn r5_sync_status_requires_authentication() {
     let bed = Bed::new(|_| {});
     for url in [SYNC_STATUS, CONFIG_DUMP, "istio.io/debug/other"] {
         assert_eq!(
@@ -142,7 +142,7 @@ async fn r5_status_is_for_callers_who_are_known() {
 }
 
 #[tokio::test]
-async fn the_control_plane_says_which_it_is() {
+async fn responses_name_the_control_plane() {
     let bed = Bed::new(|_| {});
     let answer = bed.ask(SYNC_STATUS, &[], Some(SYSTEM)).await.unwrap();
     let who: Value = serde_json::from_str(&answer.control_plane.unwrap()).unwrap();

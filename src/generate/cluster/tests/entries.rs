@@ -40,7 +40,7 @@ spec: {clusterIP: None, ports: [{name: tcp, port: 84, targetPort: 8484}]}
 }
 
 #[test]
-fn inbound_clusters_of_services_outside_the_mesh_tell_nothing_of_the_workload() {
+fn inbound_clusters_of_external_services_omit_workload_metadata() {
     let entry = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -107,7 +107,7 @@ spec:
 }
 
 #[test]
-fn clusters_of_original_destinations_keep_what_they_were_begun_with() {
+fn passthrough_makes_original_destination_clusters_of_dns_services() {
     let config = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

@@ -30,7 +30,7 @@ fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
 }
 
 #[test]
-fn endpoints_that_ask_for_tunnels_are_reached_through_them_unless_they_have_a_sidecar() {
+fn endpoints_with_hbone_are_reached_by_tunnel_unless_they_have_a_sidecar() {
     let service = SERVICE.replace("labels: {app: a", "labels: {networking.istio.io/tunnel: http, app: a");
     let proxies = vec![
         client("b", "n1"),

@@ -60,7 +60,7 @@ fn regex(regex: &str) -> Value {
 }
 
 #[test]
-fn an_empty_rule_holds_always() {
+fn an_empty_rule_always_matches() {
     assert_eq!(
         items(&json!({}), HTTP),
         (json!([{"any": true}]), json!([{"any": true}]))
@@ -127,7 +127,7 @@ fn conditions_follow_the_items_of_every_alternative() {
 }
 
 #[test]
-fn what_a_connection_cannot_tell_never_lets_more_through() {
+fn http_attributes_on_tcp_never_allow_more() {
     let rule = json!({
         "from": [{"source": {"namespaces": ["n"], "requestPrincipals": ["i/s"]}}],
         "to": [{"operation": {"methods": ["GET"]}}],
@@ -142,7 +142,7 @@ fn what_a_connection_cannot_tell_never_lets_more_through() {
 }
 
 #[test]
-fn a_condition_that_nobody_knows_skips_its_rule() {
+fn an_unknown_condition_skips_its_rule() {
     let rule = json!({"when": [{"key": "source.mood", "values": ["good"]}]});
     let skipped = policy(&rule, (Traffic::Http, Leniency::DropItem));
     assert_eq!(skipped, Err(Skipped::UnknownKey("source.mood".to_owned())));
@@ -161,7 +161,7 @@ fn claims_are_texts_or_lists() {
 }
 
 #[test]
-fn what_envoy_would_refuse_a_listener_for_is_left_out() {
+fn values_that_envoy_would_reject_are_omitted() {
     let operation = |field: &str, value: &str| {
         let mut operation = json!({});
         operation[field] = json!([value]);

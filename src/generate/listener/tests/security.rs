@@ -67,7 +67,7 @@ fn has_note(bed: &Bed, code: &str, detail: &str) -> bool {
 }
 
 #[test]
-fn a_client_that_cannot_enforce_its_policies_lets_nothing_in() {
+fn a_client_that_cannot_enforce_its_policies_accepts_no_traffic() {
     let bed = bed("", DENY, Some(&["envoy.filters.http.router"]));
     for filters in inbound(&bed) {
         match connection_manager(&filters) {
@@ -88,7 +88,7 @@ fn a_client_that_cannot_enforce_its_policies_lets_nothing_in() {
         "security_extension_missing",
         "envoy.filters.network.rbac"
     ));
-    // What goes out is not concerned.
+    // Outbound listeners are unaffected.
     assert!(!bed.get("0.0.0.0_80").to_string().contains("directResponse"));
 }
 
@@ -104,10 +104,10 @@ fn token_keys(virtual_inbound: &Value) -> Vec<String> {
         .collect()
 }
 
-/// What stands in for missing keys is a point that came out of a hash: to know its secret one would have had to break the
-/// curve. An issuer whose set of keys is empty has no others either.
+/// The substitute for missing keys is a point derived from a hash, so its private key is unknown: finding it means
+/// breaking the curve. An issuer with an empty key set gets the same substitute.
 #[test]
-fn r4_what_stands_in_for_missing_keys_has_no_secret() {
+fn r4_substitute_keys_have_no_private_key() {
     let bed = bed("", TOKENS, None);
     let keys = token_keys(&bed.get("virtualInbound"));
     assert!(!keys.is_empty());
@@ -168,7 +168,7 @@ fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
 }
 
 #[test]
-fn a_provider_is_asked_about_what_a_custom_policy_picks() {
+fn custom_policies_select_requests_for_the_provider() {
     let provider = |service: &str| {
         format!("extensionProviders: [{{name: p, envoyExtAuthzGrpc: {{service: {service}, port: 9000}}}}]\n")
     };
@@ -194,7 +194,7 @@ fn a_provider_is_asked_about_what_a_custom_policy_picks() {
 }
 
 #[test]
-fn a_provider_whose_name_is_no_label_cannot_be_asked() {
+fn a_provider_with_an_invalid_name_is_not_called() {
     let mesh =
         "extensionProviders: [{name: P_1, envoyExtAuthzGrpc: {service: a.default.svc.cluster.local, port: 9000}}]\n";
     let bed = bed(mesh, &CUSTOM.replace("name: p}", "name: P_1}"), None);

@@ -59,7 +59,7 @@ fn installation() -> Installation {
     }
 }
 
-/// What a waypoint with these extensions is sent in a mesh of [`WAYPOINT`] and these objects.
+/// Returns the store of a waypoint with these extensions in a mesh of [`WAYPOINT`] and these objects.
 fn store_with(extensions: Option<&[&str]>, config: &str) -> ConfigStore {
     let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
     let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
@@ -151,7 +151,7 @@ spec:
     assert!(secured(A80));
     assert!(!secured("inbound-vip|80|http|b.default.svc.cluster.local"));
     assert!(!secured("direct-http"));
-    // Who calls is known from the tunnel.
+    // The caller's identity comes from the tunnel.
     assert!(chain(&listener, A80).to_string().contains("io.istio.peer_principal"));
     let tcp = chain(&listener, "inbound-vip|90|tcp|a.default.svc.cluster.local");
     assert!(tcp.to_string().contains("envoy.filters.network.rbac"));
@@ -194,7 +194,7 @@ spec:
 }
 
 #[test]
-fn clusters_behind_a_waypoint_speak_through_tunnels() {
+fn clusters_behind_a_waypoint_use_tunnels() {
     let rule = "
 apiVersion: networking.istio.io/v1
 kind: DestinationRule
@@ -224,7 +224,7 @@ spec:
 }
 
 #[test]
-fn upstream_envoys_are_spared_what_they_do_not_know() {
+fn filters_unknown_to_upstream_envoy_are_omitted() {
     let store = store_with(Some(&["envoy.filters.http.grpc_stats"]), "");
     for name in ["connect_terminate", "main_internal"] {
         let listener = fixture::resource(&store, 0, ResourceType::Listener, name).to_string();
@@ -236,7 +236,7 @@ fn upstream_envoys_are_spared_what_they_do_not_know() {
 }
 
 #[test]
-fn gateways_lead_through_waypoints_where_services_want_it() {
+fn gateways_use_waypoints_of_services_that_require_it() {
     let more = "
 ---
 apiVersion: v1

@@ -62,7 +62,7 @@ fn settle(allocator: &mut Allocator, entries: &mut BTreeMap<EntryKey, Entry>) {
 }
 
 #[test]
-fn addresses_are_given_in_sequence_by_host() {
+fn addresses_are_allocated_in_sequence_by_host() {
     let mut entries = BTreeMap::from([
         (key("a"), entry(1, &["a.com", "b.com"])),
         (key("b"), entry(0, &["c.com"])),
@@ -87,7 +87,7 @@ fn addresses_are_given_in_sequence_by_host() {
 }
 
 #[test]
-fn what_was_written_is_not_written_again_before_it_shows() {
+fn pending_writes_are_not_repeated() {
     let mut allocator = allocator("240.240.0.0/16");
     let mut entries = BTreeMap::from([(key("a"), entry(1, &["a.com"]))]);
     let patches = allocator.plan(&entries);
@@ -150,7 +150,7 @@ fn the_older_entry_keeps_a_contested_address() {
 }
 
 #[test]
-fn a_full_range_gives_nothing() {
+fn a_full_range_allocates_nothing() {
     let mut allocator = allocator("10.0.0.0/30");
     let mut entries = BTreeMap::from([(key("a"), entry(1, &["a", "b", "c", "d"]))]);
     settle(&mut allocator, &mut entries);

@@ -65,7 +65,7 @@ fn names_are_of_group_address_and_network() {
 }
 
 #[test]
-fn an_entry_is_the_template_with_what_the_machine_says() {
+fn an_entry_is_the_template_with_the_machines_metadata() {
     let labels = json!({"app": "web", "class": "vm", "tier": "front"});
     assert_eq!(
         entry(),
@@ -163,7 +163,7 @@ fn the_last_connection_has_the_entry() {
 }
 
 #[test]
-fn what_is_left_behind_goes_after_its_time() {
+fn orphaned_entries_are_deleted_after_the_grace_period() {
     let limits = Limits {
         grace: Duration::from_secs(10),
         connection: Some(Duration::from_secs(100)),
