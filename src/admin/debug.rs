@@ -247,7 +247,7 @@ async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> R
     let wanted = |namespace: &str| parameters.namespace.is_empty() || namespace == parameters.namespace;
     let rows = connections
         .iter()
-        .filter(|c| wanted(&c.proxy.namespace))
+        .filter(|c| wanted(&c.proxy.node.namespace))
         .map(|c| forms::sync(c))
         .collect();
     reply(&parameters, Value::Array(rows))
@@ -291,7 +291,7 @@ impl Sources {
     /// Returns the resources like [`resources_of`]; `None` if no visible connection matches.
     async fn resources_of(&self, scope: &DebugScope, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
         let connections = self.connections.connections();
-        let mut seen = connections.iter().filter(|c| scope.sees(&c.proxy.namespace));
+        let mut seen = connections.iter().filter(|c| scope.sees(&c.proxy.node.namespace));
         let member = seen.find(|c| c.id.contains(proxy_id))?.subscription;
         let snapshot = PushHandle::ask(&self.inspect, move |_, store| {
             store.group_of(member).and_then(|key| store.snapshot(key)).cloned()

@@ -183,7 +183,7 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
 fn identity(entry: &Value, proxy: &Proxy) -> Result<Option<Identity>, String> {
     let Some(id) = entry.get("identity") else {
         return Ok(Some(Identity {
-            namespace: proxy.namespace.clone(),
+            namespace: proxy.node.namespace.clone(),
             service_account: proxy.service_account.clone(),
         }));
     };

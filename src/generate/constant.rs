@@ -1,5 +1,5 @@
-//! Pieces that stand in many resources and are always the same: config sources, SDS secrets, sockets, the TCP metadata
-//! exchange filter, and short forms for messages that are tedious to write.
+//! Messages that many resources contain: config sources, SDS secrets, sockets, addresses and filters, and constructors
+//! for `google.protobuf.Struct`.
 
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
@@ -38,13 +38,13 @@ use crate::{
     },
 };
 
-/// The name of the filter.
+/// The filter of HTTP connection managers.
 pub const HTTP_CONNECTION_MANAGER: &str = "envoy.filters.network.http_connection_manager";
-/// The TCP metadata exchange, as a filter of clusters and of listeners, and as an extension.
+/// The TCP metadata exchange: a filter of clusters and listeners, and an extension.
 pub const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
-/// The HTTP filter that chooses the ALPN of upstream connections, and the extension.
+/// The HTTP filter that sets the ALPN of upstream connections, and its extension.
 pub const ALPN_FILTER: &str = "istio.alpn";
-/// The ALPN by which peers agree on TCP metadata exchange.
+/// The ALPN by which peers negotiate TCP metadata exchange.
 pub const PEER_EXCHANGE_ALPN: &str = "istio-peer-exchange";
 /// TLS sockets.
 pub const TLS_SOCKET: &str = "envoy.transport_sockets.tls";
@@ -60,10 +60,10 @@ pub const ISTIO_METADATA: &str = "istio";
 const SDS_CLUSTER: &str = "sds-grpc";
 const FILE_SDS_CLUSTER: &str = "sds-files-grpc";
 const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
-/// Credentials that somebody else than the control plane serves.
+/// The prefix of credentials that an external SDS provider serves.
 pub const SDS_CREDENTIAL: &str = "sds://";
 
-/// A duration as protobuf has it.
+/// Converts a duration to protobuf.
 pub fn duration(duration: Duration) -> prost_types::Duration {
     prost_types::Duration {
         seconds: duration.as_secs().cast_signed(),
@@ -71,7 +71,7 @@ pub fn duration(duration: Duration) -> prost_types::Duration {
     }
 }
 
-/// EDS, RDS and ECDS over this very stream.
+/// Returns the config source of EDS, RDS and ECDS over the ADS stream.
 pub fn ads_source() -> ConfigSource {
     ConfigSource {
         initial_fetch_timeout: Some(prost_types::Duration::default()),
@@ -79,7 +79,7 @@ pub fn ads_source() -> ConfigSource {
     }
 }
 
-/// The aggregated stream, as gRPC clients are told of it.
+/// Returns the ADS config source for proxyless gRPC clients.
 pub fn plain_ads_source() -> ConfigSource {
     ConfigSource {
         config_source_specifier: Some(ConfigSourceSpecifier::Ads(AggregatedConfigSource {})),
@@ -115,7 +115,7 @@ fn grpc_source(cluster: &str) -> ConfigSource {
     }
 }
 
-/// A secret that the agent beside the proxy serves for the workload: [`DEFAULT_SECRET`] or [`ROOT_SECRET`].
+/// Returns a secret that the agent next to the proxy serves: [`DEFAULT_SECRET`] or [`ROOT_SECRET`].
 pub fn workload_secret(name: &str) -> SdsSecretConfig {
     SdsSecretConfig {
         name: name.to_owned(),
@@ -126,7 +126,7 @@ pub fn workload_secret(name: &str) -> SdsSecretConfig {
     }
 }
 
-/// A secret that the agent beside the proxy reads from files; `own_server`: somebody else serves such secrets there.
+/// Returns a secret from files, served by the agent next to the proxy or, if `own_server`, by another SDS server there.
 pub fn file_secret(name: String, own_server: bool) -> SdsSecretConfig {
     SdsSecretConfig {
         name,
@@ -134,7 +134,7 @@ pub fn file_secret(name: String, own_server: bool) -> SdsSecretConfig {
     }
 }
 
-/// HTTP/1.1 header names stay as they were written.
+/// Returns the formatter that preserves the case of HTTP/1.1 header names.
 pub fn keep_header_case() -> HeaderKeyFormat {
     HeaderKeyFormat {
         header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {
@@ -144,31 +144,31 @@ pub fn keep_header_case() -> HeaderKeyFormat {
     }
 }
 
-/// The name of a secret made of a certificate and its key in files.
+/// Returns the name of the secret of a certificate and its key in files.
 pub fn file_certificate_name(certificate: &str, key: &str) -> String {
     format!("file-cert:{certificate}~{key}")
 }
 
-/// The name of a secret made of certificate authorities in a file; `system` stands for those of the system.
+/// Returns the name of the secret of CA certificates in a file; `system` means those of the system.
 pub fn file_root_name(path: &str) -> String {
     format!("file-root:{path}")
 }
 
-/// Where a proxy fetches a credential.
+/// The source from which a proxy fetches a credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CredentialSource {
-    /// From the agent beside it, as this secret of the workload.
+    /// The agent next to the proxy, by this name of a workload secret.
     Agent(&'static str),
-    /// From a socket of its own, by its name as it stands.
+    /// The socket of the proxy's SDS provider, by the unchanged name.
     Socket,
-    /// From the mesh's provider by this name, without one from the control plane.
+    /// The SDS provider of the mesh by this name; the control plane if there is no provider.
     Provider(SmolStr),
-    /// From the control plane by this name.
+    /// The control plane, by this name.
     Ads(SmolStr),
 }
 
-/// Where a credential is fetched, by the `credentialName` of a DestinationRule or Gateway, with [`AUTHORITY_SUFFIX`] where
-/// its authorities are meant. `has_socket`: the proxy has a socket of an SDS provider of its own.
+/// Returns the source of a credential by the `credentialName` of a DestinationRule or Gateway, with [`AUTHORITY_SUFFIX`]
+/// for its CA certificates. `has_socket`: the proxy has the socket of its own SDS provider.
 pub fn credential_source(name: &str, has_socket: bool) -> CredentialSource {
     match name.strip_prefix(BUILTIN) {
         Some("") => return CredentialSource::Agent(DEFAULT_SECRET),
@@ -182,18 +182,18 @@ pub fn credential_source(name: &str, has_socket: bool) -> CredentialSource {
     }
 }
 
-/// The mesh's provider of secrets, as far as it concerns a proxy.
+/// The SDS provider of the mesh for a proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecretProvider {
-    /// There is none.
+    /// No provider.
     None,
-    /// It is reached by this cluster.
+    /// A provider behind this cluster.
     Cluster(String),
-    /// Nobody knows where it is.
-    Lost,
+    /// A provider whose service cannot be resolved.
+    Unresolved,
 }
 
-/// A secret by the `credentialName` of a DestinationRule or Gateway; see [`credential_source`].
+/// Returns the secret of a `credentialName` in a DestinationRule or Gateway; see [`credential_source`].
 pub fn credential_secret(name: &str, has_socket: bool, provider: &SecretProvider) -> SdsSecretConfig {
     let secret = |name: &str, source| SdsSecretConfig {
         name: name.to_owned(),
@@ -205,14 +205,14 @@ pub fn credential_secret(name: &str, has_socket: bool, provider: &SecretProvider
         CredentialSource::Provider(provided) => match provider {
             SecretProvider::None => secret(&credential::resource_name(&provided), secret_ads_source()),
             SecretProvider::Cluster(cluster) => secret(&provided, grpc_source(cluster)),
-            // Parity: Envoy refuses it.
-            SecretProvider::Lost => SdsSecretConfig::default(),
+            // Parity (pilot/pkg/security/model/authentication.go): an empty SDS config, which Envoy rejects.
+            SecretProvider::Unresolved => SdsSecretConfig::default(),
         },
         CredentialSource::Ads(name) => secret(&name, secret_ads_source()),
     }
 }
 
-/// A transport socket with its configuration.
+/// Returns a transport socket with its configuration.
 pub fn socket(name: &str, config: Any) -> TransportSocket {
     TransportSocket {
         name: name.to_owned(),
@@ -220,12 +220,12 @@ pub fn socket(name: &str, config: Any) -> TransportSocket {
     }
 }
 
-/// A plaintext socket.
+/// Returns a plaintext transport socket.
 pub fn raw_buffer() -> TransportSocket {
     socket(RAW_BUFFER_SOCKET, Any::pack(&RawBuffer {}))
 }
 
-/// The configuration of the TCP metadata exchange, whose message upstream Envoy does not know.
+/// Returns the configuration of the TCP metadata exchange, as a `TypedStruct`: upstream Envoy lacks its message.
 pub fn metadata_exchange() -> Any {
     static CONFIG: LazyLock<Any> = LazyLock::new(|| {
         Any::pack(&TypedStruct {
@@ -239,17 +239,17 @@ pub fn metadata_exchange() -> Any {
     CONFIG.clone()
 }
 
-/// A struct from its fields.
+/// Creates a struct from its fields.
 pub fn structure<'k>(fields: impl IntoIterator<Item = (&'k str, Value)>) -> Struct {
     Struct {
         fields: fields.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
     }
 }
 
-/// The namespace of metadata that [`config_metadata`] stands in, and its field.
+/// The metadata namespace and field of [`config_metadata`].
 pub const CONFIG_METADATA: (&str, &str) = (ISTIO_METADATA, "config");
 
-/// Metadata that names the object a part of the configuration was made from.
+/// Returns metadata that names the source object of a part of the configuration.
 pub fn config_metadata(meta: &Meta) -> Metadata {
     let (namespace, field) = CONFIG_METADATA;
     let config = structure([(field, text(meta.config_path()))]);
@@ -259,35 +259,35 @@ pub fn config_metadata(meta: &Meta) -> Metadata {
     }
 }
 
-/// A text value.
+/// Creates a text value.
 pub fn text(text: impl Into<String>) -> Value {
     Value {
         kind: Some(Kind::StringValue(text.into())),
     }
 }
 
-/// A boolean value.
+/// Creates a boolean value.
 pub fn boolean(value: bool) -> Value {
     Value {
         kind: Some(Kind::BoolValue(value)),
     }
 }
 
-/// A list value.
+/// Creates a list value.
 pub fn list(values: Vec<Value>) -> Value {
     Value {
         kind: Some(Kind::ListValue(prost_types::ListValue { values })),
     }
 }
 
-/// A struct as a value.
+/// Creates a struct value.
 pub fn object(fields: BTreeMap<String, Value>) -> Value {
     Value {
         kind: Some(Kind::StructValue(Struct { fields })),
     }
 }
 
-/// An IP address and port.
+/// Creates a socket address.
 pub fn socket_address(address: &str, port: u32) -> SocketAddress {
     SocketAddress {
         address: address.to_owned(),
@@ -296,7 +296,7 @@ pub fn socket_address(address: &str, port: u32) -> SocketAddress {
     }
 }
 
-/// Where a connection goes. Port 0 makes it a pipe whose path is the address (without `unix://`), as in Istio.
+/// Creates an address. Port 0 makes it a pipe whose path is the address without `unix://`.
 pub fn address(address: &str, port: u32) -> Address {
     let path = address.strip_prefix("unix://");
     let specific = match path {
@@ -311,7 +311,7 @@ pub fn address(address: &str, port: u32) -> Address {
     }
 }
 
-/// The loopback addresses of a client, the preferred one first.
+/// Returns the loopback addresses of a proxy, the preferred one first.
 pub fn loopbacks(mode: IpMode) -> &'static [&'static str] {
     match mode {
         IpMode::V4 => &["127.0.0.1"],
@@ -320,7 +320,7 @@ pub fn loopbacks(mode: IpMode) -> &'static [&'static str] {
     }
 }
 
-/// The wildcard addresses of a client, the preferred one first.
+/// Returns the wildcard addresses of a proxy, the preferred one first.
 pub fn wildcards(mode: IpMode) -> &'static [&'static str] {
     match mode {
         IpMode::V4 => &["0.0.0.0"],
@@ -329,7 +329,7 @@ pub fn wildcards(mode: IpMode) -> &'static [&'static str] {
     }
 }
 
-/// The addresses that a sidecar connects to its own workload from, so that interception passes them over.
+/// Returns the source addresses of a sidecar's connections to its workload, which are exempt from interception.
 pub fn passthrough_sources(mode: IpMode) -> &'static [&'static str] {
     match mode {
         IpMode::V4 => &["127.0.0.6"],
@@ -338,7 +338,7 @@ pub fn passthrough_sources(mode: IpMode) -> &'static [&'static str] {
     }
 }
 
-/// What gateways are sent for a name that no server has.
+/// Returns the route configuration of a gateway for a name without a server.
 pub fn empty_route_configuration(name: &str) -> RouteConfiguration {
     RouteConfiguration {
         name: name.to_owned(),

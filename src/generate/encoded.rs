@@ -1,4 +1,4 @@
-//! `EncodedResource`: a resource as bytes that were made once and are shared by every connection.
+//! `EncodedResource`: a resource encoded once, whose bytes all connections share.
 
 use std::{cell::Cell, fmt};
 
@@ -11,30 +11,30 @@ use crate::base::Version;
 
 macro_rules! resource_types {
     ($($(#[$doc:meta])* $variant:ident => $short:literal, $url:literal, $wildcard:literal;)*) => {
-        /// The types of resources, in the order in which they are pushed.
+        /// A type of resources, in push order.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum ResourceType { $($(#[$doc])* $variant,)* }
 
         impl ResourceType {
-            /// Every type in push order.
+            /// Every type, in push order.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
-            /// The short name of metrics and file names: `cds`, `lds`, ….
+            /// Returns the short name in metrics and file names: `cds`, `lds`, ….
             pub fn short_name(self) -> &'static str {
                 match self { $(Self::$variant => $short,)* }
             }
 
-            /// The type URL on the wire.
+            /// Returns the type URL.
             pub fn url(self) -> &'static str {
                 match self { $(Self::$variant => concat!("type.googleapis.com/", $url),)* }
             }
 
-            /// The type of a URL; `None` for those that are not served.
+            /// Returns the type of a URL; `None` if it is not served.
             pub fn of_url(url: &str) -> Option<Self> {
                 match url.strip_prefix("type.googleapis.com/")? { $($url => Some(Self::$variant),)* _ => None }
             }
 
-            /// True if a request without names means everything.
+            /// Returns true if a request without names is a wildcard subscription.
             pub fn is_wildcard(self) -> bool {
                 match self { $(Self::$variant => $wildcard,)* }
             }
@@ -62,11 +62,11 @@ resource_types! {
 }
 
 thread_local! {
-    /// Room for a resource in the making; empty between two uses.
-    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// A buffer for the resource to encode; empty between two uses. Saves growing one for each resource.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// A resource: name, version, and its bytes framed for both protocols.
+/// A resource: name, version, and its bytes framed for both xDS protocols.
 #[derive(Clone)]
 pub struct EncodedResource {
     /// The resource name; empty for types that have a single unnamed resource.
@@ -77,7 +77,7 @@ pub struct EncodedResource {
     sotw: Bytes,
 }
 
-/// Without the content, which may be a private key.
+/// Omits the content, which may be a private key.
 impl fmt::Debug for EncodedResource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EncodedResource")
@@ -94,8 +94,8 @@ impl PartialEq for EncodedResource {
 }
 
 const RESOURCES_FIELD: u32 = 2;
-/// What a thread keeps room for.
-const USUAL_ROOM: usize = 1 << 16;
+/// The largest buffer that a thread keeps, in bytes.
+const MAX_BUFFER: usize = 1 << 16;
 const RESOURCE_VERSION_FIELD: u32 = 1;
 const RESOURCE_ANY_FIELD: u32 = 2;
 const RESOURCE_NAME_FIELD: u32 = 3;
@@ -108,31 +108,31 @@ impl EncodedResource {
 
     /// Frames a message that is already encoded.
     pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
-        Self::written(name, type_url, |room| room.extend_from_slice(value))
+        Self::written(name, type_url, |out| out.extend_from_slice(value))
     }
 
     /// Frames the message that a function writes.
     pub fn written(name: SmolStr, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        // What the version is made of, in one piece.
-        let mut room = ROOM.take();
+        // The version is the hash of type, name and content, which are written in one piece.
+        let mut buffer = BUFFER.take();
         for part in [type_url, "\0", name.as_str(), "\0"] {
-            room.extend_from_slice(part.as_bytes());
+            buffer.extend_from_slice(part.as_bytes());
         }
-        let begin = room.len();
-        write(&mut room);
-        let framed = Self::frame(name, Version::of(&room), type_url, &room[begin..]);
-        if room.capacity() <= USUAL_ROOM {
-            room.clear();
-            ROOM.set(room);
+        let begin = buffer.len();
+        write(&mut buffer);
+        let framed = Self::frame(name, Version::of(&buffer), type_url, &buffer[begin..]);
+        if buffer.capacity() <= MAX_BUFFER {
+            buffer.clear();
+            BUFFER.set(buffer);
         }
         framed
     }
 
-    /// Frames a message of about so many bytes, which the function writes behind what is there.
+    /// Frames the message that a function appends, of about `len` bytes.
     pub fn framed(name: SmolStr, type_url: &str, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        Self::written(name, type_url, |room| {
-            room.reserve(len);
-            write(room);
+        Self::written(name, type_url, |out| {
+            out.reserve(len);
+            write(out);
         })
     }
 
@@ -165,17 +165,17 @@ impl EncodedResource {
         }
     }
 
-    /// Field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.
+    /// Returns field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.
     pub fn delta_frame(&self) -> &Bytes {
         &self.delta
     }
 
-    /// Field 2 of a `DiscoveryResponse`: the `Any` with tag and length, a slice of the delta frame.
+    /// Returns field 2 of a `DiscoveryResponse`: the `Any` with tag and length, a slice of the delta frame.
     pub fn sotw_frame(&self) -> &Bytes {
         &self.sotw
     }
 
-    /// The resource as an `Any`, for dumps.
+    /// Returns the resource as an `Any`, for dumps.
     pub fn any(&self) -> crate::proto::Any {
         let mut slice = self.sotw.clone();
         let parsed = encoding::decode_key(&mut slice)

@@ -78,7 +78,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> 
                 continue;
             };
             let may_read = *pulls_with_secret && attached.contains(&id);
-            let secret_for = may_read.then(|| pull_secret::reader(selected.profile)).flatten();
+            let secret_for = may_read.then(|| pull_secret::reader(selected.class)).flatten();
             keys.push(ExtensionKey::Wasm { id, secret_for });
         }
     }

@@ -1,4 +1,4 @@
-//! What the configuration of a router is merged from: the part of keys that clusters, listeners and routes share.
+//! The merged Gateways of a router, which its clusters, listeners and routes share.
 
 use super::{BuildContext, selected::Selected};
 use crate::{
@@ -10,24 +10,24 @@ use crate::{
     table::{Memo, Memoized},
 };
 
-/// The Gateways of a router and the ports of its services.
+/// The Gateways of a router and the ports of its services. Part of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GatewayView {
-    /// The Gateways that select it, oldest first.
+    /// The Gateways that select the router, oldest first.
     pub gateways: Shared<[ObjectKey]>,
-    /// The ports that its services expose, in the order in which they are looked up.
+    /// The ports that its services expose, in lookup order.
     pub exposed: Shared<[ExposedPort]>,
 }
 
-/// The merged configuration of each router, for the time of one update.
+/// The merged Gateways of each router, for the duration of one update.
 pub type GatewayMemo = Memo<GatewayView, MergedGateway>;
 
 impl GatewayView {
-    /// The view of a selected router.
+    /// Returns the view of a selected router.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = ctx.service(&target.service)?;
-            // TCP and UDP may share a number.
+            // TCP and UDP may share a port number.
             let mut same = service.ports.iter().filter(|port| port.number == target.port);
             Some(ExposedPort {
                 service: target.service.clone(),
@@ -43,7 +43,7 @@ impl GatewayView {
         }
     }
 
-    /// What the router serves.
+    /// Returns the merged Gateways.
     pub fn merged(&self, ctx: &BuildContext) -> Memoized<MergedGateway> {
         let memo: &GatewayMemo = ctx.memo.get();
         memo.get(ctx.cx, self.clone(), |cx| {

@@ -18,7 +18,7 @@ use super::{
     BuildContext, RequestedResources, ResourceType, VipView,
     endpoint::{self, EndpointKey, EndpointProxyView},
     filter::proxy_view::SecurityPolicies,
-    name::{self, ClusterMode},
+    name::{ClusterMode, ClusterName},
     proxy::MetadataKey,
     proxy_class::ServiceTarget,
     proxy_view::{OutboundProxyView, ProxyLocation},
@@ -121,7 +121,7 @@ impl GrpcProxyView {
         let announces_mtls = selected.labels.get(tls::MODE_LABEL).is_some_and(|mode| mode == "istio");
         Self {
             scope: selected.scope.clone(),
-            namespace: proxy.setting(MetadataKey::Namespace),
+            namespace: proxy.metadata_value(MetadataKey::Namespace),
             dns_domain: proxy.dns_domain.clone(),
             vip: VipView::of(proxy, &ctx.mesh.installation.features),
             outbound: OutboundProxyView::of(ctx, selected),
@@ -166,7 +166,7 @@ impl GrpcPart {
     }
 
     fn cluster(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<cluster::ClusterKey> {
-        let name = name::parse_outbound(asked)?;
+        let name = ClusterName::outbound(asked)?;
         let service = scope.service(name.host)?;
         if !scope.shows_port(service, name.port) {
             return None;
@@ -183,7 +183,7 @@ impl GrpcPart {
 
     /// Returns the endpoints of any cluster, requested or not.
     fn endpoints(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
-        let name = name::parse_outbound(asked)?;
+        let name = ClusterName::outbound(asked)?;
         let service = ctx.service(scope.service(name.host)?)?;
         let found = self.rule(ctx, scope, &service.key);
         let policy = found

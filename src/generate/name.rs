@@ -1,4 +1,4 @@
-//! Names that other resources and the proxies' extensions parse: clusters, SNI, statistics.
+//! Names of clusters, SNI values and statistics, which other resources and the proxies' extensions parse.
 
 use std::borrow::Cow;
 
@@ -7,14 +7,14 @@ use crate::model::{
     service::{Protocol, Registry, ServicePort},
 };
 
-/// The cluster of a service port or of a subset: `outbound|80|v1|host`.
+/// Returns the name of the cluster of a service port or subset: `outbound|80|v1|host`.
 pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
     joined("outbound|", port, "|", subset, host)
 }
 
-/// These parts with a separator between them, which every outbound cluster has several times over.
+/// Joins the parts of a cluster name.
 fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> String {
-    // Ports stand in names by the thousand, so they are formatted without an allocation.
+    // Formats the port without an allocation: each cluster name is made several times.
     [
         kind,
         itoa::Buffer::new().format(port),
@@ -26,52 +26,71 @@ fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> S
     .concat()
 }
 
-/// The cluster of a service port, or of a subset, behind a waypoint: `inbound-vip|80|http/v1|host`.
+/// Returns the name of the cluster of a service port or subset behind a waypoint: `inbound-vip|80|http/v1|host`.
 pub fn vip_cluster(port: u32, traffic: &str, host: &str) -> String {
     let number = &mut itoa::Buffer::new();
     ["inbound-vip|", number.format(port), "|", traffic, "|", host].concat()
 }
 
-/// What the name of an outbound cluster tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutboundName<'a> {
-    /// The service port, never 0.
+/// The parts of a cluster name: `outbound|80|v1|host`, or separated by `_.` as in an SNI.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClusterName<'a> {
+    /// The first part.
+    pub direction: &'a str,
+    /// The port; 0 if absent.
     pub port: u32,
-    /// The subset, empty for the default cluster.
+    /// The subset; empty for the default cluster.
     pub subset: &'a str,
-    /// The host, never empty.
+    /// The host; empty if absent.
     pub host: &'a str,
 }
 
-/// Reads the name of an outbound cluster, or the SNI of one; `None` for other texts.
-pub fn parse_outbound(name: &str) -> Option<OutboundName<'_>> {
-    let (rest, separator) = match name.strip_prefix("outbound_.") {
-        Some(rest) => (rest, "_."),
-        None => (name.strip_prefix("outbound|")?, "|"),
-    };
-    let (port, rest) = rest.split_once(separator)?;
-    let (subset, host) = rest.split_once(separator)?;
-    let port = port.parse().ok().filter(|port| *port != 0)?;
-    (!host.is_empty() && !host.contains(separator)).then_some(OutboundName { port, subset, host })
+impl<'a> ClusterName<'a> {
+    /// Parses the parts of a name as far as it has the form.
+    pub fn parse(name: &'a str) -> Self {
+        let is_sni = name.starts_with("outbound_") || name.starts_with("inbound_");
+        let mut words = name.split(if is_sni { "_." } else { "|" });
+        let mut parsed = Self::default();
+        // Parity (pilot/pkg/model/service.go, ParseSubsetKey): a part counts only if another one follows.
+        let (Some(direction), Some(port)) = (words.next(), words.next()) else {
+            return parsed;
+        };
+        parsed.direction = direction;
+        let Some(subset) = words.next() else { return parsed };
+        parsed.port = port.parse().unwrap_or_default();
+        let Some(host) = words.next() else { return parsed };
+        parsed.subset = subset;
+        if words.next().is_none() {
+            parsed.host = host;
+        }
+        parsed
+    }
+
+    /// Parses the name of an outbound cluster, or its SNI. Returns `None` for other texts.
+    pub fn outbound(name: &'a str) -> Option<Self> {
+        let parsed = Self::parse(name);
+        let is_complete = parsed.port != 0 && !parsed.host.is_empty();
+        (parsed.direction == "outbound" && is_complete).then_some(parsed)
+    }
 }
 
-/// The cluster of a port of the workload itself: `inbound|8080||`.
+/// Returns the name of the cluster of a port of the workload: `inbound|8080||`.
 pub fn inbound_cluster(port: u32) -> String {
     ["inbound|", itoa::Buffer::new().format(port), "||"].concat()
 }
 
-/// The SNI of mutual TLS to a service, which is the cluster's name on gateways that pass it through:
-/// `outbound_.80_.v1_.host`.
+/// Returns the SNI of mutual TLS to a service: `outbound_.80_.v1_.host`. On gateways that pass TLS through, it is also
+/// the cluster name.
 pub fn sni_cluster(port: u32, subset: &str, host: &str) -> String {
     joined("outbound_.", port, "_.", subset, host)
 }
 
-/// What statistics of a cluster or listener are kept under: the delimiter tells proxies where the name ends.
+/// Returns the name of the statistics of a cluster or listener. Its delimiter tells proxies where the name ends.
 pub fn delimited_stat(name: &str) -> String {
     [name, ";"].concat()
 }
 
-/// Fills a pattern such as `%SERVICE_FQDN%_%SERVICE_PORT%`; unknown placeholders stay. Not delimited.
+/// Fills a pattern such as `%SERVICE_FQDN%_%SERVICE_PORT%`. Keeps unknown placeholders; adds no delimiter.
 pub fn stat_prefix(
     pattern: &str,
     host: &str,
@@ -96,29 +115,29 @@ pub fn stat_prefix(
         .replace("%SERVICE_PORT_NAME%", &port.name)
 }
 
-/// What outbound clusters are for.
+/// The purpose of outbound clusters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClusterMode {
-    /// For connections that the client makes.
+    /// Connections from the proxy's workload or clients.
     #[default]
     Default,
-    /// For mutual TLS that a gateway passes through to the service named by the SNI.
+    /// Mutual TLS that a gateway passes through to the service in the SNI.
     SniDnat,
-    /// For what came to a waypoint at the service's own address.
+    /// Connections that reached a waypoint at the service's address.
     Vip(VipTraffic),
 }
 
-/// What a waypoint takes connections for: it has chains and clusters of their own for each.
+/// The traffic of a connection to a waypoint. Each kind has its own chains and clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum VipTraffic {
-    /// Bytes.
+    /// TCP.
     Tcp,
-    /// Requests.
+    /// HTTP requests.
     Http,
 }
 
 impl VipTraffic {
-    /// What a port of this protocol may carry, TCP first; nothing for ports that are not served.
+    /// Returns the kinds of traffic of a protocol, TCP first; none for ports that waypoints do not serve.
     pub fn of(protocol: Protocol) -> &'static [Self] {
         match protocol {
             Protocol::Udp => &[],
@@ -128,7 +147,7 @@ impl VipTraffic {
         }
     }
 
-    /// What stands in names in place of the subset.
+    /// Returns the text that replaces the subset in names.
     pub fn label(self, subset: &str) -> Cow<'static, str> {
         let own = match self {
             Self::Tcp => "tcp",
@@ -142,7 +161,7 @@ impl VipTraffic {
 }
 
 impl ClusterMode {
-    /// The name of the cluster of a service port; `subset` is empty for the default one.
+    /// Returns the name of the cluster of a service port; `subset` is empty for the default cluster.
     pub fn cluster_name(self, port: u32, subset: &str, host: &str) -> String {
         match self {
             Self::Default => outbound_cluster(port, subset, host),
@@ -151,7 +170,7 @@ impl ClusterMode {
         }
     }
 
-    /// True for clusters behind a waypoint.
+    /// Returns true for clusters behind a waypoint.
     pub fn is_vip(self) -> bool {
         matches!(self, Self::Vip(_))
     }
@@ -163,7 +182,39 @@ mod tests {
     use crate::{api::kube::service::TargetPort, model::service::Protocol};
 
     #[test]
-    fn fills_patterns() {
+    fn cluster_names_are_parsed_leniently() {
+        let parsed = |name: &'static str| {
+            let parsed = ClusterName::parse(name);
+            (parsed.direction, parsed.port, parsed.subset, parsed.host)
+        };
+        assert_eq!(parsed("outbound|80|v1|a.b"), ("outbound", 80, "v1", "a.b"));
+        assert_eq!(parsed("outbound_.80_.v1_.a.b"), ("outbound", 80, "v1", "a.b"));
+        assert_eq!(parsed("inbound|8080||"), ("inbound", 8080, "", ""));
+        assert_eq!(parsed("BlackHoleCluster"), ("", 0, "", ""));
+        assert_eq!(parsed("outbound|80"), ("outbound", 0, "", ""));
+        assert_eq!(parsed("outbound|80|v1"), ("outbound", 80, "", ""));
+        assert_eq!(parsed("outbound|80|v1|a|b"), ("outbound", 80, "v1", ""));
+    }
+
+    #[test]
+    fn outbound_names_are_complete() {
+        let host = |name: &'static str| ClusterName::outbound(name).map(|name| name.host);
+        assert_eq!(host("outbound|80||a.b"), Some("a.b"));
+        assert_eq!(host("outbound_.80_._.a.b"), Some("a.b"));
+        for name in [
+            "outbound|0||a",
+            "outbound|x||a",
+            "outbound|80||",
+            "outbound|80||a|b",
+            "inbound|80||a",
+            "outbound|80",
+        ] {
+            assert_eq!(host(name), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_filled() {
         let port = ServicePort {
             name: "http".into(),
             number: 8000,

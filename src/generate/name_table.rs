@@ -1,6 +1,6 @@
-//! The name table (NDS): what a proxy that captures DNS answers, one unnamed resource.
+//! The name table (NDS) of proxies that capture DNS: one unnamed resource.
 //!
-//! What one would get wrong: only what egress listeners reach is in it, so gateways, which have none, get an empty one.
+//! Note: it contains only hosts that egress listeners reach. Gateways have no egress listeners and get an empty table.
 
 use std::collections::BTreeMap;
 
@@ -19,16 +19,16 @@ use crate::{
     },
 };
 
-/// Rows with their hosts, in the order in which they were found: nearly that of the hosts.
+/// Rows by host, in the order of lookup, which is nearly the order of hosts.
 type Rows = Vec<(SmolStr, Row)>;
 
-/// What is known under one host.
+/// The entry of one host.
 struct Row {
     ips: Vec<SmolStr>,
     registry: Registry,
     short_name: SmolStr,
     namespace: Namespace,
-    /// It is of a name that pods have for themselves.
+    /// True for the name of single pods.
     of_pods: bool,
 }
 
@@ -50,12 +50,12 @@ impl Row {
         }
     }
 
-    /// Another row of the same host comes: names of pods win, then services of Kubernetes.
-    fn meet(&mut self, later: Self) {
+    /// Merges a later row of the same host: names of pods take precedence, then Kubernetes services.
+    fn merge(&mut self, later: Self) {
         if later.of_pods {
             *self = later;
         } else if self.registry == Registry::Kubernetes {
-            // It stands.
+            // The first Kubernetes service wins.
         } else if later.registry == Registry::External {
             self.ips.extend(later.ips);
         } else {
@@ -77,21 +77,21 @@ impl Row {
     }
 }
 
-/// Suffix of multi-cluster services, which have no short names.
+/// The suffix of multi-cluster services, which have no short names.
 const CLUSTER_SET_DOMAIN: &str = ".clusterset.local";
 
-/// What a name table is selected by and built from.
+/// The inputs of a name table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NameTableKey {
-    /// What the client can see.
+    /// The scope of the proxy.
     scope: ScopeKey,
-    /// Which addresses of services it uses.
+    /// The visible addresses of services.
     vips: VipView,
-    /// Its network: pods of others are out of reach.
+    /// The network of the proxy. Pods of other networks are unreachable.
     network: NetworkId,
 }
 
-/// The name table of a proxy.
+/// Returns the name table of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
     NameTableKey {
         scope: selected.scope.clone(),
@@ -110,7 +110,7 @@ impl NameTableKey {
         let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
         let mut found = Rows::with_capacity(count);
         for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
-            // Each address of a ServiceEntry counts as a service of its own.
+            // Each address of a ServiceEntry counts as a separate service.
             let Some(service) = ctx.service(key) else {
                 continue;
             };
@@ -134,7 +134,7 @@ impl NameTableKey {
     fn add(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) {
         let mut ips = self.vips.addresses(service);
         let headless = ips.iter().any(|address| address == UNSPECIFIED_IP);
-        // Ranges are matched on, they answer no question.
+        // Ranges are used for matching and cannot answer a DNS query.
         ips.retain(|address| is_usable(address));
         if headless && service.resolution == Resolution::Passthrough {
             ips.extend(self.pods(ctx, service, found));
@@ -145,7 +145,7 @@ impl NameTableKey {
         found.push((service.key.hostname.text().clone(), Row::of(service, ips)));
     }
 
-    /// Addresses of a headless service's pods; those that have names of their own get rows.
+    /// Returns the addresses of a headless service's pods, and adds rows for pods with names.
     fn pods(&self, ctx: &BuildContext, service: &Service, found: &mut Rows) -> Vec<SmolStr> {
         let traits = ctx.mesh.endpoint_traits.get(ctx.cx, &service.key);
         let (Some(traits), Some(port)) = (traits, service.ports.first()) else {
@@ -192,13 +192,13 @@ impl NameTableKey {
     }
 }
 
-/// The pods behind one name of their own.
+/// The pods behind one pod name.
 #[derive(Default)]
 struct NamedPods {
     short_name: SmolStr,
-    /// Addresses in the client's cluster.
+    /// Addresses in the proxy's cluster.
     local: Vec<SmolStr>,
-    /// Addresses in other clusters; they count where the own cluster has none.
+    /// Addresses in other clusters, used if the proxy's cluster has none.
     remote: Vec<SmolStr>,
 }
 
@@ -214,22 +214,22 @@ impl NamedPods {
     }
 }
 
-/// One row for each host, by host.
+/// Merges rows into one for each host, sorted by host.
 fn merged(mut found: Rows) -> Rows {
-    // Those of one host stay in the order in which they came.
+    // A stable sort keeps the order of the rows of one host.
     found.sort_by(|(a, _), (b, _)| a.cmp(b));
     let mut table = Rows::with_capacity(found.len());
     for (host, row) in found {
         match table.last_mut() {
-            Some((last, standing)) if *last == host => standing.meet(row),
+            Some((last, first)) if *last == host => first.merge(row),
             _ => table.push((host, row)),
         }
     }
     table
 }
 
-/// A pod with a host name in the service's subdomain is `<hostname>.<subdomain>.<rest of the service's host>`; the short
-/// name is the beginning of that.
+/// Returns the name of a pod with a host name in the service's subdomain: `<hostname>.<subdomain>.<rest of the service's
+/// host>`, and its short name, the first two parts.
 fn pod_name(service: &Service, pod: &HeadlessAddress) -> Option<(SmolStr, SmolStr)> {
     let (_, rest) = service.key.hostname.split_once('.')?;
     if pod.subdomain.is_empty() {
@@ -284,7 +284,7 @@ endpoints: [{{addresses: [{ip}], conditions: {{ready: true}}, targetRef: {{kind:
     }
 
     #[test]
-    fn pods_of_the_own_cluster_have_their_names() {
+    fn names_of_pods_prefer_the_own_cluster() {
         let own = format!("{HEADLESS}{}", pod("db-0", "10.1.0.1"));
         let two = format!("{HEADLESS}{}{}", pod("db-0", "10.2.0.1"), pod("db-1", "10.2.0.2"));
         let three = format!("{HEADLESS}{}", pod("db-1", "10.3.0.2"));
@@ -302,7 +302,7 @@ endpoints: [{{addresses: [{ip}], conditions: {{ready: true}}, targetRef: {{kind:
     }
 
     #[test]
-    fn every_address_of_an_entry_answers() {
+    fn every_address_of_a_service_entry_is_listed() {
         let entry = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

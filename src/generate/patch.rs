@@ -54,8 +54,8 @@ pub struct Patches {
 
 impl Patches {
     /// Returns the patches of the EnvoyFilters that select a proxy and apply to such a proxy's configuration.
-    pub fn of(ctx: &BuildContext, profile: &ProxyClass, objects: &[ObjectKey]) -> Self {
-        let proxy = &profile.node;
+    pub fn of(ctx: &BuildContext, proxy_class: &ProxyClass, objects: &[ObjectKey]) -> Self {
+        let proxy = &proxy_class.node;
         let mut lists: [Vec<PatchRef>; 4] = Default::default();
         let mut lacking = Vec::new();
         let mut referenced = BTreeSet::new();
@@ -70,7 +70,7 @@ impl Patches {
                 // configuration is served wherever it is requested, whatever the context.
                 let counts = class == PatchClass::Extension
                     || contexts(proxy.proxy_type).iter().any(|context| patch.is_for(*context));
-                if !counts || !patch.proxy.matches(&proxy.version_text, &profile.metadata) {
+                if !counts || !patch.proxy.matches(&proxy.version_text, &proxy_class.metadata) {
                     continue;
                 }
                 let one = PatchRef {

@@ -1,7 +1,7 @@
 //! The configuration of a group of proxies: its parts, and the resources that the parts list.
 //!
-//! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key builds one
-//! resource. The enums here only dispatch to the modules of the types.
+//! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key builds
+//! one resource. The enums here only dispatch to the modules of the types.
 
 use super::{
     BuildContext,
@@ -30,7 +30,7 @@ use crate::{
     model::ScopeKey,
 };
 
-/// A kind of part with the result of selection that it reads, and nothing else.
+/// A part of the configuration of a group, with the results of selection that it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
     /// Clusters and the endpoints of those that use EDS.
@@ -43,16 +43,16 @@ pub enum Part {
     Extensions(extension::ExtensionPart),
     /// The name table.
     NameTable(name_table::NameTableKey),
-    /// What a proxyless gRPC client asks for.
+    /// Resources that a proxyless gRPC client requests.
     Grpc(grpc::GrpcPart),
     /// Secrets.
     Secrets(secret::SecretPart),
 }
 
-/// A part's key: hashed once, cheap to compare.
+/// The key of a part, hashed once and cheap to compare.
 pub type PartKey = Hashed<Part>;
 
-/// What a resource is built from, besides what it reads through the view.
+/// The inputs of a resource besides the rows that it reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Resource {
     /// A cluster.
@@ -73,7 +73,7 @@ pub enum Resource {
     Secret(secret::SecretKey),
 }
 
-/// A resource's key: hashed once, cheap to compare.
+/// The key of a resource, hashed once and cheap to compare.
 pub type ResourceKey = Hashed<Resource>;
 
 /// A resource that a part lists.
@@ -86,7 +86,7 @@ pub struct ListedResource {
 }
 
 impl ListedResource {
-    /// Lists a resource.
+    /// Creates the key of a resource.
     pub fn new(resource_type: ResourceType, resource: Resource) -> Self {
         Self {
             resource_type,
@@ -116,7 +116,7 @@ impl From<GrpcResource> for ListedResource {
 }
 
 impl Part {
-    /// Whose access to Secrets has to be reviewed for the part, if anybody's.
+    /// Returns the subject whose access to Secrets must be reviewed for the part.
     pub fn subject(&self) -> Option<&Subject> {
         match self {
             Self::Secrets(part) => part.subject(),
@@ -124,7 +124,7 @@ impl Part {
         }
     }
 
-    /// The resources of the part, in order; the first of a name wins.
+    /// Lists the resources of the part, in order. The first resource of a name wins.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         fn all<K: Into<ListedResource>>(keys: impl IntoIterator<Item = K>) -> Vec<ListedResource> {
             keys.into_iter().map(Into::into).collect()
@@ -158,7 +158,7 @@ impl Part {
 }
 
 impl Resource {
-    /// What it is put together from; made before it, and shared with others.
+    /// Returns the fragments that the resource consists of. They are built before it and shared with other resources.
     pub fn fragments(&self) -> impl Iterator<Item = &FragmentKey> {
         let routes = match self {
             Self::Route(key) => Some(key),
@@ -182,28 +182,28 @@ impl Resource {
     }
 }
 
-/// What selection found, and all of it. Proxies with an equal key share everything.
+/// The complete result of selection. Proxies with equal specs share all resources.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupSpec {
     /// The scope that the parts read.
     pub scope: ScopeKey,
-    /// The parts in order.
+    /// The parts, in order.
     pub parts: Vec<PartKey>,
-    /// Gateways are answered with an empty route configuration when they ask for one that does not exist.
+    /// True if an unknown route name is answered with an empty route configuration (gateways).
     pub answers_unknown_routes: bool,
-    /// What the client asks for, if the parts follow from that.
+    /// The requested names, if the parts depend on them.
     pub requested: Option<Shared<RequestedResources>>,
 }
 
-/// A group's key: hashed once, cheap to compare.
+/// The key of a group, hashed once and cheap to compare.
 pub type ProxyGroupKey = Hashed<GroupSpec>;
 
-/// Reduces a profile to the list of parts that make up a configuration.
-pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
-    let selected = Selected::of(ctx, profile);
+/// Returns the parts of the configuration of a proxy class.
+pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
+    let selected = Selected::of(ctx, class);
     let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
-    match (proxy.proxy_type, &profile.requested) {
+    match (proxy.proxy_type, &class.requested) {
         (_, Some(requested)) => parts.extend(grpc::select(ctx, &selected, requested).into_iter().map(Part::Grpc)),
         (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
             parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));
@@ -219,11 +219,11 @@ pub fn select(ctx: &BuildContext, profile: &ProxyClass) -> ProxyGroupKey {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
-        requested: profile.requested.clone(),
+        requested: class.requested.clone(),
     })
 }
 
-/// The values that resources share during one update, with the fragments as they are before it.
+/// Creates the values that resources share during one update, with the fragments from before it.
 pub fn push_memo(fragments: Fragments) -> PushMemo {
     PushMemo::default()
         .with(fragments)

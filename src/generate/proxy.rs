@@ -1,4 +1,4 @@
-//! `Proxy`: a client, parsed once from its node. The node itself is not kept.
+//! `Proxy`: a connected client, parsed once from its node. The node itself is not kept.
 
 mod metadata_key;
 mod node_metadata;
@@ -7,7 +7,6 @@ mod node_metadata_pool;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    ops::Deref,
 };
 
 use serde_json::Value;
@@ -22,14 +21,15 @@ use crate::{
     proto::envoy::config::core::v3 as core,
 };
 pub use metadata_key::MetadataKey;
-use metadata_key::Settings;
+use metadata_key::MetadataValues;
 pub use node_metadata::NodeMetadata;
 pub use node_metadata_pool::NodeMetadataPool;
 
-/// The annotation that names a service in traces.
+/// The annotation with the service name in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
 
-/// The kinds of clients.
+/// The type of a proxy.
+#[doc(alias = "NodeType")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProxyType {
     /// A sidecar.
@@ -57,7 +57,7 @@ impl ProxyType {
     }
 }
 
-/// How traffic comes into a sidecar.
+/// The way in which a sidecar receives traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum InterceptionMode {
     /// iptables REDIRECT.
@@ -69,21 +69,22 @@ pub enum InterceptionMode {
     None,
 }
 
-/// The optional extensions that a client lacks; an Envoy that lists its extensions may be an upstream build.
+/// The extensions of a proxy. An Envoy that lists its extensions may be an upstream build without Istio's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extensions {
-    /// The names that the Node lists, and the types of their configurations; `None`: it lists none and is taken for istio-proxy, which has everything.
+    /// The names in the node, and the types of their configurations. `None` if the node lists none: the proxy then counts
+    /// as istio-proxy, which has all extensions.
     pub listed: Option<Hashed<BTreeSet<SmolStr>>>,
 }
 
 impl Extensions {
-    /// True if the client has the extension of this name (`istio.stats`, `envoy.filters.http.wasm`).
+    /// Returns true if the proxy has the extension of this name (`istio.stats`, `envoy.filters.http.wasm`).
     pub fn has(&self, name: &str) -> bool {
         self.listed.as_ref().is_none_or(|listed| listed.contains(name))
     }
 }
 
-/// The release of the client's istio-proxy; unparsable or absent ones count as the newest.
+/// The release of istio-proxy. Unparsable or absent versions count as the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IstioVersion {
     /// Major.
@@ -95,7 +96,7 @@ pub struct IstioVersion {
 }
 
 impl IstioVersion {
-    /// Newer than every release.
+    /// A version newer than every release.
     pub const MAX: Self = Self {
         major: 65535,
         minor: 65535,
@@ -115,13 +116,13 @@ impl IstioVersion {
         }
     }
 
-    /// True for this minor release and later ones.
+    /// Returns true for this minor release and later ones.
     pub fn at_least(self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
 }
 
-/// Who a client is, as its certificate or token says.
+/// The verified identity of a client, from its certificate or token.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// The namespace.
@@ -146,18 +147,18 @@ impl From<SpiffeId> for Identity {
     }
 }
 
-/// A client of the control plane. What it has in common with its replicas is reached by dereference.
+/// A client of the control plane.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
-    /// What generation may read of its node.
+    /// The node metadata that generation reads and that replicas have in common.
     pub node: Hashed<NodeMetadata>,
-    /// Third part of the node id, usually `pod.namespace`.
+    /// The third part of the node id, usually `pod.namespace`.
     pub id: SmolStr,
     /// The whole node id.
     pub node_id: SmolStr,
-    /// Its addresses, first one first; never empty.
+    /// Its addresses, the main one first; never empty.
     pub addresses: Vec<SmolStr>,
-    /// `LABELS`. The registry's pod labels, where known, take their place in selection.
+    /// `LABELS`. Selection prefers the pod labels of the registry.
     pub node_labels: Labels,
     /// `STATIC_LABELS`.
     pub static_labels: Labels,
@@ -167,26 +168,19 @@ pub struct Proxy {
     pub service_account: SmolStr,
     /// `NODE_NAME`.
     pub node_name: SmolStr,
-    /// Who it has proved to be; none on a plaintext stream. Secrets are for clients with an identity alone.
+    /// The verified identity; `None` on plaintext streams. Secrets require an identity.
     pub identity: Option<Identity>,
-    /// All metadata as text or JSON, for rare keys and `proxy.metadata` of EnvoyFilter.
+    /// All node metadata, for rare keys and `proxy.metadata` of EnvoyFilters.
     pub metadata: Shared<BTreeMap<String, Value>>,
 }
 
-impl Deref for Proxy {
-    type Target = NodeMetadata;
-    fn deref(&self) -> &NodeMetadata {
-        &self.node
-    }
-}
-
-/// Why a node is refused.
+/// The reason for which a node is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NodeError {
     /// No node, or no id.
     #[error("missing node information")]
     Missing,
-    /// The id has not four parts, or an unknown type.
+    /// The id lacks one of four parts or has an unknown type.
     #[error(
         "invalid node id {0:?}, want <type>~<ip>~<id>~<domain> with type sidecar, router, waypoint, ztunnel or agentgateway"
     )]
@@ -230,7 +224,7 @@ impl Proxy {
         )
     }
 
-    /// Makes a proxy from the parts of a node; `metadata` is the node metadata as JSON.
+    /// Creates a proxy from the parts of a node; `metadata` is the node metadata as JSON.
     pub fn new(
         node_id: &str,
         node_cluster: &str,
@@ -288,7 +282,7 @@ impl Proxy {
                 .and_then(|config| mesh_config::node_proxy_config(&parsed_json(config)).ok())
                 .map(MessageKey::new),
             extensions,
-            settings: Settings::of(&metadata),
+            values: MetadataValues::of(&metadata),
         };
         Ok(Self {
             node: Hashed::new(node),
@@ -305,22 +299,22 @@ impl Proxy {
         })
     }
 
-    /// A metadata value as text; empty if absent.
+    /// Returns a metadata value as text; empty if absent.
     pub fn text(&self, key: &str) -> SmolStr {
         self.metadata.get(key).map(scalar_text).unwrap_or_default()
     }
 
-    /// A metadata value as a boolean: `"true"`, `"1"` and the JSON `true` hold.
+    /// Returns a metadata value as a boolean: `"true"`, `"1"` and the JSON `true` are true.
     pub fn flag(&self, key: &str) -> bool {
         is_on(&self.text(key))
     }
 
-    /// A metadata value that is JSON, or JSON as text: `PROXY_CONFIG`.
+    /// Returns a metadata value as JSON, also from JSON in a text: `PROXY_CONFIG`.
     pub fn json(&self, key: &str) -> Option<Value> {
         self.metadata.get(key).map(parsed_json)
     }
 
-    /// What it says of its labels: `LABELS` over `STATIC_LABELS`.
+    /// Returns the labels of the node: `LABELS` over `STATIC_LABELS`.
     pub fn labels(&self) -> Labels {
         let mut labels = self.static_labels.clone();
         labels.extend(self.node_labels.clone());
@@ -332,7 +326,7 @@ fn is_on(text: &str) -> bool {
     matches!(text.to_ascii_lowercase().as_str(), "true" | "1" | "t")
 }
 
-/// `region/zone/subzone` without trailing empty parts.
+/// Joins `region/zone/subzone` without trailing empty parts.
 pub fn locality_text(region: &str, zone: &str, subzone: &str) -> SmolStr {
     let text = format!("{region}/{zone}/{subzone}");
     SmolStr::new(text.trim_end_matches('/'))
@@ -351,7 +345,7 @@ fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
     valid(ip).then(|| vec![SmolStr::new(ip)])
 }
 
-/// Labels and annotations come as a struct, or as JSON in a string.
+/// Parses labels or annotations, which are a struct or JSON in a string.
 fn label_map(value: Option<&Value>) -> Labels {
     let labels = |value: &Value| {
         let map = value.as_object().into_iter().flatten();

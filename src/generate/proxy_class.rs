@@ -1,4 +1,4 @@
-//! The profile of a proxy: all that selection knows of it, so that replicas of one workload are one to it.
+//! The class of a proxy: all of its attributes that selection reads. Replicas of one workload have the same class.
 
 mod targets;
 mod workload;
@@ -26,48 +26,48 @@ use crate::{
 /// A service port that the proxy itself serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceTarget {
-    /// Service.
+    /// The service.
     pub service: ServiceKey,
     /// The service's port number.
     pub port: u32,
-    /// The port that the workload listens on; 0 when the object gives none.
+    /// The port on which the workload listens; 0 if the object has none.
     pub target_port: u32,
 }
 
-/// What a proxy says and what the registry says of it, as far as it can decide what the proxy is sent. What replicas do
-/// not have in common stands here only where the mesh asks for it; otherwise it is empty.
+/// The attributes of a proxy, from its node and the registry, that its configuration depends on. Attributes that differ
+/// between replicas are filled only if the mesh refers to them; otherwise they are empty.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ProxyClass {
-    /// What it says of itself.
+    /// The node metadata.
     pub node: Hashed<NodeMetadata>,
-    /// Labels of the registry's pod or WorkloadEntry where known, else those of the node; with cluster, network,
-    /// locality and node name laid over. Those of [`REPLICA_LABELS`] only where something asks for them.
+    /// Labels of the pod or WorkloadEntry in the registry, or else of the node, overlaid with cluster, network, locality
+    /// and node name. Contains those of [`REPLICA_LABELS`] only if an object refers to them.
     pub labels: Shared<Labels>,
-    /// The services it serves, in a fixed order (service creation time, host, then as the service lists its ports).
+    /// The services it serves, by creation time and host of the service, then in the order of the service's ports.
     pub targets: Shared<[ServiceTarget]>,
-    /// Who it has proved to be.
+    /// The verified identity.
     pub identity: Option<Identity>,
-    /// What it asks for, if it is sent nothing else.
+    /// The requested names, for proxyless clients.
     pub requested: Option<Shared<RequestedResources>>,
-    /// `region/zone/subzone`, from the registry, labels or node; where it matters to some service.
+    /// `region/zone/subzone` from the registry, labels or node; filled if a service uses locality.
     pub locality: SmolStr,
-    /// Its node; where some service is node-local.
+    /// The name of its Kubernetes node; filled if a service is node-local.
     pub node_name: SmolStr,
-    /// Metadata that EnvoyFilters ask for, as far as it is text.
+    /// Text metadata that EnvoyFilters match.
     pub metadata: Labels,
-    /// Its addresses; where listeners or clusters of its own may name them.
+    /// Its addresses; filled if its listeners or clusters may contain them.
     pub addresses: Shared<[SmolStr]>,
-    /// Its first address; where it is an endpoint of a headless service.
+    /// Its first address; filled if it is an endpoint of a headless service.
     pub headless_address: Option<SmolStr>,
-    /// Its pod; where traces may name it.
+    /// The pod name; filled if traces may contain it.
     pub pod: SmolStr,
 }
 
-/// A profile that is held once: hashed once, cheap to compare.
+/// The key of a class, hashed once and cheap to compare.
 pub type ProxyClassKey = Hashed<ProxyClass>;
 
 impl fmt::Debug for ProxyClass {
-    /// Enough to find it. Metadata may be anything.
+    /// Shows only identifying attributes: metadata may be large.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let NodeMetadata {
             proxy_type, namespace, ..
@@ -77,7 +77,7 @@ impl fmt::Debug for ProxyClass {
 }
 
 impl ProxyClass {
-    /// Looks a proxy up. Nothing else sees a proxy by itself.
+    /// Computes the class of a proxy. No other step of generation reads a single proxy.
     pub fn of(ctx: &BuildContext, proxy: &Proxy, requested: &Shared<RequestedResources>) -> Self {
         let pod = workload::pod(ctx, proxy);
         let found = targets::targets(ctx, proxy, pod);
@@ -90,7 +90,7 @@ impl ProxyClass {
             labels: Shared::new(of_all_replicas(labels, needs)),
             targets: found.list.into(),
             identity: proxy.identity.clone(),
-            requested: proxy.is_proxyless().then(|| requested.clone()),
+            requested: proxy.node.is_proxyless().then(|| requested.clone()),
             locality: where_needed(needs.is_some_and(|needs| needs.locality), &locality),
             node_name: where_needed(needs.is_some_and(|needs| needs.node), &proxy.node_name),
             metadata: needs.map(|needs| metadata(needs, proxy)).unwrap_or_default(),
@@ -101,12 +101,12 @@ impl ProxyClass {
     }
 }
 
-/// The labels without those of single replicas, unless something asks for these.
+/// Removes labels of single replicas that no object refers to.
 fn of_all_replicas(mut labels: Labels, needs: Option<&PerReplicaInputs>) -> Labels {
-    let is_asked = |label: &str| needs.is_some_and(|needs| needs.labels.contains(label));
-    let own = REPLICA_LABELS.into_iter().filter(|label| !is_asked(label));
+    let is_referenced = |label: &str| needs.is_some_and(|needs| needs.labels.contains(label));
+    let own = REPLICA_LABELS.into_iter().filter(|label| !is_referenced(label));
     let own: Vec<&str> = own.filter(|label| labels.contains_key(*label)).collect();
-    // Whether there are labels at all decides by itself.
+    // An empty set of labels has a meaning of its own, so the last labels stay.
     if own.len() < labels.len() {
         for label in own {
             labels.remove(label);
@@ -120,18 +120,18 @@ fn metadata(needs: &PerReplicaInputs, proxy: &Proxy) -> Labels {
     needs.metadata.iter().filter_map(text).collect()
 }
 
-/// The addresses of a sidecar that takes HBONE, or whose Sidecar may have listeners.
+/// Returns the addresses of a sidecar that accepts HBONE or whose Sidecar may have listeners.
 fn addresses(ctx: &BuildContext, needs: Option<&PerReplicaInputs>, proxy: &Proxy) -> Shared<[SmolStr]> {
     let features = &ctx.mesh.installation.features;
-    let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.has(MetadataKey::EnableHbone);
-    let in_listeners = needs.is_some_and(|needs| needs.addresses(&proxy.namespace));
-    let wanted = proxy.proxy_type == ProxyType::Sidecar && (in_tunnels || in_listeners);
+    let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.node.has(MetadataKey::EnableHbone);
+    let in_listeners = needs.is_some_and(|needs| needs.addresses(&proxy.node.namespace));
+    let wanted = proxy.node.proxy_type == ProxyType::Sidecar && (in_tunnels || in_listeners);
     let addresses = wanted.then(|| proxy.addresses.clone());
     addresses.unwrap_or_default().into()
 }
 
 fn headless_address(ctx: &BuildContext, proxy: &Proxy) -> Option<SmolStr> {
-    if proxy.proxy_type != ProxyType::Sidecar || !proxy.generator.is_empty() {
+    if proxy.node.proxy_type != ProxyType::Sidecar || !proxy.node.generator.is_empty() {
         return None;
     }
     let address = proxy.addresses.first()?;
@@ -143,16 +143,16 @@ fn headless_address(ctx: &BuildContext, proxy: &Proxy) -> Option<SmolStr> {
     headless.then(|| address.clone())
 }
 
-/// The pod that a node names, where nothing better may name its service in traces.
+/// Returns the pod name of a node, if traces may use it as the service name.
 fn named_pod(ctx: &BuildContext, proxy: &Proxy) -> SmolStr {
-    let has_name = !proxy.workload_name.is_empty() || !proxy.otel_service_name.is_empty();
+    let has_name = !proxy.node.workload_name.is_empty() || !proxy.node.otel_service_name.is_empty();
     match proxy.id.split_once('.') {
         Some((pod, _)) if !has_name && names_services_by_conventions(ctx) => SmolStr::new(pod),
         _ => SmolStr::default(),
     }
 }
 
-/// True if there is a tracing provider that names services by OpenTelemetry's conventions.
+/// Returns true if a tracing provider names services by OpenTelemetry's conventions.
 pub fn names_services_by_conventions(ctx: &BuildContext) -> bool {
     let mut providers = ctx.mesh_config().extension_providers.iter();
     providers.any(|provider| match &provider.provider {
@@ -161,7 +161,7 @@ pub fn names_services_by_conventions(ctx: &BuildContext) -> bool {
     })
 }
 
-/// True for a provider whose services are named by OpenTelemetry's semantic conventions.
+/// Returns true for a provider that names services by OpenTelemetry's semantic conventions.
 pub fn names_by_conventions(otel: &OpenTelemetryTracingProvider) -> bool {
     otel.service_attribute_enrichment == ServiceAttributeEnrichment::OtelSemanticConventions as i32
 }

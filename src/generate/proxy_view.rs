@@ -87,15 +87,15 @@ impl SocketProxyView {
     fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let proxy = selected.proxy;
         let features = &ctx.mesh.installation.features;
-        let chain = proxy.setting(MetadataKey::TlsClientCertChain);
+        let chain = proxy.metadata_value(MetadataKey::TlsClientCertChain);
         Self {
             is_router: proxy.proxy_type == ProxyType::Router,
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             alpn_filter: proxy.extensions.has(ALPN_FILTER),
             certificates: (!chain.is_empty()).then(|| ClientCertificates {
                 chain,
-                key: proxy.setting(MetadataKey::TlsClientKey),
-                root: proxy.setting(MetadataKey::TlsClientRootCert),
+                key: proxy.metadata_value(MetadataKey::TlsClientKey),
+                root: proxy.metadata_value(MetadataKey::TlsClientRootCert),
             }),
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
@@ -107,7 +107,7 @@ impl SocketProxyView {
 
 /// Returns true if the node has an SDS provider next to it.
 pub fn has_credential_socket(proxy: &NodeMetadata) -> bool {
-    proxy.setting(MetadataKey::Credential) == "true"
+    proxy.metadata_value(MetadataKey::Credential) == "true"
 }
 
 /// Returns `proxyHeaders.preserveHttp1HeaderCase` of the effective ProxyConfig.
@@ -120,7 +120,7 @@ pub fn keeps_header_case(selected: &Selected) -> bool {
 
 /// Returns true if another server than the node's agent serves secrets from files.
 pub fn has_file_socket(proxy: &NodeMetadata) -> bool {
-    proxy.setting(MetadataKey::FileCredential) == "true"
+    proxy.metadata_value(MetadataKey::FileCredential) == "true"
 }
 
 /// Returns the labels of the proxy that DestinationRules of the namespace select by.
@@ -152,8 +152,8 @@ impl ProxyLocation {
         let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
-            node: where_needed(needs.node, &selected.profile.node_name),
-            locality: where_needed(needs.locality, &selected.profile.locality),
+            node: where_needed(needs.node, &selected.class.node_name),
+            locality: where_needed(needs.locality, &selected.class.locality),
             labels: (!selected.labels.is_empty()).then_some(labels),
         })
     }

@@ -1,8 +1,7 @@
-//! What a client asks for, where what there is follows from what is asked for.
+//! Names of resources that a client requests, for clients that get nothing else.
 //!
-//! Envoys are offered all that concerns them, and choose. Proxyless gRPC clients know the names of what they want, and a
-//! mesh has far more of it than they ask for; so their demand is a result of selection like any other, and decides about
-//! the group.
+//! Envoys subscribe to all resources that concern them. Proxyless gRPC clients request resources by name and need few of
+//! a mesh. Their requested names are therefore part of their group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +11,10 @@ use smol_str::SmolStr;
 use super::ResourceType;
 use crate::base::Shared;
 
-/// Names of one type.
+/// The requested names of one type.
 pub type Names = Shared<BTreeSet<SmolStr>>;
 
-/// The types that are made on demand, in the order in which a client comes to ask for them.
+/// The types that are generated on demand, in the order in which a client requests them.
 pub const ON_DEMAND: [ResourceType; 4] = [
     ResourceType::Listener,
     ResourceType::Route,
@@ -23,26 +22,30 @@ pub const ON_DEMAND: [ResourceType; 4] = [
     ResourceType::Endpoint,
 ];
 
-/// The names that one client asks for.
+/// The names that one client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestedResources(BTreeMap<ResourceType, Names>);
 
 impl RequestedResources {
-    /// The names of each type; types without names are left out.
+    /// Collects the names of each type. Leaves out types without names.
     pub fn new(names: impl IntoIterator<Item = (ResourceType, BTreeSet<SmolStr>)>) -> Self {
-        let asked = names.into_iter().filter(|(_, names)| !names.is_empty());
-        Self(asked.map(|(kind, names)| (kind, Shared::new(names))).collect())
+        let requested = names.into_iter().filter(|(_, names)| !names.is_empty());
+        Self(
+            requested
+                .map(|(resource_type, names)| (resource_type, Shared::new(names)))
+                .collect(),
+        )
     }
 
-    /// What is asked for, type by type.
+    /// Returns the names of each type.
     pub fn iter(&self) -> impl Iterator<Item = (ResourceType, &Names)> {
         self.0.iter().map(|(resource_type, names)| (*resource_type, names))
     }
 
-    /// True if just these names of the type are asked for.
+    /// Returns true if the client requests exactly these names of the type.
     pub fn is(&self, resource_type: ResourceType, names: &OrdSet<SmolStr>) -> bool {
         match self.0.get(&resource_type) {
-            Some(asked) => asked.len() == names.len() && asked.iter().eq(names),
+            Some(requested) => requested.len() == names.len() && requested.iter().eq(names),
             None => names.is_empty(),
         }
     }

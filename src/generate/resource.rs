@@ -15,27 +15,27 @@ use crate::{
     model::Revision,
 };
 
-/// Something noticed while a resource was built, for metrics and debug pages: a conflict, a filter left out, a missing
+/// A finding while a resource was built, for metrics and debug pages: a conflict, an omitted filter, a missing
 /// reference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Note {
-    /// A stable word, where there is one the name of Istio's push metric (`pilot_duplicate_envoy_clusters`).
+    /// A stable code: the name of Istio's push metric, if there is one (`pilot_duplicate_envoy_clusters`).
     pub code: &'static str,
-    /// What it is about.
+    /// The object or resource concerned.
     pub detail: SmolStr,
 }
 
-/// The outcome of building one resource.
+/// The result of building one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Built {
-    /// The resource; `None` if there is none to send after all.
+    /// The resource; `None` if there is nothing to send.
     pub resource: Option<Arc<EncodedResource>>,
-    /// What was noticed.
+    /// The findings.
     pub notes: Vec<Note>,
 }
 
 impl Built {
-    /// A resource without remarks.
+    /// Creates a result without notes.
     pub fn new(resource: EncodedResource) -> Self {
         Self {
             resource: Some(Arc::new(resource)),
@@ -43,7 +43,7 @@ impl Built {
         }
     }
 
-    /// No resource.
+    /// Creates a result without a resource.
     pub fn none() -> Self {
         Self {
             resource: None,
@@ -51,43 +51,43 @@ impl Built {
         }
     }
 
-    /// Bytes on the wire.
+    /// Returns the encoded size in bytes.
     pub fn bytes(&self) -> usize {
         self.resource
             .as_ref()
             .map_or(0, |resource| resource.delta_frame().len())
     }
 
-    /// Adds remarks.
+    /// Replaces the notes.
     pub fn with_notes(mut self, notes: Vec<Note>) -> Self {
         self.notes = notes;
         self
     }
 }
 
-/// The resources of one type that one part gives, by name.
+/// The resources of one type in one part, by name.
 #[derive(Clone, Debug, Default)]
 pub struct PartResources {
     /// The resources.
     pub resources: OrdMap<SmolStr, Arc<EncodedResource>>,
-    /// Sum of the resources' versions: equal content has an equal digest, in any order.
+    /// The sum of the resources' versions: equal content has an equal digest, in any order.
     pub digest: u128,
 }
 
-/// All resources of one type that a group may have: one map for each part, the first that has a name wins.
+/// All resources of one type in a group: one map for each part. The first part with a name wins.
 #[derive(Clone, Debug, Default)]
 pub struct TypeResources {
-    /// Part by part.
+    /// The resources of each part.
     pub parts: Arc<[Arc<PartResources>]>,
 }
 
 impl TypeResources {
-    /// A resource by name.
+    /// Returns a resource by name.
     pub fn get(&self, name: &str) -> Option<&Arc<EncodedResource>> {
         self.parts.iter().find_map(|part| part.resources.get(name))
     }
 
-    /// All resources: part by part, each by name, repeated names left out.
+    /// Returns all resources, by part and name, without repeated names.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
         self.parts.iter().enumerate().flat_map(|(index, part)| {
             let earlier = &self.parts[..index];
@@ -98,7 +98,7 @@ impl TypeResources {
         })
     }
 
-    /// The version of the whole view: the same for the same content on every replica.
+    /// Returns the version of all resources together: the same for the same content on every replica.
     pub fn version(&self) -> Version {
         let digest = self
             .parts
@@ -107,7 +107,7 @@ impl TypeResources {
         Version::of(&digest.to_le_bytes())
     }
 
-    /// True if both are made of the same allocations, so that nothing can differ.
+    /// Returns true if both consist of the same allocations and therefore cannot differ.
     pub fn same(&self, other: &Self) -> bool {
         self.parts.len() == other.parts.len()
             && self
@@ -117,8 +117,8 @@ impl TypeResources {
                 .all(|(a, b)| Arc::ptr_eq(a, b))
     }
 
-    /// The resources that are new or different in `newer`, and the names that are gone. Costs little where parts or
-    /// their inner nodes are shared.
+    /// Returns the resources that are new or different in `newer`, and the removed names. Skips parts and inner nodes of
+    /// maps that both share.
     pub fn difference(&self, newer: &Self) -> Difference {
         let mut changed: OrdMap<SmolStr, Arc<EncodedResource>> = OrdMap::new();
         let mut removed: std::collections::BTreeSet<SmolStr> = std::collections::BTreeSet::new();
@@ -153,46 +153,46 @@ impl TypeResources {
     }
 }
 
-/// What has to be sent to get from one view to another.
+/// The difference between two sets of resources.
 #[derive(Clone, Debug, Default)]
 pub struct Difference {
-    /// New or changed resources by name.
+    /// New or changed resources, by name.
     pub changed: Vec<Arc<EncodedResource>>,
-    /// Names that are gone, sorted.
+    /// Removed names, sorted.
     pub removed: Vec<SmolStr>,
 }
 
-/// Everything a group is sent, at one revision.
+/// All resources of a group at one revision.
 #[derive(Clone, Debug)]
 pub struct ResourceSnapshot {
-    /// The revision of the mesh that it was generated from.
+    /// The revision of the mesh.
     pub revision: Revision,
-    views: Arc<[TypeResources]>,
-    /// What an unknown route name is answered with: gateways get an empty route configuration, sidecars nothing.
+    types: Arc<[TypeResources]>,
+    /// True if an unknown route name is answered with an empty route configuration (gateways).
     pub answers_unknown_routes: bool,
-    /// What it was made for, if it holds only what its clients ask for; `None`: it holds all there is.
+    /// The requested names that it was generated for; `None` if it contains all resources of the group.
     pub requested: Option<Shared<RequestedResources>>,
 }
 
 impl ResourceSnapshot {
-    /// Assembles a snapshot; `views` are in the order of [`ResourceType::ALL`].
-    pub fn new(revision: Revision, views: Vec<TypeResources>, answers_unknown_routes: bool) -> Self {
-        debug_assert_eq!(views.len(), ResourceType::ALL.len());
+    /// Assembles a snapshot; `types` are in the order of [`ResourceType::ALL`].
+    pub fn new(revision: Revision, types: Vec<TypeResources>, answers_unknown_routes: bool) -> Self {
+        debug_assert_eq!(types.len(), ResourceType::ALL.len());
         Self {
             revision,
-            views: views.into(),
+            types: types.into(),
             answers_unknown_routes,
             requested: None,
         }
     }
 
-    /// The same, made for this demand.
+    /// Sets the requested names.
     pub fn with_requested(mut self, requested: Option<Shared<RequestedResources>>) -> Self {
         self.requested = requested;
         self
     }
 
-    /// A snapshot without resources.
+    /// Creates a snapshot without resources.
     pub fn empty() -> Self {
         Self::new(
             Revision::default(),
@@ -201,20 +201,20 @@ impl ResourceSnapshot {
         )
     }
 
-    /// The view of a type.
+    /// Returns the resources of a type.
     pub fn resources(&self, resource_type: ResourceType) -> &TypeResources {
-        &self.views[resource_type as usize]
+        &self.types[resource_type as usize]
     }
 
-    /// True if these are just the names of the type that the snapshot was made for.
+    /// Returns true if the snapshot was generated for exactly these names of the type.
     pub fn is_made_for(&self, resource_type: ResourceType, names: &imbl::OrdSet<SmolStr>) -> bool {
         self.requested
             .as_ref()
             .is_some_and(|requested| requested.is(resource_type, names))
     }
 
-    /// What a client gets that asks for a name which does not exist: an empty load assignment (the cluster is known,
-    /// its endpoints are not), an empty route configuration for gateways, otherwise nothing.
+    /// Returns the response for a name that does not exist: an empty load assignment, since the cluster is known but its
+    /// endpoints are not; an empty route configuration for gateways; otherwise nothing.
     pub fn absent(&self, resource_type: ResourceType, name: &str) -> Option<EncodedResource> {
         use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
         match resource_type {

@@ -85,7 +85,7 @@ impl RouteConfigProxyView {
         Self {
             routes: RouteProxyView {
                 namespace: selected.scope.namespace().clone(),
-                labels: labels::asked(ctx, selected),
+                labels: labels::relevant(ctx, selected),
                 append_forwarded_host: forwarded.and_then(|forwarded| forwarded.enabled) == Some(true),
                 proxyless: selected.proxy.is_proxyless(),
             },

@@ -55,7 +55,7 @@ pub struct SecretKey {
 /// Selects the secrets of a proxy, if it may request any.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<SecretPart> {
     let proxy = selected.proxy;
-    let identity = selected.profile.identity.as_ref()?;
+    let identity = selected.class.identity.as_ref()?;
     // Without a cluster, no API server could review the access.
     if proxy.cluster.is_empty() {
         return None;

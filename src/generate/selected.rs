@@ -1,8 +1,7 @@
-//! GroupSpec: from a proxy to the parts that make up its configuration, in two steps.
+//! Objects that apply to a class of proxies: its scope, Gateways, patches and extensions.
 //!
-//! [`ProxyClass::of`] looks one proxy up, and is all that does: what the registry says of it. [`select`] finds what concerns a
-//! profile, once for all proxies that have it; it never sees a proxy. Its result is made of keys and small projections, so
-//! that profiles that differ in nothing that matters end with one [`ProxyGroupKey`].
+//! They are looked up once for all proxies of a class. The result consists of keys and small projections, so that classes
+//! without a relevant difference get the same [`ProxyGroupKey`](super::ProxyGroupKey).
 
 #[cfg(test)]
 mod tests;
@@ -31,44 +30,44 @@ use crate::{
     proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
 };
 
-/// What selection found for one profile. The generators' own `select` functions take from it what their parts depend on.
+/// The objects that apply to one class. The `select` functions of the types take from it what their parts depend on.
 pub struct Selected<'a> {
-    /// What the proxies say of themselves.
+    /// The node metadata.
     pub proxy: &'a NodeMetadata,
-    /// All that is known of them.
-    pub profile: &'a ProxyClass,
-    /// Their labels.
+    /// The class.
+    pub class: &'a ProxyClass,
+    /// The labels.
     pub labels: Shared<Labels>,
-    /// The network that the node names. Parity: what the registry knows of it shows in the labels alone.
+    /// The network of the node. Parity (pilot/pkg/model/context.go): the network in the registry affects labels only.
     pub network: NetworkId,
-    /// What it can see.
+    /// The scope.
     pub scope: ScopeKey,
-    /// The services they serve.
+    /// The services of the workload.
     pub targets: Shared<[ServiceTarget]>,
     /// The effective ProxyConfig: `PROXY_CONFIG` of the node, else the mesh's default.
     pub proxy_config: Cow<'a, ProxyConfig>,
-    /// The patches of the EnvoyFilters that select it, in the order of application.
+    /// The patches of EnvoyFilters, in the order of application.
     pub patches: Patches,
-    /// WasmPlugins and TrafficExtensions that select it, in the order of application.
+    /// WasmPlugins and TrafficExtensions, in the order of application.
     pub extensions: Shared<[ExtensionId]>,
-    /// Gateways that select it (routers only), oldest first.
+    /// The Gateways that select a router, oldest first; empty for others.
     pub gateways: Shared<[ObjectKey]>,
-    /// The Gateways that it is (waypoints only), sorted.
+    /// The Gateways of a waypoint, sorted; empty for others.
     pub waypoints: Shared<[ObjectKey]>,
-    /// What policies are matched against.
+    /// The workload that policies are matched against.
     pub subject: Subject,
 }
 
 impl<'a> Selected<'a> {
-    /// Looks up everything about a profile.
-    pub fn of(ctx: &BuildContext<'a>, profile: &'a ProxyClass) -> Self {
-        let (proxy, labels) = (&*profile.node, &profile.labels);
+    /// Looks up the objects that apply to a class.
+    pub fn of(ctx: &BuildContext<'a>, class: &'a ProxyClass) -> Self {
+        let (proxy, labels) = (&*class.node, &class.labels);
         let gateways = match proxy.proxy_type {
-            ProxyType::Router => gateways(ctx, proxy, labels, &profile.targets),
+            ProxyType::Router => gateways(ctx, proxy, labels, &class.targets),
             _ => Vec::new(),
         };
         let waypoints = match proxy.proxy_type {
-            ProxyType::Waypoint => waypoints(ctx, proxy, &profile.targets),
+            ProxyType::Waypoint => waypoints(ctx, proxy, &class.targets),
             _ => Vec::new(),
         };
         let subject = Subject {
@@ -77,12 +76,12 @@ impl<'a> Selected<'a> {
         };
         Self {
             proxy,
-            profile,
+            class,
             network: proxy.network.clone(),
             scope: scope(ctx, proxy, labels),
-            targets: profile.targets.clone(),
+            targets: class.targets.clone(),
             proxy_config: proxy_config(ctx, proxy),
-            patches: Patches::of(ctx, profile, &envoy_filters(ctx, &subject)),
+            patches: Patches::of(ctx, class, &envoy_filters(ctx, &subject)),
             extensions: attached_extensions(ctx, &subject),
             gateways: gateways.into(),
             waypoints: waypoints.into(),
@@ -93,7 +92,7 @@ impl<'a> Selected<'a> {
 }
 
 impl Selected<'_> {
-    /// What decides which services go through a waypoint.
+    /// Returns the attributes that the services of a waypoint depend on.
     pub fn waypoint_view(&self) -> WaypointView {
         WaypointView {
             namespace: self.proxy.namespace.clone(),
@@ -102,14 +101,14 @@ impl Selected<'_> {
     }
 }
 
-/// The Gateways that a waypoint is: those that are reached at a service which it serves.
+/// Returns the Gateways of a waypoint: those whose address belongs to a service of the workload.
 fn waypoints(ctx: &BuildContext, proxy: &NodeMetadata, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let services = targets.iter().filter_map(|target| ctx.service(&target.service));
     waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services)
 }
 
-/// What a proxy can see: for sidecars, the Sidecar that selects it (the oldest), else the namespace's own without a
-/// selector, else the root namespace's, else everything. Routers and waypoints have no use for Sidecars.
+/// Returns the scope of a proxy. For sidecars: the oldest Sidecar that selects it, or else the one of its namespace without
+/// a selector, or else that of the root namespace, or else the default. Sidecars do not apply to routers and waypoints.
 fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey {
     let namespace = proxy.namespace.clone();
     if proxy.proxy_type != ProxyType::Sidecar {
@@ -138,16 +137,16 @@ fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey 
     }
 }
 
-/// `PROXY_CONFIG` of the node, else the mesh's default. ProxyConfig resources reach a proxy through its node: what they
-/// can say is for injection and bootstrap, nothing of it shows in what is served here.
+/// Returns `PROXY_CONFIG` of the node, or else the mesh's default. ProxyConfig resources affect injection and bootstrap
+/// only, and reach a proxy through its node.
 fn proxy_config<'a>(ctx: &BuildContext<'a>, proxy: &'a NodeMetadata) -> Cow<'a, ProxyConfig> {
     let own = proxy.proxy_config.as_deref();
     let config = own.or_else(|| ctx.mesh_config().default_config.as_ref());
     config.map_or_else(Cow::default, Cow::Borrowed)
 }
 
-/// The EnvoyFilters of the root and the own namespace that select the proxy: by priority, those of the root namespace
-/// before others, then by age.
+/// Returns the EnvoyFilters of the root namespace and the proxy's namespace that select it: by priority, root namespace
+/// first, then by age.
 fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
     let root = policy::root_namespace(ctx.cx, ctx.mesh);
     let mut keys = policy::attached(ctx.cx, ctx.mesh, &ctx.mesh.envoy_filters_by_namespace, subject);
@@ -160,7 +159,7 @@ fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
     keys
 }
 
-/// The Gateways that select a router, oldest first: by labels, or by the services that it serves.
+/// Returns the Gateways that select a router by its labels or services, oldest first.
 fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
         let annotations = &gateway.meta.annotations;

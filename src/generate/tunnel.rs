@@ -1,4 +1,4 @@
-//! HBONE: what both ends of tunnels have in common, listeners and clusters.
+//! Names and TLS settings that both ends of HBONE tunnels share, in listeners and clusters.
 
 use super::{
     BuildContext,
@@ -23,25 +23,25 @@ use crate::{
     },
 };
 
-/// The port of tunnels.
+/// The HBONE port.
 pub const HBONE_PORT: u32 = 15008;
-/// The listener that opens tunnels, and its cluster.
+/// The listener that originates tunnels, and its cluster.
 pub const CONNECT_ORIGINATE: &str = "connect_originate";
-/// The listener that ends tunnels.
+/// The listener that terminates tunnels.
 pub const CONNECT_TERMINATE: &str = "connect_terminate";
-/// The listener that takes what comes out of tunnels, and its cluster.
+/// The listener of connections from tunnels, and its cluster.
 pub const MAIN_INTERNAL: &str = "main_internal";
-/// The cluster that leads back into tunnels.
+/// The cluster of connections that a waypoint sends into tunnels.
 pub const ENCAP: &str = "encap";
-/// The listener that opens the tunnel within a tunnel to a gateway of another network, and its cluster.
+/// The listener that originates the inner tunnel to a gateway of another network, and its cluster.
 pub const INNER_CONNECT_ORIGINATE: &str = "inner_connect_originate";
-/// The listener that opens the tunnel around it, and its cluster.
+/// The listener that originates the outer tunnel to that gateway, and its cluster.
 pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
-/// The metadata that tells a tunnel where to lead.
+/// The metadata namespace with the destination of a tunnel.
 pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 
-/// TLS between peers of a tunnel: HTTP/2 in TLS 1.3, by the mesh's certificates. `more`: identities that are accepted
-/// besides those of the mesh's trust domains.
+/// Returns the TLS context between the peers of a tunnel: HTTP/2 over TLS 1.3 with the certificates of the mesh. `more`
+/// accepts identities besides those of the mesh's trust domains.
 pub fn tls_context(ctx: &BuildContext, more: Option<StringMatcher>) -> CommonTlsContext {
     let features = &ctx.mesh.installation.features;
     let names = trust_domain_matchers(features, ctx.mesh_config())
@@ -76,7 +76,7 @@ pub fn tls_context(ctx: &BuildContext, more: Option<StringMatcher>) -> CommonTls
     context
 }
 
-/// The address of a listener inside the proxy; `endpoint` tells those apart that lead through the same one.
+/// Returns the address of an internal listener. `endpoint` distinguishes endpoints behind the same listener.
 pub fn internal_address(listener: &str, endpoint: &str) -> Address {
     Address {
         address: Some(AddressKind::EnvoyInternalAddress(EnvoyInternalAddress {
@@ -86,7 +86,7 @@ pub fn internal_address(listener: &str, endpoint: &str) -> Address {
     }
 }
 
-/// True if tunnels end at a sidecar: it is told so, and the mesh allows it.
+/// Returns true if a sidecar terminates tunnels: its node enables HBONE and the mesh permits it.
 pub fn ends_at_sidecar(features: &Features, proxy: &NodeMetadata) -> bool {
     features.pilot_enable_sidecar_listening_hbone && proxy.has(MetadataKey::EnableHbone)
 }

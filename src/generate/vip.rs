@@ -1,4 +1,4 @@
-//! Which addresses of a service a client uses: those of its own cluster and of its address families.
+//! Addresses of a service for one proxy: those of its cluster and of its address families.
 
 use std::net::IpAddr;
 
@@ -17,21 +17,21 @@ use crate::{
     },
 };
 
-/// What the choice of a service's addresses depends on; small enough to be part of keys.
+/// The proxy attributes that the choice of a service's addresses depends on. Part of keys.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VipView {
-    /// The client's cluster; empty when it names none.
+    /// The proxy's cluster; empty if the node names none.
     pub cluster: ClusterId,
-    /// The client's address families.
+    /// The proxy's address families.
     pub ip_mode: IpMode,
-    /// The client answers DNS itself, so it can use auto-allocated addresses, or stands for services whose clients do.
+    /// True if the proxy captures DNS and can use auto-allocated addresses, or serves clients that do.
     pub auto_allocated: bool,
-    /// A client with both families is given addresses of both (`ISTIO_DUAL_STACK`, ambient).
+    /// True if a dual-stack proxy gets addresses of both families (`ISTIO_DUAL_STACK`, ambient).
     pub both_families: bool,
 }
 
 impl VipView {
-    /// The view of a client.
+    /// Returns the view of a proxy.
     pub fn of(proxy: &NodeMetadata, features: &Features) -> Self {
         Self {
             cluster: proxy.cluster.clone(),
@@ -42,7 +42,7 @@ impl VipView {
         }
     }
 
-    /// The one address that stands for a service; [`UNSPECIFIED_IP`] when it has none.
+    /// Returns the main address of a service; [`UNSPECIFIED_IP`] if it has none.
     #[doc(alias = "GetAddressForProxy")]
     pub fn address(&self, service: &Service) -> SmolStr {
         if let Some(first) = self.of_family(self.cluster_vips(service)).into_iter().next() {
@@ -59,7 +59,7 @@ impl VipView {
         service.default_address.clone()
     }
 
-    /// All addresses of a service, the main one first.
+    /// Returns all addresses of a service, the main one first.
     #[doc(alias = "GetAllAddressesForProxy")]
     pub fn addresses(&self, service: &Service) -> Vec<SmolStr> {
         let own = self.cluster_vips(service);
@@ -81,15 +81,15 @@ impl VipView {
             return addresses;
         }
         let default = vec![service.default_address.clone()];
-        // A Kubernetes service without an address in the client's cluster: the default address is that of another
-        // cluster and may be of a family that the client has not. Addresses of ServiceEntries are only matched on.
+        // A Kubernetes service without an address in the proxy's cluster: the default address is that of another cluster
+        // and may be of a family that the proxy lacks. Addresses of ServiceEntries are only used for matching.
         if service.registry == Registry::Kubernetes && !service.cluster_vips.is_empty() {
             return self.of_family(&default);
         }
         default
     }
 
-    /// The addresses by which a waypoint tells that a connection is for a service, sorted; possibly ranges.
+    /// Returns the addresses by which a waypoint recognises connections to a service, sorted. May contain ranges.
     pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
         let variants = service.variants();
         let mut addresses: Vec<SmolStr> = variants.iter().flat_map(|variant| self.addresses(variant)).collect();
@@ -99,11 +99,11 @@ impl VipView {
         addresses
     }
 
-    /// The addresses at which a service's own TCP listener stands, the main one first; possibly ranges.
+    /// Returns the bind addresses of a service's TCP listener, the main one first. May contain ranges.
     pub fn listen_addresses(&self, service: &Service) -> Vec<SmolStr> {
         let mut first = self.address(service);
         let mut further: Vec<SmolStr> = self.addresses(service).into_iter().skip(1).collect();
-        // A ServiceEntry may have host names for endpoints, so its family follows the client's.
+        // Endpoints of a ServiceEntry may be host names, so the address family is the proxy's.
         if service.registry == Registry::External && first == UNSPECIFIED_IP {
             match self.ip_mode {
                 IpMode::V4 => {}
@@ -117,8 +117,9 @@ impl VipView {
         further.insert(0, first);
         further
     }
-    /// The addresses of a service in a route configuration of one port. Parity: of auto-allocated addresses only the
-    /// main one.
+    /// Returns the addresses of a service in a route configuration of one port.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go): only the main one of the auto-allocated addresses.
     pub fn addresses_on_port(&self, service: &Service) -> Vec<SmolStr> {
         if !self.auto_allocated || !self.cluster_vips(service).is_empty() {
             return self.addresses(service);
@@ -143,7 +144,7 @@ impl VipView {
         self.ip_mode != IpMode::V4
     }
 
-    /// The addresses that the client can reach. One that has both families gets those of the first address's family.
+    /// Keeps the addresses that the proxy can reach. A dual-stack proxy gets those of the first address's family.
     fn of_family(&self, addresses: &[SmolStr]) -> Vec<SmolStr> {
         let family = |text: &SmolStr| cidr::parse(text).map(|net| net.addr());
         let wanted = match self.ip_mode {

@@ -1,4 +1,4 @@
-//! What a waypoint serves: what its listeners and its clusters have in common.
+//! Services behind a waypoint, for its listeners, clusters and routes.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::{
     },
 };
 
-/// A waypoint, as far as it decides what is served.
+/// The attributes of a waypoint that its services depend on. Part of keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WaypointView {
-    /// Its namespace.
+    /// The namespace.
     pub namespace: Namespace,
-    /// The Gateways that it is.
+    /// The Gateways of the waypoint.
     pub gateways: Shared<[ObjectKey]>,
 }
 
@@ -30,7 +30,7 @@ pub struct Served<'a> {
 }
 
 impl<'a> Served<'a> {
-    /// Finds them.
+    /// Looks up the services of a waypoint.
     pub fn of(ctx: &BuildContext<'a>, waypoint: &WaypointView) -> Self {
         let services = waypoint::served(ctx.cx, ctx.mesh, &waypoint.gateways);
         let by_host = services.iter().map(|service| (&service.key.hostname, *service));
@@ -41,29 +41,29 @@ impl<'a> Served<'a> {
         }
     }
 
-    /// The waypoint's namespace.
+    /// Returns the waypoint's namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.routing.namespace
     }
 
-    /// The service of a host, if it goes through the waypoint.
+    /// Returns the service of a host, if it uses the waypoint.
     pub fn service(&self, host: &Hostname) -> Option<&'a Shared<Service>> {
         self.by_host.get(host).copied()
     }
 
-    /// The VirtualService by which requests to one of the services are routed: the first for its host of the waypoint's or
-    /// the service's own namespace.
+    /// Returns the VirtualService for one of the services: the first one for its host in the namespace of the waypoint or
+    /// the service.
     pub fn routes(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
         self.routing.first_for(service)
     }
 }
 
-/// The VirtualServices that waypoints of a namespace may obey, by host.
+/// The VirtualServices for waypoints of a namespace, by host.
 struct Routing<'a> {
     namespace: Namespace,
-    /// In order of precedence.
+    /// All of them, in order of precedence.
     all: Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)>,
-    /// Places in that order.
+    /// Indexes into `all`.
     by_host: BTreeMap<&'a Hostname, Vec<usize>>,
     wildcards: Vec<(&'a Hostname, usize)>,
 }

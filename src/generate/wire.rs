@@ -1,14 +1,14 @@
-//! Messages written field by field, for what a resource has by the hundred: the bytes alone, where the message would
-//! cost many times as much to make, to measure and to drop.
+//! Messages written field by field, for messages that a resource contains by the hundred. Creating, measuring and
+//! dropping the typed messages would cost many times as much.
 //!
-//! What one would get wrong: the order of fields is that of their numbers, as the encoder of messages has it, and fields
-//! with their default value are left out; so that it cannot be told how a resource was made.
+//! Note: fields must be written in the order of their numbers and without default values, as prost does. The bytes of a
+//! resource then do not depend on how it was encoded.
 
 use std::cell::Cell;
 
 use prost::{Message, encoding};
 
-/// A number as keys, lengths and values have it: nearly all take one byte.
+/// Writes a varint. Nearly all take one byte.
 fn varint(out: &mut Vec<u8>, value: u64) {
     match u8::try_from(value) {
         Ok(short @ ..0x80) => out.push(short),
@@ -20,26 +20,26 @@ fn key(out: &mut Vec<u8>, field: u32, kind: encoding::WireType) {
     varint(out, u64::from(field << 3 | kind as u32));
 }
 
-/// A text or message that is encoded already.
+/// Writes an encoded text or message.
 pub fn bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
     header(out, field, value.len());
     out.extend_from_slice(value);
 }
 
-/// What stands before a text or message of this length.
+/// Writes the tag and length of a text or message.
 pub fn header(out: &mut Vec<u8>, field: u32, length: usize) {
     key(out, field, encoding::WireType::LengthDelimited);
     varint(out, length as u64);
 }
 
-/// A text, unless it is empty.
+/// Writes a text, unless it is empty.
 pub fn text(out: &mut Vec<u8>, field: u32, value: &str) {
     if !value.is_empty() {
         bytes(out, field, value.as_bytes());
     }
 }
 
-/// A text that is put together from these.
+/// Writes a text that consists of these parts.
 pub fn joined(out: &mut Vec<u8>, field: u32, parts: &[&str]) {
     header(out, field, parts.iter().map(|part| part.len()).sum());
     for part in parts {
@@ -47,13 +47,13 @@ pub fn joined(out: &mut Vec<u8>, field: u32, parts: &[&str]) {
     }
 }
 
-/// A number, an enum or a boolean, even if it is 0.
+/// Writes a number, an enum or a boolean, even if it is 0.
 pub fn number(out: &mut Vec<u8>, field: u32, value: u32) {
     key(out, field, encoding::WireType::Varint);
     varint(out, u64::from(value));
 }
 
-/// A wrapped number.
+/// Writes a wrapped number (`google.protobuf.UInt32Value`).
 pub fn wrapped(out: &mut Vec<u8>, field: u32, value: u32) {
     nested(out, field, |out| {
         if value != 0 {
@@ -62,7 +62,7 @@ pub fn wrapped(out: &mut Vec<u8>, field: u32, value: u32) {
     });
 }
 
-/// A message that a function writes.
+/// Writes a message by a function.
 pub fn nested(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
     key(out, field, encoding::WireType::LengthDelimited);
     let at = out.len();
@@ -81,7 +81,7 @@ pub fn nested(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
     encoding::encode_varint(length as u64, &mut &mut out[at..=at + further]);
 }
 
-/// An entry of a map from texts to messages.
+/// Writes an entry of a map from texts to messages.
 pub fn entry(out: &mut Vec<u8>, field: u32, key: &str, write: impl FnOnce(&mut Vec<u8>)) {
     nested(out, field, |out| {
         text(out, 1, key);
@@ -90,39 +90,38 @@ pub fn entry(out: &mut Vec<u8>, field: u32, key: &str, write: impl FnOnce(&mut V
 }
 
 thread_local! {
-    /// Room for a message that others are spliced into; empty between two uses.
-    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    /// A buffer for messages that fields are spliced into; empty between two uses. Saves an allocation for each message.
+    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// As [`spliced`], with a message that is not encoded yet.
+/// As [`spliced`], with a message that it encodes.
 pub fn spliced_message<'p>(
     out: &mut Vec<u8>,
     message: &impl Message,
-    pieces: impl IntoIterator<Item = (u32, &'p [u8])>,
-    place: impl Fn(u32) -> u32,
+    fields: impl IntoIterator<Item = (u32, &'p [u8])>,
+    position: impl Fn(u32) -> u32,
 ) {
-    let mut encoded = ROOM.take();
+    let mut encoded = BUFFER.take();
     message.encode_raw(&mut encoded);
-    spliced(out, &encoded, pieces, place);
+    spliced(out, &encoded, fields, position);
     encoded.clear();
-    ROOM.set(encoded);
+    BUFFER.set(encoded);
 }
 
-/// A message with fields put in that are encoded by themselves, each before the first field that comes later. `place`: where
-/// a field stands, which is another than its number says if it is one of several that exclude each other. The pieces
-/// are in order.
+/// Writes a message with encoded fields inserted, each before the first field with a higher position. `position` returns
+/// the position of a field: its number, except for members of a oneof. The fields to insert must be in order.
 pub fn spliced<'p>(
     out: &mut Vec<u8>,
     message: &[u8],
-    pieces: impl IntoIterator<Item = (u32, &'p [u8])>,
-    place: impl Fn(u32) -> u32,
+    fields: impl IntoIterator<Item = (u32, &'p [u8])>,
+    position: impl Fn(u32) -> u32,
 ) {
     let (mut copied, mut at) = (0, 0);
-    for (field, piece) in pieces {
+    for (field, bytes) in fields {
         while at < message.len() {
             let mut rest = &message[at..];
             let (next, kind) = encoding::decode_key(&mut rest).expect("because the encoder wrote it");
-            if place(next) > field {
+            if position(next) > field {
                 break;
             }
             let context = encoding::DecodeContext::default();
@@ -131,24 +130,24 @@ pub fn spliced<'p>(
         }
         out.extend_from_slice(&message[copied..at]);
         copied = at;
-        out.extend_from_slice(piece);
+        out.extend_from_slice(bytes);
     }
     out.extend_from_slice(&message[copied..]);
 }
 
 const FIELDS: u32 = 1;
 
-/// A field of a struct: a text.
+/// Writes a text field of a `google.protobuf.Struct`.
 pub fn text_field(out: &mut Vec<u8>, key: &str, value: &str) {
     entry(out, FIELDS, key, |out| bytes(out, 3, value.as_bytes()));
 }
 
-/// A field of a struct: true.
+/// Writes the value `true` as a field of a struct.
 pub fn true_field(out: &mut Vec<u8>, key: &str) {
     entry(out, FIELDS, key, |out| number(out, 4, 1));
 }
 
-/// A field of a struct: a list of structs.
+/// Writes a list of structs as a field of a struct.
 pub fn list_field<T>(
     out: &mut Vec<u8>,
     key: &str,
@@ -157,8 +156,8 @@ pub fn list_field<T>(
 ) {
     entry(out, FIELDS, key, |out| {
         nested(out, 6, |out| {
-            for one in structs {
-                nested(out, 1, |out| nested(out, 5, |out| write(out, one)));
+            for value in structs {
+                nested(out, 1, |out| nested(out, 5, |out| write(out, value)));
             }
         });
     });

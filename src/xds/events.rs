@@ -163,9 +163,9 @@ impl Events {
         Some(Machine {
             proxy: proxy.id.clone(),
             binding,
-            namespace: proxy.namespace.clone(),
+            namespace: proxy.node.namespace.clone(),
             address: proxy.addresses.first()?.clone(),
-            network: proxy.network.clone(),
+            network: proxy.node.network.clone(),
             labels: proxy.node_labels.clone(),
             locality: proxy.node_locality.clone(),
             hbone: proxy.flag("ENABLE_HBONE"),

@@ -94,7 +94,7 @@ impl Registry {
 
     pub(super) fn register(self: &Arc<Self>, new: NewConnection) -> Registration {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let connection = if new.proxy.is_proxyless() {
+        let connection = if new.proxy.node.is_proxyless() {
             Connection::on_demand(new.protocol)
         } else {
             Connection::new(new.protocol)

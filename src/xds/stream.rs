@@ -168,7 +168,7 @@ where
             "no identity of {:?} matches service account {:?} in namespace {:?}",
             caller.identities,
             proxy.service_account,
-            proxy.namespace.as_str(),
+            proxy.node.namespace.as_str(),
         );
         tracing::warn!(node = %proxy.id, peer = ?self.peer, reason, "client identity does not match its node");
         Err(EndReason::Forbidden(reason))
@@ -194,7 +194,7 @@ where
 /// Returns the first identity with the namespace and service account of the node. An empty one matches any.
 pub(super) fn matching_identity(proxy: &Proxy, identities: &[SmolStr]) -> Option<Identity> {
     identities.iter().filter_map(|id| Identity::from_spiffe(id)).find(|id| {
-        let namespace = proxy.namespace.as_str().is_empty() || proxy.namespace == id.namespace;
+        let namespace = proxy.node.namespace.as_str().is_empty() || proxy.node.namespace == id.namespace;
         let account = proxy.service_account.is_empty() || proxy.service_account == id.service_account;
         namespace && account
     })

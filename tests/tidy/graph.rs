@@ -138,7 +138,11 @@ pub(crate) fn print() {
         for (level, modules) in graph.levels() {
             for module in modules {
                 let imports: Vec<&str> = graph.imports[module].iter().map(String::as_str).collect();
-                println!("{level:>4}  {module}: {}", imports.join(", "));
+                println!(
+                    "{level:>4}  {module}{}{}",
+                    if imports.is_empty() { "" } else { ": " },
+                    imports.join(", ")
+                );
             }
         }
         let cycles = graph.cycles();

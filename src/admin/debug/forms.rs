@@ -261,7 +261,7 @@ pub(super) fn client(live: &LiveConnection) -> Value {
 pub(super) fn sync(live: &LiveConnection) -> Value {
     let proxy = &live.proxy;
     let types = live.types();
-    let proxy_type = match proxy.proxy_type {
+    let proxy_type = match proxy.node.proxy_type {
         ProxyType::Sidecar => "sidecar",
         ProxyType::Router => "router",
         ProxyType::Waypoint => "waypoint",
@@ -274,11 +274,11 @@ pub(super) fn sync(live: &LiveConnection) -> Value {
             row.insert(key.to_owned(), json!(value));
         }
     };
-    put("cluster_id", &proxy.cluster);
+    put("cluster_id", &proxy.node.cluster);
     put("proxy", &proxy.id);
     put("proxy_type", proxy_type);
-    put("istio_version", &proxy.version_text);
-    put("proxy_version", &proxy.version_text);
+    put("istio_version", &proxy.node.version_text);
+    put("proxy_version", &proxy.node.version_text);
     let fields = [
         (ResourceType::Cluster, "cluster"),
         (ResourceType::Listener, "listener"),

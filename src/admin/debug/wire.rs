@@ -123,11 +123,12 @@ impl Wire {
     /// Returns the acknowledged state of each proxy. Clients that are not proxies have none.
     fn sync_status(&self, scope: &DebugScope) -> Vec<Arc<EncodedResource>> {
         let connections = self.sources.connections.connections();
-        let is_proxy =
-            |live: &LiveConnection| live.proxy.proxy_config.is_some() || live.proxy.proxy_type == ProxyType::Ztunnel;
+        let is_proxy = |live: &LiveConnection| {
+            live.proxy.node.proxy_config.is_some() || live.proxy.node.proxy_type == ProxyType::Ztunnel
+        };
         let seen = connections
             .iter()
-            .filter(|live| is_proxy(live) && scope.sees(&live.proxy.namespace));
+            .filter(|live| is_proxy(live) && scope.sees(&live.proxy.node.namespace));
         let statuses = seen.map(|live| Arc::new(EncodedResource::new(live.proxy.id.clone(), &client(live))));
         statuses.collect()
     }
@@ -187,9 +188,9 @@ fn client(live: &LiveConnection) -> ClientConfig {
     let proxy = &live.proxy;
     let mut metadata = serde_json::Map::new();
     for (key, value) in [
-        ("CLUSTER_ID", proxy.cluster.as_str()),
-        ("NAMESPACE", proxy.namespace.as_str()),
-        ("ISTIO_VERSION", proxy.version_text.as_str()),
+        ("CLUSTER_ID", proxy.node.cluster.as_str()),
+        ("NAMESPACE", proxy.node.namespace.as_str()),
+        ("ISTIO_VERSION", proxy.node.version_text.as_str()),
     ] {
         if !value.is_empty() {
             metadata.insert(key.to_owned(), json!(value));

@@ -98,7 +98,7 @@ impl InboundPart {
             ScopeKey::Sidecar(_, key) => Some(key.clone()),
             ScopeKey::Default(_) | ScopeKey::Gateway(_) => None,
         };
-        let (instance_v4, instance_v6) = instance_addresses(ctx, &selected.profile.addresses, sidecar.as_ref());
+        let (instance_v4, instance_v6) = instance_addresses(ctx, &selected.class.addresses, sidecar.as_ref());
         let part = Self {
             namespace: selected.scope.namespace().clone(),
             targets: selected.targets.clone(),

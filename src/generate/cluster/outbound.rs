@@ -16,11 +16,8 @@ use crate::{
     generate::{
         BuildContext,
         endpoint::{self, EndpointKey, EndpointProxyView},
-        name::ClusterMode,
-        patch::{
-            self, PatchContext,
-            cluster::{ClusterPatches, ParsedName},
-        },
+        name::{ClusterMode, ClusterName},
+        patch::{self, PatchContext, cluster::ClusterPatches},
         proxy::ProxyType,
         proxy_view::{OutboundProxyView, ProxyLocation},
         resource::{Built, Note},
@@ -249,7 +246,7 @@ impl<'a> Listing<'a> {
     /// Lists requested endpoints whose clusters do not use EDS by themselves, or belong to another part.
     fn list_asked(&mut self) {
         for name in std::mem::take(&mut self.asked) {
-            let parsed = ParsedName::of(&name);
+            let parsed = ClusterName::parse(&name);
             let service = self.scope.by_host.get(parsed.host);
             let Some(service) = service.and_then(|key| self.ctx.service(key)) else {
                 continue;

@@ -9,9 +9,9 @@ use crate::{
 };
 
 /// Returns the cluster to look up Secrets for, if the proxy has a verified identity.
-pub(super) fn reader(profile: &ProxyClass) -> Option<ClusterId> {
-    let is_known = profile.identity.is_some();
-    is_known.then(|| profile.node.cluster.clone())
+pub(super) fn reader(class: &ProxyClass) -> Option<ClusterId> {
+    let is_known = class.identity.is_some();
+    is_known.then(|| class.node.cluster.clone())
 }
 
 /// Returns the resource name of a Secret; `None` if it is malformed.

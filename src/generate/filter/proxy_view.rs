@@ -121,13 +121,13 @@ impl FilterProxyView {
             extensions: proxy.extensions.clone(),
             namespace: proxy.namespace.clone(),
             idle_timeout: idle_timeout(proxy),
-            http10: proxy.setting(MetadataKey::Http10) == "1",
+            http10: proxy.metadata_value(MetadataKey::Http10) == "1",
             proxy_headers: MessageKey::new(selected.proxy_config.proxy_headers.clone().unwrap_or_default()),
             tracing: MessageKey::new(selected.proxy_config.tracing.clone().unwrap_or_default()),
             tags: ServiceTags::of(proxy, &selected.labels),
             service_cluster: proxy.node_cluster.clone(),
             otel_service_name: if names_services_by_conventions(ctx) {
-                otel_service_name(selected.profile)
+                otel_service_name(selected.class)
             } else {
                 SmolStr::default()
             },
@@ -213,7 +213,7 @@ fn is_general(row: &Config<Telemetry>) -> bool {
 
 /// Parses `IDLE_TIMEOUT` in Go's syntax; invalid or negative values count as absent.
 fn idle_timeout(proxy: &NodeMetadata) -> Option<Duration> {
-    let text = proxy.setting(MetadataKey::IdleTimeout);
+    let text = proxy.metadata_value(MetadataKey::IdleTimeout);
     (!text.is_empty()).then(|| duration::parse(&text).ok()).flatten()
 }
 
@@ -224,7 +224,7 @@ impl ServiceTags {
             revision: label("service.istio.io/canonical-revision", "latest"),
             service: label("service.istio.io/canonical-name", "unknown"),
             mesh: or(proxy.mesh_id.clone(), "unknown"),
-            namespace: or(proxy.setting(MetadataKey::Namespace), "default"),
+            namespace: or(proxy.metadata_value(MetadataKey::Namespace), "default"),
             cluster: or(SmolStr::new(proxy.cluster.as_str()), "unknown"),
         }
     }
@@ -239,15 +239,15 @@ fn or(text: SmolStr, default: &'static str) -> SmolStr {
 }
 
 /// Returns `service.name` by OpenTelemetry's conventions for Kubernetes.
-fn otel_service_name(profile: &ProxyClass) -> SmolStr {
-    let (proxy, labels) = (&profile.node, &profile.labels);
-    let containers = proxy.setting(MetadataKey::AppContainers);
+fn otel_service_name(class: &ProxyClass) -> SmolStr {
+    let (proxy, labels) = (&class.node, &class.labels);
+    let containers = proxy.metadata_value(MetadataKey::AppContainers);
     [
         Some(proxy.otel_service_name.clone()),
         labels.get("app.kubernetes.io/instance").cloned(),
         labels.get("app.kubernetes.io/name").cloned(),
         Some(proxy.workload_name.clone()),
-        Some(profile.pod.clone()),
+        Some(class.pod.clone()),
         (!containers.contains(',')).then_some(containers),
     ]
     .into_iter()

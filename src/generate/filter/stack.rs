@@ -16,7 +16,7 @@ use super::{
 use crate::{
     api::Config,
     base::{Hashed, Hostname, Shared},
-    generate::{BuildContext, resource::Note},
+    generate::{BuildContext, name, resource::Note},
     model::features::Features,
     proto::{
         envoy::{
@@ -126,7 +126,7 @@ impl<'a> FilterStack<'a> {
     /// Returns host and cluster of a provider's service (`host` or `namespace/host`), and notes a failure.
     pub fn provider_cluster(&self, provider: &str, service: &str, port: u32) -> Option<ProviderCluster> {
         let found = self.provider_host(service).map(|host| ProviderCluster {
-            cluster: format!("outbound|{port}||{host}"),
+            cluster: name::outbound_cluster(port, "", &host),
             host: host.to_string(),
         });
         if found.is_none() {

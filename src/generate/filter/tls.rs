@@ -65,9 +65,9 @@ impl ServerCertificates {
     /// Reads the node's metadata.
     pub fn of(proxy: &NodeMetadata) -> Self {
         Self {
-            chain: proxy.setting(MetadataKey::TlsServerCertChain),
-            key: proxy.setting(MetadataKey::TlsServerKey),
-            root: proxy.setting(MetadataKey::TlsServerRootCert),
+            chain: proxy.metadata_value(MetadataKey::TlsServerCertChain),
+            key: proxy.metadata_value(MetadataKey::TlsServerKey),
+            root: proxy.metadata_value(MetadataKey::TlsServerRootCert),
             own_server: has_file_socket(proxy),
         }
     }

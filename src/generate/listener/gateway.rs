@@ -96,13 +96,13 @@ impl GatewayPart {
             gateways: GatewayView::of(ctx, selected),
             client: Hashed::new(GatewayProxyView {
                 filters: filters.clone(),
-                labels: labels::asked(ctx, selected),
+                labels: labels::relevant(ctx, selected),
                 ip_mode: proxy.ip_mode,
                 unprivileged: proxy.has(MetadataKey::UnprivilegedPod),
                 exact_balance: proxy.has(MetadataKey::OutboundExactBalance),
                 topology: MessageKey::new(selected.proxy_config.gateway_topology.unwrap_or_default()),
                 certificates: ServerCertificates::of(proxy),
-                external_socket: proxy.setting(MetadataKey::Credential) == "true",
+                external_socket: proxy.metadata_value(MetadataKey::Credential) == "true",
             }),
         }
     }

@@ -131,7 +131,7 @@ impl HbonePart {
         let listens = tunnel::ends_at_sidecar(features, selected.proxy);
         let end = inbound.filter(|_| listens).map(|client| InternalKey {
             client: client.clone(),
-            addresses: selected.profile.addresses.clone(),
+            addresses: selected.class.addresses.clone(),
         });
         (origin.is_some() || end.is_some()).then_some(Self { origin, end })
     }

@@ -118,7 +118,7 @@ impl InboundProxyView {
             targets: selected.targets.clone(),
             own_address: sidecar
                 .as_ref()
-                .and_then(|_| unicast_address(&selected.profile.addresses)),
+                .and_then(|_| unicast_address(&selected.class.addresses)),
             sidecar,
             peers: authentication::peer_policy(ctx.cx, ctx.mesh, &proxy.namespace, &selected.labels),
             ip_mode: proxy.ip_mode,
@@ -127,7 +127,7 @@ impl InboundProxyView {
             own_ports: own_ports(proxy),
             exact_balance: proxy.has(MetadataKey::InboundExactBalance),
             certificates: ServerCertificates::of(proxy),
-            external_socket: proxy.setting(MetadataKey::Credential) == "true",
+            external_socket: proxy.metadata_value(MetadataKey::Credential) == "true",
         })
     }
 

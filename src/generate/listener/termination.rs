@@ -186,7 +186,7 @@ impl Context<'_> {
         };
         match self.stack.provider_cluster("externalSds", &sds.service, sds.port) {
             Some(found) => SecretProvider::Cluster(found.cluster),
-            None => SecretProvider::Lost,
+            None => SecretProvider::Unresolved,
         }
     }
 

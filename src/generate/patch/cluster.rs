@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     base::{Hostname, Shared},
-    generate::{BuildContext, resource::Note},
+    generate::{BuildContext, name::ClusterName, resource::Note},
     model::envoy_filter::{Operation, Patch},
     proto::{
         Any,
@@ -27,41 +27,6 @@ use crate::{
         istio::networking::v1alpha3::envoy_filter::ClusterMatch,
     },
 };
-
-/// Fields of a cluster name: `outbound|80|v1|host`, or separated by `_.` as in an SNI.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ParsedName<'a> {
-    /// First field.
-    pub direction: &'a str,
-    /// Port; 0 if absent.
-    pub port: u32,
-    /// Subset.
-    pub subset: &'a str,
-    /// Host.
-    pub host: &'a str,
-}
-
-impl<'a> ParsedName<'a> {
-    /// Parses the leading fields that have the form.
-    pub fn of(name: &'a str) -> Self {
-        let is_sni = name.starts_with("outbound_") || name.starts_with("inbound_");
-        let mut words = name.split(if is_sni { "_." } else { "|" });
-        let mut parsed = Self::default();
-        // Parity (pilot/pkg/model/service.go, ParseSubsetKey): a field counts only if another one follows.
-        let (Some(direction), Some(port)) = (words.next(), words.next()) else {
-            return parsed;
-        };
-        parsed.direction = direction;
-        let Some(subset) = words.next() else { return parsed };
-        parsed.port = port.parse().unwrap_or_default();
-        let Some(host) = words.next() else { return parsed };
-        parsed.subset = subset;
-        if words.next().is_none() {
-            parsed.host = host;
-        }
-        parsed
-    }
-}
 
 /// Merges and removals of one context, by their match.
 pub struct ClusterPatches<'a> {
@@ -126,7 +91,7 @@ impl<'a> ClusterPatches<'a> {
         let found = |map: &BTreeMap<&str, Vec<usize>>, word: &str| map.get(word).cloned().unwrap_or_default();
         let mut indexes: BTreeSet<usize> = self.rest.iter().copied().collect();
         indexes.extend(found(&self.by_name, name));
-        indexes.extend(found(&self.by_service, ParsedName::of(name).host));
+        indexes.extend(found(&self.by_service, ClusterName::parse(name).host));
         indexes.extend(hosts.iter().flat_map(|host| found(&self.by_service, host.as_str())));
         indexes.retain(|index| matches(self.patches[*index].cluster(), name, hosts));
         if indexes.is_empty() {
@@ -196,7 +161,7 @@ fn matches(wanted: Option<&ClusterMatch>, name: &str, hosts: &[Hostname]) -> boo
     if !wanted.name.is_empty() {
         return wanted.name == name;
     }
-    let parsed = ParsedName::of(name);
+    let parsed = ClusterName::parse(name);
     let of_service = if parsed.direction == "inbound" && !hosts.is_empty() {
         hosts.iter().any(|host| host.as_str() == wanted.service)
     } else {

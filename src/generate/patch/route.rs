@@ -8,10 +8,10 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{PatchContext, PatchRef, cluster::ParsedName, merge, resolve_each, set};
+use super::{PatchContext, PatchRef, merge, resolve_each, set};
 use crate::{
     base::Shared,
-    generate::{BuildContext, resource::Note},
+    generate::{BuildContext, name::ClusterName, resource::Note},
     model::envoy_filter::{ApplyTo, Operation, Patch},
     proto::{
         envoy::config::route::v3::{Route, RouteConfiguration, VirtualHost, route::Action},
@@ -364,7 +364,7 @@ fn is_configuration(
 /// (`host:80`) have none.
 fn sidecar_port(name: &str) -> u32 {
     if name.starts_with("inbound") {
-        ParsedName::of(name).port
+        ClusterName::parse(name).port
     } else {
         name.parse().unwrap_or_default()
     }

@@ -1,6 +1,6 @@
-//! The metadata of nodes that generation reads by name.
+//! Node metadata that generation reads by key.
 //!
-//! There is no other way for a generator to a node's metadata, so what is read here is known to be in the key.
+//! Generators have no other access to metadata, so every value that they read is part of a resource's key.
 
 use std::collections::BTreeMap;
 
@@ -9,85 +9,85 @@ use smol_str::SmolStr;
 
 use super::scalar_text;
 
-macro_rules! settings {
-    ($($(#[$doc:meta])* $setting:ident = $name:literal;)*) => {
-        /// A metadata value that generation knows, by its name in the node.
+macro_rules! metadata_keys {
+    ($($(#[$doc:meta])* $key:ident = $name:literal;)*) => {
+        /// A key of node metadata that generation reads.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum MetadataKey {
-            $($(#[$doc])* $setting,)*
+            $($(#[$doc])* $key,)*
         }
 
         impl MetadataKey {
-            const ALL: &[Self] = &[$(Self::$setting,)*];
+            const ALL: &[Self] = &[$(Self::$key,)*];
 
             fn name(self) -> &'static str {
                 match self {
-                    $(Self::$setting => $name,)*
+                    $(Self::$key => $name,)*
                 }
             }
         }
     };
 }
 
-settings! {
+metadata_keys! {
     /// The names of the workload's containers.
     AppContainers = "APP_CONTAINERS";
-    /// An SDS provider listens beside the proxy.
+    /// An SDS provider listens next to the proxy.
     Credential = "credential";
-    /// It never sends by HBONE.
+    /// The proxy never sends HBONE.
     DisableHboneSend = "DISABLE_HBONE_SEND";
-    /// It answers DNS itself, with addresses of its own for services that have none.
+    /// The proxy captures DNS and answers with auto-allocated addresses for services without an address.
     DnsAutoAllocate = "DNS_AUTO_ALLOCATE";
-    /// It answers DNS itself.
+    /// The proxy captures DNS.
     DnsCapture = "DNS_CAPTURE";
-    /// It takes HBONE.
+    /// The proxy accepts HBONE.
     EnableHbone = "ENABLE_HBONE";
     /// The port of Envoy's own metrics.
     EnvoyPrometheusPort = "ENVOY_PROMETHEUS_PORT";
     /// The port of Envoy's own status.
     EnvoyStatusPort = "ENVOY_STATUS_PORT";
-    /// Somebody else than its agent serves it secrets from files.
+    /// Another server than the agent serves secrets from files.
     FileCredential = "file-credential";
-    /// HTTP/1.0 is taken.
+    /// HTTP/1.0 is accepted.
     Http10 = "HTTP10";
     /// The port of the HTTP proxy.
     HttpProxyPort = "HTTP_PROXY_PORT";
-    /// After how long idle connections are closed.
+    /// The idle timeout of connections.
     IdleTimeout = "IDLE_TIMEOUT";
-    /// Inbound connections are spread evenly over worker threads.
+    /// Inbound connections are balanced exactly over worker threads.
     InboundExactBalance = "INBOUND_LISTENER_EXACT_BALANCE";
-    /// The namespace as the node says it, which need not be that of its id.
+    /// The namespace in the metadata, which may differ from that of the node id.
     Namespace = "NAMESPACE";
-    /// Outbound connections are spread evenly over worker threads.
+    /// Outbound connections are balanced exactly over worker threads.
     OutboundExactBalance = "OUTBOUND_LISTENER_EXACT_BALANCE";
-    /// Its certificate as a client: the chain.
+    /// The file of the client certificate chain.
     TlsClientCertChain = "TLS_CLIENT_CERT_CHAIN";
-    /// Its certificate as a client: the key.
+    /// The file of the client certificate's key.
     TlsClientKey = "TLS_CLIENT_KEY";
-    /// Its certificate as a client: the authorities.
+    /// The file of the CA certificates for servers.
     TlsClientRootCert = "TLS_CLIENT_ROOT_CERT";
-    /// Its certificate as a server: the chain.
+    /// The file of the server certificate chain.
     TlsServerCertChain = "TLS_SERVER_CERT_CHAIN";
-    /// Its certificate as a server: the key.
+    /// The file of the server certificate's key.
     TlsServerKey = "TLS_SERVER_KEY";
-    /// Its certificate as a server: the authorities.
+    /// The file of the CA certificates for clients.
     TlsServerRootCert = "TLS_SERVER_ROOT_CERT";
-    /// It cannot bind ports below 1024.
+    /// The proxy cannot bind ports below 1024.
     UnprivilegedPod = "UNPRIVILEGED_POD";
 }
 
-/// The settings that a node has, in order.
+/// The values of a node, ordered by key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Settings(Box<[(MetadataKey, SmolStr)]>);
+pub(super) struct MetadataValues(Box<[(MetadataKey, SmolStr)]>);
 
-impl Settings {
+impl MetadataValues {
     pub(super) fn of(metadata: &BTreeMap<String, Value>) -> Self {
-        let set = |setting: &MetadataKey| Some((*setting, scalar_text(metadata.get(setting.name())?)));
+        let set = |key: &MetadataKey| Some((*key, scalar_text(metadata.get(key.name())?)));
         Self(MetadataKey::ALL.iter().filter_map(set).collect())
     }
 
-    pub(super) fn get(&self, setting: MetadataKey) -> SmolStr {
-        let found = self.0.iter().find(|(own, _)| *own == setting);
+    pub(super) fn get(&self, key: MetadataKey) -> SmolStr {
+        let found = self.0.iter().find(|(own, _)| *own == key);
         found.map(|(_, text)| text.clone()).unwrap_or_default()
     }
 }

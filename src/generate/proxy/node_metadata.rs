@@ -1,4 +1,4 @@
-//! `NodeMetadata`: what replicas of one workload say of themselves alike.
+//! `NodeMetadata`: the node metadata that replicas of one workload have in common.
 
 use std::collections::BTreeSet;
 
@@ -6,67 +6,67 @@ use smol_str::SmolStr;
 
 use super::{
     Extensions, InterceptionMode, IstioVersion, ProxyType, is_on,
-    metadata_key::{MetadataKey, Settings},
+    metadata_key::{MetadataKey, MetadataValues},
 };
 use crate::{
     base::{ClusterId, MessageKey, Namespace, NetworkId, Shared, cidr::IpMode},
     proto::istio::mesh::v1alpha1::ProxyConfig,
 };
 
-/// What generation may read of a node as it stands: nothing that names one replica. What it may read besides is in
-/// [`ProxyClass`](crate::generate::proxy_class::ProxyClass), where it depends on the mesh.
+/// The node attributes that generation always reads. They do not identify a replica. Attributes that are read only if the
+/// mesh refers to them are in [`ProxyClass`](crate::generate::proxy_class::ProxyClass).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeMetadata {
-    /// What it is.
+    /// The type.
     pub proxy_type: ProxyType,
     /// `node.cluster`.
     pub node_cluster: SmolStr,
-    /// Fourth part of the node id.
+    /// The fourth part of the node id.
     pub dns_domain: SmolStr,
-    /// Config namespace.
+    /// The config namespace.
     pub namespace: Namespace,
-    /// Its cluster.
+    /// `CLUSTER_ID`.
     pub cluster: ClusterId,
     /// `NETWORK`.
     pub network: NetworkId,
-    /// The families of its addresses.
+    /// The address families.
     pub ip_mode: IpMode,
     /// `MESH_ID`.
     pub mesh_id: SmolStr,
     /// `WORKLOAD_NAME`.
     pub workload_name: SmolStr,
-    /// The annotation that names the service in traces; empty if there is none.
+    /// The annotation with the service name in traces; empty if absent.
     pub otel_service_name: SmolStr,
-    /// `GENERATOR`, empty for Envoys.
+    /// `GENERATOR`; empty for Envoys.
     pub generator: SmolStr,
-    /// `ISTIO_VERSION` as sent (EnvoyFilter `proxyVersion` looks at the text).
+    /// `ISTIO_VERSION` as text, for `proxyVersion` of EnvoyFilters.
     pub version_text: SmolStr,
-    /// `ISTIO_VERSION` parsed.
+    /// `ISTIO_VERSION`, parsed.
     pub version: IstioVersion,
     /// `INTERCEPTION_MODE`.
     pub interception_mode: InterceptionMode,
-    /// `REQUESTED_NETWORK_VIEW`; empty: all networks are visible.
+    /// `REQUESTED_NETWORK_VIEW`; empty means all networks.
     pub network_view: Shared<BTreeSet<NetworkId>>,
-    /// `PROXY_CONFIG`, replaces `mesh.defaultConfig`; none if it cannot be read.
+    /// `PROXY_CONFIG`, which replaces `mesh.defaultConfig`; `None` if it is absent or invalid.
     pub proxy_config: Option<MessageKey<ProxyConfig>>,
-    /// What the client can run.
+    /// The extensions of the proxy.
     pub extensions: Extensions,
-    /// The other metadata that generation knows.
-    pub(super) settings: Settings,
+    /// The other metadata that generation reads.
+    pub(super) values: MetadataValues,
 }
 
 impl NodeMetadata {
-    /// A metadata value as text; empty if absent.
-    pub fn setting(&self, setting: MetadataKey) -> SmolStr {
-        self.settings.get(setting)
+    /// Returns a metadata value as text; empty if absent.
+    pub fn metadata_value(&self, key: MetadataKey) -> SmolStr {
+        self.values.get(key)
     }
 
-    /// A metadata value as a boolean: `"true"`, `"1"` and the JSON `true` hold.
-    pub fn has(&self, setting: MetadataKey) -> bool {
-        is_on(&self.setting(setting))
+    /// Returns a metadata value as a boolean: `"true"`, `"1"` and the JSON `true` are true.
+    pub fn has(&self, key: MetadataKey) -> bool {
+        is_on(&self.metadata_value(key))
     }
 
-    /// True for gRPC clients and servers that do without a proxy: they ask for listeners and clusters by name.
+    /// Returns true for proxyless gRPC clients and servers, which request resources by name.
     pub fn is_proxyless(&self) -> bool {
         self.generator == "grpc"
     }

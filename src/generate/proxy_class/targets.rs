@@ -1,7 +1,7 @@
-//! The services that a proxy's workload serves, and on which of its ports.
+//! Services and ports that a proxy's workload serves.
 //!
-//! Kubernetes Services come from the WorkloadEntry at the proxy's address, else from its pod. ServiceEntries come by
-//! address: inline endpoints and selected workloads.
+//! Kubernetes Services are found by the WorkloadEntry at the proxy's address, or else by its pod. ServiceEntries are found
+//! by address: inline endpoints and selected workloads.
 
 use std::collections::BTreeSet;
 
@@ -26,13 +26,13 @@ use crate::{
     proto::istio::networking::v1alpha3 as networking,
 };
 
-/// What was found, and the labels of the first ServiceEntry endpoint at the proxy's address.
+/// The targets of a proxy, and the labels of the first ServiceEntry endpoint at its address.
 pub(crate) struct Targets {
     pub(crate) list: Vec<ServiceTarget>,
     pub(crate) entry_labels: Option<Labels>,
 }
 
-/// Everything the proxy with this pod serves, by age and host of the services.
+/// Returns the targets of a proxy with this pod, by age and host of the services.
 pub(crate) fn targets(ctx: &BuildContext, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
     let mut found = kube_targets(ctx, proxy, pod);
     let entry_labels = entry_targets(ctx, proxy, &mut found);
@@ -62,7 +62,7 @@ fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<P
             .collect();
     }
     let Some(pod) = pod else {
-        // Parity (pilot/pkg/xds/ads.go): what the node says of its labels and ports is not looked at when it connects.
+        // Parity (pilot/pkg/xds/ads.go): labels and ports of the node are ignored when it connects.
         return Vec::new();
     };
     let mut services = selecting(ctx, &cluster, pod.meta.namespace(), &pod.meta.labels).peekable();
@@ -74,7 +74,7 @@ fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<P
         .collect()
 }
 
-/// The Kubernetes Services of a namespace whose selector picks the labels. One without a selector picks nothing.
+/// Returns the Kubernetes Services of a namespace that select the labels. One without a selector selects nothing.
 fn selecting<'a>(
     ctx: &BuildContext<'a>,
     cluster: &ClusterId,
@@ -89,12 +89,12 @@ fn selecting<'a>(
     .map(|(_, service)| service)
 }
 
-/// The rows of the model that a Kubernetes Service stands for.
+/// Returns the services of the model for a Kubernetes Service.
 fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<Item = &'a Shared<Service>> + use<'a> {
     let (name, namespace) = (service.meta.name(), service.meta.namespace());
     let installation = &ctx.mesh.installation;
     let own = format!("{name}.{namespace}.svc.{}", installation.domain);
-    // The cluster knows it by the other host too if it imports it.
+    // The cluster also has its clusterset host if it imports the service.
     let is_imported = !mcs::vips(ctx.cx, ctx.mesh, &service.meta.key).is_empty();
     let imported = is_imported.then(|| mcs::hostname(name, namespace));
     let namespace = namespace.clone();
@@ -110,7 +110,7 @@ fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<It
         })
 }
 
-/// The targets of a Service whose ports resolve: two ports with the same target and protocol make one.
+/// Returns the targets of a Service whose ports resolve. Two ports with the same target port and protocol are one target.
 fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
     let mut found = Vec::new();
     for row in rows(ctx, service) {
@@ -138,7 +138,7 @@ fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
     }
 }
 
-/// The targets of a Service on a WorkloadEntry, whose own port map goes by the name of the target port.
+/// Returns the targets of a Service on a WorkloadEntry. Its port map is keyed by the name of the target port.
 fn by_entry<'a>(ctx: &BuildContext<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
     let Some(row) = rows(ctx, service)
         .next()
@@ -171,7 +171,7 @@ fn by_entry<'a>(ctx: &BuildContext<'a>, service: &kube::Service, entry: &Workloa
     resolved.collect()
 }
 
-/// The targets of Services without a selector, whose slices list the proxy's first address.
+/// Returns the targets of Services without a selector whose EndpointSlices contain the proxy's first address.
 fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
     let Some(address) = proxy.addresses.first() else {
         return Vec::new();
@@ -198,7 +198,7 @@ fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) ->
     found
 }
 
-/// Adds the targets of ServiceEntries at the proxy's addresses; the labels of the first endpoint.
+/// Adds the targets of ServiceEntries at the proxy's addresses. Returns the labels of the first endpoint.
 fn entry_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
     let mut labels = None;
     for address in &proxy.addresses {
@@ -218,7 +218,7 @@ fn inline_targets<'a>(
     labels: &mut Option<Labels>,
 ) {
     for (key, entry) in ctx.mesh.service_entries_by_endpoint_address.get(ctx.cx, address) {
-        // Selected workloads take the place of endpoints.
+        // A workload selector replaces the endpoints.
         if entry.spec.workload_selector.is_some() || !workload::is_of_namespace(proxy, &key.namespace) {
             continue;
         }
@@ -269,8 +269,8 @@ fn selected_targets<'a>(
     }
 }
 
-/// Adds every port of every host of a ServiceEntry: on the endpoint's own port of that name, else the target port, else
-/// the number itself.
+/// Adds every port of every host of a ServiceEntry, with the endpoint's port of that name, or else the target port, or
+/// else the number itself.
 fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
     for host in &entry.spec.hosts {
         let key = ServiceKey {

@@ -1,4 +1,4 @@
-//! What the registry knows of a proxy's workload: its pod, its WorkloadEntry, labels and locality.
+//! A proxy's workload in the registry: its pod or WorkloadEntry, labels and locality.
 
 use smol_str::SmolStr;
 
@@ -12,19 +12,19 @@ use crate::{
     model::workload::{self, Workload, WorkloadKey, WorkloadSource},
 };
 
-/// Marks pods that play a virtual machine in tests; the registry's labels do not count for them.
+/// The label of pods that act as virtual machines in tests. Labels of the registry are ignored for them.
 const TEST_VM_LABEL: &str = "istio.io/test-vm";
 
-/// The cluster of a proxy: its own, else that of the control plane.
+/// Returns the cluster of a proxy, or else that of the control plane.
 pub(crate) fn cluster(ctx: &BuildContext, proxy: &Proxy) -> ClusterId {
-    if proxy.cluster.is_empty() {
+    if proxy.node.cluster.is_empty() {
         ctx.mesh.installation.cluster.clone()
     } else {
-        proxy.cluster.clone()
+        proxy.node.cluster.clone()
     }
 }
 
-/// True if the proxy's own labels are all that counts.
+/// Returns true if only the proxy's own labels count.
 fn is_test_vm(proxy: &Proxy) -> bool {
     proxy
         .node_labels
@@ -32,15 +32,17 @@ fn is_test_vm(proxy: &Proxy) -> bool {
         .is_some_and(|label| !label.is_empty())
 }
 
-/// The proxy's pod, if that counts: named by the node id where that agrees with the metadata, else found by address if
-/// that is asked for.
+/// Returns the proxy's pod, unless only its own labels count: by the node id if it agrees with the metadata, or else by
+/// address if that is enabled.
 pub(crate) fn pod<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Pod>> {
     if is_test_vm(proxy) {
         return None;
     }
     let cluster = cluster(ctx, proxy);
     let named = match proxy.id.split_once('.') {
-        Some((name, namespace)) if !namespace.contains('.') && proxy.setting(MetadataKey::Namespace) == namespace => {
+        Some((name, namespace))
+            if !namespace.contains('.') && proxy.node.metadata_value(MetadataKey::Namespace) == namespace =>
+        {
             ctx.mesh.pods.get(ctx.cx, &ObjectKey::new(&cluster, namespace, name))
         }
         _ => None,
@@ -59,12 +61,13 @@ fn pod_by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: ClusterId)
         [only] => Some(only),
         several => several
             .iter()
-            .find(|pod| *pod.meta.namespace() == proxy.namespace)
+            .find(|pod| *pod.meta.namespace() == proxy.node.namespace)
             .copied(),
     }
 }
 
-/// The WorkloadEntry at the proxy's first address, if it is healthy; of several, that of its name, else one of its namespace, else the first.
+/// Returns the WorkloadEntry at the proxy's first address, if it is healthy. Of several, the one with its name, or else one
+/// of its namespace, or else the first.
 pub(crate) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
     let address = proxy.addresses.first()?;
     let rows = ctx.mesh.workloads_by_address.get(ctx.cx, address);
@@ -74,7 +77,7 @@ pub(crate) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Sha
         .collect();
     let (name, namespace) = proxy.id.split_once('.').unwrap_or((&proxy.id, ""));
     let of_name = |row: &&&Shared<Workload>| row.key.object.name == name && row.key.object.namespace == *namespace;
-    let of_namespace = |row: &&&Shared<Workload>| row.key.object.namespace == proxy.namespace;
+    let of_namespace = |row: &&&Shared<Workload>| row.key.object.namespace == proxy.node.namespace;
     let chosen = entries.iter().find(of_name);
     chosen
         .or_else(|| entries.iter().find(of_namespace))
@@ -82,15 +85,15 @@ pub(crate) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Sha
         .copied()
 }
 
-/// True if a registry object of this namespace may be meant for the proxy.
+/// Returns true if a registry object of this namespace may apply to the proxy.
 pub(crate) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
-    let own = proxy.setting(MetadataKey::Namespace);
+    let own = proxy.node.metadata_value(MetadataKey::Namespace);
     own.is_empty() || *namespace == own.as_str()
 }
 
-/// The labels that selectors see: the registry's over `STATIC_LABELS` where the registry knows the workload, else
-/// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. And the locality, that
-/// of the labels before that of the node.
+/// Returns the labels for selectors: those of the registry over `STATIC_LABELS` if the registry has the workload, or else
+/// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. Also returns the
+/// locality; that of the labels takes precedence over that of the node.
 pub(crate) fn labels_and_locality(
     ctx: &BuildContext,
     proxy: &Proxy,
@@ -109,7 +112,13 @@ pub(crate) fn labels_and_locality(
         None => proxy.node_labels.clone(),
     };
     let locality = locality(&labels).unwrap_or_else(|| proxy.node_locality.clone());
-    workload::augment(&mut labels, &proxy.cluster, &locality, &proxy.node_name, &proxy.network);
+    workload::augment(
+        &mut labels,
+        &proxy.node.cluster,
+        &locality,
+        &proxy.node_name,
+        &proxy.node.network,
+    );
     (labels, locality)
 }
 
@@ -129,7 +138,7 @@ fn labels_of_pod(ctx: &BuildContext, proxy: &Proxy, pod: &Pod) -> Option<Labels>
     ))
 }
 
-/// The locality that topology labels tell, else the label that overrides it.
+/// Returns the locality of the topology labels, or else of the label that overrides it.
 fn locality(labels: &Labels) -> Option<SmolStr> {
     let of = |key: &str| labels.get(key).map(SmolStr::as_str);
     let parts = [

@@ -84,10 +84,3 @@ pub(crate) fn cluster(
     let port = declared.or(sole_port).unwrap_or(listener_port);
     mode.cluster_name(port, &destination.subset, host)
 }
-
-/// Parses host and port of a cluster name; `None` if it does not have that form.
-pub(crate) fn host_and_port(cluster: &str) -> Option<(&str, u32)> {
-    let mut parts = cluster.split('|');
-    let (_, port, _, host) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    parts.next().is_none().then(|| (host, port.parse().unwrap_or(0)))
-}

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use prost::Message;
 
 use super::{
-    action, destination, filters,
+    action, filters,
     headers::{self, HeaderChanges},
     matches, retry,
     routes::Routes,
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{BuildContext, constant, wire},
+    generate::{BuildContext, constant, name::ClusterName, wire},
     model::{
         Service,
         virtual_service::{Semantics, VirtualService},
@@ -347,7 +347,8 @@ fn pick_session<T>(sessions: impl Iterator<Item = Option<T>>) -> Option<T> {
 fn operation(route: &Route, virtual_service: &str, port: u32) -> String {
     if let Some(Action::Route(action)) = &route.action
         && let Some(ClusterSpecifier::Cluster(cluster)) = &action.cluster_specifier
-        && let Some((host, port)) = destination::host_and_port(cluster)
+        && let ClusterName { host, port, .. } = ClusterName::parse(cluster)
+        && !host.is_empty()
     {
         return [host, ":", itoa::Buffer::new().format(port)].concat();
     }

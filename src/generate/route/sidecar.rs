@@ -56,7 +56,7 @@ pub struct SidecarPart {
 
 impl SidecarPart {
     pub(super) fn of(selected: &Selected, client: Hashed<RouteConfigProxyView>) -> Self {
-        let port = selected.proxy.setting(MetadataKey::HttpProxyPort);
+        let port = selected.proxy.metadata_value(MetadataKey::HttpProxyPort);
         Self {
             scope: selected.scope.clone(),
             client,

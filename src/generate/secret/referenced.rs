@@ -29,7 +29,7 @@ use crate::{
 /// Returns the names, sorted.
 pub(super) fn names(ctx: &BuildContext, selected: &Selected) -> BTreeSet<SmolStr> {
     let mut names = Names {
-        has_socket: selected.proxy.setting(MetadataKey::Credential) == "true",
+        has_socket: selected.proxy.metadata_value(MetadataKey::Credential) == "true",
         names: BTreeSet::new(),
     };
     match selected.proxy.proxy_type {

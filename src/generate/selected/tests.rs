@@ -86,7 +86,7 @@ fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
     })
 }
 
-fn profile(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
+fn class(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
     ProxyClass::of(ctx, proxy, &Shared::default())
 }
 
@@ -99,8 +99,8 @@ fn targets_of(selected: &Selected) -> Vec<String> {
 fn a_pod_belongs_to_services_that_select_it() {
     let (world, proxy) = (world(""), web());
     with(&world, |ctx| {
-        let profile = profile(ctx, &proxy);
-        let selected = Selected::of(ctx, &profile);
+        let class = class(ctx, &proxy);
+        let selected = Selected::of(ctx, &class);
         let expected = [
             "inline.example.com:443->8443",
             "selecting.example.com:7000->7000",
@@ -121,8 +121,8 @@ fn an_unknown_workload_has_its_own_labels_and_no_services() {
     let metadata = json!({"NAMESPACE": "shop", "LABELS": {"app": "web"}, "STATIC_LABELS": {"x": "y"}});
     let proxy = proxy("sidecar~10.1.0.5~web-2.shop~shop.svc.cluster.local", metadata);
     with(&world(""), |ctx| {
-        let profile = profile(ctx, &proxy);
-        let selected = Selected::of(ctx, &profile);
+        let class = class(ctx, &proxy);
+        let selected = Selected::of(ctx, &class);
         assert_eq!(targets_of(&selected), [""; 0]);
         assert_eq!(selected.labels.get("topology.kubernetes.io/zone").unwrap(), "z9");
         assert_eq!(selected.labels.get("app").unwrap(), "web");
@@ -151,7 +151,7 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
             "web.shop.svc.cluster.local:81->8080",
             "web.shop.svc.cluster.local:90->9090",
         ];
-        assert_eq!(targets_of(&Selected::of(ctx, &profile(ctx, &proxy))), expected);
+        assert_eq!(targets_of(&Selected::of(ctx, &class(ctx, &proxy))), expected);
     });
 }
 
@@ -171,7 +171,7 @@ spec: {workloadSelector: {labels: {app: web}}, egress: [{hosts: ['*/*']}]}
 ",
     );
     with(&world, |ctx| {
-        let scope_of = |proxy: &Proxy| Selected::of(ctx, &profile(ctx, proxy)).scope;
+        let scope_of = |proxy: &Proxy| Selected::of(ctx, &class(ctx, proxy)).scope;
         let key = crate::model::fixture::key;
         assert_eq!(scope_of(&web()), ScopeKey::Sidecar("shop".into(), key("shop/picky")));
         let other = proxy(
@@ -224,8 +224,8 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
     );
     let proxy = router("edge");
     with(&world, |ctx| {
-        let profile = profile(ctx, &proxy);
-        let selected = Selected::of(ctx, &profile);
+        let class = class(ctx, &proxy);
+        let selected = Selected::of(ctx, &class);
         let named = |one: &PatchRef| format!("{}[{}]", one.filter, one.index);
         let patches: Vec<_> = selected.patches.clusters.iter().map(named).collect();
         assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);

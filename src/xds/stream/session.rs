@@ -76,7 +76,7 @@ impl Session {
         let shared = stream.shared.clone();
         let timeouts = shared.timeouts;
         let subscription = shared.groups.join(proxy.clone());
-        shared.metrics.connected(&proxy.version_text);
+        shared.metrics.connected(&proxy.node.version_text);
         let registration = shared.registry.register(NewConnection {
             peer: stream.peer,
             connected_at: (shared.wall_clock)(),
@@ -307,7 +307,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         let connection = &self.registration.connection;
-        self.shared.metrics.disconnected(&connection.proxy.version_text);
+        self.shared.metrics.disconnected(&connection.proxy.node.version_text);
         for (resource_type, code) in &self.nacks {
             self.shared
                 .metrics

@@ -288,7 +288,12 @@ fn node(bytes: &[u8]) -> u64 {
     let as_message = Node::decode(bytes).map(|node| Proxy::from_node(&node));
     let sort = |proxy: Result<Proxy, _>| match proxy {
         Ok(proxy) => {
-            let _ = (proxy.ip_mode, proxy.is_proxyless(), proxy.labels(), proxy.flag("X"));
+            let _ = (
+                proxy.node.ip_mode,
+                proxy.node.is_proxyless(),
+                proxy.labels(),
+                proxy.flag("X"),
+            );
             2
         }
         Err::<Proxy, istiod::generate::proxy::NodeError>(error) => class_of(&error.to_string()),

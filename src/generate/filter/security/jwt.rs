@@ -10,6 +10,7 @@ use crate::{
     generate::{
         constant::{self, http_filter},
         filter::FilterStack,
+        name,
         proxy::ProxyType,
     },
     model::{features::RemoteJwks as Fetcher, wants::KEYS_TIMEOUT},
@@ -186,7 +187,7 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     let (host, port) = url::authority(&rule.jwks_uri)?;
     let cluster = match stack.provider_cluster("jwks", host, port) {
         Some(found) => found.cluster,
-        None if fetcher == Fetcher::Envoy => format!("outbound|{port}||{host}"),
+        None if fetcher == Fetcher::Envoy => name::outbound_cluster(port, "", host),
         None => return None,
     };
     Some(RemoteJwks {

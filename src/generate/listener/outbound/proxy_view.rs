@@ -48,14 +48,14 @@ impl OutboundProxyView {
         Hashed::new(Self {
             filters: filters.clone(),
             vips: VipView::of(proxy, &ctx.mesh.installation.features),
-            labels: labels::asked(ctx, selected),
+            labels: labels::relevant(ctx, selected),
             dns_domain: proxy.dns_domain.clone(),
-            own_address: selected.profile.headless_address.clone(),
+            own_address: selected.class.headless_address.clone(),
             interception: proxy.interception_mode,
             unprivileged: proxy.has(MetadataKey::UnprivilegedPod),
             own_ports: own_ports(proxy),
             exact_balance: proxy.has(MetadataKey::OutboundExactBalance),
-            http_proxy_port: proxy.setting(MetadataKey::HttpProxyPort).parse().ok(),
+            http_proxy_port: proxy.metadata_value(MetadataKey::HttpProxyPort).parse().ok(),
         })
     }
 
@@ -101,7 +101,7 @@ impl OutboundProxyView {
 /// Returns the ports of Envoy's own listeners as the node declares them.
 pub fn own_ports(proxy: &NodeMetadata) -> [u32; 2] {
     [MetadataKey::EnvoyStatusPort, MetadataKey::EnvoyPrometheusPort]
-        .map(|key| proxy.setting(key).parse().unwrap_or_default())
+        .map(|key| proxy.metadata_value(key).parse().unwrap_or_default())
 }
 
 /// Returns true if the port is one of them.

@@ -6,16 +6,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{
-    base::{Hashed, ObjectKey, Shared, SmolStr, host},
-    generate::{BuildContext, name, patch::route::RoutePatches},
-    model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
-};
-
 use super::{
     RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
     listing::{EgressView, OmittedServices},
+};
+use crate::{
+    base::{Hashed, ObjectKey, Shared, SmolStr, host},
+    generate::{BuildContext, name::ClusterName, patch::route::RoutePatches},
+    model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
 };
 
 /// The host of a single-host route configuration.
@@ -66,7 +65,7 @@ pub(crate) fn list<'n>(
     let mut catalogues: BTreeMap<usize, HostIndex> = BTreeMap::new();
     let mut listed = Vec::new();
     for asked in names {
-        let Some(cluster) = name::parse_outbound(asked) else {
+        let Some(cluster) = ClusterName::outbound(asked) else {
             continue;
         };
         let host = SmolStr::from(cluster.host.to_ascii_lowercase());
