@@ -97,8 +97,8 @@ pub enum AppError {
 pub fn run(settings: Settings) -> Result<(), AppError> {
     install_cryptography();
     process::allow_many_files();
-    // Certificates are signed on separate threads, so that they do not wait for pushes. This runtime outlives the other one,
-    // because connections move from it to the other.
+    // Certificates are signed on separate threads, so that they do not wait for pushes. This runtime outlives the other
+    // one, because connections move from it to the other.
     let ca_runtime = tokio::runtime::Builder::new_multi_thread()
         .thread_name("certificates")
         .enable_all()
@@ -125,11 +125,11 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
 /// Runs the control plane until a signal arrives or a vital task ends.
 ///
 /// The order of the steps matters:
-/// 1. [`prepare`] reads `--configDir`: its `env.yaml` sets feature flags, which every later step reads. The API server client
-///    comes before the model, which must know whether access reviews are possible.
+/// 1. [`prepare`] reads `--configDir`: its `env.yaml` sets feature flags, which every later step reads. The API server
+///    client comes before the model, which must know whether access reviews are possible.
 /// 2. [`start_push`] starts the push loop, because every source sends its changes to it.
-/// 3. [`Parts::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and debug pages
-///    work while sources sync.
+/// 3. [`Parts::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and debug
+///    pages work while sources sync.
 /// 4. [`Sources::synced`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that
 ///    connected earlier would receive an incomplete configuration.
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.

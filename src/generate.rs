@@ -1,9 +1,9 @@
 //! Generation of Envoy configuration from a mesh snapshot.
 //!
-//! Four steps, each with recorded reads: [`proxy_class::ProxyClass::of`] computes the class of a proxy, [`plan::select`]
-//! reduces a class to a [`ProxyGroupKey`] with a list of parts, a part lists resources by key, and a key builds one
-//! encoded resource. A key contains every attribute of the proxy that its result depends on. Everything else is read
-//! through a [`BuildContext`]. Proxies with equal keys therefore share one result.
+//! Four steps, each with recorded reads: [`proxy_class::ProxyClass::of`] computes the class of a proxy,
+//! [`plan::select`] reduces a class to a [`ProxyGroupKey`] with a list of parts, a part lists resources by key, and a
+//! key builds one encoded resource. A key contains every attribute of the proxy that its result depends on. Everything
+//! else is read through a [`BuildContext`]. Proxies with equal keys therefore share one result.
 
 pub mod build_context;
 pub mod cluster;
@@ -49,8 +49,8 @@ pub use requested::RequestedResources;
 pub use resource::ResourceSnapshot;
 pub use vip::VipView;
 
-/// Returns the number of objects, by kind, that are parsed and validated but have no effect on generation. Callers report
-/// them to the user.
+/// Returns the number of objects, by kind, that are parsed and validated but have no effect on generation. Callers
+/// report them to the user.
 pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
     let counts = [
         (Kind::KubeGateway, mesh.kube_gateways.len()),

@@ -22,8 +22,9 @@ pub mod table;
 pub mod task;
 pub mod xds;
 
-/// The global allocator. It returns freed memory to the system soon (options in `.cargo/config.toml`). The allocator of the C
-/// library keeps its peak: three times as much after bursts of connections. Fuzzers use an allocator that detects errors.
+/// The global allocator. It returns freed memory to the system soon (options in `.cargo/config.toml`). The allocator of
+/// the C library keeps its peak: three times as much after bursts of connections. Fuzzers use an allocator that detects
+/// errors.
 #[cfg(all(feature = "jemalloc", not(fuzzing)))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

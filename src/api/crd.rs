@@ -1,7 +1,7 @@
 //! The CustomResourceDefinitions of Istio's kinds, generated from the protobuf messages.
 //!
-//! `crd/constraints.yaml` adds what messages cannot express: required fields, limits, rules. All served versions of a kind
-//! have the same schema, so no conversion is ever needed.
+//! `crd/constraints.yaml` adds what messages cannot express: required fields, limits, rules. All served versions of a
+//! kind have the same schema, so no conversion is ever needed.
 
 mod kinds;
 mod schema;

@@ -38,8 +38,8 @@ use crate::{
 pub enum ErrorPolicy {
     /// The object is ignored.
     Reject,
-    /// The object applies without the parts that cannot be translated. Ignoring a security policy would leave open what it
-    /// protects; parts that generation cannot express allow less traffic, never more.
+    /// The object applies without the parts that cannot be translated. Ignoring a security policy would leave open what
+    /// it protects; parts that generation cannot express allow less traffic, never more.
     Tolerate,
 }
 
@@ -54,8 +54,8 @@ pub struct Validation {
     regexes: BTreeMap<String, Option<RegexError>>,
 }
 
-/// The limit of different regular expressions of an object that are compiled. Compiling one may take a millisecond, and an
-/// object has room for ten thousand.
+/// The limit of different regular expressions of an object that are compiled. Compiling one may take a millisecond, and
+/// an object has room for ten thousand.
 const MAX_REGEXES: usize = 64;
 
 /// The component that evaluates a regular expression.
@@ -119,8 +119,8 @@ impl Validation {
     }
 }
 
-/// Parses and validates a manifest of an Istio kind. Returns no object if it does not apply; the diagnostics then contain an
-/// error. An object with [`ErrorPolicy::Tolerate`] may have errors and still apply.
+/// Parses and validates a manifest of an Istio kind. Returns no object if it does not apply; the diagnostics then
+/// contain an error. An object with [`ErrorPolicy::Tolerate`] may have errors and still apply.
 pub fn parse<M: prost::Message + prost::Name + Clone + Default>(
     meta: Shared<Meta>,
     object: &Value,

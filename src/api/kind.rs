@@ -88,8 +88,8 @@ impl Kind {
         self.versions()[0]
     }
 
-    /// Returns the part of an object's `status` that the model reads: the addresses of ServiceEntries and Gateways and the
-    /// health of WorkloadEntries. `None` for other kinds.
+    /// Returns the part of an object's `status` that the model reads: the addresses of ServiceEntries and Gateways and
+    /// the health of WorkloadEntries. `None` for other kinds.
     pub(super) fn status_of(self, object: &Value) -> Option<Shared<Value>> {
         let status = &object["status"];
         let read = match self {
@@ -101,7 +101,8 @@ impl Kind {
         (!read.is_null()).then(|| Shared::new(read))
     }
 
-    /// True for kinds that are written as manifests; false for mesh-wide files and for answers that istiod asks for itself.
+    /// True for kinds that are written as manifests; false for mesh-wide files and for answers that istiod asks for
+    /// itself.
     pub fn is_object(self) -> bool {
         self.class() != KindClass::Internal
     }
@@ -129,8 +130,8 @@ impl Kind {
         self.class() == KindClass::GatewayApi
     }
 
-    /// True if the kind configures traffic; false if it describes workloads and services. Objects of these kinds count only
-    /// in the config cluster, except Gateways of the Gateway API, which declare network gateways in every cluster.
+    /// True if the kind configures traffic; false if it describes workloads and services. Objects of these kinds count
+    /// only in the config cluster, except Gateways of the Gateway API, which declare network gateways in every cluster.
     pub fn is_config(self) -> bool {
         matches!(
             self.class(),

@@ -26,14 +26,14 @@ pub struct Meta {
     pub annotations: Labels,
     /// `metadata.creationTimestamp` in seconds since 1970, or [`DEFAULT_CREATION`]. The older object wins conflicts.
     pub creation: i64,
-    /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, and that of a WorkloadGroup reveals that the
-    /// group was created again.
+    /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, and that of a WorkloadGroup reveals that
+    /// the group was created again.
     pub resource_version: SmolStr,
 }
 
 impl Meta {
-    /// Parses `metadata` of a manifest. Missing fields take the defaults of a mesh folder: namespace `default`, creation
-    /// [`DEFAULT_CREATION`], resource version `1`.
+    /// Parses `metadata` of a manifest. Missing fields take the defaults of a mesh folder: namespace `default`,
+    /// creation [`DEFAULT_CREATION`], resource version `1`.
     pub fn parse(kind: Kind, cluster: &ClusterId, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let meta = Fields::root(object, &errors).object("metadata");
@@ -86,7 +86,8 @@ impl Meta {
         &self.key.cluster
     }
 
-    /// Returns the value of `filter_metadata.istio.config`: `/apis/<group>/<version>/namespaces/<ns>/<kebab-kind>/<name>`.
+    /// Returns the value of `filter_metadata.istio.config`:
+    /// `/apis/<group>/<version>/namespaces/<ns>/<kebab-kind>/<name>`.
     pub fn config_path(&self) -> String {
         let (namespace, kind, name) = (&self.key.namespace, self.kind.kebab(), &self.key.name);
         [

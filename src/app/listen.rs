@@ -79,8 +79,8 @@ pub(super) fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) ->
     Ok(())
 }
 
-/// Opens the TLS port of xDS and the CA once a serving certificate exists. Connections start on `ca_runtime`, which pushes
-/// do not block.
+/// Opens the TLS port of xDS and the CA once a serving certificate exists. Connections start on `ca_runtime`, which
+/// pushes do not block.
 pub(super) async fn secure(
     environment: &Arc<Environment>,
     grpc: &rpc::Router<Server>,
@@ -134,8 +134,8 @@ fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connect
     Connections::new(grpc.clone(), options, environment.tasks.clone())
 }
 
-/// The accept backlog, capped by `net.core.somaxconn`. Thousands of proxies reconnect at once when a replica is lost, and
-/// connections beyond the backlog are reset.
+/// The accept backlog, capped by `net.core.somaxconn`. Thousands of proxies reconnect at once when a replica is lost,
+/// and connections beyond the backlog are reset.
 const BACKLOG: u32 = 1 << 16;
 
 fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {

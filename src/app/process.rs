@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 
-/// The nice value of threads that build and send configuration. A push uses all cores for a while and must not delay the
-/// threads that sign certificates.
+/// The nice value of threads that build and send configuration. A push uses all cores for a while and must not delay
+/// the threads that sign certificates.
 const GIVES_WAY: i32 = 5;
 
 /// Raises the soft limit of open files to the hard limit. Each connection needs one.

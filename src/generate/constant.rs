@@ -167,8 +167,8 @@ pub enum CredentialSource {
     Ads(SmolStr),
 }
 
-/// Returns the source of a credential by the `credentialName` of a DestinationRule or Gateway, with [`AUTHORITY_SUFFIX`]
-/// for its CA certificates. `has_socket`: the proxy has the socket of its own SDS provider.
+/// Returns the source of a credential by the `credentialName` of a DestinationRule or Gateway, with
+/// [`AUTHORITY_SUFFIX`] for its CA certificates. `has_socket`: the proxy has the socket of its own SDS provider.
 pub fn credential_source(name: &str, has_socket: bool) -> CredentialSource {
     match name.strip_prefix(BUILTIN) {
         Some("") => return CredentialSource::Agent(DEFAULT_SECRET),

@@ -228,8 +228,8 @@ fn merged(mut found: Rows) -> Rows {
     table
 }
 
-/// Returns the name of a pod with a host name in the service's subdomain: `<hostname>.<subdomain>.<rest of the service's
-/// host>`, and its short name, the first two parts.
+/// Returns the name of a pod with a host name in the service's subdomain: `<hostname>.<subdomain>.<rest of the
+/// service's host>`, and its short name, the first two parts.
 fn pod_name(service: &Service, pod: &HeadlessAddress) -> Option<(SmolStr, SmolStr)> {
     let (_, rest) = service.key.hostname.split_once('.')?;
     if pod.subdomain.is_empty() {

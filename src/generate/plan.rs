@@ -1,7 +1,7 @@
 //! The configuration of a group of proxies: its parts, and the resources that the parts list.
 //!
-//! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key builds
-//! one resource. The enums here only dispatch to the modules of the types.
+//! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key
+//! builds one resource. The enums here only dispatch to the modules of the types.
 
 use super::{
     BuildContext,

@@ -72,8 +72,8 @@ pub enum InterceptionMode {
 /// The extensions of a proxy. An Envoy that lists its extensions may be an upstream build without Istio's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extensions {
-    /// The names in the node, and the types of their configurations. `None` if the node lists none: the proxy then counts
-    /// as istio-proxy, which has all extensions.
+    /// The names in the node, and the types of their configurations. `None` if the node lists none: the proxy then
+    /// counts as istio-proxy, which has all extensions.
     pub listed: Option<Hashed<BTreeSet<SmolStr>>>,
 }
 

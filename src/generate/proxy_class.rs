@@ -40,8 +40,8 @@ pub struct ServiceTarget {
 pub struct ProxyClass {
     /// The node metadata.
     pub node: Hashed<NodeMetadata>,
-    /// Labels of the pod or WorkloadEntry in the registry, or else of the node, overlaid with cluster, network, locality
-    /// and node name. Contains those of [`REPLICA_LABELS`] only if an object refers to them.
+    /// Labels of the pod or WorkloadEntry in the registry, or else of the node, overlaid with cluster, network,
+    /// locality and node name. Contains those of [`REPLICA_LABELS`] only if an object refers to them.
     pub labels: Shared<Labels>,
     /// The services it serves, by creation time and host of the service, then in the order of the service's ports.
     pub targets: Shared<[ServiceTarget]>,

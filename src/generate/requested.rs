@@ -1,7 +1,7 @@
 //! Names of resources that a client requests, for clients that get nothing else.
 //!
-//! Envoys subscribe to all resources that concern them. Proxyless gRPC clients request resources by name and need few of
-//! a mesh. Their requested names are therefore part of their group.
+//! Envoys subscribe to all resources that concern them. Proxyless gRPC clients request resources by name and need few
+//! of a mesh. Their requested names are therefore part of their group.
 
 use std::collections::{BTreeMap, BTreeSet};
 

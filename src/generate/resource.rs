@@ -117,8 +117,8 @@ impl TypeResources {
                 .all(|(a, b)| Arc::ptr_eq(a, b))
     }
 
-    /// Returns the resources that are new or different in `newer`, and the removed names. Skips parts and inner nodes of
-    /// maps that both share.
+    /// Returns the resources that are new or different in `newer`, and the removed names. Skips parts and inner nodes
+    /// of maps that both share.
     pub fn difference(&self, newer: &Self) -> Difference {
         let mut changed: OrdMap<SmolStr, Arc<EncodedResource>> = OrdMap::new();
         let mut removed: std::collections::BTreeSet<SmolStr> = std::collections::BTreeSet::new();
@@ -213,8 +213,8 @@ impl ResourceSnapshot {
             .is_some_and(|requested| requested.is(resource_type, names))
     }
 
-    /// Returns the response for a name that does not exist: an empty load assignment, since the cluster is known but its
-    /// endpoints are not; an empty route configuration for gateways; otherwise nothing.
+    /// Returns the response for a name that does not exist: an empty load assignment, since the cluster is known but
+    /// its endpoints are not; an empty route configuration for gateways; otherwise nothing.
     pub fn absent(&self, resource_type: ResourceType, name: &str) -> Option<EncodedResource> {
         use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
         match resource_type {

@@ -1,7 +1,7 @@
 //! Objects that apply to a class of proxies: its scope, Gateways, patches and extensions.
 //!
-//! They are looked up once for all proxies of a class. The result consists of keys and small projections, so that classes
-//! without a relevant difference get the same [`ProxyGroupKey`](super::ProxyGroupKey).
+//! They are looked up once for all proxies of a class. The result consists of keys and small projections, so that
+//! classes without a relevant difference get the same [`ProxyGroupKey`](super::ProxyGroupKey).
 
 #[cfg(test)]
 mod tests;
@@ -107,8 +107,9 @@ fn waypoints(ctx: &BuildContext, proxy: &NodeMetadata, targets: &[ServiceTarget]
     waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services)
 }
 
-/// Returns the scope of a proxy. For sidecars: the oldest Sidecar that selects it, or else the one of its namespace without
-/// a selector, or else that of the root namespace, or else the default. Sidecars do not apply to routers and waypoints.
+/// Returns the scope of a proxy. For sidecars: the oldest Sidecar that selects it, or else the one of its namespace
+/// without a selector, or else that of the root namespace, or else the default. Sidecars do not apply to routers and
+/// waypoints.
 fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey {
     let namespace = proxy.namespace.clone();
     if proxy.proxy_type != ProxyType::Sidecar {

@@ -22,8 +22,8 @@ fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
     entries.find(|entry| entry.port.is_some_and(|selector| selector.number == port))
 }
 
-/// Returns the policy for a port. A port-level entry replaces the whole policy: the fields that it does not set take the
-/// defaults.
+/// Returns the policy for a port. A port-level entry replaces the whole policy: the fields that it does not set take
+/// the defaults.
 ///
 /// Note: messages are built and taken apart without `..` here, so that a new field cannot be forgotten.
 fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
@@ -56,8 +56,8 @@ fn of_port_entry(entry: PortTrafficPolicy) -> TrafficPolicy {
     }
 }
 
-/// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces the
-/// fields that such an entry has, even where the entry does not set them.
+/// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces
+/// the fields that such an entry has, even where the entry does not set them.
 fn overlaid(general: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPolicy {
     if let Some(entry) = port_entry(own, port).cloned() {
         let of_port = of_port_entry(entry);

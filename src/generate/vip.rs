@@ -81,8 +81,8 @@ impl VipView {
             return addresses;
         }
         let default = vec![service.default_address.clone()];
-        // A Kubernetes service without an address in the proxy's cluster: the default address is that of another cluster
-        // and may be of a family that the proxy lacks. Addresses of ServiceEntries are only used for matching.
+        // A Kubernetes service without an address in the proxy's cluster: the default address is that of another
+        // cluster and may be of a family that the proxy lacks. Addresses of ServiceEntries are only used for matching.
         if service.registry == Registry::Kubernetes && !service.cluster_vips.is_empty() {
             return self.of_family(&default);
         }

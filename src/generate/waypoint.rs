@@ -51,8 +51,8 @@ impl<'a> Served<'a> {
         self.by_host.get(host).copied()
     }
 
-    /// Returns the VirtualService for one of the services: the first one for its host in the namespace of the waypoint or
-    /// the service.
+    /// Returns the VirtualService for one of the services: the first one for its host in the namespace of the waypoint
+    /// or the service.
     pub fn routes(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
         self.routing.first_for(service)
     }

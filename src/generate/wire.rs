@@ -90,7 +90,8 @@ pub fn entry(out: &mut Vec<u8>, field: u32, key: &str, write: impl FnOnce(&mut V
 }
 
 thread_local! {
-    /// A buffer for messages that fields are spliced into; empty between two uses. Saves an allocation for each message.
+    /// A buffer for messages that fields are spliced into; empty between two uses. Saves an allocation for each
+    /// message.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
@@ -108,8 +109,8 @@ pub fn spliced_message<'p>(
     BUFFER.set(encoded);
 }
 
-/// Writes a message with encoded fields inserted, each before the first field with a higher position. `position` returns
-/// the position of a field: its number, except for members of a oneof. The fields to insert must be in order.
+/// Writes a message with encoded fields inserted, each before the first field with a higher position. `position`
+/// returns the position of a field: its number, except for members of a oneof. The fields to insert must be in order.
 pub fn spliced<'p>(
     out: &mut Vec<u8>,
     message: &[u8],

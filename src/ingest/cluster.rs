@@ -1,8 +1,9 @@
 //! One cluster: all its watches and its discovery filter.
 //!
-//! Each watch parses objects in its own task and drops them. One task for the cluster keeps the rows in a discovery filter and
-//! sends changes of visible objects. It sends nothing until every input is known: the first list of every kind, the served
-//! custom kinds and the filters. All of that is one batch, so a partially read cluster is never visible.
+//! Each watch parses objects in its own task and drops them. One task for the cluster keeps the rows in a discovery
+//! filter and sends changes of visible objects. It sends nothing until every input is known: the first list of every
+//! kind, the served custom kinds and the filters. All of that is one batch, so a partially read cluster is never
+//! visible.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -309,7 +310,8 @@ impl Cluster {
         }
     }
 
-    /// Starts the watches of newly served kinds. Ends those of kinds that are no longer served and removes their objects.
+    /// Starts the watches of newly served kinds. Ends those of kinds that are no longer served and removes their
+    /// objects.
     fn take_served(&mut self, output: &mut FilterOutput) {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;

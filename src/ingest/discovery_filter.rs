@@ -1,7 +1,8 @@
 //! A filter of a cluster's objects by namespace (`discoverySelectors`) and revision.
 //!
-//! The filter keeps a pointer to every row, including those it hides. Namespace labels, the selectors of the mesh config and
-//! revision tags may therefore change at any time and in any order: the visible objects depend on the final state only.
+//! The filter keeps a pointer to every row, including those it hides. Namespace labels, the selectors of the mesh
+//! config and revision tags may therefore change at any time and in any order: the visible objects depend on the final
+//! state only.
 
 use std::collections::{BTreeMap, BTreeSet};
 

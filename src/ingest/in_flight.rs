@@ -1,7 +1,7 @@
 //! Requests in flight, at most one for each key.
 //!
-//! `tokio_util::task::JoinMap` does not fit: it spawns each future as a task outside `task::Tasks`, so shutdown would not join
-//! it. These futures run inside the task of their source and end with it.
+//! `tokio_util::task::JoinMap` does not fit: it spawns each future as a task outside `task::Tasks`, so shutdown would
+//! not join it. These futures run inside the task of their source and end with it.
 
 use std::{
     collections::BTreeMap,

@@ -135,8 +135,6 @@ const CYCLES: &[(&str, &[&str])] = &[
             "workload",
         ],
     ),
-    ("ingest", &["cluster", "crd"]),
-    ("app", &["kubernetes", "remote"]),
 ];
 
 pub(super) fn trials() -> Vec<Trial> {

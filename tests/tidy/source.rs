@@ -268,7 +268,8 @@ fn token(rest: &str, first: char, before: &str) -> (usize, bool) {
             );
         }
     }
-    // A quote begins a character literal if another quote follows one character or an escape. Otherwise it is a lifetime.
+    // A quote begins a character literal if another quote follows one character or an escape. Otherwise it is a
+    // lifetime.
     if first == '\'' && (rest[1..].starts_with('\\') || rest.chars().nth(2) == Some('\'')) {
         return (quoted(rest, '\''), false);
     }

@@ -1,4 +1,5 @@
-//! A cursor for validation: [`FieldPath`] walks a message, knows the path of the current field and records problems there.
+//! A cursor for validation: [`FieldPath`] walks a message, knows the path of the current field and records problems
+//! there.
 
 use std::{cell::RefCell, fmt};
 
@@ -76,8 +77,8 @@ impl<'a> FieldPath<'a> {
         }
     }
 
-    /// Records a warning unless the condition holds: Istio's admission refuses the object, but serving it is safe. For kinds
-    /// with [`ErrorPolicy::Tolerate`] the violation is an error.
+    /// Records a warning unless the condition holds: Istio's admission refuses the object, but serving it is safe. For
+    /// kinds with [`ErrorPolicy::Tolerate`] the violation is an error.
     pub fn require_on_admission(&self, condition: bool, message: &str) {
         match self.error_policy {
             _ if condition => {}

@@ -1,4 +1,5 @@
-//! Parts of filter chains that many listeners of one update share, each built once and not for each of a hundred listeners.
+//! Parts of filter chains that many listeners of one update share, each built once and not for each of a hundred
+//! listeners.
 //!
 //! Note: a hit replays the reads and the notes that were recorded when the value was built.
 

@@ -13,8 +13,8 @@ use crate::{
     proto::istio::mesh::v1alpha1::ProxyConfig,
 };
 
-/// The node attributes that generation always reads. They do not identify a replica. Attributes that are read only if the
-/// mesh refers to them are in [`ProxyClass`](crate::generate::proxy_class::ProxyClass).
+/// The node attributes that generation always reads. They do not identify a replica. Attributes that are read only if
+/// the mesh refers to them are in [`ProxyClass`](crate::generate::proxy_class::ProxyClass).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeMetadata {
     /// The type.

@@ -14,8 +14,8 @@ use crate::base::Hashed;
 /// The number of values below which unused ones are not collected.
 const MIN_COLLECTED: usize = 64;
 
-/// The node metadata of connected proxies and their lists of extensions, each value held once. An Envoy lists hundreds of
-/// extensions.
+/// The node metadata of connected proxies and their lists of extensions, each value held once. An Envoy lists hundreds
+/// of extensions.
 #[derive(Default)]
 pub struct NodeMetadataPool(Mutex<(Pool<NodeMetadata>, Pool<BTreeSet<SmolStr>>)>);
 

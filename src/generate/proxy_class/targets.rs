@@ -1,7 +1,7 @@
 //! Services and ports that a proxy's workload serves.
 //!
-//! Kubernetes Services are found by the WorkloadEntry at the proxy's address, or else by its pod. ServiceEntries are found
-//! by address: inline endpoints and selected workloads.
+//! Kubernetes Services are found by the WorkloadEntry at the proxy's address, or else by its pod. ServiceEntries are
+//! found by address: inline endpoints and selected workloads.
 
 use std::collections::BTreeSet;
 
@@ -110,7 +110,8 @@ fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<It
         })
 }
 
-/// Returns the targets of a Service whose ports resolve. Two ports with the same target port and protocol are one target.
+/// Returns the targets of a Service whose ports resolve. Two ports with the same target port and protocol are one
+/// target.
 fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
     let mut found = Vec::new();
     for row in rows(ctx, service) {

@@ -66,8 +66,8 @@ fn pod_by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: ClusterId)
     }
 }
 
-/// Returns the WorkloadEntry at the proxy's first address, if it is healthy. Of several, the one with its name, or else one
-/// of its namespace, or else the first.
+/// Returns the WorkloadEntry at the proxy's first address, if it is healthy. Of several, the one with its name, or else
+/// one of its namespace, or else the first.
 pub(crate) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
     let address = proxy.addresses.first()?;
     let rows = ctx.mesh.workloads_by_address.get(ctx.cx, address);
@@ -91,8 +91,8 @@ pub(crate) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
     own.is_empty() || *namespace == own.as_str()
 }
 
-/// Returns the labels for selectors: those of the registry over `STATIC_LABELS` if the registry has the workload, or else
-/// `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. Also returns the
+/// Returns the labels for selectors: those of the registry over `STATIC_LABELS` if the registry has the workload, or
+/// else `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. Also returns the
 /// locality; that of the labels takes precedence over that of the node.
 pub(crate) fn labels_and_locality(
     ctx: &BuildContext,

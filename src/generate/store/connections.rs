@@ -202,7 +202,8 @@ impl Connections {
         }
     }
 
-    /// Moves a connection to the group of its class. If selection of the class panicked, the connection keeps its group.
+    /// Moves a connection to the group of its class. If selection of the class panicked, the connection keeps its
+    /// group.
     fn move_to_group_of_class(&mut self, id: ConnectionId, released: &mut Released, update: &mut StoreUpdate) {
         let Some(connection) = self.all.get_mut(&id) else {
             return;

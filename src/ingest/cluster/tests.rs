@@ -17,7 +17,8 @@ use crate::{
     settings::{DiscoveryFlags, Settings},
 };
 
-/// A small API server: lists that can be set, watches to which lines can be sent. A list that is not set is not answered.
+/// A small API server: lists that can be set, watches to which lines can be sent. A list that is not set is not
+/// answered.
 #[derive(Clone, Default)]
 struct Server(Arc<Mutex<State>>);
 
