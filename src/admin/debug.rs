@@ -183,8 +183,8 @@ fn reply(parameters: &Parameters, value: Value) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text).into_response()
 }
 
-/// Returns the HTML of the index. Handlers must not name [`PAGES`] themselves: the table contains them, and the compiler
-/// would need the type of one to check the other.
+/// Returns the HTML of the index. Handlers must not name [`PAGES`] themselves: the table contains them, and the
+/// compiler would need the type of one to check the other.
 fn index_text() -> String {
     let link =
         |Page { name, description, .. }: &Page| format!("<li><a href=\"/debug/{name}\">{name}</a>: {description}</li>");

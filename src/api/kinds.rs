@@ -1,7 +1,7 @@
 //! The table of kinds: the only list of the kinds of input objects.
 //!
-//! [`with_kinds!`] passes the table to another macro. `Kind`, `Row`, the parsers and the input tables are generated from
-//! it. To add a kind, add an entry here; the compiler then names the code that has to treat it.
+//! [`with_kinds!`] passes the table to another macro. `Kind`, `Row`, the parsers and the input tables are generated
+//! from it. To add a kind, add an entry here; the compiler then names the code that has to treat it.
 //!
 //! An entry `Kind: RowType { … }` has these columns:
 //! - `table`: the field of the input tables that holds the rows.
@@ -10,7 +10,8 @@
 //!   `typed(check)` reads `spec` by serde; the check is optional. `istio(check, policy)` reads `spec` as a protobuf
 //!   message, checks it and treats errors by the [`ErrorPolicy`](super::istio::ErrorPolicy). `internal()` kinds are not
 //!   written as manifests.
-//! - `resource`: the API group (empty for core), the versions that are read (the preferred one first), the plural name in
+//! - `resource`: the API group (empty for core), the versions that are read (the preferred one first), the plural name
+//! in
 //!   paths of the Kubernetes API, and the scope.
 //! - `names`: `kind:` of a manifest, and the kebab-case name in config metadata paths.
 
