@@ -14,11 +14,10 @@ pub mod features;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gateway;
-pub mod graph;
+pub mod identity;
 pub mod inputs;
 pub mod installation;
 pub mod locality_dependencies;
-pub mod mcs;
 pub mod network;
 pub mod per_replica;
 pub mod policy;
@@ -35,9 +34,10 @@ pub mod workload;
 pub mod world;
 
 pub use change::{Batch, Change, SourceId};
-pub use endpoint::{Endpoint, EndpointTraits, Origin, ServiceEndpoints};
+pub use endpoint::{Endpoint, EndpointTraits, ServiceEndpoints};
 pub use installation::Installation;
 pub use service::{Service, ServiceKey};
 pub use sidecar_scope::{ScopeKey, SidecarScope};
 pub use snapshot::{MeshSnapshot, Revision};
+pub use workload::Origin;
 pub use world::{Commit, World};

@@ -18,7 +18,7 @@ use super::{
 use crate::{
     api::{Config, Meta},
     base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
-    model::service::ExportTo,
+    model::export::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };

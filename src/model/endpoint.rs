@@ -10,10 +10,10 @@ use smol_str::SmolStr;
 use super::{
     MeshSnapshot,
     service::{Registry, Resolution, Service, ServiceKey, ServicePort},
-    workload::{TUNNEL_HTTP, TUNNEL_LABEL, Workload},
+    workload::{Origin, TUNNEL_HTTP, TUNNEL_LABEL, Workload},
 };
 use crate::{
-    base::{ClusterId, Labels, Namespace, NetworkId, Shared},
+    base::{ClusterId, NetworkId, Shared},
     table::Cx,
 };
 
@@ -53,35 +53,6 @@ pub struct Endpoint {
     pub cluster_local: bool,
     /// Workload.
     pub origin: Shared<Origin>,
-}
-
-/// Attributes of a workload that all its endpoints share.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Origin {
-    /// Labels, with those of cluster, network, locality and host name added. Subsets match these.
-    pub labels: Shared<Labels>,
-    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`, empty when unknown.
-    pub identity: SmolStr,
-    /// The network, empty when unknown.
-    pub network: NetworkId,
-    /// The cluster.
-    pub cluster: ClusterId,
-    /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
-    pub locality: SmolStr,
-    /// Load balancing weight, 0 if unset.
-    pub weight: u32,
-    /// `istio`, `disabled`, or another text of the label.
-    pub tls_mode: SmolStr,
-    /// Name of the owner (Deployment …) or of the WorkloadEntry, empty if unknown.
-    pub workload_name: SmolStr,
-    /// Namespace of the workload, empty when unknown.
-    pub namespace: Namespace,
-    /// Node of the workload, empty if unknown.
-    pub node_name: SmolStr,
-    /// Name of the pod in its subdomain, for names of headless services; empty without a subdomain.
-    pub hostname: SmolStr,
-    /// `subdomain` of the pod.
-    pub subdomain: SmolStr,
 }
 
 /// All endpoints of a service in all clusters, in a fixed order.

@@ -2,8 +2,29 @@
 
 use std::collections::BTreeSet;
 
-use super::service::ExportTo;
 use crate::base::Namespace;
+
+/// Visibility of a config object, from `exportTo`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ExportTo {
+    /// `*`.
+    Public,
+    /// `~`: no namespace.
+    Nobody,
+    /// These namespaces (with `.` replaced by the own namespace).
+    Namespaces(BTreeSet<Namespace>),
+}
+
+impl ExportTo {
+    /// Returns true if the namespace sees the object.
+    pub fn visible_to(&self, namespace: &Namespace) -> bool {
+        match self {
+            Self::Public => true,
+            Self::Nobody => false,
+            Self::Namespaces(namespaces) => namespaces.contains(namespace),
+        }
+    }
+}
 
 /// Returns the visibility of an object: `*` takes precedence over `~`, and `~` over all others; `.` is the own
 /// namespace. An empty list means the mesh's default; if that is empty, public.

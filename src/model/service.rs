@@ -4,6 +4,7 @@ mod alias;
 pub mod auto_allocation;
 pub(super) mod entry;
 pub(super) mod kube;
+pub mod mcs;
 mod protocol;
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,11 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, export, installation::Installation, mcs};
+use super::{
+    MeshSnapshot,
+    export::{self, ExportTo},
+    installation::Installation,
+};
 use crate::{
     api::{Config, Meta, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey},
@@ -71,28 +76,6 @@ pub struct ServicePort {
     pub target: TargetPort,
     /// The application protocol.
     pub protocol: Protocol,
-}
-
-/// Visibility of a config object, from `exportTo`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ExportTo {
-    /// `*`.
-    Public,
-    /// `~`: no namespace.
-    Nobody,
-    /// These namespaces (with `.` replaced by the own namespace).
-    Namespaces(BTreeSet<Namespace>),
-}
-
-impl ExportTo {
-    /// Returns true if the namespace sees the object.
-    pub fn visible_to(&self, namespace: &Namespace) -> bool {
-        match self {
-            Self::Public => true,
-            Self::Nobody => false,
-            Self::Namespaces(namespaces) => namespaces.contains(namespace),
-        }
-    }
 }
 
 /// `trafficDistribution` of a service.

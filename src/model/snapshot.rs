@@ -1,8 +1,12 @@
 //! `MeshSnapshot`: all tables of one revision, immutable and consistent.
 
+pub mod graph;
+
 use std::ops::Deref;
 
-use super::{graph::DerivedTables, installation::Installation};
+pub use graph::DerivedTables;
+
+use super::installation::Installation;
 use crate::{
     api::Config,
     base::Shared,

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     api::{Config, Meta},
     base::{Hostname, Namespace, ObjectKey, Shared},
-    model::service::ExportTo,
+    model::export::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };
@@ -161,7 +161,7 @@ pub fn for_gateway<'a>(
     namespace: &Namespace,
     gateway: &str,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
-    ordered(cx, mesh, namespace, gateway, true, false)
+    ordered(cx, mesh, namespace, gateway, Overriding::Public)
 }
 
 /// Returns the VirtualServices like [`for_gateway`], for sidecars: overriding routes come first among the private ones
@@ -171,8 +171,20 @@ pub(super) fn for_sidecars<'a>(
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
-    let unified = mesh.installation.features.pilot_unified_sidecar_scope;
-    ordered(cx, mesh, namespace, MESH_GATEWAY, unified, unified)
+    let overriding = if mesh.installation.features.pilot_unified_sidecar_scope {
+        Overriding::All
+    } else {
+        Overriding::None
+    };
+    ordered(cx, mesh, namespace, MESH_GATEWAY, overriding)
+}
+
+/// The classes of VirtualServices in which overriding routes come first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Overriding {
+    None,
+    Public,
+    All,
 }
 
 fn ordered<'a>(
@@ -180,8 +192,7 @@ fn ordered<'a>(
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     gateway: &str,
-    public_override: bool,
-    private_override: bool,
+    overriding: Overriding,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
     let index = &mesh.virtual_services_by_gateway;
     let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
@@ -189,9 +200,9 @@ fn ordered<'a>(
     rows.sort_by_key(|(_, summary)| {
         let own = summary.meta.namespace() == namespace;
         let (class, may_override) = match &summary.export_to {
-            ExportTo::Namespaces(_) if own => (0, private_override),
+            ExportTo::Namespaces(_) if own => (0, overriding == Overriding::All),
             ExportTo::Namespaces(_) => (1, false),
-            _ => (2, public_override),
+            _ => (2, overriding != Overriding::None),
         };
         let overrides = own && may_override && summary.semantics == Semantics::Gateway;
         (class, !overrides, summary.meta.age_order())

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, endpoint::Origin, inputs::Inputs, network};
+use super::{MeshSnapshot, identity::spiffe_id, inputs::Inputs, network};
 use crate::{
     api::{
         Config, Meta,
         kube::{Node, Pod},
     },
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, SpiffeId},
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
@@ -53,6 +53,35 @@ pub struct Workload {
     pub ready: bool,
 }
 
+/// Attributes of a workload that all its endpoints share.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Origin {
+    /// Labels, with those of cluster, network, locality and host name added. Subsets match these.
+    pub labels: Shared<Labels>,
+    /// `spiffe://<trust domain>/ns/<namespace>/sa/<account>`, empty when unknown.
+    pub identity: SmolStr,
+    /// The network, empty when unknown.
+    pub network: NetworkId,
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// `region/zone/subzone` (trailing parts may be missing or empty), empty when unknown.
+    pub locality: SmolStr,
+    /// Load balancing weight, 0 if unset.
+    pub weight: u32,
+    /// `istio`, `disabled`, or another text of the label.
+    pub tls_mode: SmolStr,
+    /// Name of the owner (Deployment …) or of the WorkloadEntry, empty if unknown.
+    pub workload_name: SmolStr,
+    /// Namespace of the workload, empty when unknown.
+    pub namespace: Namespace,
+    /// Node of the workload, empty if unknown.
+    pub node_name: SmolStr,
+    /// Name of the pod in its subdomain, for names of headless services; empty without a subdomain.
+    pub hostname: SmolStr,
+    /// `subdomain` of the pod.
+    pub subdomain: SmolStr,
+}
+
 /// Returns the workloads that changes of Pods or WorkloadEntries affect.
 pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
     let of = |source: WorkloadSource, object: &ObjectKey| WorkloadKey {
@@ -70,12 +99,6 @@ pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
         .iter()
         .map(|(key, ..)| of(WorkloadSource::WorkloadEntry, key));
     pods.chain(entries).collect()
-}
-
-/// Returns the SPIFFE identity of a service account. Parity (pkg/spiffe/spiffe.go): returned even for an empty account.
-pub fn spiffe_id(trust_domain: &str, namespace: &Namespace, account: &str) -> SmolStr {
-    let id = SpiffeId::new(trust_domain, namespace.clone(), SmolStr::new(account));
-    SmolStr::from(id.to_string())
 }
 
 /// Annotation by which a node's agent marks pods whose traffic goes through the node's ztunnel.

@@ -4,10 +4,9 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     change::{Batch, Change},
-    graph::Graph,
     inputs::Inputs,
     installation::Installation,
-    snapshot::{MeshSnapshot, Revision},
+    snapshot::{MeshSnapshot, Revision, graph::Graph},
 };
 use crate::{
     api::Kind,
@@ -74,7 +73,7 @@ impl World {
 
     /// Returns the number of recorded dependencies between the model's tables.
     pub fn recorded_reads(&self) -> usize {
-        self.graph.recorded_reads().iter().map(|(_, reads)| reads).sum()
+        self.graph.recorded_reads()
     }
 
     fn apply(&mut self, tx: &mut Transaction, change: Change) {

@@ -36,6 +36,10 @@ pub(super) const FOLDERS: &[&str] = &[
     "cli",
 ];
 
+/// Modules that hold a type which all their folder works on, by folder. Imports of them are not edges of the graph: the
+/// snapshot names the row types of all tables, and each derive function takes the snapshot.
+const HUBS: &[(&str, &str)] = &[("model", "snapshot")];
+
 /// The modules of one folder, each with the modules of the same folder that it imports.
 pub(super) struct Graph {
     pub(super) imports: BTreeMap<String, BTreeSet<String>>,
@@ -63,7 +67,10 @@ impl Graph {
                 } else {
                     reexports.get(name)
                 };
-                if let Some(target) = target.filter(|target| *target != own && modules.contains(*target)) {
+                let is_edge = |target: &&String| {
+                    *target != own && modules.contains(*target) && !HUBS.contains(&(folder, target.as_str()))
+                };
+                if let Some(target) = target.filter(is_edge) {
                     imports.entry(own.clone()).or_default().insert(target.clone());
                 }
             }

@@ -11,8 +11,9 @@ use crate::{
     base::{Hostname, Namespace, ObjectKey},
     generate::{ProxyType, ResourceSnapshot, ResourceType},
     model::{
-        MeshSnapshot, ServiceKey, mcs,
-        service::{ExportTo, Registry, Resolution, Service},
+        MeshSnapshot, ServiceKey,
+        export::ExportTo,
+        service::{Registry, Resolution, Service, mcs},
     },
     proto::json,
     table::{Cx, Table},

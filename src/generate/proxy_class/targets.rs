@@ -19,8 +19,8 @@ use crate::{
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
     generate::{BuildContext, Proxy},
     model::{
-        Service, ServiceKey, mcs,
-        service::{Protocol, Resolution},
+        Service, ServiceKey,
+        service::{Protocol, Resolution, mcs},
         workload::{Workload, WorkloadSource, augmented},
     },
     proto::istio::networking::v1alpha3 as networking,

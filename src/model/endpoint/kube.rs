@@ -9,8 +9,8 @@ use crate::{
     api::kube::{self, EndpointSlice, endpoint_slice::SliceEndpoint, service::TargetPort},
     base::{ClusterId, Labels, ObjectKey, Shared, select},
     model::{
-        MeshSnapshot, Service, mcs, network,
-        service::{Resolution, kube as registry},
+        MeshSnapshot, Service, network,
+        service::{Resolution, kube as registry, mcs},
         workload::{self, Workload, WorkloadKey, WorkloadSource},
     },
     table::Cx,

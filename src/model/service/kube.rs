@@ -2,11 +2,11 @@
 
 use smol_str::SmolStr;
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
+use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs};
 use crate::{
     api::kube,
     base::{ClusterId, Hostname, Labels, Namespace, Shared, select},
-    model::{MeshSnapshot, mcs, workload},
+    model::{MeshSnapshot, identity::spiffe_id},
     table::Cx,
 };
 
@@ -162,7 +162,7 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
     accounts.extend(
         list("alpha.istio.io/kubernetes-serviceaccounts")
-            .map(|account| workload::spiffe_id(trust_domain, object.meta.namespace(), account)),
+            .map(|account| spiffe_id(trust_domain, object.meta.namespace(), account)),
     );
     accounts
 }

@@ -7,7 +7,8 @@ use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
         MeshSnapshot,
-        service::{ExportTo, Registry, ServiceKey, Visibility},
+        export::ExportTo,
+        service::{Registry, ServiceKey, Visibility},
         virtual_service::{self, Semantics, VirtualServiceSummary},
     },
     table::Cx,

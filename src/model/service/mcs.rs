@@ -6,9 +6,10 @@
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, Service, features::Features};
+use super::Service;
 use crate::{
     base::{ClusterId, Hostname, Namespace, ObjectKey, cidr},
+    model::{MeshSnapshot, features::Features},
     table::Cx,
 };
 

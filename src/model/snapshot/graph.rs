@@ -1,0 +1,415 @@
+//! All indexes and derived tables, in the order of their updates.
+//!
+//! A derive function may read what is above it; what is below still belongs to the previous revision.
+
+use smol_str::SmolStr;
+
+use super::MeshSnapshot;
+use crate::model::{
+    cluster_local::{self, ClusterLocalHosts},
+    credential::references,
+    destination_rule::{self, HostRules, RuleKey},
+    endpoint::{self, EndpointTraits, ServiceEndpoints},
+    envoy_filter::{self, CompiledFilter},
+    extension::{self, ExtensionFilter, ExtensionId},
+    gateway::{self, DeclaredGateway},
+    inputs::{InputTables, Inputs},
+    locality_dependencies::{self, LocalityDependencies},
+    network::{self, Networks},
+    per_replica::{self, PerReplicaInputs},
+    service::{
+        self, Service, ServiceKey, Visibility,
+        auto_allocation::{self, AutoAddresses, AutoAllocation},
+    },
+    virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
+    wants::{self, Wants},
+    waypoint::{self, ServiceWaypoint, Waypoint},
+    workload::{self, Workload, WorkloadKey},
+};
+use crate::{
+    api::{self, Config},
+    base::{ClusterId, Namespace, ObjectKey},
+    proto::istio::{
+        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
+        networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
+    },
+    table::{Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
+};
+
+/// Generates the tables from a list of entries, which are updated in the order of the list:
+/// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
+/// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source gives, and those whose
+///   recorded reads have changed.
+///
+/// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first evaluated
+/// by the first commit), or `(with |graph, inputs, mesh| keys)`.
+macro_rules! graph {
+    ($($(#[$doc:meta])* $sort:ident $name:ident $types:tt from $source:tt = $function:expr;)*) => {
+        #[allow(non_camel_case_types, clippy::enum_variant_names)]
+        #[derive(Clone, Copy)]
+        enum Relation { $($name,)* }
+
+        impl Relation {
+            fn id(self) -> RelationId {
+                RelationId(1000 + self as u32)
+            }
+        }
+
+        /// Write side of all derived data.
+        pub struct Graph {
+            $($name: writer!($sort $types),)*
+        }
+
+        impl Default for Graph {
+            fn default() -> Self {
+                Self { $($name: new_writer!($sort Relation::$name.id(), $function),)* }
+            }
+        }
+
+        /// Read side of all derived data; input tables are reached by dereference.
+        #[derive(Clone)]
+        pub struct DerivedTables {
+            inputs: InputTables,
+            $($(#[$doc])* pub $name: reader!($sort $types),)*
+        }
+
+        impl Graph {
+            /// Returns the present tables.
+            pub fn tables(&self, inputs: InputTables) -> DerivedTables {
+                DerivedTables { inputs, $($name: current!($sort self.$name),)* }
+            }
+
+            /// Returns the number of recorded dependencies.
+            pub fn recorded_reads(&self) -> usize {
+                0 $(+ recorded_reads!($sort self.$name))*
+            }
+
+            /// Updates everything from the inputs, in order. Each table is published for the following ones.
+            pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
+                mesh.derived.inputs = inputs.tables();
+                mesh.config = mesh.derived.mesh_config.held(&mesh.installation.mesh_config_key());
+                $(
+                    update!($sort self, tx, inputs, mesh, $name $source $function);
+                    mesh.derived.$name = current!($sort self.$name);
+                )*
+            }
+        }
+    };
+}
+
+macro_rules! writer {
+    (index ($entry:ty, $key:ty, $row:ty)) => { IndexWriter<$entry, $key, $row> };
+    (table ($key:ty, $row:ty)) => { Derived<$key, $row> };
+}
+
+macro_rules! new_writer {
+    (index $id:expr, $extract:expr) => {
+        IndexWriter::new($id, $extract)
+    };
+    (table $id:expr, $derive:expr) => {
+        Derived::new($id)
+    };
+}
+
+macro_rules! reader {
+    (index ($entry:ty, $key:ty, $row:ty)) => { Index<$entry, $key, $row> };
+    (table ($key:ty, $row:ty)) => { Table<$key, $row> };
+}
+
+macro_rules! current {
+    (index $writer:expr) => {
+        $writer.index().clone()
+    };
+    (table $writer:expr) => {
+        $writer.table().clone()
+    };
+}
+
+macro_rules! recorded_reads {
+    (index $writer:expr) => {
+        0
+    };
+    (table $writer:expr) => {
+        $writer.recorded_reads()
+    };
+}
+
+macro_rules! update {
+    (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident (inputs.$table:ident) $extract:expr) => {
+        $graph.$name.update($tx, &$inputs.$table)
+    };
+    (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
+        $graph.$name.update($tx, $graph.$table.writer())
+    };
+    (table $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident $source:tt $derive:expr) => {{
+        let candidates = candidates!($graph, $inputs, $mesh, $source);
+        $graph.$name.update($tx, &candidates, |cx, key| $derive(cx, $mesh, key));
+    }};
+}
+
+/// Returns the keys that a source gives.
+macro_rules! candidates {
+    ($graph:ident, $inputs:ident, $mesh:ident, (once)) => {
+        if $mesh.revision.0 == 0 { vec![()] } else { Vec::new() }
+    };
+    ($graph:ident, $inputs:ident, $mesh:ident, (inputs.$table:ident)) => {
+        changed_keys(&$inputs.$table)
+    };
+    ($graph:ident, $inputs:ident, $mesh:ident, (with $candidates:expr)) => {
+        candidates($graph, $inputs, $mesh, $candidates)
+    };
+    ($graph:ident, $inputs:ident, $mesh:ident, ($table:ident)) => {
+        changed_keys($graph.$table.writer())
+    };
+}
+
+fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
+    table.changes().iter().map(|(key, ..)| key.clone()).collect()
+}
+
+/// Calls a source; gives the parameters of the closure their types.
+fn candidates<K>(
+    graph: &Graph,
+    inputs: &Inputs,
+    mesh: &MeshSnapshot,
+    source: impl Fn(&Graph, &Inputs, &MeshSnapshot) -> Vec<K>,
+) -> Vec<K> {
+    source(graph, inputs, mesh)
+}
+
+impl std::ops::Deref for DerivedTables {
+    type Target = InputTables;
+    fn deref(&self) -> &InputTables {
+        &self.inputs
+    }
+}
+
+/// An index of namespaced objects by namespace.
+macro_rules! by_namespace {
+    () => {
+        |key: &ObjectKey, _, emit: &mut dyn FnMut(Namespace)| emit(key.namespace.clone())
+    };
+}
+
+graph! {
+    /// Kubernetes Services by (namespace, name) over clusters.
+    index kube_services_by_name ((Namespace, SmolStr), ObjectKey, api::kube::Service)
+        from (inputs.kube_services) = |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
+    /// Kubernetes Services by namespace.
+    index kube_services_by_namespace (Namespace, ObjectKey, api::kube::Service)
+        from (inputs.kube_services) = by_namespace!();
+    /// ServiceImports by (namespace, name) over clusters.
+    index service_imports_by_name ((Namespace, SmolStr), ObjectKey, Config<api::mcs::ServiceImport>)
+        from (inputs.service_imports) = |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
+    /// ExternalName Services by their target.
+    index aliases_by_target (crate::base::Hostname, ObjectKey, api::kube::Service)
+        from (inputs.kube_services) =
+            |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
+    /// Services with the label of a network gateway.
+    index network_services ((), ObjectKey, api::kube::Service)
+        from (inputs.kube_services) = |_, service, emit| if network::network_label(service).is_some() { emit(()) };
+    /// Gateway API Gateways with the label of a network gateway.
+    index network_gateways ((), ObjectKey, Config<api::gateway_api::Gateway>)
+        from (inputs.kube_gateways) = network::labelled_gateway;
+    /// EndpointSlices by (namespace, service name) over clusters; rows come by cluster.
+    index slices_by_service ((Namespace, SmolStr), ObjectKey, api::kube::EndpointSlice)
+        from (inputs.endpoint_slices) = |key, slice, emit| {
+        if !slice.service_name.is_empty() {
+                emit((key.namespace.clone(), slice.service_name.clone()));
+            }
+        };
+    /// ServiceEntries by host and namespace.
+    index service_entries_by_host (ServiceKey, ObjectKey, Config<networking::ServiceEntry>)
+        from (inputs.service_entries) = service::entry_keys;
+    /// ServiceEntries by the address of an inline endpoint.
+    index service_entries_by_endpoint_address (SmolStr, ObjectKey, Config<networking::ServiceEntry>)
+        from (inputs.service_entries) = service::endpoint_address_keys;
+    /// ServiceEntries that select workloads, by namespace.
+    index selecting_entries_by_namespace (Namespace, ObjectKey, Config<networking::ServiceEntry>)
+        from (inputs.service_entries) = service::selecting_entry_key;
+    /// Gateways by namespace.
+    index gateways_by_namespace (Namespace, ObjectKey, Config<networking::Gateway>)
+        from (inputs.gateways) = by_namespace!();
+    /// DestinationRules with credentials, by the proxies that they apply to.
+    index credential_rules (references::CredentialUsers, ObjectKey, Config<networking::DestinationRule>)
+        from (inputs.raw_destination_rules) = references::clients;
+    /// ReferenceGrants by namespace.
+    index reference_grants_by_namespace (Namespace, ObjectKey, Config<api::gateway_api::ReferenceGrant>)
+        from (inputs.reference_grants) = by_namespace!();
+    /// Pods by (cluster, address).
+    index pods_by_address ((ClusterId, SmolStr), ObjectKey, api::kube::Pod)
+        from (inputs.pods) = |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
+    /// Pods that have not failed, by (cluster, node, namespace, service account).
+    index pods_by_place ((ClusterId, SmolStr, Namespace, SmolStr), ObjectKey, api::kube::Pod)
+        from (inputs.pods) = |key, pod, emit| pod.place(key).into_iter().for_each(emit);
+    /// DestinationRules by namespace and host as written.
+    index raw_rules_by_host ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>)
+        from (inputs.raw_destination_rules) = destination_rule::raw_key;
+    /// Sidecars by namespace.
+    index sidecars_by_namespace (Namespace, ObjectKey, Config<networking::Sidecar>)
+        from (inputs.sidecars) = by_namespace!();
+    /// Sidecars with listeners.
+    index listening_sidecars ((), ObjectKey, Config<networking::Sidecar>)
+        from (inputs.sidecars) = per_replica::sidecar_entry;
+    /// Sidecars by the per-replica labels that they select.
+    index sidecars_by_label (SmolStr, ObjectKey, Config<networking::Sidecar>)
+        from (inputs.sidecars) = per_replica::label_entries;
+    /// EnvoyFilters by the per-replica labels that they select.
+    index envoy_filters_by_label (SmolStr, ObjectKey, Config<networking::EnvoyFilter>)
+        from (inputs.envoy_filters) = per_replica::label_entries;
+    /// DestinationRules by the per-replica labels that they select.
+    index raw_rules_by_label (SmolStr, ObjectKey, Config<networking::DestinationRule>)
+        from (inputs.raw_destination_rules) = per_replica::label_entries;
+    /// Gateways by the per-replica labels that they select.
+    index gateways_by_label (SmolStr, ObjectKey, Config<networking::Gateway>)
+        from (inputs.gateways) = per_replica::label_entries;
+    /// AuthorizationPolicies by the per-replica labels that they select.
+    index authorization_policies_by_label (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>)
+        from (inputs.authorization_policies) = per_replica::label_entries;
+    /// PeerAuthentications by the per-replica labels that they select.
+    index peer_authentications_by_label (SmolStr, ObjectKey, Config<security::PeerAuthentication>)
+        from (inputs.peer_authentications) = per_replica::label_entries;
+    /// RequestAuthentications by the per-replica labels that they select.
+    index request_authentications_by_label (SmolStr, ObjectKey, Config<security::RequestAuthentication>)
+        from (inputs.request_authentications) = per_replica::label_entries;
+    /// Telemetries by the per-replica labels that they select.
+    index telemetries_by_label (SmolStr, ObjectKey, Config<telemetry::Telemetry>)
+        from (inputs.telemetries) = per_replica::label_entries;
+    /// WasmPlugins by the per-replica labels that they select.
+    index wasm_plugins_by_label (SmolStr, ObjectKey, Config<extensions::WasmPlugin>)
+        from (inputs.wasm_plugins) = per_replica::label_entries;
+    /// TrafficExtensions by the per-replica labels that they select.
+    index traffic_extensions_by_label (SmolStr, ObjectKey, Config<extensions::TrafficExtension>)
+        from (inputs.traffic_extensions) = per_replica::label_entries;
+    /// EnvoyFilters by namespace.
+    index envoy_filters_by_namespace (Namespace, ObjectKey, Config<networking::EnvoyFilter>)
+        from (inputs.envoy_filters) = by_namespace!();
+    /// ProxyConfigs by namespace.
+    index proxy_configs_by_namespace (Namespace, ObjectKey, Config<networking_v1beta1::ProxyConfig>)
+        from (inputs.proxy_configs) = by_namespace!();
+    /// AuthorizationPolicies by namespace.
+    index authorization_policies_by_namespace (Namespace, ObjectKey, Config<security::AuthorizationPolicy>)
+        from (inputs.authorization_policies) = by_namespace!();
+    /// PeerAuthentications by namespace.
+    index peer_authentications_by_namespace (Namespace, ObjectKey, Config<security::PeerAuthentication>)
+        from (inputs.peer_authentications) = by_namespace!();
+    /// RequestAuthentications by namespace.
+    index request_authentications_by_namespace (Namespace, ObjectKey, Config<security::RequestAuthentication>)
+        from (inputs.request_authentications) = by_namespace!();
+    /// Telemetries by namespace.
+    index telemetries_by_namespace (Namespace, ObjectKey, Config<telemetry::Telemetry>)
+        from (inputs.telemetries) = by_namespace!();
+    /// WasmPlugins by namespace.
+    index wasm_plugins_by_namespace (Namespace, ObjectKey, Config<extensions::WasmPlugin>)
+        from (inputs.wasm_plugins) = by_namespace!();
+    /// TrafficExtensions by namespace.
+    index traffic_extensions_by_namespace (Namespace, ObjectKey, Config<extensions::TrafficExtension>)
+        from (inputs.traffic_extensions) = by_namespace!();
+    /// Pods and WorkloadEntries in one form.
+    table workloads (WorkloadKey, Workload)
+        from (with |_, inputs, _| workload::candidates(inputs)) = workload::workload;
+    /// Workloads by namespace.
+    index workloads_by_namespace (Namespace, WorkloadKey, Workload)
+        from (workloads) = |key, _, emit| emit(key.object.namespace.clone());
+    /// Workloads of WorkloadEntries by namespace.
+    index entry_workloads_by_namespace (Namespace, WorkloadKey, Workload) from (workloads) = |key, _, emit| {
+            if key.source == workload::WorkloadSource::WorkloadEntry {
+                emit(key.object.namespace.clone());
+            }
+        };
+    /// Workloads by address.
+    index workloads_by_address (SmolStr, WorkloadKey, Workload)
+        from (workloads) = |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
+    /// Addresses computed for ServiceEntries without one, as a whole.
+    table auto_allocation ((), AutoAllocation) from (once) = auto_allocation::allocation;
+    /// Addresses computed for each service.
+    table auto_addresses (ServiceKey, AutoAddresses)
+        from (with |graph, _, _| graph.service_entries_by_host.changed().iter().cloned().collect()) =
+            auto_allocation::addresses;
+    /// Services merged over clusters and registries.
+    table services (ServiceKey, Service) from (with |graph, _, mesh| service::candidates(
+            &mesh.installation,
+            graph.kube_services_by_name.changed(),
+            graph.service_imports_by_name.changed(),
+            graph.service_entries_by_host.changed(),
+        )) = service::service;
+    /// Attributes that decide whether a service is visible; they change far less often than the service.
+    table visibility (ServiceKey, Visibility) from (services) = service::visibility;
+    /// Merged services by namespace.
+    index services_by_namespace (Namespace, ServiceKey, Service)
+        from (services) = |key, _, emit| emit(key.namespace.clone());
+    /// Services by host over namespaces.
+    index services_by_host (crate::base::Hostname, ServiceKey, Visibility)
+        from (visibility) = |key, _, emit| emit(key.hostname.clone());
+    /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
+    index services_by_export ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility)
+        from (visibility) = service::export_keys;
+    /// Gateways that are waypoints.
+    table waypoints (ObjectKey, Waypoint) from (inputs.kube_gateways) = waypoint::waypoint;
+    /// Waypoint of each service that has one.
+    table service_waypoints (ServiceKey, ServiceWaypoint) from (services) = waypoint::of_service;
+    /// Waypoints by address: a host or an IP address.
+    index waypoints_by_address (SmolStr, ObjectKey, Waypoint)
+        from (waypoints) = |_, waypoint, emit| emit(waypoint.address.clone());
+    /// Services by their waypoint.
+    index services_by_waypoint (ObjectKey, ServiceKey, ServiceWaypoint)
+        from (service_waypoints) = |_, row, emit| emit(row.gateway.clone());
+    /// The network gateways.
+    table networks ((), Networks) from (once) = network::networks;
+    /// External data that the mesh needs.
+    table wants ((), Wants) from (once) = wants::wants;
+    /// Cluster-local hosts.
+    table cluster_local ((), ClusterLocalHosts) from (once) = cluster_local::hosts;
+    /// Endpoints of services.
+    table endpoints (ServiceKey, ServiceEndpoints) from (services) = endpoint::endpoints;
+    /// Services by the address of an endpoint.
+    index services_by_endpoint_address (SmolStr, ServiceKey, ServiceEndpoints) from (endpoints) = endpoint::addresses;
+    /// Services with endpoints whose pods are not known yet.
+    index services_awaiting_pods ((), ServiceKey, ServiceEndpoints) from (endpoints) = endpoint::pending;
+    /// Traits of endpoints that clusters and listeners depend on.
+    table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
+    /// Resolved VirtualServices.
+    table virtual_services (ObjectKey, VirtualService)
+        from (inputs.raw_virtual_services) = virtual_service::virtual_service;
+    /// Visibility and destinations of VirtualServices.
+    table virtual_service_summaries (ObjectKey, VirtualServiceSummary)
+        from (virtual_services) = virtual_service::summary;
+    /// VirtualServices by the namespace that sees them, and gateway.
+    index virtual_services_by_gateway ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary)
+        from (virtual_service_summaries) = virtual_service::export_keys;
+    /// VirtualServices by the client labels in their matches.
+    index virtual_services_by_source_label (SmolStr, ObjectKey, VirtualService)
+        from (virtual_services) = virtual_service::source_labels;
+    /// VirtualServices with TCP or TLS routes by host.
+    index tcp_virtual_services_by_host (crate::base::Hostname, ObjectKey, VirtualService)
+        from (virtual_services) = virtual_service::tcp_hosts;
+    /// DestinationRules merged by host.
+    table destination_rules (RuleKey, HostRules)
+        from (with |_, inputs, mesh| destination_rule::candidates(&mesh.installation, inputs)) =
+            destination_rule::host_rules;
+    /// Merged rules for wildcard hosts by namespace.
+    index wildcard_rules_by_namespace (Namespace, RuleKey, HostRules)
+        from (destination_rules) = destination_rule::wildcard_key;
+    /// Merged rules by namespace and the client labels in their selectors.
+    index rules_by_selector_label ((Namespace, SmolStr), RuleKey, HostRules)
+        from (destination_rules) = destination_rule::selector_labels;
+    /// Rules by which endpoints may depend on the client's location.
+    index locality_rules ((), RuleKey, HostRules) from (destination_rules) = locality_dependencies::rule_entry;
+    /// Services whose endpoints depend on the client's location.
+    index locality_services ((), ServiceKey, Service) from (services) = locality_dependencies::service_entry;
+    /// Location attributes that endpoints depend on.
+    table locality_dependencies ((), LocalityDependencies) from (once) = locality_dependencies::dependencies;
+    /// Gateways prepared for merging.
+    table declared_gateways (ObjectKey, DeclaredGateway) from (inputs.gateways) = gateway::declared;
+    /// Credentials in EnvoyFilters; no row without any.
+    table filter_credentials (ObjectKey, Vec<SmolStr>) from (inputs.envoy_filters) = references::of_filter;
+    /// Compiled EnvoyFilters.
+    table envoy_filter_patches (ObjectKey, CompiledFilter) from (inputs.envoy_filters) = envoy_filter::compiled;
+    /// EnvoyFilters that match node metadata.
+    index filters_by_metadata ((), ObjectKey, CompiledFilter) from (envoy_filter_patches) = per_replica::filter_entry;
+    /// Per-replica attributes that the mesh uses.
+    table per_replica_inputs ((), PerReplicaInputs) from (once) = per_replica::inputs;
+    /// Positions of the filters of WasmPlugins and TrafficExtensions.
+    table extension_filters (ExtensionId, ExtensionFilter)
+        from (with |_, inputs, _| extension::candidates(inputs)) = extension::filter;
+}
