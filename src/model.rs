@@ -22,6 +22,7 @@ pub mod network;
 pub mod per_replica;
 pub mod policy;
 pub mod reference;
+pub mod selector;
 pub mod service;
 pub mod sidecar_scope;
 pub mod snapshot;

@@ -1,19 +1,19 @@
 //! Proxy attributes that differ between replicas of a workload and still affect its configuration (usually none).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, envoy_filter::CompiledFilter, policy};
+use super::{
+    MeshSnapshot,
+    envoy_filter::CompiledFilter,
+    policy,
+    selector::{self, Selects},
+};
 use crate::{
     api::Config,
     base::{Namespace, ObjectKey},
-    proto::istio::{
-        extensions::v1alpha1::{TrafficExtension, WasmPlugin},
-        networking::v1alpha3::{DestinationRule, EnvoyFilter, Gateway, Sidecar},
-        security::v1beta1::{AuthorizationPolicy, PeerAuthentication, RequestAuthentication},
-        telemetry::v1alpha1::Telemetry,
-    },
+    proto::istio::networking::v1alpha3::Sidecar,
     table::Cx,
 };
 
@@ -50,43 +50,9 @@ impl PerReplicaInputs {
     }
 }
 
-/// An object that selects workloads by labels.
-pub trait Selects {
-    /// Returns the names of the labels that it selects by.
-    fn labels(&self) -> impl Iterator<Item = &String>;
-}
-
-macro_rules! selects {
-    ($($kind:ty: $selector:ident . $labels:ident;)*) => { $(
-        impl Selects for $kind {
-            fn labels(&self) -> impl Iterator<Item = &String> {
-                self.$selector.iter().flat_map(|selector| selector.$labels.keys())
-            }
-        }
-    )* };
-}
-
-selects! {
-    AuthorizationPolicy: selector.match_labels;
-    RequestAuthentication: selector.match_labels;
-    PeerAuthentication: selector.match_labels;
-    Telemetry: selector.match_labels;
-    WasmPlugin: selector.match_labels;
-    TrafficExtension: selector.match_labels;
-    EnvoyFilter: workload_selector.labels;
-    Sidecar: workload_selector.labels;
-    DestinationRule: workload_selector.match_labels;
-}
-
-impl Selects for Gateway {
-    fn labels(&self) -> impl Iterator<Item = &String> {
-        self.selector.keys()
-    }
-}
-
 /// Emits the index keys of an object that selects per-replica labels.
 pub fn label_entries<T: Selects>(_key: &ObjectKey, row: &Config<T>, emit: &mut dyn FnMut(SmolStr)) {
-    for label in row.spec.labels() {
+    for label in row.spec.selector().into_iter().flat_map(BTreeMap::keys) {
         if REPLICA_LABELS.contains(&label.as_str()) {
             emit(SmolStr::new(label));
         }
@@ -118,7 +84,10 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
     let labels = REPLICA_LABELS.into_iter();
     let asked = labels.filter(|label| {
         place.is_some_and(|place| place.labels.contains(*label))
-            || is_selected_by(cx, mesh, &SmolStr::new_static(label))
+            || mesh
+                .virtual_services_by_source_label
+                .contains(cx, &SmolStr::new_static(label))
+            || selector::selected_by_any(cx, mesh, &SmolStr::new_static(label))
     });
     Some(PerReplicaInputs {
         labels: asked.collect(),
@@ -130,19 +99,4 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
         listeners_everywhere: namespaces.contains(&root),
         namespaces_with_listeners: namespaces,
     })
-}
-
-/// Returns true if something selects workloads by the label.
-fn is_selected_by(cx: &Cx, mesh: &MeshSnapshot, label: &SmolStr) -> bool {
-    mesh.virtual_services_by_source_label.contains(cx, label)
-        || mesh.authorization_policies_by_label.contains(cx, label)
-        || mesh.request_authentications_by_label.contains(cx, label)
-        || mesh.peer_authentications_by_label.contains(cx, label)
-        || mesh.telemetries_by_label.contains(cx, label)
-        || mesh.wasm_plugins_by_label.contains(cx, label)
-        || mesh.traffic_extensions_by_label.contains(cx, label)
-        || mesh.envoy_filters_by_label.contains(cx, label)
-        || mesh.sidecars_by_label.contains(cx, label)
-        || mesh.raw_rules_by_label.contains(cx, label)
-        || mesh.gateways_by_label.contains(cx, label)
 }

@@ -4,11 +4,13 @@
 //! Note: a Gateway API gateway uses selectors and `targetRefs`, a waypoint only `targetRefs`, all other workloads only
 //! selectors. PeerAuthentication has no references and is not attached by these rules.
 
-use std::collections::BTreeMap;
-
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, service::Registry, service::Service};
+use super::{
+    MeshSnapshot,
+    selector::Selects,
+    service::{Registry, Service},
+};
 use crate::{
     api::{Config, Meta},
     base::{Labels, Namespace, ObjectKey, select},
@@ -80,22 +82,17 @@ impl Subject {
 }
 
 /// A kind of policy that attaches to workloads.
-pub trait Attach {
+pub trait Attach: Selects {
     /// True if policies of the workload's own namespace precede those of the root namespace.
     const OWN_FIRST: bool;
-    /// Returns the labels that a workload must have; `None` for all workloads of the namespace.
-    fn selector(&self) -> Option<&BTreeMap<String, String>>;
     /// Returns `targetRefs`, or else the deprecated `targetRef`.
     fn target_refs(&self) -> &[PolicyTargetReference];
 }
 
 macro_rules! attach {
-    ($($kind:ty, $own_first:literal, $selector:ident . $labels:ident, $($single:ident)?;)*) => { $(
+    ($($kind:ty, $own_first:literal $(, $single:ident)?;)*) => { $(
         impl Attach for $kind {
             const OWN_FIRST: bool = $own_first;
-            fn selector(&self) -> Option<&BTreeMap<String, String>> {
-                self.$selector.as_ref().map(|selector| &selector.$labels)
-            }
             fn target_refs(&self) -> &[PolicyTargetReference] {
                 $(if self.target_refs.is_empty() {
                     return self.$single.as_slice();
@@ -107,12 +104,12 @@ macro_rules! attach {
 }
 
 attach! {
-    security::AuthorizationPolicy, false, selector.match_labels, target_ref;
-    security::RequestAuthentication, true, selector.match_labels, target_ref;
-    telemetry::Telemetry, false, selector.match_labels, target_ref;
-    extensions::WasmPlugin, true, selector.match_labels, target_ref;
-    extensions::TrafficExtension, true, selector.match_labels,;
-    networking::EnvoyFilter, false, workload_selector.labels,;
+    security::AuthorizationPolicy, false, target_ref;
+    security::RequestAuthentication, true, target_ref;
+    telemetry::Telemetry, false, target_ref;
+    extensions::WasmPlugin, true, target_ref;
+    extensions::TrafficExtension, true;
+    networking::EnvoyFilter, false;
 }
 
 /// Returns the policies of a kind that apply to the subject: those of the root and of its own namespace (in the order

@@ -58,6 +58,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "installation",
             "canonical",
             "identity",
+            "selector",
             "service",
             "policy",
             "authentication",

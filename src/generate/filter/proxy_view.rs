@@ -17,6 +17,7 @@ use crate::{
     model::{
         extension::ExtensionId,
         policy::{self, Attach, Subject},
+        selector::Selects,
     },
     proto::istio::{
         mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
