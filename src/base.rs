@@ -6,6 +6,7 @@ pub mod hashed;
 pub mod host;
 pub mod ident;
 pub mod message;
+pub mod scratch;
 pub mod select;
 pub mod sensitive;
 pub mod shared;

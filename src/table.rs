@@ -29,7 +29,7 @@ pub use transaction::{ChangeSet, Transaction};
 
 use imbl::OrdMap;
 
-use crate::base::Shared;
+use crate::base::{Shared, scratch};
 
 /// A key of a table.
 pub trait Key: Ord + Clone + Hash + Debug + Send + Sync + 'static {}
@@ -62,7 +62,7 @@ impl ReadKey {
 
 thread_local! {
     /// Scratch buffer for the reads of one evaluation; empty between two uses.
-    static ROOM: Cell<Vec<ReadKey>> = const { Cell::new(Vec::new()) };
+    static SCRATCH: Cell<Vec<ReadKey>> = const { Cell::new(Vec::new()) };
 }
 
 /// Read context that records reads. One per evaluation; not shared between threads.
@@ -75,7 +75,7 @@ impl Cx {
     /// Returns a context that records.
     pub fn recording() -> Self {
         Self {
-            reads: Some(RefCell::new(ROOM.take())),
+            reads: Some(RefCell::new(SCRATCH.take())),
         }
     }
 
@@ -107,8 +107,7 @@ impl Cx {
         reads.sort_unstable();
         reads.dedup();
         let kept = Box::from(reads.as_slice());
-        reads.clear();
-        ROOM.set(reads);
+        scratch::put_back(&SCRATCH, reads);
         kept
     }
 }

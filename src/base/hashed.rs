@@ -4,7 +4,7 @@ use std::{cell::Cell, cmp::Ordering, fmt, hash, ops};
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-use super::Shared;
+use super::{Shared, scratch};
 
 /// A shared value with its 128-bit hash. The order is that of the hashes: stable within a process, without meaning.
 pub struct Hashed<T> {
@@ -24,30 +24,28 @@ impl<T: hash::Hash> Hashed<T> {
 
 thread_local! {
     /// Scratch buffer for hashing; empty between two uses.
-    static ROOM: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 /// Collects the pieces that a value writes: keys write many small ones, and one hash of all of them is cheaper than one
 /// each.
-struct Pieces(Vec<u8>);
+struct Pieces<'a>(&'a mut Vec<u8>);
 
-impl hash::Hasher for Pieces {
+impl hash::Hasher for Pieces<'_> {
     fn write(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
     fn finish(&self) -> u64 {
-        xxh3_64(&self.0)
+        xxh3_64(self.0)
     }
 }
 
 fn digest(value: &impl hash::Hash) -> u128 {
-    let mut pieces = Pieces(ROOM.take());
-    value.hash(&mut pieces);
-    let digest = xxh3_128(&pieces.0);
-    pieces.0.clear();
-    ROOM.set(pieces.0);
-    digest
+    scratch::with(&SCRATCH, |buffer| {
+        value.hash(&mut Pieces(buffer));
+        xxh3_128(buffer)
+    })
 }
 
 impl<T> Hashed<T> {
