@@ -2,6 +2,7 @@
 
 mod clients;
 pub mod controllers;
+mod external_dependencies;
 mod folder;
 mod identity;
 mod keys;
@@ -11,7 +12,6 @@ mod process;
 pub mod remote;
 #[cfg(test)]
 mod tests;
-mod wants;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
 
@@ -41,7 +41,7 @@ use crate::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
     },
-    model::{Installation, World, features::Features, wants::Wants},
+    model::{Installation, World, external_dependencies::ExternalDependencies, features::Features},
     push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
     rpc::Router,
     settings::Settings,
@@ -228,14 +228,22 @@ impl<'a> Parts<'a> {
         let options = server_options(&environment.settings, features);
         let xds = Server::new(environment, push.groups.clone(), options, event_sender)?;
         let watches = WatchMetrics::new(&environment.registry)?;
-        let wants = wants::follow(environment, push.mesh.clone());
+        let dependencies = external_dependencies::follow(environment, push.mesh.clone());
         let mut sources = Sources::new(&environment.tasks, push.changes.clone());
         let kubernetes = match client {
             Some(client) => {
-                let (watches, wants) = (watches.clone(), wants.clone());
+                let (watches, dependencies) = (watches.clone(), dependencies.clone());
                 let report = report.clone();
                 let sources = &mut sources;
-                let start = Kubernetes::start(environment, &installation, client, sources, report, watches, wants);
+                let start = Kubernetes::start(
+                    environment,
+                    &installation,
+                    client,
+                    sources,
+                    report,
+                    watches,
+                    dependencies,
+                );
                 Some(start.await?)
             }
             None => None,
@@ -264,7 +272,7 @@ impl<'a> Parts<'a> {
             cluster: installation.cluster.clone(),
             fetcher,
             refresh: features.pilot_jwt_pub_key_refresh_interval,
-            wants: wants.clone(),
+            dependencies: dependencies.clone(),
             report,
         };
         let jwks = Jwks::new(&environment.registry, settings)?;
@@ -279,7 +287,7 @@ impl<'a> Parts<'a> {
         sources.start(jwks);
         listen::pages(environment, shown, &grpc, authenticators)?;
         let cluster = installation.cluster.clone();
-        sources.start(DnsResolver { cluster, wants });
+        sources.start(DnsResolver { cluster, dependencies });
         if let Some(folder) = folder {
             sources.start(folder);
         }
@@ -301,8 +309,8 @@ impl<'a> Parts<'a> {
     /// Both flushes fail only if the push loop has ended, and then the process ends.
     async fn open(&mut self, ca_runtime: &Handle) -> Result<(), AppError> {
         if self.push.flush().await {
-            let wants = Wants::of(&self.push.mesh.borrow());
-            self.sources.answered(wants).await;
+            let dependencies = ExternalDependencies::of(&self.push.mesh.borrow());
+            self.sources.answered(dependencies).await;
         }
         if self.push.flush().await {
             listen::xds(self.environment, &self.grpc)?;

@@ -10,6 +10,7 @@ pub mod endpoint;
 pub mod envoy_filter;
 pub mod export;
 pub mod extension;
+pub mod external_dependencies;
 pub mod features;
 #[cfg(test)]
 pub(crate) mod fixture;
@@ -29,7 +30,6 @@ pub mod snapshot;
 #[cfg(test)]
 mod tests;
 pub mod virtual_service;
-pub mod wants;
 pub mod waypoint;
 pub mod workload;
 pub mod world;

@@ -31,7 +31,7 @@ use crate::{
         clients::Clients,
         health::WatchMetrics,
     },
-    model::{Installation, MeshSnapshot, wants::Wants},
+    model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies},
     settings::Settings,
     xds::events::Event,
 };
@@ -69,7 +69,7 @@ impl Kubernetes {
         sources: &mut Sources,
         report: Report,
         watches: WatchMetrics,
-        wants: watch::Receiver<Option<Arc<Wants>>>,
+        dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
     ) -> Result<Self, AppError> {
         let rules = rules(&environment.settings, installation);
         let shared = Arc::new(IngestContext::new(environment, rules, report, watches.clone())?);
@@ -88,7 +88,7 @@ impl Kubernetes {
         let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
         tasks.spawn_until_shutdown("revision tags", following);
         let (filters_out, filters) = watch::channel(None);
-        let following = follow_filters(wants, tags, filters_out);
+        let following = follow_filters(dependencies, tags, filters_out);
         tasks.spawn_until_shutdown("filters", following);
         let config = ClusterSettings {
             id,
@@ -190,15 +190,15 @@ fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettin
 
 /// Publishes the inputs of the discovery filter once the mesh config and the revision tags are known.
 async fn follow_filters(
-    mut wants: watch::Receiver<Option<Arc<Wants>>>,
+    mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
     mut tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     out: watch::Sender<Option<Filters>>,
 ) {
     loop {
-        let wanted = wants.borrow_and_update().clone();
+        let wanted = dependencies.borrow_and_update().clone();
         let tags_now = tags.borrow_and_update().clone();
-        if let (Some(wants), Some(tags)) = (wanted, tags_now) {
-            let selectors = wants.discovery_selectors.clone();
+        if let (Some(dependencies), Some(tags)) = (wanted, tags_now) {
+            let selectors = dependencies.discovery_selectors.clone();
             let filters = Some(Filters { selectors, tags });
             out.send_if_modified(|have| {
                 let different = *have != filters;
@@ -207,7 +207,7 @@ async fn follow_filters(
             });
         }
         let changed = tokio::select! {
-            changed = wants.changed() => changed,
+            changed = dependencies.changed() => changed,
             changed = tags.changed() => changed,
         };
         if changed.is_err() {

@@ -68,8 +68,8 @@ impl Source for Answers {
 
     fn readiness(&self) -> Readiness {
         let asked = self.0.clone();
-        Readiness::Answered(Box::new(move |wants| {
-            async move { asked.send_modify(|asked| *asked += 1 + wants.hosts.len()) }.boxed()
+        Readiness::Answered(Box::new(move |dependencies| {
+            async move { asked.send_modify(|asked| *asked += 1 + dependencies.hosts.len()) }.boxed()
         }))
     }
 
@@ -109,7 +109,7 @@ async fn a_registered_source_reaches_the_snapshot_and_delays_readiness() {
     assert_eq!(row.addresses, [ADDRESS]);
 
     assert_eq!(*asked.borrow(), 0, "nothing is asked before the first snapshot");
-    sources.answered(Wants::default()).await;
+    sources.answered(ExternalDependencies::default()).await;
     assert_eq!(*asked.borrow(), 1);
 
     drop(permit);

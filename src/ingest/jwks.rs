@@ -36,7 +36,7 @@ use crate::{
     fetch::Fetcher,
     model::{
         change::{Batch, Change},
-        wants::{KeysWanted, Wants},
+        external_dependencies::{ExternalDependencies, RequiredKeys},
     },
 };
 pub use keys::KeySet;
@@ -75,7 +75,7 @@ pub struct JwksSettings {
     /// Time after which good key sets are fetched again.
     pub refresh: Duration,
     /// Required keys.
-    pub wants: watch::Receiver<Option<Arc<Wants>>>,
+    pub dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
     /// Receives a warning for each RequestAuthentication whose keys cannot be fetched.
     pub report: Report,
 }
@@ -111,8 +111,8 @@ impl source::Source for Jwks {
     /// The first proxies should find the keys that the snapshot refers to.
     fn readiness(&self) -> Readiness {
         let reports = self.reports();
-        Readiness::Answered(Box::new(move |wants| {
-            Box::pin(async move { reports.answered(&wants, START_TIMEOUT).await })
+        Readiness::Answered(Box::new(move |dependencies| {
+            Box::pin(async move { reports.answered(&dependencies, START_TIMEOUT).await })
         }))
     }
 
@@ -121,7 +121,7 @@ impl source::Source for Jwks {
             cluster,
             fetcher,
             refresh,
-            wants,
+            dependencies,
             report,
         } = self.settings;
         let network = Arc::new(network::Network::new(fetcher, self.metrics));
@@ -129,7 +129,7 @@ impl source::Source for Jwks {
             reports: self.reports,
             ..Resolver::new(cluster, network, refresh, changes, report)
         };
-        resolver.run(wants).await;
+        resolver.run(dependencies).await;
     }
 }
 
@@ -147,7 +147,7 @@ struct Resolver<F> {
 
 /// One source.
 struct Source {
-    wanted: KeysWanted,
+    wanted: RequiredKeys,
     /// Last good keys.
     told: Option<KeySet>,
     /// Failures since the last success.
@@ -177,16 +177,16 @@ impl<F: Fetch> Resolver<F> {
     }
 
     /// Runs until an input or the receiver of changes is closed.
-    async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
+    async fn run(mut self, mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) {
         let mut goes_on = true;
         while goes_on {
-            let wanted = wants.borrow_and_update().clone();
+            let wanted = dependencies.borrow_and_update().clone();
             if let Some(wanted) = wanted {
                 goes_on = self.take(&wanted.keys).await;
             }
             while goes_on {
                 tokio::select! {
-                    changed = wants.changed() => {
+                    changed = dependencies.changed() => {
                         goes_on = changed.is_ok();
                         break;
                     }
@@ -197,7 +197,7 @@ impl<F: Fetch> Resolver<F> {
     }
 
     /// Updates the required sources. Returns false if the receiver of changes is closed.
-    async fn take(&mut self, wanted: &BTreeMap<KeySource, KeysWanted>) -> bool {
+    async fn take(&mut self, wanted: &BTreeMap<KeySource, RequiredKeys>) -> bool {
         for (source, wanted) in wanted {
             if let Some(known) = self.sources.get_mut(source) {
                 known.wanted = wanted.clone();

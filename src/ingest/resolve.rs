@@ -18,7 +18,7 @@ use crate::{
     base::ClusterId,
     model::{
         change::{Batch, Change},
-        wants::Wants,
+        external_dependencies::ExternalDependencies,
     },
 };
 
@@ -52,7 +52,7 @@ pub struct DnsResolver {
     /// Config cluster.
     pub cluster: ClusterId,
     /// Required hosts.
-    pub wants: watch::Receiver<Option<Arc<Wants>>>,
+    pub dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
 }
 
 impl Source for DnsResolver {
@@ -62,7 +62,7 @@ impl Source for DnsResolver {
 
     async fn run(self, changes: mpsc::Sender<Batch>) {
         let resolver = Resolver::new(self.cluster, Arc::new(dns::SystemDns::default()), changes);
-        resolver.run(self.wants).await;
+        resolver.run(self.dependencies).await;
     }
 }
 
@@ -97,15 +97,15 @@ impl<L: Lookup> Resolver<L> {
     }
 
     /// Runs until an input or the receiver of changes is closed.
-    async fn run(mut self, mut wants: watch::Receiver<Option<Arc<Wants>>>) {
+    async fn run(mut self, mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) {
         loop {
-            let wanted = wants.borrow_and_update().clone().unwrap_or_default();
+            let wanted = dependencies.borrow_and_update().clone().unwrap_or_default();
             if !self.take(&wanted).await {
                 return;
             }
             loop {
                 let (host, answer) = tokio::select! {
-                    changed = wants.changed() => match changed {
+                    changed = dependencies.changed() => match changed {
                         Ok(()) => break,
                         Err(_) => return,
                     },
@@ -119,8 +119,8 @@ impl<L: Lookup> Resolver<L> {
     }
 
     /// Updates the required hosts. Returns false if the receiver of changes is closed.
-    async fn take(&mut self, wants: &Wants) -> bool {
-        for host in &wants.hosts {
+    async fn take(&mut self, dependencies: &ExternalDependencies) -> bool {
+        for host in &dependencies.hosts {
             if !self.hosts.contains_key(host) {
                 self.ask(host, Duration::ZERO);
                 self.hosts.insert(host.clone(), Host::default());
@@ -128,7 +128,7 @@ impl<L: Lookup> Resolver<L> {
         }
         let mut gone = Vec::new();
         self.hosts.retain(|host, entry| {
-            let keep = wants.hosts.contains(host);
+            let keep = dependencies.hosts.contains(host);
             if !keep {
                 self.in_flight.cancel(host);
             }

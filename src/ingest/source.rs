@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
-    model::{change::Batch, wants::Wants},
+    model::{change::Batch, external_dependencies::ExternalDependencies},
     task::Tasks,
 };
 
@@ -57,7 +57,7 @@ pub enum Readiness {
 }
 
 /// Waits until external dependencies are answered.
-pub type Answered = Box<dyn FnOnce(Arc<Wants>) -> BoxFuture<'static, ()> + Send>;
+pub type Answered = Box<dyn FnOnce(Arc<ExternalDependencies>) -> BoxFuture<'static, ()> + Send>;
 
 /// A running source. Dropping it stops the source.
 pub struct RunningSource {
@@ -153,7 +153,7 @@ impl Sources {
     }
 
     /// Waits until the dependencies of the first snapshot are answered or timed out.
-    pub async fn answered(&mut self, dependencies: Wants) {
+    pub async fn answered(&mut self, dependencies: ExternalDependencies) {
         let dependencies = Arc::new(dependencies);
         let answers = std::mem::take(&mut self.answers).into_iter();
         join_all(answers.map(|answered| answered(dependencies.clone()))).await;

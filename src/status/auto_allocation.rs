@@ -180,7 +180,10 @@ impl Entries {
     /// Updates the selected namespaces; returns true on a change.
     fn select(&mut self, mesh: &MeshSnapshot) -> bool {
         let cx = Cx::untracked();
-        let selectors = mesh.wants.get(&cx, &()).map(|wants| &wants.discovery_selectors);
+        let selectors = mesh
+            .external_dependencies
+            .get(&cx, &())
+            .map(|dependencies| &dependencies.discovery_selectors);
         let Some(selectors) = selectors.filter(|selectors| !selectors.is_empty() || !self.excluded.is_empty()) else {
             return false;
         };

@@ -222,10 +222,10 @@ impl Distribution {
                         return;
                     }
                     let mesh = self.mesh.borrow_and_update().clone();
-                    let wants = mesh.wants.get(&Cx::untracked(), &());
+                    let dependencies = mesh.external_dependencies.get(&Cx::untracked(), &());
                     // Before the mesh config is known, every namespace would seem to be selected.
-                    if let Some(wants) = wants.filter(|_| mesh.revision.0 > 0)
-                        && self.plan.select(wants.discovery_selectors.clone())
+                    if let Some(dependencies) = dependencies.filter(|_| mesh.revision.0 > 0)
+                        && self.plan.select(dependencies.discovery_selectors.clone())
                     {
                         self.waiting.extend(self.plan.pending());
                     }

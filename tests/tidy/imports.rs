@@ -52,7 +52,7 @@ const TABLE: &[Rule] = &[
             "fetch",
             "kube",
             "model::change",
-            "model::wants",
+            "model::external_dependencies",
         ],
     ),
     rule(

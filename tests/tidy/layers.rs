@@ -78,7 +78,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "virtual_service",
             "reference",
             "sidecar_scope",
-            "wants",
+            "external_dependencies",
             "waypoint",
             "snapshot",
             "world",

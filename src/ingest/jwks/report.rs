@@ -10,7 +10,7 @@ use smol_str::{SmolStr, ToSmolStr};
 use tokio::{sync::watch, time::Instant};
 
 use super::{FetchFailure, KeySet};
-use crate::{api::fetched_keys::KeySource, base::ObjectKey, model::wants::Wants};
+use crate::{api::fetched_keys::KeySource, base::ObjectKey, model::external_dependencies::ExternalDependencies};
 
 /// A source on the debug page.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -89,9 +89,9 @@ impl KeyReports {
 
     /// Waits until every required source was fetched, successfully or not, and its result was sent, up to a timeout.
     /// Without this, a control plane that has just started would report missing keys to proxies.
-    pub async fn answered(&self, wants: &Wants, patience: Duration) {
+    pub async fn answered(&self, dependencies: &ExternalDependencies, patience: Duration) {
         let mut reports = self.0.clone();
-        let all = reports.wait_for(|reports| wants.keys.keys().all(|source| reports.contains_key(source)));
+        let all = reports.wait_for(|reports| dependencies.keys.keys().all(|source| reports.contains_key(source)));
         if tokio::time::timeout(patience, all).await.is_err() {
             tracing::warn!("JWKS not fetched yet, rejecting tokens of its issuers");
         }

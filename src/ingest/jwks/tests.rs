@@ -67,7 +67,7 @@ impl Fetch for Servers {
 
 struct Bed {
     servers: Arc<Servers>,
-    wants: watch::Sender<Option<Arc<Wants>>>,
+    dependencies: watch::Sender<Option<Arc<ExternalDependencies>>>,
     changes: mpsc::Receiver<Batch>,
     reports: KeyReports,
     found: Arc<Mutex<Vec<String>>>,
@@ -75,7 +75,7 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        let (wants, wants_in) = watch::channel(None);
+        let (dependencies, dependencies_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);
         let servers = Arc::new(Servers::default());
         let found = Arc::new(Mutex::new(Vec::new()));
@@ -84,30 +84,30 @@ impl Bed {
             Arc::new(move |diagnostic: &Diagnostic| telling.lock().unwrap().push(diagnostic.to_string()));
         let resolver = Resolver::new(CLUSTER, servers.clone(), REFRESH, changes_out, report);
         let reports = KeyReports::new(resolver.reports.subscribe());
-        crate::task::Tasks::default().spawn("jwks", resolver.run(wants_in));
+        crate::task::Tasks::default().spawn("jwks", resolver.run(dependencies_in));
         Self {
             servers,
-            wants,
+            dependencies,
             changes,
             reports,
             found,
         }
     }
 
-    fn want(&self, urls: &[&'static str]) -> Wants {
-        let wanted = KeysWanted {
+    fn want(&self, urls: &[&'static str]) -> ExternalDependencies {
+        let wanted = RequiredKeys {
             timeout: Duration::from_secs(5),
             by: [ObjectKey::new(&CLUSTER, "ns", "policy")].into(),
         };
         let keys = urls
             .iter()
             .map(|url| (KeySource::Keys(SmolStr::new_static(url)), wanted.clone()));
-        let wants = Wants {
+        let dependencies = ExternalDependencies {
             keys: keys.collect(),
-            ..Wants::default()
+            ..ExternalDependencies::default()
         };
-        self.wants.send_replace(Some(Arc::new(wants.clone())));
-        wants
+        self.dependencies.send_replace(Some(Arc::new(dependencies.clone())));
+        dependencies
     }
 
     /// Lets everything happen that can happen now.
@@ -266,7 +266,7 @@ async fn the_first_answers_can_be_waited_for() {
     let mut bed = Bed::new();
     bed.servers.set("http://a", "1");
     bed.servers.fail("http://b");
-    let wants = bed.want(&["http://a", "http://b"]);
-    bed.reports.answered(&wants, Duration::from_secs(10)).await;
+    let dependencies = bed.want(&["http://a", "http://b"]);
+    bed.reports.answered(&dependencies, Duration::from_secs(10)).await;
     assert_eq!(bed.changes.try_recv().expect("it was sent before").len(), 1);
 }

@@ -63,25 +63,29 @@ impl Lookup for Table {
 
 struct Bed {
     table: Arc<Table>,
-    wants: watch::Sender<Option<Arc<Wants>>>,
+    dependencies: watch::Sender<Option<Arc<ExternalDependencies>>>,
     changes: mpsc::Receiver<Batch>,
 }
 
 impl Bed {
     fn new() -> Self {
-        let (wants, wants_in) = watch::channel(None);
+        let (dependencies, dependencies_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);
         let table = Arc::new(Table::default());
         let resolver = Resolver::new(CLUSTER, table.clone(), changes_out);
-        crate::task::Tasks::default().spawn("resolver", resolver.run(wants_in));
-        Self { table, wants, changes }
+        crate::task::Tasks::default().spawn("resolver", resolver.run(dependencies_in));
+        Self {
+            table,
+            dependencies,
+            changes,
+        }
     }
 
     fn want(&self, hosts: &[&'static str]) {
         let hosts = hosts.iter().copied().map(SmolStr::new_static).collect();
-        self.wants.send_replace(Some(Arc::new(Wants {
+        self.dependencies.send_replace(Some(Arc::new(ExternalDependencies {
             hosts,
-            ..Wants::default()
+            ..ExternalDependencies::default()
         })));
     }
 

@@ -115,8 +115,11 @@ fn labelled_gateway_resources() {
         let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
         let listed = networks.by_network.values().flatten();
         let text = listed.map(|g| format!("{}:{} {} {}", g.address, g.port, g.hbone_port, g.service_account));
-        let wants = crate::model::wants::Wants::of(&mesh);
-        (text.collect::<Vec<_>>(), wants.hosts.into_iter().collect::<Vec<_>>())
+        let dependencies = crate::model::external_dependencies::ExternalDependencies::of(&mesh);
+        (
+            text.collect::<Vec<_>>(),
+            dependencies.hosts.into_iter().collect::<Vec<_>>(),
+        )
     };
     let account = "istio-system/east";
     let want = [
@@ -175,7 +178,11 @@ fn host_names_that_are_not_to_be_resolved() {
         )])
         .snapshot;
     assert_eq!(gateways(&mesh).0.len(), 2);
-    assert!(crate::model::wants::Wants::of(&mesh).hosts.is_empty());
+    assert!(
+        crate::model::external_dependencies::ExternalDependencies::of(&mesh)
+            .hosts
+            .is_empty()
+    );
     let told = dropped(&Cx::untracked(), &mesh);
     assert_eq!(told.len(), 1);
     assert!(told[0].message.contains("gw.example.com"), "{}", told[0]);

@@ -12,6 +12,7 @@ use crate::model::{
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
+    external_dependencies::{self, ExternalDependencies},
     gateway::{self, DeclaredGateway},
     inputs::{InputTables, Inputs},
     locality_dependencies::{self, LocalityDependencies},
@@ -22,7 +23,6 @@ use crate::model::{
         auto_allocation::{self, AutoAddresses, AutoAllocation},
     },
     virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
-    wants::{self, Wants},
     waypoint::{self, ServiceWaypoint, Waypoint},
     workload::{self, Workload, WorkloadKey},
 };
@@ -357,7 +357,7 @@ graph! {
     /// The network gateways.
     table networks ((), Networks) from (once) = network::networks;
     /// External data that the mesh needs.
-    table wants ((), Wants) from (once) = wants::wants;
+    table external_dependencies ((), ExternalDependencies) from (once) = external_dependencies::external_dependencies;
     /// Cluster-local hosts.
     table cluster_local ((), ClusterLocalHosts) from (once) = cluster_local::hosts;
     /// Endpoints of services.

@@ -13,7 +13,7 @@ use crate::{
         name,
         proxy::ProxyType,
     },
-    model::{features::RemoteJwks as Fetcher, wants::KEYS_TIMEOUT},
+    model::{external_dependencies::KEYS_TIMEOUT, features::RemoteJwks as Fetcher},
     proto::{
         Any,
         envoy::{

@@ -20,38 +20,40 @@ use crate::{
 
 /// External data that the mesh needs.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct Wants {
+pub struct ExternalDependencies {
     /// A namespace counts if one of them matches its labels, or if there are none.
     pub discovery_selectors: Vec<LabelSelector>,
     /// Host names of network gateways to resolve.
     pub hosts: BTreeSet<SmolStr>,
     /// Key sets of issuers to fetch.
-    pub keys: BTreeMap<KeySource, KeysWanted>,
+    pub keys: BTreeMap<KeySource, RequiredKeys>,
 }
 
 /// A required key set.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct KeysWanted {
+pub struct RequiredKeys {
     /// Timeout of fetching it: the longest that a rule allows.
     pub timeout: Duration,
     /// RequestAuthentications that refer to it.
     pub by: BTreeSet<ObjectKey>,
 }
 
-impl Wants {
+impl ExternalDependencies {
     /// Returns the dependencies of a snapshot; empty before the first commit.
     pub fn of(mesh: &MeshSnapshot) -> Self {
-        let wants = mesh.wants.get(&Cx::untracked(), &());
-        wants.map(|wants| (**wants).clone()).unwrap_or_default()
+        let dependencies = mesh.external_dependencies.get(&Cx::untracked(), &());
+        dependencies
+            .map(|dependencies| (**dependencies).clone())
+            .unwrap_or_default()
     }
 }
 
 /// Derives the dependencies of the mesh.
-pub fn wants(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Wants> {
+pub fn external_dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<ExternalDependencies> {
     let selectors = &mesh.mesh_config(cx).discovery_selectors;
     let networks = mesh.networks.get(cx, &());
     let hosts = networks.filter(|_| mesh.installation.features.resolve_hostname_gateways);
-    Some(Wants {
+    Some(ExternalDependencies {
         discovery_selectors: selectors.iter().map(selector).collect(),
         hosts: hosts.map(|networks| network::hosts(networks)).unwrap_or_default(),
         keys: keys(cx, mesh),
@@ -64,8 +66,8 @@ pub const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
 const LONGEST_KEYS_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the key sets that rules need and do not contain.
-fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, KeysWanted> {
-    let mut keys: BTreeMap<KeySource, KeysWanted> = BTreeMap::new();
+fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, RequiredKeys> {
+    let mut keys: BTreeMap<KeySource, RequiredKeys> = BTreeMap::new();
     let is_envoys = mesh.installation.features.pilot_jwt_enable_remote_jwks == RemoteJwks::Envoy;
     for (key, policy) in mesh.request_authentications.iter(cx) {
         for rule in &policy.spec.jwt_rules {
