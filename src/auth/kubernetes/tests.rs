@@ -168,14 +168,14 @@ async fn tokens_are_reviewed_by_the_callers_cluster() {
     assert!(ask(&authenticator, &token(60), "alias").await.is_ok());
     assert!(
         ask(&authenticator, &token(60), "remote").await.is_err(),
-        "what another cluster knows counts for nothing"
+        "a token of another cluster is not valid"
     );
     assert_eq!((own.asked(), other.asked()), (1, 1));
     let refused = ask(&authenticator, &token(60), "elsewhere")
         .await
-        .expect_err("nobody to ask");
+        .expect_err("no such cluster");
     assert!(
-        refused.to_string().contains("known are Kubernetes, remote"),
+        refused.to_string().contains("known clusters are Kubernetes, remote"),
         "{refused}"
     );
 }
