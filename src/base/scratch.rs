@@ -4,8 +4,8 @@ use std::{cell::Cell, thread::LocalKey};
 
 /// A thread's buffer for one purpose; empty between two uses.
 ///
-/// Declared as `thread_local! { static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) }; }`. Each purpose has its
-/// own, so that a nested use for another purpose finds its own allocation.
+/// Declared as `thread_local! { static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) }; }`. Each purpose has
+/// its own, so that a nested use for another purpose finds its own allocation.
 pub type Slot<B> = LocalKey<Cell<B>>;
 
 /// A buffer that keeps its allocation when it is cleared.

@@ -108,9 +108,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 ];
 
 /// Import cycles that exist. Remove each one from the list when it is opened; add none.
-const CYCLES: &[(&str, &[&str])] = &[
-    ("table", &["derive", "reads"]),
-];
+const CYCLES: &[(&str, &[&str])] = &[("table", &["derive", "reads"])];
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![

@@ -38,11 +38,11 @@ use crate::{
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
-/// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source gives, and those whose
-///   recorded reads have changed.
+/// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source gives, and those
+///   whose recorded reads have changed.
 ///
-/// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first evaluated
-/// by the first commit), or `(with |graph, inputs, mesh| keys)`.
+/// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first
+/// evaluated by the first commit), or `(with |graph, inputs, mesh| keys)`.
 macro_rules! graph {
     ($($(#[$doc:meta])* $sort:ident $name:ident $types:tt from $source:tt = $function:expr;)*) => {
         #[allow(non_camel_case_types, clippy::enum_variant_names)]
