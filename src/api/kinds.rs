@@ -11,8 +11,7 @@
 //!   message, checks it and treats errors by the [`ErrorPolicy`](super::istio::ErrorPolicy). `internal()` kinds are not
 //!   written as manifests.
 //! - `resource`: the API group (empty for core), the versions that are read (the preferred one first), the plural name
-//! in
-//!   paths of the Kubernetes API, and the scope.
+//!   in paths of the Kubernetes API, and the scope.
 //! - `names`: `kind:` of a manifest, and the kebab-case name in config metadata paths.
 
 /// Calls `$callback!` with the table of kinds. Note: paths in the table resolve where the callback uses them.
