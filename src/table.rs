@@ -6,6 +6,7 @@
 //! evaluation but never misses one.
 
 mod derive;
+mod evaluated;
 mod index;
 mod memo;
 mod reads;
@@ -20,7 +21,8 @@ use std::{
     hash::{Hash, Hasher},
 };
 
-pub use derive::{Derived, Evaluated, Outcome};
+pub use derive::Derived;
+pub use evaluated::{Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
 pub use memo::{Memo, Memoized};
 pub use reads::Reads;

@@ -1,8 +1,6 @@
 //! Derived tables: rows computed from other tables, evaluated again only when something they read has changed.
 
-use std::panic::AssertUnwindSafe;
-
-use super::{Cx, Key, ReadKey, Reads, RelationId, Table, TableWriter, Transaction};
+use super::{Cx, Evaluated, Key, Outcome, Reads, RelationId, Table, TableWriter, Transaction};
 use crate::base::Shared;
 
 /// A table whose rows are a pure function of other tables.
@@ -12,54 +10,6 @@ use crate::base::Shared;
 pub struct Derived<K, V> {
     rows: TableWriter<K, V>,
     reads: Reads<K>,
-}
-
-/// Result of one evaluation with its key and reads.
-pub struct Evaluated<K, V> {
-    pub(super) key: K,
-    pub(super) outcome: Outcome<V>,
-    pub(super) reads: Box<[ReadKey]>,
-}
-
-/// Result of an evaluation.
-pub enum Outcome<V> {
-    /// A row, or its absence.
-    Row(Option<V>),
-    /// A panic: the previous row stays.
-    Panicked,
-}
-
-impl<K: Key, V> Evaluated<K, V> {
-    /// Evaluates one key and records its reads. If the function panics, the previous row stays; it is evaluated again
-    /// when one of the reads until then changes.
-    pub fn guarded(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
-        let cx = Cx::recording();
-        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&cx, &key)));
-        let outcome = attempt.map_or(Outcome::Panicked, Outcome::Row);
-        Self {
-            key,
-            outcome,
-            reads: cx.into_reads(),
-        }
-    }
-
-    /// Returns true if the function panicked.
-    pub fn panicked(&self) -> bool {
-        matches!(self.outcome, Outcome::Panicked)
-    }
-
-    /// Returns the row, if there is one.
-    pub fn row_mut(&mut self) -> Option<&mut V> {
-        match &mut self.outcome {
-            Outcome::Row(row) => row.as_mut(),
-            Outcome::Panicked => None,
-        }
-    }
-
-    /// Returns the key.
-    pub fn key(&self) -> &K {
-        &self.key
-    }
 }
 
 impl<K: Key, V: PartialEq> Derived<K, V> {

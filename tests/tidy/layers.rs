@@ -1,14 +1,12 @@
 //! Layers inside the large modules: a submodule imports only submodules before it. No folder has an import cycle.
 
-use std::collections::BTreeSet;
-
 use libtest_mimic::{Failed, Trial};
 
 use super::graph::{FOLDERS, Graph};
 use super::source::sources;
 use super::verdict;
 
-/// The submodules of the large modules, bottom up. The modules of a permitted cycle may import each other.
+/// The submodules of the large modules, bottom up.
 const LAYERS: &[(&str, &[&str])] = &[
     (
         "generate",
@@ -107,9 +105,6 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Import cycles that exist. Remove each one from the list when it is opened; add none.
-const CYCLES: &[(&str, &[&str])] = &[("table", &["derive", "reads"])];
-
 pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("tidy::layers::modules_import_lower_layers", modules_import_lower_layers),
@@ -117,17 +112,11 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-fn permitted_cycle(folder: &str) -> BTreeSet<&'static str> {
-    let of_folder = CYCLES.iter().filter(|(name, _)| *name == folder);
-    of_folder.flat_map(|(_, modules)| modules.iter().copied()).collect()
-}
-
 fn modules_import_lower_layers() -> Result<(), Failed> {
     let sources = sources();
     let mut breaches = Vec::new();
     for (folder, layers) in LAYERS {
         let graph = Graph::of(folder, &sources);
-        let cycle = permitted_cycle(folder);
         let missing = graph.imports.keys().filter(|module| !layers.contains(&module.as_str()));
         breaches.extend(missing.map(|module| format!("src/{folder}: {module} is not in the list of layers")));
         let gone = layers.iter().filter(|module| !graph.imports.contains_key(**module));
@@ -136,7 +125,6 @@ fn modules_import_lower_layers() -> Result<(), Failed> {
         let position = |module: &str| layers.iter().position(|layer| *layer == module);
         for (module, imports) in &graph.imports {
             let above = imports.iter().filter(|import| position(import) > position(module));
-            let above = above.filter(|import| !(cycle.contains(module.as_str()) && cycle.contains(import.as_str())));
             breaches.extend(above.map(|import| format!("src/{folder}: {module} imports {import}, which is above it")));
         }
     }
@@ -151,22 +139,10 @@ fn folders_have_no_cycles() -> Result<(), Failed> {
     let mut breaches = Vec::new();
     for folder in FOLDERS {
         let graph = Graph::of(folder, &sources);
-        let found: BTreeSet<&str> = graph.cycles().into_iter().flatten().collect();
-        let permitted = permitted_cycle(folder);
-        let list = |modules: Vec<&&str>| modules.into_iter().copied().collect::<Vec<_>>().join(", ");
-        let new: Vec<&&str> = found.difference(&permitted).collect();
-        if !new.is_empty() {
-            breaches.push(format!(
-                "src/{folder}: import cycle with {} (see `make graph`)",
-                list(new)
-            ));
-        }
-        let opened: Vec<&&str> = permitted.difference(&found).collect();
-        if !opened.is_empty() {
-            breaches.push(format!(
-                "src/{folder}: in no cycle, remove from CYCLES: {}",
-                list(opened)
-            ));
+        for cycle in graph.cycles() {
+            let modules: Vec<&str> = cycle.into_iter().collect();
+            let modules = modules.join(", ");
+            breaches.push(format!("src/{folder}: {modules} import each other (see `make graph`)"));
         }
     }
     verdict("modules of a folder do not import each other in a circle", breaches)

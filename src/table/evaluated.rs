@@ -1,0 +1,53 @@
+//! Results of evaluations with their reads, and protection against panics.
+
+use std::panic::AssertUnwindSafe;
+
+use super::{Cx, Key, ReadKey};
+
+/// Result of one evaluation with its key and reads.
+pub struct Evaluated<K, V> {
+    pub(super) key: K,
+    pub(super) outcome: Outcome<V>,
+    pub(super) reads: Box<[ReadKey]>,
+}
+
+/// Result of an evaluation.
+pub enum Outcome<V> {
+    /// A row, or its absence.
+    Row(Option<V>),
+    /// A panic: the previous row stays.
+    Panicked,
+}
+
+impl<K: Key, V> Evaluated<K, V> {
+    /// Evaluates one key and records its reads. If the function panics, the previous row stays; it is evaluated again
+    /// when one of the reads until then changes.
+    pub fn guarded(key: K, function: impl FnOnce(&Cx, &K) -> Option<V>) -> Self {
+        let cx = Cx::recording();
+        let attempt = std::panic::catch_unwind(AssertUnwindSafe(|| function(&cx, &key)));
+        let outcome = attempt.map_or(Outcome::Panicked, Outcome::Row);
+        Self {
+            key,
+            outcome,
+            reads: cx.into_reads(),
+        }
+    }
+
+    /// Returns true if the function panicked.
+    pub fn panicked(&self) -> bool {
+        matches!(self.outcome, Outcome::Panicked)
+    }
+
+    /// Returns the row, if there is one.
+    pub fn row_mut(&mut self) -> Option<&mut V> {
+        match &mut self.outcome {
+            Outcome::Row(row) => row.as_mut(),
+            Outcome::Panicked => None,
+        }
+    }
+
+    /// Returns the key.
+    pub fn key(&self) -> &K {
+        &self.key
+    }
+}
