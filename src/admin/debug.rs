@@ -64,10 +64,17 @@ struct Parameters {
 
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
 
+/// Origin of a page's URL and form.
+enum Origin {
+    Istio,
+    Own,
+}
+
 /// A page below `/debug/`.
 struct Page {
     name: &'static str,
     readers: Readers,
+    origin: Origin,
     /// Content and query parameters, for the index.
     description: &'static str,
     handler: fn() -> MethodRouter<Arc<Sources>>,
@@ -77,8 +84,17 @@ const fn page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, d
     Page {
         name,
         readers: Readers::ControlPlane,
+        origin: Origin::Istio,
         description,
         handler,
+    }
+}
+
+/// Returns a page that Istio does not have.
+const fn own_page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, description: &'static str) -> Page {
+    Page {
+        origin: Origin::Own,
+        ..page(name, handler, description)
     }
 }
 
@@ -123,7 +139,7 @@ const PAGES: &[Page] = &[
         || get(of_mesh(forms::endpoint_shards)),
         "endpoints by service and cluster",
     ),
-    page(
+    own_page(
         "jwksz",
         || get(jwksz),
         "servers of JWT keys with the last fetch and error",
@@ -137,7 +153,7 @@ const PAGES: &[Page] = &[
         "DNS name table of a proxy",
     ),
     page("networkz", || get(of_mesh(forms::networks)), "gateways of networks"),
-    page(
+    own_page(
         "notez",
         || get(notez),
         "findings of generation: conflicts, filters left out, missing references, patches without effect",
@@ -148,7 +164,7 @@ const PAGES: &[Page] = &[
         || get(syncz),
         "configuration that each proxy was sent and acknowledged",
     ),
-    page("watchz", || get(watchz), "watches of all clusters with their state"),
+    own_page("watchz", || get(watchz), "watches of all clusters with their state"),
 ];
 
 /// Returns the readers of a page by its name.
@@ -186,10 +202,17 @@ fn reply(parameters: &Parameters, value: Value) -> Response {
 /// Returns the HTML of the index. Handlers must not name [`PAGES`] themselves: the table contains them, and the
 /// compiler would need the type of one to check the other.
 fn index_text() -> String {
-    let link =
-        |Page { name, description, .. }: &Page| format!("<li><a href=\"/debug/{name}\">{name}</a>: {description}</li>");
-    let links: String = PAGES.iter().map(link).collect();
+    let links: String = PAGES.iter().map(index_entry).collect();
     format!("<html><head><title>istiod debug pages</title></head><body><ul>{links}</ul></body></html>")
+}
+
+fn index_entry(page: &Page) -> String {
+    let Page { name, description, .. } = page;
+    let mark = match page.origin {
+        Origin::Istio => "",
+        Origin::Own => " (not Istio's)",
+    };
+    format!("<li><a href=\"/debug/{name}\">{name}</a>: {description}{mark}</li>")
 }
 
 fn names() -> Vec<&'static str> {
@@ -292,9 +315,12 @@ impl Sources {
     async fn resources_of(&self, scope: &DebugScope, proxy_id: &str) -> Option<Arc<ResourceSnapshot>> {
         let connections = self.connections.connections();
         let mut seen = connections.iter().filter(|c| scope.sees(&c.proxy.node.namespace));
-        let member = seen.find(|c| c.id.contains(proxy_id))?.subscription;
+        let subscription = seen.find(|c| c.id.contains(proxy_id))?.subscription;
         let snapshot = PushHandle::ask(&self.inspect, move |_, store| {
-            store.group_of(member).and_then(|key| store.snapshot(key)).cloned()
+            store
+                .group_of(subscription)
+                .and_then(|key| store.snapshot(key))
+                .cloned()
         });
         snapshot.await.flatten()
     }

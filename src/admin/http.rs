@@ -46,13 +46,13 @@ const CONNECTIONS: usize = 8192;
 /// Serves pages until shutdown.
 pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
     let shutdown = tasks.shutdown().clone();
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let accepting = async {
-            let place = places.clone().acquire_owned().await;
-            (listener.accept().await, place)
+            let permit = permits.clone().acquire_owned().await;
+            (listener.accept().await, permit)
         };
-        let (accepted, place) = tokio::select! {
+        let (accepted, permit) = tokio::select! {
             () = shutdown.cancelled() => return,
             accepted = accepting => accepted,
         };
@@ -61,7 +61,7 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
                 let serving = connection(stream, address, router.clone(), tasks.clone());
                 tasks.spawn("http connection", async move {
                     serving.await;
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {

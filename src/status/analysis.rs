@@ -54,9 +54,9 @@ async fn analyse(
         }
         let snapshot = mesh.borrow_and_update().clone();
         let found = messages(&snapshot.missing_references(&Cx::untracked()));
-        for about in changes(&published, &found) {
-            let messages = found.get(&about).cloned().unwrap_or_default();
-            let (kind, key) = &about;
+        for id in changes(&published, &found) {
+            let messages = found.get(&id).cloned().unwrap_or_default();
+            let (kind, key) = &id;
             let store = Store::new(client.clone(), kind.group(), kind.version(), kind.name(), kind.plural());
             match write(&store, key, &messages).await {
                 Ok(()) => {}
@@ -67,9 +67,9 @@ async fn analyse(
                 }
             }
             if messages.is_empty() {
-                published.remove(&about);
+                published.remove(&id);
             } else {
-                published.insert(about, messages);
+                published.insert(id, messages);
             }
         }
         tokio::select! {
@@ -120,13 +120,13 @@ fn message(finding: &Diagnostic) -> Value {
 fn changes(published: &BTreeMap<ObjectId, Vec<Value>>, found: &BTreeMap<ObjectId, Vec<Value>>) -> BTreeSet<ObjectId> {
     let all: BTreeSet<&ObjectId> = published.keys().chain(found.keys()).collect();
     all.into_iter()
-        .filter(|about| published.get(*about) != found.get(*about))
+        .filter(|id| published.get(*id) != found.get(*id))
         .cloned()
         .collect()
 }
 
 async fn write(store: &Store, key: &ObjectKey, messages: &[Value]) -> Result<(), WriteError> {
-    let mut last = WriteError::Conflict("nobody looked".into());
+    let mut last = WriteError::Conflict("no attempt was made".into());
     for _ in 0..ATTEMPTS {
         let Some(mut found) = store.get(&key.namespace, &key.name).await? else {
             return Ok(());

@@ -63,7 +63,7 @@ pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Ar
     let work = |token: CancellationToken| {
         let (watches, mesh, store) = (watches.clone(), mesh.clone(), store.clone());
         async move {
-            let (watching, events) = watches.open(WatchTarget::all(store.resource().clone()), known);
+            let (watching, events) = watches.open(WatchTarget::all(store.resource().clone()), entry_row);
             tokio::select! {
                 () = token.cancelled() => {}
                 () = watching => {}
@@ -86,13 +86,13 @@ async fn allocate(
     let Some(first) = events.recv().await else { return };
     entries.take(first);
     mesh.mark_changed();
-    let (mut due, mut retry) = (true, false);
+    let (mut is_due, mut retry) = (true, false);
     loop {
         tokio::select! {
             event = events.recv() => match event {
                 Some(event) => {
                     entries.take(event);
-                    due = true;
+                    is_due = true;
                 }
                 None => return,
             },
@@ -101,15 +101,15 @@ async fn allocate(
         }
         while let Ok(event) = events.try_recv() {
             entries.take(event);
-            due = true;
+            is_due = true;
         }
         let snapshot = mesh.borrow_and_update().clone();
-        due |= entries.select(&snapshot) | retry;
+        is_due |= entries.select(&snapshot) | retry;
         // Before the first commit, the discovery selectors are unknown.
-        if snapshot.revision.0 == 0 || !due {
+        if snapshot.revision.0 == 0 || !is_due {
             continue;
         }
-        due = false;
+        is_due = false;
         retry = write_all(&store, &mut allocator, &entries.entries).await;
     }
 }
@@ -161,11 +161,11 @@ impl Entries {
         match event {
             WatchEvent::Restarted(all) => {
                 self.entries.clear();
-                for known in all {
-                    self.put(known);
+                for entry in all {
+                    self.put(entry);
                 }
             }
-            WatchEvent::Applied(known) => self.put(known),
+            WatchEvent::Applied(entry) => self.put(entry),
             WatchEvent::Deleted((key, _)) => {
                 self.entries.remove(&key);
             }
@@ -208,7 +208,7 @@ impl Entries {
 }
 
 /// Converts an object. An invalid one gets no addresses but keeps those that it has.
-fn known(object: Object) -> EntryRow {
+fn entry_row(object: Object) -> EntryRow {
     let key: EntryKey = (object.namespace().into(), object.name().into());
     let row = parse_object(&ClusterId::default(), Kind::ServiceEntry, &object.value)
         .rows

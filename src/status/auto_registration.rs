@@ -101,7 +101,7 @@ pub async fn run(
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
     let sweep = options.limits.grace * SWEEP;
-    let keeper = AutoRegistrationController {
+    let controller = AutoRegistrationController {
         writer: Writer::new(client, options, metrics),
         connections: BTreeMap::new(),
         groups: BTreeMap::new(),
@@ -112,7 +112,7 @@ pub async fn run(
         clean_ups: VecDeque::new(),
         mesh,
     };
-    keeper.run(events, sweep).await;
+    controller.run(events, sweep).await;
 }
 
 /// A stream of a machine.

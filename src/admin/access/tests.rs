@@ -35,12 +35,12 @@ impl Authenticator for TrustingAuthenticator {
 }
 
 /// Keeps the mesh's channel open.
-struct Bed {
+struct Harness {
     pages: Router,
     _mesh: watch::Sender<Arc<MeshSnapshot>>,
 }
 
-impl Bed {
+impl Harness {
     fn new(change: impl FnOnce(&mut Installation)) -> Self {
         let mut installation = Installation::default();
         change(&mut installation);
@@ -89,30 +89,33 @@ const SHOP: &str = "spiffe://mesh.example/ns/shop/sa/default";
 
 #[tokio::test]
 async fn r5_pages_require_authentication() {
-    let bed = Bed::new(|_| {});
+    let harness = Harness::new(|_| {});
     for page in [SYNCZ, DUMP, "/debug"] {
-        assert_eq!(bed.get(page, FAR, None).await.0, 401, "{page}");
-        assert_eq!(bed.get(page, FAR, Some("away")).await.0, 503, "{page}");
+        assert_eq!(harness.get(page, FAR, None).await.0, 401, "{page}");
+        assert_eq!(harness.get(page, FAR, Some("away")).await.0, 503, "{page}");
     }
     // A header does not make a caller local.
-    assert_eq!(bed.get(SYNCZ, "127.0.0.1:4000", None).await, (200, "All".to_owned()));
-    assert_eq!(bed.get(SYNCZ, "[::ffff:127.0.0.1]:1", None).await.0, 200);
-    assert_eq!(bed.get(SYNCZ, "[::1]:1", None).await.0, 200);
+    assert_eq!(
+        harness.get(SYNCZ, "127.0.0.1:4000", None).await,
+        (200, "All".to_owned())
+    );
+    assert_eq!(harness.get(SYNCZ, "[::ffff:127.0.0.1]:1", None).await.0, 200);
+    assert_eq!(harness.get(SYNCZ, "[::1]:1", None).await.0, 200);
 }
 
 #[tokio::test]
 async fn r5_other_namespaces_see_only_their_own_proxies() {
-    let bed = Bed::new(|_| {});
-    assert_eq!(bed.get(SYNCZ, FAR, Some(SYSTEM)).await, (200, "All".to_owned()));
-    assert_eq!(bed.status(SYNCZ, SHOP).await, 403);
-    assert_eq!(bed.status("/debug", SHOP).await, 403);
+    let harness = Harness::new(|_| {});
+    assert_eq!(harness.get(SYNCZ, FAR, Some(SYSTEM)).await, (200, "All".to_owned()));
+    assert_eq!(harness.status(SYNCZ, SHOP).await, 403);
+    assert_eq!(harness.status("/debug", SHOP).await, 403);
     let own = (200, "Namespace(\"shop\")".to_owned());
-    assert_eq!(bed.get(DUMP, FAR, Some(SHOP)).await, own);
+    assert_eq!(harness.get(DUMP, FAR, Some(SHOP)).await, own);
 }
 
 #[tokio::test]
 async fn r5_identities_outside_the_mesh_have_no_access() {
-    let bed = Bed::new(|_| {});
+    let harness = Harness::new(|_| {});
     for id in [
         "spiffe://other.example/ns/istio-system/sa/istiod",
         "spiffe://mesh.example/ns//sa/istiod",
@@ -120,13 +123,14 @@ async fn r5_identities_outside_the_mesh_have_no_access() {
         "istiod.istio-system.svc",
     ] {
         assert_eq!(
-            (bed.status(SYNCZ, id).await, bed.status(DUMP, id).await),
+            (harness.status(SYNCZ, id).await, harness.status(DUMP, id).await),
             (403, 403),
             "{id}"
         );
     }
     assert_eq!(
-        bed.status(SYNCZ, "spiffe://old.example/ns/istio-system/sa/istiod")
+        harness
+            .status(SYNCZ, "spiffe://old.example/ns/istio-system/sa/istiod")
             .await,
         200
     );
@@ -134,11 +138,11 @@ async fn r5_identities_outside_the_mesh_have_no_access() {
 
 #[tokio::test]
 async fn namespaces_can_be_allowed() {
-    let allowed = Bed::new(|installation| {
+    let allowed = Harness::new(|installation| {
         installation.features.debug_endpoint_auth_allowed_namespaces = vec!["".into(), "shop".into()];
     });
     assert_eq!(allowed.status(SYNCZ, SHOP).await, 200);
-    let open = Bed::new(|installation| installation.features.enable_debug_endpoint_auth = false);
+    let open = Harness::new(|installation| installation.features.enable_debug_endpoint_auth = false);
     assert_eq!(
         (open.status(SYNCZ, SHOP).await, open.get(SYNCZ, FAR, None).await.0),
         (200, 401)

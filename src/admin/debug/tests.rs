@@ -52,3 +52,13 @@ fn network_gateways() {
         "ServiceAccount": { "Namespace": "istio-system", "Name": "east" } }]);
     assert_eq!(forms::networks(&world.snapshot()), want);
 }
+
+#[test]
+fn the_index_marks_pages_that_istio_lacks() {
+    let index = index_text();
+    let entries: Vec<&str> = index.split("<li>").skip(1).collect();
+    let marked = entries.iter().filter(|entry| entry.contains("(not Istio's)"));
+    let names: Vec<&str> = marked.filter_map(|entry| entry.split('"').nth(1)).collect();
+    assert_eq!(names, ["/debug/jwksz", "/debug/notez", "/debug/watchz"]);
+    assert_eq!(entries.len(), PAGES.len());
+}

@@ -19,9 +19,9 @@ fn service_entry(name: &str, resolution: &str, address: Option<&str>) -> Object 
 fn addresses_of_other_writers_stay_and_are_reserved() {
     let mut entries = Entries::default();
     entries.take(WatchEvent::Restarted(vec![
-        known(service_entry("ours", "DNS", None)),
-        known(service_entry("invalid", "NONSENSE", Some("240.240.0.1"))),
-        known(service_entry("left-out", "NONE", Some("240.240.0.2"))),
+        entry_row(service_entry("ours", "DNS", None)),
+        entry_row(service_entry("invalid", "NONSENSE", Some("240.240.0.1"))),
+        entry_row(service_entry("left-out", "NONE", Some("240.240.0.2"))),
     ]));
     let left_out = entries.entries.get_mut(&("shop".into(), "left-out".into())).unwrap();
     left_out.selected = false;
@@ -31,6 +31,6 @@ fn addresses_of_other_writers_stay_and_are_reserved() {
     assert_eq!(patch.key.1, "ours", "whatever revision its label names");
     let addresses = &patch.operations[1]["value"];
     assert_eq!(addresses[0]["value"], "240.240.0.3", "{addresses}");
-    entries.take(WatchEvent::Deleted(known(service_entry("ours", "DNS", None))));
+    entries.take(WatchEvent::Deleted(entry_row(service_entry("ours", "DNS", None))));
     assert_eq!(entries.entries.len(), 2);
 }

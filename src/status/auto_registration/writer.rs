@@ -45,7 +45,7 @@ struct Shared {
     groups: Store,
     options: Options,
     metrics: Metrics,
-    places: Semaphore,
+    permits: Semaphore,
 }
 
 impl Writer {
@@ -57,7 +57,7 @@ impl Writer {
                 groups: store("WorkloadGroup", "workloadgroups"),
                 options,
                 metrics,
-                places: Semaphore::new(MAX_CONCURRENT),
+                permits: Semaphore::new(MAX_CONCURRENT),
             }),
         }
     }
@@ -67,9 +67,9 @@ impl Writer {
     }
 
     pub(super) async fn perform(&self, key: &EntryKey, operation: Operation) -> Outcome {
-        let place = self.shared.places.acquire().await;
+        let permit = self.shared.permits.acquire().await;
         let outcome = self.shared.perform(key, operation).await;
-        drop(place);
+        drop(permit);
         outcome
     }
 }
@@ -271,15 +271,15 @@ impl Shared {
         &self,
         key: &EntryKey,
         decide: impl Fn(&Value) -> Option<Value>,
-        place: WriteTarget,
+        target: WriteTarget,
     ) -> Result<bool, WriteError> {
-        let mut last = WriteError::Conflict("nobody looked".into());
+        let mut last = WriteError::Conflict("no attempt was made".into());
         for _ in 0..ATTEMPTS {
             let Some(found) = self.entries.get(&key.0, &key.1).await? else {
                 return Ok(false);
             };
             let Some(new) = decide(&found) else { return Ok(false) };
-            let written = match place {
+            let written = match target {
                 WriteTarget::Object => self.entries.replace(&key.0, &key.1, &new).await,
                 WriteTarget::Status => self.entries.replace_status(&key.0, &key.1, &new).await,
             };

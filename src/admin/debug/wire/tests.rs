@@ -10,12 +10,12 @@ use crate::{
 const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
 const SHOP: &str = "spiffe://cluster.local/ns/shop/sa/default";
 
-struct Bed {
+struct Harness {
     wire: Wire,
     _mesh: watch::Sender<Arc<MeshSnapshot>>,
 }
 
-impl Bed {
+impl Harness {
     fn new(change: impl FnOnce(&mut Installation)) -> Self {
         let mut installation = Installation::default();
         change(&mut installation);
@@ -63,16 +63,17 @@ impl Bed {
 
 #[tokio::test]
 async fn pages_are_those_of_http() {
-    let bed = Bed::new(|_| {});
-    assert!(bed.page("list").await.contains("\"config_dump\""));
-    assert_eq!(bed.page("connections?pretty=1").await.lines().count(), 4);
-    assert_eq!(bed.page("nothing").await, "404 page not found\n");
+    let harness = Harness::new(|_| {});
+    assert!(harness.page("list").await.contains("\"config_dump\""));
+    assert_eq!(harness.page("connections?pretty=1").await.lines().count(), 4);
+    assert_eq!(harness.page("nothing").await, "404 page not found\n");
     assert_eq!(
-        bed.page("config_dump").await,
+        harness.page("config_dump").await,
         "You must provide a proxyID in the query string\n"
     );
     assert!(
-        bed.page("config_dump?proxyID=a")
+        harness
+            .page("config_dump?proxyID=a")
             .await
             .starts_with("Proxy not connected to this Pilot instance.")
     );
@@ -80,8 +81,8 @@ async fn pages_are_those_of_http() {
 
 #[tokio::test]
 async fn r5_pages_over_xds_require_access() {
-    let bed = Bed::new(|_| {});
-    let anonymous = bed.ask(PAGE, &["list"], None).await.unwrap_err();
+    let harness = Harness::new(|_| {});
+    let anonymous = harness.ask(PAGE, &["list"], None).await.unwrap_err();
     assert_eq!(anonymous, DebugError::Unauthenticated);
     for page in [
         "list",
@@ -91,25 +92,25 @@ async fn r5_pages_over_xds_require_access() {
         "config_dump%2f..%2fsyncz",
         "config_dump/",
     ] {
-        let denial = bed.ask(PAGE, &[page], Some(SHOP)).await;
+        let denial = harness.ask(PAGE, &[page], Some(SHOP)).await;
         assert_eq!(denial.unwrap_err(), DebugError::Forbidden(vec![SHOP.into()]), "{page}");
     }
-    assert!(bed.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
+    assert!(harness.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
     let foreign = "spiffe://other.example/ns/istio-system/sa/istiod";
     assert!(matches!(
-        bed.ask(PAGE, &["edsz"], Some(foreign)).await,
+        harness.ask(PAGE, &["edsz"], Some(foreign)).await,
         Err(DebugError::Forbidden(_))
     ));
     for names in [&[][..], &["list", "syncz"]] {
         assert!(matches!(
-            bed.ask(PAGE, names, Some(SYSTEM)).await,
+            harness.ask(PAGE, names, Some(SYSTEM)).await,
             Err(DebugError::Malformed(_))
         ));
     }
     for name in ["\u{0}", "a b", "{x}\n"] {
         assert!(
             matches!(
-                bed.ask(PAGE, &[name], Some(SYSTEM)).await,
+                harness.ask(PAGE, &[name], Some(SYSTEM)).await,
                 Err(DebugError::Malformed(_))
             ),
             "{name:?}"
@@ -119,20 +120,20 @@ async fn r5_pages_over_xds_require_access() {
 
 #[tokio::test]
 async fn r5_sync_status_requires_authentication() {
-    let bed = Bed::new(|_| {});
+    let harness = Harness::new(|_| {});
     for url in [SYNC_STATUS, CONFIG_DUMP, "istio.io/debug/other"] {
         assert_eq!(
-            bed.ask(url, &["a"], None).await.unwrap_err(),
+            harness.ask(url, &["a"], None).await.unwrap_err(),
             DebugError::Unauthenticated,
             "{url}"
         );
         // An absent proxy and an invisible one are indistinguishable.
         assert!(
-            bed.ask(url, &["a"], Some(SHOP)).await.unwrap().resources.is_empty(),
+            harness.ask(url, &["a"], Some(SHOP)).await.unwrap().resources.is_empty(),
             "{url}"
         );
     }
-    let open = Bed::new(|installation| installation.features.enable_debug_endpoint_auth = false);
+    let open = Harness::new(|installation| installation.features.enable_debug_endpoint_auth = false);
     assert!(open.ask(SYNC_STATUS, &[], None).await.is_ok());
     // Pages always require access.
     assert_eq!(
@@ -143,8 +144,8 @@ async fn r5_sync_status_requires_authentication() {
 
 #[tokio::test]
 async fn responses_name_the_control_plane() {
-    let bed = Bed::new(|_| {});
-    let answer = bed.ask(SYNC_STATUS, &[], Some(SYSTEM)).await.unwrap();
+    let harness = Harness::new(|_| {});
+    let answer = harness.ask(SYNC_STATUS, &[], Some(SYSTEM)).await.unwrap();
     let who: Value = serde_json::from_str(&answer.control_plane.unwrap()).unwrap();
     assert_eq!(
         (&who["Component"], &who["ID"], &who["Info"]["version"]),

@@ -30,12 +30,12 @@ fn apply(entries: &mut BTreeMap<EntryKey, Entry>, patch: &Patch) -> bool {
     let entry = entries.get_mut(&patch.key).expect("patches are for entries");
     let (test, add) = (&patch.operations[0], &patch.operations[1]);
     let at = |path: &Value| path == "/status";
-    let stands = if at(&test["path"]) {
+    let current = if at(&test["path"]) {
         &entry.status
     } else {
         &entry.status["addresses"]
     };
-    if *stands != test["value"] {
+    if *current != test["value"] {
         return false;
     }
     if at(&add["path"]) {
@@ -48,17 +48,17 @@ fn apply(entries: &mut BTreeMap<EntryKey, Entry>, patch: &Patch) -> bool {
     true
 }
 
-fn settle(allocator: &mut Allocator, entries: &mut BTreeMap<EntryKey, Entry>) {
+fn allocate_all(allocator: &mut Allocator, entries: &mut BTreeMap<EntryKey, Entry>) {
     for _ in 0..10 {
         let patches = allocator.plan(entries);
         if patches.is_empty() {
             return;
         }
         for patch in patches {
-            assert!(apply(entries, &patch), "nobody else writes");
+            assert!(apply(entries, &patch), "there is no other writer");
         }
     }
-    panic!("it never settles");
+    panic!("the allocator never becomes idle");
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn pending_writes_are_not_repeated() {
 fn a_new_host_gets_an_address_and_old_ones_keep_theirs() {
     let mut allocator = allocator("240.240.0.0/16");
     let mut entries = BTreeMap::from([(key("a"), entry(1, &["a.com"]))]);
-    settle(&mut allocator, &mut entries);
+    allocate_all(&mut allocator, &mut entries);
     entries.get_mut(&key("a")).expect("there").hosts = vec!["b.com".into(), "a.com".into()];
-    settle(&mut allocator, &mut entries);
+    allocate_all(&mut allocator, &mut entries);
     let given = entries[&key("a")].status["addresses"].clone();
     assert_eq!(given[0], json!({"value": "240.240.0.2", "host": "b.com"}));
     assert_eq!(given[2], json!({"value": "240.240.0.1", "host": "a.com"}));
@@ -139,7 +139,7 @@ fn the_older_entry_keeps_a_contested_address() {
         (key("c"), taken),
         (key("d"), owner),
     ]);
-    settle(&mut allocator("240.240.0.0/16"), &mut entries);
+    allocate_all(&mut allocator("240.240.0.0/16"), &mut entries);
     assert_eq!(entries[&key("b")].status, old.status);
     assert_eq!(
         entries[&key("c")].status["addresses"][0]["value"],
@@ -153,7 +153,7 @@ fn the_older_entry_keeps_a_contested_address() {
 fn a_full_range_allocates_nothing() {
     let mut allocator = allocator("10.0.0.0/30");
     let mut entries = BTreeMap::from([(key("a"), entry(1, &["a", "b", "c", "d"]))]);
-    settle(&mut allocator, &mut entries);
+    allocate_all(&mut allocator, &mut entries);
     let given = entries[&key("a")].assigned();
     let count = |host: &str| given.get(host).map_or(0, Vec::len);
     assert_eq!(["a", "b", "c", "d"].map(count), [2, 2, 2, 1]);
@@ -205,7 +205,7 @@ proptest! {
                 }
                 Event::Restart => allocator = self::allocator("240.240.0.0/16"),
             }
-            settle(&mut allocator, &mut entries);
+            allocate_all(&mut allocator, &mut entries);
             let mut seen = BTreeSet::new();
             for (key, entry) in &entries {
                 let assigned = entry.assigned();

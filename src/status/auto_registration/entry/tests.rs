@@ -174,7 +174,7 @@ fn orphaned_entries_are_deleted_after_the_grace_period() {
     assert_eq!(
         clean(&entry, 101),
         Some(CleanUp::Delete),
-        "nobody wrote that it went away"
+        "no disconnection is recorded"
     );
     let away = disconnected(&entry, "istiod-a", at(0), at(9)).expect("ours");
     assert_eq!(clean(&away, 18), None);
