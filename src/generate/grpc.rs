@@ -2,7 +2,7 @@
 //!
 //! They subscribe by name to everything that they use: the listener of a target, its route configuration, the clusters
 //! of the routes, their endpoints. So there is one part per type, which consists of the requested names, and names are
-//! resolved when the part is listed. Names that nobody requests cost nothing. Resources are keyed by their inputs and
+//! resolved when the part is listed. Unrequested names cost nothing. Resources are keyed by their inputs and
 //! shared by all clients with equal views; Envoys share the endpoints. Note: policies may contain only what gRPC
 //! supports, or the client refuses the resource.
 
