@@ -32,6 +32,19 @@ pub(crate) struct Tenant<'a> {
     number: u8,
 }
 
+/// Returns a test's name as a label value, from which the names of namespaces and nodes are made. Kubernetes limits these
+/// to 63 characters, so a long name is cut and made unique by the test's number.
+fn label_value(trial: &str, number: u8) -> String {
+    const MAX_LENGTH: usize = 48;
+    let name = trial.trim_start_matches("kube/").replace(['_', '/'], "-");
+    if name.len() <= MAX_LENGTH {
+        return name;
+    }
+    let suffix = format!("-{number}");
+    let kept = name[..MAX_LENGTH - suffix.len()].trim_end_matches('-');
+    format!("{kept}{suffix}")
+}
+
 impl Tenant<'static> {
     /// A part of a shared cluster.
     pub(crate) fn shared(index: usize, trial: &str) -> Result<Tenant<'static>, String> {
@@ -43,14 +56,15 @@ impl<'a> Tenant<'a> {
     /// Creates the namespaces in a cluster, with a mesh config that selects them.
     pub(crate) fn within(cluster: &'a Cluster, trial: &str) -> Result<Tenant<'a>, String> {
         static NUMBERS: AtomicU8 = AtomicU8::new(1);
-        let name = trial.trim_start_matches("kube/").replace(['_', '/'], "-");
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let name = label_value(trial, number);
         let tenant = Tenant {
             cluster,
             folder: scratch(&format!("{trial}/work")),
             system: format!("{name}-system"),
             app: format!("{name}-app"),
             trial: name,
-            number: NUMBERS.fetch_add(1, Ordering::Relaxed),
+            number,
         };
         tenant.namespaces(cluster)?;
         tenant.set_mesh("")?;
