@@ -9,6 +9,9 @@
 
 #![allow(clippy::disallowed_methods, reason = "cargo passes its settings in the environment")]
 
+#[path = "build/fields.rs"]
+mod fields;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,
@@ -165,7 +168,7 @@ type Error = Box<dyn std::error::Error>;
 fn main() -> Result<(), Error> {
     let own = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?);
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    for path in ["build.rs", "Cargo.toml", "contrib", "istio", "udpa", "xds"] {
+    for path in ["build", "build.rs", "Cargo.toml", "contrib", "istio", "udpa", "xds"] {
         println!("cargo::rerun-if-changed={path}");
     }
 
@@ -190,6 +193,7 @@ fn main() -> Result<(), Error> {
     let all = compiler.file_descriptor_set();
 
     fs::write(out.join("descriptors.bin"), all.encode_to_vec())?;
+    fs::write(out.join("fields.rs"), fields::modules(&all)?)?;
     generate(typed(all))
 }
 

@@ -6,6 +6,7 @@
 //! rest of Envoy's API, so that [`json`] reads and writes all of it.
 
 mod any;
+pub mod field;
 pub mod json;
 
 use std::sync::OnceLock;

@@ -246,15 +246,11 @@ pub fn structure<'k>(fields: impl IntoIterator<Item = (&'k str, Value)>) -> Stru
     }
 }
 
-/// The metadata namespace and field of [`config_metadata`].
-pub const CONFIG_METADATA: (&str, &str) = (ISTIO_METADATA, "config");
-
 /// Returns metadata that names the source object of a part of the configuration.
 pub fn config_metadata(meta: &Meta) -> Metadata {
-    let (namespace, field) = CONFIG_METADATA;
-    let config = structure([(field, text(meta.config_path()))]);
+    let config = structure([("config", text(meta.config_path()))]);
     Metadata {
-        filter_metadata: [(namespace.to_owned(), config)].into(),
+        filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
         ..Default::default()
     }
 }

@@ -6,8 +6,14 @@ use bytes::Bytes;
 use prost::{Message, Name, encoding};
 use smol_str::SmolStr;
 
-use super::wire;
-use crate::base::Version;
+use super::wire::{self, Writer, field_len};
+use crate::{
+    base::Version,
+    proto::{
+        envoy::service::discovery::v3::DeltaDiscoveryResponse,
+        field::{self, MessageFields},
+    },
+};
 
 macro_rules! resource_types {
     ($($(#[$doc:meta])* $variant:ident => $short:literal, $url:literal, $wildcard:literal;)*) => {
@@ -93,26 +99,30 @@ impl PartialEq for EncodedResource {
     }
 }
 
-const RESOURCES_FIELD: u32 = 2;
 /// The largest buffer that a thread keeps, in bytes.
 const MAX_BUFFER: usize = 1 << 16;
-const RESOURCE_VERSION_FIELD: u32 = 1;
-const RESOURCE_ANY_FIELD: u32 = 2;
-const RESOURCE_NAME_FIELD: u32 = 3;
 
 impl EncodedResource {
     /// Encodes a message under a name.
     pub fn new<M: Message + Name>(name: impl Into<SmolStr>, message: &M) -> Self {
-        Self::written(name.into(), &M::type_url(), |value| message.encode_raw(value))
+        Self::framed(name.into(), &M::type_url(), |value| message.encode_raw(value))
     }
 
     /// Frames a message that is already encoded.
     pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
-        Self::written(name, type_url, |out| out.extend_from_slice(value))
+        Self::framed(name, type_url, |out| out.extend_from_slice(value))
     }
 
     /// Frames the message that a function writes.
-    pub fn written(name: SmolStr, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+    pub fn write<M: MessageFields>(name: SmolStr, write: impl FnOnce(&mut Writer<M>)) -> Self {
+        Self::framed(name, M::TYPE_URL, |out| {
+            let begin = out.len();
+            write(&mut Writer::new(out));
+            wire::debug_assert_canonical::<M>(&out[begin..]);
+        })
+    }
+
+    fn framed(name: SmolStr, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) -> Self {
         // The version is the hash of type, name and content, which are written in one piece.
         let mut buffer = BUFFER.take();
         for part in [type_url, "\0", name.as_str(), "\0"] {
@@ -128,35 +138,33 @@ impl EncodedResource {
         framed
     }
 
-    /// Frames the message that a function appends, of about `len` bytes.
-    pub fn framed(name: SmolStr, type_url: &str, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        Self::written(name, type_url, |out| {
-            out.reserve(len);
-            write(out);
-        })
-    }
-
     fn frame(name: SmolStr, version: Version, type_url: &str, value: &[u8]) -> Self {
-        let any_len = field_len(1, type_url.len()) + field_len(2, value.len());
-        let text = version.text();
-        let resource_len = field_len(RESOURCE_VERSION_FIELD, text.len())
-            + field_len(RESOURCE_ANY_FIELD, any_len)
-            + if name.is_empty() {
-                0
-            } else {
-                field_len(RESOURCE_NAME_FIELD, name.len())
-            };
-        let mut bytes = Vec::with_capacity(field_len(RESOURCES_FIELD, resource_len));
-        wire::header(&mut bytes, RESOURCES_FIELD, resource_len);
-        wire::bytes(&mut bytes, RESOURCE_VERSION_FIELD, &text);
-        let any_start = bytes.len();
-        wire::header(&mut bytes, RESOURCE_ANY_FIELD, any_len);
-        wire::bytes(&mut bytes, 1, type_url.as_bytes());
-        wire::bytes(&mut bytes, 2, value);
-        let any_end = bytes.len();
-        wire::text(&mut bytes, RESOURCE_NAME_FIELD, &name);
+        use field::{any, delta_discovery_response, resource};
+
+        let any_len = field_len(any::TYPE_URL, type_url.len()) + field_len(any::VALUE, value.len());
+        let version_text = version.text();
+        let name_len = if name.is_empty() {
+            0
+        } else {
+            field_len(resource::NAME, name.len())
+        };
+        let resource_len =
+            field_len(resource::VERSION, version_text.len()) + field_len(resource::RESOURCE, any_len) + name_len;
+        let mut bytes = Vec::with_capacity(field_len(delta_discovery_response::RESOURCES, resource_len));
+        let mut any_range = 0..0;
+        let mut response = Writer::<DeltaDiscoveryResponse>::new(&mut bytes);
+        response.nested_of_length(delta_discovery_response::RESOURCES, resource_len, |out| {
+            out.bytes(resource::VERSION, &version_text);
+            any_range.start = out.position();
+            out.nested_of_length(resource::RESOURCE, any_len, |out| {
+                out.text(any::TYPE_URL, type_url);
+                out.bytes(any::VALUE, value);
+            });
+            any_range.end = out.position();
+            out.text(resource::NAME, &name);
+        });
         let delta = Bytes::from(bytes);
-        let sotw = delta.slice(any_start..any_end);
+        let sotw = delta.slice(any_range);
         Self {
             name,
             version,
@@ -184,10 +192,6 @@ impl EncodedResource {
             .and_then(|_| crate::proto::Any::decode(slice).map_err(|error| error.to_string()));
         parsed.expect("because the frame was written by this type")
     }
-}
-
-fn field_len(tag: u32, len: usize) -> usize {
-    encoding::key_len(tag) + encoding::encoded_len_varint(len as u64) + len
 }
 
 #[cfg(test)]

@@ -11,15 +11,14 @@ mod network;
 
 use std::collections::BTreeSet;
 
-use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
-    BuildContext, EncodedResource, ResourceType,
+    BuildContext, EncodedResource,
     name::ClusterMode,
     proxy_view::{OutboundProxyView, ProxyLocation},
     resource::Built,
-    wire,
+    wire::{Encoded, Writer},
 };
 use crate::{
     base::{ClusterId, Labels, NetworkId, Shared, cidr::IpMode},
@@ -28,7 +27,7 @@ use crate::{
         destination_rule::{self, RuleRef},
         service::UNSPECIFIED_IP,
     },
-    proto::envoy::config::endpoint::v3::ClusterLoadAssignment,
+    proto::{envoy::config::endpoint::v3::ClusterLoadAssignment, field::cluster_load_assignment},
 };
 pub use assignment::Target;
 use lb_endpoint::LocalityEndpoints;
@@ -172,17 +171,16 @@ impl EndpointKey {
             })
         });
         let groups = target.map(|target| target.discovered(ctx, &self.client));
-        let type_url = ResourceType::Endpoint.url();
-        Built::new(EncodedResource::written(name.as_str().into(), type_url, |out| {
+        Built::new(EncodedResource::write(name.as_str().into(), |out| {
             write_assignment(out, &name, &groups.unwrap_or_default());
         }))
     }
 }
 
-fn write_assignment(out: &mut Vec<u8>, cluster: &str, groups: &[LocalityEndpoints]) {
-    wire::text(out, 1, cluster);
+fn write_assignment(out: &mut Writer<ClusterLoadAssignment>, cluster: &str, groups: &[LocalityEndpoints]) {
+    out.text(cluster_load_assignment::CLUSTER_NAME, cluster);
     for group in groups {
-        wire::nested(out, 2, |out| group.write(out));
+        out.nested(cluster_load_assignment::ENDPOINTS, |out| group.write(out));
     }
 }
 
@@ -194,8 +192,5 @@ pub fn inline_assignment(
     client: &EndpointProxyView,
 ) -> Option<ClusterLoadAssignment> {
     let groups = target.inline(ctx, client);
-    let mut written = Vec::new();
-    write_assignment(&mut written, cluster, &groups);
-    let assignment = ClusterLoadAssignment::decode(written.as_slice());
-    (!groups.is_empty()).then(|| assignment.expect("because it was written according to the message"))
+    (!groups.is_empty()).then(|| Encoded::write(0, |out| write_assignment(out, cluster, &groups)).decode())
 }

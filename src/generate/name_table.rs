@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    BuildContext, EncodedResource, ProxyType, encoded::ResourceType, resource::Built, selected::Selected, vip::VipView,
-    wire,
+    BuildContext, EncodedResource, ProxyType, resource::Built, selected::Selected, vip::VipView, wire::Writer,
 };
 use crate::{
     base::{Namespace, NetworkId, cidr},
@@ -16,6 +15,10 @@ use crate::{
         ScopeKey, Service,
         endpoint::HeadlessAddress,
         service::{Registry, Resolution, UNSPECIFIED_IP},
+    },
+    proto::{
+        field::{name_info, name_table},
+        istio::networking::nds::v1::name_table::NameInfo,
     },
 };
 
@@ -63,17 +66,17 @@ impl Row {
         }
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
+    fn write(&self, out: &mut Writer<NameInfo>) {
         for ip in &self.ips {
-            wire::bytes(out, 1, ip.as_bytes());
+            out.text(name_info::IPS, ip);
         }
         let registry = match self.registry {
             Registry::Kubernetes => "Kubernetes",
             Registry::External => "External",
         };
-        wire::text(out, 2, registry);
-        wire::text(out, 3, &self.short_name);
-        wire::text(out, 4, &self.namespace);
+        out.text(name_info::REGISTRY, registry);
+        out.text(name_info::SHORTNAME, &self.short_name);
+        out.text(name_info::NAMESPACE, &self.namespace);
     }
 }
 
@@ -123,10 +126,9 @@ impl NameTableKey {
             }
         }
         let table = merged(found);
-        let type_url = ResourceType::NameTable.url();
-        Built::new(EncodedResource::written(SmolStr::default(), type_url, |out| {
+        Built::new(EncodedResource::write(SmolStr::default(), |out| {
             for (host, row) in &table {
-                wire::entry(out, 1, host, |out| row.write(out));
+                out.entry(name_table::TABLE, host, |out| row.write(out));
             }
         }))
     }
@@ -247,9 +249,10 @@ fn is_usable(address: &str) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::super::fixture;
-    use super::ResourceType;
-    use crate::model::Installation;
+    use crate::{
+        generate::{ResourceType, fixture},
+        model::Installation,
+    };
 
     const HEADLESS: &str = "
 apiVersion: v1

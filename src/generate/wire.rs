@@ -1,12 +1,375 @@
-//! Messages written field by field, for messages that a resource contains by the hundred. Creating, measuring and
-//! dropping the typed messages would cost many times as much.
+//! Typed writers of encoded messages, for messages that a resource contains by the hundred. Creating, measuring and
+//! dropping the Rust types would cost several times as much.
 //!
-//! Note: fields must be written in the order of their numbers and without default values, as prost does. The bytes of a
-//! resource then do not depend on how it was encoded.
+//! Note: fields must be written in the order in which prost encodes them. The bytes of a resource then do not depend on
+//! how it was encoded. In debug builds each [`Encoded`] message, and each resource, is compared with prost's encoding.
 
-use std::cell::Cell;
+use std::{cell::Cell, fmt, marker::PhantomData};
 
 use prost::{Message, encoding};
+use prost_types::Struct;
+
+use crate::{
+    base::scratch,
+    proto::{
+        Any,
+        field::{self, Blob, Field, Map, MessageFields, NumberKind, TextKind, Wrapper},
+    },
+};
+
+/// A message as bytes, or some of its fields in the order of encoding.
+pub struct Encoded<M> {
+    bytes: Vec<u8>,
+    message: PhantomData<fn() -> M>,
+}
+
+impl<M: MessageFields> Encoded<M> {
+    /// Encodes a message.
+    pub fn of(message: &M) -> Self {
+        Self::from_bytes(message.encode_to_vec())
+    }
+
+    /// Encodes a message by a function, into a buffer of this capacity in bytes.
+    pub fn write(capacity: usize, write: impl FnOnce(&mut Writer<M>)) -> Self {
+        let mut bytes = Vec::with_capacity(capacity);
+        write(&mut Writer::new(&mut bytes));
+        debug_assert_canonical::<M>(&bytes);
+        Self::from_bytes(bytes)
+    }
+
+    /// Adds fields after those that are there.
+    pub fn append(&mut self, write: impl FnOnce(&mut Writer<M>)) {
+        write(&mut Writer::new(&mut self.bytes));
+    }
+
+    /// Decodes the message.
+    pub fn decode(&self) -> M {
+        M::decode(self.bytes.as_slice()).expect("because the encoder wrote it")
+    }
+}
+
+impl<M> Encoded<M> {
+    const fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self {
+            bytes,
+            message: PhantomData,
+        }
+    }
+
+    /// Returns no fields, and allocates nothing.
+    pub const fn empty() -> Self {
+        Self::from_bytes(Vec::new())
+    }
+
+    /// Returns no fields, with a buffer of this capacity in bytes.
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self::from_bytes(Vec::with_capacity(capacity))
+    }
+
+    /// Returns true without fields.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Returns the length in bytes.
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Returns the bytes.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Returns the bytes without copying them.
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+impl<M: MessageFields> Encoded<M> {
+    /// Wraps the message in an `Any`.
+    pub fn into_any(self) -> Any {
+        Any {
+            type_url: M::TYPE_URL.to_owned(),
+            value: self.bytes.into(),
+        }
+    }
+}
+
+impl<M> Clone for Encoded<M> {
+    fn clone(&self) -> Self {
+        Self::from_bytes(self.bytes.clone())
+    }
+}
+
+impl<M> Default for Encoded<M> {
+    fn default() -> Self {
+        Self::empty()
+    }
+}
+
+impl<M> PartialEq for Encoded<M> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl<M> Eq for Encoded<M> {}
+
+impl<M> fmt::Debug for Encoded<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes of {}", self.bytes.len(), std::any::type_name::<M>())
+    }
+}
+
+/// Fails in debug builds if prost would encode the message in other bytes.
+pub fn debug_assert_canonical<M: Message + Default>(bytes: &[u8]) {
+    debug_assert!(
+        M::decode(bytes).is_ok_and(|message| message.encode_to_vec() == bytes),
+        "fields of {} are not in the order of encoding",
+        std::any::type_name::<M>()
+    );
+}
+
+/// Returns the length of a field with its tag and length, for a text or message of `len` bytes.
+pub fn field_len<M, K>(field: Field<M, K>, len: usize) -> usize {
+    encoding::key_len(field.number()) + encoding::encoded_len_varint(len as u64) + len
+}
+
+/// Writes the fields of a message `M` at the end of a buffer.
+pub struct Writer<'a, M> {
+    out: &'a mut Vec<u8>,
+    message: PhantomData<fn(M)>,
+}
+
+impl<'a, M> Writer<'a, M> {
+    /// Returns a writer at the end of a buffer.
+    pub fn new(out: &'a mut Vec<u8>) -> Self {
+        Self {
+            out,
+            message: PhantomData,
+        }
+    }
+
+    /// Returns the length of the buffer in bytes.
+    pub fn position(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Makes room for further bytes.
+    pub fn reserve(&mut self, len: usize) {
+        self.out.reserve(len);
+    }
+
+    /// Writes a text.
+    pub fn text<K: TextKind>(&mut self, field: Field<M, K>, value: &str) {
+        if K::EXPLICIT || !value.is_empty() {
+            self.bytes(field, value.as_bytes());
+        }
+    }
+
+    /// Writes a text that consists of these parts.
+    pub fn joined<K: TextKind>(&mut self, field: Field<M, K>, parts: &[&str]) {
+        let len = parts.iter().map(|part| part.len()).sum();
+        if K::EXPLICIT || len > 0 {
+            self.header(field, len);
+            for part in parts {
+                self.out.extend_from_slice(part.as_bytes());
+            }
+        }
+    }
+
+    /// Writes a number, an enum or a boolean.
+    pub fn number<K: NumberKind>(&mut self, field: Field<M, K>, value: u32) {
+        if K::EXPLICIT || value != 0 {
+            varint_field(self.out, field.number(), value);
+        }
+    }
+
+    /// Writes a wrapped number or boolean.
+    pub fn wrapper(&mut self, field: Field<M, Wrapper>, value: u32) {
+        length_delimited(self.out, field.number(), |out| {
+            if value != 0 {
+                varint_field(out, WRAPPED_VALUE, value);
+            }
+        });
+    }
+
+    /// Writes a message.
+    pub fn message<T: Message>(&mut self, field: Field<M, T>, message: &T) {
+        length_delimited(self.out, field.number(), |out| message.encode_raw(out));
+    }
+
+    /// Writes a message by a function.
+    pub fn nested<T: MessageFields>(&mut self, field: Field<M, T>, write: impl FnOnce(&mut Writer<T>)) {
+        length_delimited(self.out, field.number(), |out| write(&mut Writer::new(out)));
+    }
+
+    /// Writes a message of a known length in bytes by a function. This saves moving its bytes.
+    pub fn nested_of_length<T: MessageFields>(
+        &mut self,
+        field: Field<M, T>,
+        len: usize,
+        write: impl FnOnce(&mut Writer<T>),
+    ) {
+        self.header(field, len);
+        let begin = self.out.len();
+        write(&mut Writer::new(self.out));
+        debug_assert_eq!(self.out.len() - begin, len, "length of field {}", field.number());
+    }
+
+    /// Writes an encoded message.
+    pub fn encoded<T>(&mut self, field: Field<M, T>, message: &Encoded<T>) {
+        self.bytes(field, &message.bytes);
+    }
+
+    /// Writes the bytes of a text or of an encoded message.
+    pub fn bytes<K>(&mut self, field: Field<M, K>, value: &[u8]) {
+        self.header(field, value.len());
+        self.out.extend_from_slice(value);
+    }
+
+    /// Writes a message by a function, wrapped in an `Any`.
+    pub fn any<T: MessageFields>(&mut self, field: Field<M, Any>, write: impl FnOnce(&mut Writer<T>)) {
+        self.nested(field, |out| out.pack(write));
+    }
+
+    /// Writes an entry of a map.
+    pub fn entry<V: MessageFields>(&mut self, field: Field<M, Map<V>>, key: &str, write: impl FnOnce(&mut Writer<V>)) {
+        length_delimited(self.out, field.number(), |out| {
+            if !key.is_empty() {
+                header(out, MAP_KEY, key.len());
+                out.extend_from_slice(key.as_bytes());
+            }
+            length_delimited_unless_empty(out, MAP_VALUE, |out| write(&mut Writer::new(out)));
+        });
+    }
+
+    /// Writes bytes by a function, unless they are empty.
+    fn blob(&mut self, field: Field<M, Blob>, write: impl FnOnce(&mut Vec<u8>)) {
+        length_delimited_unless_empty(self.out, field.number(), write);
+    }
+
+    /// Copies encoded fields.
+    pub fn fields(&mut self, fields: &Encoded<M>) {
+        self.out.extend_from_slice(&fields.bytes);
+    }
+
+    /// Copies fields that are encoded in a shared buffer.
+    pub fn raw(&mut self, fields: &[u8]) {
+        self.out.extend_from_slice(fields);
+    }
+
+    fn header<K>(&mut self, field: Field<M, K>, len: usize) {
+        header(self.out, field.number(), len);
+    }
+}
+
+impl<M: MessageFields> Writer<'_, M> {
+    /// Writes a whole message.
+    pub fn whole(&mut self, message: &M) {
+        message.encode_raw(self.out);
+    }
+
+    /// Writes a message with encoded fields inserted where prost encodes them. `pieces` are in the order of encoding.
+    pub fn spliced<'p>(&mut self, message: &M, pieces: impl IntoIterator<Item = &'p Encoded<M>>)
+    where
+        M: 'p,
+    {
+        scratch::with(&SCRATCH, |encoded| {
+            message.encode_raw(encoded);
+            self.spliced_bytes(encoded, pieces);
+        });
+    }
+
+    /// As [`Self::spliced`], with an encoded message.
+    pub fn spliced_bytes<'p>(&mut self, message: &[u8], pieces: impl IntoIterator<Item = &'p Encoded<M>>)
+    where
+        M: 'p,
+    {
+        let (mut copied, mut at) = (0, 0);
+        for piece in pieces {
+            let Some(first) = first_position::<M>(&piece.bytes) else {
+                continue;
+            };
+            while at < message.len() {
+                let mut rest = &message[at..];
+                let (next, kind) = encoding::decode_key(&mut rest).expect("because the encoder wrote it");
+                if M::position(next) > first {
+                    break;
+                }
+                let context = encoding::DecodeContext::default();
+                encoding::skip_field(kind, next, &mut rest, context).expect("because the encoder wrote it");
+                at = message.len() - rest.len();
+            }
+            self.out.extend_from_slice(&message[copied..at]);
+            copied = at;
+            self.out.extend_from_slice(&piece.bytes);
+        }
+        self.out.extend_from_slice(&message[copied..]);
+    }
+}
+
+impl Writer<'_, Any> {
+    /// Writes the type URL and the content of an `Any`.
+    pub fn pack<T: MessageFields>(&mut self, write: impl FnOnce(&mut Writer<T>)) {
+        self.text(field::any::TYPE_URL, T::TYPE_URL);
+        self.blob(field::any::VALUE, |out| write(&mut Writer::new(out)));
+    }
+}
+
+impl Writer<'_, Struct> {
+    /// Writes a text field.
+    pub fn text_field(&mut self, key: &str, value: &str) {
+        self.entry(field::r#struct::FIELDS, key, |out| {
+            out.text(field::value::STRING_VALUE, value);
+        });
+    }
+
+    /// Writes a field with the value `true`.
+    pub fn true_field(&mut self, key: &str) {
+        self.entry(field::r#struct::FIELDS, key, |out| {
+            out.number(field::value::BOOL_VALUE, 1);
+        });
+    }
+
+    /// Writes a list of structs as a field.
+    pub fn list_field<T>(
+        &mut self,
+        key: &str,
+        structs: impl IntoIterator<Item = T>,
+        write: impl Fn(&mut Writer<Struct>, T),
+    ) {
+        self.entry(field::r#struct::FIELDS, key, |out| {
+            out.nested(field::value::LIST_VALUE, |out| {
+                for item in structs {
+                    out.nested(field::list_value::VALUES, |out| {
+                        out.nested(field::value::STRUCT_VALUE, |out| write(out, item));
+                    });
+                }
+            });
+        });
+    }
+}
+
+/// Field of `BoolValue` and `UInt32Value`.
+const WRAPPED_VALUE: u32 = 1;
+/// Fields of the entries of every map.
+const MAP_KEY: u32 = 1;
+const MAP_VALUE: u32 = 2;
+
+thread_local! {
+    /// A message that fields are spliced into.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// Returns the place of the first field in the order of encoding; `None` without fields.
+fn first_position<M: MessageFields>(mut fields: &[u8]) -> Option<u32> {
+    let first = (!fields.is_empty()).then(|| encoding::decode_key(&mut fields))?;
+    let (number, _) = first.expect("because the encoder wrote it");
+    Some(M::position(number))
+}
 
 /// Writes a varint. Nearly all take one byte.
 fn varint(out: &mut Vec<u8>, value: u64) {
@@ -20,50 +383,19 @@ fn key(out: &mut Vec<u8>, field: u32, kind: encoding::WireType) {
     varint(out, u64::from(field << 3 | kind as u32));
 }
 
-/// Writes an encoded text or message.
-pub fn bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
-    header(out, field, value.len());
-    out.extend_from_slice(value);
-}
-
 /// Writes the tag and length of a text or message.
-pub fn header(out: &mut Vec<u8>, field: u32, length: usize) {
+fn header(out: &mut Vec<u8>, field: u32, len: usize) {
     key(out, field, encoding::WireType::LengthDelimited);
-    varint(out, length as u64);
+    varint(out, len as u64);
 }
 
-/// Writes a text, unless it is empty.
-pub fn text(out: &mut Vec<u8>, field: u32, value: &str) {
-    if !value.is_empty() {
-        bytes(out, field, value.as_bytes());
-    }
-}
-
-/// Writes a text that consists of these parts.
-pub fn joined(out: &mut Vec<u8>, field: u32, parts: &[&str]) {
-    header(out, field, parts.iter().map(|part| part.len()).sum());
-    for part in parts {
-        out.extend_from_slice(part.as_bytes());
-    }
-}
-
-/// Writes a number, an enum or a boolean, even if it is 0.
-pub fn number(out: &mut Vec<u8>, field: u32, value: u32) {
+fn varint_field(out: &mut Vec<u8>, field: u32, value: u32) {
     key(out, field, encoding::WireType::Varint);
     varint(out, u64::from(value));
 }
 
-/// Writes a wrapped number (`google.protobuf.UInt32Value`).
-pub fn wrapped(out: &mut Vec<u8>, field: u32, value: u32) {
-    nested(out, field, |out| {
-        if value != 0 {
-            number(out, 1, value);
-        }
-    });
-}
-
-/// Writes a message by a function.
-pub fn nested(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
+/// Writes a field by a function, and its length before it.
+fn length_delimited(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
     key(out, field, encoding::WireType::LengthDelimited);
     let at = out.len();
     // Most messages are short: their length takes one byte.
@@ -81,87 +413,14 @@ pub fn nested(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
     encoding::encode_varint(length as u64, &mut &mut out[at..=at + further]);
 }
 
-/// Writes an entry of a map from texts to messages.
-pub fn entry(out: &mut Vec<u8>, field: u32, key: &str, write: impl FnOnce(&mut Vec<u8>)) {
-    nested(out, field, |out| {
-        text(out, 1, key);
-        nested(out, 2, write);
-    });
-}
-
-thread_local! {
-    /// A buffer for messages that fields are spliced into; empty between two uses. Saves an allocation for each
-    /// message.
-    static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// As [`spliced`], with a message that it encodes.
-pub fn spliced_message<'p>(
-    out: &mut Vec<u8>,
-    message: &impl Message,
-    fields: impl IntoIterator<Item = (u32, &'p [u8])>,
-    position: impl Fn(u32) -> u32,
-) {
-    let mut encoded = BUFFER.take();
-    message.encode_raw(&mut encoded);
-    spliced(out, &encoded, fields, position);
-    encoded.clear();
-    BUFFER.set(encoded);
-}
-
-/// Writes a message with encoded fields inserted, each before the first field with a higher position. `position`
-/// returns the position of a field: its number, except for members of a oneof. The fields to insert must be in order.
-pub fn spliced<'p>(
-    out: &mut Vec<u8>,
-    message: &[u8],
-    fields: impl IntoIterator<Item = (u32, &'p [u8])>,
-    position: impl Fn(u32) -> u32,
-) {
-    let (mut copied, mut at) = (0, 0);
-    for (field, bytes) in fields {
-        while at < message.len() {
-            let mut rest = &message[at..];
-            let (next, kind) = encoding::decode_key(&mut rest).expect("because the encoder wrote it");
-            if position(next) > field {
-                break;
-            }
-            let context = encoding::DecodeContext::default();
-            encoding::skip_field(kind, next, &mut rest, context).expect("because the encoder wrote it");
-            at = message.len() - rest.len();
-        }
-        out.extend_from_slice(&message[copied..at]);
-        copied = at;
-        out.extend_from_slice(bytes);
+/// Writes a field with a number below 16 by a function, unless the function writes nothing.
+fn length_delimited_unless_empty(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>)) {
+    let begin = out.len();
+    length_delimited(out, field, write);
+    // The tag and the length 0 are two bytes.
+    if out.len() == begin + 2 {
+        out.truncate(begin);
     }
-    out.extend_from_slice(&message[copied..]);
-}
-
-const FIELDS: u32 = 1;
-
-/// Writes a text field of a `google.protobuf.Struct`.
-pub fn text_field(out: &mut Vec<u8>, key: &str, value: &str) {
-    entry(out, FIELDS, key, |out| bytes(out, 3, value.as_bytes()));
-}
-
-/// Writes the value `true` as a field of a struct.
-pub fn true_field(out: &mut Vec<u8>, key: &str) {
-    entry(out, FIELDS, key, |out| number(out, 4, 1));
-}
-
-/// Writes a list of structs as a field of a struct.
-pub fn list_field<T>(
-    out: &mut Vec<u8>,
-    key: &str,
-    structs: impl IntoIterator<Item = T>,
-    write: impl Fn(&mut Vec<u8>, T),
-) {
-    entry(out, FIELDS, key, |out| {
-        nested(out, 6, |out| {
-            for value in structs {
-                nested(out, 1, |out| nested(out, 5, |out| write(out, value)));
-            }
-        });
-    });
 }
 
 #[cfg(test)]

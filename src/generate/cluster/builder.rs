@@ -4,37 +4,41 @@
 use std::{borrow::Cow, sync::LazyLock};
 
 use prost::Message;
+use prost_types::Struct;
 
 use crate::{
     generate::{
-        EncodedResource, ResourceType,
+        EncodedResource,
         constant::{self, ISTIO_METADATA, METADATA_EXCHANGE},
-        name, traffic_policy, wire,
+        name, traffic_policy,
+        wire::{Encoded, Writer},
     },
     model::Service,
-    proto::envoy::{
-        config::{
-            cluster::v3::{
-                Cluster, Filter,
-                cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
+    proto::{
+        envoy::{
+            config::{
+                cluster::v3::{
+                    Cluster, Filter,
+                    cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
+                },
+                core::v3::{
+                    Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions,
+                    UpstreamHttpProtocolOptions,
+                },
             },
-            core::v3::{
-                Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions,
-                UpstreamHttpProtocolOptions,
+            extensions::upstreams::http::v3::{
+                HttpProtocolOptions,
+                http_protocol_options::{
+                    ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
+                    explicit_http_config::ProtocolConfig,
+                },
             },
         },
-        extensions::upstreams::http::v3::{
-            HttpProtocolOptions,
-            http_protocol_options::{
-                ExplicitHttpConfig, UpstreamProtocolOptions, UseDownstreamHttpConfig,
-                explicit_http_config::ProtocolConfig,
-            },
-        },
+        field::{cluster, eds_cluster_config, metadata},
     },
 };
 
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
-const HTTP_OPTIONS_URL: &str = "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 const SERVICES: &str = "services";
 
 /// A cluster under construction, see the module's documentation.
@@ -44,54 +48,36 @@ pub(super) struct ClusterBuilder {
     /// HTTP options, if something sets one.
     pub http: Option<HttpProtocolOptions>,
     /// Encoded fields of the metadata for Istio's extensions, by name.
-    metadata: Vec<(&'static str, Vec<u8>)>,
+    metadata: Vec<(&'static str, Encoded<Struct>)>,
     /// Encoded transport socket matches, unless the message has them.
-    sockets: Vec<u8>,
+    sockets: Encoded<Cluster>,
     /// Encoded transport socket, unless the message has it.
-    socket: &'static [u8],
+    socket: Option<&'static Encoded<Cluster>>,
     /// Encoded filters.
-    filters: &'static [u8],
+    filters: Option<&'static Encoded<Cluster>>,
 }
 
-/// A finished cluster: the message, and encoded fields in the order of their numbers.
+/// A finished cluster: the message, and encoded fields in the order of encoding.
 pub(super) struct EncodedCluster {
     cluster: Box<Cluster>,
-    pieces: Vec<(u32, Cow<'static, [u8]>)>,
-}
-
-const EDS_CONFIG: u32 = 3;
-const SOCKET: u32 = 24;
-const METADATA: u32 = 25;
-const EXTENSION_OPTIONS: u32 = 36;
-const FILTERS: u32 = 40;
-const SOCKETS: u32 = 43;
-
-/// Returns the sort key of a field of clusters: members of a oneof are encoded at the position of its first member.
-fn encoding_order(field: u32) -> u32 {
-    match field {
-        38 => 2,
-        34 | 37 | 52 | 56 => 23,
-        field => field,
-    }
+    pieces: Vec<Cow<'static, Encoded<Cluster>>>,
 }
 
 impl EncodedCluster {
     /// Returns the whole message.
     pub(super) fn into_message(self) -> Cluster {
         let mut cluster = *self.cluster;
-        for (_, piece) in &self.pieces {
-            let merged = cluster.merge(&**piece);
-            merged.expect("because it was written according to the message");
+        for piece in &self.pieces {
+            let merged = cluster.merge(piece.as_bytes());
+            merged.expect("because the encoder wrote it");
         }
         cluster
     }
 
     /// Returns the resource.
     pub(super) fn encoded(&self) -> EncodedResource {
-        let pieces = self.pieces.iter().map(|(field, piece)| (*field, &**piece));
-        let name = self.cluster.name.as_str().into();
-        EncodedResource::written(name, ResourceType::Cluster.url(), |out| {
-            wire::spliced_message(out, &*self.cluster, pieces, encoding_order);
+        EncodedResource::write(self.cluster.name.as_str().into(), |out| {
+            out.spliced(&*self.cluster, self.pieces.iter().map(AsRef::as_ref));
         })
     }
 }
@@ -113,9 +99,9 @@ impl ClusterBuilder {
             }),
             http: None,
             metadata: Vec::new(),
-            sockets: Vec::new(),
-            socket: &[],
-            filters: &[],
+            sockets: Encoded::empty(),
+            socket: None,
+            filters: None,
         }
     }
 
@@ -218,28 +204,27 @@ impl ClusterBuilder {
 
     /// Sets a metadata field for Istio's extensions to a text.
     pub(super) fn set_text(&mut self, key: &'static str, value: &str) {
-        self.set_metadata(key, |out| wire::text_field(out, key, value));
+        self.set_metadata(key, |out| out.text_field(key, value));
     }
 
     /// Sets a metadata field for Istio's extensions to true.
     pub(super) fn set_true(&mut self, key: &'static str) {
-        self.set_metadata(key, |out| wire::true_field(out, key));
+        self.set_metadata(key, |out| out.true_field(key));
     }
 
     /// Sets the services of the cluster in the metadata for Istio's extensions.
     pub(super) fn set_services<'s>(&mut self, services: impl IntoIterator<Item = &'s Service>) {
         self.set_metadata(SERVICES, |out| {
-            wire::list_field(out, SERVICES, services, |out, service: &Service| {
-                wire::text_field(out, "host", &service.key.hostname);
-                wire::text_field(out, "name", traffic_policy::service_name(service));
-                wire::text_field(out, "namespace", &service.key.namespace);
+            out.list_field(SERVICES, services, |out, service: &Service| {
+                out.text_field("host", &service.key.hostname);
+                out.text_field("name", traffic_policy::service_name(service));
+                out.text_field("namespace", &service.key.namespace);
             });
         });
     }
 
-    fn set_metadata(&mut self, key: &'static str, write: impl FnOnce(&mut Vec<u8>)) {
-        let mut field = Vec::with_capacity(128);
-        write(&mut field);
+    fn set_metadata(&mut self, key: &'static str, write: impl FnOnce(&mut Writer<Struct>)) {
+        let field = Encoded::write(128, write);
         match self.metadata.binary_search_by_key(&key, |(key, _)| key) {
             Ok(at) => self.metadata[at].1 = field,
             Err(at) => self.metadata.insert(at, (key, field)),
@@ -252,12 +237,12 @@ impl ClusterBuilder {
     }
 
     /// Sets the encoded transport socket of all endpoints.
-    pub(super) fn set_socket(&mut self, socket: &'static [u8]) {
-        self.socket = socket;
+    pub(super) fn set_socket(&mut self, socket: &'static Encoded<Cluster>) {
+        self.socket = Some(socket);
     }
 
     /// Sets the encoded transport socket matches.
-    pub(super) fn set_sockets(&mut self, sockets: Vec<u8>) {
+    pub(super) fn set_sockets(&mut self, sockets: Encoded<Cluster>) {
         self.sockets = sockets;
     }
 
@@ -267,64 +252,63 @@ impl ClusterBuilder {
     }
 
     /// Adds an encoded transport socket match before the others.
-    pub(super) fn prefer_socket(&mut self, first: &[u8]) {
+    pub(super) fn prefer_socket(&mut self, first: &Encoded<Cluster>) {
         let further = if self.sockets.is_empty() {
-            let holder = Cluster {
+            Encoded::of(&Cluster {
                 transport_socket_matches: std::mem::take(&mut self.cluster.transport_socket_matches),
                 ..Default::default()
-            };
-            holder.encode_to_vec()
+            })
         } else {
             std::mem::take(&mut self.sockets)
         };
-        self.sockets = [first, &further].concat();
+        self.sockets = Encoded::write(first.len() + further.len(), |out| {
+            out.fields(first);
+            out.fields(&further);
+        });
     }
 
     /// Moves the transport socket matches into the message, for callers that change them.
     pub(super) fn sockets_in_message(&mut self) -> &mut Cluster {
         let sockets = std::mem::take(&mut self.sockets);
-        let merged = self.cluster.merge(sockets.as_slice());
-        merged.expect("because it was written according to the message");
+        let merged = self.cluster.merge(sockets.as_bytes());
+        merged.expect("because the encoder wrote it");
         &mut self.cluster
     }
 
     /// Adds the filter that exchanges metadata over TCP.
     pub(super) fn exchange_metadata(&mut self) {
-        static ENCODED: LazyLock<Vec<u8>> = LazyLock::new(|| {
+        static FILTERS: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
             let filter = Filter {
                 name: METADATA_EXCHANGE.to_owned(),
                 typed_config: Some(constant::metadata_exchange()),
                 config_discovery: None,
             };
-            let cluster = Cluster {
+            Encoded::of(&Cluster {
                 filters: vec![filter],
                 ..Default::default()
-            };
-            cluster.encode_to_vec()
+            })
         });
-        self.filters = &ENCODED;
+        self.filters = Some(&FILTERS);
     }
 
     /// Returns the finished cluster. Envoy requires a protocol in HTTP options; the default is HTTP/1.1.
     pub(super) fn finish(mut self) -> EncodedCluster {
-        let mut pieces: Vec<(u32, Cow<[u8]>)> = Vec::with_capacity(6);
+        let mut pieces = Vec::with_capacity(6);
         if self.is_eds() {
-            pieces.push((EDS_CONFIG, eds_config(&self.cluster.name).into()));
+            pieces.push(Cow::Owned(eds_config(&self.cluster.name)));
         }
-        if !self.socket.is_empty() {
-            pieces.push((SOCKET, self.socket.into()));
-        }
+        pieces.extend(self.socket.map(Cow::Borrowed));
         if !self.metadata.is_empty() {
             let length: usize = self.metadata.iter().map(|(_, field)| field.len()).sum();
-            let mut metadata = Vec::with_capacity(length + 24);
-            wire::nested(&mut metadata, METADATA, |out| {
-                wire::entry(out, 1, ISTIO_METADATA, |out| {
-                    for (_, field) in &self.metadata {
-                        out.extend_from_slice(field);
-                    }
+            pieces.push(Cow::Owned(Encoded::write(length + 24, |out| {
+                out.nested(cluster::METADATA, |out| {
+                    out.entry(metadata::FILTER_METADATA, ISTIO_METADATA, |out| {
+                        for (_, field) in &self.metadata {
+                            out.fields(field);
+                        }
+                    });
                 });
-            });
-            pieces.push((METADATA, metadata.into()));
+            })));
         }
         if let Some(mut http) = self.http.take() {
             http.upstream_protocol_options.get_or_insert_with(|| {
@@ -332,18 +316,15 @@ impl ClusterBuilder {
                     protocol_config: Some(ProtocolConfig::HttpProtocolOptions(Http1ProtocolOptions::default())),
                 })
             });
-            let mut options = Vec::with_capacity(192);
-            wire::entry(&mut options, EXTENSION_OPTIONS, HTTP_OPTIONS, |out| {
-                wire::text(out, 1, HTTP_OPTIONS_URL);
-                wire::nested(out, 2, |out| http.encode_raw(out));
-            });
-            pieces.push((EXTENSION_OPTIONS, options.into()));
+            pieces.push(Cow::Owned(Encoded::write(192, |out| {
+                out.entry(cluster::TYPED_EXTENSION_PROTOCOL_OPTIONS, HTTP_OPTIONS, |out| {
+                    out.pack(|out| out.whole(&http));
+                });
+            })));
         }
-        if !self.filters.is_empty() {
-            pieces.push((FILTERS, self.filters.into()));
-        }
+        pieces.extend(self.filters.map(Cow::Borrowed));
         if !self.sockets.is_empty() {
-            pieces.push((SOCKETS, self.sockets.into()));
+            pieces.push(Cow::Owned(self.sockets));
         }
         EncodedCluster {
             cluster: self.cluster,
@@ -353,18 +334,17 @@ impl ClusterBuilder {
 }
 
 /// Returns the EDS configuration: the same ADS stream, under the cluster's name.
-fn eds_config(cluster: &str) -> Vec<u8> {
-    static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-        let config = EdsClusterConfig {
+fn eds_config(name: &str) -> Encoded<Cluster> {
+    static SOURCE: LazyLock<Encoded<EdsClusterConfig>> = LazyLock::new(|| {
+        Encoded::of(&EdsClusterConfig {
             eds_config: Some(constant::ads_source()),
             ..Default::default()
-        };
-        config.encode_to_vec()
+        })
     });
-    let mut config = Vec::with_capacity(SOURCE.len() + cluster.len() + 8);
-    wire::nested(&mut config, EDS_CONFIG, |out| {
-        out.extend_from_slice(&SOURCE);
-        wire::text(out, 2, cluster);
-    });
-    config
+    Encoded::write(SOURCE.len() + name.len() + 8, |out| {
+        out.nested(cluster::EDS_CLUSTER_CONFIG, |out| {
+            out.fields(&SOURCE);
+            out.text(eds_cluster_config::SERVICE_NAME, name);
+        });
+    })
 }

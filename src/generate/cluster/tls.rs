@@ -2,8 +2,6 @@
 
 use std::sync::LazyLock;
 
-use prost::{Message, Name};
-
 use super::builder::ClusterBuilder;
 use crate::{
     generate::{
@@ -13,7 +11,7 @@ use crate::{
         },
         proxy_view::SocketProxyView,
         tls::enforce_compliance,
-        wire,
+        wire::{Encoded, Writer},
     },
     model::{credential::AUTHORITY_SUFFIX, features::Features, service::Registry},
     proto::{
@@ -40,6 +38,10 @@ use crate::{
                 },
             },
             r#type::matcher::v3::{StringMatcher, string_matcher::MatchPattern},
+        },
+        field::{
+            certificate_validation_context, cluster, combined_certificate_validation_context, common_tls_context,
+            string_matcher, transport_socket, transport_socket_match, upstream_tls_context,
         },
         istio::{
             mesh::v1alpha1::mesh_config::TlsConfig,
@@ -94,13 +96,8 @@ pub(super) fn apply(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: 
             return;
         }
         if builder.is_original_dst() {
-            let mut context = Vec::with_capacity(USUAL_LENGTH);
-            inputs.write_mesh_context(&mut context, builder);
-            let config = Any {
-                type_url: UpstreamTlsContext::type_url(),
-                value: context.into(),
-            };
-            builder.cluster.transport_socket = Some(socket(TLS_SOCKET, config));
+            let context = Encoded::write(USUAL_LENGTH, |out| inputs.write_mesh_context(out, builder));
+            builder.cluster.transport_socket = Some(socket(TLS_SOCKET, context.into_any()));
         } else {
             builder.set_sockets(inputs.mesh_sockets(builder));
         }
@@ -154,35 +151,31 @@ pub(super) fn apply_proxy_protocol(builder: &mut ClusterBuilder, settings: &Prox
 /// Encoded fields of mutual TLS with the mesh's certificates, equal for all services.
 struct MeshTlsFields {
     /// Parameters of a TLS context.
-    parameters: Vec<u8>,
+    parameters: Encoded<CommonTlsContext>,
     /// Proxy's own certificate of a TLS context.
-    certificate: Vec<u8>,
+    certificate: Encoded<CommonTlsContext>,
     /// Roots of a validation context.
-    roots: Vec<u8>,
+    roots: Encoded<CombinedCertificateValidationContext>,
     /// Plaintext match of a cluster.
-    plaintext: Vec<u8>,
+    plaintext: Encoded<Cluster>,
 }
 
-static MESH_PIECES: LazyLock<MeshTlsFields> = LazyLock::new(|| MeshTlsFields {
-    parameters: common_context().encode_to_vec(),
-    certificate: CommonTlsContext {
+static MESH_FIELDS: LazyLock<MeshTlsFields> = LazyLock::new(|| MeshTlsFields {
+    parameters: Encoded::of(&common_context()),
+    certificate: Encoded::of(&CommonTlsContext {
         tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
         ..Default::default()
-    }
-    .encode_to_vec(),
-    roots: CombinedCertificateValidationContext {
+    }),
+    roots: Encoded::of(&CombinedCertificateValidationContext {
         validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
         ..Default::default()
-    }
-    .encode_to_vec(),
-    plaintext: Cluster {
+    }),
+    plaintext: Encoded::of(&Cluster {
         transport_socket_matches: vec![plaintext_match()],
         ..Default::default()
-    }
-    .encode_to_vec(),
+    }),
 });
 
-const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext";
 /// Typical length of a cluster's encoded transport sockets, in bytes.
 const USUAL_LENGTH: usize = 1024;
 
@@ -202,45 +195,49 @@ impl TlsInputs<'_> {
     }
 
     /// Encodes the transport socket matches of auto mTLS.
-    fn mesh_sockets(&self, builder: &ClusterBuilder) -> Vec<u8> {
-        let mut out = Vec::with_capacity(USUAL_LENGTH);
-        wire::nested(&mut out, 43, |out| {
-            wire::text(out, 1, "tlsMode-istio");
-            wire::nested(out, 2, |out| wire::text_field(out, "tlsMode", "istio"));
-            wire::nested(out, 3, |out| {
-                wire::text(out, 1, TLS_SOCKET);
-                wire::nested(out, 3, |out| {
-                    wire::text(out, 1, CONTEXT_URL);
-                    wire::nested(out, 2, |out| self.write_mesh_context(out, builder));
+    fn mesh_sockets(&self, builder: &ClusterBuilder) -> Encoded<Cluster> {
+        Encoded::write(USUAL_LENGTH, |out| {
+            out.nested(cluster::TRANSPORT_SOCKET_MATCHES, |out| {
+                out.text(transport_socket_match::NAME, "tlsMode-istio");
+                out.nested(transport_socket_match::MATCH, |out| out.text_field("tlsMode", "istio"));
+                out.nested(transport_socket_match::TRANSPORT_SOCKET, |out| {
+                    out.text(transport_socket::NAME, TLS_SOCKET);
+                    out.any(transport_socket::TYPED_CONFIG, |out| {
+                        self.write_mesh_context(out, builder);
+                    });
                 });
             });
-        });
-        out.extend_from_slice(&MESH_PIECES.plaintext);
-        out
+            out.fields(&MESH_FIELDS.plaintext);
+        })
     }
 
     /// Encodes the context of auto mTLS; the bytes equal those of [`Self::mesh_context`].
-    fn write_mesh_context(&self, out: &mut Vec<u8>, builder: &ClusterBuilder) {
-        wire::nested(out, 1, |out| {
-            out.extend_from_slice(&MESH_PIECES.parameters);
-            wire::nested(out, 8, |out| {
-                wire::nested(out, 1, |out| {
-                    for name in &self.identities {
-                        wire::nested(out, 9, |out| wire::bytes(out, 1, name.as_bytes()));
-                    }
-                });
-                out.extend_from_slice(&MESH_PIECES.roots);
+    fn write_mesh_context(&self, out: &mut Writer<UpstreamTlsContext>, builder: &ClusterBuilder) {
+        out.nested(upstream_tls_context::COMMON_TLS_CONTEXT, |out| {
+            out.fields(&MESH_FIELDS.parameters);
+            out.nested(common_tls_context::COMBINED_VALIDATION_CONTEXT, |out| {
+                out.nested(
+                    combined_certificate_validation_context::DEFAULT_VALIDATION_CONTEXT,
+                    |out| {
+                        for name in &self.identities {
+                            out.nested(certificate_validation_context::MATCH_SUBJECT_ALT_NAMES, |out| {
+                                out.text(string_matcher::EXACT, name);
+                            });
+                        }
+                    },
+                );
+                out.fields(&MESH_FIELDS.roots);
             });
             for protocol in self.mesh_alpn(builder.is_http2()) {
-                wire::text(out, 4, protocol);
+                out.text(common_tls_context::ALPN_PROTOCOLS, protocol);
             }
-            out.extend_from_slice(&MESH_PIECES.certificate);
+            out.fields(&MESH_FIELDS.certificate);
         });
         let sni = match self.default_sni.as_str() {
             "" => &builder.cluster.name,
             sni => sni,
         };
-        wire::text(out, 2, sni);
+        out.text(upstream_tls_context::SNI, sni);
     }
 
     fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<EffectiveTls> {

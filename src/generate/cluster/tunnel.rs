@@ -2,8 +2,6 @@
 
 use std::sync::LazyLock;
 
-use prost::Message;
-
 use super::{builder::ClusterBuilder, connection_pool, tls::plaintext_match};
 use crate::{
     base::Namespace,
@@ -14,6 +12,7 @@ use crate::{
             CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, HBONE_PORT, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL,
             OUTER_CONNECT_ORIGINATE, internal_address, tls_context,
         },
+        wire::Encoded,
     },
     model::workload::TUNNEL_HTTP,
     proto::{
@@ -221,12 +220,11 @@ fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
 /// Sends a cluster's connections through the listener that originates tunnels, together with the metadata of its
 /// endpoints.
 pub(super) fn lead_through(builder: &mut ClusterBuilder) {
-    static PLAIN: LazyLock<Vec<u8>> = LazyLock::new(|| {
-        let cluster = Cluster {
+    static PLAIN: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
+        Encoded::of(&Cluster {
             transport_socket: Some(through(raw_buffer())),
             ..Default::default()
-        };
-        cluster.encode_to_vec()
+        })
     });
     match builder.cluster.transport_socket.take() {
         None => builder.set_socket(&PLAIN),
@@ -262,7 +260,7 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
 
 /// Uses tunnels for the endpoints that accept them; other endpoints are reached as before.
 pub(super) fn prefer(builder: &mut ClusterBuilder) {
-    static TUNNEL: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    static TUNNEL: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
         let of_cluster = metadata_kind::Kind::Cluster(metadata_kind::Cluster {});
         let transport = InternalUpstreamTransport {
             passthrough_metadata: vec![
@@ -280,11 +278,10 @@ pub(super) fn prefer(builder: &mut ClusterBuilder) {
                 Any::pack(&transport),
             )),
         };
-        let cluster = Cluster {
+        Encoded::of(&Cluster {
             transport_socket_matches: vec![choice],
             ..Default::default()
-        };
-        cluster.encode_to_vec()
+        })
     });
     if !builder.chooses_sockets() {
         let otherwise = match builder.cluster.transport_socket.take() {

@@ -2,11 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use prost::Message;
-
 use super::{
     EndpointProxyView,
-    lb_endpoint::{FILTER_METADATA, LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, write_address, write_metadata},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, write_address, write_metadata},
     locality, network,
 };
 use crate::{
@@ -16,7 +14,7 @@ use crate::{
         name::ClusterMode,
         traffic_policy,
         tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, HBONE_PORT, internal_address},
-        wire,
+        wire::{Encoded, Writer},
     },
     model::{
         Endpoint, Service,
@@ -30,6 +28,7 @@ use crate::{
     },
     proto::{
         envoy::config::{core::v3::HealthStatus, endpoint::v3::Endpoint as EnvoyEndpoint},
+        field::{additional_address, endpoint as endpoint_field, lb_endpoint, metadata},
         istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
@@ -298,47 +297,50 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         Health::Draining => HealthStatus::Draining,
     };
     let tunnel = tunnelled.then(|| socket_address(&endpoint.address, endpoint.port));
-    let mut out = Vec::with_capacity(USUAL_LENGTH);
-    wire::nested(&mut out, 1, |out| match &tunnel {
-        Some(address) => write_tunnel(out, address),
-        None => {
-            wire::nested(out, 1, |out| write_address(out, &endpoint.address, endpoint.port));
-            let extra = endpoint.extra_addresses.iter().filter(|_| features.istio_dual_stack);
-            for address in extra {
-                wire::nested(out, 4, |out| {
-                    wire::nested(out, 1, |out| write_address(out, address, endpoint.port));
-                });
-            }
-        }
-    });
-    if health != HealthStatus::Unknown {
-        wire::number(&mut out, 2, health as u32);
-    }
     let socket = match &tunnel {
         // Clusters behind waypoints have one socket for all endpoints.
         Some(_) if target.mode.is_vip() => None,
         Some(_) => Some(("tunnel", "http")),
         None => tls_mode.map(|mode| ("tlsMode", mode)),
     };
-    wire::nested(&mut out, 3, |out| {
-        if let Some(address) = &tunnel {
-            // Destination of the tunnel.
-            wire::entry(out, FILTER_METADATA, DESTINATION_METADATA, |out| {
-                match &target.waypoint_target {
-                    None => wire::text_field(out, "local", address),
-                    Some(local) => {
-                        wire::text_field(out, "local", local);
-                        wire::text_field(out, "waypoint", address);
-                    }
+    let encoded = Encoded::write(USUAL_LENGTH, |out| {
+        out.nested(lb_endpoint::ENDPOINT, |out| match &tunnel {
+            Some(address) => write_tunnel(out, address),
+            None => {
+                out.nested(endpoint_field::ADDRESS, |out| {
+                    write_address(out, &endpoint.address, endpoint.port);
+                });
+                let extra = endpoint.extra_addresses.iter().filter(|_| features.istio_dual_stack);
+                for address in extra {
+                    out.nested(endpoint_field::ADDITIONAL_ADDRESSES, |out| {
+                        out.nested(additional_address::ADDRESS, |out| {
+                            write_address(out, address, endpoint.port);
+                        });
+                    });
                 }
+            }
+        });
+        out.number(lb_endpoint::HEALTH_STATUS, health as u32);
+        out.nested(lb_endpoint::METADATA, |out| {
+            if let Some(address) = &tunnel {
+                // Destination of the tunnel.
+                out.entry(metadata::FILTER_METADATA, DESTINATION_METADATA, |out| {
+                    match &target.waypoint_target {
+                        None => out.text_field("local", address),
+                        Some(local) => {
+                            out.text_field("local", local);
+                            out.text_field("waypoint", address);
+                        }
+                    }
+                });
+            }
+            write_metadata(out, features, socket, |workload| {
+                write_workload(workload, features, target.service, endpoint);
             });
-        }
-        write_metadata(out, features, socket, |workload| {
-            write_workload(workload, features, target.service, endpoint);
         });
     });
     LbEndpoint {
-        wire: out,
+        encoded,
         weight: endpoint.origin.weight.max(1),
         labels: endpoint.origin.labels.clone(),
         mtls: tls_mode == Some(MTLS) && !tunnelled,
@@ -370,12 +372,8 @@ fn socket_address(address: &str, port: u32) -> String {
 }
 
 /// Writes an endpoint that leads through the internal listener which wraps connections into HBONE.
-fn write_tunnel(out: &mut Vec<u8>, address: &str) {
-    let endpoint = EnvoyEndpoint {
-        address: Some(internal_address(CONNECT_ORIGINATE, address)),
-        ..Default::default()
-    };
-    endpoint.encode_raw(out);
+fn write_tunnel(out: &mut Writer<EnvoyEndpoint>, address: &str) {
+    out.message(endpoint_field::ADDRESS, &internal_address(CONNECT_ORIGINATE, address));
 }
 
 /// Writes `name;namespace;canonical name;canonical revision;cluster`, which telemetry parses. With the feature enabled,

@@ -2,15 +2,20 @@
 
 use std::cell::Cell;
 
-use prost::Message;
-
 use crate::{
-    base::{Labels, NetworkId, Shared},
+    base::{Labels, NetworkId, Shared, scratch},
     generate::{
         constant::{self, ISTIO_METADATA},
-        wire,
+        wire::{Encoded, Writer},
     },
     model::features::Features,
+    proto::{
+        envoy::config::{
+            core::v3::{Address, Metadata},
+            endpoint::v3::{LbEndpoint as EnvoyLbEndpoint, LocalityLbEndpoints},
+        },
+        field::{address, endpoint, lb_endpoint, locality, locality_lb_endpoints, metadata, socket_address},
+    },
 };
 
 /// Metadata that selects the transport socket of an endpoint.
@@ -18,15 +23,12 @@ const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 
 pub(super) const MTLS: &str = "istio";
 
-/// Field `filter_metadata` of metadata.
-pub(super) const FILTER_METADATA: u32 = 1;
-
 /// Typical length of an encoded endpoint, in bytes.
 pub(super) const USUAL_LENGTH: usize = 160;
 
 thread_local! {
-    /// Room for a text in the making; empty between two uses.
-    static ROOM: Cell<String> = const { Cell::new(String::new()) };
+    /// The description of a workload.
+    static SCRATCH: Cell<String> = const { Cell::new(String::new()) };
 }
 
 /// Endpoints of one locality, or of one priority in it.
@@ -44,7 +46,7 @@ pub(super) struct LocalityEndpoints {
 /// An encoded endpoint, with the attributes that later steps use.
 pub(super) struct LbEndpoint {
     /// Encoded message except the weight, which is the last field.
-    pub wire: Vec<u8>,
+    pub encoded: Encoded<EnvoyLbEndpoint>,
     /// Weight.
     pub weight: u32,
     /// Labels that failover compares.
@@ -70,71 +72,71 @@ impl LocalityEndpoints {
     }
 
     /// Writes the message.
-    pub(super) fn write(&self, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, out: &mut Writer<LocalityLbEndpoints>) {
         let parts = self.locality.splitn(3, '/');
-        wire::nested(out, 1, |out| {
-            for (field, part) in (1..).zip(parts) {
-                wire::text(out, field, part);
+        out.nested(locality_lb_endpoints::LOCALITY, |out| {
+            for (field, part) in [locality::REGION, locality::ZONE, locality::SUB_ZONE]
+                .into_iter()
+                .zip(parts)
+            {
+                out.text(field, part);
             }
         });
         for member in &self.endpoints {
-            wire::nested(out, 2, |out| {
-                out.extend_from_slice(&member.wire);
-                wire::wrapped(out, 4, member.weight);
+            out.nested(locality_lb_endpoints::LB_ENDPOINTS, |out| {
+                out.fields(&member.encoded);
+                out.wrapper(lb_endpoint::LOAD_BALANCING_WEIGHT, member.weight);
             });
         }
         if let Some(weight) = self.weight {
-            wire::wrapped(out, 3, weight);
+            out.wrapper(locality_lb_endpoints::LOAD_BALANCING_WEIGHT, weight);
         }
-        if self.priority != 0 {
-            wire::number(out, 5, self.priority);
-        }
+        out.number(locality_lb_endpoints::PRIORITY, self.priority);
     }
 }
 
 /// Writes an endpoint known by address only and reached by mutual TLS (a network gateway).
-pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(USUAL_LENGTH);
-    wire::nested(&mut out, 1, |out| {
-        wire::nested(out, 1, |out| write_address(out, address, port));
-    });
-    wire::nested(&mut out, 3, |out| {
-        write_metadata(out, features, Some(("tlsMode", MTLS)), |out| out.push_str(workload));
-    });
-    out
+pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str) -> Encoded<EnvoyLbEndpoint> {
+    Encoded::write(USUAL_LENGTH, |out| {
+        out.nested(lb_endpoint::ENDPOINT, |out| {
+            out.nested(endpoint::ADDRESS, |out| write_address(out, address, port));
+        });
+        out.nested(lb_endpoint::METADATA, |out| {
+            write_metadata(out, features, Some(("tlsMode", MTLS)), |out| out.push_str(workload));
+        });
+    })
 }
 
 /// Writes an address, as [`constant::address`] builds it.
-pub(super) fn write_address(out: &mut Vec<u8>, address: &str, port: u32) {
+pub(super) fn write_address(out: &mut Writer<Address>, address: &str, port: u32) {
     if port == 0 || address.starts_with("unix://") {
-        constant::address(address, port).encode_raw(out);
+        out.whole(&constant::address(address, port));
         return;
     }
-    wire::nested(out, 1, |out| {
-        wire::text(out, 2, address);
-        wire::number(out, 3, port);
+    out.nested(address::SOCKET_ADDRESS, |out| {
+        out.text(socket_address::ADDRESS, address);
+        out.number(socket_address::PORT_VALUE, port);
     });
 }
 
 /// Writes the metadata of an endpoint: its transport socket, and its workload.
 pub(super) fn write_metadata(
-    out: &mut Vec<u8>,
+    out: &mut Writer<Metadata>,
     features: &Features,
     socket: Option<(&str, &str)>,
     workload: impl FnOnce(&mut String),
 ) {
     if let Some((key, value)) = socket {
-        wire::entry(out, FILTER_METADATA, SOCKET_METADATA, |out| {
-            wire::text_field(out, key, value);
+        out.entry(metadata::FILTER_METADATA, SOCKET_METADATA, |out| {
+            out.text_field(key, value);
         });
     }
     if features.pilot_enable_telemetry_label && features.pilot_endpoint_telemetry_label {
-        let mut text = ROOM.take();
-        workload(&mut text);
-        wire::entry(out, FILTER_METADATA, ISTIO_METADATA, |out| {
-            wire::text_field(out, "workload", &text);
+        scratch::with(&SCRATCH, |text| {
+            workload(text);
+            out.entry(metadata::FILTER_METADATA, ISTIO_METADATA, |out| {
+                out.text_field("workload", text);
+            });
         });
-        text.clear();
-        ROOM.set(text);
     }
 }

@@ -120,7 +120,7 @@ fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) ->
     .map(|(key, value)| (key.into(), value.into()))
     .collect();
     LbEndpoint {
-        wire: peer(
+        encoded: peer(
             features,
             &gateway.address,
             gateway.port,

@@ -13,12 +13,13 @@ use super::{
     proxy_view::{FilterProxyView, ListenerClass},
     security,
     stack::{FilterStack, LogPosition},
+    tracing::HttpTracing,
 };
 use crate::{
     base::{Hostname, cidr},
     generate::{
         constant::{HTTP_CONNECTION_MANAGER, ads_source, keep_header_case},
-        wire,
+        wire::{Encoded, Writer},
     },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
@@ -40,6 +41,7 @@ use crate::{
                 request_id::uuid::v3::UuidRequestIdConfig,
             },
         },
+        field::{http_connection_manager, rds},
         istio::mesh::v1alpha1::{
             ForwardClientCertDetails,
             mesh_config::{ProxyPathNormalization, proxy_path_normalization::NormalizationType},
@@ -52,15 +54,6 @@ use crate::{
 
 pub use template::ManagerTemplate;
 
-const STAT_PREFIX: u32 = 2;
-const RDS: u32 = 3;
-const ROUTE_CONFIG: u32 = 4;
-const HTTP_FILTERS: u32 = 5;
-const TRACING: u32 = 7;
-const REQUEST_ID: u32 = 36;
-const MANAGER_URL: &str =
-    "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager";
-
 /// Source of routes.
 pub enum HttpRoutes {
     /// RDS by this name.
@@ -68,7 +61,7 @@ pub enum HttpRoutes {
     /// Inline routes.
     Inline(Box<RouteConfiguration>),
     /// Encoded inline routes.
-    Written(Vec<u8>),
+    Encoded(Encoded<RouteConfiguration>),
 }
 
 /// Inputs that differ between connection managers. [`HttpConnection::new`] has the usual values.
@@ -121,7 +114,7 @@ impl HttpConnection {
 
 impl FilterStack<'_> {
     /// Returns the encoded connection manager without statistics prefix and routes.
-    pub(crate) fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Vec<u8>>> {
+    pub(crate) fn shared_manager(&self, http: &HttpConnection) -> Memoized<Noted<Encoded<HttpConnectionManager>>> {
         let key = ManagerKey {
             stack: self.key(),
             base: http.base.encode_to_vec(),
@@ -137,7 +130,7 @@ impl FilterStack<'_> {
             http3: http.http3,
         };
         let managers = &self.memo().managers;
-        self.shared(managers, key, |stack| stack.http_connection_manager(http))
+        self.shared(managers, key, |stack| Encoded::of(&stack.http_connection_manager(http)))
     }
 
     /// Adds the connection manager as a network filter.
@@ -147,16 +140,26 @@ impl FilterStack<'_> {
             let common = self.shared_manager(http);
             add_manager(filters, &common.value, &http.stat_prefix, &http.routes, denied);
         } else {
-            let common = self.http_connection_manager(http);
+            let common = Encoded::of(&self.http_connection_manager(http));
             add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
         }
     }
 
-    /// Encodes the connection manager without statistics prefix and routes.
-    pub fn http_connection_manager(&self, http: &HttpConnection) -> Vec<u8> {
-        let tracing = self.tracing();
-        let http_filters = self.http_filters(http);
+    /// Returns the connection manager without statistics prefix and routes.
+    fn http_connection_manager(&self, http: &HttpConnection) -> HttpConnectionManager {
+        let HttpTracing {
+            tracing,
+            use_request_id,
+        } = self.tracing();
         let mut manager = http.base.clone();
+        manager.http_filters = self.http_filters(http);
+        manager.tracing = tracing;
+        manager.request_id_extension = Some(RequestIdExtension {
+            typed_config: Some(Any::pack(&UuidRequestIdConfig {
+                use_request_id_for_trace_sampling: Some(use_request_id),
+                ..Default::default()
+            })),
+        });
         manager.codec_type = CodecType::Auto as i32;
         if http.http3 {
             manager.codec_type = CodecType::Http3 as i32;
@@ -187,24 +190,7 @@ impl FilterStack<'_> {
             manager.internal_address_config = self.internal_addresses();
         }
         manager.proxy_100_continue = self.features().enable_100_continue_headers;
-        let mut traced = Vec::new();
-        if let Some(tracing) = &tracing.tracing {
-            wire::bytes(&mut traced, TRACING, tracing);
-        }
-        let pieces = [
-            (HTTP_FILTERS, http_filters.as_slice()),
-            (TRACING, &traced),
-            (REQUEST_ID, request_id(tracing.use_request_id)),
-        ];
-        let rest = manager.encode_to_vec();
-        let lengths = pieces.iter().map(|(_, piece)| piece.len());
-        let mut encoded = Vec::with_capacity(rest.len() + lengths.sum::<usize>());
-        wire::spliced(&mut encoded, &rest, pieces, |field| field);
-        debug_assert!(
-            HttpConnectionManager::decode(&*encoded).is_ok_and(|manager| manager.encode_to_vec() == encoded),
-            "because fields are written in their order"
-        );
-        encoded
+        manager
     }
 
     /// Returns true if no request may pass because the proxy cannot run a required check.
@@ -260,55 +246,37 @@ impl FilterStack<'_> {
 
 /// Adds an encoded connection manager with its statistics prefix and routes. If `denied`, its routes deny every
 /// request.
-fn add_manager(filters: &mut NetworkFilters, common: &[u8], stat_prefix: &str, routes: &HttpRoutes, denied: bool) {
-    let mut head = Vec::with_capacity(256);
-    wire::text(&mut head, STAT_PREFIX, stat_prefix);
-    match routes {
-        _ if denied => wire::nested(&mut head, ROUTE_CONFIG, |out| {
-            security::denied_routes().encode_raw(out);
-        }),
-        HttpRoutes::Rds(name) => write_rds(&mut head, name),
-        HttpRoutes::Inline(inline) => wire::nested(&mut head, ROUTE_CONFIG, |out| inline.encode_raw(out)),
-        HttpRoutes::Written(routes) => wire::bytes(&mut head, ROUTE_CONFIG, routes),
-    }
-    filters.push_written(HTTP_CONNECTION_MANAGER, MANAGER_URL, |out| {
-        // Routes of every kind are encoded at the position of RDS, because they are one oneof.
-        wire::spliced(out, common, [(RDS, head.as_slice())], |field| field);
+fn add_manager(
+    filters: &mut NetworkFilters,
+    common: &Encoded<HttpConnectionManager>,
+    stat_prefix: &str,
+    routes: &HttpRoutes,
+    denied: bool,
+) {
+    let head = Encoded::write(256, |out| {
+        out.text(http_connection_manager::STAT_PREFIX, stat_prefix);
+        let route_config = http_connection_manager::ROUTE_CONFIG;
+        match routes {
+            _ if denied => out.message(route_config, &security::denied_routes()),
+            HttpRoutes::Rds(name) => out.nested(http_connection_manager::RDS, |out| write_rds(out, name)),
+            HttpRoutes::Inline(inline) => out.message(route_config, inline),
+            HttpRoutes::Encoded(routes) => out.encoded(route_config, routes),
+        }
+    });
+    filters.write(HTTP_CONNECTION_MANAGER, |out| {
+        out.spliced_bytes(common.as_bytes(), [&head]);
     });
 }
 
-/// Encodes routes by RDS.
-fn write_rds(out: &mut Vec<u8>, name: &str) {
-    static SOURCE: LazyLock<Vec<u8>> = LazyLock::new(|| {
-        let rds = Rds {
+fn write_rds(out: &mut Writer<Rds>, name: &str) {
+    static SOURCE: LazyLock<Encoded<Rds>> = LazyLock::new(|| {
+        Encoded::of(&Rds {
             config_source: Some(ads_source()),
             ..Default::default()
-        };
-        rds.encode_to_vec()
-    });
-    wire::nested(out, RDS, |out| {
-        out.extend_from_slice(&SOURCE);
-        wire::text(out, 2, name);
-    });
-}
-
-/// Returns the encoded request id extension.
-fn request_id(use_for_sampling: bool) -> &'static [u8] {
-    static FIELDS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
-        [false, true].map(|use_for_sampling| {
-            let manager = HttpConnectionManager {
-                request_id_extension: Some(RequestIdExtension {
-                    typed_config: Some(Any::pack(&UuidRequestIdConfig {
-                        use_request_id_for_trace_sampling: Some(use_for_sampling),
-                        ..Default::default()
-                    })),
-                }),
-                ..Default::default()
-            };
-            manager.encode_to_vec()
         })
     });
-    &FIELDS[usize::from(use_for_sampling)]
+    out.fields(&SOURCE);
+    out.text(rds::ROUTE_CONFIG_NAME, name);
 }
 
 impl FilterProxyView {

@@ -1,8 +1,5 @@
 //! HTTP filters of a connection manager, in order.
 
-use std::sync::{LazyLock, OnceLock};
-
-use prost::Message;
 use prost_types::{Struct, Value};
 
 use super::{
@@ -21,7 +18,6 @@ use crate::{
             structure, text,
         },
         proxy::ProxyType,
-        wire,
     },
     proto::{
         Any,
@@ -34,7 +30,7 @@ use crate::{
                         cors::v3::Cors,
                         dynamic_forward_proxy::{v3 as dynamic_forward_proxy, v3::filter_config},
                         fault::v3::HttpFault,
-                        grpc_stats::{v3 as grpc_stats, v3::filter_config::PerMethodStatSpecifier},
+                        grpc_stats::{v3 as grpc_stats_config, v3::filter_config::PerMethodStatSpecifier},
                         grpc_web::v3::GrpcWeb,
                         router::v3::Router,
                         stateful_session::v3::StatefulSession,
@@ -44,79 +40,76 @@ use crate::{
             },
         },
         istio::envoy::config::filter::http::alpn::{
-            v2alpha1 as alpn,
+            v2alpha1 as alpn_config,
             v2alpha1::filter_config::{AlpnOverride, Protocol as UpstreamProtocol},
         },
         udpa::r#type::v1::TypedStruct,
     },
 };
 
+const GRPC_STATS: &str = "envoy.filters.http.grpc_stats";
+
 impl FilterStack<'_> {
-    /// Encodes the HTTP filters of a connection as fields of its manager.
-    pub(crate) fn http_filters(&self, http: &HttpConnection) -> Vec<u8> {
+    /// Returns the HTTP filters of a connection.
+    pub(crate) fn http_filters(&self, http: &HttpConnection) -> Vec<HttpFilter> {
         let features = self.features();
         let inbound = self.class == ListenerClass::SidecarInbound;
         let secured = self.http_security(http.tunneled);
-        let mut fields = Vec::with_capacity(2048);
-        let out = &mut fields;
-        let add = |out: &mut Vec<u8>, filters: &[HttpFilter]| filters.iter().for_each(|filter| write(out, filter));
-        let extend = |out: &mut Vec<u8>, phase| add(out, &extension::http_filters(self, phase, http.port));
+        let extensions = |phase| extension::http_filters(self, phase, http.port);
+        let mut filters = Vec::with_capacity(16);
         if !http.tunneled && self.has_metadata_exchange() {
-            self.add_http_metadata_exchange(out, http);
+            filters.push(self.metadata_exchange(http));
         }
-        add(out, secured.of(SecurityStage::Custom));
-        extend(out, ExtensionPhase::Authentication);
-        add(out, secured.of(SecurityStage::Authentication));
-        extend(out, ExtensionPhase::Authorization);
-        add(out, secured.of(SecurityStage::Authorization));
+        filters.extend_from_slice(secured.of(SecurityStage::Custom));
+        filters.extend(extensions(ExtensionPhase::Authentication));
+        filters.extend_from_slice(secured.of(SecurityStage::Authentication));
+        filters.extend(extensions(ExtensionPhase::Authorization));
+        filters.extend_from_slice(secured.of(SecurityStage::Authorization));
         // Waypoints change requests before they report them.
         let is_waypoint = self.client.proxy_type == ProxyType::Waypoint;
         if !is_waypoint {
-            extend(out, ExtensionPhase::Stats);
-            extend(out, ExtensionPhase::Unspecified);
+            filters.extend(extensions(ExtensionPhase::Stats));
+            filters.extend(extensions(ExtensionPhase::Unspecified));
         }
-        let fixed = &*FIXED;
         if http.is_grpc_web() {
-            out.extend_from_slice(&fixed.grpc_web);
+            filters.push(http_filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {})));
         }
-        if self.has_extension("envoy.filters.http.grpc_stats") {
-            out.extend_from_slice(&fixed.grpc_stats);
+        if self.has_extension(GRPC_STATS) {
+            filters.push(grpc_stats());
         }
         if features.pilot_enable_alpn_filter && !inbound && self.has_extension(ALPN_FILTER) {
-            out.extend_from_slice(&fixed.alpn);
+            filters.push(alpn());
         }
-        out.extend_from_slice(&fixed.fault_and_cors);
+        filters.push(http_filter(
+            "envoy.filters.http.fault",
+            Any::pack(&HttpFault::default()),
+        ));
+        filters.push(http_filter("envoy.filters.http.cors", Any::pack(&Cors {})));
         if is_waypoint {
-            extend(out, ExtensionPhase::Stats);
-            extend(out, ExtensionPhase::Unspecified);
+            filters.extend(extensions(ExtensionPhase::Stats));
+            filters.extend(extensions(ExtensionPhase::Unspecified));
             if self.has_extension(METADATA_EXCHANGE) {
-                out.extend_from_slice(&fixed.upstream_peer);
+                filters.push(peer_discovery(PeerSide::Upstream));
             }
         }
-        for config in &self.stats_configs().value {
-            write(out, &http_filter(STATS_FILTER, config.clone()));
-        }
+        let stats = self.stats_configs();
+        filters.extend(
+            stats
+                .value
+                .iter()
+                .map(|config| http_filter(STATS_FILTER, config.clone())),
+        );
         if features.pilot_enable_persistent_session_filter && !inbound {
-            out.extend_from_slice(&fixed.stateful_session);
+            let session = Any::pack(&StatefulSession::default());
+            filters.push(http_filter("envoy.filters.http.stateful_session", session));
         }
-        if let Some(host) = &http.dynamic_dns {
-            write(out, &dynamic_forward_proxy(host));
-        }
-        out.extend_from_slice(&fixed.router[usize::from(self.client.suppresses_debug_headers())]);
-        fields
-    }
-
-    /// Adds the metadata exchange, encoded once for all proxies unless it carries labels.
-    fn add_http_metadata_exchange(&self, out: &mut Vec<u8>, http: &HttpConnection) {
-        static MADE: [OnceLock<Vec<u8>>; 4] = [const { OnceLock::new() }; 4];
-        let filter = || written(&self.metadata_exchange(http));
-        if !self.features().pilot_mx_additional_labels.is_empty() {
-            out.extend_from_slice(&filter());
-            return;
-        }
-        let inbound = self.class == ListenerClass::SidecarInbound;
-        let made = &MADE[usize::from(inbound) + 2 * usize::from(http.mesh_only_exchange)];
-        out.extend_from_slice(made.get_or_init(filter));
+        filters.extend(http.dynamic_dns.as_ref().map(dynamic_forward_proxy));
+        let router = Router {
+            suppress_envoy_headers: self.client.suppresses_debug_headers(),
+            ..Default::default()
+        };
+        filters.push(http_filter("envoy.filters.http.router", Any::pack(&router)));
+        filters
     }
 
     fn metadata_exchange(&self, http: &HttpConnection) -> HttpFilter {
@@ -212,69 +205,22 @@ pub fn peer_discovery(side: PeerSide) -> HttpFilter {
 /// Type of the configuration of filters that identify peers.
 const PEER_METADATA_URL: &str = "type.googleapis.com/io.istio.http.peer_metadata.Config";
 
-/// Field `http_filters` of connection managers.
-const HTTP_FILTERS: u32 = 5;
-
-/// Adds a filter as a field of a connection manager.
-fn write(out: &mut Vec<u8>, filter: &HttpFilter) {
-    wire::nested(out, HTTP_FILTERS, |out| filter.encode_raw(out));
-}
-
-fn written(filter: &HttpFilter) -> Vec<u8> {
-    let mut field = Vec::new();
-    write(&mut field, filter);
-    field
-}
-
-/// Encoded filters without inputs.
-struct StaticFilters {
-    grpc_web: Vec<u8>,
-    grpc_stats: Vec<u8>,
-    alpn: Vec<u8>,
-    fault_and_cors: Vec<u8>,
-    stateful_session: Vec<u8>,
-    upstream_peer: Vec<u8>,
-    /// The second router suppresses debug headers.
-    router: [Vec<u8>; 2],
-}
-
-static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
-    let fault = http_filter("envoy.filters.http.fault", Any::pack(&HttpFault::default()));
-    let cors = http_filter("envoy.filters.http.cors", Any::pack(&Cors {}));
-    let session = Any::pack(&StatefulSession::default());
-    StaticFilters {
-        grpc_web: written(&http_filter("envoy.filters.http.grpc_web", Any::pack(&GrpcWeb {}))),
-        grpc_stats: written(&make_grpc_stats()),
-        alpn: written(&make_alpn()),
-        fault_and_cors: [written(&fault), written(&cors)].concat(),
-        stateful_session: written(&http_filter("envoy.filters.http.stateful_session", session)),
-        upstream_peer: written(&peer_discovery(PeerSide::Upstream)),
-        router: [false, true].map(|suppress_envoy_headers| {
-            let router = Router {
-                suppress_envoy_headers,
-                ..Default::default()
-            };
-            written(&http_filter("envoy.filters.http.router", Any::pack(&router)))
-        }),
-    }
-});
-
-fn make_grpc_stats() -> HttpFilter {
-    let config = grpc_stats::FilterConfig {
+fn grpc_stats() -> HttpFilter {
+    let config = grpc_stats_config::FilterConfig {
         emit_filter_state: true,
         per_method_stat_specifier: Some(PerMethodStatSpecifier::StatsForAllMethods(false)),
         ..Default::default()
     };
-    http_filter("envoy.filters.http.grpc_stats", Any::pack(&config))
+    http_filter(GRPC_STATS, Any::pack(&config))
 }
 
-fn make_alpn() -> HttpFilter {
+fn alpn() -> HttpFilter {
     let overrides = [
         (UpstreamProtocol::Http10, ["istio-http/1.0", "istio", "http/1.0"]),
         (UpstreamProtocol::Http11, ["istio-http/1.1", "istio", "http/1.1"]),
         (UpstreamProtocol::Http2, ["istio-h2", "istio", "h2"]),
     ];
-    let config = alpn::FilterConfig {
+    let config = alpn_config::FilterConfig {
         alpn_override: overrides
             .into_iter()
             .map(|(protocol, names)| AlpnOverride {

@@ -9,10 +9,16 @@ use super::{
 };
 use crate::{
     base::Hashed,
-    generate::resource::Note,
+    generate::{resource::Note, wire::Encoded},
     proto::{
         Any,
-        envoy::{config::listener::v3::Filter, extensions::filters::network::http_connection_manager::v3::HttpFilter},
+        envoy::{
+            config::listener::v3::Filter,
+            extensions::filters::network::{
+                http_connection_manager::v3::{HttpConnectionManager, HttpFilter},
+                tcp_proxy::v3::TcpProxy,
+            },
+        },
     },
     table::Memo,
 };
@@ -20,8 +26,8 @@ use crate::{
 /// Values that filter chains of one proxy view and direction share during one update.
 #[derive(Default)]
 pub struct FilterMemo {
-    pub(super) managers: Memo<ManagerKey, Noted<Vec<u8>>>,
-    pub(super) logs: Memo<StackKey, Noted<Vec<u8>>>,
+    pub(super) managers: Memo<ManagerKey, Noted<Encoded<HttpConnectionManager>>>,
+    pub(super) logs: Memo<StackKey, Noted<Encoded<TcpProxy>>>,
     pub(super) stats: Memo<StackKey, Noted<Vec<Any>>>,
     pub(super) http_security: Memo<(StackKey, bool), Noted<SecurityFilters<HttpFilter>>>,
     pub(super) network_security: Memo<(StackKey, bool), Noted<SecurityFilters<Filter>>>,

@@ -1,6 +1,5 @@
 //! Network filters: TCP proxies, protocol filters, and the filters before them.
 
-use prost::Message;
 use prost_types::Duration;
 
 use super::{
@@ -16,7 +15,7 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{METADATA_EXCHANGE, network_filter},
-        wire,
+        wire::Encoded,
     },
     model::{extension::ExtensionLayer, service::Protocol},
     proto::{
@@ -43,6 +42,7 @@ use crate::{
             },
             r#type::v3::{HashPolicy, hash_policy},
         },
+        field::tcp_proxy,
         istio::networking::v1alpha3::{
             DestinationRule, TrafficPolicy,
             load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
@@ -51,11 +51,8 @@ use crate::{
     table::Memoized,
 };
 
-const ACCESS_LOG: u32 = 5;
-const WEIGHTED_CLUSTERS: u32 = 10;
 /// Name of the TCP proxy filter.
 pub const TCP_PROXY: &str = "envoy.filters.network.tcp_proxy";
-const TCP_PROXY_URL: &str = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy";
 /// Name of the filter that resolves a wildcard host from the SNI.
 pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynamic_forward_proxy";
 const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
@@ -129,13 +126,12 @@ pub struct TcpChain {
 
 impl FilterStack<'_> {
     /// Returns the access logs of TCP proxies, encoded as their fields.
-    pub(crate) fn shared_tcp_logs(&self) -> Memoized<Noted<Vec<u8>>> {
+    pub(crate) fn shared_tcp_logs(&self) -> Memoized<Noted<Encoded<TcpProxy>>> {
         self.shared(&self.memo().logs, self.key(), |stack| {
-            let proxy = TcpProxy {
+            Encoded::of(&TcpProxy {
                 access_log: stack.access_logs(LogPosition::Tcp),
                 ..Default::default()
-            };
-            proxy.encode_to_vec()
+            })
         })
     }
 
@@ -267,11 +263,7 @@ impl FilterStack<'_> {
         proxy.idle_timeout = proxy.idle_timeout.or_else(|| self.client.idle_timeout());
         proxy.access_log.clear();
         let logs = self.shared_tcp_logs();
-        filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
-            // Weighted clusters are encoded at the position of a single cluster, because both are in one oneof.
-            let place = |field| if field == WEIGHTED_CLUSTERS { 2 } else { field };
-            wire::spliced_message(out, &proxy, [(ACCESS_LOG, logs.value.as_slice())], place);
-        });
+        filters.write(TCP_PROXY, |out| out.spliced(&proxy, [&logs.value]));
     }
 }
 
@@ -286,9 +278,9 @@ pub fn plain_proxy(cluster: &str) -> TcpProxy {
 
 /// Adds a filter that drops traffic which would loop to the listener. It is not logged.
 pub fn add_black_hole(filters: &mut NetworkFilters) {
-    filters.push_written(TCP_PROXY, TCP_PROXY_URL, |out| {
-        wire::text(out, 1, BLACK_HOLE);
-        wire::text(out, 2, BLACK_HOLE);
+    filters.write(TCP_PROXY, |out| {
+        out.text(tcp_proxy::STAT_PREFIX, BLACK_HOLE);
+        out.text(tcp_proxy::CLUSTER, BLACK_HOLE);
     });
 }
 

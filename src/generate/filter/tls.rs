@@ -1,8 +1,5 @@
 //! Inbound TLS: mutual TLS of the mesh, and TLS of a Sidecar's ingress listener.
 
-use std::{borrow::Cow, sync::LazyLock};
-
-use prost::Message;
 use smol_str::SmolStr;
 
 use super::stack::FilterStack;
@@ -14,7 +11,7 @@ use crate::{
         },
         proxy::{MetadataKey, NodeMetadata},
         proxy_view::has_file_socket,
-        tls, wire,
+        tls,
     },
     proto::{
         Any,
@@ -39,14 +36,6 @@ const CIPHERS: &[&str] = &[
     "AES256-GCM-SHA384",
     "AES128-GCM-SHA256",
 ];
-
-const CONTEXT_URL: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.DownstreamTlsContext";
-const COMMON_CONTEXT: u32 = 1;
-const REQUIRES_CERTIFICATE: u32 = 2;
-/// Field of `CommonTlsContext`; validation contexts are encoded before ALPN values.
-const COMBINED_VALIDATION: u32 = 8;
-const ALPNS: u32 = 4;
-const CERTIFICATES: u32 = 6;
 
 /// Certificate files that replace those of the mesh's CA; paths, empty if absent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -80,24 +69,6 @@ impl ServerCertificates {
         file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
     }
 
-    /// Encodes the certificate secret; the usual one is encoded once.
-    fn encoded_certificate(&self) -> Cow<'static, [u8]> {
-        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(DEFAULT_SECRET).encode_to_vec());
-        if self.chain.is_empty() || self.key.is_empty() {
-            return Cow::Borrowed(&OF_MESH);
-        }
-        self.certificate().encode_to_vec().into()
-    }
-
-    /// Encodes [`Self::roots`].
-    fn encoded_roots(&self) -> Cow<'static, [u8]> {
-        static OF_MESH: LazyLock<Vec<u8>> = LazyLock::new(|| workload_secret(ROOT_SECRET).encode_to_vec());
-        if self.root.is_empty() {
-            return Cow::Borrowed(&OF_MESH);
-        }
-        self.roots().encode_to_vec().into()
-    }
-
     /// Returns the secret of the CA certificates: from a file, or else of the mesh.
     pub fn roots(&self) -> SdsSecretConfig {
         if self.root.is_empty() {
@@ -119,54 +90,30 @@ pub enum InnerProtocol {
 impl FilterStack<'_> {
     /// Returns the transport socket of mutual TLS with peers of the mesh.
     pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: InnerProtocol) -> TransportSocket {
-        let mut context = Vec::with_capacity(768);
-        wire::nested(&mut context, COMMON_CONTEXT, |out| {
-            out.extend_from_slice(&self.mesh_params());
-            wire::nested(out, COMBINED_VALIDATION, |out| {
-                let names = CertificateValidationContext {
-                    match_subject_alt_names: tls::trust_domain_matchers(self.features(), self.mesh),
-                    ..Default::default()
-                };
-                wire::nested(out, 1, |out| names.encode_raw(out));
-                wire::bytes(out, 2, &certificates.encoded_roots());
-            });
-            for alpn in self.server_alpns(inside) {
-                wire::text(out, ALPNS, &alpn);
-            }
-            wire::bytes(out, CERTIFICATES, &certificates.encoded_certificate());
-        });
-        wire::wrapped(&mut context, REQUIRES_CERTIFICATE, 1);
-        debug_assert!(
-            DownstreamTlsContext::decode(&*context).is_ok_and(|message| message.encode_to_vec() == context),
-            "because fields are written in their order"
-        );
-        let config = Any {
-            type_url: CONTEXT_URL.to_owned(),
-            value: context.into(),
+        let names = tls::trust_domain_matchers(self.features(), self.mesh);
+        let common = CommonTlsContext {
+            validation_context_type: Some(validation(names, certificates.roots())),
+            alpn_protocols: self.server_alpns(inside),
+            tls_certificate_sds_secret_configs: vec![certificates.certificate()],
+            ..self.mesh_params()
         };
-        socket(TLS_SOCKET, config)
+        server_socket(common, true)
     }
 
-    /// Encodes the parameters of mutual TLS as a field; the usual ones are encoded once.
-    fn mesh_params(&self) -> Cow<'static, [u8]> {
-        static USUAL: LazyLock<Vec<u8>> = LazyLock::new(|| params(TlsProtocol::TlSv12, owned(CIPHERS)).encode_to_vec());
+    /// Returns a context with the parameters of mutual TLS.
+    fn mesh_params(&self) -> CommonTlsContext {
         let mtls = self.mesh.mesh_m_tls.as_ref();
         let minimum = match mtls.map(TlsConfig::min_protocol_version) {
             Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
             _ => TlsProtocol::TlSv12,
         };
-        let ciphers = mtls.map(|mtls| mtls.cipher_suites.as_slice()).unwrap_or_default();
-        if minimum == TlsProtocol::TlSv12 && ciphers.is_empty() && self.features().compliance_policy.is_empty() {
-            return Cow::Borrowed(&USUAL);
-        }
-        let ciphers = if ciphers.is_empty() {
-            owned(CIPHERS)
-        } else {
-            ciphers.to_vec()
+        let ciphers = match mtls.map(|mtls| mtls.cipher_suites.as_slice()) {
+            None | Some([]) => owned(CIPHERS),
+            Some(ciphers) => ciphers.to_vec(),
         };
         let mut common = params(minimum, ciphers);
         tls::enforce_compliance(self.features(), &mut common);
-        common.encode_to_vec().into()
+        common
     }
 
     /// Returns the ALPN values of mutual TLS.

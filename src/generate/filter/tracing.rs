@@ -1,8 +1,6 @@
 //! Tracing in HTTP connection managers: provider, sampling, tags.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
-
-use prost::Message;
+use std::collections::BTreeMap;
 
 use super::{
     access_log::envoy_grpc,
@@ -11,7 +9,7 @@ use super::{
     telemetry::TracingSpec,
 };
 use crate::{
-    generate::{proxy::ProxyType, proxy_class::names_by_conventions, wire},
+    generate::{proxy::ProxyType, proxy_class::names_by_conventions},
     proto::{
         Any,
         envoy::{
@@ -60,12 +58,10 @@ const DATADOG: &str = "envoy.tracers.datadog";
 const SKYWALKING: &str = "envoy.tracers.skywalking";
 const OPEN_TELEMETRY: &str = "envoy.tracers.opentelemetry";
 
-const CUSTOM_TAGS: u32 = 8;
-
 /// Tracing settings of a connection manager.
 pub struct HttpTracing {
-    /// Encoded `tracing` field.
-    pub tracing: Option<Vec<u8>>,
+    /// Field `tracing`.
+    pub tracing: Option<Tracing>,
     /// True if the request id carries the sampling decision.
     pub use_request_id: bool,
 }
@@ -105,14 +101,17 @@ impl FilterStack<'_> {
     }
 
     /// Returns tracing by the bootstrap's tracer.
-    fn mesh_tracing(&self) -> Vec<u8> {
+    fn mesh_tracing(&self) -> Tracing {
         let config = &self.client.tracing;
         let istio_tags = config.enable_istio_tags.unwrap_or(true);
-        let tags = self.custom_tags(istio_tags, None);
-        self.sampled(self.default_sampling(), &tags, Tracing::default())
+        let tracing = Tracing {
+            custom_tags: self.custom_tags(istio_tags, None),
+            ..Default::default()
+        };
+        self.sampled(self.default_sampling(), tracing)
     }
 
-    fn provider_tracing(&self, spec: &TracingSpec, tracer: Tracer) -> Vec<u8> {
+    fn provider_tracing(&self, spec: &TracingSpec, tracer: Tracer) -> Tracing {
         let sampling = if tracer.samples {
             100.0
         } else {
@@ -120,8 +119,8 @@ impl FilterStack<'_> {
         };
         let router = self.client.proxy_type == ProxyType::Router;
         let spawn = tracer.name == SKYWALKING || router && self.features().pilot_spawn_upstream_span_for_gateway;
-        let tags = self.custom_tags(spec.istio_tags, spec.custom_tags);
         let tracing = Tracing {
+            custom_tags: self.custom_tags(spec.istio_tags, spec.custom_tags),
             max_path_tag_length: (tracer.max_tag_length != 0).then_some(tracer.max_tag_length),
             provider: Some(provider::Http {
                 name: tracer.name.to_owned(),
@@ -131,14 +130,14 @@ impl FilterStack<'_> {
             no_context_propagation: spec.no_context_propagation && self.client.version.at_least(1, 30),
             ..Default::default()
         };
-        self.sampled(sampling, &tags, tracing)
+        self.sampled(sampling, tracing)
     }
 
-    /// Encodes the message with its sampling and encoded tags.
-    fn sampled(&self, random: f64, tags: &[u8], tracing: Tracing) -> Vec<u8> {
+    /// Adds the sampling percentages, and the tag length of the bootstrap.
+    fn sampled(&self, random: f64, tracing: Tracing) -> Tracing {
         let percent = |value| Some(Percent { value });
         let legacy_length = self.client.tracing.max_path_tag_length;
-        let tracing = Tracing {
+        Tracing {
             client_sampling: percent(100.0),
             overall_sampling: percent(100.0),
             random_sampling: percent(random),
@@ -146,11 +145,7 @@ impl FilterStack<'_> {
                 .max_path_tag_length
                 .or((legacy_length != 0).then_some(legacy_length)),
             ..tracing
-        };
-        let mut message = Vec::with_capacity(tags.len() + 64);
-        let pieces = [(CUSTOM_TAGS, tags)];
-        wire::spliced(&mut message, &tracing.encode_to_vec(), pieces, |field| field);
-        message
+        }
     }
 
     /// Returns the sampling percentage without a Telemetry.
@@ -162,36 +157,25 @@ impl FilterStack<'_> {
         }
     }
 
-    /// Encodes the tags by name as fields.
-    fn custom_tags(&self, istio: bool, user: Option<&BTreeMap<String, telemetry::CustomTag>>) -> Vec<u8> {
-        let mut tags: Vec<WrittenTag> = Vec::with_capacity(16);
+    /// Returns the tags, sorted by name.
+    fn custom_tags(&self, istio: bool, user: Option<&BTreeMap<String, telemetry::CustomTag>>) -> Vec<CustomTag> {
+        let mut tags = Vec::with_capacity(16);
         if istio {
             tags.extend(self.client.tags.custom_tags());
             tags.extend(dry_run_tags());
         }
         if self.client.proxy_type == ProxyType::Waypoint {
-            tags.extend(waypoint_tags().map(written));
+            tags.extend(waypoint_tags());
         }
         match user.filter(|user| !user.is_empty()) {
-            Some(user) => tags.extend(
-                user.iter()
-                    .filter_map(|(tag, how)| self.user_tag(tag, how))
-                    .map(written),
-            ),
-            None => tags.extend(
-                self.client
-                    .tracing
-                    .custom_tags
-                    .iter()
-                    .map(|(tag, how)| written(legacy_tag(tag, how))),
-            ),
+            Some(user) => tags.extend(user.iter().filter_map(|(tag, how)| self.user_tag(tag, how))),
+            None => {
+                let legacy = &self.client.tracing.custom_tags;
+                tags.extend(legacy.iter().map(|(tag, how)| legacy_tag(tag, how)));
+            }
         }
-        tags.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let mut fields = Vec::with_capacity(1024);
-        for (_, tag) in &tags {
-            fields.extend_from_slice(tag);
-        }
-        fields
+        tags.sort_by(|a, b| a.tag.cmp(&b.tag));
+        tags
     }
 
     fn user_tag(&self, tag: &str, how: &telemetry::CustomTag) -> Option<CustomTag> {
@@ -416,17 +400,8 @@ fn join_path(host: &str, path: &str) -> String {
     format!("{}{slash}", segments.join("/"))
 }
 
-/// Name of a tag, and the tag encoded as a field.
-type WrittenTag = (Cow<'static, str>, Cow<'static, [u8]>);
-
-fn written(tag: CustomTag) -> WrittenTag {
-    let mut field = Vec::new();
-    wire::nested(&mut field, CUSTOM_TAGS, |out| tag.encode_raw(out));
-    (tag.tag.into(), field.into())
-}
-
 impl ServiceTags {
-    fn custom_tags(&self) -> impl Iterator<Item = WrittenTag> {
+    fn custom_tags(&self) -> impl Iterator<Item = CustomTag> {
         [
             ("istio.canonical_revision", &self.revision),
             ("istio.canonical_service", &self.service),
@@ -435,28 +410,12 @@ impl ServiceTags {
             ("istio.cluster_id", &self.cluster),
         ]
         .into_iter()
-        .map(|(tag, value)| {
-            let mut field = Vec::with_capacity(tag.len() + value.len() + 12);
-            wire::nested(&mut field, CUSTOM_TAGS, |out| {
-                wire::text(out, 1, tag);
-                wire::nested(out, 2, |out| wire::text(out, 1, value));
-            });
-            (tag.into(), field.into())
-        })
+        .map(|(tag, value)| custom_tag(tag, literal_tag(value)))
     }
 }
 
 /// Returns tags with the decisions of dry-run policies.
-fn dry_run_tags() -> impl Iterator<Item = WrittenTag> {
-    static TAGS: LazyLock<Vec<(String, Vec<u8>)>> = LazyLock::new(|| {
-        let tags = make_dry_run_tags().map(written);
-        tags.map(|(name, field)| (name.into_owned(), field.into_owned()))
-            .collect()
-    });
-    TAGS.iter().map(|(name, field)| (name.as_str().into(), field.into()))
-}
-
-fn make_dry_run_tags() -> impl Iterator<Item = CustomTag> {
+fn dry_run_tags() -> impl Iterator<Item = CustomTag> {
     [
         ("allow_policy.name", "allow_shadow_effective_policy_id"),
         ("allow_policy.result", "allow_shadow_engine_result"),

@@ -4,19 +4,17 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use bytes::Bytes;
 use ipnet::IpNet;
-use prost::Message;
 
 use crate::{
     base::cidr,
-    generate::{
-        constant::duration,
-        filter::chain_fields::{NetworkFilters, field, write_match},
-        wire,
-    },
+    generate::{constant::duration, filter::chain_fields::NetworkFilters, wire::Writer},
     model::{features::Features, service::UNSPECIFIED_IP},
-    proto::envoy::config::{
-        core::v3::{CidrRange, Metadata},
-        listener::v3::FilterChainMatch,
+    proto::{
+        envoy::config::{
+            core::v3::{CidrRange, Metadata},
+            listener::v3::{FilterChain, FilterChainMatch},
+        },
+        field::filter_chain,
     },
 };
 
@@ -123,19 +121,19 @@ impl Chain {
     }
 
     /// Encodes the chain.
-    pub fn write(mut self, out: &mut Vec<u8>, features: &Features) {
+    pub fn write(mut self, out: &mut Writer<FilterChain>, features: &Features) {
         if let Some(by) = self.take_match() {
-            write_match(out, &by);
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
         }
-        out.extend_from_slice(self.filters.fields());
+        out.fields(self.filters.fields());
         if let Some(metadata) = &self.metadata {
-            wire::nested(out, field::METADATA, |out| metadata.encode_raw(out));
+            out.message(filter_chain::METADATA, metadata);
         }
         if let Some(socket) = &self.transport_socket {
-            wire::bytes(out, field::TRANSPORT_SOCKET, socket);
+            out.bytes(filter_chain::TRANSPORT_SOCKET, socket);
         }
         if let Some(timeout) = connect_timeout(features) {
-            wire::nested(out, field::CONNECT_TIMEOUT, |out| timeout.encode_raw(out));
+            out.message(filter_chain::TRANSPORT_SOCKET_CONNECT_TIMEOUT, &timeout);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::{
     generate::{
         BuildContext, GatewayView, constant,
         filter::{
-            chain_fields::{NetworkFilters, WrittenListener},
+            chain_fields::{EncodedListener, NetworkFilters},
             hcm::{HttpConnection, HttpRoutes, ManagerTemplate},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
@@ -205,7 +205,7 @@ impl GatewayKey {
 /// Chains of a listener under construction. Each is encoded before the next is built, since there may be thousands.
 #[derive(Default)]
 struct Chains {
-    listener: WrittenListener,
+    listener: EncodedListener,
     /// True if some chain matches the client hello.
     needs_hello: bool,
 }
@@ -331,7 +331,7 @@ impl ListenerBuilder<'_> {
         Some(context.socket(settings).encode_to_vec().into())
     }
 
-    fn listener(&self, chains: Chains) -> WrittenListener {
+    fn listener(&self, chains: Chains) -> EncodedListener {
         let key = self.key;
         let features = self.stack.features();
         let is_udp = key.transport == Transport::Quic;

@@ -5,7 +5,6 @@ mod filters;
 
 use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap, net::IpAddr};
 
-use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
@@ -29,7 +28,7 @@ use crate::{
         BuildContext,
         constant::{self, config_metadata, wildcards},
         filter::{
-            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            chain_fields::{EncodedListener, NetworkFilters},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
             tcp::add_black_hole,
@@ -40,7 +39,7 @@ use crate::{
         proxy_class::ServiceTarget,
         resource::Built,
         selected::Selected,
-        wire,
+        wire::Encoded,
     },
     model::{
         ScopeKey,
@@ -49,9 +48,10 @@ use crate::{
     },
     proto::{
         envoy::config::{
-            core::v3::{CidrRange, TrafficDirection},
+            core::v3::{CidrRange, TrafficDirection, TransportSocket},
             listener::v3::{FilterChainMatch, Listener},
         },
+        field::filter_chain,
         istio::networking::v1alpha3::{CaptureMode, IstioIngressListener, Sidecar},
     },
 };
@@ -358,7 +358,7 @@ pub(super) struct InboundListener<'a> {
     /// Attributes of the sidecar.
     pub(super) client: &'a InboundProxyView,
     /// Cached transport sockets of mutual TLS, encoded, for TCP and for HTTP inside.
-    pub(super) sockets: [OnceCell<Vec<u8>>; 2],
+    pub(super) sockets: [OnceCell<Encoded<TransportSocket>>; 2],
 }
 
 /// Cached filters of a port, equal in all its chains of a kind.
@@ -371,12 +371,12 @@ struct PortFilters {
 /// Chains of a listener under construction, with the inspectors that they need.
 #[derive(Default)]
 pub(super) struct Chains {
-    pub(super) listener: WrittenListener,
+    pub(super) listener: EncodedListener,
     pub(super) needs: InspectorsByPort,
 }
 
 impl InboundListener<'_> {
-    fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> WrittenListener {
+    fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> EncodedListener {
         let mut chains = Chains::default();
         self.add_black_hole(&mut chains);
         self.add_passthrough(&mut chains, 0, self.client.peers.mode);
@@ -403,7 +403,7 @@ impl InboundListener<'_> {
         chains.listener
     }
 
-    fn own_listener(&self, port: &InboundPort) -> WrittenListener {
+    fn own_listener(&self, port: &InboundPort) -> EncodedListener {
         let mut chains = Chains::default();
         self.add_port(&mut chains, port);
         let mut binds: Vec<&str> = vec![&port.bind];
@@ -444,9 +444,9 @@ impl InboundListener<'_> {
         };
         chains.needs.add(&by);
         chains.listener.add_chain(|out| {
-            write_match(out, &by);
-            out.extend_from_slice(filters.fields());
-            wire::text(out, field::NAME, "virtualInbound-blackhole");
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
+            out.fields(filters.fields());
+            out.text(filter_chain::NAME, "virtualInbound-blackhole");
         });
     }
 
@@ -512,25 +512,25 @@ impl InboundListener<'_> {
         };
         chains.needs.add(&by);
         chains.listener.add_chain(|out| {
-            write_match(out, &by);
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
             let filters = if form.http {
                 filters.http.get_or_init(|| self.http_filters(port))
             } else {
                 filters.tcp.get_or_init(|| self.tcp_filters(port))
             };
-            out.extend_from_slice(filters.fields());
+            out.fields(filters.fields());
             if let Some(metadata) = &port.metadata {
-                wire::nested(out, field::METADATA, |out| metadata.encode_raw(out));
+                out.message(filter_chain::METADATA, metadata);
             }
             if form.terminates {
-                wire::bytes(out, field::TRANSPORT_SOCKET, &self.socket(port, form));
+                out.encoded(filter_chain::TRANSPORT_SOCKET, &self.socket(port, form));
             }
-            wire::text(out, field::NAME, &port.chain_name(form.http));
+            out.text(filter_chain::NAME, &port.chain_name(form.http));
         });
     }
 
     /// Returns the encoded transport socket of a chain that terminates TLS.
-    fn socket(&self, port: &InboundPort, form: &ChainForm) -> Cow<'_, [u8]> {
+    fn socket(&self, port: &InboundPort, form: &ChainForm) -> Cow<'_, Encoded<TransportSocket>> {
         let own_tls = port
             .tls
             .as_ref()
@@ -542,7 +542,7 @@ impl InboundListener<'_> {
         };
         let Some(tls) = own_tls else {
             let made = &self.sockets[usize::from(form.http)];
-            let socket = || self.stack.mutual_tls(&self.client.certificates, inside).encode_to_vec();
+            let socket = || Encoded::of(&self.stack.mutual_tls(&self.client.certificates, inside));
             return Cow::Borrowed(made.get_or_init(socket));
         };
         let context = termination::Context {
@@ -553,6 +553,6 @@ impl InboundListener<'_> {
             // Parity (pilot/pkg/networking/core/listener_builder.go): the inner protocol does not count here.
             inside: InnerProtocol::Http,
         };
-        context.socket(tls).encode_to_vec().into()
+        Cow::Owned(Encoded::of(&context.socket(tls)))
     }
 }

@@ -10,8 +10,6 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use prost::Message;
-
 use super::{
     ListenerKey,
     filter_chain::plaintext_http_alpns,
@@ -25,7 +23,7 @@ use crate::{
         BuildContext, EncodedResource, VipView,
         constant::network_filter,
         filter::{
-            chain_fields::{NetworkFilters, WrittenListener, field},
+            chain_fields::{EncodedListener, NetworkFilters},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
@@ -38,7 +36,7 @@ use crate::{
         selected::Selected,
         tunnel::{DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE},
         waypoint::{Served, WaypointView},
-        wire,
+        wire::Encoded,
     },
     model::{
         Service,
@@ -64,6 +62,7 @@ use crate::{
                 },
             },
         },
+        field::filter_chain,
     },
 };
 use matcher::PortChain;
@@ -246,7 +245,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
         client,
         served: Served::of(ctx, &client.waypoint),
     };
-    let mut listener = WrittenListener::default();
+    let mut listener = EncodedListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
     let mut matched = Vec::new();
     for service in &making.served.services {
@@ -296,7 +295,7 @@ impl MainInternal<'_> {
     /// Adds the chains of a service port; none for UDP.
     fn add_port(
         &self,
-        listener: &mut WrittenListener,
+        listener: &mut EncodedListener,
         stack: &FilterStack,
         service: &Service,
         port: &ServicePort,
@@ -328,7 +327,7 @@ impl MainInternal<'_> {
     }
 
     /// Adds a chain for connections to workloads, to which no service's policies apply.
-    fn add_direct(&self, listener: &mut WrittenListener, name: &str, traffic: VipTraffic) {
+    fn add_direct(&self, listener: &mut EncodedListener, name: &str, traffic: VipTraffic) {
         let mut filters = NetworkFilters::new();
         filters.push(&connect_authority());
         let filters = match traffic {
@@ -356,10 +355,10 @@ const VIP_CHAIN: TcpChain = TcpChain {
     authorized_by_destination: false,
 };
 
-fn add_chain(listener: &mut WrittenListener, name: &str, filters: &NetworkFilters) {
+fn add_chain(listener: &mut EncodedListener, name: &str, filters: &NetworkFilters) {
     listener.add_chain(|out| {
-        out.extend_from_slice(filters.fields());
-        wire::text(out, field::NAME, name);
+        out.fields(filters.fields());
+        out.text(filter_chain::NAME, name);
     });
 }
 
@@ -390,15 +389,14 @@ fn http_filters(
     mut filters: NetworkFilters,
     protocol: Protocol,
     port: u32,
-    routes: Vec<u8>,
+    routes: Encoded<RouteConfiguration>,
 ) -> NetworkFilters {
     let client = stack.client;
     let stat_prefix = name::delimited_stat(&["inbound_0.0.0.0_", itoa::Buffer::new().format(port)].concat());
     let routes = if client.route_patches.is_empty() {
-        HttpRoutes::Written(routes)
+        HttpRoutes::Encoded(routes)
     } else {
-        let read = RouteConfiguration::decode(&*routes).expect("because it was written according to the message");
-        HttpRoutes::Inline(Box::new(stack.patched_routes(read)))
+        HttpRoutes::Inline(Box::new(stack.patched_routes(routes.decode())))
     };
     let mut http = HttpConnection::new(stat_prefix, routes, protocol, port);
     http.tunneled = true;

@@ -3,26 +3,20 @@
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use prost::{Message, encoding};
+use prost::Message;
 
 use super::configuration;
 use crate::{
     base::SmolStr,
-    generate::{EncodedResource, ResourceType, wire},
-    proto::envoy::config::route::v3::VirtualHost,
+    generate::{
+        EncodedResource,
+        wire::{Encoded, Writer, field_len},
+    },
+    proto::{
+        envoy::config::route::v3::{RouteConfiguration, VirtualHost},
+        field::{route_configuration, virtual_host},
+    },
 };
-
-/// Field numbers, in the order of encoding.
-mod field {
-    /// Name of a route configuration.
-    pub(super) const CONFIGURATION_NAME: u32 = 1;
-    /// Virtual hosts of a route configuration.
-    pub(super) const VIRTUAL_HOSTS: u32 = 2;
-    /// Name of a virtual host.
-    pub(super) const NAME: u32 = 1;
-    /// Domains of a virtual host.
-    pub(super) const DOMAINS: u32 = 2;
-}
 
 /// A virtual host with its fields partly encoded.
 pub(super) struct Host {
@@ -71,46 +65,45 @@ impl Host {
 
     /// Returns the virtual host as a message.
     pub(super) fn message(self) -> VirtualHost {
-        let mut written = Vec::with_capacity(self.len());
-        self.write(&mut written);
-        VirtualHost::decode(written.as_slice()).expect("because it was written according to the message")
+        Encoded::write(self.len(), |out| self.write(out)).decode()
     }
 
     fn len(&self) -> usize {
-        let texts = self.domains.iter().map(|domain| text_len(domain));
-        let name = if self.name.is_empty() { 0 } else { text_len(&self.name) };
-        name + texts.sum::<usize>() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
+        let domains = self.domains.iter();
+        let domains = domains.map(|domain| field_len(virtual_host::DOMAINS, domain.len()));
+        let name = match self.name.len() {
+            0 => 0,
+            len => field_len(virtual_host::NAME, len),
+        };
+        name + domains.sum::<usize>() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
     }
 
-    fn write(&self, out: &mut Vec<u8>) {
-        wire::text(out, field::NAME, &self.name);
+    fn write(&self, out: &mut Writer<VirtualHost>) {
+        out.text(virtual_host::NAME, &self.name);
         for domain in &self.domains {
-            wire::bytes(out, field::DOMAINS, domain.as_bytes());
+            out.text(virtual_host::DOMAINS, domain);
         }
         for routes in &self.routes {
-            out.extend_from_slice(routes);
+            out.raw(routes);
         }
-        out.extend_from_slice(&self.rest);
+        out.raw(&self.rest);
     }
-}
-
-/// Returns the encoded length of a text field whose key is one byte.
-fn text_len(text: &str) -> usize {
-    1 + encoding::encoded_len_varint(text.len() as u64) + text.len()
 }
 
 /// Assembles the route configuration of these virtual hosts, in this order.
 pub(super) fn assembled(name: &SmolStr, hosts: &[Host]) -> EncodedResource {
-    static REST: LazyLock<Vec<u8>> = LazyLock::new(|| configuration("", Vec::new()).encode_to_vec());
+    static REST: LazyLock<Encoded<RouteConfiguration>> = LazyLock::new(|| Encoded::of(&configuration("", Vec::new())));
     let lens: Vec<usize> = hosts.iter().map(Host::len).collect();
-    // Key and length of each virtual host take at most 11 bytes.
-    let len = text_len(name) + lens.iter().map(|len| len + 11).sum::<usize>() + REST.len();
-    EncodedResource::framed(name.clone(), ResourceType::Route.url(), len, |value| {
-        wire::text(value, field::CONFIGURATION_NAME, name);
+    let host_lens = lens
+        .iter()
+        .map(|len| field_len(route_configuration::VIRTUAL_HOSTS, *len));
+    let len = field_len(route_configuration::NAME, name.len()) + host_lens.sum::<usize>() + REST.len();
+    EncodedResource::write(name.clone(), |out| {
+        out.reserve(len);
+        out.text(route_configuration::NAME, name);
         for (host, len) in hosts.iter().zip(&lens) {
-            wire::header(value, field::VIRTUAL_HOSTS, *len);
-            host.write(value);
+            out.nested_of_length(route_configuration::VIRTUAL_HOSTS, *len, |out| host.write(out));
         }
-        value.extend_from_slice(&REST);
+        out.fields(&REST);
     })
 }

@@ -2,8 +2,6 @@
 
 use std::borrow::Cow;
 
-use prost::Message;
-
 use super::{
     action, filters,
     headers::{self, HeaderChanges},
@@ -14,7 +12,11 @@ use super::{
 use crate::{
     api::Meta,
     base::{Shared, select},
-    generate::{BuildContext, constant, name::ClusterName, wire},
+    generate::{
+        BuildContext, constant,
+        name::ClusterName,
+        wire::{Encoded, Writer},
+    },
     model::{
         Service,
         virtual_service::{Semantics, VirtualService},
@@ -23,12 +25,13 @@ use crate::{
         envoy::config::{
             core::v3::header_value_option::HeaderAppendAction,
             route::v3::{
-                Route, RouteAction, RouteMatch,
+                Route, RouteAction, RouteMatch, VirtualHost,
                 route::Action,
                 route_action::{ClusterSpecifier, HashPolicy},
                 route_match::PathSpecifier,
             },
         },
+        field::{decorator, route, route_action, virtual_host},
         istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute},
     },
     table::{Memo, Memoized},
@@ -75,11 +78,11 @@ pub(crate) type DefaultRoutesMemo = Memo<(), DefaultRoutes>;
 /// Routes of services without a VirtualService: encoded once, except for the fields that differ between them.
 pub(crate) struct DefaultRoutes {
     /// Encoded fields of a route before the action: the match.
-    before: Vec<u8>,
+    before: Encoded<Route>,
     /// Encoded fields of the action after the cluster.
-    action: Vec<u8>,
+    action: Encoded<RouteAction>,
     /// Encoded fields of a route after action and decorator.
-    after: Vec<u8>,
+    after: Encoded<Route>,
 }
 
 impl DefaultRoutes {
@@ -107,46 +110,45 @@ impl DefaultRoutes {
             ..Default::default()
         };
         Self {
-            before: before.encode_to_vec(),
-            action: action.encode_to_vec(),
-            after: after.encode_to_vec(),
+            before: Encoded::of(&before),
+            action: Encoded::of(&action),
+            after: Encoded::of(&after),
         }
     }
 
     /// Returns the route to a cluster.
     pub(crate) fn route(&self, cluster: &str, operation: &str, hashed_by: Option<HashPolicy>) -> Routes {
-        let hashed = hashed_by.map(|policy| RouteAction {
-            hash_policy: vec![policy],
-            ..RouteAction::decode(&*self.action).expect("because these bytes were encoded from an action")
+        let hashed = hashed_by.map(|policy| {
+            Encoded::of(&RouteAction {
+                hash_policy: vec![policy],
+                ..self.action.decode()
+            })
         });
-        let hashed = hashed.map(|action| action.encode_to_vec());
         let action = hashed.as_ref().unwrap_or(&self.action);
         let room = self.before.len() + cluster.len() + action.len() + operation.len() + self.after.len() + 32;
-        let mut bytes = Vec::with_capacity(room);
-        wire::nested(&mut bytes, field::ROUTES, |out| {
-            out.extend_from_slice(&self.before);
-            wire::nested(out, field::FORWARD, |out| {
-                wire::text(out, field::CLUSTER, cluster);
-                out.extend_from_slice(action);
+        let routes = Encoded::write(room, |out| {
+            out.nested(virtual_host::ROUTES, |out| {
+                out.fields(&self.before);
+                out.nested(route::ROUTE, |out| {
+                    out.text(route_action::CLUSTER, cluster);
+                    out.fields(action);
+                });
+                out.nested(route::DECORATOR, |out| out.text(decorator::OPERATION, operation));
+                out.fields(&self.after);
             });
-            wire::nested(out, field::DECORATOR, |out| wire::text(out, 1, operation));
-            out.extend_from_slice(&self.after);
         });
-        Routes::of_bytes(bytes, Some(0))
+        Routes::new(routes, Some(0))
     }
 }
-
-/// Typical size of an encoded action, in bytes.
-const USUAL_ACTION: usize = 384;
 
 /// A declared route without its matches, encoded once for all of them.
 struct RouteTemplate<'a> {
     declared: &'a HttpRoute,
     semantics: Semantics,
     /// Encoded action field.
-    action: Vec<u8>,
+    action: Encoded<Route>,
     /// Encoded fields of header operations and filters.
-    changes: Vec<u8>,
+    changes: Encoded<Route>,
     /// Operation name for traces, without the path.
     operation: String,
 }
@@ -193,15 +195,15 @@ impl<'a> RouteTemplate<'a> {
                 .push(headers::header("alt-svc", &value, append));
         }
         let operation = operation(&route, virtual_service.meta.name(), translation.port);
-        let mut action = Vec::with_capacity(USUAL_ACTION);
-        if let Some(made) = route.action.take() {
-            made.encode(&mut action);
-        }
+        let action = Route {
+            action: route.action.take(),
+            ..Default::default()
+        };
         Self {
             declared,
             semantics,
-            action,
-            changes: route.encode_to_vec(),
+            action: Encoded::of(&action),
+            changes: Encoded::of(&route),
             operation,
         }
     }
@@ -211,88 +213,53 @@ impl<'a> RouteTemplate<'a> {
         let matched = matches::route_match(condition, self.semantics);
         let is_catch_all = matches::is_catch_all(&matched);
         if is_catch_all {
-            writer.catch_all = Some(writer.bytes.len());
+            writer.catch_all = Some(writer.routes.len());
         }
         let metadata = &writer.metadata;
-        wire::nested(&mut writer.bytes, field::ROUTES, |out| {
-            wire::nested(out, field::MATCH, |out| matched.encode_raw(out));
-            out.extend_from_slice(&self.action);
-            out.extend_from_slice(metadata);
+        let write_route = |out: &mut Writer<Route>| {
+            out.message(route::MATCH, &matched);
+            out.fields(&self.action);
+            out.fields(metadata);
             let [path, suffix] = operation_path(&matched);
-            wire::nested(out, field::DECORATOR, |out| {
-                wire::joined(out, 1, &[&self.operation, path, suffix]);
+            out.nested(route::DECORATOR, |out| {
+                out.joined(decorator::OPERATION, &[&self.operation, path, suffix]);
             });
-            out.extend_from_slice(&self.changes);
-            wire::text(out, field::NAME, &route_name(self.declared, condition));
-            wire::text(
-                out,
-                field::STAT_PREFIX,
-                condition.map_or("", |condition| &condition.stat_prefix),
-            );
-        });
+            out.fields(&self.changes);
+            out.text(route::NAME, &route_name(self.declared, condition));
+            let stat_prefix = condition.map_or("", |condition| &condition.stat_prefix);
+            out.text(route::STAT_PREFIX, stat_prefix);
+        };
+        writer
+            .routes
+            .append(|out| out.nested(virtual_host::ROUTES, write_route));
         is_catch_all
     }
 }
 
-/// Field numbers of virtual hosts and routes, in the order of encoding.
-mod field {
-    /// Routes of a virtual host.
-    pub(super) const ROUTES: u32 = 3;
-    /// Match of a route; precedes the action and the metadata.
-    pub(super) const MATCH: u32 = 1;
-    /// Forwarding action of a route.
-    pub(super) const FORWARD: u32 = 2;
-    /// Cluster of a forwarding action; its first field.
-    pub(super) const CLUSTER: u32 = 1;
-    /// Decorator of a route; header operations, filters, the name and the statistics prefix follow.
-    pub(super) const DECORATOR: u32 = 5;
-    /// Name of a route.
-    pub(super) const NAME: u32 = 14;
-    /// Statistics prefix of a route.
-    pub(super) const STAT_PREFIX: u32 = 19;
-}
-
 /// Routes under construction, see [`Routes`].
 struct RouteWriter {
-    bytes: Vec<u8>,
+    routes: Encoded<VirtualHost>,
     /// Encoded metadata field with the origin of the routes.
-    metadata: Vec<u8>,
+    metadata: Encoded<Route>,
     catch_all: Option<usize>,
 }
 
 impl RouteWriter {
     fn new(meta: &Meta) -> Self {
-        let metadata = metadata(&meta.config_path());
-        debug_assert!(
-            metadata
-                == Route {
-                    metadata: Some(constant::config_metadata(meta)),
-                    ..Default::default()
-                }
-                .encode_to_vec(),
-            "because it is the same by hand"
-        );
+        let metadata = Route {
+            metadata: Some(constant::config_metadata(meta)),
+            ..Default::default()
+        };
         Self {
-            bytes: Vec::new(),
-            metadata,
+            routes: Encoded::empty(),
+            metadata: Encoded::of(&metadata),
             catch_all: None,
         }
     }
 
     fn finish(self) -> Routes {
-        Routes::of_bytes(self.bytes, self.catch_all)
+        Routes::new(self.routes, self.catch_all)
     }
-}
-
-/// Encodes the field of [`constant::config_metadata`], which differs only in the path.
-fn metadata(path: &str) -> Vec<u8> {
-    const METADATA: u32 = 4;
-    let (outer, inner) = constant::CONFIG_METADATA;
-    let mut bytes = Vec::with_capacity(path.len() + 48);
-    wire::nested(&mut bytes, METADATA, |out| {
-        wire::entry(out, 1, outer, |out| wire::text_field(out, inner, path));
-    });
-    bytes
 }
 
 fn route_name<'a>(declared: &'a HttpRoute, condition: Option<&HttpMatchRequest>) -> Cow<'a, str> {

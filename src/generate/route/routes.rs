@@ -1,9 +1,11 @@
 //! Encoded routes of virtual hosts.
 
 use bytes::Bytes;
-use prost::Message;
 
-use crate::proto::envoy::config::route::v3::VirtualHost;
+use crate::{
+    generate::wire::{Encoded, debug_assert_canonical},
+    proto::envoy::config::route::v3::VirtualHost,
+};
 
 /// Encoded routes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,14 +17,11 @@ pub struct Routes {
 
 impl Routes {
     /// Wraps encoded routes; `catch_all` is the offset of the catch-all route.
-    pub(super) fn of_bytes(field: Vec<u8>, catch_all: Option<usize>) -> Self {
-        debug_assert!(
-            VirtualHost::decode(&*field).is_ok_and(|holder| holder.encode_to_vec() == field),
-            "because routes are written in the order of their fields"
-        );
+    pub(super) fn new(field: Encoded<VirtualHost>, catch_all: Option<usize>) -> Self {
+        debug_assert_canonical::<VirtualHost>(field.as_bytes());
         Self {
             catch_all: catch_all.unwrap_or(field.len()),
-            field: field.into(),
+            field: field.into_bytes().into(),
         }
     }
 

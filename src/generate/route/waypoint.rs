@@ -3,8 +3,6 @@
 
 use std::sync::LazyLock;
 
-use prost::Message;
-
 use super::{
     RouteProxyView,
     destination::{PortInference, TargetMap, TargetRows},
@@ -18,21 +16,17 @@ use crate::{
         BuildContext,
         name::{ClusterMode, VipTraffic},
         waypoint::Served,
-        wire,
+        wire::Encoded,
     },
     model::{ScopeKey, Service, virtual_service::VirtualService},
-    proto::envoy::config::route::v3::RouteConfiguration,
+    proto::{
+        envoy::config::route::v3::RouteConfiguration,
+        field::{route_configuration, virtual_host},
+    },
 };
 
 /// Largest direct response of a route, in bytes.
 const MAX_DIRECT_RESPONSE: u32 = 1 << 20;
-
-/// Field numbers of route configurations and virtual hosts.
-mod field {
-    pub(super) const NAME: u32 = 1;
-    pub(super) const VIRTUAL_HOSTS: u32 = 2;
-    pub(super) const HOST_DOMAINS: u32 = 2;
-}
 
 /// Encodes the routes of a service port: those of its VirtualService, or else one route to its cluster. `name` is that
 /// of the cluster.
@@ -42,7 +36,7 @@ pub(crate) fn of_port(
     (service, port): (&Service, u32),
     name: &str,
     append_forwarded_host: bool,
-) -> Vec<u8> {
+) -> Encoded<RouteConfiguration> {
     let routed = served.routes(&service.key);
     let declared = routed.and_then(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key));
     let Some(declared) = declared else {
@@ -71,7 +65,7 @@ pub(crate) fn of_port(
 }
 
 /// Encodes routes that send every request to one cluster.
-pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Vec<u8> {
+pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Encoded<RouteConfiguration> {
     let routes = DefaultRoutes::shared(ctx).route(cluster, operation, None);
     configuration(cluster, port, &routes, true)
 }
@@ -98,28 +92,23 @@ fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> Ta
     rows.collect()
 }
 
-fn configuration(name: &str, port: u32, routes: &Routes, limits_responses: bool) -> Vec<u8> {
-    static REST: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
+fn configuration(name: &str, port: u32, routes: &Routes, limits_responses: bool) -> Encoded<RouteConfiguration> {
+    static REST: LazyLock<[Encoded<RouteConfiguration>; 2]> = LazyLock::new(|| {
         [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
-            let rest = RouteConfiguration {
+            Encoded::of(&RouteConfiguration {
                 validate_clusters: Some(false),
                 max_direct_response_body_size_bytes: limit,
                 ..Default::default()
-            };
-            rest.encode_to_vec()
+            })
         })
     });
-    let mut out = Vec::with_capacity(routes.field().len() + name.len() + 64);
-    wire::text(&mut out, field::NAME, name);
-    wire::nested(&mut out, field::VIRTUAL_HOSTS, |out| {
-        wire::joined(out, field::NAME, &["inbound|http|", itoa::Buffer::new().format(port)]);
-        wire::text(out, field::HOST_DOMAINS, "*");
-        out.extend_from_slice(routes.field());
-    });
-    out.extend_from_slice(&REST[usize::from(limits_responses)]);
-    debug_assert!(
-        RouteConfiguration::decode(&*out).is_ok_and(|configuration| configuration.encode_to_vec() == out),
-        "because fields are written in their order"
-    );
-    out
+    Encoded::write(routes.field().len() + name.len() + 64, |out| {
+        out.text(route_configuration::NAME, name);
+        out.nested(route_configuration::VIRTUAL_HOSTS, |out| {
+            out.joined(virtual_host::NAME, &["inbound|http|", itoa::Buffer::new().format(port)]);
+            out.text(virtual_host::DOMAINS, "*");
+            out.raw(routes.field());
+        });
+        out.fields(&REST[usize::from(limits_responses)]);
+    })
 }

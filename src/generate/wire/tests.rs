@@ -13,13 +13,21 @@ use crate::{
         Any,
         envoy::{
             config::{
+                accesslog::v3::AccessLog,
                 cluster::v3::Cluster,
-                core::v3::{TransportSocket, transport_socket},
-                endpoint::v3::ClusterLoadAssignment,
+                core::v3::{SocketAddress, TransportSocket, socket_address::PortSpecifier, transport_socket},
+                endpoint::v3::{ClusterLoadAssignment, LbEndpoint},
                 listener::v3::{Filter, Listener, filter},
+                route::v3::{RouteConfiguration, VirtualHost},
             },
             extensions::{
-                filters::network::{http_connection_manager::v3::HttpConnectionManager, tcp_proxy::v3::TcpProxy},
+                filters::network::{
+                    http_connection_manager::v3::HttpConnectionManager,
+                    tcp_proxy::v3::{
+                        TcpProxy,
+                        tcp_proxy::{ClusterSpecifier, WeightedCluster, weighted_cluster::ClusterWeight},
+                    },
+                },
                 transport_sockets::tls::v3::UpstreamTlsContext,
                 upstreams::http::v3::HttpProtocolOptions,
             },
@@ -31,58 +39,133 @@ use crate::{
 #[test]
 fn lengths_of_every_size() {
     for size in [0, 1, 126, 127, 128, 129, 16_383, 16_384, 70_000] {
-        let content = "x".repeat(size);
-        let mut written = Vec::new();
-        nested(&mut written, 7, |out| out.extend_from_slice(content.as_bytes()));
-        let mut expected = Vec::new();
-        bytes(&mut expected, 7, content.as_bytes());
-        assert_eq!(written, expected, "{size}");
+        let plain = VirtualHost {
+            name: "x".repeat(size),
+            ..Default::default()
+        };
+        let written = Encoded::write(0, |out: &mut Writer<RouteConfiguration>| {
+            out.nested(field::route_configuration::VIRTUAL_HOSTS, |out| {
+                out.text(field::virtual_host::NAME, &plain.name);
+            });
+        });
+        let expected = RouteConfiguration {
+            virtual_hosts: vec![plain],
+            ..Default::default()
+        };
+        assert_eq!(written.as_bytes(), expected.encode_to_vec(), "{size}");
+        assert_eq!(written.decode(), expected, "{size}");
     }
 }
 
 #[test]
-fn pieces_stand_in_their_place() {
-    let field = |field| {
-        let mut out = Vec::new();
-        number(&mut out, field, 300 + field);
-        out
-    };
-    let of = |fields: &[u32]| fields.iter().flat_map(|one| field(*one)).collect::<Vec<_>>();
-    let (three, nine) = (field(3), field(9));
-    for (before, after) in [
-        (&[][..], &[3, 9][..]),
-        (&[1], &[1, 3, 9]),
-        (&[4, 30], &[3, 4, 9, 30]),
-        // 38 stands for 2.
-        (&[1, 38, 5, 40], &[1, 38, 3, 5, 9, 40]),
-    ] {
-        let mut out = Vec::new();
-        let pieces = [(3, three.as_slice()), (9, nine.as_slice())];
-        spliced(
-            &mut out,
-            &of(before),
-            pieces,
-            |field| if field == 38 { 2 } else { field },
-        );
-        assert_eq!(out, of(after));
-    }
-}
-
-#[test]
-fn structs_are_as_the_encoder_has_them() {
-    let mut written = Vec::new();
-    list_field(&mut written, "all", ["a", ""], |out, name| {
-        text_field(out, "name", name);
+fn kinds_of_fields_decide_which_default_values_are_written() {
+    let written = Encoded::write(0, |out: &mut Writer<Cluster>| out.text(field::cluster::NAME, ""));
+    assert!(written.is_empty());
+    let written = Encoded::write(0, |out: &mut Writer<SocketAddress>| {
+        out.text(field::socket_address::ADDRESS, "");
+        out.number(field::socket_address::PORT_VALUE, 0);
     });
-    text_field(&mut written, "text", "long".repeat(50).as_str());
-    true_field(&mut written, "yes");
+    let expected = SocketAddress {
+        port_specifier: Some(PortSpecifier::PortValue(0)),
+        ..Default::default()
+    };
+    assert_eq!(written.as_bytes(), expected.encode_to_vec());
+    let written = Encoded::write(0, |out: &mut Writer<LbEndpoint>| {
+        out.wrapper(field::lb_endpoint::LOAD_BALANCING_WEIGHT, 0);
+    });
+    let expected = LbEndpoint {
+        load_balancing_weight: Some(0),
+        ..Default::default()
+    };
+    assert_eq!(written.as_bytes(), expected.encode_to_vec());
+    let written = Encoded::write(0, |out: &mut Writer<VirtualHost>| {
+        out.text(field::virtual_host::DOMAINS, "");
+    });
+    let expected = VirtualHost {
+        domains: vec![String::new()],
+        ..Default::default()
+    };
+    assert_eq!(written.as_bytes(), expected.encode_to_vec());
+}
+
+#[test]
+fn empty_map_values_and_contents_are_omitted() {
+    let written = Encoded::write(0, |out: &mut Writer<Cluster>| {
+        out.entry(field::cluster::TYPED_EXTENSION_PROTOCOL_OPTIONS, "empty", |_| {});
+        out.entry(field::cluster::TYPED_EXTENSION_PROTOCOL_OPTIONS, "options", |out| {
+            out.pack(|_: &mut Writer<HttpProtocolOptions>| {});
+        });
+    });
+    let expected = Cluster {
+        typed_extension_protocol_options: [
+            ("empty".to_owned(), Any::default()),
+            ("options".to_owned(), Any::pack(&HttpProtocolOptions::default())),
+        ]
+        .into(),
+        ..Default::default()
+    };
+    assert_eq!(written.as_bytes(), expected.encode_to_vec());
+}
+
+#[test]
+fn pieces_are_inserted_where_prost_encodes_them() {
+    let specifiers = [
+        None,
+        Some(ClusterSpecifier::Cluster("one".to_owned())),
+        // Field 10, which is encoded at the position of field 2.
+        Some(ClusterSpecifier::WeightedClusters(WeightedCluster {
+            clusters: vec![ClusterWeight::default()],
+        })),
+    ];
+    let logs = || vec![AccessLog::default(), AccessLog::default()];
+    for cluster_specifier in specifiers {
+        let proxy = TcpProxy {
+            cluster_specifier,
+            max_connect_attempts: Some(3),
+            ..Default::default()
+        };
+        let prefix = Encoded::of(&TcpProxy {
+            stat_prefix: "prefix".to_owned(),
+            ..Default::default()
+        });
+        let access_log = Encoded::of(&TcpProxy {
+            access_log: logs(),
+            ..Default::default()
+        });
+        let spliced = Encoded::write(0, |out| out.spliced(&proxy, [&prefix, &Encoded::empty(), &access_log]));
+        let expected = TcpProxy {
+            stat_prefix: "prefix".to_owned(),
+            access_log: logs(),
+            ..proxy
+        };
+        assert_eq!(spliced.as_bytes(), expected.encode_to_vec());
+    }
+}
+
+#[test]
+#[cfg(debug_assertions)]
+#[should_panic(expected = "not in the order of encoding")]
+fn fields_out_of_order_are_detected() {
+    let _ = Encoded::write(0, |out: &mut Writer<Cluster>| {
+        out.text(field::cluster::ALT_STAT_NAME, "stat");
+        out.text(field::cluster::NAME, "name");
+    });
+}
+
+#[test]
+fn structs_equal_those_of_prost() {
+    let written = Encoded::write(0, |out: &mut Writer<Struct>| {
+        out.list_field("all", ["a", ""], |out, name| out.text_field("name", name));
+        out.text_field("text", &"long".repeat(50));
+        out.true_field("yes");
+    });
     let one = |name: &str| constant::object([("name".to_owned(), constant::text(name))].into());
     let fields = [
         ("all", constant::list(vec![one("a"), one("")])),
         ("text", constant::text("long".repeat(50))),
         ("yes", constant::boolean(true)),
     ];
-    assert_eq!(written, constant::structure(fields).encode_to_vec());
+    assert_eq!(written.as_bytes(), constant::structure(fields).encode_to_vec());
 }
 
 const OTHERS: &str = "
@@ -128,9 +211,9 @@ spec:
   subsets: [{name: v1, labels: {version: v1}, trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}]
 ";
 
-/// The same bytes come out when what was written is read and encoded.
+/// Asserts that prost encodes the message in the same bytes.
 fn assert_canonical<M: Message + Name + Default + std::fmt::Debug>(any: &Any) -> M {
-    let message: M = any.unpack().expect("it can be read").expect("it is of its type");
+    let message: M = any.unpack().expect("a valid message").expect("a message of this type");
     assert_eq!(any.value, message.encode_to_vec(), "{message:?}");
     message
 }
@@ -175,7 +258,7 @@ fn resources(store: &ConfigStore, client: u64, resource_type: ResourceType) -> V
 }
 
 #[test]
-fn resources_are_as_the_encoder_has_them() {
+fn resources_equal_those_of_prost() {
     let labels = json!({"LABELS": {"app": "a"}, "DNS_CAPTURE": "true"});
     let proxies = vec![
         fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &labels),
@@ -183,7 +266,7 @@ fn resources_are_as_the_encoder_has_them() {
     ];
     let mesh = format!("{APP}---{OTHERS}");
     let store = fixture::store(Installation::default(), &[("config.yaml", &mesh)], proxies);
-    let mut checked = [0; 5];
+    let mut checked = [0; 6];
     for client in [0, 1] {
         for any in resources(&store, client, ResourceType::Cluster) {
             let cluster: Cluster = assert_canonical(&any);
@@ -206,6 +289,9 @@ fn resources_are_as_the_encoder_has_them() {
             let listener: Listener = assert_canonical(&any);
             let chains = listener.filter_chains.iter().chain(&listener.default_filter_chain);
             checked[3] += check_filters(chains.flat_map(|chain| &chain.filters));
+        }
+        for any in resources(&store, client, ResourceType::Route) {
+            checked[5] += assert_canonical::<RouteConfiguration>(&any).virtual_hosts.len();
         }
         for any in resources(&store, client, ResourceType::NameTable) {
             checked[4] += assert_canonical::<NameTable>(&any).table.len();

@@ -2,13 +2,17 @@
 
 use super::{HttpConnection, HttpRoutes, add_manager};
 use crate::{
-    generate::filter::{NetworkFilters, memo::Noted, stack::FilterStack},
+    generate::{
+        filter::{NetworkFilters, memo::Noted, stack::FilterStack},
+        wire::Encoded,
+    },
+    proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager,
     table::Memoized,
 };
 
 /// A connection manager without statistics prefix and route name.
 pub struct ManagerTemplate {
-    common: Memoized<Noted<Vec<u8>>>,
+    common: Memoized<Noted<Encoded<HttpConnectionManager>>>,
     denied: bool,
 }
 

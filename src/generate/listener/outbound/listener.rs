@@ -11,7 +11,7 @@ use crate::{
         BuildContext,
         constant::{self, wildcards},
         filter::{
-            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            chain_fields::{EncodedListener, NetworkFilters},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::ListenerClass,
             stack::FilterStack,
@@ -24,15 +24,18 @@ use crate::{
         name,
         patch::PatchContext,
         resource::Built,
-        wire,
+        wire::Writer,
     },
     model::{Service, ServiceKey, destination_rule::RuleRef, service::Protocol},
-    proto::envoy::config::{
-        core::v3::TrafficDirection,
-        listener::v3::{
-            AdditionalAddress, FilterChainMatch, Listener, ListenerFilter,
-            listener::{ConnectionBalanceConfig, connection_balance_config},
+    proto::{
+        envoy::config::{
+            core::v3::TrafficDirection,
+            listener::v3::{
+                AdditionalAddress, FilterChain, FilterChainMatch, Listener, ListenerFilter,
+                listener::{ConnectionBalanceConfig, connection_balance_config},
+            },
         },
+        field::filter_chain,
     },
 };
 
@@ -206,17 +209,21 @@ impl OutboundListener<'_> {
     }
 
     /// Encodes the chain of connections that match no other chain.
-    fn write_catch_all(&self, out: &mut Vec<u8>) {
-        write_match(out, &FilterChainMatch::default());
+    fn write_catch_all(&self, out: &mut Writer<FilterChain>) {
+        out.message(filter_chain::FILTER_CHAIN_MATCH, &FilterChainMatch::default());
         let mut filters = NetworkFilters::new();
         self.stack.add_stats(&mut filters);
         self.stack.add_tcp_proxy(&mut filters, plain_proxy(&self.key.catch_all));
-        out.extend_from_slice(filters.fields());
-        wire::text(out, field::NAME, "PassthroughFilterChain");
+        out.fields(filters.fields());
+        out.text(filter_chain::NAME, "PassthroughFilterChain");
     }
 
     /// Returns the listener with its chains.
-    pub(crate) fn listener(&self, chains: Vec<Chain>, write_catch_all: impl FnOnce(&mut Vec<u8>)) -> WrittenListener {
+    pub(crate) fn listener(
+        &self,
+        chains: Vec<Chain>,
+        write_catch_all: impl FnOnce(&mut Writer<FilterChain>),
+    ) -> EncodedListener {
         let key = self.key;
         let features = self.stack.features();
         let tls_inspected = chains.iter().any(Chain::needs_tls_inspector);
@@ -230,7 +237,7 @@ impl OutboundListener<'_> {
         }
         let timeout = self.stack.mesh.protocol_detection_timeout.filter(|_| http_inspected);
         let (mut all, rest): (Vec<Chain>, Vec<Chain>) = chains.into_iter().partition(Chain::matches_all);
-        let mut listener = WrittenListener::default();
+        let mut listener = EncodedListener::default();
         for chain in rest {
             listener.add_chain(|out| chain.write(out, features));
         }

@@ -12,7 +12,7 @@ use crate::{
         BuildContext,
         constant::{self, loopbacks, wildcards},
         filter::{
-            chain_fields::{NetworkFilters, WrittenListener, field, write_match},
+            chain_fields::{EncodedListener, NetworkFilters},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::ListenerClass,
             stack::{FilterStack, LogPosition},
@@ -23,12 +23,14 @@ use crate::{
         patch::PatchContext,
         proxy::InterceptionMode,
         resource::Built,
-        wire,
     },
     model::service::Protocol,
-    proto::envoy::config::{
-        core::v3::TrafficDirection,
-        listener::v3::{FilterChainMatch, Listener},
+    proto::{
+        envoy::config::{
+            core::v3::TrafficDirection,
+            listener::v3::{FilterChainMatch, Listener},
+        },
+        field::filter_chain,
     },
 };
 
@@ -62,20 +64,20 @@ impl VirtualOutboundKey {
         let mut catch_all = to_itself.clone();
         add_black_hole(&mut to_itself);
         stack.add_tcp_proxy(&mut catch_all, plain_proxy(&self.catch_all));
-        let mut listener = WrittenListener::default();
+        let mut listener = EncodedListener::default();
         // Connections to the listener's own port would loop.
         listener.add_chain(|out| {
             let by = FilterChainMatch {
                 destination_port: Some(port),
                 ..Default::default()
             };
-            write_match(out, &by);
-            out.extend_from_slice(to_itself.fields());
-            wire::text(out, field::NAME, "virtualOutbound-blackhole");
+            out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
+            out.fields(to_itself.fields());
+            out.text(filter_chain::NAME, "virtualOutbound-blackhole");
         });
         listener.add_chain(|out| {
-            out.extend_from_slice(catch_all.fields());
-            wire::text(out, field::NAME, "virtualOutbound-catchall-tcp");
+            out.fields(catch_all.fields());
+            out.text(filter_chain::NAME, "virtualOutbound-catchall-tcp");
         });
         listener.rest = Listener {
             name: VIRTUAL_OUTBOUND.to_owned(),
