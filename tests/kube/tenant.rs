@@ -32,8 +32,8 @@ pub(crate) struct Tenant<'a> {
     number: u8,
 }
 
-/// Returns a test's name as a label value, from which the names of namespaces and nodes are made. Kubernetes limits these
-/// to 63 characters, so a long name is cut and made unique by the test's number.
+/// Returns a test's name as a label value, from which the names of namespaces and nodes are made. Kubernetes limits
+/// these to 63 characters, so a long name is cut and made unique by the test's number.
 fn label_value(trial: &str, number: u8) -> String {
     const MAX_LENGTH: usize = 48;
     let name = trial.trim_start_matches("kube/").replace(['_', '/'], "-");
