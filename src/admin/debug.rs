@@ -329,8 +329,7 @@ impl Sources {
 /// Returns a page with a proxy's resources of one type.
 fn of_type(
     resource_type: ResourceType,
-) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync + 'static
-{
+) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync {
     move |State(sources), Extension(scope), Query(parameters)| {
         let page = async move {
             match resources_of(&sources, &scope, &parameters).await {

@@ -31,7 +31,8 @@ enum Scope {
 macro_rules! kind_enum {
     ($($(#[$doc:meta])* $variant:ident: $row:ty {
         table: $table:ident, class: $class:ident, parser: $parser:ident $arguments:tt,
-        resource: $group:literal [$($version:literal),+] $plural:literal $scope:ident, names: $name:literal $kebab:literal
+        resource: $group:literal [$($version:literal),+] $plural:literal $scope:ident,
+        names: $name:literal $kebab:literal
     })*) => {
         /// The kinds of input objects. The order is that of dumps.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

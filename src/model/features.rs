@@ -150,7 +150,9 @@ const fn hours(count: u64) -> Duration {
 macro_rules! features {
     (
         always { $($(#[doc = $doc:literal])* $name:ident $field:ident: $type:ty = $default:expr;)* }
-        ambient { $($(#[doc = $adoc:literal])* $aname:ident $afield:ident: $atype:ty = $adefault:expr, else $aoff:expr;)* }
+        ambient {
+            $($(#[doc = $adoc:literal])* $aname:ident $afield:ident: $atype:ty = $adefault:expr, else $aoff:expr;)*
+        }
     ) => {
         /// All feature variables with an effect, with Istio's defaults.
         #[derive(Clone, Debug, PartialEq)]
@@ -182,7 +184,9 @@ macro_rules! features {
                 };
                 [
                     vec![$(row(stringify!($name), &{ let default: $type = $default; default }, concat!($($doc),*)),)*],
-                    vec![$(row(stringify!($aname), &{ let default: $atype = $adefault; default }, concat!($($adoc),*)),)*],
+                    vec![$(
+                        row(stringify!($aname), &{ let default: $atype = $adefault; default }, concat!($($adoc),*)),
+                    )*],
                 ]
             }
 
@@ -285,7 +289,8 @@ features! {
         /// Adds `name.` (with a trailing dot) to the domains of virtual hosts.
         PILOT_ENABLE_ABSOLUTE_FQDN_VHOST_DOMAIN pilot_enable_absolute_fqdn_vhost_domain: bool = true;
         /// Timeout of TLS handshakes on gateways; 0 for none.
-        PILOT_GATEWAY_TRANSPORT_SOCKET_CONNECT_TIMEOUT pilot_gateway_transport_socket_connect_timeout: Duration = seconds(15);
+        PILOT_GATEWAY_TRANSPORT_SOCKET_CONNECT_TIMEOUT
+            pilot_gateway_transport_socket_connect_timeout: Duration = seconds(15);
         /// Connections accepted per event loop iteration of Envoy; 0 for no limit.
         MAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP max_connections_per_socket_event_loop: u32 = 1;
         /// Queries per UDP channel of the DNS resolver; 0 for no limit.
@@ -301,7 +306,8 @@ features! {
         /// Applies the TLS settings of Sidecar ingress listeners.
         ENABLE_TLS_ON_SIDECAR_INGRESS enable_tls_on_sidecar_ingress: bool = false;
         /// Merges inbound ports of services with those of a Sidecar.
-        PILOT_ALLOW_SIDECAR_SERVICE_INBOUND_LISTENER_MERGE pilot_allow_sidecar_service_inbound_listener_merge: bool = false;
+        PILOT_ALLOW_SIDECAR_SERVICE_INBOUND_LISTENER_MERGE
+            pilot_allow_sidecar_service_inbound_listener_merge: bool = false;
         /// Uses the remote address as the client's address in sidecars.
         PILOT_SIDECAR_USE_REMOTE_ADDRESS pilot_sidecar_use_remote_address: bool = false;
         /// Does not append `-shadow` to the host of mirrored requests.
@@ -315,7 +321,8 @@ features! {
         /// Enables both IP families.
         ISTIO_DUAL_STACK istio_dual_stack: bool = false;
         /// Adds IPv4 outbound listeners in IPv6 clusters.
-        ISTIO_ENABLE_IPV4_OUTBOUND_LISTENER_FOR_IPV6_CLUSTERS istio_enable_ipv4_outbound_listener_for_ipv6_clusters: bool = false;
+        ISTIO_ENABLE_IPV4_OUTBOUND_LISTENER_FOR_IPV6_CLUSTERS
+            istio_enable_ipv4_outbound_listener_for_ipv6_clusters: bool = false;
         /// Percentage of traced requests, 0 to 100.
         PILOT_TRACE_SAMPLING pilot_trace_sampling: f64 = 1.0;
         /// Creates a span for upstream requests of gateways.
@@ -376,7 +383,8 @@ features! {
         /// Time after which the start no longer waits for a remote cluster.
         PILOT_REMOTE_CLUSTER_TIMEOUT pilot_remote_cluster_timeout: Duration = seconds(30);
         /// Allowed kubeconfig options that are unsafe.
-        PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS pilot_insecure_multicluster_kubeconfig_options: Vec<SmolStr> = list();
+        PILOT_INSECURE_MULTICLUSTER_KUBECONFIG_OPTIONS
+            pilot_insecure_multicluster_kubeconfig_options: Vec<SmolStr> = list();
         /// Folder of kubeconfigs instead of Secrets.
         PILOT_MULTICLUSTER_KUBECONFIG_PATH pilot_multicluster_kubeconfig_path: SmolStr = text("");
         /// Reads remote Secrets from the local cluster.
@@ -416,9 +424,11 @@ features! {
         /// Lets Gateways refer to a manual deployment.
         ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT enable_gateway_api_manual_deployment: bool = true;
         /// Controller name of this control plane.
-        PILOT_GATEWAY_API_CONTROLLER_NAME pilot_gateway_api_controller_name: SmolStr = text("istio.io/gateway-controller");
+        PILOT_GATEWAY_API_CONTROLLER_NAME
+            pilot_gateway_api_controller_name: SmolStr = text("istio.io/gateway-controller");
         /// Default GatewayClass of this control plane.
-        PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME pilot_gateway_api_default_gatewayclass_name: SmolStr = text("istio");
+        PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME
+            pilot_gateway_api_default_gatewayclass_name: SmolStr = text("istio");
         /// Enables inference pools.
         ENABLE_GATEWAY_API_INFERENCE_EXTENSION enable_gateway_api_inference_extension: bool = false;
         /// Applies policies with a selector to Gateway API gateways.
@@ -511,7 +521,8 @@ features! {
         /// Sends peer metadata as baggage.
         AMBIENT_ENABLE_BAGGAGE ambient_enable_baggage: bool = false, else false;
         /// Sends dry-run policies to ztunnel.
-        AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY ambient_enable_dry_run_authorization_policy: bool = false, else false;
+        AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY
+            ambient_enable_dry_run_authorization_policy: bool = false, else false;
         /// Window of a new HBONE stream in bytes; 0 for Envoy's default.
         PILOT_HBONE_INITIAL_STREAM_WINDOW_SIZE pilot_hbone_initial_stream_window_size: u32 = 0, else 0;
         /// Window of a new HBONE connection in bytes; 0 for Envoy's default.

@@ -12,8 +12,9 @@ use istiod::proto::envoy::config::core::v3;
 use istiod::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
 use istiod::proto::envoy::config::listener::v3::Listener;
 use istiod::proto::envoy::config::listener::v3::filter::ConfigType;
-use istiod::proto::envoy::extensions::filters::network::http_connection_manager::v3::HttpConnectionManager;
-use istiod::proto::envoy::extensions::filters::network::http_connection_manager::v3::http_connection_manager::RouteSpecifier;
+use istiod::proto::envoy::extensions::filters::network::http_connection_manager::v3::{
+    HttpConnectionManager, http_connection_manager::RouteSpecifier,
+};
 use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use istiod::proto::envoy::service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
 use istiod::proto::json::struct_from_json;
@@ -347,7 +348,7 @@ fn decode<M: Message + Default>(resource: &Resource) -> Result<M, String> {
 
 fn load_assignment_name(cluster: &Resource) -> Result<Vec<String>, String> {
     let cluster: Cluster = decode(cluster)?;
-    let by_eds = matches!(cluster.cluster_discovery_type, Some(ClusterDiscoveryType::Type(kind)) if kind == DiscoveryType::Eds as i32);
+    let by_eds = cluster.cluster_discovery_type == Some(ClusterDiscoveryType::Type(DiscoveryType::Eds as i32));
     let name = cluster
         .eds_cluster_config
         .map(|config| config.service_name)

@@ -1,12 +1,6 @@
 //! Wording and width of comments, and references in them.
-//!
-//! Folders that may break a rule are listed with it. The list may only shrink: remove a folder when a test says that it
-//! is clean.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use libtest_mimic::{Failed, Trial};
 
@@ -18,16 +12,6 @@ const COLUMNS: usize = 120;
 
 /// First words of noun clauses, with which doc comments must not begin.
 const CLAUSES: &[&str] = &["What ", "Who ", "How ", "Whether "];
-
-/// Folders with lines that are too wide: mostly rows of macro tables, which rustfmt does not break.
-const NOT_YET_NARROW: &[&str] = &[
-    "src/admin",
-    "src/api",
-    "src/ingest",
-    "src/model",
-    "src/status",
-    "tests/support",
-];
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -56,13 +40,6 @@ struct File {
 }
 
 impl File {
-    /// The folder of the file, at most two levels deep: `src/generate/cluster` has its own entries in the lists.
-    fn folder(&self) -> String {
-        let module = self.path.trim_end_matches(".rs");
-        let depth = if module.starts_with("src/generate/") { 3 } else { 2 };
-        module.split('/').take(depth).collect::<Vec<_>>().join("/")
-    }
-
     fn lines(&self) -> impl Iterator<Item = Line<'_>> {
         self.text.lines().enumerate().map(|(index, text)| Line {
             place: format!("{}:{}", self.path, index + 1),
@@ -123,15 +100,6 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Checks breaches by folder against the list of folders that are not clean yet.
-fn check(rule: &str, found: Vec<(String, String)>, not_yet: &[&str]) -> Result<(), Failed> {
-    let folders: BTreeSet<&str> = found.iter().map(|(folder, _)| folder.as_str()).collect();
-    let clean = not_yet.iter().filter(|folder| !folders.contains(**folder));
-    let clean = clean.map(|folder| format!("{folder} is clean, remove it from the list in tests/tidy/language.rs"));
-    let breaches = found.iter().filter(|(folder, _)| !not_yet.contains(&folder.as_str()));
-    verdict(rule, breaches.map(|(_, breach)| breach.clone()).chain(clean).collect())
-}
-
 fn doc_comments_begin_plainly() -> Result<(), Failed> {
     let mut found = Vec::new();
     for file in files().iter().filter(|file| file.path.starts_with("src/")) {
@@ -140,11 +108,11 @@ fn doc_comments_begin_plainly() -> Result<(), Failed> {
                 .iter()
                 .any(|marker| line.text.trim_start().starts_with(marker));
             if is_doc && CLAUSES.iter().any(|clause| text.starts_with(clause)) {
-                found.push((file.folder(), format!("{}: {}", line.place, line.text.trim())));
+                found.push(format!("{}: {}", line.place, line.text.trim()));
             }
         }
     }
-    check("a doc comment begins with a noun or a verb", found, &[])
+    verdict("a doc comment begins with a noun or a verb", found)
 }
 
 fn lines_are_narrow() -> Result<(), Failed> {
@@ -156,11 +124,11 @@ fn lines_are_narrow() -> Result<(), Failed> {
             let is_comment = line.text.trim_start().starts_with("//");
             let is_too_wide = line.text.chars().count() > COLUMNS;
             if is_too_wide && (is_comment || !is_literal) && !line.text.contains("://") && !is_in_literal(file, &line) {
-                found.push((file.folder(), line.place));
+                found.push(line.place);
             }
         }
     }
-    check("lines have at most 120 columns", found, NOT_YET_NARROW)
+    verdict("lines have at most 120 columns", found)
 }
 
 /// True for lines that are neither code nor comments, such as those of a document in a raw string.
@@ -186,13 +154,13 @@ fn parity_notes_have_references() -> Result<(), Failed> {
                 let end = rest.find("):").or_else(|| rest.find(").")).or_else(|| rest.find(");"));
                 let is_referenced = rest.starts_with(" (") && end.is_some_and(|end| !rest[..end].contains(". "));
                 if is_note && !is_referenced {
-                    found.push((file.folder(), format!("{}: {}", line.place, line.text.trim())));
+                    found.push(format!("{}: {}", line.place, line.text.trim()));
                 }
             }
         }
     }
     let rule = "a note of parity names a file, scenario or issue: `Parity (reference): …`";
-    check(rule, found, &[])
+    verdict(rule, found)
 }
 
 fn documents_exist() -> Result<(), Failed> {
@@ -214,12 +182,12 @@ fn documents_exist() -> Result<(), Failed> {
                 let from = Path::new(&file.path).parent().unwrap_or(Path::new(""));
                 let places = [Path::new(""), Path::new("src"), Path::new("docs"), from];
                 if !places.iter().any(|place| project().join(place).join(name).exists()) {
-                    found.push((file.folder(), format!("{}: {name}", line.place)));
+                    found.push(format!("{}: {name}", line.place));
                 }
             }
         }
     }
-    check("documents that comments name are in the repository", found, &[])
+    verdict("documents that comments name are in the repository", found)
 }
 
 /// Returns the names of documents in a line, except addresses.

@@ -203,7 +203,8 @@ proptest! {
             // The state of a reader of the same events, including last valid forms.
             let mut note = |item: &WatchedObject| {
                 let place = (item.kind, item.key.clone());
-                let row = item.row.clone().or_else(|| good.get(&place).and_then(|item: &WatchedObject| item.row.clone()));
+                let last_valid = || good.get(&place).and_then(|item: &WatchedObject| item.row.clone());
+                let row = item.row.clone().or_else(last_valid);
                 good.insert(place, WatchedObject { row, ..item.clone() });
             };
             match step {

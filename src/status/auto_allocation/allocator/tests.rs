@@ -193,7 +193,9 @@ proptest! {
                     let old: Option<Entry> = entries.remove(&key(&name.to_string()));
                     let version = old.as_ref().map_or(0, |old| old.resource_version.parse::<u64>().unwrap_or(0)) + 1;
                     let status = old.map_or(Value::Null, |old| old.status);
-                    entries.insert(key(&name.to_string()), Entry { status, resource_version: version.to_string().into(), ..new });
+                    let resource_version = version.to_string().into();
+                    let entry = Entry { status, resource_version, ..new };
+                    entries.insert(key(&name.to_string()), entry);
                 }
                 Event::Remove(name) => {
                     entries.remove(&key(&name.to_string()));
