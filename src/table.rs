@@ -151,8 +151,8 @@ impl<K: Key, V> Table<K, V> {
     }
 
     /// Looks up the row of a key once for many readers.
-    pub fn held(&self, key: &K) -> Held<V> {
-        Held {
+    pub fn prefetch(&self, key: &K) -> PrefetchedRow<V> {
+        PrefetchedRow {
             read: ReadKey::of(self.id, key),
             row: self.rows.get(key).cloned(),
         }
@@ -182,12 +182,12 @@ impl<K: Key, V> Table<K, V> {
 }
 
 /// A row that was looked up beforehand, or its absence. A reader depends on the row all the same.
-pub struct Held<V> {
+pub struct PrefetchedRow<V> {
     read: ReadKey,
     row: Option<Shared<V>>,
 }
 
-impl<V> Clone for Held<V> {
+impl<V> Clone for PrefetchedRow<V> {
     fn clone(&self) -> Self {
         Self {
             read: self.read,
@@ -196,7 +196,7 @@ impl<V> Clone for Held<V> {
     }
 }
 
-impl<V> Held<V> {
+impl<V> PrefetchedRow<V> {
     /// Returns the row.
     pub fn get(&self, cx: &Cx) -> Option<&Shared<V>> {
         cx.record(self.read);

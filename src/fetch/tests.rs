@@ -248,7 +248,7 @@ async fn r6_a_name_is_resolved_once_for_check_and_connection() {
     let result = fetcher.get(&url, PATIENCE).await;
     assert!(is_blocked(&result), "{result:?}");
     let visitor = tokio::time::timeout(Duration::from_millis(50), inside.accept()).await;
-    assert!(visitor.is_err(), "nobody connected");
+    assert!(visitor.is_err(), "no connection expected");
 }
 
 #[tokio::test]

@@ -18,10 +18,10 @@ pub(super) fn config(options: &FetchOptions) -> Arc<ClientConfig> {
         .with_safe_default_protocol_versions()
         .expect("the provider has what both versions need");
     let mut config = if options.insecure_skip_verify {
-        let anybody = Arc::new(Anybody(provider));
+        let verifier = Arc::new(UnverifiedServer(provider));
         builder
             .dangerous()
-            .with_custom_certificate_verifier(anybody)
+            .with_custom_certificate_verifier(verifier)
             .with_no_client_auth()
     } else {
         builder
@@ -55,9 +55,9 @@ fn roots(extra: &[u8]) -> RootCertStore {
 
 /// Accepts any certificate, as configured; the server must still prove possession of its key.
 #[derive(Debug)]
-struct Anybody(Arc<CryptoProvider>);
+struct UnverifiedServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Anybody {
+impl ServerCertVerifier for UnverifiedServer {
     fn verify_server_cert(
         &self,
         _end_entity: &CertificateDer<'_>,

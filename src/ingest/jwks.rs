@@ -140,16 +140,16 @@ struct Resolver<F> {
     refresh: Duration,
     changes: mpsc::Sender<Vec<Change>>,
     findings: ActiveDiagnostics<KeySource>,
-    sources: BTreeMap<KeySource, Source>,
+    sources: BTreeMap<KeySource, KeyState>,
     in_flight: InFlight<KeySource, Result<KeySet, FetchFailure>>,
     reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
 }
 
-/// One source.
-struct Source {
-    wanted: RequiredKeys,
-    /// Last good keys.
-    told: Option<KeySet>,
+/// The state of one key source.
+struct KeyState {
+    required: RequiredKeys,
+    /// Last good keys, as published.
+    published: Option<KeySet>,
     /// Failures since the last success.
     failures: u32,
     /// Duration of the failure, as the sum of the delays.
@@ -180,9 +180,9 @@ impl<F: Fetch> Resolver<F> {
     async fn run(mut self, mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) {
         let mut goes_on = true;
         while goes_on {
-            let wanted = dependencies.borrow_and_update().clone();
-            if let Some(wanted) = wanted {
-                goes_on = self.take(&wanted.keys).await;
+            let required = dependencies.borrow_and_update().clone();
+            if let Some(required) = required {
+                goes_on = self.update_sources(&required.keys).await;
             }
             while goes_on {
                 tokio::select! {
@@ -190,22 +190,22 @@ impl<F: Fetch> Resolver<F> {
                         goes_on = changed.is_ok();
                         break;
                     }
-                    (source, answer) = self.in_flight.next() => goes_on = self.learn(source, answer).await,
+                    (source, answer) = self.in_flight.next() => goes_on = self.handle_result(source, answer).await,
                 }
             }
         }
     }
 
     /// Updates the required sources. Returns false if the receiver of changes is closed.
-    async fn take(&mut self, wanted: &BTreeMap<KeySource, RequiredKeys>) -> bool {
-        for (source, wanted) in wanted {
+    async fn update_sources(&mut self, all: &BTreeMap<KeySource, RequiredKeys>) -> bool {
+        for (source, required) in all {
             if let Some(known) = self.sources.get_mut(source) {
-                known.wanted = wanted.clone();
+                known.required = required.clone();
             } else {
-                self.ask(source, wanted.timeout, Duration::ZERO);
-                let new = Source {
-                    wanted: wanted.clone(),
-                    told: None,
+                self.schedule_fetch(source, required.timeout, Duration::ZERO);
+                let new = KeyState {
+                    required: required.clone(),
+                    published: None,
                     failures: 0,
                     failing_for: Duration::ZERO,
                 };
@@ -215,7 +215,7 @@ impl<F: Fetch> Resolver<F> {
         let gone: Vec<KeySource> = self
             .sources
             .keys()
-            .filter(|source| !wanted.contains_key(source))
+            .filter(|source| !all.contains_key(source))
             .cloned()
             .collect();
         let mut removed = Vec::new();
@@ -224,7 +224,7 @@ impl<F: Fetch> Resolver<F> {
                 continue;
             };
             self.in_flight.cancel(&source);
-            if entry.told.is_some() {
+            if entry.published.is_some() {
                 removed.push(Change::Remove(
                     FetchedKeys::KIND,
                     FetchedKeys::key(&self.cluster, &source),
@@ -237,13 +237,13 @@ impl<F: Fetch> Resolver<F> {
         removed.is_empty() || self.changes.send(removed).await.is_ok()
     }
 
-    fn ask(&mut self, source: &KeySource, timeout: Duration, wait: Duration) {
+    fn schedule_fetch(&mut self, source: &KeySource, timeout: Duration, wait: Duration) {
         let answer = self.fetch.clone().fetch(source.clone(), timeout, wait);
         self.in_flight.insert(source.clone(), answer);
     }
 
     /// Publishes a changed result and schedules the next fetch. Returns false if the receiver of changes is closed.
-    async fn learn(&mut self, source: KeySource, answer: Result<KeySet, FetchFailure>) -> bool {
+    async fn handle_result(&mut self, source: KeySource, answer: Result<KeySet, FetchFailure>) -> bool {
         let refresh = self.refresh;
         let Some(entry) = self.sources.get_mut(&source) else {
             return true;
@@ -252,10 +252,10 @@ impl<F: Fetch> Resolver<F> {
             Ok(keys) => (refresh, entry.succeed(keys)),
             Err(_) => entry.fail(refresh),
         };
-        let (timeout, has_keys) = (entry.wanted.timeout, entry.told.is_some());
-        let news = report::Answered::new(entry.told.as_ref(), entry.failures, answer.as_ref().err());
-        let by = entry.wanted.by.clone();
-        self.ask(&source, timeout, wait);
+        let (timeout, has_keys) = (entry.required.timeout, entry.published.is_some());
+        let update = report::FetchResult::new(entry.published.as_ref(), entry.failures, answer.as_ref().err());
+        let by = entry.required.by.clone();
+        self.schedule_fetch(&source, timeout, wait);
         let findings = match &answer {
             Ok(_) => BTreeSet::new(),
             Err(failure) => by
@@ -265,14 +265,14 @@ impl<F: Fetch> Resolver<F> {
         };
         self.findings.set(source.clone(), findings);
         let sent = match change {
-            Some(News::Keys(keys)) => {
+            Some(KeyChange::Keys(keys)) => {
                 tracing::info!(%source, next_fetch = ?wait, "JWKS fetched");
                 let key = FetchedKeys::key(&self.cluster, &source);
                 self.changes
                     .send(vec![Change::Upsert(FetchedKeys { key, keys }.into())])
                     .await
             }
-            Some(News::TooOld) => {
+            Some(KeyChange::TooOld) => {
                 tracing::error!(%source, max_age = ?OLDEST, "JWKS expired, removing its keys");
                 let key = FetchedKeys::key(&self.cluster, &source);
                 self.changes.send(vec![Change::Remove(FetchedKeys::KIND, key)]).await
@@ -282,42 +282,42 @@ impl<F: Fetch> Resolver<F> {
         // The report follows the keys, so that its readers find the keys sent.
         self.reports.send_modify(|reports| {
             let report = reports.entry(source.clone()).or_default();
-            report.take(&source, &by, news);
+            report.update(&source, &by, update);
         });
         sent.is_ok()
     }
 }
 
 /// Change that the mesh needs to know.
-enum News {
+enum KeyChange {
     /// Changed keys.
     Keys(SmolStr),
     /// The last good keys have expired.
     TooOld,
 }
 
-impl Source {
-    fn succeed(&mut self, keys: &KeySet) -> Option<News> {
+impl KeyState {
+    fn succeed(&mut self, keys: &KeySet) -> Option<KeyChange> {
         self.failures = 0;
         self.failing_for = Duration::ZERO;
-        if self.told.as_ref() == Some(keys) {
+        if self.published.as_ref() == Some(keys) {
             return None;
         }
-        self.told = Some(keys.clone());
-        Some(News::Keys(keys.text().clone()))
+        self.published = Some(keys.clone());
+        Some(KeyChange::Keys(keys.text().clone()))
     }
 
     /// Records a failure. Returns the delay before the next fetch, and the change to publish.
-    fn fail(&mut self, refresh: Duration) -> (Duration, Option<News>) {
-        let longest = match self.told {
+    fn fail(&mut self, refresh: Duration) -> (Duration, Option<KeyChange>) {
+        let longest = match self.published {
             Some(_) => LONGEST_RETRY.min(refresh).max(FIRST_RETRY),
             None => LONGEST_RETRY_WITHOUT_KEYS,
         };
         let wait = FIRST_RETRY.saturating_mul(1 << self.failures.min(16)).min(longest);
         self.failures = self.failures.saturating_add(1);
         self.failing_for += wait;
-        let is_too_old = self.failing_for >= OLDEST && self.told.take().is_some();
-        (wait, is_too_old.then_some(News::TooOld))
+        let is_too_old = self.failing_for >= OLDEST && self.published.take().is_some();
+        (wait, is_too_old.then_some(KeyChange::TooOld))
     }
 }
 

@@ -180,11 +180,11 @@ enum Declared {
     Gone(ObjectKey),
 }
 
-/// Key of a source. Numbers distinguish the sources of one cluster.
-type SourceKey = (ClusterId, u64);
+/// Key of a connection. Numbers distinguish the connections to one cluster.
+type ConnectionKey = (ClusterId, u64);
 
-/// One source of a cluster.
-struct Source {
+/// One connection to a cluster: the source of its changes.
+struct Connection {
     number: u64,
     /// `None` while it is starting.
     running: Option<RunningCluster>,
@@ -194,12 +194,12 @@ struct Source {
 }
 
 /// State of one cluster.
-struct Slot {
+struct ClusterState {
     origin: ObjectKey,
-    /// Source whose changes are forwarded.
-    serving: Option<Source>,
-    /// Source that replaces it once it is complete.
-    coming: Option<Source>,
+    /// Connection whose changes are forwarded.
+    serving: Option<Connection>,
+    /// Connection that replaces it once it is synced.
+    replacement: Option<Connection>,
     /// Kinds that were sent.
     kinds: BTreeSet<Kind>,
     /// Reason why the last source could not start.
@@ -213,9 +213,9 @@ pub struct Remote {
     report: Report,
     metrics: RemoteMetrics,
     reconciler: Reconciler,
-    slots: BTreeMap<ClusterId, Slot>,
-    starting: FuturesUnordered<BoxFuture<'static, (SourceKey, Result<RunningCluster, String>)>>,
-    batches: StreamMap<SourceKey, ReceiverStream<Vec<Change>>>,
+    states: BTreeMap<ClusterId, ClusterState>,
+    starting: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Result<RunningCluster, String>)>>,
+    batches: StreamMap<ConnectionKey, ReceiverStream<Vec<Change>>>,
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
@@ -239,7 +239,7 @@ impl Remote {
             start,
             report,
             metrics: RemoteMetrics::new(registry)?,
-            slots: BTreeMap::new(),
+            states: BTreeMap::new(),
             starting: FuturesUnordered::new(),
             batches: StreamMap::new(),
             number: 0,
@@ -255,7 +255,7 @@ impl Remote {
     async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
         let (out, declared) = mpsc::channel(BATCHES);
         let (own, allowed) = (self.settings.own.clone(), Allowed::new(self.settings.allowed.clone()));
-        let told = async {
+        let watch = async {
             match declarations {
                 Declarations::Folder(path) => folder::Folder::new(path, own, allowed).run(out).await,
                 Declarations::Secrets(events) => secrets(events, &own, &allowed, out).await,
@@ -264,7 +264,7 @@ impl Remote {
         tokio::select! {
             () = self.follow(declared, changes) => {}
             // When the declarations end, the declared clusters stay.
-            () = async { told.await; std::future::pending::<()>().await } => {}
+            () = async { watch.await; std::future::pending::<()>().await } => {}
         }
     }
 
@@ -314,16 +314,16 @@ impl Remote {
             match action {
                 Action::Start(kubeconfig) | Action::Replace(kubeconfig) => self.begin(cluster, origin, kubeconfig),
                 Action::Adopt => {
-                    if let Some(slot) = self.slots.get_mut(&cluster) {
-                        slot.origin = origin;
+                    if let Some(state) = self.states.get_mut(&cluster) {
+                        state.origin = origin;
                     }
                 }
                 Action::Stop => {
                     tracing::info!(%cluster, %origin, "remote cluster removed");
                     self.metrics.gone(&cluster);
-                    if let Some(slot) = self.slots.remove(&cluster) {
-                        self.drop_source(&cluster, slot.serving);
-                        self.drop_source(&cluster, slot.coming);
+                    if let Some(state) = self.states.remove(&cluster) {
+                        self.drop_source(&cluster, state.serving);
+                        self.drop_source(&cluster, state.replacement);
                     }
                     removals.push(Change::RemoveCluster(cluster));
                 }
@@ -335,7 +335,7 @@ impl Remote {
     /// Starts a source in addition to the serving one, if any.
     fn begin(&mut self, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
         self.number += 1;
-        let key: SourceKey = (cluster.clone(), self.number);
+        let key: ConnectionKey = (cluster.clone(), self.number);
         let (sender, receiver) = mpsc::channel(BATCHES);
         let started = (self.start)(StartCluster {
             cluster: cluster.clone(),
@@ -345,38 +345,38 @@ impl Remote {
         let named = key.clone();
         self.starting.push(Box::pin(async move { (named, started.await) }));
         self.batches.insert(key, ReceiverStream::new(receiver));
-        let source = Source {
+        let source = Connection {
             number: self.number,
             running: None,
             status: SyncStatus::Syncing,
             deadline: (!self.settings.timeout.is_zero()).then(|| Instant::now() + self.settings.timeout),
         };
         tracing::info!(%cluster, %origin, "reading remote cluster");
-        let slot = self.slots.entry(cluster.clone()).or_insert_with(|| Slot {
+        let state = self.states.entry(cluster.clone()).or_insert_with(|| ClusterState {
             origin: origin.clone(),
             serving: None,
-            coming: None,
+            replacement: None,
             kinds: BTreeSet::new(),
             problem: None,
         });
-        slot.origin = origin;
-        slot.problem = None;
-        let given_up = slot.coming.replace(source);
-        self.drop_source(&cluster, given_up);
+        state.origin = origin;
+        state.problem = None;
+        let replaced = state.replacement.replace(source);
+        self.drop_source(&cluster, replaced);
     }
 
-    fn drop_source(&mut self, cluster: &ClusterId, source: Option<Source>) {
+    fn drop_source(&mut self, cluster: &ClusterId, source: Option<Connection>) {
         if let Some(source) = source {
             self.batches.remove(&(cluster.clone(), source.number));
         }
     }
 
     /// Handles a source that started or failed to start.
-    fn started(&mut self, (cluster, number): &SourceKey, started: Result<RunningCluster, String>) {
-        let Some(slot) = self.slots.get_mut(cluster) else {
+    fn started(&mut self, (cluster, number): &ConnectionKey, started: Result<RunningCluster, String>) {
+        let Some(state) = self.states.get_mut(cluster) else {
             return;
         };
-        let sources = [&mut slot.coming, &mut slot.serving];
+        let sources = [&mut state.replacement, &mut state.serving];
         let Some(source) = sources.into_iter().flatten().find(|source| source.number == *number) else {
             return;
         };
@@ -384,62 +384,66 @@ impl Remote {
         match started {
             Ok(running) => source.running = Some(running),
             Err(message) => {
-                let finding = finding(&slot.origin, Some(cluster), "BadKubeconfig", message.clone());
-                slot.problem = Some(message);
-                let given_up = slot.coming.take();
-                self.drop_source(cluster, given_up);
-                self.told(&finding);
+                let finding = finding(&state.origin, Some(cluster), "BadKubeconfig", message.clone());
+                state.problem = Some(message);
+                let replaced = state.replacement.take();
+                self.drop_source(cluster, replaced);
+                self.report_finding(&finding);
             }
         }
     }
 
     /// Returns the changes to forward for a batch. The first batch of a new source replaces all rows of the previous
     /// one.
-    fn pass(&mut self, (cluster, number): &SourceKey, mut batch: Vec<Change>) -> Vec<Change> {
-        let Some(slot) = self.slots.get_mut(cluster) else {
+    fn pass(&mut self, (cluster, number): &ConnectionKey, mut batch: Vec<Change>) -> Vec<Change> {
+        let Some(state) = self.states.get_mut(cluster) else {
             return Vec::new();
         };
-        let told = kinds(&batch);
-        let mut former = None;
-        if slot.coming.as_ref().is_some_and(|source| source.number == *number) {
-            let unsaid = slot.kinds.difference(&told);
-            batch.extend(unsaid.map(|kind| {
+        let sent = kinds(&batch);
+        let mut previous = None;
+        if state
+            .replacement
+            .as_ref()
+            .is_some_and(|source| source.number == *number)
+        {
+            let absent = state.kinds.difference(&sent);
+            batch.extend(absent.map(|kind| {
                 let source = SourceId {
                     cluster: cluster.clone(),
                     kind: *kind,
                 };
                 Change::Replace(source, Vec::new())
             }));
-            let mut synced = slot.coming.take();
+            let mut synced = state.replacement.take();
             if let Some(source) = &mut synced {
                 source.status = SyncStatus::Synced;
                 source.deadline = None;
             }
-            slot.kinds.clear();
+            state.kinds.clear();
             self.is_changed = true;
-            former = std::mem::replace(&mut slot.serving, synced);
-            tracing::info!(%cluster, origin = %slot.origin, "remote cluster synced");
+            previous = std::mem::replace(&mut state.serving, synced);
+            tracing::info!(%cluster, origin = %state.origin, "remote cluster synced");
         }
-        slot.kinds.extend(told);
-        self.drop_source(cluster, former);
+        state.kinds.extend(sent);
+        self.drop_source(cluster, previous);
         batch
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let sources = self.slots.values().filter_map(|slot| slot.coming.as_ref());
+        let sources = self.states.values().filter_map(|state| state.replacement.as_ref());
         sources.filter_map(|source| source.deadline).min()
     }
 
     fn time_out(&mut self, now: Instant) {
-        for (cluster, slot) in &mut self.slots {
-            let Some(source) = &mut slot.coming else { continue };
+        for (cluster, state) in &mut self.states {
+            let Some(source) = &mut state.replacement else { continue };
             if source.deadline.is_some_and(|deadline| deadline <= now) {
                 source.deadline = None;
                 source.status = SyncStatus::Timeout;
                 self.is_changed = true;
                 self.metrics.timed_out(cluster);
                 tracing::error!(
-                    %cluster, origin = %slot.origin, timeout = ?self.settings.timeout,
+                    %cluster, origin = %state.origin, timeout = ?self.settings.timeout,
                     "remote cluster sync timed out, adding it once synced"
                 );
             }
@@ -451,7 +455,7 @@ impl Remote {
         for ((origin, cluster), problem) in &problems {
             let at = (origin.clone(), cluster.clone());
             if self.problems.get(&at) != Some(problem) {
-                self.told(&finding(
+                self.report_finding(&finding(
                     origin,
                     cluster.as_ref(),
                     problem.code,
@@ -462,7 +466,7 @@ impl Remote {
         self.problems = problems;
     }
 
-    fn told(&self, finding: &Diagnostic) {
+    fn report_finding(&self, finding: &Diagnostic) {
         tracing::error!(code = %finding.code, "{finding}");
         (self.report)(finding);
     }
@@ -470,19 +474,19 @@ impl Remote {
     /// Publishes a changed state.
     fn show(&mut self) {
         let mut clusters = BTreeMap::new();
-        for (cluster, slot) in &self.slots {
-            let status = match (&slot.coming, &slot.serving) {
+        for (cluster, state) in &self.states {
+            let status = match (&state.replacement, &state.serving) {
                 (Some(source), _) | (None, Some(source)) => source.status,
                 (None, None) => SyncStatus::Closed,
             };
             self.metrics.status(cluster, status);
-            let running = slot.serving.as_ref().and_then(|source| source.running.as_ref());
+            let running = state.serving.as_ref().and_then(|source| source.running.as_ref());
             let shown = RemoteCluster {
-                origin: slot.origin.clone(),
+                origin: state.origin.clone(),
                 status,
-                problem: slot.problem.clone(),
+                problem: state.problem.clone(),
                 client: running.and_then(|running| running.client.clone()),
-                source: slot.serving.as_ref().map_or(0, |source| source.number),
+                source: state.serving.as_ref().map_or(0, |source| source.number),
             };
             clusters.insert(cluster.clone(), shown);
         }
@@ -501,12 +505,13 @@ impl Remote {
                 shown.problem = Some(problem.message.clone());
             }
         }
-        let waiting = |slot: &Slot| {
-            slot.coming
+        let waiting = |state: &ClusterState| {
+            state
+                .replacement
                 .as_ref()
                 .is_some_and(|source| source.status == SyncStatus::Syncing)
         };
-        let is_ready = self.is_declared && !self.slots.values().any(waiting);
+        let is_ready = self.is_declared && !self.states.values().any(waiting);
         self.view.send_modify(|view| {
             let ready = view.ready || is_ready;
             *view = Arc::new(RemoteClusters { ready, clusters });

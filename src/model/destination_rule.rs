@@ -155,7 +155,7 @@ pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRul
     raw.sort_by_key(|rule| (rule.spec.workload_selector.is_none(), rule.meta.age_order()));
     let private_by_default = has(&mesh.mesh_config(cx).default_destination_rule_export_to, ".");
     let enhanced = mesh.installation.features.enable_enhanced_destinationrule_merge;
-    let [mut local, mut exported, mut private] = [(); 3].map(|()| Merger::new(enhanced));
+    let [mut local, mut exported, mut private] = [(); 3].map(|()| ConsolidatedRules::new(enhanced));
     for rule in raw {
         let candidate = Candidate::new(rule, key);
         if candidate.is_local(&key.namespace) {
@@ -257,12 +257,12 @@ impl Candidate {
 }
 
 /// Merges the rules of one pool, in order of precedence.
-struct Merger {
+struct ConsolidatedRules {
     enhanced: bool,
     merged: Vec<(BTreeSet<String>, DestinationRule)>,
 }
 
-impl Merger {
+impl ConsolidatedRules {
     fn new(enhanced: bool) -> Self {
         Self {
             enhanced,

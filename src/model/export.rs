@@ -10,7 +10,7 @@ pub enum ExportTo {
     /// `*`.
     Public,
     /// `~`: no namespace.
-    Nobody,
+    None,
     /// These namespaces (with `.` replaced by the own namespace).
     Namespaces(BTreeSet<Namespace>),
 }
@@ -20,7 +20,7 @@ impl ExportTo {
     pub fn visible_to(&self, namespace: &Namespace) -> bool {
         match self {
             Self::Public => true,
-            Self::Nobody => false,
+            Self::None => false,
             Self::Namespaces(namespaces) => namespaces.contains(namespace),
         }
     }
@@ -35,7 +35,7 @@ pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo
         return ExportTo::Public;
     }
     if has("~") {
-        return ExportTo::Nobody;
+        return ExportTo::None;
     }
     ExportTo::Namespaces(namespaces(values, own))
 }

@@ -23,10 +23,10 @@ impl MeshSnapshot {
 /// Returns all dangling references of VirtualServices, and network gateways whose host names are not resolved. Missing
 /// destinations are served as if they existed, without endpoints.
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
-    let known = Known::of(cx, mesh);
+    let declared = DeclaredNames::of(cx, mesh);
     let mut findings = BTreeSet::new();
     for (key, virtual_service) in mesh.virtual_services.iter(cx) {
-        let mut tell = |field: &str, message: String| {
+        let mut report = |field: &str, message: String| {
             let finding = FieldError {
                 field: field.to_owned(),
                 message,
@@ -47,15 +47,15 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
             .filter(|name| *name != MESH_GATEWAY)
         {
             if !has_gateway(cx, mesh, key, gateway) {
-                tell("spec.gateways", format!("there is no Gateway {gateway}"));
+                report("spec.gateways", format!("there is no Gateway {gateway}"));
             }
         }
         for destination in destinations(virtual_service) {
-            if !known.has_host(cx, mesh, &destination.host) {
-                tell("spec", format!("no service has the host {}", destination.host));
-            } else if !known.has_subset(destination) {
+            if !declared.has_host(cx, mesh, &destination.host) {
+                report("spec", format!("no service has the host {}", destination.host));
+            } else if !declared.has_subset(destination) {
                 let Destination { host, subset, .. } = destination;
-                tell(
+                report(
                     "spec",
                     format!("no DestinationRule declares the subset {subset} of {host}"),
                 );
@@ -78,12 +78,15 @@ fn destinations(virtual_service: &VirtualService) -> impl Iterator<Item = &Desti
     http.chain(tls.chain(tcp).filter_map(|route| route.destination.as_ref()))
 }
 
-struct Known {
+/// The names that destinations may refer to.
+struct DeclaredNames {
+    /// Wildcard hosts of services.
     wildcards: Vec<Hostname>,
+    /// Subsets of DestinationRules, by host.
     subsets: BTreeMap<Hostname, BTreeSet<String>>,
 }
 
-impl Known {
+impl DeclaredNames {
     fn of(cx: &Cx, mesh: &MeshSnapshot) -> Self {
         let wildcards = mesh
             .services_by_host

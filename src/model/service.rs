@@ -267,7 +267,7 @@ pub fn export_keys(
     };
     match &visibility.export_to {
         ExportTo::Public => both(None),
-        ExportTo::Nobody => {}
+        ExportTo::None => {}
         ExportTo::Namespaces(namespaces) => namespaces.iter().for_each(|namespace| both(Some(namespace.clone()))),
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     api::Config,
     base::Shared,
     proto::istio::mesh::v1alpha1::MeshConfig,
-    table::{Cx, Held},
+    table::{Cx, PrefetchedRow},
 };
 
 /// Number of a commit in this process.
@@ -29,7 +29,7 @@ pub struct MeshSnapshot {
     /// Installation settings.
     pub installation: Shared<Installation>,
     /// Row of the mesh config, which nearly every generator reads.
-    pub(super) config: Held<Config<MeshConfig>>,
+    pub(super) config: PrefetchedRow<Config<MeshConfig>>,
     /// Input and derived tables.
     pub(super) derived: DerivedTables,
 }

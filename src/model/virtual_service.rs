@@ -147,7 +147,7 @@ pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(S
 pub(super) fn export_namespaces(export_to: &ExportTo, emit: &mut dyn FnMut(ExportNamespace)) {
     match export_to {
         ExportTo::Public => emit(None),
-        ExportTo::Nobody => {}
+        ExportTo::None => {}
         ExportTo::Namespaces(namespaces) => namespaces.iter().for_each(|namespace| emit(Some(namespace.clone()))),
     }
 }

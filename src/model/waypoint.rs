@@ -55,7 +55,7 @@ pub enum AllowedNamespaces {
     /// Namespaces with these labels.
     Selected(LabelSelector),
     /// No namespace, not even its own.
-    Nobody,
+    None,
 }
 
 /// Waypoint of a service.
@@ -128,7 +128,7 @@ fn allowed_namespaces(gateway: &gateway_api::Gateway) -> AllowedNamespaces {
         None | Some((None | Some("Same"), _)) => AllowedNamespaces::Same,
         Some((Some("All"), _)) => AllowedNamespaces::All,
         Some((Some("Selector"), Some(selector))) => AllowedNamespaces::Selected(selector.clone()),
-        Some(_) => AllowedNamespaces::Nobody,
+        Some(_) => AllowedNamespaces::None,
     }
 }
 
@@ -155,7 +155,7 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
             let labels = namespace_labels(cx, mesh, &key.namespace);
             labels.is_some_and(|labels| selector.matches(labels))
         }
-        AllowedNamespaces::Nobody => false,
+        AllowedNamespaces::None => false,
     };
     admitted.then_some(ServiceWaypoint { gateway })
 }

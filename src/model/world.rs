@@ -39,7 +39,7 @@ impl World {
         let derived = graph.tables(inputs.tables());
         let current = MeshSnapshot {
             revision: Revision::default(),
-            config: derived.mesh_config.held(&installation.mesh_config_key()),
+            config: derived.mesh_config.prefetch(&installation.mesh_config_key()),
             installation: Shared::new(installation),
             derived,
         };

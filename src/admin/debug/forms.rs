@@ -40,7 +40,7 @@ pub(super) fn registry(mesh: &MeshSnapshot) -> Value {
 fn service(service: &Service) -> Value {
     let export_to: Vec<&str> = match &service.export_to {
         ExportTo::Public => vec!["*"],
-        ExportTo::Nobody => vec!["~"],
+        ExportTo::None => vec!["~"],
         ExportTo::Namespaces(namespaces) => namespaces.iter().map(Namespace::as_str).collect(),
     };
     let resolution = match service.resolution {

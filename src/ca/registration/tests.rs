@@ -96,7 +96,7 @@ fn roots_are_mounted_or_the_clusters() {
 fn callers_name_signers_of_the_domain_only() {
     assert_eq!(rules("a.b/c", "d.e").signer(""), Ok("a.b/c".into()));
     assert_eq!(rules("a.b/c", "d.e").signer("f"), Ok("d.e/f".into()));
-    assert!(rules("", "d.e").signer("").expect_err("nobody").contains("K8S_SIGNER"));
+    assert!(rules("", "d.e").signer("").expect_err("no signer").contains("K8S_SIGNER"));
     let error = rules("a.b/c", "").signer("f").expect_err("no domain");
     assert_eq!(error, "certSignerDomain is required for signer f");
     for bad in ["f/g", "../f", "f\n", &"x".repeat(254)] {

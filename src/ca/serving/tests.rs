@@ -135,7 +135,7 @@ fn flags_come_before_mounted_files_before_the_provider() {
     assert_eq!(
         source(&external, true, &nothing),
         Ok(ServingSource::None),
-        "nobody here signs"
+        "no signer here"
     );
     assert_eq!(provider("none", true), Ok(ServingSource::None));
     assert_eq!(provider("custom", true), Ok(ServingSource::None));

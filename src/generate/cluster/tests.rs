@@ -55,11 +55,11 @@ const HTTP: &str = "outbound|80||a.default.svc.cluster.local";
 const TCP: &str = "outbound|90||a.default.svc.cluster.local";
 
 /// A mesh with its clients.
-struct Bed {
+struct Fixture {
     store: ConfigStore,
 }
 
-impl Bed {
+impl Fixture {
     fn new(files: &[(&str, &str)], proxies: Vec<Proxy>) -> Self {
         let files: Vec<_> = std::iter::once(MESH).chain(files.iter().copied()).collect();
         let store = fixture::store(Installation::default(), &files, proxies);
@@ -108,18 +108,18 @@ fn mtls_context(cluster: &Value) -> &Value {
 #[test]
 fn an_upstream_envoy_gets_no_metadata_exchange_and_detects_http_by_alpn() {
     let proxy = client_with("b", "n1", &json!({}), upstream_envoy());
-    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
-    let http = bed.cluster(HTTP);
+    let fixture = Fixture::new(&[("a.yaml", SERVICE)], vec![proxy]);
+    let http = fixture.cluster(HTTP);
     assert_eq!(http["filters"], Value::Null);
     assert_eq!(
         mtls_context(&http)["alpnProtocols"],
         json!(["istio-http/1.1", "istio", "http/1.1"])
     );
-    assert_eq!(mtls_context(&bed.cluster(TCP))["alpnProtocols"], json!(["istio"]));
-    assert_eq!(bed.cluster("PassthroughCluster")["filters"], Value::Null);
+    assert_eq!(mtls_context(&fixture.cluster(TCP))["alpnProtocols"], json!(["istio"]));
+    assert_eq!(fixture.cluster("PassthroughCluster")["filters"], Value::Null);
 
-    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
-    let http = bed.cluster(HTTP);
+    let fixture = Fixture::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
+    let http = fixture.cluster(HTTP);
     assert_eq!(http["filters"][0]["name"], "istio.metadata_exchange");
     assert_eq!(
         mtls_context(&http)["alpnProtocols"],
@@ -143,9 +143,9 @@ spec:
   subsets:
   - {name: v1, labels: {version: v1}, trafficPolicy: {loadBalancer: {simple: ROUND_ROBIN}}}
 ";
-    let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let fixture = Fixture::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
     let facts = |name: &str| {
-        let cluster = bed.cluster(name);
+        let cluster = fixture.cluster(name);
         let limit = cluster["circuitBreakers"]["thresholds"][0]["maxConnections"].clone();
         (cluster["lbPolicy"].clone(), limit)
     };
@@ -161,7 +161,7 @@ spec:
         (Value::Null, json!(9))
     );
     assert_eq!(
-        bed.endpoints(0, "outbound|80|v1|a.default.svc.cluster.local"),
+        fixture.endpoints(0, "outbound|80|v1|a.default.svc.cluster.local"),
         Value::Null
     );
 }
@@ -170,8 +170,8 @@ spec:
 fn certificates_of_the_node_replace_those_of_the_mesh() {
     let files = json!({"TLS_CLIENT_CERT_CHAIN": "/c", "TLS_CLIENT_KEY": "/k", "TLS_CLIENT_ROOT_CERT": "/r"});
     let proxy = client_with("b", "n1", &files, Extensions::default());
-    let bed = Bed::new(&[("a.yaml", SERVICE)], vec![proxy]);
-    let socket = &bed.cluster(HTTP)["transportSocket"]["typedConfig"];
+    let fixture = Fixture::new(&[("a.yaml", SERVICE)], vec![proxy]);
+    let socket = &fixture.cluster(HTTP)["transportSocket"]["typedConfig"];
     let context = &socket["commonTlsContext"];
     assert_eq!(context["tlsCertificateSdsSecretConfigs"][0]["name"], "file-cert:/c~/k");
     let validation = &context["combinedValidationContext"];
@@ -187,8 +187,8 @@ kind: DestinationRule
 metadata: {name: a}
 spec: {host: a, trafficPolicy: {proxyProtocol: {version: V2}}}
 ";
-    let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
-    let cluster = bed.cluster(HTTP);
+    let fixture = Fixture::new(&[("a.yaml", SERVICE), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let cluster = fixture.cluster(HTTP);
     let matches = cluster["transportSocketMatches"].as_array().expect("a list");
     for socket in matches.iter().map(|choice| &choice["transportSocket"]) {
         assert_eq!(socket["name"], "envoy.transport_sockets.upstream_proxy_protocol");
@@ -201,13 +201,13 @@ spec: {host: a, trafficPolicy: {proxyProtocol: {version: V2}}}
 #[test]
 fn only_clients_of_node_local_services_differ_by_node() {
     let clients = || vec![client("b", "n1"), client("b", "n2")];
-    let bed = Bed::new(&[("a.yaml", SERVICE)], clients());
-    assert_eq!(bed.store.size().groups, 1);
+    let fixture = Fixture::new(&[("a.yaml", SERVICE)], clients());
+    assert_eq!(fixture.store.size().groups, 1);
 
     let local = SERVICE.replace("selector:", "internalTrafficPolicy: Local\n  selector:");
-    let bed = Bed::new(&[("a.yaml", &local)], clients());
+    let fixture = Fixture::new(&[("a.yaml", &local)], clients());
     let address = |client| {
-        let groups = bed.endpoints(client, HTTP);
+        let groups = fixture.endpoints(client, HTTP);
         assert_eq!(groups.as_array().map(Vec::len), Some(1));
         groups[0]["lbEndpoints"][0]["endpoint"]["address"]["socketAddress"]["address"].clone()
     };
@@ -217,12 +217,12 @@ fn only_clients_of_node_local_services_differ_by_node() {
 #[test]
 fn traffic_distribution_prefers_the_zone_without_outlier_detection() {
     let near = SERVICE.replace("selector:", "trafficDistribution: PreferClose\n  selector:");
-    let bed = Bed::new(&[("a.yaml", &near)], vec![client("b", "n1"), client("b", "n2")]);
-    let cluster = bed.cluster(HTTP);
+    let fixture = Fixture::new(&[("a.yaml", &near)], vec![client("b", "n1"), client("b", "n2")]);
+    let cluster = fixture.cluster(HTTP);
     let expected = json!({"healthyPanicThreshold": {}, "localityWeightedLbConfig": {}});
     assert_eq!(cluster["commonLbConfig"], expected);
     let priorities = |client| {
-        let groups = bed.endpoints(client, HTTP);
+        let groups = fixture.endpoints(client, HTTP);
         let priority = |index: usize| groups[index]["priority"].as_u64().unwrap_or(0);
         [priority(0), priority(1)]
     };
@@ -243,12 +243,12 @@ spec:
   - {port: {number: 7002, protocol: GRPC, name: grpc}, defaultEndpoint: '0.0.0.0:7102'}
   - {port: {number: 7003, protocol: TCP, name: plain}}
 ";
-    let bed = Bed::new(
+    let fixture = Fixture::new(
         &[("a.yaml", SERVICE), ("sidecar.yaml", sidecar)],
         vec![client("b", "n1")],
     );
     let endpoint = |port: u32| {
-        let cluster = bed.cluster(&format!("inbound|{port}||"));
+        let cluster = fixture.cluster(&format!("inbound|{port}||"));
         let assignment = &cluster["loadAssignment"]["endpoints"][0]["lbEndpoints"][0];
         (
             assignment["endpoint"]["address"].clone(),
@@ -260,7 +260,7 @@ spec:
     assert_eq!(endpoint(7001), (socket("127.0.0.1", 7101), false));
     assert_eq!(endpoint(7002), (socket("10.2.0.1", 7102), true));
     assert_eq!(endpoint(7003), (Value::Null, true));
-    assert_eq!(bed.cluster("inbound|7003||")["type"], "ORIGINAL_DST");
+    assert_eq!(fixture.cluster("inbound|7003||")["type"], "ORIGINAL_DST");
 }
 
 #[test]
@@ -280,15 +280,15 @@ kind: ServiceEntry
 metadata: {name: full}
 spec: {hosts: [full.example.com], resolution: DNS, ports: [{number: 80, name: http, protocol: HTTP}]}
 ";
-    let bed = Bed::new(&[("entries.yaml", entries)], vec![client("b", "n1")]);
-    assert_eq!(bed.cluster("outbound|80||empty.example.com"), Value::Null);
-    let notes = bed.store.notes();
+    let fixture = Fixture::new(&[("entries.yaml", entries)], vec![client("b", "n1")]);
+    assert_eq!(fixture.cluster("outbound|80||empty.example.com"), Value::Null);
+    let notes = fixture.store.notes();
     assert!(
         notes
             .iter()
             .any(|note| note.code == "pilot_dns_cluster_without_endpoints")
     );
-    assert_eq!(bed.cluster("outbound|80||full.example.com")["type"], "STRICT_DNS");
+    assert_eq!(fixture.cluster("outbound|80||full.example.com")["type"], "STRICT_DNS");
 }
 
 #[test]
@@ -299,9 +299,9 @@ fn header_names_stay_as_written_on_every_kind_of_cluster() {
     );
     let config = json!({"proxyHeaders": {"preserveHttp1HeaderCase": true}});
     let proxy = client_with("b", "n1", &json!({"PROXY_CONFIG": config}), Extensions::default());
-    let bed = Bed::new(&[("a.yaml", &service)], vec![proxy]);
+    let fixture = Fixture::new(&[("a.yaml", &service)], vec![proxy]);
     let options = |name: &str| {
-        let options = &bed.cluster(name)["typedExtensionProtocolOptions"];
+        let options = &fixture.cluster(name)["typedExtensionProtocolOptions"];
         options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"].clone()
     };
     let of = |http: &Value| http["headerKeyFormat"]["statefulFormatter"]["name"].clone();
@@ -331,9 +331,9 @@ kind: DestinationRule
 metadata: {name: a}
 spec: {host: a, trafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE}}}}
 ";
-    let bed = Bed::new(&[("a.yaml", &service), ("rule.yaml", rule)], vec![client("b", "n1")]);
+    let fixture = Fixture::new(&[("a.yaml", &service), ("rule.yaml", rule)], vec![client("b", "n1")]);
     let options = |name: &str| {
-        let options = &bed.cluster(name)["typedExtensionProtocolOptions"];
+        let options = &fixture.cluster(name)["typedExtensionProtocolOptions"];
         options["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"].clone()
     };
     let h2 = json!({"http2ProtocolOptions": {}});
@@ -361,8 +361,8 @@ spec: {egress: [{hosts: [HOSTS]}]}
         let rule = rule.replace("HOSTS", hosts);
         let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
         let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
-        let bed = Bed::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![proxy]);
-        bed.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
+        let fixture = Fixture::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![proxy]);
+        fixture.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
     };
     assert_eq!(limit("'*/*'"), 7);
     assert_eq!(limit("'other/*'"), u32::MAX);

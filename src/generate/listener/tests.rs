@@ -48,11 +48,11 @@ endpoints:
 ";
 
 /// A mesh with its clients.
-struct Bed {
+struct Fixture {
     store: ConfigStore,
 }
 
-impl Bed {
+impl Fixture {
     fn new(mesh: &str, files: &[(&str, &str)], proxies: Vec<Proxy>) -> Self {
         let mesh = format!("{MESH}{mesh}");
         let files: Vec<_> = std::iter::once(("mesh.yaml", mesh.as_str()))
@@ -136,8 +136,8 @@ spec:
 
 #[test]
 fn http_and_tcp_at_one_address_have_separate_chains() {
-    let bed = Bed::of(&(entry("b", 1, "HTTP") + &entry("c", 2, "TCP") + &entry("d", 3, "TCP")));
-    let listener = bed.get("0.0.0.0_4000");
+    let fixture = Fixture::of(&(entry("b", 1, "HTTP") + &entry("c", 2, "TCP") + &entry("d", 3, "TCP")));
+    let listener = fixture.get("0.0.0.0_4000");
     let sniffed = json!({"applicationProtocols": ["http/1.1", "h2c"], "transportProtocol": "raw_buffer"});
     assert_eq!(chains(&listener), [(sniffed, HTTP.to_owned())]);
     // The TCP service that came first takes what is not HTTP; the second is not heard.
@@ -155,18 +155,18 @@ fn http_and_tcp_at_one_address_have_separate_chains() {
 
 #[test]
 fn unmatched_traffic_of_http_listeners_passes_through() {
-    let listener = Bed::of("").get("0.0.0.0_80");
+    let listener = Fixture::of("").get("0.0.0.0_80");
     assert_eq!(listener["bindToPort"], json!(false));
     assert_eq!(listener["defaultFilterChain"]["name"], "PassthroughFilterChain");
 }
 
 #[test]
 fn headless_services_are_listened_for_by_address() {
-    let names = Bed::of("").names();
+    let names = Fixture::of("").names();
     let own = ["0.0.0.0_80", "10.0.0.1_90", "10.1.0.8_70", "10.1.0.9_70"];
     assert_eq!(names, [&own[..], &["virtualInbound", "virtualOutbound"]].concat());
     let files = [("kube.yaml", WORKLOAD)];
-    let member = Bed::new("", &files, vec![sidecar("10.1.0.9", json!({}), None)]);
+    let member = Fixture::new("", &files, vec![sidecar("10.1.0.9", json!({}), None)]);
     assert_eq!(member.get("10.1.0.9_70"), Value::Null);
     assert_ne!(member.get("10.1.0.8_70"), Value::Null);
 }
@@ -196,7 +196,7 @@ spec:
   - match: [{port: 443, sniHosts: [out.example.com], sourceLabels: {app: z}}]
     route: [{destination: {host: other.example.com}}]
 ";
-    let listener = Bed::of(config).get("240.0.0.1_443");
+    let listener = Fixture::of(config).get("240.0.0.1_443");
     let by_name = json!({"serverNames": ["out.example.com"]});
     assert_eq!(chains(&listener), [(by_name, TCP.to_owned())]);
     let chain = &listener["filterChains"][0];
@@ -221,7 +221,7 @@ spec:
   mtls: {mode: STRICT}
   portLevelMtls: {8080: {mode: DISABLE}, 7777: {mode: DISABLE}}
 ";
-    let listener = Bed::of(config).get("virtualInbound");
+    let listener = Fixture::of(config).get("virtualInbound");
     let on = |port: u32| -> Vec<(String, String)> {
         let all = chains(&listener).into_iter();
         all.filter(|(by, _)| by["destinationPort"] == json!(port))
@@ -231,7 +231,7 @@ spec:
     let pair = |transport: &str, last: &str| (transport.to_owned(), last.to_owned());
     assert_eq!(on(8080), [pair("raw_buffer", HTTP)]);
     assert_eq!(on(9090), [pair("tls", TCP)]);
-    // Nobody serves this port, so both kinds of traffic pass.
+    // None serves this port, so both kinds of traffic pass.
     assert_eq!(on(7777), [pair("raw_buffer", HTTP), pair("raw_buffer", TCP)]);
 }
 
@@ -249,11 +249,11 @@ spec:
 ";
     let metadata = json!({"INTERCEPTION_MODE": "NONE"});
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
-    let bed = Bed::new("", &files, vec![sidecar("10.1.0.1", metadata, None)]);
-    assert_eq!(bed.names(), ["127.0.0.1_80", "127.0.0.1_8888"]);
-    let inbound = bed.get("127.0.0.1_8888");
+    let fixture = Fixture::new("", &files, vec![sidecar("10.1.0.1", metadata, None)]);
+    assert_eq!(fixture.names(), ["127.0.0.1_80", "127.0.0.1_8888"]);
+    let inbound = fixture.get("127.0.0.1_8888");
     assert_eq!(inbound["trafficDirection"], "INBOUND");
-    assert_eq!(bed.get("127.0.0.1_80")["bindToPort"], Value::Null);
+    assert_eq!(fixture.get("127.0.0.1_80")["bindToPort"], Value::Null);
 }
 
 #[test]
@@ -261,11 +261,11 @@ fn auxiliary_extensions_that_a_client_lacks_are_left_out() {
     let files = [("kube.yaml", WORKLOAD)];
     let mesh = "defaultProviders: {metrics: [prometheus]}\nextensionProviders: [{name: prometheus, prometheus: {}}]\n";
     let filters = |extensions: Option<&[&str]>| {
-        let bed = Bed::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), extensions)]);
-        let outbound = bed.get("0.0.0.0_80");
+        let fixture = Fixture::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), extensions)]);
+        let outbound = fixture.get("0.0.0.0_80");
         let http = &outbound["filterChains"][0]["filters"][0]["typedConfig"]["httpFilters"];
         let names: Vec<String> = names_of(http).into_iter().map(str::to_owned).collect();
-        (names, bed.get("virtualInbound").to_string())
+        (names, fixture.get("virtualInbound").to_string())
     };
     let (names, inbound) = filters(None);
     for name in [
@@ -302,9 +302,9 @@ spec:
 ";
     let mesh = "accessLogFile: /dev/stdout\nextensionProviders: [{name: log, envoyFileAccessLog: {path: /tmp/log}}]\n";
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
-    let bed = Bed::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), None)]);
-    assert!(!bed.get("virtualInbound").to_string().contains("accessLog"));
-    let log = &bed.get("virtualOutbound")["accessLog"][0];
+    let fixture = Fixture::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), None)]);
+    assert!(!fixture.get("virtualInbound").to_string().contains("accessLog"));
+    let log = &fixture.get("virtualOutbound")["accessLog"][0];
     assert_eq!(log["typedConfig"]["path"], "/tmp/log");
     assert_eq!(log["filter"]["andFilter"]["filters"].as_array().map(Vec::len), Some(2));
 }
@@ -328,19 +328,19 @@ spec: {accessLogging: [{providers: [{name: log}]}]}
     };
     let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "g"}});
     let store = fixture::store(installation, &files, vec![sidecar("10.1.0.3", labels, None)]);
-    let log = &Bed { store }.get("virtualOutbound")["accessLog"][0];
+    let log = &Fixture { store }.get("virtualOutbound")["accessLog"][0];
     assert_eq!(log["typedConfig"]["path"], "/tmp/log");
 }
 
 #[test]
 fn ports_of_the_intercepting_listeners_are_not_served() {
     let workload = WORKLOAD.replace("targetPort: 9090", "targetPort: 15001");
-    let bed = Bed::new(
+    let fixture = Fixture::new(
         "",
         &[("kube.yaml", &workload)],
         vec![sidecar("10.1.0.1", json!({}), None)],
     );
-    let listener = bed.get("virtualInbound");
+    let listener = fixture.get("virtualInbound");
     let ports: BTreeSet<u64> = chains(&listener)
         .iter()
         .filter_map(|(by, _)| by["destinationPort"].as_u64())
@@ -351,12 +351,13 @@ fn ports_of_the_intercepting_listeners_are_not_served() {
 #[test]
 fn pods_of_one_workload_share_their_listeners() {
     let proxies = ["10.1.0.1", "10.1.0.2"].map(|ip| sidecar(ip, json!({"LABELS": {"app": "x", "pod": ip}}), None));
-    let bed = Bed::new("", &[("kube.yaml", WORKLOAD)], proxies.to_vec());
-    let groups = [0, 1].map(|member| bed.store.group_of(ConnectionId(member)).expect("a group").clone());
+    let fixture = Fixture::new("", &[("kube.yaml", WORKLOAD)], proxies.to_vec());
+    let groups = [0, 1].map(|member| fixture.store.group_of(ConnectionId(member)).expect("a group").clone());
     let parts = groups.map(|group| {
         format!(
             "{:?}",
-            bed.store
+            fixture
+                .store
                 .snapshot(&group)
                 .expect("a snapshot")
                 .resources(ResourceType::Listener)
@@ -393,10 +394,10 @@ spec:
         fixture::client(&node, &json!({}))
     };
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
-    let bed = Bed::new("", &files, ["one", "two", "three"].map(client).to_vec());
+    let fixture = Fixture::new("", &files, ["one", "two", "three"].map(client).to_vec());
     let bytes = |member: u64, name: &str| {
-        let group = bed.store.group_of(ConnectionId(member)).expect("a group");
-        let snapshot = bed.store.snapshot(group).expect("a snapshot");
+        let group = fixture.store.group_of(ConnectionId(member)).expect("a group");
+        let snapshot = fixture.store.snapshot(group).expect("a snapshot");
         let listener = snapshot
             .resources(ResourceType::Listener)
             .get(name)

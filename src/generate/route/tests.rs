@@ -41,11 +41,11 @@ status: {phase: Running, podIP: 10.1.0.9, conditions: [{type: Ready, status: 'Tr
 ";
 
 /// A mesh with its clients.
-struct Bed {
+struct Fixture {
     store: ConfigStore,
 }
 
-impl Bed {
+impl Fixture {
     fn new(config: &str, proxies: Vec<Proxy>) -> Self {
         Self::with_mesh("accessLogFile: ''\n", config, Features::default(), proxies)
     }
@@ -128,28 +128,28 @@ const B: &str = "b.default.svc.cluster.local";
 
 #[test]
 fn each_http_port_and_each_sniffed_service_has_routes() {
-    let bed = Bed::new("", vec![sidecar(&json!({}))]);
-    let names = bed.names(0, ResourceType::Route);
+    let fixture = Fixture::new("", vec![sidecar(&json!({}))]);
+    let names = fixture.names(0, ResourceType::Route);
     assert_eq!(names, ["80", "90", &format!("{B}:91")]);
-    let hosts = bed.hosts("80");
+    let hosts = fixture.hosts("80");
     let domains = [A, &format!("{A}."), "a", "a.default.svc", "a.default", "10.0.0.1"];
     assert_eq!(hosts[0], (format!("{A}:80"), domains.map(str::to_owned).to_vec()));
     let foreign = &hosts.iter().find(|(name, _)| name.starts_with("c.")).expect("host c").1;
     assert_eq!(foreign[2..4], ["c.other", "c.other.svc"]);
     assert_eq!(hosts.last().expect("a last host").0, "allow_any");
-    let sniffed = bed.hosts(&format!("{B}:91"));
+    let sniffed = fixture.hosts(&format!("{B}:91"));
     assert_eq!(sniffed, [(format!("{B}:91"), vec!["*".to_owned()])]);
 }
 
 #[test]
 fn http_proxies_route_by_port() {
-    let bed = Bed::with_mesh(
+    let fixture = Fixture::with_mesh(
         "proxyHttpPort: 15007\n",
         "",
         Features::default(),
         vec![sidecar(&json!({}))],
     );
-    let hosts = bed.hosts("http_proxy");
+    let hosts = fixture.hosts("http_proxy");
     let a = |port: u32| {
         hosts
             .iter()
@@ -163,13 +163,19 @@ fn http_proxies_route_by_port() {
 #[test]
 fn hosts_outside_the_registry_are_routed_on_port_80_only() {
     let spec = "{hosts: [x.example.com, b], http: [{route: [{destination: {host: a}}]}]}";
-    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
-    let domains = bed.hosts("80").into_iter().find(|(name, _)| name == "x.example.com:80");
+    let fixture = Fixture::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    let domains = fixture
+        .hosts("80")
+        .into_iter()
+        .find(|(name, _)| name == "x.example.com:80");
     assert_eq!(domains.expect("host x").1, ["x.example.com"]);
-    assert!(bed.hosts("90").iter().all(|(name, _)| !name.contains("example")));
+    assert!(fixture.hosts("90").iter().all(|(name, _)| !name.contains("example")));
     // Without a port the destination means the port that the request came to.
     let sniffed = format!("{B}:91");
-    assert_eq!(bed.clusters(&sniffed, &sniffed), [json!(format!("outbound|91||{A}"))]);
+    assert_eq!(
+        fixture.clusters(&sniffed, &sniffed),
+        [json!(format!("outbound|91||{A}"))]
+    );
 }
 
 #[test]
@@ -188,8 +194,8 @@ fn the_most_specific_virtual_service_takes_a_host() {
             "{hosts: [b], http: [{name: exact, route: [{destination: {host: a}}]}]}",
         ),
     ];
-    let bed = Bed::new(&config.concat(), vec![sidecar(&json!({}))]);
-    let name_of = |host: &str| bed.host("80", &format!("{host}:80"))["routes"][0]["name"].clone();
+    let fixture = Fixture::new(&config.concat(), vec![sidecar(&json!({}))]);
+    let name_of = |host: &str| fixture.host("80", &format!("{host}:80"))["routes"][0]["name"].clone();
     assert_eq!(name_of(A), "near");
     assert_eq!(name_of(B), "exact");
     assert_eq!(name_of("c.other.svc.cluster.local"), "wide");
@@ -204,9 +210,10 @@ fn only_selected_labels_distinguish_proxies() {
         sidecar(&json!({"app": "x", "hash": "2"})),
         sidecar(&json!({"app": "y", "hash": "3"})),
     ];
-    let bed = Bed::new(&virtual_service("vs", spec), clients);
-    let group = |client| bed.store.group_of(ConnectionId(client)).cloned();
-    let route = |client| bed.get(client, ResourceType::Route, "80")["virtualHosts"][0]["routes"][0]["route"].clone();
+    let fixture = Fixture::new(&virtual_service("vs", spec), clients);
+    let group = |client| fixture.store.group_of(ConnectionId(client)).cloned();
+    let route =
+        |client| fixture.get(client, ResourceType::Route, "80")["virtualHosts"][0]["routes"][0]["route"].clone();
     assert_eq!(route(0)["cluster"], json!(format!("outbound|80||{B}")));
     assert_eq!(route(2)["cluster"], json!(format!("outbound|80||{A}")));
     assert_eq!(route(0), route(1));
@@ -221,8 +228,8 @@ fn consistent_hash_gives_a_policy_and_keeps_retries_in_place() {
     ) + "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: dr}\n\
            spec: {host: b, trafficPolicy: {loadBalancer: {consistentHash: {useSourceIp: true}}}, \
            subsets: [{name: v1, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x-user}}}}]}\n";
-    let bed = Bed::new(&config, vec![sidecar(&json!({}))]);
-    let action = |host: &str| bed.host("80", &format!("{host}:80"))["routes"][0]["route"].clone();
+    let fixture = Fixture::new(&config, vec![sidecar(&json!({}))]);
+    let action = |host: &str| fixture.host("80", &format!("{host}:80"))["routes"][0]["route"].clone();
     assert_eq!(action(A)["hashPolicy"], json!([{"header": {"headerName": "x-user"}}]));
     assert_eq!(action(A)["retryPolicy"]["retryHostPredicate"], Value::Null);
     assert_eq!(
@@ -236,8 +243,8 @@ fn consistent_hash_gives_a_policy_and_keeps_retries_in_place() {
 fn routes_after_a_catch_all_are_omitted() {
     let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /x}}, {uri: {prefix: /}}, {uri: {exact: /y}}], \
                 route: [{destination: {host: a}}]}, {route: [{destination: {host: b}}]}]}";
-    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
-    assert_eq!(bed.clusters("80", &format!("{A}:80")).len(), 2);
+    let fixture = Fixture::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    assert_eq!(fixture.clusters("80", &format!("{A}:80")).len(), 2);
 }
 
 #[test]
@@ -246,8 +253,8 @@ fn claims_are_matched_in_the_metadata_of_the_jwt_filter() {
                 withoutHeaders: {'@request.auth.claims[sub][id]': {prefix: z}}}], route: [{destination: {host: a}}]}]}";
     let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]")
         + &virtual_service("vs", spec);
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
-    let declared = &bed.host("http.8080", "x.example.com:80")["routes"][0]["match"]["dynamicMetadata"];
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+    let declared = &fixture.host("http.8080", "x.example.com:80")["routes"][0]["match"]["dynamicMetadata"];
     assert_eq!(declared[0]["path"], json!([{"key": "payload"}, {"key": "group"}]));
     let text = json!({"stringMatch": {"exact": "x"}});
     let both = json!({"orMatch": {"valueMatchers": [{"listMatch": {"oneOf": text}}, text]}});
@@ -264,8 +271,8 @@ fn redirects_omit_default_ports() {
     let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /1}}], redirect: {port: 443, scheme: https}}, \
                 {match: [{uri: {prefix: /2}}], redirect: {derivePort: FROM_REQUEST_PORT, scheme: https, redirectCode: 308}}, \
                 {match: [{uri: {prefix: /3}}], redirect: {derivePort: FROM_REQUEST_PORT, uri: /x}}]}";
-    let bed = Bed::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
-    let redirect = |index: usize| bed.host("80", &format!("{A}:80"))["routes"][index]["redirect"].clone();
+    let fixture = Fixture::new(&virtual_service("vs", spec), vec![sidecar(&json!({}))]);
+    let redirect = |index: usize| fixture.host("80", &format!("{A}:80"))["routes"][index]["redirect"].clone();
     assert_eq!(redirect(0), json!({"schemeRedirect": "https", "pathRedirect": ""}));
     assert_eq!(redirect(1)["portRedirect"], 80);
     assert_eq!(redirect(1)["responseCode"], "PERMANENT_REDIRECT");
@@ -276,8 +283,8 @@ fn redirects_omit_default_ports() {
 fn registry_only_refuses_unknown_traffic() {
     let sidecar_config = "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: default}\n\
                           spec: {outboundTrafficPolicy: {mode: REGISTRY_ONLY}}\n";
-    let bed = Bed::new(sidecar_config, vec![sidecar(&json!({}))]);
-    let last = bed.host("80", "block_all");
+    let fixture = Fixture::new(sidecar_config, vec![sidecar(&json!({}))]);
+    let last = fixture.host("80", "block_all");
     assert_eq!(last["routes"][0]["directResponse"], json!({"status": 502}));
 }
 
@@ -293,11 +300,11 @@ fn gateways_join_hosts_with_the_same_routes() {
             "vs2",
             "{hosts: [y.example.com], gateways: [istio-system/gw], http: [{route: [{destination: {host: a}}]}]}",
         );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
-    assert_eq!(bed.names(0, ResourceType::Route), ["http.8080"]);
-    assert_eq!(bed.names(0, ResourceType::Listener), ["0.0.0.0_8080"]);
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+    assert_eq!(fixture.names(0, ResourceType::Route), ["http.8080"]);
+    assert_eq!(fixture.names(0, ResourceType::Listener), ["0.0.0.0_8080"]);
     let joined = vec!["longer.example.com".to_owned(), "x.example.com".to_owned()];
-    let hosts = bed.hosts("http.8080");
+    let hosts = fixture.hosts("http.8080");
     assert_eq!(hosts[0], ("longer.example.com:80".to_owned(), joined));
     assert_eq!(
         hosts[1],
@@ -317,9 +324,9 @@ fn catch_all_routes_follow_routes_of_later_virtual_services() {
             "{hosts: [x.example.com], gateways: [istio-system/gw], \
              http: [{match: [{uri: {prefix: /b}}], route: [{destination: {host: b}}]}]}",
         );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
     let clusters = [B, A].map(|host| json!(format!("outbound|80||{host}")));
-    assert_eq!(bed.clusters("http.8080", "x.example.com:80"), clusters);
+    assert_eq!(fixture.clusters("http.8080", "x.example.com:80"), clusters);
 }
 
 #[test]
@@ -341,10 +348,10 @@ fn routes_of_a_gateway_follow_the_port_of_the_server_where_they_depend_on_it() {
             "asked",
             "{match: [{port: 90}], route: [{destination: {host: c.other.svc.cluster.local}}]}",
         );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
     let route = |port: u32, name: &str| {
         let configuration = if port == 80 { "http.8080" } else { "http.90" };
-        bed.host(configuration, &format!("{name}.example.com:{port}"))["routes"][0].clone()
+        fixture.host(configuration, &format!("{name}.example.com:{port}"))["routes"][0].clone()
     };
     let traced = |port: u32, name: &str| route(port, name)["decorator"]["operation"].clone();
     for port in [80, 90] {
@@ -360,7 +367,7 @@ fn routes_of_a_gateway_follow_the_port_of_the_server_where_they_depend_on_it() {
         assert_eq!(route(port, "redirected")["redirect"]["portRedirect"], port);
         assert_eq!(traced(port, "redirected"), format!("redirected:{port}/*"));
     }
-    assert_eq!(bed.host("http.8080", "asked.example.com:80"), Value::Null);
+    assert_eq!(fixture.host("http.8080", "asked.example.com:80"), Value::Null);
     assert_ne!(route(90, "asked"), Value::Null);
 }
 
@@ -369,8 +376,8 @@ fn https_redirect_needs_no_virtual_service() {
     let config = gateway_config(
         "[{port: {number: 80, name: http, protocol: HTTP}, hosts: [x.example.com], tls: {httpsRedirect: true}}]",
     );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
-    let host = bed.host("http.8080", "x.example.com:80");
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+    let host = fixture.host("http.8080", "x.example.com:80");
     assert_eq!(host["requireTls"], "ALL");
     assert_eq!(host["routes"], Value::Null);
 }
@@ -380,9 +387,9 @@ fn pods_without_privileges_do_not_open_low_ports() {
     let servers = "[{port: {number: 81, name: low, protocol: HTTP}, hosts: ['*']}, \
                     {port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]";
     let clients = vec![gateway(&json!({})), gateway(&json!({"UNPRIVILEGED_POD": "true"}))];
-    let bed = Bed::new(&gateway_config(servers), clients);
-    assert_eq!(bed.names(0, ResourceType::Listener), ["0.0.0.0_8080", "0.0.0.0_81"]);
-    assert_eq!(bed.names(1, ResourceType::Listener), ["0.0.0.0_8080"]);
+    let fixture = Fixture::new(&gateway_config(servers), clients);
+    assert_eq!(fixture.names(0, ResourceType::Listener), ["0.0.0.0_8080", "0.0.0.0_81"]);
+    assert_eq!(fixture.names(1, ResourceType::Listener), ["0.0.0.0_8080"]);
 }
 
 #[test]
@@ -390,8 +397,8 @@ fn gateway_topology_sets_listener_options() {
     let mesh = "defaultConfig: {gatewayTopology: {numTrustedProxies: 2, forwardClientCertDetails: ALWAYS_FORWARD_ONLY, \
                 proxyProtocol: {}}}\n";
     let config = gateway_config("[{port: {number: 80, name: http, protocol: HTTP}, hosts: ['*']}]");
-    let bed = Bed::with_mesh(mesh, &config, Features::default(), vec![gateway(&json!({}))]);
-    let listener = bed.get(0, ResourceType::Listener, "0.0.0.0_8080");
+    let fixture = Fixture::with_mesh(mesh, &config, Features::default(), vec![gateway(&json!({}))]);
+    let listener = fixture.get(0, ResourceType::Listener, "0.0.0.0_8080");
     assert_eq!(
         listener["listenerFilters"][0]["name"],
         "envoy.filters.listener.proxy_protocol"
@@ -412,8 +419,8 @@ fn tls_routes_use_each_server_name_once() {
              {match: [{sniHosts: [x.example.com]}, {sniHosts: [x.example.com]}], route: [{destination: {host: a}}]}, \
              {match: [{port: 1, sniHosts: [y.example.com]}], route: [{destination: {host: a}}]}]}",
             );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
-    let listener = bed.get(0, ResourceType::Listener, "0.0.0.0_8443");
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+    let listener = fixture.get(0, ResourceType::Listener, "0.0.0.0_8443");
     let chains = listener["filterChains"].as_array().expect("chains");
     assert_eq!(chains.len(), 1);
     assert_eq!(chains[0]["filterChainMatch"], json!({"serverNames": ["x.example.com"]}));
@@ -433,8 +440,8 @@ fn a_server_without_routes_does_not_hide_the_next() {
         "{hosts: [x.example.com], gateways: [istio-system/gw], \
           http: [{match: [{port: 8080}], route: [{destination: {host: a}}]}]}",
     );
-    let bed = Bed::new(&config, vec![gateway(&json!({}))]);
-    assert_eq!(bed.clusters("http.8080", "x.example.com:8080").len(), 1);
+    let fixture = Fixture::new(&config, vec![gateway(&json!({}))]);
+    assert_eq!(fixture.clusters("http.8080", "x.example.com:8080").len(), 1);
 }
 
 #[test]
@@ -453,8 +460,8 @@ status:
     };
     let client = json!({"DNS_CAPTURE": "true", "INSTANCE_IPS": "10.1.0.1,2001:1::1"});
     let client = proxy("sidecar~10.1.0.1~client-0", "default", &client);
-    let bed = Bed::with_mesh("accessLogFile: ''\n", config, features, vec![client]);
-    let host = bed.host("80", "out.example.com:80");
+    let fixture = Fixture::with_mesh("accessLogFile: ''\n", config, features, vec![client]);
+    let host = fixture.host("80", "out.example.com:80");
     assert_eq!(
         host["domains"],
         json!(["out.example.com", "out.example.com.", "240.240.0.1"])

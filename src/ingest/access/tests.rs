@@ -32,7 +32,7 @@ impl Review for Table {
     }
 }
 
-struct Bed {
+struct Fixture {
     table: Arc<Table>,
     subjects: watch::Sender<OrdSet<Subject>>,
     known: watch::Sender<u64>,
@@ -55,7 +55,7 @@ fn failed() -> Answer {
     Err(ReviewError::Failed("away".into()))
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let (subjects, subjects_in) = watch::channel(OrdSet::new());
         let (known, known_in) = watch::channel(0);
@@ -112,66 +112,66 @@ impl Bed {
 
 #[tokio::test]
 async fn r10_a_decision_is_reported_once_and_renewed() {
-    let mut bed = Bed::new();
-    bed.set("gw", Ok(Access::Allowed));
-    bed.set("other", denied("no role"));
-    bed.read(&["gw", "other"]);
-    assert_eq!(bed.told().await, ["c1/gw Allowed", "c1/other Denied(\"no role\")"]);
+    let mut fixture = Fixture::new();
+    fixture.set("gw", Ok(Access::Allowed));
+    fixture.set("other", denied("no role"));
+    fixture.read(&["gw", "other"]);
+    assert_eq!(fixture.told().await, ["c1/gw Allowed", "c1/other Denied(\"no role\")"]);
     // A refusal holds for a minute at most, a permission for five.
-    bed.set("other", Ok(Access::Allowed));
-    bed.sleep(60).await;
-    assert_eq!(bed.told().await, ["c1/other Allowed"]);
-    bed.set("gw", denied("taken away"));
-    bed.sleep(180).await;
-    assert_eq!(bed.told().await, Vec::<String>::new());
-    bed.sleep(60).await;
-    assert_eq!(bed.told().await, ["c1/gw Denied(\"taken away\")"]);
-    assert!(bed.table.asked.load(Ordering::Relaxed) < 10);
+    fixture.set("other", Ok(Access::Allowed));
+    fixture.sleep(60).await;
+    assert_eq!(fixture.told().await, ["c1/other Allowed"]);
+    fixture.set("gw", denied("taken away"));
+    fixture.sleep(180).await;
+    assert_eq!(fixture.told().await, Vec::<String>::new());
+    fixture.sleep(60).await;
+    assert_eq!(fixture.told().await, ["c1/gw Denied(\"taken away\")"]);
+    assert!(fixture.table.asked.load(Ordering::Relaxed) < 10);
 }
 
 #[tokio::test]
 async fn an_unreachable_api_server_changes_nothing() {
-    let mut bed = Bed::new();
-    bed.set("new", failed());
-    bed.set("gw", Ok(Access::Allowed));
-    bed.set("other", denied("no role"));
-    bed.read(&["gw", "new", "other"]);
-    let first = bed.told().await;
+    let mut fixture = Fixture::new();
+    fixture.set("new", failed());
+    fixture.set("gw", Ok(Access::Allowed));
+    fixture.set("other", denied("no role"));
+    fixture.read(&["gw", "new", "other"]);
+    let first = fixture.told().await;
     // An account without any answer is denied, with the reason.
     assert!(first.contains(&"c1/new Unknown(\"away\")".to_owned()), "{first:?}");
     for account in ["gw", "other"] {
-        bed.set(account, failed());
+        fixture.set(account, failed());
     }
-    bed.sleep(3600).await;
-    assert_eq!(bed.told().await, Vec::<String>::new());
-    bed.set("new", Ok(Access::Allowed));
-    bed.sleep(60).await;
-    assert_eq!(bed.told().await, ["c1/new Allowed"]);
+    fixture.sleep(3600).await;
+    assert_eq!(fixture.told().await, Vec::<String>::new());
+    fixture.set("new", Ok(Access::Allowed));
+    fixture.sleep(60).await;
+    assert_eq!(fixture.told().await, ["c1/new Allowed"]);
 }
 
 #[tokio::test]
 async fn an_unknown_cluster_denies_until_it_is_added() {
-    let mut bed = Bed::new();
-    bed.set("gw", Err(ReviewError::UnknownCluster("which?".into())));
-    bed.read(&["gw"]);
-    assert_eq!(bed.told().await, ["c1/gw Denied(\"which?\")"]);
-    bed.set("gw", Ok(Access::Allowed));
-    bed.known.send_modify(|changes| *changes += 1);
-    assert_eq!(bed.told().await, ["c1/gw Allowed"]);
+    let mut fixture = Fixture::new();
+    fixture.set("gw", Err(ReviewError::UnknownCluster("which?".into())));
+    fixture.read(&["gw"]);
+    assert_eq!(fixture.told().await, ["c1/gw Denied(\"which?\")"]);
+    fixture.set("gw", Ok(Access::Allowed));
+    fixture.known.send_modify(|changes| *changes += 1);
+    assert_eq!(fixture.told().await, ["c1/gw Allowed"]);
     // A cluster that is gone takes its permissions with it.
-    bed.set("gw", Err(ReviewError::UnknownCluster("gone".into())));
-    bed.known.send_modify(|changes| *changes += 1);
-    assert_eq!(bed.told().await, ["c1/gw Denied(\"gone\")"]);
+    fixture.set("gw", Err(ReviewError::UnknownCluster("gone".into())));
+    fixture.known.send_modify(|changes| *changes += 1);
+    assert_eq!(fixture.told().await, ["c1/gw Denied(\"gone\")"]);
 }
 
 #[tokio::test]
 async fn unused_decisions_are_dropped() {
-    let mut bed = Bed::new();
-    bed.set("gw", Ok(Access::Allowed));
-    bed.read(&["gw"]);
-    assert_eq!(bed.told().await, ["c1/gw Allowed"]);
-    bed.read(&[]);
-    assert_eq!(bed.told().await, ["AccessReview -c1/gw"]);
-    bed.sleep(600).await;
-    assert_eq!(bed.table.asked.load(Ordering::Relaxed), 1);
+    let mut fixture = Fixture::new();
+    fixture.set("gw", Ok(Access::Allowed));
+    fixture.read(&["gw"]);
+    assert_eq!(fixture.told().await, ["c1/gw Allowed"]);
+    fixture.read(&[]);
+    assert_eq!(fixture.told().await, ["AccessReview -c1/gw"]);
+    fixture.sleep(600).await;
+    assert_eq!(fixture.table.asked.load(Ordering::Relaxed), 1);
 }

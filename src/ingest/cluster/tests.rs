@@ -86,7 +86,7 @@ impl Server {
     }
 }
 
-struct Bed {
+struct Fixture {
     server: Server,
     filters: watch::Sender<Option<Filters>>,
     changes: mpsc::Receiver<Vec<Change>>,
@@ -95,7 +95,7 @@ struct Bed {
     reported: Arc<Mutex<Vec<String>>>,
 }
 
-impl Bed {
+impl Fixture {
     /// A cluster of which Services and Sidecars are read.
     fn new(config_kinds: bool) -> Self {
         #[derive(clap::Parser)]
@@ -184,7 +184,7 @@ fn service(name: &str, port: &Value) -> Value {
 
 #[tokio::test]
 async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
-    let mut bed = Bed::new(true);
+    let mut fixture = Fixture::new(true);
     for path in [
         "/api/v1/configmaps",
         "/api/v1/namespaces",
@@ -193,12 +193,12 @@ async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
         "/api/v1/secrets",
         "/apis/discovery.k8s.io/v1/endpointslices",
     ] {
-        bed.server.set(path, json!([]));
+        fixture.server.set(path, json!([]));
     }
-    bed.server.set(CRDS, json!([]));
-    bed.filters.send_replace(Some(Filters::default()));
-    bed.nothing().await;
-    bed.server.set(
+    fixture.server.set(CRDS, json!([]));
+    fixture.filters.send_replace(Some(Filters::default()));
+    fixture.nothing().await;
+    fixture.server.set(
         "/api/v1/services",
         json!([service("a", &json!(80)), service("b", &json!("many"))]),
     );
@@ -212,38 +212,52 @@ async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
         "ConfigMap 0",
         "Sidecar 0",
     ];
-    assert_eq!(bed.told().await, whole);
-    bed.state.wait_for(|state| *state == SyncState::Synced).await.unwrap();
-    assert_eq!(bed.reported.lock().unwrap().len(), 1, "what is wrong with b");
+    assert_eq!(fixture.told().await, whole);
+    fixture
+        .state
+        .wait_for(|state| *state == SyncState::Synced)
+        .await
+        .unwrap();
+    assert_eq!(fixture.reported.lock().unwrap().len(), 1, "what is wrong with b");
     // An object that becomes invalid keeps its last valid form; a new version alone is no change.
     let services = "/api/v1/services";
-    bed.server
+    fixture
+        .server
         .event(services, "MODIFIED", service("a", &json!("many")))
         .await;
-    bed.server.event(services, "MODIFIED", service("a", &json!(80))).await;
-    bed.server.event(services, "MODIFIED", service("b", &json!(81))).await;
-    assert_eq!(bed.told().await, ["+n/b"]);
-    bed.server.event(services, "DELETED", service("a", &json!(80))).await;
-    assert_eq!(bed.told().await, ["-n/a"]);
+    fixture
+        .server
+        .event(services, "MODIFIED", service("a", &json!(80)))
+        .await;
+    fixture
+        .server
+        .event(services, "MODIFIED", service("b", &json!(81)))
+        .await;
+    assert_eq!(fixture.told().await, ["+n/b"]);
+    fixture
+        .server
+        .event(services, "DELETED", service("a", &json!(80)))
+        .await;
+    assert_eq!(fixture.told().await, ["-n/a"]);
     // A kind that appears, and goes.
     let sidecar = json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"egress": [{"hosts": ["*/*"]}]}});
-    bed.server.serves(DISCOVERY, &["sidecars"]);
-    bed.server.set(SIDECARS, json!([sidecar]));
+    fixture.server.serves(DISCOVERY, &["sidecars"]);
+    fixture.server.set(SIDECARS, json!([sidecar]));
     let definition = json!({"metadata": {"name": "sidecars.networking.istio.io"}});
-    bed.server.event(CRDS, "ADDED", definition.clone()).await;
-    assert_eq!(bed.told().await, ["+n/s"]);
-    bed.server.event(CRDS, "DELETED", definition).await;
-    assert_eq!(bed.told().await, ["-n/s"]);
-    drop(bed.running);
+    fixture.server.event(CRDS, "ADDED", definition.clone()).await;
+    assert_eq!(fixture.told().await, ["+n/s"]);
+    fixture.server.event(CRDS, "DELETED", definition).await;
+    assert_eq!(fixture.told().await, ["-n/s"]);
+    drop(fixture.running);
     assert!(
-        bed.changes.recv().await.is_none(),
+        fixture.changes.recv().await.is_none(),
         "nothing comes of a cluster that has ended"
     );
 }
 
 #[tokio::test]
 async fn an_unsynced_kind_delays_the_whole_cluster() {
-    let mut bed = Bed::new(true);
+    let mut fixture = Fixture::new(true);
     for path in [
         "/api/v1/configmaps",
         "/api/v1/namespaces",
@@ -252,57 +266,68 @@ async fn an_unsynced_kind_delays_the_whole_cluster() {
         "/api/v1/secrets",
         "/api/v1/services",
     ] {
-        bed.server.set(path, json!([]));
+        fixture.server.set(path, json!([]));
     }
-    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
-    bed.server
+    fixture
+        .server
+        .set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    fixture
+        .server
         .set(CRDS, json!([{"metadata": {"name": "sidecars.networking.istio.io"}}]));
-    bed.nothing().await;
-    bed.filters.send_replace(Some(Filters::default()));
-    bed.nothing().await;
-    bed.server.serves(DISCOVERY, &["sidecars"]);
-    bed.nothing().await;
-    bed.server.set(SIDECARS, json!([]));
-    assert_eq!(bed.told().await.len(), 8);
+    fixture.nothing().await;
+    fixture.filters.send_replace(Some(Filters::default()));
+    fixture.nothing().await;
+    fixture.server.serves(DISCOVERY, &["sidecars"]);
+    fixture.nothing().await;
+    fixture.server.set(SIDECARS, json!([]));
+    assert_eq!(fixture.told().await.len(), 8);
 }
 
 #[tokio::test]
 async fn a_cluster_without_custom_kinds_is_read_as_well() {
-    let mut bed = Bed::new(false);
+    let mut fixture = Fixture::new(false);
     for path in ["configmaps", "namespaces", "nodes", "pods", "secrets", "services"] {
-        bed.server.set(&format!("/api/v1/{path}"), json!([]));
+        fixture.server.set(&format!("/api/v1/{path}"), json!([]));
     }
-    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
-    bed.filters.send_replace(Some(Filters::default()));
-    assert_eq!(bed.told().await.len(), 7);
-    bed.server
+    fixture
+        .server
+        .set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    fixture.filters.send_replace(Some(Filters::default()));
+    assert_eq!(fixture.told().await.len(), 7);
+    fixture
+        .server
         .event("/api/v1/services", "ADDED", service("a", &json!(80)))
         .await;
-    assert_eq!(bed.told().await, ["+n/a"]);
+    assert_eq!(fixture.told().await, ["+n/a"]);
 }
 
 #[tokio::test]
 async fn a_kind_is_read_in_the_best_version_that_is_served() {
-    let mut bed = Bed::new(true);
+    let mut fixture = Fixture::new(true);
     for path in ["configmaps", "namespaces", "nodes", "pods", "secrets", "services"] {
-        bed.server.set(&format!("/api/v1/{path}"), json!([]));
+        fixture.server.set(&format!("/api/v1/{path}"), json!([]));
     }
-    bed.server.set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
-    bed.filters.send_replace(Some(Filters::default()));
+    fixture
+        .server
+        .set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+    fixture.filters.send_replace(Some(Filters::default()));
     let definition = json!({"metadata": {"name": "sidecars.networking.istio.io"}});
     let sidecar =
         |name| json!({"metadata": {"name": name, "namespace": "n"}, "spec": {"egress": [{"hosts": ["*/*"]}]}});
-    bed.server.serves(DISCOVERY, &[]);
-    bed.server.serves("/apis/networking.istio.io/v1beta1", &["sidecars"]);
-    bed.server
+    fixture.server.serves(DISCOVERY, &[]);
+    fixture
+        .server
+        .serves("/apis/networking.istio.io/v1beta1", &["sidecars"]);
+    fixture
+        .server
         .set("/apis/networking.istio.io/v1beta1/sidecars", json!([sidecar("a")]));
-    bed.server.set(CRDS, json!([definition]));
-    assert!(bed.told().await.contains(&"Sidecar 1".to_owned()));
+    fixture.server.set(CRDS, json!([definition]));
+    assert!(fixture.told().await.contains(&"Sidecar 1".to_owned()));
     // A new version is read in place of the old one, and nothing is lost in between.
-    bed.server.serves(DISCOVERY, &["sidecars"]);
-    bed.server.set(SIDECARS, json!([sidecar("a"), sidecar("b")]));
-    bed.server.event(CRDS, "MODIFIED", definition).await;
-    assert_eq!(bed.told().await, ["+n/b"]);
+    fixture.server.serves(DISCOVERY, &["sidecars"]);
+    fixture.server.set(SIDECARS, json!([sidecar("a"), sidecar("b")]));
+    fixture.server.event(CRDS, "MODIFIED", definition).await;
+    assert_eq!(fixture.told().await, ["+n/b"]);
 }
 
 #[test]

@@ -10,21 +10,21 @@ use super::*;
 const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\nspec: {ports: [{port: 80}]}\n";
 
 /// A folder, what it reported, and its source once it is open.
-struct Bed {
+struct Fixture {
     folder: tempfile::TempDir,
     reported: Arc<Mutex<Vec<String>>>,
 }
 
-impl Bed {
+impl Fixture {
     fn new(files: &[(&str, &str)]) -> Self {
-        let bed = Self {
+        let fixture = Self {
             folder: tempfile::tempdir().unwrap(),
             reported: Arc::default(),
         };
         for (name, text) in files {
-            bed.write(name, text);
+            fixture.write(name, text);
         }
-        bed
+        fixture
     }
 
     fn path(&self) -> &Path {
@@ -80,12 +80,12 @@ fn told(changes: &[Change]) -> Vec<String> {
 
 #[test]
 fn the_first_scan_sends_everything_and_later_ones_only_changes() {
-    let bed = Bed::new(&[
+    let fixture = Fixture::new(&[
         ("kube.yaml", SERVICE),
         ("kube-west.yaml", SERVICE),
         ("env.yaml", "A: b"),
     ]);
-    let (mut source, changes) = bed.open(bed.settings());
+    let (mut source, changes) = fixture.open(fixture.settings());
     let mesh = "Kubernetes MeshConfig: istio-system/istio";
     assert_eq!(
         told(&changes),
@@ -93,29 +93,29 @@ fn the_first_scan_sends_everything_and_later_ones_only_changes() {
     );
     assert_eq!(source.env()["A"], "b");
     assert!(source.look(&Noticed::any()).is_empty());
-    bed.write("kube.yaml", &format!("# A comment is no change.\n{SERVICE}"));
+    fixture.write("kube.yaml", &format!("# A comment is no change.\n{SERVICE}"));
     assert!(source.look(&Noticed::default()).is_empty());
-    bed.write("mesh.yaml", "enableTracing: true\n");
+    fixture.write("mesh.yaml", "enableTracing: true\n");
     assert!(
         source.look(&Noticed::any()).is_empty(),
         "a default said aloud is no change"
     );
-    bed.write("mesh.yaml", "enableTracing: false\n");
+    fixture.write("mesh.yaml", "enableTracing: false\n");
     assert_eq!(told(&source.look(&Noticed::any())), [mesh]);
-    fs::remove_file(bed.path().join("kube-west.yaml")).unwrap();
+    fs::remove_file(fixture.path().join("kube-west.yaml")).unwrap();
     assert_eq!(told(&source.look(&Noticed::default())), ["west Service: "]);
-    assert!(bed.reported().is_empty());
+    assert!(fixture.reported().is_empty());
 }
 
 #[test]
 fn a_bad_edit_is_reported_once_and_changes_nothing() {
-    let bed = Bed::new(&[("kube.yaml", SERVICE), ("mesh.yaml", "enableTracing: false\n")]);
-    let (mut source, _) = bed.open(bed.settings());
-    bed.write("kube.yaml", "a: [\n");
-    bed.write("mesh.yaml", "enableTracing: maybe\n");
-    bed.write("large.yaml", &" ".repeat(MAX_FILE_BYTES + 1));
+    let fixture = Fixture::new(&[("kube.yaml", SERVICE), ("mesh.yaml", "enableTracing: false\n")]);
+    let (mut source, _) = fixture.open(fixture.settings());
+    fixture.write("kube.yaml", "a: [\n");
+    fixture.write("mesh.yaml", "enableTracing: maybe\n");
+    fixture.write("large.yaml", &" ".repeat(MAX_FILE_BYTES + 1));
     assert!(source.look(&Noticed::any()).is_empty() && source.look(&Noticed::any()).is_empty());
-    let reported = bed.reported();
+    let reported = fixture.reported();
     assert_eq!(reported.len(), 3, "{reported:?}");
     assert!(
         reported
@@ -127,29 +127,29 @@ fn a_bad_edit_is_reported_once_and_changes_nothing() {
         reported.iter().any(|line| line.contains("more than 33554432 bytes")),
         "{reported:?}"
     );
-    bed.write("kube.yaml", &SERVICE.replace("80", "81"));
+    fixture.write("kube.yaml", &SERVICE.replace("80", "81"));
     assert_eq!(told(&source.look(&Noticed::any())), ["Kubernetes Service: +default/a"]);
-    bed.write("env.yaml", "PILOT_HTTP10: true");
+    fixture.write("env.yaml", "PILOT_HTTP10: true");
     assert!(source.look(&Noticed::any()).is_empty() && source.look(&Noticed::any()).is_empty());
-    assert_eq!(bed.reported().len(), 1);
+    assert_eq!(fixture.reported().len(), 1);
 }
 
 #[test]
 fn a_folder_beside_kubernetes_gives_config_only() {
     let sidecar =
         "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: s}\nspec: {egress: [{hosts: ['*/*']}]}\n";
-    let bed = Bed::new(&[
+    let fixture = Fixture::new(&[
         ("a.yaml", &format!("{SERVICE}---\n{sidecar}")),
         ("kube-west.yaml", SERVICE),
     ]);
-    bed.write("mesh.yaml", "trustDomain: from.folder");
-    bed.write("other", "trustDomain: from.flag");
+    fixture.write("mesh.yaml", "trustDomain: from.folder");
+    fixture.write("other", "trustDomain: from.flag");
     let settings = FileSettings {
         objects: Objects::IstioOnly,
-        mesh_file: Some(bed.path().join("other")),
-        ..bed.settings()
+        mesh_file: Some(fixture.path().join("other")),
+        ..fixture.settings()
     };
-    let (mut source, changes) = bed.open(settings);
+    let (mut source, changes) = fixture.open(settings);
     let want = [
         "Kubernetes MeshConfig: istio-system/istio",
         "Kubernetes Sidecar: default/s",
@@ -160,16 +160,16 @@ fn a_folder_beside_kubernetes_gives_config_only() {
     };
     let Row::MeshConfig(config) = &rows[0] else { panic!() };
     assert_eq!(config.spec.trust_domain, "from.flag");
-    bed.write("other", "trustDomain: new");
+    fixture.write("other", "trustDomain: new");
     assert_eq!(told(&source.look(&Noticed::default())), want[..1]);
 }
 
 #[test]
 fn a_folder_that_is_not_there_is_an_error() {
-    let bed = Bed::new(&[]);
+    let fixture = Fixture::new(&[]);
     let settings = FileSettings {
-        folder: bed.path().join("none"),
-        ..bed.settings()
+        folder: fixture.path().join("none"),
+        ..fixture.settings()
     };
     let error = FileSource::open(settings, Arc::new(|_| {})).err().unwrap();
     assert!(error.to_string().contains("--configDir"));
@@ -178,15 +178,15 @@ fn a_folder_that_is_not_there_is_an_error() {
 /// Follows a folder while edits are made to it; each must arrive before the next is made.
 #[tokio::test(flavor = "multi_thread")]
 async fn edits_arrive() {
-    let bed = Bed::new(&[]);
+    let fixture = Fixture::new(&[]);
     for version in ["v1", "v2"] {
-        fs::create_dir(bed.path().join(format!("..{version}"))).unwrap();
+        fs::create_dir(fixture.path().join(format!("..{version}"))).unwrap();
         let text = SERVICE.replace("name: a", &format!("name: {version}"));
-        fs::write(bed.path().join(format!("..{version}/mounted.yaml")), text).unwrap();
+        fs::write(fixture.path().join(format!("..{version}/mounted.yaml")), text).unwrap();
     }
-    symlink("..v1", bed.path().join("..data")).unwrap();
-    symlink("..data/mounted.yaml", bed.path().join("mounted.yaml")).unwrap();
-    let source = bed.source(bed.settings());
+    symlink("..v1", fixture.path().join("..data")).unwrap();
+    symlink("..data/mounted.yaml", fixture.path().join("mounted.yaml")).unwrap();
+    let source = fixture.source(fixture.settings());
     let (sender, mut changes) = mpsc::channel(4);
     let follow = source.run(sender);
     let edit = async {
@@ -195,27 +195,27 @@ async fn edits_arrive() {
             "Kubernetes Service: default/v1"
         );
         // As the kubelet updates a mounted ConfigMap.
-        symlink("..v2", bed.path().join("..data_tmp")).unwrap();
-        fs::rename(bed.path().join("..data_tmp"), bed.path().join("..data")).unwrap();
+        symlink("..v2", fixture.path().join("..data_tmp")).unwrap();
+        fs::rename(fixture.path().join("..data_tmp"), fixture.path().join("..data")).unwrap();
         assert_eq!(
             told(&changes.recv().await.unwrap()),
             ["Kubernetes Service: +default/v2", "Kubernetes Service: -default/v1"]
         );
         // As editors save.
-        bed.write(".b.yaml.swp", SERVICE);
-        fs::rename(bed.path().join(".b.yaml.swp"), bed.path().join("b.yaml")).unwrap();
+        fixture.write(".b.yaml.swp", SERVICE);
+        fs::rename(fixture.path().join(".b.yaml.swp"), fixture.path().join("b.yaml")).unwrap();
         assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: +default/a"]);
-        bed.write("mesh.yaml", "enableTracing: false");
+        fixture.write("mesh.yaml", "enableTracing: false");
         assert_eq!(
             told(&changes.recv().await.unwrap()),
             ["Kubernetes MeshConfig: istio-system/istio"]
         );
-        fs::remove_file(bed.path().join("b.yaml")).unwrap();
+        fs::remove_file(fixture.path().join("b.yaml")).unwrap();
         assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: -default/a"]);
     };
     let finished = tokio::time::timeout(Duration::from_mins(1), async {
         tokio::select! {
-            () = follow => panic!("nobody ended it"),
+            () = follow => panic!("it ended by itself"),
             () = edit => {}
         }
     });
@@ -224,9 +224,9 @@ async fn edits_arrive() {
 
 /// The rows that changes lead to.
 #[derive(Default)]
-struct Held(BTreeMap<(ClusterId, Kind), BTreeMap<ObjectKey, Row>>);
+struct Rows(BTreeMap<(ClusterId, Kind), BTreeMap<ObjectKey, Row>>);
 
-impl Held {
+impl Rows {
     fn apply(&mut self, changes: Vec<Change>) {
         for change in changes {
             match change {
@@ -251,10 +251,10 @@ impl Held {
 
 #[test]
 fn many_scans_equal_one_scan() {
-    let bed = Bed::new(&[]);
-    let (mut source, changes) = bed.open(bed.settings());
-    let mut held = Held::default();
-    held.apply(changes);
+    let fixture = Fixture::new(&[]);
+    let (mut source, changes) = fixture.open(fixture.settings());
+    let mut rows = Rows::default();
+    rows.apply(changes);
     let mut random = 7_u32;
     let mut below = |bound: u32| {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -276,15 +276,15 @@ fn many_scans_equal_one_scan() {
             services.collect::<Vec<_>>().join("---\n")
         };
         if below(5) == 0 {
-            let _ = fs::remove_file(bed.path().join(file));
+            let _ = fs::remove_file(fixture.path().join(file));
         } else {
-            bed.write(file, &text);
+            fixture.write(file, &text);
         }
-        held.apply(source.look(&Noticed::any()));
-        let (fresh, changes) = bed.open(bed.settings());
-        let mut expected = Held::default();
+        rows.apply(source.look(&Noticed::any()));
+        let (fresh, changes) = fixture.open(fixture.settings());
+        let mut expected = Rows::default();
         expected.apply(changes);
-        assert_eq!(held.0, expected.0);
+        assert_eq!(rows.0, expected.0);
         assert_eq!(source.twice, fresh.twice);
     }
 }

@@ -19,7 +19,8 @@ pub struct KeysReport {
     /// URL.
     pub url: SmolStr,
     /// RequestAuthentications that refer to it, as `namespace/name`.
-    pub wanted_by: Vec<SmolStr>,
+    #[serde(rename = "wantedBy")]
+    pub required_by: Vec<SmolStr>,
     /// Ids of the present keys; `None` without keys.
     pub key_ids: Option<Vec<SmolStr>>,
     /// Failures since the last success.
@@ -33,16 +34,16 @@ pub struct KeysReport {
 }
 
 /// Update of a report after a fetch.
-pub(super) struct Answered {
+pub(super) struct FetchResult {
     key_ids: Option<Vec<SmolStr>>,
     failures: u32,
     error: Option<String>,
 }
 
-impl Answered {
-    pub(super) fn new(told: Option<&KeySet>, failures: u32, failure: Option<&FetchFailure>) -> Self {
+impl FetchResult {
+    pub(super) fn new(published: Option<&KeySet>, failures: u32, failure: Option<&FetchFailure>) -> Self {
         Self {
-            key_ids: told.map(|keys| keys.ids().map(SmolStr::new).collect()),
+            key_ids: published.map(|keys| keys.ids().map(SmolStr::new).collect()),
             failures,
             error: failure.map(ToString::to_string),
         }
@@ -50,16 +51,16 @@ impl Answered {
 }
 
 impl KeysReport {
-    pub(super) fn take(&mut self, source: &KeySource, by: &BTreeSet<ObjectKey>, answer: Answered) {
+    pub(super) fn update(&mut self, source: &KeySource, by: &BTreeSet<ObjectKey>, result: FetchResult) {
         self.url = source.to_smolstr();
         let name = |key: &ObjectKey| SmolStr::new(format!("{}/{}", key.namespace, key.name));
-        self.wanted_by = by.iter().map(name).collect();
-        self.key_ids = answer.key_ids;
-        self.failures = answer.failures;
-        if answer.error.is_none() {
+        self.required_by = by.iter().map(name).collect();
+        self.key_ids = result.key_ids;
+        self.failures = result.failures;
+        if result.error.is_none() {
             self.fetched = Some(Instant::now());
         }
-        self.last_error = answer.error.unwrap_or_default();
+        self.last_error = result.error.unwrap_or_default();
     }
 }
 

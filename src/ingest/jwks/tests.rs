@@ -65,7 +65,7 @@ impl Fetch for Servers {
     }
 }
 
-struct Bed {
+struct Fixture {
     servers: Arc<Servers>,
     dependencies: watch::Sender<Option<Arc<ExternalDependencies>>>,
     changes: mpsc::Receiver<Batch>,
@@ -73,7 +73,7 @@ struct Bed {
     found: Arc<Mutex<Vec<String>>>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let (dependencies, dependencies_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);
@@ -95,13 +95,13 @@ impl Bed {
     }
 
     fn want(&self, urls: &[&'static str]) -> ExternalDependencies {
-        let wanted = RequiredKeys {
+        let required = RequiredKeys {
             timeout: Duration::from_secs(5),
             by: [ObjectKey::new(&CLUSTER, "ns", "policy")].into(),
         };
         let keys = urls
             .iter()
-            .map(|url| (KeySource::Keys(SmolStr::new_static(url)), wanted.clone()));
+            .map(|url| (KeySource::Keys(SmolStr::new_static(url)), required.clone()));
         let dependencies = ExternalDependencies {
             keys: keys.collect(),
             ..ExternalDependencies::default()
@@ -152,121 +152,121 @@ impl Bed {
 
 #[tokio::test]
 async fn keys_are_refreshed_and_equal_ones_are_no_news() {
-    let mut bed = Bed::new();
-    bed.servers.set("http://a", "1");
-    bed.want(&["http://a"]);
-    assert_eq!(bed.next().await, ("http://a 1".into(), 0));
-    bed.sleep(2 * REFRESH.as_secs()).await;
-    assert_eq!(bed.servers.asked(), 3);
-    assert!(bed.changes.is_empty());
-    bed.servers.set("http://a", "2");
-    assert_eq!(bed.next().await, ("http://a 2".into(), REFRESH.as_secs()));
+    let mut fixture = Fixture::new();
+    fixture.servers.set("http://a", "1");
+    fixture.want(&["http://a"]);
+    assert_eq!(fixture.next().await, ("http://a 1".into(), 0));
+    fixture.sleep(2 * REFRESH.as_secs()).await;
+    assert_eq!(fixture.servers.asked(), 3);
+    assert!(fixture.changes.is_empty());
+    fixture.servers.set("http://a", "2");
+    assert_eq!(fixture.next().await, ("http://a 2".into(), REFRESH.as_secs()));
 }
 
 #[tokio::test]
 async fn the_last_valid_keys_stay_while_their_server_fails() {
-    let mut bed = Bed::new();
-    bed.servers.set("http://a", "1");
-    bed.want(&["http://a"]);
-    bed.next().await;
-    bed.servers.fail("http://a");
-    bed.sleep(REFRESH.as_secs() + 3600).await;
-    assert!(bed.changes.is_empty(), "nothing is taken away");
-    let found = bed.found.lock().unwrap().clone();
-    assert_eq!(found.len(), 1, "told once while it stands: {found:?}");
+    let mut fixture = Fixture::new();
+    fixture.servers.set("http://a", "1");
+    fixture.want(&["http://a"]);
+    fixture.next().await;
+    fixture.servers.fail("http://a");
+    fixture.sleep(REFRESH.as_secs() + 3600).await;
+    assert!(fixture.changes.is_empty(), "nothing is taken away");
+    let found = fixture.found.lock().unwrap().clone();
+    assert_eq!(found.len(), 1, "reported once while it lasts: {found:?}");
     assert!(
         found[0].contains("ns/policy") && found[0].contains("http://a"),
         "{found:?}"
     );
     assert!(found[0].contains("the last keys stay"), "{found:?}");
-    let report = &bed.reports.all()[0];
+    let report = &fixture.reports.all()[0];
     assert_eq!(report.key_ids.as_deref(), Some(&["1".into()][..]));
-    assert_eq!(report.wanted_by, ["ns/policy"]);
+    assert_eq!(report.required_by, ["ns/policy"]);
     assert_eq!(report.last_error, "server returned status 500");
-    bed.servers.set("http://a", "2");
-    let (words, waited) = bed.next().await;
+    fixture.servers.set("http://a", "2");
+    let (words, waited) = fixture.next().await;
     assert_eq!(words, "http://a 2");
     assert!(waited <= 600, "{waited}");
-    assert_eq!(bed.reports.all()[0].last_error, "");
+    assert_eq!(fixture.reports.all()[0].last_error, "");
 }
 
 #[tokio::test]
 async fn without_keys_fetches_are_retried_in_seconds() {
-    let mut bed = Bed::new();
-    bed.servers.fail("http://a");
-    bed.want(&["http://a"]);
-    bed.sleep(0).await;
-    assert_eq!(bed.servers.asked(), 1);
-    bed.sleep(7).await;
-    assert_eq!(bed.servers.asked(), 4, "after 1, 2 and 4 seconds");
-    bed.sleep(3600).await;
-    let found = bed.found.lock().unwrap().clone();
+    let mut fixture = Fixture::new();
+    fixture.servers.fail("http://a");
+    fixture.want(&["http://a"]);
+    fixture.sleep(0).await;
+    assert_eq!(fixture.servers.asked(), 1);
+    fixture.sleep(7).await;
+    assert_eq!(fixture.servers.asked(), 4, "after 1, 2 and 4 seconds");
+    fixture.sleep(3600).await;
+    let found = fixture.found.lock().unwrap().clone();
     assert!(found[0].contains("all tokens of this issuer are refused"), "{found:?}");
-    bed.servers.set("http://a", "1");
-    let (words, waited) = bed.next().await;
+    fixture.servers.set("http://a", "1");
+    let (words, waited) = fixture.next().await;
     assert_eq!(words, "http://a 1");
     assert!(waited <= 60, "{waited}");
 }
 
 #[tokio::test]
 async fn a_failing_issuer_does_not_delay_others() {
-    let mut bed = Bed::new();
-    bed.servers.hang("http://hangs");
-    bed.servers.fail("http://fails");
-    bed.servers.set("http://good", "1");
-    bed.want(&["http://fails", "http://good", "http://hangs"]);
-    assert_eq!(bed.next().await, ("http://good 1".into(), 0));
-    bed.servers.set("http://good", "2");
-    assert_eq!(bed.next().await, ("http://good 2".into(), REFRESH.as_secs()));
+    let mut fixture = Fixture::new();
+    fixture.servers.hang("http://hangs");
+    fixture.servers.fail("http://fails");
+    fixture.servers.set("http://good", "1");
+    fixture.want(&["http://fails", "http://good", "http://hangs"]);
+    assert_eq!(fixture.next().await, ("http://good 1".into(), 0));
+    fixture.servers.set("http://good", "2");
+    assert_eq!(fixture.next().await, ("http://good 2".into(), REFRESH.as_secs()));
 }
 
 #[tokio::test]
 async fn expired_keys_are_dropped() {
-    let mut bed = Bed::new();
-    bed.servers.set("http://a", "1");
-    bed.want(&["http://a"]);
-    bed.next().await;
-    bed.servers.fail("http://a");
+    let mut fixture = Fixture::new();
+    fixture.servers.set("http://a", "1");
+    fixture.want(&["http://a"]);
+    fixture.next().await;
+    fixture.servers.fail("http://a");
     // Time passes in steps here: a week has many seconds.
     let step = LONGEST_RETRY.as_secs();
     let mut waited = 0;
-    while bed.changes.is_empty() {
-        bed.servers.clock.send_modify(|now| *now += step);
-        bed.settle().await;
+    while fixture.changes.is_empty() {
+        fixture.servers.clock.send_modify(|now| *now += step);
+        fixture.settle().await;
         waited += step;
         assert!(waited < 2 * OLDEST.as_secs(), "nothing comes");
     }
-    assert_eq!(bed.next().await.0, "FetchedKeys -http://a");
+    assert_eq!(fixture.next().await.0, "FetchedKeys -http://a");
     let week = OLDEST.as_secs();
     assert!((week - 3600..week + 7200).contains(&waited), "{waited}");
-    bed.servers.set("http://a", "1");
-    assert_eq!(bed.next().await.0, "http://a 1", "told again");
+    fixture.servers.set("http://a", "1");
+    assert_eq!(fixture.next().await.0, "http://a 1", "reported again");
 }
 
 #[tokio::test]
 async fn sources_are_added_and_removed() {
-    let mut bed = Bed::new();
-    bed.servers.set("http://a", "1");
-    bed.servers.set("http://b", "2");
-    bed.want(&["http://a"]);
-    assert_eq!(bed.next().await.0, "http://a 1");
-    bed.want(&["http://b"]);
-    assert_eq!(bed.next().await.0, "FetchedKeys -http://a");
-    assert_eq!(bed.next().await.0, "http://b 2");
-    let asked = bed.servers.asked();
-    bed.sleep(REFRESH.as_secs()).await;
-    assert_eq!(bed.servers.asked(), asked + 1, "only b");
-    assert_eq!(bed.reports.all().len(), 1);
-    bed.want(&["http://a", "http://b"]);
-    assert_eq!(bed.next().await.0, "http://a 1");
+    let mut fixture = Fixture::new();
+    fixture.servers.set("http://a", "1");
+    fixture.servers.set("http://b", "2");
+    fixture.want(&["http://a"]);
+    assert_eq!(fixture.next().await.0, "http://a 1");
+    fixture.want(&["http://b"]);
+    assert_eq!(fixture.next().await.0, "FetchedKeys -http://a");
+    assert_eq!(fixture.next().await.0, "http://b 2");
+    let asked = fixture.servers.asked();
+    fixture.sleep(REFRESH.as_secs()).await;
+    assert_eq!(fixture.servers.asked(), asked + 1, "only b");
+    assert_eq!(fixture.reports.all().len(), 1);
+    fixture.want(&["http://a", "http://b"]);
+    assert_eq!(fixture.next().await.0, "http://a 1");
 }
 
 #[tokio::test]
 async fn the_first_answers_can_be_waited_for() {
-    let mut bed = Bed::new();
-    bed.servers.set("http://a", "1");
-    bed.servers.fail("http://b");
-    let dependencies = bed.want(&["http://a", "http://b"]);
-    bed.reports.answered(&dependencies, Duration::from_secs(10)).await;
-    assert_eq!(bed.changes.try_recv().expect("it was sent before").len(), 1);
+    let mut fixture = Fixture::new();
+    fixture.servers.set("http://a", "1");
+    fixture.servers.fail("http://b");
+    let dependencies = fixture.want(&["http://a", "http://b"]);
+    fixture.reports.answered(&dependencies, Duration::from_secs(10)).await;
+    assert_eq!(fixture.changes.try_recv().expect("it was sent before").len(), 1);
 }

@@ -3,13 +3,13 @@ use std::sync::Mutex;
 use super::*;
 use crate::proto::istio::mesh::v1alpha1::MeshConfig;
 
-struct Bed {
+struct Fixture {
     reader: Reader,
     texts: BTreeMap<Part, Text>,
     reported: Arc<Mutex<Vec<String>>>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let cluster = ClusterId::new_static("Kubernetes");
         let settings = MeshSettings {
@@ -53,52 +53,56 @@ fn mesh_config(changes: &[Change]) -> &MeshConfig {
 
 #[test]
 fn absent_documents_use_the_defaults() {
-    let mut bed = Bed::new();
-    let changes = bed.reader.read(&bed.texts);
+    let mut fixture = Fixture::new();
+    let changes = fixture.reader.read(&fixture.texts);
     assert_eq!(mesh_config(&changes).trust_domain, "cluster.local");
     assert!(
         matches!(&changes[1], Change::Replace(source, rows) if source.kind == Kind::MeshNetworks && rows.is_empty())
     );
-    assert!(bed.reader.read(&bed.texts).is_empty(), "nothing is told twice");
+    assert!(fixture.reader.read(&fixture.texts).is_empty(), "nothing is told twice");
 }
 
 #[test]
 fn the_shared_config_lies_below_the_own() {
-    let mut bed = Bed::new();
-    bed.set(Part::Shared, "trustDomain: shared\nenableTracing: false\n");
-    let changes = bed.set(Part::Mesh, "trustDomain: own\n");
+    let mut fixture = Fixture::new();
+    fixture.set(Part::Shared, "trustDomain: shared\nenableTracing: false\n");
+    let changes = fixture.set(Part::Mesh, "trustDomain: own\n");
     let config = mesh_config(&changes);
     assert_eq!((config.trust_domain.as_str(), config.enable_tracing), ("own", false));
 }
 
 #[test]
 fn an_invalid_document_keeps_the_last_valid_one() {
-    let mut bed = Bed::new();
-    bed.set(Part::Mesh, "trustDomain: good\n");
+    let mut fixture = Fixture::new();
+    fixture.set(Part::Mesh, "trustDomain: good\n");
     let networks = "networks: {n: {endpoints: [{fromRegistry: c}]}}\n";
-    assert_eq!(bed.set(Part::Networks, networks).len(), 1);
+    assert_eq!(fixture.set(Part::Networks, networks).len(), 1);
     for bad in ["trustDomain: [\n", "enableTracing: maybe\n", "enableTracing: maybe\n"] {
-        assert!(bed.set(Part::Mesh, bad).is_empty());
+        assert!(fixture.set(Part::Mesh, bad).is_empty());
     }
-    assert!(bed.set(Part::Networks, "networks: {n: {endpoints: [{}]}}\n").is_empty());
-    let reported = bed.reported.lock().unwrap().clone();
+    assert!(
+        fixture
+            .set(Part::Networks, "networks: {n: {endpoints: [{}]}}\n")
+            .is_empty()
+    );
+    let reported = fixture.reported.lock().unwrap().clone();
     assert_eq!(reported.len(), 3, "{reported:?}");
     assert!(
         reported[0].starts_with("here: MeshConfig istio-system/istio: "),
         "{reported:?}"
     );
-    let changes = bed.set(Part::Mesh, "trustDomain: new\n");
+    let changes = fixture.set(Part::Mesh, "trustDomain: new\n");
     assert_eq!(mesh_config(&changes).trust_domain, "new");
-    bed.texts.insert(Part::Networks, Text::Absent);
-    assert_eq!(bed.reader.read(&bed.texts).len(), 1, "what is deleted is gone");
+    fixture.texts.insert(Part::Networks, Text::Absent);
+    assert_eq!(fixture.reader.read(&fixture.texts).len(), 1, "what is deleted is gone");
 }
 
 #[test]
 fn without_a_valid_document_the_defaults_apply() {
-    let mut bed = Bed::new();
-    let changes = bed.set(Part::Mesh, "enableTracing: maybe\n");
+    let mut fixture = Fixture::new();
+    let changes = fixture.set(Part::Mesh, "enableTracing: maybe\n");
     assert!(mesh_config(&changes).enable_tracing);
-    assert_eq!(bed.reported.lock().unwrap().len(), 1);
+    assert_eq!(fixture.reported.lock().unwrap().len(), 1);
 }
 
 #[test]

@@ -42,7 +42,7 @@ impl Played {
 const LONG: Duration = Duration::from_mins(1);
 
 /// A controller, and the world around it.
-struct Bed {
+struct Fixture {
     events: mpsc::Sender<WatchEvent>,
     played: mpsc::Receiver<Played>,
     changes: mpsc::Receiver<Vec<Change>>,
@@ -52,7 +52,7 @@ struct Bed {
     _task: JoinHandle<()>,
 }
 
-impl Bed {
+impl Fixture {
     #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn new(timeout: Duration) -> Self {
         let (events, events_in) = mpsc::channel(8);
@@ -183,115 +183,123 @@ const NEW: &str = "2026-02-01T00:00:00Z";
 
 #[tokio::test]
 async fn clusters_are_added_changed_and_removed() {
-    let mut bed = Bed::new(LONG);
-    bed.secrets(&[secret("s", OLD, &[("c1", "one"), ("c2", "two"), ("own", "self")])])
+    let mut fixture = Fixture::new(LONG);
+    fixture
+        .secrets(&[secret("s", OLD, &[("c1", "one"), ("c2", "two"), ("own", "self")])])
         .await;
-    let first = bed.started("one").await;
-    let second = bed.started("two").await;
-    assert!(!bed.shows("c1", Some(SyncStatus::Syncing)).await.ready);
+    let first = fixture.started("one").await;
+    let second = fixture.started("two").await;
+    assert!(!fixture.shows("c1", Some(SyncStatus::Syncing)).await.ready);
     first.says(&[Kind::Service, Kind::Pod]).await;
-    assert_eq!(bed.passed().await, ["r c1 Service", "r c1 Pod"]);
+    assert_eq!(fixture.passed().await, ["r c1 Service", "r c1 Pod"]);
     second.says(&[Kind::Service]).await;
-    assert_eq!(bed.passed().await, ["r c2 Service"]);
-    let shown = bed.shows("c2", Some(SyncStatus::Synced)).await;
+    assert_eq!(fixture.passed().await, ["r c2 Service"]);
+    let shown = fixture.shows("c2", Some(SyncStatus::Synced)).await;
     assert!(shown.ready && shown.clusters.len() == 2);
     let row = json!({ "id": "c1", "secretName": "istio-system/s", "syncStatus": "synced" });
     assert_eq!(shown.dump()[0], row);
 
     // The new source is started beside the old one, which feeds until the new one is synced.
-    bed.applied(secret("s", OLD, &[("c1", "three"), ("c2", "two")])).await;
-    let third = bed.started("three").await;
-    bed.shows("c1", Some(SyncStatus::Syncing)).await;
+    fixture
+        .applied(secret("s", OLD, &[("c1", "three"), ("c2", "two")]))
+        .await;
+    let third = fixture.started("three").await;
+    fixture.shows("c1", Some(SyncStatus::Syncing)).await;
     first.says(&[Kind::Node]).await;
-    assert_eq!(bed.passed().await, ["r c1 Node"]);
+    assert_eq!(fixture.passed().await, ["r c1 Node"]);
     assert!(!first.is_ended());
     third.says(&[Kind::Service]).await;
-    assert_eq!(bed.passed().await, ["r c1 Service", "r c1 Node", "r c1 Pod"]);
-    bed.shows("c1", Some(SyncStatus::Synced)).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service", "r c1 Node", "r c1 Pod"]);
+    fixture.shows("c1", Some(SyncStatus::Synced)).await;
     assert!(
         first.is_ended() && first.changes.is_closed(),
         "what the old source says counts no more"
     );
 
-    bed.applied(secret("s", OLD, &[("c1", "three")])).await;
-    assert_eq!(bed.passed().await, ["x c2"]);
-    bed.shows("c2", None).await;
+    fixture.applied(secret("s", OLD, &[("c1", "three")])).await;
+    assert_eq!(fixture.passed().await, ["x c2"]);
+    fixture.shows("c2", None).await;
     assert!(second.is_ended() && !third.is_ended());
-    bed.deleted(secret("s", OLD, &[])).await;
-    assert_eq!(bed.passed().await, ["x c1"]);
-    bed.shows("c1", None).await;
-    assert_eq!(bed.metric("istiod_managed_clusters", "cluster_type=remote"), Some(0.0));
+    fixture.deleted(secret("s", OLD, &[])).await;
+    assert_eq!(fixture.passed().await, ["x c1"]);
+    fixture.shows("c1", None).await;
+    assert_eq!(
+        fixture.metric("istiod_managed_clusters", "cluster_type=remote"),
+        Some(0.0)
+    );
     for (event, count) in [("add", 1.0), ("update", 2.0), ("delete", 1.0)] {
         assert_eq!(
-            bed.metric("remote_cluster_secret_events_total", &format!("event={event}")),
+            fixture.metric("remote_cluster_secret_events_total", &format!("event={event}")),
             Some(count)
         );
     }
     let synced = "cluster=c1,cluster_type=remote,status=synced";
-    assert_eq!(bed.metric("istiod_remote_cluster_sync_status", synced), None);
-    assert!(bed.findings.lock().unwrap().is_empty());
+    assert_eq!(fixture.metric("istiod_remote_cluster_sync_status", synced), None);
+    assert!(fixture.findings.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn an_unreachable_cluster_does_not_delay_the_start_and_joins_later() {
-    let mut bed = Bed::new(Duration::from_millis(50));
-    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
-    let source = bed.started("one").await;
-    assert!(bed.shows("c1", Some(SyncStatus::Timeout)).await.ready);
+    let mut fixture = Fixture::new(Duration::from_millis(50));
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let source = fixture.started("one").await;
+    assert!(fixture.shows("c1", Some(SyncStatus::Timeout)).await.ready);
     assert_eq!(
-        bed.metric("remote_cluster_sync_timeouts_total", "cluster=c1"),
+        fixture.metric("remote_cluster_sync_timeouts_total", "cluster=c1"),
         Some(1.0)
     );
     let timeout = "cluster=c1,cluster_type=remote,status=timeout";
-    assert_eq!(bed.metric("istiod_remote_cluster_sync_status", timeout), Some(1.0));
+    assert_eq!(fixture.metric("istiod_remote_cluster_sync_status", timeout), Some(1.0));
     source.says(&[Kind::Service]).await;
-    assert_eq!(bed.passed().await, ["r c1 Service"]);
-    bed.shows("c1", Some(SyncStatus::Synced)).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    fixture.shows("c1", Some(SyncStatus::Synced)).await;
 }
 
 #[tokio::test]
 async fn without_clusters_the_source_is_ready_after_the_first_list() {
-    let mut bed = Bed::new(LONG);
-    assert!(!bed.shown.borrow().ready);
-    bed.secrets(&[]).await;
-    bed.shown.wait_for(|shown| shown.ready).await.unwrap();
+    let mut fixture = Fixture::new(LONG);
+    assert!(!fixture.shown.borrow().ready);
+    fixture.secrets(&[]).await;
+    fixture.shown.wait_for(|shown| shown.ready).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
-    let mut bed = Bed::new(LONG);
+    let mut fixture = Fixture::new(LONG);
     let exec = kubeconfig("one").replace("{token: t}", "{exec: {command: sh}}");
-    bed.secrets(&[secret_with("s", OLD, &[("c1", &exec)])]).await;
-    let shown = bed.shows("c1", Some(SyncStatus::Closed)).await;
+    fixture.secrets(&[secret_with("s", OLD, &[("c1", &exec)])]).await;
+    let shown = fixture.shows("c1", Some(SyncStatus::Closed)).await;
     assert!(shown.ready, "nothing is to be waited for");
     assert_eq!(
         shown.dump()[0]["error"],
         "the kubeconfig is not allowed: exec is not allowed"
     );
 
-    bed.applied(secret("s", OLD, &[("c1", "one")])).await;
-    let first = bed.started("one").await;
+    fixture.applied(secret("s", OLD, &[("c1", "one")])).await;
+    let first = fixture.started("one").await;
     first.says(&[Kind::Service]).await;
-    assert_eq!(bed.passed().await, ["r c1 Service"]);
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
 
-    bed.applied(secret_with("s", OLD, &[("c1", "{")])).await;
-    bed.shown
+    fixture.applied(secret_with("s", OLD, &[("c1", "{")])).await;
+    fixture
+        .shown
         .wait_for(|shown| shown.clusters["c1"].problem.is_some())
         .await
         .unwrap();
-    assert_eq!(bed.shown.borrow().clusters["c1"].status, SyncStatus::Synced);
+    assert_eq!(fixture.shown.borrow().clusters["c1"].status, SyncStatus::Synced);
     // The same text as before: nothing is to be done.
-    bed.applied(secret("s", OLD, &[("c1", "one")])).await;
-    bed.shown
+    fixture.applied(secret("s", OLD, &[("c1", "one")])).await;
+    fixture
+        .shown
         .wait_for(|shown| shown.clusters["c1"].problem.is_none())
         .await
         .unwrap();
-    assert!(!first.is_ended() && bed.played.is_empty());
+    assert!(!first.is_ended() && fixture.played.is_empty());
 
     // A certificate authority that is none shows only when the client is made.
     let broken = kubeconfig("two").replace("cluster: {server", "cluster: {certificate-authority-data: '%', server");
-    bed.applied(secret_with("s", OLD, &[("c1", &broken)])).await;
-    let shown = bed
+    fixture.applied(secret_with("s", OLD, &[("c1", &broken)])).await;
+    let shown = fixture
         .shown
         .wait_for(|shown| shown.clusters["c1"].problem.is_some())
         .await
@@ -299,7 +307,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
     assert_eq!(shown.clusters["c1"].status, SyncStatus::Synced);
     drop(shown);
     assert!(!first.is_ended());
-    let findings = bed.findings.lock().unwrap();
+    let findings = fixture.findings.lock().unwrap();
     assert_eq!(findings.len(), 3, "{findings:?}");
     assert!(
         findings
@@ -311,34 +319,34 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
 
 #[tokio::test]
 async fn the_second_secret_of_a_cluster_applies_after_the_first_is_removed() {
-    let mut bed = Bed::new(LONG);
-    bed.secrets(&[secret("b", OLD, &[("c1", "one")])]).await;
-    let first = bed.started("one").await;
+    let mut fixture = Fixture::new(LONG);
+    fixture.secrets(&[secret("b", OLD, &[("c1", "one")])]).await;
+    let first = fixture.started("one").await;
     first.says(&[Kind::Service]).await;
-    bed.passed().await;
-    bed.applied(secret("a", NEW, &[("c1", "two")])).await;
+    fixture.passed().await;
+    fixture.applied(secret("a", NEW, &[("c1", "two")])).await;
     // A cluster of its own shows that the Secret before was seen.
-    bed.applied(secret("z", NEW, &[("c2", "three")])).await;
-    let other = bed.started("three").await;
-    assert!(!first.is_ended() && bed.findings.lock().unwrap()[0].contains("istio-system/b"));
-    bed.deleted(secret("b", OLD, &[])).await;
-    let second = bed.started("two").await;
+    fixture.applied(secret("z", NEW, &[("c2", "three")])).await;
+    let other = fixture.started("three").await;
+    assert!(!first.is_ended() && fixture.findings.lock().unwrap()[0].contains("istio-system/b"));
+    fixture.deleted(secret("b", OLD, &[])).await;
+    let second = fixture.started("two").await;
     second.says(&[Kind::Service]).await;
-    assert_eq!(bed.passed().await, ["r c1 Service"]);
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
     assert!(first.is_ended() && !other.is_ended());
 }
 
 #[tokio::test]
 async fn a_cluster_removed_before_sync_leaves_nothing() {
-    let mut bed = Bed::new(LONG);
-    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
-    let source = bed.started("one").await;
-    bed.secrets(&[]).await;
-    assert_eq!(bed.passed().await, ["x c1"]);
-    bed.shows("c1", None).await;
+    let mut fixture = Fixture::new(LONG);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let source = fixture.started("one").await;
+    fixture.secrets(&[]).await;
+    assert_eq!(fixture.passed().await, ["x c1"]);
+    fixture.shows("c1", None).await;
     assert!(source.is_ended() && source.changes.is_closed());
-    bed.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
-    bed.started("one").await;
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    fixture.started("one").await;
 }
 
 #[test]

@@ -61,13 +61,13 @@ impl Lookup for Table {
     }
 }
 
-struct Bed {
+struct Fixture {
     table: Arc<Table>,
     dependencies: watch::Sender<Option<Arc<ExternalDependencies>>>,
     changes: mpsc::Receiver<Batch>,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let (dependencies, dependencies_in) = watch::channel(None);
         let (changes_out, changes) = mpsc::channel(8);
@@ -128,53 +128,53 @@ impl Bed {
 
 #[tokio::test]
 async fn hosts_are_resolved_again_when_their_records_expire() {
-    let mut bed = Bed::new();
-    bed.table.set("a", &["2.2.2.2", "1.1.1.1", "2.2.2.2"], 120);
-    bed.want(&["a"]);
-    assert_eq!(bed.next().await, ("a [1.1.1.1, 2.2.2.2]".into(), 0));
-    bed.table.set("a", &["3.3.3.3"], 1);
-    assert_eq!(bed.next().await, ("a [3.3.3.3]".into(), 120));
-    bed.table.set("a", &["4.4.4.4"], 100_000);
-    assert_eq!(bed.next().await, ("a [4.4.4.4]".into(), 30), "no sooner than 30 s");
-    bed.table.set("a", &[], 0);
-    assert_eq!(bed.next().await, ("a []".into(), 3600), "no later than an hour");
-    bed.table.set("a", &["5.5.5.5"], 60);
-    assert_eq!(bed.next().await, ("a [5.5.5.5]".into(), 30), "without records");
+    let mut fixture = Fixture::new();
+    fixture.table.set("a", &["2.2.2.2", "1.1.1.1", "2.2.2.2"], 120);
+    fixture.want(&["a"]);
+    assert_eq!(fixture.next().await, ("a [1.1.1.1, 2.2.2.2]".into(), 0));
+    fixture.table.set("a", &["3.3.3.3"], 1);
+    assert_eq!(fixture.next().await, ("a [3.3.3.3]".into(), 120));
+    fixture.table.set("a", &["4.4.4.4"], 100_000);
+    assert_eq!(fixture.next().await, ("a [4.4.4.4]".into(), 30), "no sooner than 30 s");
+    fixture.table.set("a", &[], 0);
+    assert_eq!(fixture.next().await, ("a []".into(), 3600), "no later than an hour");
+    fixture.table.set("a", &["5.5.5.5"], 60);
+    assert_eq!(fixture.next().await, ("a [5.5.5.5]".into(), 30), "without records");
 }
 
 #[tokio::test]
 async fn equal_answers_are_no_news_and_failures_keep_the_last() {
-    let mut bed = Bed::new();
-    bed.table.fail("a");
-    bed.want(&["a"]);
-    bed.sleep(95).await;
-    assert_eq!(bed.table.asked(), 4, "at once, then every 30 s");
-    assert!(bed.changes.is_empty(), "nothing is known");
-    bed.table.set("a", &["1.1.1.1"], 60);
-    assert_eq!(bed.next().await, ("a [1.1.1.1]".into(), 25));
-    bed.table.fail("a");
-    bed.sleep(200).await;
-    bed.table.set("a", &["1.1.1.1"], 60);
-    bed.sleep(600).await;
-    assert!(bed.changes.is_empty(), "the addresses are what they were");
+    let mut fixture = Fixture::new();
+    fixture.table.fail("a");
+    fixture.want(&["a"]);
+    fixture.sleep(95).await;
+    assert_eq!(fixture.table.asked(), 4, "at once, then every 30 s");
+    assert!(fixture.changes.is_empty(), "nothing is known");
+    fixture.table.set("a", &["1.1.1.1"], 60);
+    assert_eq!(fixture.next().await, ("a [1.1.1.1]".into(), 25));
+    fixture.table.fail("a");
+    fixture.sleep(200).await;
+    fixture.table.set("a", &["1.1.1.1"], 60);
+    fixture.sleep(600).await;
+    assert!(fixture.changes.is_empty(), "the addresses are what they were");
 }
 
 #[tokio::test]
 async fn hosts_are_added_and_removed() {
-    let mut bed = Bed::new();
-    bed.table.set("a", &["1.1.1.1"], 60);
-    bed.table.set("b", &["2.2.2.2"], 60);
-    bed.table.fail("c");
-    bed.want(&["a", "c"]);
-    assert_eq!(bed.next().await.0, "a [1.1.1.1]");
-    bed.want(&["b"]);
-    let (first, second) = (bed.next().await.0, bed.next().await.0);
+    let mut fixture = Fixture::new();
+    fixture.table.set("a", &["1.1.1.1"], 60);
+    fixture.table.set("b", &["2.2.2.2"], 60);
+    fixture.table.fail("c");
+    fixture.want(&["a", "c"]);
+    assert_eq!(fixture.next().await.0, "a [1.1.1.1]");
+    fixture.want(&["b"]);
+    let (first, second) = (fixture.next().await.0, fixture.next().await.0);
     assert_eq!((first.as_str(), second.as_str()), ("ResolvedHost -a", "b [2.2.2.2]"));
-    let asked = bed.table.asked();
-    bed.sleep(61).await;
-    assert_eq!(bed.table.asked(), asked + 1, "only b");
-    bed.want(&["b", "a"]);
-    assert_eq!(bed.next().await.0, "a [1.1.1.1]", "told again");
+    let asked = fixture.table.asked();
+    fixture.sleep(61).await;
+    assert_eq!(fixture.table.asked(), asked + 1, "only b");
+    fixture.want(&["b", "a"]);
+    assert_eq!(fixture.next().await.0, "a [1.1.1.1]", "told again");
 }
 
 /// A DNS server: `a.example.com` has an alias and addresses, `v4.example.com` fails for IPv6, `broken.example.com`

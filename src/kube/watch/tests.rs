@@ -18,7 +18,7 @@ type Request = (http::Request<Body>, oneshot::Sender<Answer>);
 const SECOND: Duration = Duration::from_millis(5);
 
 /// An API server whose part the test plays, and a watch that talks to it, without sockets.
-struct Bed {
+struct Fixture {
     requests: mpsc::Receiver<Request>,
     events: mpsc::Receiver<WatchEvent>,
     health: Arc<WatchHealth>,
@@ -34,7 +34,7 @@ struct Asked {
 /// The stream of a watch that was accepted.
 struct Stream(mpsc::Sender<io::Result<Frame<Bytes>>>);
 
-impl Bed {
+impl Fixture {
     fn new(target: WatchTarget) -> Self {
         let (sender, requests) = mpsc::channel::<Request>(1);
         let service = tower::service_fn(move |request| {
@@ -173,83 +173,83 @@ fn gone() -> Value {
 
 #[tokio::test]
 async fn a_closed_watch_resumes_at_its_last_version() {
-    let mut bed = Bed::pods();
-    let first = bed.asked().await;
+    let mut fixture = Fixture::pods();
+    let first = fixture.asked().await;
     assert!(first.has("limit=500"), "{}", first.query);
     first.list("10", &["a"], "next");
-    let second = bed.asked().await;
+    let second = fixture.asked().await;
     assert!(second.has("continue=next"), "{}", second.query);
     second.list("10", &["b"], "");
-    assert_eq!(bed.told().await, "all a b");
-    let stream = bed.asked().await.accept_after("10");
+    assert_eq!(fixture.told().await, "all a b");
+    let stream = fixture.asked().await.accept_after("10");
     stream.event("ADDED", "c", "11").await;
     stream.event("DELETED", "a", "12").await;
-    assert_eq!((bed.told().await, bed.told().await), ("+c".into(), "-a".into()));
+    assert_eq!((fixture.told().await, fixture.told().await), ("+c".into(), "-a".into()));
     stream.cut().await;
-    let stream = bed.asked().await.accept_after("12");
+    let stream = fixture.asked().await.accept_after("12");
     stream.bookmark("30").await;
     // A line may come in pieces, and what is left of a piece when the stream ends never happened.
     stream
         .text(r#"{"type":"MODIFIED","object":{"metadata":{"name":"c","#.into())
         .await;
     stream.text("\"resourceVersion\":\"31\"}}}\n{\"type\":".into()).await;
-    assert_eq!(bed.told().await, "+c");
+    assert_eq!(fixture.told().await, "+c");
     drop(stream);
-    bed.asked().await.accept_after("31");
-    let report = bed.health.report();
+    fixture.asked().await.accept_after("31");
+    let report = fixture.health.report();
     assert_eq!((report.objects, report.restarts, report.undecodable), (2, 0, 0));
 }
 
 #[tokio::test]
 async fn an_expired_version_causes_a_new_list() {
-    let mut bed = Bed::pods();
-    let stream = bed.watching("10", &["a"]).await;
+    let mut fixture = Fixture::pods();
+    let stream = fixture.watching("10", &["a"]).await;
     stream.line("ERROR", gone()).await;
-    let stream = bed.watching("20", &["b"]).await;
+    let stream = fixture.watching("20", &["b"]).await;
     drop(stream);
-    bed.asked().await.reply(410, &gone());
-    let stream = bed.watching("30", &[]).await;
+    fixture.asked().await.reply(410, &gone());
+    let stream = fixture.watching("30", &[]).await;
     stream.cut().await;
     let future = json!({"code": 504, "message": "Too large resource version: 30, current: 3"});
-    bed.asked().await.reply(504, &future);
-    drop(bed.watching("3", &["c"]).await);
-    assert_eq!(bed.health.report().restarts, 3);
+    fixture.asked().await.reply(504, &future);
+    drop(fixture.watching("3", &["c"]).await);
+    assert_eq!(fixture.health.report().restarts, 3);
 }
 
 #[tokio::test]
 async fn pages_that_expire_are_read_as_one() {
-    let mut bed = Bed::pods();
-    bed.asked().await.list("10", &["a"], "next");
-    bed.asked().await.reply(410, &gone());
-    let again = bed.asked().await;
+    let mut fixture = Fixture::pods();
+    fixture.asked().await.list("10", &["a"], "next");
+    fixture.asked().await.reply(410, &gone());
+    let again = fixture.asked().await;
     assert!(
         !again.query.contains("limit") && !again.query.contains("continue"),
         "{}",
         again.query
     );
     again.list("20", &["b"], "");
-    assert_eq!(bed.told().await, "all b");
-    assert!(bed.health.has_listed());
+    assert_eq!(fixture.told().await, "all b");
+    assert!(fixture.health.has_listed());
 }
 
 #[tokio::test]
 async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
-    let mut bed = Bed::pods();
-    let quiet = bed.watching("10", &["a"]).await;
+    let mut fixture = Fixture::pods();
+    let quiet = fixture.watching("10", &["a"]).await;
     let began = Instant::now();
     for minute in 1..=4 {
         sleep(SECOND * 60).await;
         quiet.bookmark(&format!("1{minute}")).await;
     }
-    let silent = bed.asked().await;
+    let silent = fixture.asked().await;
     assert!(began.elapsed() >= SECOND * (4 * 60 + 180), "{:?}", began.elapsed());
-    assert_eq!(bed.health.report().state, WatchState::Silent);
+    assert_eq!(fixture.health.report().state, WatchState::Silent);
     let stream = silent.accept_after("14");
     tokio::task::yield_now().await;
     stream.bookmark("21").await;
     stream.event("MODIFIED", "a", "22").await;
-    assert_eq!(bed.told().await, "+a");
-    let report = bed.health.report();
+    assert_eq!(fixture.told().await, "+a");
+    let report = fixture.health.report();
     assert_eq!(
         (report.state, report.silences, report.restarts),
         (WatchState::Watching, 1, 0)
@@ -258,12 +258,12 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
 
 #[tokio::test]
 async fn undecodable_objects_do_not_end_the_watch() {
-    let mut bed = Bed::pods();
+    let mut fixture = Fixture::pods();
     let list =
         json!({"metadata": {"resourceVersion": "10"}, "items": [7, {"metadata": {"name": "a"}}, {"metadata": {}}]});
-    bed.asked().await.reply(200, &list);
-    assert_eq!(bed.told().await, "all a");
-    let stream = bed.asked().await.accept_after("10");
+    fixture.asked().await.reply(200, &list);
+    assert_eq!(fixture.told().await, "all a");
+    let stream = fixture.asked().await.accept_after("10");
     stream.text("no JSON\n\n".into()).await;
     stream.line("MODIFIED", json!([])).await;
     stream
@@ -274,30 +274,30 @@ async fn undecodable_objects_do_not_end_the_watch() {
         .await;
     stream.line("UNHEARD OF", json!({})).await;
     stream.event("ADDED", "c", "12").await;
-    assert_eq!(bed.told().await, "+c");
-    assert_eq!(bed.health.report().undecodable, 5);
+    assert_eq!(fixture.told().await, "+c");
+    assert_eq!(fixture.health.report().undecodable, 5);
 }
 
 #[tokio::test]
 async fn refused_requests_are_reported_with_a_hint_and_retried() {
-    let mut bed = Bed::pods();
+    let mut fixture = Fixture::pods();
     let forbidden = json!({"code": 403, "message": "pods is forbidden"});
-    bed.asked().await.reply(403, &forbidden);
-    let again = bed.asked().await;
-    let error = bed.health.report().last_error;
+    fixture.asked().await.reply(403, &forbidden);
+    let again = fixture.asked().await;
+    let error = fixture.health.report().last_error;
     assert!(
         error.contains("403 pods is forbidden; hint: ") && error.contains("ClusterRole"),
         "{error}"
     );
     again.list("10", &["a"], "");
-    assert_eq!(bed.told().await, "all a");
-    bed.asked().await.reply(
+    assert_eq!(fixture.told().await, "all a");
+    fixture.asked().await.reply(
         404,
         &json!({"message": "the server could not find the requested resource"}),
     );
-    bed.asked().await.accept_after("10").event("ADDED", "b", "11").await;
-    assert_eq!(bed.told().await, "+b");
-    assert!(bed.health.report().last_error.contains("is the CRD installed?"));
+    fixture.asked().await.accept_after("10").event("ADDED", "b", "11").await;
+    assert_eq!(fixture.told().await, "+b");
+    assert!(fixture.health.report().last_error.contains("is the CRD installed?"));
 }
 
 #[test]
@@ -335,13 +335,13 @@ async fn metadata_watches_request_partial_objects() {
         ..WatchTarget::all(pods())
     };
     assert_eq!(target.name(), "pods?a=b");
-    let mut bed = Bed::new(target);
-    let list = bed.asked().await;
+    let mut fixture = Fixture::new(target);
+    let list = fixture.asked().await;
     assert!(list.accept.contains("as=PartialObjectMetadataList"), "{}", list.accept);
     assert!(list.has("labelSelector=a%3Db"), "{}", list.query);
     list.list("1", &[], "");
-    assert_eq!(bed.told().await, "all ");
-    let watch = bed.asked().await;
+    assert_eq!(fixture.told().await, "all ");
+    let watch = fixture.asked().await;
     assert!(watch.accept.contains("as=PartialObjectMetadata;"), "{}", watch.accept);
     watch.accept_after("1");
 }

@@ -218,7 +218,7 @@ fn export_to_is_read_with_the_meshs_default() {
         status: None,
     };
     world.commit(vec![Change::Upsert(config.into())]);
-    assert_eq!(service_of(&world, A).export_to, ExportTo::Nobody);
+    assert_eq!(service_of(&world, A).export_to, ExportTo::None);
 }
 
 #[test]

@@ -87,7 +87,7 @@ macro_rules! graph {
             /// Updates everything from the inputs, in order. Each table is published for the following ones.
             pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
                 mesh.derived.inputs = inputs.tables();
-                mesh.config = mesh.derived.mesh_config.held(&mesh.installation.mesh_config_key());
+                mesh.config = mesh.derived.mesh_config.prefetch(&mesh.installation.mesh_config_key());
                 $(
                     update!($sort self, tx, inputs, mesh, $name $source $function);
                     mesh.derived.$name = current!($sort self.$name);

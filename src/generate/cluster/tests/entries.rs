@@ -5,8 +5,8 @@ use super::*;
 const CLUSTER_CONFIG: &str = "clusterType";
 const HTTP_OPTIONS: &str = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions";
 
-fn bed(config: &str) -> Bed {
-    Bed::new(&[("a.yaml", SERVICE), ("config.yaml", config)], vec![client("b", "n1")])
+fn fixture(config: &str) -> Fixture {
+    Fixture::new(&[("a.yaml", SERVICE), ("config.yaml", config)], vec![client("b", "n1")])
 }
 
 #[test]
@@ -29,13 +29,13 @@ kind: Service
 metadata: {name: headless}
 spec: {clusterIP: None, ports: [{name: tcp, port: 84, targetPort: 8484}]}
 ";
-    let bed = bed(entry);
-    let target = |name: &str| bed.cluster(name)["originalDstLbConfig"]["upstreamPortOverride"].clone();
+    let fixture = fixture(entry);
+    let target = |name: &str| fixture.cluster(name)["originalDstLbConfig"]["upstreamPortOverride"].clone();
     assert_eq!(target("outbound|81||none.com"), 81);
     assert_eq!(target("outbound|82||none.com"), Value::Null);
     assert_eq!(target("outbound|83||none.com"), 8383);
     let headless = "outbound|84||headless.default.svc.cluster.local";
-    assert_eq!(bed.cluster(headless)["type"], "ORIGINAL_DST");
+    assert_eq!(fixture.cluster(headless)["type"], "ORIGINAL_DST");
     assert_eq!(target(headless), Value::Null);
 }
 
@@ -55,8 +55,8 @@ spec:
     let own = |entry: &str| {
         let files = [files[0], ("config.yaml", entry)];
         let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
-        let bed = Bed::new(&files, vec![fixture::client(id, &json!({"LABELS": {"app": "a"}}))]);
-        let cluster = bed.cluster("inbound|8383||");
+        let fixture = Fixture::new(&files, vec![fixture::client(id, &json!({"LABELS": {"app": "a"}}))]);
+        let cluster = fixture.cluster("inbound|8383||");
         assert_eq!(cluster["originalDstLbConfig"]["upstreamPortOverride"], 8383);
         cluster["metadata"]["filterMetadata"]["istio"]["services"][0]["host"].clone()
     };
@@ -86,7 +86,7 @@ spec:
     outlierDetection: {consecutive5xxErrors: 3}
     tls: {mode: ISTIO_MUTUAL, insecureSkipVerify: true}
 ";
-    let cluster = bed(entry).cluster("outbound|443||*.wild.com");
+    let cluster = fixture(entry).cluster("outbound|443||*.wild.com");
     let socket = &cluster["transportSocket"]["typedConfig"];
     assert_eq!(socket["sni"], Value::Null);
     let validation = &socket["commonTlsContext"]["combinedValidationContext"]["defaultValidationContext"];
@@ -101,7 +101,7 @@ spec:
     assert_eq!(cluster["outlierDetection"]["consecutive5xx"], 3);
 
     let verified = entry.replace(", insecureSkipVerify: true", "");
-    let cluster = bed(&verified).cluster("outbound|443||*.wild.com");
+    let cluster = fixture(&verified).cluster("outbound|443||*.wild.com");
     assert_eq!(names(&cluster), json!({"autoSni": true, "autoSanValidation": true}));
     assert_eq!(insecure(&cluster), Value::Null);
 }
@@ -147,9 +147,9 @@ kind: DestinationRule
 metadata: {name: all}
 spec: {host: all.org, trafficPolicy: {loadBalancer: {simple: PASSTHROUGH}}}
 ";
-    let bed = bed(config);
+    let fixture = fixture(config);
     let facts = |name: &str| {
-        let cluster = bed.cluster(name);
+        let cluster = fixture.cluster(name);
         (cluster["type"].clone(), cluster["dnsRefreshRate"].clone())
     };
     let own = (json!("ORIGINAL_DST"), Value::Null);
@@ -158,7 +158,7 @@ spec: {host: all.org, trafficPolicy: {loadBalancer: {simple: PASSTHROUGH}}}
     // Nothing to resolve: no clusters, whatever their subsets want.
     assert_eq!(facts("outbound|80|own|empty.com"), (Value::Null, Value::Null));
     assert_eq!(facts("outbound|80||all.org"), (json!("ORIGINAL_DST"), json!("60s")));
-    assert_eq!(bed.cluster("outbound|80||all.org")["loadAssignment"], Value::Null);
+    assert_eq!(fixture.cluster("outbound|80||all.org")["loadAssignment"], Value::Null);
 }
 
 #[test]
@@ -177,9 +177,9 @@ spec:
 ---"
         )
     };
-    let bed = bed(&(entry("one", 80) + &entry("two", 8080)));
+    let fixture = fixture(&(entry("one", 80) + &entry("two", 8080)));
     let addresses = |port: u32| {
-        let cluster = bed.cluster(&format!("outbound|{port}||dns.com"));
+        let cluster = fixture.cluster(&format!("outbound|{port}||dns.com"));
         let endpoints = cluster["loadAssignment"]["endpoints"][0]["lbEndpoints"].clone();
         let all = endpoints.as_array().expect("a list").iter();
         all.map(|endpoint| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone())
@@ -213,8 +213,8 @@ spec:
     loadBalancer: {localityLbSetting: {failoverPriority: [v=two]}}
   subsets: [{name: all}]
 ";
-    let bed = bed(config);
-    let groups = |name: &str| bed.cluster(name)["loadAssignment"]["endpoints"].clone();
+    let fixture = fixture(config);
+    let groups = |name: &str| fixture.cluster(name)["loadAssignment"]["endpoints"].clone();
     let split = groups("outbound|80||dns.com");
     let first = &split[0]["lbEndpoints"][0]["endpoint"]["address"]["socketAddress"]["address"];
     assert_eq!((first, &split[1]["priority"]), (&json!("two.dns.com"), &json!(1)));
@@ -239,8 +239,8 @@ spec:
     };
     let has = |more: &str| {
         let first = entry("one", 80, "resolution: NONE");
-        let bed = bed(&(first + &entry("two", 81, more)));
-        [80, 81].map(|port| !bed.cluster(&format!("outbound|{port}||one.com")).is_null())
+        let fixture = fixture(&(first + &entry("two", 81, more)));
+        [80, 81].map(|port| !fixture.cluster(&format!("outbound|{port}||one.com")).is_null())
     };
     assert_eq!(has("resolution: NONE"), [true, true]);
     assert_eq!(has("resolution: DNS"), [true, false]);

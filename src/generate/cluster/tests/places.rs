@@ -18,8 +18,8 @@ fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
     let addresses = |ips: &str| {
         let more = json!({"NETWORK": "in_cluster", "INSTANCE_IPS": ips});
         let proxy = client_with("b", "n1", &more, Extensions::default());
-        let bed = Bed::new(&[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)], vec![proxy]);
-        let groups = bed.endpoints(0, HTTP);
+        let fixture = Fixture::new(&[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)], vec![proxy]);
+        let groups = fixture.endpoints(0, HTTP);
         let groups = groups.as_array().expect("a list").iter();
         let endpoints = groups.flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
         let address = |endpoint: Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
@@ -36,8 +36,8 @@ fn endpoints_with_hbone_are_reached_by_tunnel_unless_they_have_a_sidecar() {
         client("b", "n1"),
         client_with("c", "n1", &json!({"DISABLE_HBONE_SEND": "true"}), Extensions::default()),
     ];
-    let bed = Bed::new(&[("a.yaml", &service)], proxies);
-    let endpoint = |client: u64, group: usize| bed.endpoints(client, HTTP)[group]["lbEndpoints"][0].clone();
+    let fixture = Fixture::new(&[("a.yaml", &service)], proxies);
+    let endpoint = |client: u64, group: usize| fixture.endpoints(client, HTTP)[group]["lbEndpoints"][0].clone();
     let inner = json!({"serverListenerName": "connect_originate", "endpointId": "10.1.0.2:8080"});
     let tunnelled = endpoint(0, 1);
     assert_eq!(tunnelled["endpoint"]["address"]["envoyInternalAddress"], inner);
@@ -50,9 +50,9 @@ fn endpoints_with_hbone_are_reached_by_tunnel_unless_they_have_a_sidecar() {
     let address = |endpoint: &Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
     assert_eq!(address(&endpoint(0, 0)), "10.1.0.1");
     assert_eq!(address(&endpoint(1, 1)), "10.1.0.2");
-    let istio = |bed: &Bed| bed.cluster(HTTP)["metadata"]["filterMetadata"]["istio"].clone();
-    assert_eq!(istio(&bed)["disable_mx"], true);
-    let plain = Bed::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
+    let istio = |fixture: &Fixture| fixture.cluster(HTTP)["metadata"]["filterMetadata"]["istio"].clone();
+    assert_eq!(istio(&fixture)["disable_mx"], true);
+    let plain = Fixture::new(&[("a.yaml", SERVICE)], vec![client("b", "n1")]);
     assert_eq!(istio(&plain)["disable_mx"], Value::Null);
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
-use super::{Bed, HTTP, Value, WORKLOAD, json, names_of, sidecar};
+use super::{Fixture, HTTP, Value, WORKLOAD, json, names_of, sidecar};
 use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
     generate::{
@@ -41,14 +41,14 @@ spec: {jwtRules: [{issuer: i, jwksUri: 'https://nowhere.example.com/keys'}]}
 ---
 ";
 
-fn bed(mesh: &str, config: &str, extensions: Option<&[&str]>) -> Bed {
+fn fixture(mesh: &str, config: &str, extensions: Option<&[&str]>) -> Fixture {
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
-    Bed::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), extensions)])
+    Fixture::new(mesh, &files, vec![sidecar("10.1.0.1", json!({}), extensions)])
 }
 
 /// The filters of every inbound chain that ends in a workload's port or passes through.
-fn inbound(bed: &Bed) -> Vec<Value> {
-    let listener = bed.get("virtualInbound");
+fn inbound(fixture: &Fixture) -> Vec<Value> {
+    let listener = fixture.get("virtualInbound");
     let chains = listener["filterChains"].as_array().expect("chains");
     let chains = chains
         .iter()
@@ -61,15 +61,15 @@ fn connection_manager(filters: &Value) -> Option<&Value> {
     (last["name"] == HTTP).then(|| &last["typedConfig"])
 }
 
-fn has_note(bed: &Bed, code: &str, detail: &str) -> bool {
-    let notes = bed.store.notes();
+fn has_note(fixture: &Fixture, code: &str, detail: &str) -> bool {
+    let notes = fixture.store.notes();
     notes.iter().any(|note| note.code == code && note.detail == detail)
 }
 
 #[test]
 fn a_client_that_cannot_enforce_its_policies_accepts_no_traffic() {
-    let bed = bed("", DENY, Some(&["envoy.filters.http.router"]));
-    for filters in inbound(&bed) {
+    let fixture = fixture("", DENY, Some(&["envoy.filters.http.router"]));
+    for filters in inbound(&fixture) {
         match connection_manager(&filters) {
             Some(manager) => {
                 let route = &manager["routeConfig"]["virtualHosts"][0]["routes"][0];
@@ -81,15 +81,19 @@ fn a_client_that_cannot_enforce_its_policies_accepts_no_traffic() {
             ),
         }
     }
-    assert!(!bed.get("virtualInbound").to_string().contains("rbac.v3"));
-    assert!(has_note(&bed, "security_extension_missing", "envoy.filters.http.rbac"));
+    assert!(!fixture.get("virtualInbound").to_string().contains("rbac.v3"));
     assert!(has_note(
-        &bed,
+        &fixture,
+        "security_extension_missing",
+        "envoy.filters.http.rbac"
+    ));
+    assert!(has_note(
+        &fixture,
         "security_extension_missing",
         "envoy.filters.network.rbac"
     ));
     // Outbound listeners are unaffected.
-    assert!(!bed.get("0.0.0.0_80").to_string().contains("directResponse"));
+    assert!(!fixture.get("0.0.0.0_80").to_string().contains("directResponse"));
 }
 
 /// The keys that the filter of every inbound chain checks tokens with.
@@ -108,8 +112,8 @@ fn token_keys(virtual_inbound: &Value) -> Vec<String> {
 /// breaking the curve. An issuer with an empty key set gets the same substitute.
 #[test]
 fn r4_substitute_keys_have_no_private_key() {
-    let bed = bed("", TOKENS, None);
-    let keys = token_keys(&bed.get("virtualInbound"));
+    let fixture = fixture("", TOKENS, None);
+    let keys = token_keys(&fixture.get("virtualInbound"));
     assert!(!keys.is_empty());
     for keys in keys {
         let keys: Value = serde_json::from_str(&keys).expect("JSON");
@@ -122,7 +126,11 @@ fn r4_substitute_keys_have_no_private_key() {
         assert!(keys[0].get("d").is_none());
     }
     let detail = "default/r: https://nowhere.example.com/keys";
-    assert!(has_note(&bed, "jwks_unavailable", detail), "{:?}", bed.store.notes());
+    assert!(
+        has_note(&fixture, "jwks_unavailable", detail),
+        "{:?}",
+        fixture.store.notes()
+    );
 }
 
 #[test]
@@ -173,18 +181,18 @@ fn custom_policies_select_requests_for_the_provider() {
         format!("extensionProviders: [{{name: p, envoyExtAuthzGrpc: {{service: {service}, port: 9000}}}}]\n")
     };
     let (rbac, ask) = ("envoy.filters.network.rbac", "envoy.filters.network.ext_authz");
-    let tcp = |bed: &Bed| {
-        let chains = inbound(bed);
+    let tcp = |fixture: &Fixture| {
+        let chains = inbound(fixture);
         let tcp = chains.iter().find(|filters| connection_manager(filters).is_none());
         tcp.expect("a TCP chain").clone()
     };
-    let known = bed(&provider("a.default.svc.cluster.local"), CUSTOM, None);
+    let known = fixture(&provider("a.default.svc.cluster.local"), CUSTOM, None);
     let filters = tcp(&known);
     let names = names_of(&filters);
     let first = names.iter().position(|name| *name == rbac).expect("a shadow filter");
     assert_eq!(names[first + 1], ask);
     assert_eq!(filters[first]["typedConfig"]["rules"], Value::Null);
-    let unknown = bed(&provider("nobody.example.com"), CUSTOM, None);
+    let unknown = fixture(&provider("nobody.example.com"), CUSTOM, None);
     let filters = tcp(&unknown);
     let names = names_of(&filters);
     let first = names.iter().position(|name| *name == rbac).expect("a filter");
@@ -197,7 +205,7 @@ fn custom_policies_select_requests_for_the_provider() {
 fn a_provider_with_an_invalid_name_is_not_called() {
     let mesh =
         "extensionProviders: [{name: P_1, envoyExtAuthzGrpc: {service: a.default.svc.cluster.local, port: 9000}}]\n";
-    let bed = bed(mesh, &CUSTOM.replace("name: p}", "name: P_1}"), None);
-    assert!(!bed.get("virtualInbound").to_string().contains("ext_authz\","));
-    assert!(has_note(&bed, "authorization_provider_unusable", "P_1"));
+    let fixture = fixture(mesh, &CUSTOM.replace("name: p}", "name: P_1}"), None);
+    assert!(!fixture.get("virtualInbound").to_string().contains("ext_authz\","));
+    assert!(has_note(&fixture, "authorization_provider_unusable", "P_1"));
 }

@@ -6,7 +6,7 @@ use super::*;
 use crate::api::access_review::{Access, AccessReview, Subject};
 
 /// A mesh with API servers that answer reviews, and proxies that connect and disconnect.
-struct Bed {
+struct Fixture {
     world: World,
     store: ConfigStore,
 }
@@ -20,7 +20,7 @@ fn account(proxy: &str) -> Subject {
     }
 }
 
-impl Bed {
+impl Fixture {
     fn new(config: &str) -> Self {
         let installation = Installation {
             reviews_access: true,
@@ -90,31 +90,31 @@ const CRED: &str = "kubernetes://cred";
 
 #[test]
 fn r10_keys_are_sent_after_the_review_only() {
-    let mut bed = Bed::new(&gateway("{mode: MUTUAL, credentialName: cred}"));
-    bed.join(0, "gw.default");
+    let mut fixture = Fixture::new(&gateway("{mode: MUTUAL, credentialName: cred}"));
+    fixture.join(0, "gw.default");
     // CA certificates are not secret in their own namespace. Before the first review there is nothing to note.
-    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
+    assert_eq!(fixture.held(0), ["kubernetes://cred-cacert"]);
     assert!(
-        remarks(&bed.store)
+        remarks(&fixture.store)
             .iter()
             .all(|remark| !remark.contains("list Secrets"))
     );
-    assert_eq!(bed.subjects(), ["gw.default of cluster Kubernetes"]);
+    assert_eq!(fixture.subjects(), ["gw.default of cluster Kubernetes"]);
     // One resource is built, and nothing else of the gateway.
-    assert_eq!(bed.answer("gw.default", Access::Allowed), 1);
-    assert_eq!(bed.held(0), [CRED, "kubernetes://cred-cacert"]);
-    assert_eq!(bed.answer("gw.default", Access::Denied("no role".into())), 1);
-    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
+    assert_eq!(fixture.answer("gw.default", Access::Allowed), 1);
+    assert_eq!(fixture.held(0), [CRED, "kubernetes://cred-cacert"]);
+    assert_eq!(fixture.answer("gw.default", Access::Denied("no role".into())), 1);
+    assert_eq!(fixture.held(0), ["kubernetes://cred-cacert"]);
     let remark = "kubernetes://cred: the service account may not list Secrets: no role; requested by gw.default of cluster \
                   Kubernetes";
     assert!(
-        remarks(&bed.store).contains(&remark.to_owned()),
+        remarks(&fixture.store).contains(&remark.to_owned()),
         "{:?}",
-        remarks(&bed.store)
+        remarks(&fixture.store)
     );
-    bed.answer("gw.default", Access::Unknown("away".into()));
-    assert_eq!(bed.held(0), ["kubernetes://cred-cacert"]);
-    let all = remarks(&bed.store);
+    fixture.answer("gw.default", Access::Unknown("away".into()));
+    assert_eq!(fixture.held(0), ["kubernetes://cred-cacert"]);
+    let all = remarks(&fixture.store);
     assert!(
         all.iter().any(|remark| remark.contains("could not be reviewed")),
         "{all:?}"
@@ -123,34 +123,34 @@ fn r10_keys_are_sent_after_the_review_only() {
 
 #[test]
 fn r9_r10_cached_secrets_are_denied_to_other_accounts() {
-    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
-    bed.join(0, "gw.default");
-    bed.answer("gw.default", Access::Allowed);
-    assert_eq!(bed.held(0), [CRED]);
+    let mut fixture = Fixture::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    fixture.join(0, "gw.default");
+    fixture.answer("gw.default", Access::Allowed);
+    assert_eq!(fixture.held(0), [CRED]);
     // The same node, secret name and namespace, but another service account.
-    bed.join(1, "thief.default");
-    assert_eq!(bed.held(1), Vec::<String>::new());
-    bed.answer("thief.default", Access::Denied("no role".into()));
-    assert_eq!((bed.held(0), bed.held(1)), (vec![CRED.to_owned()], Vec::new()));
+    fixture.join(1, "thief.default");
+    assert_eq!(fixture.held(1), Vec::<String>::new());
+    fixture.answer("thief.default", Access::Denied("no role".into()));
+    assert_eq!((fixture.held(0), fixture.held(1)), (vec![CRED.to_owned()], Vec::new()));
     // A review counts for its subject alone.
-    bed.answer("thief.default", Access::Allowed);
-    bed.answer("gw.default", Access::Denied("taken away".into()));
-    assert_eq!((bed.held(0), bed.held(1)), (Vec::new(), vec![CRED.to_owned()]));
+    fixture.answer("thief.default", Access::Allowed);
+    fixture.answer("gw.default", Access::Denied("taken away".into()));
+    assert_eq!((fixture.held(0), fixture.held(1)), (Vec::new(), vec![CRED.to_owned()]));
 }
 
 #[test]
 fn r9_r10_cached_secrets_are_denied_to_other_namespaces() {
-    let mut bed = Bed::new(&gateway(
+    let mut fixture = Fixture::new(&gateway(
         "{mode: SIMPLE, credentialNames: [cred, 'kubernetes://default/cred']}",
     ));
-    bed.join(0, "gw.default");
-    bed.answer("gw.default", Access::Allowed);
-    assert_eq!(bed.held(0), [CRED, "kubernetes://default/cred"]);
+    fixture.join(0, "gw.default");
+    fixture.answer("gw.default", Access::Allowed);
+    assert_eq!(fixture.held(0), [CRED, "kubernetes://default/cred"]);
     // The same account of another namespace may list the Secrets there: the short name refers to its own namespace.
-    bed.join(1, "gw.elsewhere");
-    bed.answer("gw.elsewhere", Access::Allowed);
-    assert_eq!(bed.held(1), Vec::<String>::new());
-    let all = remarks(&bed.store);
+    fixture.join(1, "gw.elsewhere");
+    fixture.answer("gw.elsewhere", Access::Allowed);
+    assert_eq!(fixture.held(1), Vec::<String>::new());
+    let all = remarks(&fixture.store);
     assert!(
         all.iter().any(|remark| remark.contains("needs a ReferenceGrant")),
         "{all:?}"
@@ -163,41 +163,43 @@ fn r9_r10_cached_secrets_are_denied_to_other_namespaces() {
 
 #[test]
 fn r9_r10_accounts_are_reviewed_in_their_own_cluster() {
-    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
-    bed.join(0, "gw.default");
-    bed.answer("gw.default", Access::Allowed);
+    let mut fixture = Fixture::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    fixture.join(0, "gw.default");
+    fixture.answer("gw.default", Access::Allowed);
     let mut far = fixture::changed(router(), |kind| kind.cluster = "far".into());
     far.identity = Identity::from_spiffe("spiffe://cluster.local/ns/default/sa/gw");
     let connected = ProxyEvents {
         connected: vec![(ConnectionId(1), Arc::new(far))],
         ..ProxyEvents::default()
     };
-    let snapshot = bed.world.snapshot();
-    bed.store.update(&snapshot, &ChangeSet::default(), connected, &Serial);
-    assert_eq!((bed.held(0).len(), bed.held(1).len()), (1, 0));
+    let snapshot = fixture.world.snapshot();
+    fixture
+        .store
+        .update(&snapshot, &ChangeSet::default(), connected, &Serial);
+    assert_eq!((fixture.held(0).len(), fixture.held(1).len()), (1, 0));
     assert_eq!(
-        bed.subjects(),
+        fixture.subjects(),
         ["gw.default of cluster Kubernetes", "gw.default of cluster far"]
     );
 }
 
 #[test]
 fn verified_references_need_no_review() {
-    let mut bed = Bed::new(&gateway(
+    let mut fixture = Fixture::new(&gateway(
         "{mode: SIMPLE, credentialName: 'kubernetes-gateway://default/cred'}",
     ));
-    bed.join(0, "gw.default");
-    assert_eq!(bed.held(0), ["kubernetes-gateway://default/cred"]);
-    assert_eq!(bed.subjects(), Vec::<String>::new());
+    fixture.join(0, "gw.default");
+    assert_eq!(fixture.held(0), ["kubernetes-gateway://default/cred"]);
+    assert_eq!(fixture.subjects(), Vec::<String>::new());
 }
 
 #[test]
 fn readers_are_reported_while_connected() {
-    let mut bed = Bed::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
-    bed.join(0, "gw.default");
-    bed.join(1, "gw.default");
-    bed.leave(0);
-    assert_eq!(bed.subjects().len(), 1);
-    bed.leave(1);
-    assert_eq!(bed.subjects(), Vec::<String>::new());
+    let mut fixture = Fixture::new(&gateway("{mode: SIMPLE, credentialName: cred}"));
+    fixture.join(0, "gw.default");
+    fixture.join(1, "gw.default");
+    fixture.leave(0);
+    assert_eq!(fixture.subjects().len(), 1);
+    fixture.leave(1);
+    assert_eq!(fixture.subjects(), Vec::<String>::new());
 }

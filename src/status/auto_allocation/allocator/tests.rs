@@ -194,7 +194,7 @@ proptest! {
                     let version = old.as_ref().map_or(0, |old| old.resource_version.parse::<u64>().unwrap_or(0)) + 1;
                     let status = old.map_or(Value::Null, |old| old.status);
                     let resource_version = version.to_string().into();
-                    let entry = Entry { status, resource_version, ..new };
+                    let entry = Entry { resource_version, status, ..new };
                     entries.insert(key(&name.to_string()), entry);
                 }
                 Event::Remove(name) => {
