@@ -291,7 +291,8 @@ fn is_option_file(name: &str) -> bool {
     OPTION_FILES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Removes all that neither the wire form nor the JSON form needs. The descriptors are a third as large without it.
+/// Removes all that neither the wire form nor the JSON form needs. This shrinks the descriptors from 3.4
+/// MB to 0.4 MB (sum of `encoded_len` of all files before and after).
 fn strip_file(file: &mut FileDescriptorProto) {
     // Public imports refer to positions, which the removal shifts; generated code does not need them.
     file.public_dependency.clear();
