@@ -68,8 +68,8 @@ impl Cost {
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let keep = arguments.iter().any(|argument| argument == "--keep");
-    let wanted = arguments.iter().find(|argument| !argument.starts_with('-'));
-    match run(keep, wanted.map_or("", String::as_str)) {
+    let name_filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    match run(keep, name_filter.map_or("", String::as_str)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(keep: bool, wanted: &str) -> Result<(), String> {
+fn run(keep: bool, name_filter: &str) -> Result<(), String> {
     println!(
         "CPU milliseconds of the model and of all resources of one sidecar and one gateway, minimum of {RUNS} runs"
     );
@@ -92,7 +92,7 @@ fn run(keep: bool, wanted: &str) -> Result<(), String> {
     let mut measured = BTreeMap::new();
     let mut seen = Vec::new();
     let mut steep = Vec::new();
-    for curve in CURVES.iter().filter(|curve| curve.name.contains(wanted)) {
+    for curve in CURVES.iter().filter(|curve| curve.name.contains(name_filter)) {
         println!("{}", curve.name);
         println!("  {}", header.map(|name| format!("{name:>9}")).join(""));
         let (mut before, mut first) = (None, None);

@@ -43,9 +43,9 @@ use scale::mesh::{self, Mesh};
 use scale::report::Report;
 use scale::source::{Source, Usage};
 use scale::ticker::Ticker;
-use scale::wire::Type;
 use tests::support;
 
+use support::ads::Type;
 use support::daemon::Daemon;
 use support::wait;
 
@@ -133,7 +133,7 @@ fn run(options: &Options) -> Result<(), String> {
         return scale::soak::run(options.part);
     }
     let mut report = Report::default();
-    let wanted = |name: &str| options.cases.is_empty() || options.cases.iter().any(|case| case == name);
+    let is_selected = |name: &str| options.cases.is_empty() || options.cases.iter().any(|case| case == name);
     let plan = |proxies: usize, ramp: u64, is_delta: bool, workloads: usize| Plan {
         proxies,
         workloads: if options.own { proxies } else { workloads },
@@ -141,7 +141,7 @@ fn run(options: &Options) -> Result<(), String> {
         ramp: Duration::from_secs(ramp),
         is_delta,
     };
-    if wanted("sotw") {
+    if is_selected("sotw") {
         let case = Case {
             name: "200 sidecars, SotW, 1000 services",
             services: 1000,
@@ -155,7 +155,7 @@ fn run(options: &Options) -> Result<(), String> {
         };
         configured(options, &mut report, &case)?;
     }
-    if wanted("delta") {
+    if is_selected("delta") {
         let case = Case {
             name: "2000 sidecars, delta, 200 services",
             services: 200,
@@ -169,13 +169,13 @@ fn run(options: &Options) -> Result<(), String> {
         };
         configured(options, &mut report, &case)?;
     }
-    if wanted("reconnect") {
+    if is_selected("reconnect") {
         reconnected(options, &mut report, plan(5000, 30, true, 1250))?;
     }
-    if wanted("churn") {
+    if is_selected("churn") {
         churned(&mut report, plan(2000, 5, true, 500))?;
     }
-    if wanted("large") {
+    if is_selected("large") {
         large(&mut report)?;
     }
     report.print(options.keep)

@@ -38,12 +38,12 @@ fn main() -> ExitCode {
     let is = |name: &str| arguments.iter().any(|argument| argument == name);
     let part = arguments.iter().find(|argument| !argument.starts_with('-'));
     let part = part.map(String::as_str);
-    let wanted = |step: &&Step| part.is_none_or(|part| step.name.contains(part));
-    let wanted: Vec<&Step> = STEPS.iter().filter(wanted).collect();
+    let is_selected = |step: &&Step| part.is_none_or(|part| step.name.contains(part));
+    let steps: Vec<&Step> = STEPS.iter().filter(is_selected).collect();
     let outcome = if is(count::COUNTED) {
-        Work::new().and_then(|mut work| count::run(&mut work, &wanted))
+        Work::new().and_then(|mut work| count::run(&mut work, &steps))
     } else {
-        run(&wanted, is("--keep"))
+        run(&steps, is("--keep"))
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -54,11 +54,11 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
+fn run(steps: &[&Step], keep: bool) -> Result<(), String> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/criterion");
     let mut work = Work::new()?;
     let mut criterion = Criterion::default().without_plots().output_directory(&folder);
-    for step in wanted {
+    for step in steps {
         let mut group = criterion.benchmark_group(step.name);
         group
             .sample_size(10)
@@ -87,9 +87,9 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
         work.check().map_err(|error| format!("{}: {error}", step.name))?;
     }
     drop(work);
-    let counts = count::under_valgrind(wanted)?;
+    let counts = count::under_valgrind(steps)?;
     let mut seen = Vec::new();
-    for (at, step) in wanted.iter().enumerate() {
+    for (at, step) in steps.iter().enumerate() {
         let estimates = folder.join(step.folder()).join("time/new/estimates.json");
         let text = std::fs::read_to_string(&estimates).map_err(|error| format!("{}: {error}", estimates.display()))?;
         let estimates: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
@@ -100,7 +100,7 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
             seen.push(Figure::new(step.name, INSTRUCTIONS, *count as f64));
         }
     }
-    print(wanted, &seen);
+    print(steps, &seen);
     figures::seen("steps", &seen)?;
     if keep {
         figures::keep_seen("steps", &seen)?;
@@ -108,7 +108,7 @@ fn run(wanted: &[&Step], keep: bool) -> Result<(), String> {
     Ok(())
 }
 
-fn print(wanted: &[&Step], seen: &[Figure]) {
+fn print(steps: &[&Step], seen: &[Figure]) {
     println!(
         "\none thread of {}; kept figures are from {}\n",
         figures::machine(),
@@ -119,7 +119,7 @@ fn print(wanted: &[&Step], seen: &[Figure]) {
         "step", TIME, "ratio", INSTRUCTIONS, "ratio"
     );
     let kept = figures::kept("steps");
-    for step in wanted {
+    for step in steps {
         let cell = |name: &str| {
             let figure = seen
                 .iter()

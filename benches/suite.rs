@@ -41,7 +41,7 @@ struct Arguments {
     keep: bool,
     counted: bool,
     meshes: Option<String>,
-    wanted: String,
+    case_filter: String,
 }
 
 fn main() -> ExitCode {
@@ -63,7 +63,7 @@ fn arguments() -> Arguments {
             "--counted" => arguments.counted = true,
             "--meshes" => arguments.meshes = all.next(),
             option if option.starts_with('-') => {}
-            wanted => arguments.wanted = wanted.to_owned(),
+            filter => arguments.case_filter = filter.to_owned(),
         }
     }
     arguments
@@ -79,7 +79,7 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     let kept = figures::kept("suite");
     let mut all_kept = if kept.is_object() { kept.clone() } else { json!({}) };
     let (mut missed, mut seen) = (Vec::new(), Vec::new());
-    for case in CASES.iter().filter(|case| case.name.contains(&arguments.wanted)) {
+    for case in CASES.iter().filter(|case| case.name.contains(&arguments.case_filter)) {
         let Some((changes, proxies)) = input(case, arguments.meshes.as_deref())? else {
             continue;
         };

@@ -1,6 +1,6 @@
 //! Resources as users write them: one file per kind, each converts a document to a typed row and diagnostics.
 //!
-//! Nothing here fails as a whole: an invalid object is a diagnostic that names it, beside the rows that are fine.
+//! Nothing here fails as a whole: an invalid object is a diagnostic that names it, next to the valid rows.
 
 pub mod access_review;
 pub mod crd;

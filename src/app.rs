@@ -77,7 +77,7 @@ pub enum AppError {
     #[error("cannot register metrics: {0}")]
     Metrics(#[from] prometheus::Error),
     /// The thread that owns the model ended. The process must be restarted.
-    #[error("the model thread ended unexpectedly; this is a defect of istiod")]
+    #[error("the model thread ended unexpectedly; this is a bug in istiod")]
     WorldEnded,
     /// The task of a source ended. The process must be restarted.
     #[error(transparent)]

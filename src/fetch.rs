@@ -24,6 +24,7 @@ use url::Url;
 use connect::{Connector, Stream};
 pub use connect::{Resolve, SystemResolver};
 pub use error::FetchError;
+pub use tls::UnverifiedServer;
 
 /// Largest number of redirects. Go's client has the same limit.
 const MAX_REDIRECTS: usize = 10;

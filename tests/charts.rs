@@ -25,11 +25,11 @@ pub(crate) fn trials() -> Vec<Trial> {
 /// `UPDATE_GOLDEN=1` regenerates them.
 fn crds_are_current() -> Result<(), Failed> {
     let path = project().join(DEFINITIONS);
-    let made = istiod::api::crd::text();
+    let generated = istiod::api::crd::text();
     if variable("UPDATE_GOLDEN").is_some() {
-        return Ok(std::fs::write(path, made)?);
+        return Ok(std::fs::write(path, generated)?);
     }
-    if std::fs::read_to_string(&path)? == made {
+    if std::fs::read_to_string(&path)? == generated {
         return Ok(());
     }
     let path = path.display();

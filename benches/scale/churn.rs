@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use regex::bytes::Regex;
 
-use super::wire::{Response, Type};
+use super::wire::Response;
+use crate::tests::support::ads::Type;
 use crate::tests::support::wait;
 
 /// The largest latency bucket; buckets are one millisecond wide.

@@ -12,7 +12,8 @@ use tokio::task::JoinHandle;
 
 use super::churn::Churn;
 use super::proxy::{HeldResource, PAUSE, Proxy};
-use super::wire::{Response, Type};
+use super::wire::Response;
+use crate::tests::support::ads::Type;
 use crate::tests::support::http::RUNTIME;
 use crate::tests::support::wait;
 

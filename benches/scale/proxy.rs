@@ -13,7 +13,8 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::ads_stream::AdsStream;
 use super::fleet::Fleet;
-use super::wire::{Response, Type, put};
+use super::wire::{Response, put};
+use crate::tests::support::ads::Type;
 use crate::tests::support::wait;
 
 /// A proxy, and what it remembers over its connections.

@@ -65,7 +65,7 @@ impl Source {
         objects.iter().try_for_each(|object| self.put(object))
     }
 
-    /// Removes objects that were written separately. Missing ones are no error.
+    /// Removes objects that were written separately. Missing ones are not an error.
     pub(crate) fn remove(&self, objects: &[Value]) -> Result<(), String> {
         for object in objects {
             match self {

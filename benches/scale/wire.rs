@@ -2,27 +2,9 @@
 //!
 //! Decoding whole messages would cost the client more than encoding them costs the server.
 
-/// The resource types of a sidecar, in Envoy's order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Type {
-    Cluster,
-    Endpoints,
-    Listener,
-    Route,
-}
+use crate::tests::support::ads::Type;
 
 impl Type {
-    pub(crate) const ALL: [Type; 4] = [Type::Cluster, Type::Endpoints, Type::Listener, Type::Route];
-
-    pub(crate) fn url(self) -> &'static str {
-        match self {
-            Type::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
-            Type::Endpoints => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
-            Type::Listener => "type.googleapis.com/envoy.config.listener.v3.Listener",
-            Type::Route => "type.googleapis.com/envoy.config.route.v3.RouteConfiguration",
-        }
-    }
-
     fn of(url: &[u8]) -> Option<Type> {
         Type::ALL.into_iter().find(|kind| kind.url().as_bytes() == url)
     }

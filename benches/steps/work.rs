@@ -144,13 +144,13 @@ pub(super) struct Work {
     round: usize,
     batch: Batch,
     membership: ProxyEvents,
-    has_guest: bool,
+    has_extra_proxy: bool,
     cluster: (String, Cluster),
     listener: (String, Listener),
     routes: (String, RouteConfiguration),
     snapshot: Arc<ResourceSnapshot>,
     /// The result of the last run, so that its drop is not measured.
-    made: Option<Box<dyn Any>>,
+    output: Option<Box<dyn Any>>,
     /// The error of the last update.
     wrong: Option<String>,
 }
@@ -192,12 +192,12 @@ impl Work {
             round: 0,
             batch: Batch::new(),
             membership: ProxyEvents::default(),
-            has_guest: false,
+            has_extra_proxy: false,
             cluster: largest(&snapshot, ResourceType::Cluster)?,
             listener: largest(&snapshot, ResourceType::Listener)?,
             routes: largest(&snapshot, ResourceType::Route)?,
             snapshot,
-            made: None,
+            output: None,
             wrong: None,
         })
     }
@@ -207,8 +207,8 @@ impl Work {
         self.wrong.take().map_or(Ok(()), Err)
     }
 
-    fn keep(&mut self, made: impl Any) {
-        self.made = Some(Box::new(made));
+    fn keep(&mut self, output: impl Any) {
+        self.output = Some(Box::new(output));
     }
 
     fn commit(&mut self) {
@@ -243,13 +243,13 @@ impl Work {
 
     /// Prepares a step: nothing is pending.
     fn settle(&mut self) -> Result<(), String> {
-        self.made = None;
-        if self.has_guest {
+        self.output = None;
+        if self.has_extra_proxy {
             self.membership.disconnected.push(EXTRA_PROXY);
-            self.has_guest = false;
+            self.has_extra_proxy = false;
         }
         self.update();
-        self.made = None;
+        self.output = None;
         self.check()
     }
 
@@ -275,7 +275,7 @@ impl Work {
         self.settle()?;
         let extra_proxy = proxy(EXTRA_PROXY.0, namespace)?;
         self.membership.connected.push((EXTRA_PROXY, Arc::new(extra_proxy)));
-        self.has_guest = true;
+        self.has_extra_proxy = true;
         Ok(())
     }
 

@@ -267,10 +267,10 @@ async fn adsz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Re
 async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
     let mut connections = sources.connections.connections();
     connections.sort_by(|a, b| a.id.cmp(&b.id));
-    let wanted = |namespace: &str| parameters.namespace.is_empty() || namespace == parameters.namespace;
+    let is_selected = |namespace: &str| parameters.namespace.is_empty() || namespace == parameters.namespace;
     let rows = connections
         .iter()
-        .filter(|c| wanted(&c.proxy.node.namespace))
+        .filter(|c| is_selected(&c.proxy.node.namespace))
         .map(|c| forms::sync(c))
         .collect();
     reply(&parameters, Value::Array(rows))

@@ -65,7 +65,7 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept connection; hint: check the limit of open files");
+                tracing::warn!(%error, "failed to accept connection; hint: check the limit of open files");
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }

@@ -153,7 +153,7 @@ impl Observer for PushMetrics {
         self.panics.inc_by(push.panics.len() as u64);
         self.held.set(&push.held, push.model_reads);
         for panic in &push.panics {
-            tracing::error!(resource = %panic, "generator panicked, previous resource kept; this is a bug of istiod");
+            tracing::error!(resource = %panic, "generator panicked, previous resource kept; this is a bug in istiod");
         }
         let cause = if push.events == 0 { "proxy" } else { "config" };
         self.groups.with_label_values(&[cause]).inc_by(push.groups as u64);

@@ -101,10 +101,10 @@ mod tests {
     #[test]
     fn inline_keys_take_precedence_over_url_and_issuer() {
         assert_eq!(KeySource::of(&rule("https://i", "https://k", "{}")), None);
-        let url = KeySource::of(&rule("https://i", "https://k", "")).expect("to be fetched");
+        let url = KeySource::of(&rule("https://i", "https://k", "")).expect("a key source");
         assert_eq!(url.url(), "https://k");
         for issuer in ["https://i/a", "https://i/a/"] {
-            let discovery = KeySource::of(&rule(issuer, "", "")).expect("to be fetched");
+            let discovery = KeySource::of(&rule(issuer, "", "")).expect("a key source");
             assert_eq!(discovery.url(), "https://i/a/.well-known/openid-configuration");
         }
     }

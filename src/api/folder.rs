@@ -296,7 +296,7 @@ impl Folder {
             .collect();
         for ((owner, ..), object) in declared(files.values(), |_| true) {
             rows.entry(owner.clone()).or_default().push(object.row.clone());
-            diagnostics.extend(object.twice);
+            diagnostics.extend(object.duplicates);
         }
         let settings = Settings::of(files.values(), mesh_key);
         rows.entry(cluster.clone()).or_default().extend(settings.rows);
@@ -348,27 +348,27 @@ pub struct DeclaredObject<'a> {
     pub row: &'a Row,
     place: &'a SmolStr,
     /// One diagnostic for each other declaration.
-    pub twice: Vec<Diagnostic>,
+    pub duplicates: Vec<Diagnostic>,
 }
 
-/// Returns the objects that files declare and that are `wanted`, in the order of clusters, kinds and keys. The last
+/// Returns the declared objects that `is_selected` accepts, in the order of clusters, kinds and keys. The last
 /// declaration of an object wins.
 pub fn declared<'a>(
     files: impl IntoIterator<Item = &'a FileContent>,
-    wanted: impl Fn(&Row) -> bool,
+    is_selected: impl Fn(&Row) -> bool,
 ) -> BTreeMap<(&'a ClusterId, Kind, &'a ObjectKey), DeclaredObject<'a>> {
     let mut objects: BTreeMap<_, DeclaredObject> = BTreeMap::new();
     let declarations = files.into_iter().flat_map(|content| &content.objects);
-    for (row, place) in declarations.filter(|(row, _)| wanted(row)) {
+    for (row, place) in declarations.filter(|(row, _)| is_selected(row)) {
         let key = (&row.key().cluster, row.kind(), row.key());
         let again = |object: &mut DeclaredObject<'a>| {
-            object.twice.push(declared_twice(row, object.place, place));
+            object.duplicates.push(declared_twice(row, object.place, place));
             (object.row, object.place) = (row, place);
         };
         objects.entry(key).and_modify(again).or_insert(DeclaredObject {
             row,
             place,
-            twice: Vec::new(),
+            duplicates: Vec::new(),
         });
     }
     objects

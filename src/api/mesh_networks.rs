@@ -117,16 +117,16 @@ mod tests {
             (2, 0)
         );
         assert_eq!(parse(&Value::Null).unwrap().networks, MeshNetworks::default());
-        let one = |network: Value| {
+        let warnings = |network: Value| {
             let errors = parse(&json!({"networks": {"n": network}})).unwrap_err();
             errors.into_iter().map(|error| error.field).collect::<Vec<_>>()
         };
         assert_eq!(
-            one(json!({"endpoints": [{"fromCidr": "10.0.0.0"}, {}]})),
+            warnings(json!({"endpoints": [{"fromCidr": "10.0.0.0"}, {}]})),
             ["networks.n.endpoints[0].fromCidr", "networks.n.endpoints[1]"]
         );
         assert_eq!(
-            one(json!({"gateways": [{"address": "a b", "port": 0}, {"port": 1}]})),
+            warnings(json!({"gateways": [{"address": "a b", "port": 0}, {"port": 1}]})),
             [
                 "networks.n.gateways[0].address",
                 "networks.n.gateways[0].port",

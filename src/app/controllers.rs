@@ -78,9 +78,9 @@ async fn publish_trust(
             (&roots, known.map(|trust| trust.roots.clone())),
             (&revoked, revoked_now),
         ] {
-            out.send_if_modified(|told| {
-                let news = *told != known;
-                *told = known;
+            out.send_if_modified(|published| {
+                let news = *published != known;
+                *published = known;
                 news
             });
         }

@@ -195,9 +195,9 @@ async fn follow_filters(
     out: watch::Sender<Option<Filters>>,
 ) {
     loop {
-        let wanted = dependencies.borrow_and_update().clone();
+        let dependencies_now = dependencies.borrow_and_update().clone();
         let tags_now = tags.borrow_and_update().clone();
-        if let (Some(dependencies), Some(tags)) = (wanted, tags_now) {
+        if let (Some(dependencies), Some(tags)) = (dependencies_now, tags_now) {
             let selectors = dependencies.discovery_selectors.clone();
             let filters = Some(Filters { selectors, tags });
             out.send_if_modified(|have| {

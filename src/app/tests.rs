@@ -126,6 +126,6 @@ async fn a_source_that_ends_before_it_is_synced_fails_the_start() {
     let error = timeout(LONG, sources.synced()).await.unwrap().unwrap_err();
     assert_eq!(
         error.to_string(),
-        r#"source "one row" ended unexpectedly; this is a defect of istiod"#
+        r#"source "one row" ended unexpectedly; this is a bug in istiod"#
     );
 }

@@ -90,7 +90,9 @@ impl ChainOptions {
             chain.push(Arc::new(forwarded));
         }
         let boxed = |chain: &[Arc<dyn Authenticator>]| {
-            let boxed = chain.iter().map(|one| Box::new(one.clone()) as Box<dyn Authenticator>);
+            let boxed = chain
+                .iter()
+                .map(|authenticator| Box::new(authenticator.clone()) as Box<dyn Authenticator>);
             Authenticators::new(boxed.collect())
         };
         let requests = boxed(&chain);
@@ -191,7 +193,7 @@ mod tests {
     async fn the_chain_has_istios_order() {
         let map = watch::channel(Arc::new(BTreeMap::new())).1;
         let variables = [("JWT_RULE", r#"{"issuer":"a"}"#), ("TOKEN_ISSUER", "b")];
-        let mut options = options(&variables, None, &["10.0.0.0/8"]).expect("fine");
+        let mut options = options(&variables, None, &["10.0.0.0/8"]).expect("valid options");
         options.clients = Some(Clients::new("Kubernetes".into(), BTreeMap::new(), map));
         let chains = options.chains(
             &Fetcher::new(FetchOptions::default()),
@@ -210,7 +212,7 @@ mod tests {
     #[tokio::test]
     async fn r11_no_address_is_trusted_unless_configured() {
         for gateways in [&[][..], &["", "10.0.0.1", "localhost"]] {
-            let chains = options(&[], None, gateways).expect("fine");
+            let chains = options(&[], None, gateways).expect("valid options");
             let chains = chains.chains(
                 &Fetcher::new(FetchOptions::default()),
                 &watch::channel(Arc::default()).1,
@@ -236,7 +238,7 @@ mod tests {
         let claims = BASE64_URL_SAFE_NO_PAD.encode(r#"{"iss":"https://k8s","aud":["istio-ca","x"]}"#);
         let token = format!("e30.{claims}.c2ln\n");
         let own = options(&[], Some(&token), &[])
-            .expect("fine")
+            .expect("valid options")
             .own_issuer
             .expect("an issuer");
         assert_eq!(
@@ -245,7 +247,7 @@ mod tests {
         );
         let variables = [("TOKEN_ISSUER", "https://other"), ("AUDIENCE", "aud")];
         let named = options(&variables, Some(&token), &[])
-            .expect("fine")
+            .expect("valid options")
             .own_issuer
             .expect("an issuer");
         assert_eq!(
@@ -253,8 +255,11 @@ mod tests {
             ("https://other", vec!["aud".to_owned()])
         );
         let inside = [("KUBERNETES_SERVICE_HOST", "10.0.0.1")];
-        assert_eq!(options(&inside, Some(&token), &[]).expect("fine").own_issuer, None);
-        assert_eq!(options(&[], None, &[]).expect("fine").own_issuer, None);
+        assert_eq!(
+            options(&inside, Some(&token), &[]).expect("valid options").own_issuer,
+            None
+        );
+        assert_eq!(options(&[], None, &[]).expect("valid options").own_issuer, None);
     }
 
     #[test]

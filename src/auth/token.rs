@@ -198,13 +198,13 @@ mod tests {
     #[test]
     fn hostile_claims_are_parsed_safely() {
         let token = |claims: &str| format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims));
-        let claims = unverified_claims(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("claims");
+        let claims = unverified_claims(&token(r#"{"sub":"s","aud":"a","exp":12.5,"x":[1]}"#)).expect("valid claims");
         assert_eq!(claims.aud.all(), ["a"]);
         assert_eq!(
             claims.expires_at(),
             Some(SystemTime::UNIX_EPOCH + Duration::from_millis(12_500))
         );
-        let odd = unverified_claims(&token(r#"{"exp":-1e300,"nbf":1e300,"aud":["a","b"]}"#)).expect("claims");
+        let odd = unverified_claims(&token(r#"{"exp":-1e300,"nbf":1e300,"aud":["a","b"]}"#)).expect("valid claims");
         assert_eq!((odd.expires_at(), odd.not_before()), (None, None));
         let deep = "[".repeat(1_000_000);
         for bad in [

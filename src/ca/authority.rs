@@ -116,19 +116,23 @@ impl Authority {
         mut cross_certs: Vec<ExpiringRoot>,
         now: SystemTime,
     ) -> Self {
-        retained_roots.retain(|one| now < one.until && !self.roots.contains(&one.certificate));
-        cross_certs.retain(|one| now < one.until);
+        retained_roots.retain(|expiring| now < expiring.until && !self.roots.contains(&expiring.certificate));
+        cross_certs.retain(|expiring| now < expiring.until);
         let mut trusted_roots = self.bundle.roots.pem.to_vec();
         if !retained_roots.is_empty() && !trusted_roots.ends_with(b"\n") {
             trusted_roots.push(b'\n');
         }
-        trusted_roots.extend(retained_roots.iter().flat_map(|one| one.certificate.pem().into_bytes()));
+        trusted_roots.extend(
+            retained_roots
+                .iter()
+                .flat_map(|expiring| expiring.certificate.pem().into_bytes()),
+        );
         // A self-signed root in the chain would hide the cross-signed certificate, which has the same name and key.
         let own = self
             .own_chain
             .iter()
-            .filter(|one| cross_certs.is_empty() || !one.is_self_issued());
-        let chain = own.chain(cross_certs.iter().map(|one| &one.certificate));
+            .filter(|certificate| cross_certs.is_empty() || !certificate.is_self_issued());
+        let chain = own.chain(cross_certs.iter().map(|expiring| &expiring.certificate));
         self.chain = chain.map(Certificate::pem).collect();
         self.trusted_roots = Bytes::from(trusted_roots);
         self.retained_roots = retained_roots;
@@ -203,8 +207,8 @@ impl Authority {
             let text = format!("signing certificate {} has expired", self.certificate.name);
             return Err(error(SignErrorKind::Generation, text));
         }
-        let wanted = now.checked_add(lifetime).unwrap_or(self.path_expires_at);
-        let until = wanted.min(self.path_expires_at);
+        let requested_end = now.checked_add(lifetime).unwrap_or(self.path_expires_at);
+        let until = requested_end.min(self.path_expires_at);
         let validity = Validity {
             not_before: now.checked_sub(CLOCK_SKEW).unwrap_or(now),
             not_after: until,

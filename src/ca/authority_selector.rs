@@ -279,7 +279,8 @@ impl AuthoritySelector {
     /// Checks whether the roots of a plugged-in CA may change without a restart.
     /// Parity (pilot/pkg/bootstrap/istio_ca.go, handleEvent): only with multi-root, and if one set contains the other.
     fn check_root_change(&self, before: &[Certificate], after: &[Certificate]) -> Result<(), &'static str> {
-        let within = |few: &[Certificate], many: &[Certificate]| few.iter().all(|one| many.contains(one));
+        let within =
+            |few: &[Certificate], many: &[Certificate]| few.iter().all(|certificate| many.contains(certificate));
         let (fewer, more) = (within(after, before), within(before, after));
         if fewer && more {
             return Ok(());

@@ -144,7 +144,7 @@ impl CaBundle {
         if let Some(crl) = &self.crl {
             self.verify_crls(crl, &chain)?;
         }
-        let path_expires_at = path.iter().map(|one| one.not_after).min();
+        let path_expires_at = path.iter().map(|certificate| certificate.not_after).min();
         let root = path.last().map_or_else(|| certificate.clone(), |root| (*root).clone());
         Ok(VerifiedBundle {
             path_expires_at: path_expires_at.unwrap_or(certificate.not_after),
@@ -172,7 +172,7 @@ impl CaBundle {
         }
         match chain
             .iter()
-            .find(|one| !crls.iter().any(|list| one.has_signed_crl(list)))
+            .find(|certificate| !crls.iter().any(|list| certificate.has_signed_crl(list)))
         {
             Some(without) => Err(self.error(&crl.name, Problem::MissingCrl(without.name.clone()))),
             None => Ok(()),
@@ -196,7 +196,7 @@ pub(super) fn path<'a>(
     now: SystemTime,
     expiry_check: ExpiryCheck,
 ) -> Result<Vec<&'a Certificate>, String> {
-    let counts = |one: &Certificate| expiry_check == ExpiryCheck::Skipped || one.is_valid_at(now);
+    let counts = |certificate: &Certificate| expiry_check == ExpiryCheck::Skipped || certificate.is_valid_at(now);
     let mut expired = None;
     // Depth-first search; each entry is a path to extend.
     let mut open = vec![vec![from]];
@@ -212,13 +212,16 @@ pub(super) fn path<'a>(
         if path.len() >= PATH_LEN_MAX || last.is_self_issued() && path.len() > 1 {
             continue;
         }
-        let further = chain.iter().chain(roots.iter()).filter(|one| !path.contains(one));
-        for issuer in further.filter(|one| last.is_issued_by(one)) {
+        let further = chain
+            .iter()
+            .chain(roots.iter())
+            .filter(|certificate| !path.contains(certificate));
+        for issuer in further.filter(|certificate| last.is_issued_by(certificate)) {
             open.push(path.iter().copied().chain([issuer]).collect());
         }
     }
     Err(match expired {
-        Some(one) => format!("certificate {} is expired or not yet valid", one.name),
+        Some(certificate) => format!("certificate {} is expired or not yet valid", certificate.name),
         None => format!("no path from {} to a root", from.name),
     })
 }

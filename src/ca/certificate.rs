@@ -69,10 +69,12 @@ impl Certificate {
         let fields = &parsed.tbs_certificate;
         let constraints = parsed.basic_constraints().map_err(|error| error.to_string())?;
         let usage = parsed.key_usage().map_err(|error| error.to_string())?;
-        let key_id = fields.iter_extensions().find_map(|one| match one.parsed_extension() {
-            ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
-            _ => None,
-        });
+        let key_id = fields
+            .iter_extensions()
+            .find_map(|extension| match extension.parsed_extension() {
+                ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
+                _ => None,
+            });
         Ok(Self {
             subject: fields.subject.as_raw().to_vec(),
             issuer: fields.issuer.as_raw().to_vec(),
@@ -80,7 +82,8 @@ impl Certificate {
             key_id,
             not_before: der::system_time(fields.validity.not_before.timestamp()),
             not_after: der::system_time(fields.validity.not_after.timestamp()),
-            is_ca: constraints.is_some_and(|one| one.value.ca) && usage.is_none_or(|one| one.value.key_cert_sign()),
+            is_ca: constraints.is_some_and(|extension| extension.value.ca)
+                && usage.is_none_or(|extension| extension.value.key_cert_sign()),
             name: fields.subject.to_string().into(),
             der,
         })

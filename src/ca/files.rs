@@ -42,7 +42,7 @@ impl FileWatch {
             }
         };
         let watcher = RecommendedWatcher::new(notify, Config::default()).inspect_err(|error| {
-            tracing::warn!(%error, "file watch failed; falling back to polling");
+            tracing::warn!(%error, "file watch unavailable, polling instead");
         });
         let mut watch = Self {
             watcher: watcher.ok(),

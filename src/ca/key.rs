@@ -76,7 +76,7 @@ impl PrivateKey {
 
     /// Generates a key. RSA takes a tenth of a second or more.
     pub fn generate(kind: KeyKind) -> Result<Self, KeyError> {
-        let made = match kind {
+        let pair = match kind {
             KeyKind::Rsa(2048) => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_2048),
             KeyKind::Rsa(3072) => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_3072),
             KeyKind::Rsa(4096) => KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, RsaKeySize::_4096),
@@ -86,7 +86,7 @@ impl PrivateKey {
             KeyKind::Ed25519 => KeyPair::generate_for(&rcgen::PKCS_ED25519),
             KeyKind::Rsa(_) => return Err(KeyError::Kind(kind)),
         };
-        let pair = made.map_err(|_| KeyError::Generation)?;
+        let pair = pair.map_err(|_| KeyError::Generation)?;
         let pem = pem("PRIVATE KEY", pair.serialized_der());
         Self::new(pair, Sensitive::new(Bytes::from(pem)))
     }
@@ -219,10 +219,10 @@ mod tests {
     #[test]
     fn keys_that_were_made_are_read_again() {
         for kind in KINDS {
-            let made = PrivateKey::generate(kind).unwrap();
-            assert_eq!(made.kind(), kind);
-            let read = PrivateKey::from_pem(made.pem()).unwrap();
-            assert_eq!((read.kind(), read.public()), (kind, made.public()));
+            let generated = PrivateKey::generate(kind).unwrap();
+            assert_eq!(generated.kind(), kind);
+            let read = PrivateKey::from_pem(generated.pem()).unwrap();
+            assert_eq!((read.kind(), read.public()), (kind, generated.public()));
         }
         assert_eq!(
             PrivateKey::generate(KeyKind::Rsa(1024)).unwrap_err(),

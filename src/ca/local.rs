@@ -272,8 +272,8 @@ impl CaController {
                 let (organization, options, now) =
                     (organization.clone(), self.selector.rules.root.clone(), (self.clock)());
                 // Generating an RSA key is slow and must not block streams.
-                let made = spawn_blocking(move || Root::new(&organization, &options, now)).await;
-                match made {
+                let root = spawn_blocking(move || Root::new(&organization, &options, now)).await;
+                match root {
                     Ok(Ok(root)) => root,
                     Ok(Err(error)) => return Some(self.retry_after("root creation failed", &error)),
                     Err(error) => return Some(self.retry_after("root creation failed", &error)),
@@ -304,7 +304,7 @@ impl CaController {
             .saturating_mul(2_u32.saturating_pow(self.failures))
             .min(RETRY_MAX);
         self.failures = self.failures.saturating_add(1);
-        tracing::warn!(%error, "{what}; retrying");
+        tracing::warn!(%error, "{what}, retrying");
         Instant::now() + wait
     }
 
@@ -312,8 +312,8 @@ impl CaController {
         let folder = self.options.folder.clone();
         match spawn_blocking(move || plugged_in::read(&folder)).await {
             Ok(Ok(files)) => self.selector.files = files,
-            Ok(Err(error)) => tracing::warn!(%error, "CA folder read failed; keeping the last content"),
-            Err(error) => tracing::warn!(%error, "CA folder read failed; keeping the last content"),
+            Ok(Err(error)) => tracing::warn!(%error, "failed to read CA folder, keeping the last content"),
+            Err(error) => tracing::warn!(%error, "failed to read CA folder, keeping the last content"),
         }
     }
 

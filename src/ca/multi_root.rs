@@ -144,7 +144,7 @@ impl TrustController {
                 () = changed(&mut self.mesh) => is_changed = true,
                 Some((url, roots)) = fetching.next() => {
                     if let Err(error) = &roots {
-                        tracing::warn!(%url, error, "SPIFFE bundle fetch failed; keeping the last roots");
+                        tracing::warn!(%url, error, "failed to fetch SPIFFE bundle, keeping the last roots");
                     }
                     is_changed = endpoints.record_response(&url, roots, (self.now)());
                 }

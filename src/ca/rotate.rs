@@ -34,8 +34,8 @@ pub fn hand_over(before: &Authority, next: Authority, span: Duration, now: Syste
             until: until.min(root.not_after),
             certificate: root.clone(),
         };
-        match retained_roots.iter_mut().find(|one| one.certificate == *root) {
-            Some(one) => one.until = one.until.max(expiring.until),
+        match retained_roots.iter_mut().find(|retained| retained.certificate == *root) {
+            Some(retained) => retained.until = retained.until.max(expiring.until),
             None => retained_roots.push(expiring),
         }
     }
@@ -63,7 +63,7 @@ pub fn inherit_retained(before: &Authority, next: Authority, now: SystemTime) ->
 /// Returns the authority without expired roots and cross-signed certificates; `None` if none has expired.
 pub fn without_expired(authority: &Authority, now: SystemTime) -> Option<Authority> {
     let mut all = authority.retained_roots().iter().chain(authority.cross_certs());
-    all.any(|one| one.until <= now).then(|| {
+    all.any(|root| root.until <= now).then(|| {
         let (retained_roots, cross_certs) = (authority.retained_roots().to_vec(), authority.cross_certs().to_vec());
         authority.clone().with_retained(retained_roots, cross_certs, now)
     })
@@ -73,7 +73,7 @@ pub fn without_expired(authority: &Authority, now: SystemTime) -> Option<Authori
 fn covers(roots: &[Certificate], root: &Certificate) -> bool {
     roots
         .iter()
-        .any(|one| one.subject == root.subject && one.public_key == root.public_key)
+        .any(|certificate| certificate.subject == root.subject && certificate.public_key == root.public_key)
 }
 
 /// Cross-signs a root by another authority. Returns the certificate and the path to that authority's root.
@@ -81,11 +81,14 @@ fn cross_sign(before: &Authority, root: &Certificate, validity: Validity) -> Res
     let der = certificate::cross_signed(root, validity, before.certificate(), before.key())
         .map_err(|error| error.to_string())?;
     let cross_cert = Certificate::from_der(der.into())?;
-    let above = before.own_chain().iter().filter(|one| !one.is_self_issued());
+    let above = before
+        .own_chain()
+        .iter()
+        .filter(|certificate| !certificate.is_self_issued());
     let all = std::iter::once(&cross_cert).chain(above);
     Ok(all
-        .map(|one| ExpiringRoot {
-            certificate: one.clone(),
+        .map(|certificate| ExpiringRoot {
+            certificate: certificate.clone(),
             until: validity.not_after,
         })
         .collect())

@@ -70,7 +70,7 @@ impl Root {
         let der = certificate::renewed_root(old, validity(options, now), &pair)?;
         let additional_roots = trusted
             .iter()
-            .filter(|one| now < one.not_after)
+            .filter(|root| now < root.not_after)
             .take(ADDITIONAL_ROOTS_MAX);
         Ok(Self {
             certificate: Bytes::from(key::pem("CERTIFICATE", &der)),
@@ -117,7 +117,7 @@ impl Root {
         let additional_roots = std::iter::once(self.additional_roots.clone()).chain(folder);
         // Invalid additional roots are ignored; the root itself suffices.
         let additional_roots = additional_roots.flat_map(|pem| Certificate::all_from_pem(&pem).unwrap_or_default());
-        let holding = additional_roots.filter(|one| one.is_ca && now < one.not_after);
+        let holding = additional_roots.filter(|root| root.is_ca && now < root.not_after);
         CaBundle {
             location,
             certificate: part(CERTIFICATE, self.certificate.clone()),
@@ -133,10 +133,10 @@ impl Root {
     fn merged_with(&self, additional_roots: impl IntoIterator<Item = Certificate>) -> Bytes {
         let mut pem = String::from_utf8_lossy(&self.certificate).trim_end().to_owned() + "\n";
         let mut known = Certificate::all_from_pem(&self.certificate).unwrap_or_default();
-        for one in additional_roots {
-            if !known.contains(&one) {
-                pem.push_str(&one.pem());
-                known.push(one);
+        for root in additional_roots {
+            if !known.contains(&root) {
+                pem.push_str(&root.pem());
+                known.push(root);
             }
         }
         Bytes::from(pem)

@@ -310,7 +310,7 @@ async fn follow_files(files: ServingFiles, clock: Clock, out: ServingSender) {
                     (loaded, last_error) = (Some(contents), String::new());
                 }
                 Err(error) if error != last_error => {
-                    tracing::error!(%error, "serving certificate load failed; keeping the last one");
+                    tracing::error!(%error, "failed to load serving certificate, keeping the last one");
                     last_error = error;
                 }
                 Err(_) => {}
@@ -427,7 +427,7 @@ impl IssuedCertificate {
             })
         });
         match making.await {
-            Ok(made) => made.map_err(|error: SignError| error.to_string()),
+            Ok(result) => result.map_err(|error: SignError| error.to_string()),
             Err(error) => Err(error.to_string()),
         }
     }
@@ -461,10 +461,10 @@ struct SignerClient {
 impl SignerClient {
     /// Generates a key, and has a certificate signed for it.
     async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
-        let wanted = names.to_vec();
-        let making = tokio::task::spawn_blocking(move || material::request(&wanted));
+        let requested = names.to_vec();
+        let making = tokio::task::spawn_blocking(move || material::request(&requested));
         let (csr, key) = match making.await {
-            Ok(made) => made.map_err(|error| error.to_string())?,
+            Ok(result) => result.map_err(|error| error.to_string())?,
             Err(error) => return Err(error.to_string()),
         };
         let spec = request::CsrSpec {
@@ -490,7 +490,7 @@ async fn follow_signer(
 ) {
     let mut failures = 0;
     // The inputs of the last certificate, and the time of its renewal.
-    let mut made: Option<(Vec<SmolStr>, Bytes)> = None;
+    let mut last_inputs: Option<(Vec<SmolStr>, Bytes)> = None;
     let mut renew_at = SystemTime::UNIX_EPOCH;
     loop {
         let trust = mesh.borrow_and_update().clone();
@@ -500,18 +500,18 @@ async fn follow_signer(
         let mut wait = clock.poll_interval;
         match (&trust, roots) {
             (Some(trust), Some(roots)) => {
-                let wanted = (rules.all_names(&trust.discovery_host), Bytes::from(roots.to_owned()));
-                if made.as_ref() != Some(&wanted) || renew_at <= (clock.now)() {
-                    let ordered = signer_client.certificate(&wanted.0, rules.lifetime).await;
+                let inputs = (rules.all_names(&trust.discovery_host), Bytes::from(roots.to_owned()));
+                if last_inputs.as_ref() != Some(&inputs) || renew_at <= (clock.now)() {
+                    let ordered = signer_client.certificate(&inputs.0, rules.lifetime).await;
                     let now = (clock.now)();
                     let own = ordered.and_then(|(chain, key)| {
-                        certificate(&chain, &key, wanted.1.clone(), now).map_err(|error| error.to_string())
+                        certificate(&chain, &key, inputs.1.clone(), now).map_err(|error| error.to_string())
                     });
                     match own {
                         Ok(own) => {
                             renew_at = now + time_until_renewal(now, own.expires_at, now);
                             publish(&out, own, "a Kubernetes signer");
-                            (made, failures) = (Some(wanted), 0);
+                            (last_inputs, failures) = (Some(inputs), 0);
                         }
                         Err(error) => {
                             tracing::error!(%error, "serving certificate signing by Kubernetes failed");

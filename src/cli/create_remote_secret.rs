@@ -135,14 +135,14 @@ enum CreateError {
 
 impl CreateError {
     /// Wraps a failed request with its purpose.
-    fn request(wanted: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        let wanted = wanted.into();
+    fn request(purpose: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
+        let purpose = purpose.into();
         move |error| {
-            let told = match error {
+            let message = match error {
                 kube::Error::Api(status) => status.message.clone(),
                 other => other.to_string(),
             };
-            Self::Request(wanted, told)
+            Self::Request(purpose, message)
         }
     }
 }
@@ -182,13 +182,13 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         None => cluster_uid(client.clone()).await?,
     };
     let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
-    let wanted = account::AccountRequest {
+    let account = account::AccountRequest {
         name: service_account(flags).to_owned(),
         secret: flags.secret_name.clone(),
         create: flags.create_service_account && flags.secret_type == SecretType::Remote,
         namespace: namespace.clone(),
     };
-    let token = account::token(client, &wanted).await?;
+    let token = account::token(client, &account).await?;
     let server = server(flags, current);
     let access = Access {
         cluster,
@@ -245,11 +245,11 @@ fn server(flags: &CreateRemoteSecretFlags, current: String) -> String {
 
 async fn cluster_uid(client: kube::Client) -> Result<String, CreateError> {
     let namespaces: Api<Namespace> = Api::all(client);
-    let wanted = "read the namespace kube-system, whose UID is the default of --name";
+    let purpose = "read the namespace kube-system, whose UID is the default of --name";
     let namespace = namespaces
         .get("kube-system")
         .await
-        .map_err(CreateError::request(wanted))?;
+        .map_err(CreateError::request(purpose))?;
     Ok(namespace.metadata.uid.unwrap_or_default())
 }
 

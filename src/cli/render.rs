@@ -150,7 +150,7 @@ fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
                 reason,
             };
             if name.is_empty() || name.contains(['/', '\\']) || name.starts_with('.') {
-                return Err(error("needs a name that can be a folder's".into()));
+                return Err(error("needs a name that is valid as a folder name".into()));
             }
             let metadata = entry.get("metadata").and_then(Value::as_object);
             let metadata = metadata.map(|map| map.iter().map(|(k, v)| (k.clone(), v.clone())).collect());
@@ -189,7 +189,7 @@ fn identity(entry: &Value, proxy: &Proxy) -> Result<Option<Identity>, String> {
     };
     let text = id.as_str().unwrap_or_default();
     let identity = Identity::from_spiffe(text);
-    let identity = identity.ok_or_else(|| format!("identity {text:?} is no SPIFFE id of a service account"));
+    let identity = identity.ok_or_else(|| format!("identity {text:?} is not the SPIFFE id of a service account"));
     identity.map(Some)
 }
 
@@ -315,7 +315,7 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
         eprintln!("Warning: EnvoyFilter {}{text}", note.detail);
     }
     for panic in &report.panics {
-        eprintln!("a generator panicked; this is a defect of istiod: {panic}");
+        eprintln!("a generator panicked; this is a bug in istiod: {panic}");
     }
     println!("{:<40} RESOURCES", "PROXY");
     for (proxy, types) in &report.written {

@@ -81,7 +81,7 @@ async fn send(flags: &RequestFlags) -> Result<String, RequestError> {
         .await
         .map_err(|error| RequestError::Unreachable(uri, error.to_string()))?;
     let text = String::from_utf8_lossy(&body.to_bytes()).into_owned();
-    // Parity (pilot/cmd/pilot-agent/app/request.go): the response for a missing page is printed, not an error.
+    // Parity (pilot/pkg/request/command.go): the response for a missing page is printed, not an error.
     if status > 399 && status != 404 {
         Err(RequestError::Status(status, text))
     } else {

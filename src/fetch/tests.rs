@@ -1,4 +1,4 @@
-//! Against servers on loopback, and a resolver that says what a trial wants.
+//! Tests with servers on loopback and a scripted resolver.
 
 use std::{
     collections::BTreeMap,
@@ -48,7 +48,7 @@ impl Names {
 impl Resolve for Names {
     fn addresses<'a>(&'a self, host: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>> {
         self.questions.fetch_add(1, Ordering::Relaxed);
-        let mut answers = self.answers.lock().expect("nothing panics with it");
+        let mut answers = self.answers.lock().expect("an unpoisoned lock");
         let answer = match answers.get_mut(host) {
             Some(list) if list.len() > 1 => Ok(list.remove(0)),
             Some(list) => Ok(list[0].clone()),
@@ -75,7 +75,7 @@ impl Server {
     async fn start_with(ip: &str, answer: impl Into<Vec<u8>>, tls: Option<TlsAcceptor>) -> Self {
         let ip: IpAddr = ip.parse().expect("an address");
         let listener = TcpListener::bind((ip, 0)).await.expect("a free port");
-        let address = listener.local_addr().expect("it listens");
+        let address = listener.local_addr().expect("a listening socket");
         let connections = Arc::new(AtomicUsize::new(0));
         let asked = Arc::new(Mutex::new(String::new()));
         let (answer, counter, heads) = (answer.into(), connections.clone(), asked.clone());
@@ -110,13 +110,13 @@ impl Server {
     }
 
     fn asked(&self) -> String {
-        self.asked.lock().expect("nothing panics with it").clone()
+        self.asked.lock().expect("an unpoisoned lock").clone()
     }
 }
 
 async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: &[u8], asked: &Mutex<String>) {
     let head = read_head(&mut stream).await;
-    *asked.lock().expect("nothing panics with it") = head;
+    *asked.lock().expect("an unpoisoned lock") = head;
     let _gone = stream.write_all(answer).await;
     let _gone = stream.shutdown().await;
 }
@@ -129,7 +129,7 @@ async fn read_head(stream: &mut (impl AsyncRead + Unpin)) -> String {
             Err(_) => break,
         }
     }
-    String::from_utf8(head).expect("heads are text")
+    String::from_utf8(head).expect("a text header")
 }
 
 fn ok(body: &str) -> String {
@@ -164,7 +164,7 @@ async fn a_document_is_fetched_through_relative_and_absolute_redirects() {
     let body = fetcher
         .get(&first.url("issuer.test"), PATIENCE)
         .await
-        .expect("it is there");
+        .expect("a listening server");
     assert_eq!(body, "keys");
     assert!(last.asked().starts_with("GET /a?b=c HTTP/1.1\r\n"), "{}", last.asked());
     assert!(
@@ -229,14 +229,14 @@ async fn r6_a_redirect_is_checked_like_the_first_address() {
     assert_eq!(inside.connections(), 0);
 }
 
-/// A name that is harmless when it is checked and harmful when it is connected to: there is no second look.
+/// A name that resolves to an allowed address when it is checked and to a blocked one later. It is resolved once.
 #[tokio::test]
 async fn r6_a_name_is_resolved_once_for_check_and_connection() {
     let harmless = Server::start("127.0.0.1", ok("harmless")).await;
     let port = harmless.address.port();
     let inside = TcpListener::bind((Ipv4Addr::new(127, 0, 0, 2), port))
         .await
-        .expect("the port is free there too");
+        .expect("a free port on both addresses");
     let names = Names::of(&[("rebound.test", &[&["127.0.0.1"], &["127.0.0.2"]])]);
     let fetcher = Fetcher::with_resolver(blocking(&["127.0.0.2/32"]), names.clone());
     let url = harmless.url("rebound.test");
@@ -270,7 +270,7 @@ async fn r6_of_several_addresses_only_allowed_ones_are_tried() {
         fetcher
             .get(&server.url("both.test"), PATIENCE)
             .await
-            .expect("one is allowed"),
+            .expect("one allowed address"),
         "keys"
     );
 }
@@ -288,7 +288,7 @@ async fn r6_blocked_addresses_are_not_requested_through_a_proxy() {
         assert!(is_blocked(&result), "{host}: {result:?}");
     }
     assert_eq!(proxy.connections(), 0);
-    // A name that means something to the proxy alone is its business.
+    // A name that only the proxy can resolve is left to the proxy.
     let body = fetcher
         .get("http://outside.test/a", PATIENCE)
         .await
@@ -320,7 +320,7 @@ async fn a_body_is_bounded() {
         fetcher
             .get(&fits.url("127.0.0.1"), PATIENCE)
             .await
-            .expect("it fits")
+            .expect("a document within the limit")
             .len(),
         1000
     );
@@ -338,7 +338,7 @@ async fn a_head_is_bounded() {
 #[tokio::test]
 async fn a_server_that_hangs_costs_no_more_than_the_time() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
-    let url = format!("http://{}/", listener.local_addr().expect("it listens"));
+    let url = format!("http://{}/", listener.local_addr().expect("a listening socket"));
     let fetcher = Fetcher::with_resolver(FetchOptions::default(), Names::of(&[]));
     let timeout = Duration::from_millis(100);
     assert_eq!(fetcher.get(&url, timeout).await, Err(FetchError::Timeout(timeout)));
@@ -362,22 +362,22 @@ async fn urls_that_make_no_sense_are_refused() {
         let result = fetcher.get(url, PATIENCE).await;
         assert!(matches!(result, Err(FetchError::Url(_))), "{url}: {result:?}");
     }
-    let result = fetcher.get("http://nobody.test/", PATIENCE).await;
+    let result = fetcher.get("http://missing.test/", PATIENCE).await;
     assert!(matches!(result, Err(FetchError::Resolve { .. })), "{result:?}");
 }
 
 /// A server's side of TLS for `keys.test`, and its root as PEM.
 fn certificate() -> (TlsAcceptor, Bytes) {
-    let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("a certificate");
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("a key");
+    let certified = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("a certificate");
+    let key = rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).expect("a key");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("both versions")
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
-        .expect("they belong together");
-    (TlsAcceptor::from(Arc::new(config)), made.cert.pem().into())
+        .with_single_cert(vec![certified.cert.der().clone()], key)
+        .expect("a matching key and certificate");
+    (TlsAcceptor::from(Arc::new(config)), certified.cert.pem().into())
 }
 
 #[tokio::test]
@@ -401,11 +401,14 @@ async fn servers_are_verified() {
         trusting
             .get(&url("keys.test"), PATIENCE)
             .await
-            .expect("its root is known"),
+            .expect("a trusted server"),
         "keys"
     );
     assert_eq!(
-        careless.get(&url("other.test"), PATIENCE).await.expect("anything goes"),
+        careless
+            .get(&url("other.test"), PATIENCE)
+            .await
+            .expect("an unverified server"),
         "keys"
     );
     for (fetcher, host) in [(&trusting, "other.test"), (&distrusting, "keys.test")] {
@@ -436,18 +439,18 @@ async fn https_uses_a_connect_tunnel_of_the_proxy() {
     let server = Server::start_with("127.0.0.1", ok("keys"), Some(tls)).await;
     let to = server.address;
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
-    let proxy = listener.local_addr().expect("it listens");
+    let proxy = listener.local_addr().expect("a listening socket");
     let asked = Arc::new(Mutex::new(String::new()));
     let heads = asked.clone();
     let mut tasks = JoinSet::new();
     tasks.spawn(async move {
         let (mut client, _) = listener.accept().await.expect("a client");
-        *heads.lock().expect("nothing panics with it") = read_head(&mut client).await;
+        *heads.lock().expect("an unpoisoned lock") = read_head(&mut client).await;
         client
             .write_all(b"HTTP/1.1 200 Connected\r\n\r\n")
             .await
-            .expect("it listens");
-        let mut server = TcpStream::connect(to).await.expect("it is there");
+            .expect("a listening socket");
+        let mut server = TcpStream::connect(to).await.expect("a listening server");
         let _gone = tokio::io::copy_bidirectional(&mut client, &mut server).await;
     });
     let matcher = Matcher::builder().https(format!("http://user:word@{proxy}")).build();
@@ -460,10 +463,10 @@ async fn https_uses_a_connect_tunnel_of_the_proxy() {
         fetcher
             .get("https://keys.test/", PATIENCE)
             .await
-            .expect("through the tunnel"),
+            .expect("an answer through the tunnel"),
         "keys"
     );
-    let head = asked.lock().expect("nothing panics with it").to_ascii_lowercase();
+    let head = asked.lock().expect("an unpoisoned lock").to_ascii_lowercase();
     assert!(head.starts_with("connect keys.test:443 http/1.1\r\n"), "{head}");
     assert!(head.contains("proxy-authorization: basic "), "{head}");
 }

@@ -73,15 +73,15 @@ impl Patches {
                 if !counts || !patch.proxy.matches(&proxy.version_text, &proxy_class.metadata) {
                     continue;
                 }
-                let one = PatchRef {
+                let reference = PatchRef {
                     filter: key.clone(),
                     index,
                 };
                 match filters::absent(&proxy.extensions, patch) {
                     Some(filter) if matches!(class, PatchClass::Cluster | PatchClass::Route) => {
-                        lacking.push((one, filter));
+                        lacking.push((reference, filter));
                     }
-                    _ => lists[class as usize].push(one),
+                    _ => lists[class as usize].push(reference),
                 }
             }
         }
@@ -119,8 +119,8 @@ pub fn resolve_each<'a, 'r>(
     refs: &'r [PatchRef],
 ) -> impl Iterator<Item = (&'r PatchRef, &'a Patch)> {
     let ctx = *ctx;
-    refs.iter().filter_map(move |one| {
-        let row = ctx.mesh.envoy_filter_patches.get(ctx.cx, &one.filter)?;
-        Some((one, row.patches.get(one.index)?))
+    refs.iter().filter_map(move |reference| {
+        let row = ctx.mesh.envoy_filter_patches.get(ctx.cx, &reference.filter)?;
+        Some((reference, row.patches.get(reference.index)?))
     })
 }

@@ -125,8 +125,8 @@ fn addresses(ctx: &BuildContext, needs: Option<&PerReplicaInputs>, proxy: &Proxy
     let features = &ctx.mesh.installation.features;
     let in_tunnels = features.pilot_enable_sidecar_listening_hbone && proxy.node.has(MetadataKey::EnableHbone);
     let in_listeners = needs.is_some_and(|needs| needs.addresses(&proxy.node.namespace));
-    let wanted = proxy.node.proxy_type == ProxyType::Sidecar && (in_tunnels || in_listeners);
-    let addresses = wanted.then(|| proxy.addresses.clone());
+    let uses_addresses = proxy.node.proxy_type == ProxyType::Sidecar && (in_tunnels || in_listeners);
+    let addresses = uses_addresses.then(|| proxy.addresses.clone());
     addresses.unwrap_or_default().into()
 }
 

@@ -147,15 +147,15 @@ impl VipView {
     /// Keeps the addresses that the proxy can reach. A dual-stack proxy gets those of the first address's family.
     fn of_family(&self, addresses: &[SmolStr]) -> Vec<SmolStr> {
         let family = |text: &SmolStr| cidr::parse(text).map(|net| net.addr());
-        let wanted = match self.ip_mode {
+        let family_filter = match self.ip_mode {
             IpMode::V4 => Some(true),
             IpMode::V6 => Some(false),
             IpMode::Dual => addresses.first().and_then(family).map(|ip| ip.is_ipv4()),
         };
-        let is_wanted = |ip: IpAddr| wanted.is_none_or(|v4| v4 == ip.is_ipv4());
+        let is_supported = |ip: IpAddr| family_filter.is_none_or(|v4| v4 == ip.is_ipv4());
         addresses
             .iter()
-            .filter(|text| family(text).is_some_and(is_wanted))
+            .filter(|text| family(text).is_some_and(is_supported))
             .cloned()
             .collect()
     }

@@ -1,4 +1,4 @@
-//! Reviews of who may read Secrets, by the API server of each reader's cluster (SubjectAccessReview). The readers
+//! Reviews of access to Secrets, by the API server of each reader's cluster (SubjectAccessReview). The readers
 //! follow from the connected proxies; a result is a change like others.
 //!
 //! Results are reviewed again soon, because permissions may be revoked or granted. While an API server does not
@@ -106,7 +106,7 @@ impl Counts {
         let counts = IntCounterVec::new(
             Opts::new(
                 "istiod_access_reviews_total",
-                "Answers of API servers about who may read Secrets, and questions without an answer (failed).",
+                "Reviews of access to Secrets by API servers; result failed means no answer.",
             ),
             &["result"],
         )?;
@@ -139,7 +139,7 @@ struct Reviewer<R> {
 #[derive(Default)]
 struct Reader {
     /// Published result.
-    told: Option<Access>,
+    published: Option<Access>,
     /// True if the last review failed.
     failing: bool,
 }
@@ -197,7 +197,7 @@ impl<R: Review> Reviewer<R> {
             if !keep {
                 self.in_flight.cancel(subject);
             }
-            if !keep && reader.told.is_some() {
+            if !keep && reader.published.is_some() {
                 let key = AccessReview::key(config_cluster, subject);
                 gone.push(Change::Remove(AccessReview::KIND, key));
             }
@@ -231,9 +231,9 @@ impl<R: Review> Reviewer<R> {
             Err(ReviewError::UnknownCluster(reason)) => Access::Denied(reason),
             Err(ReviewError::Failed(reason)) => {
                 if !std::mem::replace(&mut reader.failing, true) {
-                    tracing::warn!(%subject, %reason, kept = ?reader.told, "access review failed, keeping last result");
+                    tracing::warn!(%subject, %reason, kept = ?reader.published, "access review failed, keeping last result");
                 }
-                match &reader.told {
+                match &reader.published {
                     Some(Access::Allowed | Access::Denied(_)) => return true,
                     Some(Access::Unknown(_)) | None => Access::Unknown(reason),
                 }
@@ -242,11 +242,11 @@ impl<R: Review> Reviewer<R> {
         if !matches!(access, Access::Unknown(_)) {
             reader.failing = false;
         }
-        if reader.told.as_ref() == Some(&access) {
+        if reader.published.as_ref() == Some(&access) {
             return true;
         }
-        tracing::info!(%subject, ?access, before = ?reader.told, "access to Secrets reviewed");
-        reader.told = Some(access.clone());
+        tracing::info!(%subject, ?access, before = ?reader.published, "access to Secrets reviewed");
+        reader.published = Some(access.clone());
         let key = AccessReview::key(&self.config_cluster, &subject);
         let change = Change::Upsert(AccessReview { key, access }.into());
         self.changes.send(vec![change]).await.is_ok()

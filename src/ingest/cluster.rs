@@ -375,7 +375,7 @@ fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
         Err(_) => {
             let finding = FieldError {
                 field: String::new(),
-                message: "reading it failed; this is a defect of istiod".to_owned(),
+                message: "reading it failed; this is a bug in istiod".to_owned(),
             };
             (
                 None,

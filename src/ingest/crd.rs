@@ -53,7 +53,7 @@ impl CustomKind {
 
 /// State of the definitions of supported kinds.
 struct Definitions {
-    wanted: BTreeMap<SmolStr, CustomKind>,
+    kinds: BTreeMap<SmolStr, CustomKind>,
     /// Existing definitions.
     present: BTreeSet<SmolStr>,
     /// Definitions whose versions are not known yet.
@@ -66,7 +66,7 @@ struct Definitions {
 pub async fn follow(
     cluster: ClusterId,
     client: Client,
-    wanted: Vec<CustomKind>,
+    kinds: Vec<CustomKind>,
     shared: Arc<IngestContext>,
     out: watch::Sender<Option<Served>>,
 ) {
@@ -84,7 +84,7 @@ pub async fn follow(
     let name = |object: Object| SmolStr::new(object.name());
     let watching = watch_as(client.clone(), target, health, name, sender);
     shared.environment.tasks.spawn_until_shutdown("watch", watching);
-    let mut definitions = Definitions::new(wanted);
+    let mut definitions = Definitions::new(kinds);
     let mut wait = FIRST_WAIT;
     loop {
         let waiting = definitions.listed && !definitions.unresolved.is_empty();
@@ -120,9 +120,9 @@ pub async fn follow(
 }
 
 impl Definitions {
-    fn new(wanted: Vec<CustomKind>) -> Self {
+    fn new(kinds: Vec<CustomKind>) -> Self {
         Self {
-            wanted: wanted.into_iter().map(|wanted| (wanted.definition(), wanted)).collect(),
+            kinds: kinds.into_iter().map(|kind| (kind.definition(), kind)).collect(),
             present: BTreeSet::new(),
             unresolved: BTreeSet::new(),
             served: Served::new(),
@@ -134,8 +134,7 @@ impl Definitions {
     fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
         match event {
             WatchEvent::Restarted(all) => {
-                let present: BTreeSet<SmolStr> =
-                    all.into_iter().filter(|name| self.wanted.contains_key(name)).collect();
+                let present: BTreeSet<SmolStr> = all.into_iter().filter(|name| self.kinds.contains_key(name)).collect();
                 for gone in self.present.difference(&present).cloned().collect::<Vec<_>>() {
                     self.forget(&gone);
                 }
@@ -144,7 +143,7 @@ impl Definitions {
                 self.listed = true;
                 !self.unresolved.is_empty()
             }
-            WatchEvent::Applied(name) if self.wanted.contains_key(&name) => {
+            WatchEvent::Applied(name) if self.kinds.contains_key(&name) => {
                 self.present.insert(name.clone());
                 self.unresolved.insert(name);
                 true
@@ -160,8 +159,8 @@ impl Definitions {
     fn forget(&mut self, name: &SmolStr) {
         self.present.remove(name);
         self.unresolved.remove(name);
-        if let Some(wanted) = self.wanted.get(name) {
-            self.served.remove(&wanted.kind);
+        if let Some(custom_kind) = self.kinds.get(name) {
+            self.served.remove(&custom_kind.kind);
         }
     }
 
@@ -170,28 +169,30 @@ impl Definitions {
     async fn resolve(&mut self, client: &Client) -> bool {
         let mut answers: BTreeMap<SmolStr, BTreeSet<String>> = BTreeMap::new();
         for name in self.unresolved.clone() {
-            let Some(wanted) = self.wanted.get(&name) else { continue };
+            let Some(custom_kind) = self.kinds.get(&name) else {
+                continue;
+            };
             let mut found = None;
-            for version in &wanted.versions {
-                let group_version = SmolStr::from(format!("{}/{version}", wanted.group));
+            for version in &custom_kind.versions {
+                let group_version = SmolStr::from(format!("{}/{version}", custom_kind.group));
                 if !answers.contains_key(&group_version) {
                     let Some(plurals) = plurals(client, &group_version).await else {
                         return false;
                     };
                     answers.insert(group_version.clone(), plurals);
                 }
-                if answers[&group_version].contains(wanted.kind.plural()) {
+                if answers[&group_version].contains(custom_kind.kind.plural()) {
                     found = Some(resource(
-                        wanted.kind.name(),
-                        wanted.kind.plural(),
-                        &wanted.group,
+                        custom_kind.kind.name(),
+                        custom_kind.kind.plural(),
+                        &custom_kind.group,
                         version,
                     ));
                     break;
                 }
             }
             if let Some(resource) = found {
-                self.served.insert(wanted.kind, resource);
+                self.served.insert(custom_kind.kind, resource);
                 self.unresolved.remove(&name);
             }
         }
@@ -219,12 +220,12 @@ mod tests {
     use super::*;
 
     fn definitions() -> Definitions {
-        let wanted = |kind: Kind| CustomKind {
+        let custom_kind = |kind: Kind| CustomKind {
             kind,
             group: kind.group().into(),
             versions: vec!["v1".into()],
         };
-        Definitions::new(vec![wanted(Kind::Sidecar), wanted(Kind::VirtualService)])
+        Definitions::new(vec![custom_kind(Kind::Sidecar), custom_kind(Kind::VirtualService)])
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub struct FileSource {
     files: BTreeMap<String, File>,
     rows: Rows,
     /// Diagnostics of objects that are declared more than once.
-    twice: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
+    duplicates: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
     /// True if the last listing of the folder failed.
     is_unreadable: bool,
     env: Option<BTreeMap<String, String>>,
@@ -120,7 +120,7 @@ impl FileSource {
             standing: ActiveDiagnostics::new(report),
             files: BTreeMap::new(),
             rows: Rows::default(),
-            twice: BTreeMap::new(),
+            duplicates: BTreeMap::new(),
             is_unreadable: false,
             env: None,
             proxies: Vec::new(),
@@ -265,9 +265,9 @@ impl FileSource {
                 let object = declared.get(&(&key.cluster, kind, key));
                 let row = object.map(|object| object.row).filter(|row| self.counts(row));
                 self.rows.put(kind, key, row, &mut changes);
-                self.twice.remove(&(kind, key.clone()));
-                if let Some(object) = object.filter(|object| !object.twice.is_empty()) {
-                    self.twice.insert((kind, key.clone()), object.twice.clone());
+                self.duplicates.remove(&(kind, key.clone()));
+                if let Some(object) = object.filter(|object| !object.duplicates.is_empty()) {
+                    self.duplicates.insert((kind, key.clone()), object.duplicates.clone());
                 }
             }
         }
@@ -279,7 +279,7 @@ impl FileSource {
             self.rows.replace(source, rows.cloned().collect(), &mut changes);
         }
         let in_files = files().flat_map(|content| &content.diagnostics);
-        let mut standing: BTreeSet<_> = in_files.chain(self.twice.values().flatten()).cloned().collect();
+        let mut standing: BTreeSet<_> = in_files.chain(self.duplicates.values().flatten()).cloned().collect();
         match &self.env {
             None => self.env = Some(settings.env),
             Some(env) if *env != settings.env => {
@@ -295,7 +295,7 @@ impl FileSource {
         }
         self.proxies = settings.proxies;
         self.standing.set((), standing);
-        self.rows.told(changes)
+        self.rows.take(changes)
     }
 
     fn counts(&self, row: &Row) -> bool {

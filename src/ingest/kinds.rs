@@ -74,7 +74,7 @@ impl Rules {
         let name = format!("{}.{group}", kind.plural());
         let names = |patterns: &[SmolStr]| {
             let matches = |pattern: &SmolStr| {
-                *pattern == name || pattern.strip_prefix("*.").is_some_and(|wanted| wanted == group)
+                *pattern == name || pattern.strip_prefix("*.").is_some_and(|suffix| suffix == group)
             };
             patterns.iter().any(matches)
         };

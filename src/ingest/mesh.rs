@@ -120,7 +120,7 @@ async fn follow(
     let (out, mut news) = mpsc::channel(16);
     let mut reader = Reader::new(&settings, shared.report.clone());
     let mut texts = BTreeMap::new();
-    let wanted = begin(&settings, &client, &shared, &mut reader, &out);
+    let expected_texts = begin(&settings, &client, &shared, &mut reader, &out);
     drop(out);
     let mut is_known = false;
     while let Some((part, text)) = news.recv().await {
@@ -134,7 +134,7 @@ async fn follow(
                 texts.insert(part, text);
             }
         }
-        is_known = texts.len() == wanted;
+        is_known = texts.len() == expected_texts;
         if !is_known {
             continue;
         }
@@ -171,7 +171,7 @@ fn begin(
     if !own.is_empty() {
         maps.push((map_name(&settings.revision), own));
     }
-    let wanted = files.len() + maps.iter().map(|(_, parts)| parts.len()).sum::<usize>();
+    let expected_texts = files.len() + maps.iter().map(|(_, parts)| parts.len()).sum::<usize>();
     let tasks = &shared.environment.tasks;
     if !files.is_empty() {
         tasks.spawn_until_shutdown("mesh config files", follow_files(files, out.clone()));
@@ -191,7 +191,7 @@ fn begin(
         tasks.spawn_until_shutdown("watch", watch(client.clone(), target, health, sender));
         tasks.spawn_until_shutdown("mesh config", follow_map(events, parts, out.clone()));
     }
-    wanted
+    expected_texts
 }
 
 /// Returns the name of the ConfigMap.
@@ -260,7 +260,7 @@ struct Reader {
     places: BTreeMap<Part, SmolStr>,
     standing: ActiveDiagnostics<Kind>,
     /// Last rows sent, by kind.
-    told: BTreeMap<Kind, Vec<Row>>,
+    sent: BTreeMap<Kind, Vec<Row>>,
 }
 
 /// Rows of a kind and diagnostics; `None` keeps the last rows.
@@ -273,7 +273,7 @@ impl Reader {
             key: settings.mesh_key.clone(),
             places: BTreeMap::new(),
             standing: ActiveDiagnostics::new(report),
-            told: BTreeMap::new(),
+            sent: BTreeMap::new(),
         }
     }
 
@@ -285,7 +285,7 @@ impl Reader {
             (Kind::MeshNetworks, self.networks(texts)),
         ] {
             self.standing.set(kind, findings);
-            let rows = match (rows, self.told.contains_key(&kind)) {
+            let rows = match (rows, self.sent.contains_key(&kind)) {
                 (Some(rows), _) => rows,
                 (None, true) => continue,
                 // Without a last valid one, the defaults apply.
@@ -294,8 +294,8 @@ impl Reader {
                 }
                 (None, false) => Vec::new(),
             };
-            if self.told.get(&kind) != Some(&rows) {
-                self.told.insert(kind, rows.clone());
+            if self.sent.get(&kind) != Some(&rows) {
+                self.sent.insert(kind, rows.clone());
                 let cluster = self.cluster.clone();
                 changes.push(Change::Replace(SourceId { cluster, kind }, rows));
             }

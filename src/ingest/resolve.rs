@@ -80,7 +80,7 @@ struct Resolver<L> {
 #[derive(Default)]
 struct Host {
     /// Published addresses, sorted; `None` before the first result.
-    told: Option<Vec<IpAddr>>,
+    published: Option<Vec<IpAddr>>,
     /// True if the last lookup failed.
     failing: bool,
 }
@@ -99,8 +99,8 @@ impl<L: Lookup> Resolver<L> {
     /// Runs until an input or the receiver of changes is closed.
     async fn run(mut self, mut dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) {
         loop {
-            let wanted = dependencies.borrow_and_update().clone().unwrap_or_default();
-            if !self.take(&wanted).await {
+            let required = dependencies.borrow_and_update().clone().unwrap_or_default();
+            if !self.take(&required).await {
                 return;
             }
             loop {
@@ -132,7 +132,7 @@ impl<L: Lookup> Resolver<L> {
             if !keep {
                 self.in_flight.cancel(host);
             }
-            if !keep && entry.told.is_some() {
+            if !keep && entry.published.is_some() {
                 gone.push(Change::Remove(
                     ResolvedHost::KIND,
                     ResolvedHost::key(&self.cluster, host),
@@ -162,7 +162,7 @@ impl<L: Lookup> Resolver<L> {
             Ok(answer) => answer.addresses,
             Err(error) => {
                 if !std::mem::replace(&mut entry.failing, true) {
-                    let kept = entry.told.as_deref().unwrap_or_default();
+                    let kept = entry.published.as_deref().unwrap_or_default();
                     tracing::warn!(%host, %error, ?kept, "failed to resolve network gateway, keeping last addresses");
                 }
                 return true;
@@ -171,11 +171,11 @@ impl<L: Lookup> Resolver<L> {
         entry.failing = false;
         addresses.sort_unstable();
         addresses.dedup();
-        if entry.told.as_ref() == Some(&addresses) {
+        if entry.published.as_ref() == Some(&addresses) {
             return true;
         }
-        tracing::info!(%host, ?addresses, before = ?entry.told, next_lookup = ?wait, "network gateway resolved");
-        entry.told = Some(addresses.clone());
+        tracing::info!(%host, ?addresses, before = ?entry.published, next_lookup = ?wait, "network gateway resolved");
+        entry.published = Some(addresses.clone());
         let key = ResolvedHost::key(&self.cluster, &host);
         let change = Change::Upsert(ResolvedHost { key, addresses }.into());
         self.changes.send(vec![change]).await.is_ok()

@@ -91,7 +91,7 @@ impl RunningSource {
 
 /// A source ended that the process cannot do without, or before it was synced. The process must be restarted.
 #[derive(Debug, thiserror::Error)]
-#[error("source {0:?} ended unexpectedly; this is a defect of istiod")]
+#[error("source {0:?} ended unexpectedly; this is a bug in istiod")]
 pub struct SourceEnded(pub &'static str);
 
 /// The registry of sources: starts them, and waits for those that the start of istiod depends on.

@@ -92,8 +92,8 @@ fn pointer(object: Object) -> Pointer {
 
 fn take(known: &mut Option<BTreeMap<SmolStr, Pointer>>, event: WatchEvent<Pointer>) {
     match event {
-        WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|one| (one.0.clone(), one)).collect()),
-        WatchEvent::Applied(one) => drop(known.get_or_insert_default().insert(one.0.clone(), one)),
-        WatchEvent::Deleted(one) => drop(known.get_or_insert_default().remove(&one.0)),
+        WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|tag| (tag.0.clone(), tag)).collect()),
+        WatchEvent::Applied(tag) => drop(known.get_or_insert_default().insert(tag.0.clone(), tag)),
+        WatchEvent::Deleted(tag) => drop(known.get_or_insert_default().remove(&tag.0)),
     }
 }

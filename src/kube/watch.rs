@@ -314,7 +314,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         self.health.enter(WatchState::Watching);
         let mut body = response.into_body();
         let mut text = Vec::new();
-        // Bytes alone are no sign of life: a complete line is.
+        // Bytes alone do not show that the server works: a complete line does.
         let mut heard = Instant::now();
         loop {
             let bytes = match tokio::time::timeout_at(heard + self.second * SILENCE, body.frame()).await {
@@ -327,9 +327,9 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
                 text.extend_from_slice(&rest[..end]);
                 rest = &rest[end + 1..];
-                let told = self.line(&text);
+                let parsed = self.line(&text);
                 text.clear();
-                match told {
+                match parsed {
                     Ok(None) => {}
                     Ok(Some(event)) => self.send_event(event).await?,
                     Err(failure) => return Ok(Err(failure)),
@@ -373,11 +373,11 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         }
         match named(line.object) {
             Ok(object) => {
-                let made = (self.convert)(object);
+                let converted = (self.convert)(object);
                 Ok(Some(if more < 0 {
-                    WatchEvent::Deleted(made)
+                    WatchEvent::Deleted(converted)
                 } else {
-                    WatchEvent::Applied(made)
+                    WatchEvent::Applied(converted)
                 }))
             }
             Err(error) => {

@@ -103,8 +103,8 @@ mod tests {
             "istiod.istio-system",
         ];
         assert_eq!(local("[]"), defaults);
-        let one = "[{settings: {clusterLocal: true}, hosts: [a.default.svc.cluster.local, x.com]}]";
-        assert_eq!(local(one), [&["a.default"][..], &defaults, &["x.com"]].concat());
+        let services = "[{settings: {clusterLocal: true}, hosts: [a.default.svc.cluster.local, x.com]}]";
+        assert_eq!(local(services), [&["a.default"][..], &defaults, &["x.com"]].concat());
     }
 
     #[test]

@@ -199,8 +199,8 @@ fn raw_rules<'a>(
         .collect()
 }
 
-fn has(values: &[String], wanted: &str) -> bool {
-    values.iter().any(|value| value == wanted)
+fn has(values: &[String], expected: &str) -> bool {
+    values.iter().any(|value| value == expected)
 }
 
 /// A raw rule with its `exportTo` as a set of the written values, which merging compares.

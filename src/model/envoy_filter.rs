@@ -220,7 +220,7 @@ impl ProxyMatch {
     /// Returns true for a proxy with this `ISTIO_VERSION` and text metadata; other metadata never matches.
     pub fn matches(&self, version: &str, metadata: &Labels) -> bool {
         let same = |(key, value): (&String, &String)| metadata.get(key.as_str()).is_some_and(|text| text == value);
-        self.version.as_ref().is_none_or(|wanted| wanted.matches(version)) && self.metadata.iter().all(same)
+        self.version.as_ref().is_none_or(|pattern| pattern.matches(version)) && self.metadata.iter().all(same)
     }
 }
 

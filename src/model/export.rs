@@ -30,7 +30,7 @@ impl ExportTo {
 /// namespace. An empty list means the mesh's default; if that is empty, public.
 pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo {
     let values = if written.is_empty() { default } else { written };
-    let has = |wanted: &str| values.iter().any(|value| value == wanted);
+    let has = |expected: &str| values.iter().any(|value| value == expected);
     if values.is_empty() || has("*") {
         return ExportTo::Public;
     }

@@ -152,7 +152,7 @@ impl ExtensionFilter {
         let matches = |selector: &TrafficSelector| {
             let goes = match selector.mode() {
                 WorkloadMode::ClientAndServer | WorkloadMode::Undefined => true,
-                wanted => wanted == mode,
+                selected => selected == mode,
             };
             let through = |selected: u32| selected != 0 && selected == port;
             goes && (selector.ports.is_empty() || selector.ports.iter().any(|selected| through(selected.number)))

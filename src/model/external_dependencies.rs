@@ -75,9 +75,9 @@ fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, RequiredKeys> {
                 continue;
             }
             if let Some(source) = KeySource::of(rule) {
-                let wanted = keys.entry(source).or_default();
-                wanted.timeout = wanted.timeout.max(timeout(rule));
-                wanted.by.insert(key.clone());
+                let required = keys.entry(source).or_default();
+                required.timeout = required.timeout.max(timeout(rule));
+                required.by.insert(key.clone());
             }
         }
     }

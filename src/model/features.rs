@@ -2,7 +2,7 @@
 //!
 //! A field has the name of its variable, in lower case. Values are parsed as in Go (`strconv.ParseBool`,
 //! `time.ParseDuration`). A bad value keeps the default and is reported. Note: the fields of the ambient group are off
-//! unless `PILOT_ENABLE_AMBIENT` is set, whatever their own variables say.
+//! unless `PILOT_ENABLE_AMBIENT` is set, whatever the values of their own variables.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::base::duration;
 
 /// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("variable {variable} has the value {value:?}, want {expected}; its default stands")]
+#[error("variable {variable} has the value {value:?}, want {expected}; using the default")]
 pub struct FeatureError {
     /// Name of the variable.
     pub variable: &'static str,

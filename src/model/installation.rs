@@ -16,7 +16,7 @@ pub struct Installation {
     pub namespace: Namespace,
     /// `REVISION`.
     pub revision: SmolStr,
-    /// True if API servers review who may read Secrets. False if a folder is the only source: then a proxy with an
+    /// True if API servers review access to Secrets. False if a folder is the only source: then a proxy with an
     /// identity may read the Secrets of its namespace.
     pub reviews_access: bool,
     /// Feature variables.

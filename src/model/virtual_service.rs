@@ -134,9 +134,9 @@ pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(S
     let tls = row.spec.tls.iter().flat_map(|route| &route.r#match);
     let tcp = row.spec.tcp.iter().flat_map(|route| &route.r#match);
     let labels = http
-        .map(|one| &one.source_labels)
-        .chain(tls.map(|one| &one.source_labels))
-        .chain(tcp.map(|one| &one.source_labels));
+        .map(|rule| &rule.source_labels)
+        .chain(tls.map(|rule| &rule.source_labels))
+        .chain(tcp.map(|rule| &rule.source_labels));
     let names: BTreeSet<&String> = labels.flat_map(|labels| labels.keys()).collect();
     for name in names {
         emit(SmolStr::new(name));

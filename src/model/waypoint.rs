@@ -92,10 +92,10 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
 /// Returns the address in the status: a host name before IP addresses.
 fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
     let listed = gateway.status.as_ref()?.get("addresses")?.as_array()?;
-    let of_type = |wanted: &str| {
+    let of_type = |address_type: &str| {
         let mut found = listed
             .iter()
-            .filter(|address| address["type"].as_str().unwrap_or("IPAddress") == wanted);
+            .filter(|address| address["type"].as_str().unwrap_or("IPAddress") == address_type);
         found.find_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
     };
     of_type("Hostname").or_else(|| of_type("IPAddress")).map(SmolStr::new)

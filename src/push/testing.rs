@@ -36,7 +36,7 @@ pub fn manual_groups(tasks: &Tasks) -> (Groups, watch::Sender<Option<Arc<Resourc
             let resources: Option<Arc<ResourceSnapshot>> = snapshots.borrow().clone();
             for id in stale {
                 connections[&id].send_modify(|publication| {
-                    // The first publication of a connection is no change.
+                    // The first publication of a connection is not a change.
                     publication
                         .since
                         .add(publication.resources.is_some().then(environment::now));

@@ -197,7 +197,7 @@ impl<S: Service> Connections<S> {
                     tracing::warn!(
                         %error,
                         evicted,
-                        "cannot accept connection; hint: the limit of open files may be too low"
+                        "failed to accept connection; hint: check the limit of open files"
                     );
                     tokio::time::sleep(ACCEPT_BACKOFF).await;
                     continue;
@@ -212,7 +212,7 @@ impl<S: Service> Connections<S> {
             };
             // Responses are written when they are complete, so Nagle's algorithm would only delay them.
             if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, %address, "cannot set TCP_NODELAY");
+                tracing::debug!(%error, %address, "failed to set TCP_NODELAY");
             }
             let server = self.clone();
             let socket = Socket::new(stream);

@@ -53,11 +53,15 @@ mod tests {
 
     #[test]
     fn prefixes_are_read_as_written() {
-        let bytes = framed(b"abc").expect("small");
+        let bytes = framed(b"abc").expect("a message within the size limit");
         assert_eq!(bytes, "\0\0\0\0\x03abc");
-        let read = Prefix::read(&bytes).expect("long enough");
+        let read = Prefix::read(&bytes).expect("a complete prefix");
         assert!(!read.is_compressed && read.size_bytes == 3);
-        assert!(Prefix::read(b"\x01\0\0\x01\0").expect("long enough").is_compressed);
+        assert!(
+            Prefix::read(b"\x01\0\0\x01\0")
+                .expect("a complete prefix")
+                .is_compressed
+        );
         assert_eq!(Prefix::read(b"\0\0\0\0"), None);
         assert_eq!(prefix(1 << 32), Err(TooLarge(1 << 32)));
     }

@@ -343,12 +343,12 @@ mod tests {
     #[test]
     fn the_address_with_most_connections_is_evicted_from() {
         let mut limiter = PreAuthLimiter::new(3);
-        let first = limiter.register(source(1)).expect("empty");
+        let first = limiter.register(source(1)).expect("an empty limiter");
         let same_address =
-            [limiter.register(source(2)), limiter.register(source(2))].map(|pre_auth| pre_auth.expect("capacity"));
+            [limiter.register(source(2)), limiter.register(source(2))].map(|pre_auth| pre_auth.expect("free capacity"));
         assert_eq!(limiter.register(source(3)).err(), Some(Full), "all are too young");
         limiter.min_age = Duration::ZERO;
-        let late = limiter.register(source(3)).expect("one was evicted");
+        let late = limiter.register(source(3)).expect("an evicted connection");
         assert!(same_address[0].evicted.is_cancelled() && !same_address[1].evicted.is_cancelled());
         assert!(
             !first.evicted.is_cancelled(),
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     fn r3_too_many_violations_close_the_connection() {
-        let pre_auth = PreAuthLimiter::new(1).register(source(1)).expect("empty");
+        let pre_auth = PreAuthLimiter::new(1).register(source(1)).expect("an empty limiter");
         pre_auth.admit();
         for _ in 0..100 {
             pre_auth.open_stream().answered();
@@ -376,7 +376,7 @@ mod tests {
         }
         assert!(pre_auth.evicted.is_cancelled());
 
-        let unauthenticated = PreAuthLimiter::new(1).register(source(1)).expect("empty");
+        let unauthenticated = PreAuthLimiter::new(1).register(source(1)).expect("an empty limiter");
         let streams: Vec<_> = (0..UNAUTHENTICATED_STREAMS)
             .map(|_| unauthenticated.open_stream())
             .collect();
@@ -385,7 +385,7 @@ mod tests {
         assert!(unauthenticated.evicted.is_cancelled());
         drop((streams, more));
 
-        let unauthenticated = PreAuthLimiter::new(1).register(source(1)).expect("empty");
+        let unauthenticated = PreAuthLimiter::new(1).register(source(1)).expect("an empty limiter");
         let silent: Vec<_> = (0..UNAUTHENTICATED_STREAMS)
             .map(|_| unauthenticated.open_silent_stream())
             .collect();

@@ -229,7 +229,7 @@ mod tests {
     async fn unauthenticated_clients_are_read_up_to_a_limit() {
         let pre_auth = PreAuthLimiter::new(1)
             .register(Ipv4Addr::LOCALHOST.into())
-            .expect("empty");
+            .expect("an empty limiter");
         let (mut client, server) = tokio::io::duplex(1 << 20);
         client
             .write_all(&vec![0_u8; 100_000])
@@ -237,7 +237,7 @@ mod tests {
             .expect("the pipe is larger");
         let mut limited = PreAuthReadLimit::new(server, pre_auth.clone());
         let mut few = vec![0; UNAUTHENTICATED_BYTES];
-        limited.read_exact(&mut few).await.expect("as much as this");
+        limited.read_exact(&mut few).await.expect("bytes within the limit");
         let mut rest = vec![0; 100_000 - UNAUTHENTICATED_BYTES];
         let mut reading = std::pin::pin!(limited.read_exact(&mut rest));
         assert!(futures::poll!(reading.as_mut()).is_pending());
@@ -246,7 +246,7 @@ mod tests {
         pre_auth.record_consumed(UNCONSUMED_BYTES);
         assert!(futures::poll!(reading.as_mut()).is_pending(), "not consumed completely");
         pre_auth.lift_read_limit();
-        reading.await.expect("all of it");
+        reading.await.expect("all bytes");
         assert!(few.iter().chain(&rest).all(|byte| *byte == 0));
     }
 
@@ -261,7 +261,7 @@ mod tests {
     async fn r3_unauthenticated_clients_open_few_streams() {
         let pre_auth = PreAuthLimiter::new(1)
             .register(Ipv4Addr::LOCALHOST.into())
-            .expect("empty");
+            .expect("an empty limiter");
         let (mut client, server) = tokio::io::duplex(1 << 20);
         let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
@@ -272,7 +272,7 @@ mod tests {
         let mut limited = PreAuthReadLimit::new(server, pre_auth.clone());
         // The length field of the frame that is held back has passed; the reader cannot tell its type.
         let mut first = vec![0; head + UNAUTHENTICATED_STREAMS * headers().len() + 3];
-        limited.read_exact(&mut first).await.expect("as much as this");
+        limited.read_exact(&mut first).await.expect("bytes within the limit");
         let mut rest = vec![0; sent.len() - first.len()];
         {
             let mut reading = std::pin::pin!(limited.read(&mut rest));
@@ -282,12 +282,12 @@ mod tests {
         // An answered stream makes room for another.
         pre_auth.open_stream().answered();
         let mut next = vec![0; headers().len()];
-        limited.read_exact(&mut next).await.expect("one more");
+        limited.read_exact(&mut next).await.expect("the next request");
         first.extend(next);
         rest.truncate(sent.len() - first.len());
         pre_auth.accept_credentials();
         pre_auth.lift_read_limit();
-        limited.read_exact(&mut rest).await.expect("all of it");
+        limited.read_exact(&mut rest).await.expect("all bytes");
         first.extend(rest);
         assert_eq!(first, sent);
     }

@@ -40,7 +40,7 @@ impl Inner {
         }
         #[cfg(target_os = "linux")]
         if let Err(error) = rustix::net::sockopt::set_tcp_cork(&self.stream, is_corked) {
-            tracing::debug!(%error, is_corked, "cannot set TCP_CORK");
+            tracing::debug!(%error, is_corked, "failed to set TCP_CORK");
         }
     }
 

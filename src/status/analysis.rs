@@ -61,7 +61,7 @@ async fn analyse(
             match write(&store, key, &messages).await {
                 Ok(()) => {}
                 Err(error) => {
-                    tracing::warn!(kind = kind.name(), object = %key, %error, "cannot write validation messages");
+                    tracing::warn!(kind = kind.name(), object = %key, %error, "failed to write validation messages");
                     // The next analysis retries failed writes.
                     continue;
                 }

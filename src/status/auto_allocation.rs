@@ -130,7 +130,7 @@ async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<
             }
             Err(WriteError::NotFound(_)) => allocator.failed(&patch),
             Err(error) => {
-                tracing::warn!(%namespace, %name, %error, "cannot write ServiceEntry addresses");
+                tracing::warn!(%namespace, %name, %error, "failed to write ServiceEntry addresses");
                 allocator.failed(&patch);
                 retry = true;
             }
@@ -236,7 +236,7 @@ fn entry(config: &Config<ServiceEntry>) -> Entry {
     Entry {
         creation: config.meta.creation,
         is_valid: true,
-        wanted: spec.resolution != Resolution::None as i32 && !opted_out && spec.addresses.is_empty(),
+        needs_addresses: spec.resolution != Resolution::None as i32 && !opted_out && spec.addresses.is_empty(),
         hosts: hosts.map(Into::into).collect(),
         own: own.collect(),
         ..Entry::default()

@@ -78,19 +78,19 @@ async fn follow(
     let mut present = after(first);
     let mut failures = 0;
     loop {
-        let wanted = roots.borrow_and_update().as_ref().and_then(|roots| normal(roots));
+        let bundle = roots.borrow_and_update().as_ref().and_then(|roots| normal(roots));
         let mut again = None;
-        if let Some(wanted) = wanted.filter(|wanted| present.as_ref() != Some(wanted)) {
-            match put(store, &wanted).await {
+        if let Some(bundle) = bundle.filter(|bundle| present.as_ref() != Some(bundle)) {
+            match put(store, &bundle).await {
                 Ok(()) => {
                     tracing::info!(
                         name = NAME,
                         "the root certificates are written into the ClusterTrustBundle"
                     );
-                    (present, failures) = (Some(wanted), 0);
+                    (present, failures) = (Some(bundle), 0);
                 }
                 Err(error) => {
-                    tracing::warn!(name = NAME, %error, "cannot write ClusterTrustBundle");
+                    tracing::warn!(name = NAME, %error, "failed to write ClusterTrustBundle");
                     let wait = (RETRY * 2_u32.saturating_pow(failures)).min(RETRY_AT_MOST);
                     again = Some(Instant::now() + wait);
                     failures += 1;
@@ -123,21 +123,21 @@ fn after(event: WatchEvent<String>) -> Option<String> {
     }
 }
 
-async fn put(store: &Store, wanted: &str) -> Result<(), WriteError> {
+async fn put(store: &Store, bundle: &str) -> Result<(), WriteError> {
     let Some(mut found) = store.get("", NAME).await? else {
         let (group, version) = API;
         let new = json!({
             "apiVersion": format!("{group}/{version}"),
             "kind": "ClusterTrustBundle",
             "metadata": {"name": NAME},
-            "spec": {"signerName": SIGNER, "trustBundle": wanted},
+            "spec": {"signerName": SIGNER, "trustBundle": bundle},
         });
         return store.create("", &new).await.map(|_| ());
     };
-    if found["spec"]["trustBundle"] == wanted {
+    if found["spec"]["trustBundle"] == bundle {
         return Ok(());
     }
-    found["spec"]["trustBundle"] = wanted.into();
+    found["spec"]["trustBundle"] = bundle.into();
     store.replace("", NAME, &found).await.map(|_| ())
 }
 
@@ -150,7 +150,7 @@ fn normal(roots: &[u8]) -> Option<String> {
             Ok(certificate) if !certificates.contains(&certificate) => certificates.push(certificate),
             Ok(_) => {}
             Err(error) => {
-                tracing::error!(%error, "cannot parse root certificates, distribution stopped");
+                tracing::error!(%error, "failed to parse root certificates, distribution stopped");
                 return None;
             }
         }
@@ -159,8 +159,8 @@ fn normal(roots: &[u8]) -> Option<String> {
     for certificate in &certificates {
         text.push_str("-----BEGIN CERTIFICATE-----\n");
         for line in BASE64_STANDARD.encode(certificate).as_bytes().chunks(LINE) {
-            let line = std::str::from_utf8(line).expect("base64 is ASCII");
-            writeln!(text, "{line}").expect("a String takes everything");
+            let line = std::str::from_utf8(line).expect("because base64 is ASCII");
+            writeln!(text, "{line}").expect("because a String accepts every write");
         }
         text.push_str("-----END CERTIFICATE-----\n");
     }

@@ -202,7 +202,7 @@ impl Election {
 
     /// Tries until the lock is acquired; returns false on shutdown.
     async fn acquire(&self, lock: &Lock, store: &Store, elector: &mut Elector) -> bool {
-        let mut told = None;
+        let mut last_logged = None;
         loop {
             let attempt = tokio::select! {
                 attempt = self.attempt(lock, store, elector, self.timing.renew_deadline) => attempt,
@@ -210,8 +210,8 @@ impl Election {
             };
             match attempt {
                 Ok(true) => return true,
-                Ok(false) => told = None,
-                Err(error) => log_once(&mut told, lock, &error),
+                Ok(false) => last_logged = None,
+                Err(error) => log_once(&mut last_logged, lock, &error),
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return false,
@@ -223,7 +223,7 @@ impl Election {
     /// Renews until that fails for too long, another replica holds the lock, or shutdown.
     async fn renew(&self, lock: &Lock, store: &Store, elector: &mut Elector) {
         let mut renewed = tokio::time::Instant::now();
-        let mut told = None;
+        let mut last_logged = None;
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
@@ -241,10 +241,10 @@ impl Election {
             match attempt {
                 Ok(true) => {
                     renewed = tokio::time::Instant::now();
-                    told = None;
+                    last_logged = None;
                 }
                 Ok(false) => return,
-                Err(error) => log_once(&mut told, lock, &error),
+                Err(error) => log_once(&mut last_logged, lock, &error),
             }
         }
     }
@@ -299,7 +299,7 @@ impl Election {
         };
         match tokio::time::timeout(RELEASE_TIMEOUT, releasing).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(lock = %lock.name, %error, "cannot release lock"),
+            Ok(Err(error)) => tracing::warn!(lock = %lock.name, %error, "failed to release lock"),
             Err(_) => tracing::warn!(lock = %lock.name, "lock release timed out"),
         }
     }
@@ -344,11 +344,11 @@ fn revision_of(webhook: Object) -> SmolStr {
 }
 
 /// Logs an error that differs from the previous one.
-fn log_once(told: &mut Option<String>, lock: &Lock, error: &AttemptError) {
+fn log_once(last_logged: &mut Option<String>, lock: &Lock, error: &AttemptError) {
     let text = error.to_string();
-    if told.as_ref() != Some(&text) {
-        tracing::warn!(lock = %lock.name, error = text, "cannot acquire lock");
-        *told = Some(text);
+    if last_logged.as_ref() != Some(&text) {
+        tracing::warn!(lock = %lock.name, error = text, "failed to acquire lock");
+        *last_logged = Some(text);
     }
 }
 

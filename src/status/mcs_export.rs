@@ -119,7 +119,7 @@ async fn follow(
                 }
                 Err(error) => {
                     let (namespace, name, _) = &service;
-                    tracing::warn!(%namespace, %name, %error, "cannot export Service");
+                    tracing::warn!(%namespace, %name, %error, "failed to export Service");
                 }
             }
         }

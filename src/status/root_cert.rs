@@ -312,7 +312,7 @@ impl Distribution {
                     self.resting.push(sleep(wait).map(|()| namespace).boxed());
                 } else {
                     self.attempts.remove(&namespace);
-                    tracing::warn!(%namespace, %error, "cannot write root certificate ConfigMap");
+                    tracing::warn!(%namespace, %error, "failed to write root certificate ConfigMap");
                 }
             }
         }

@@ -7,7 +7,9 @@ use std::{
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// The maximum wait of a stream for the rate limit. Parity (pilot/pkg/xds/ads.go, `WaitForRequestLimit`): one second.
+/// The maximum wait of a stream for the rate limit.
+///
+/// Parity (pilot/pkg/xds/discovery.go, `WaitForRequestLimit`): one second.
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 /// The pause between streams at the lowest rate.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);

@@ -1,4 +1,4 @@
-//! Debug information over xDS, as `istioctl` requests it: types that are no configuration, each request answered once.
+//! Debug information over xDS, as `istioctl` requests it: types that are not configuration, each request answered once.
 //! The handler decides about access.
 
 use std::sync::Arc;

@@ -111,8 +111,8 @@ impl Content {
     /// Adds the changes since the view that was sent last.
     fn add_difference(&mut self, watched: &WatchedResource, sent: &TypeResources, view: &TypeResources) {
         let difference = sent.difference(view);
-        let wanted = difference.changed.iter().filter(|changed| watched.wants(&changed.name));
-        self.send.extend(by_name(wanted));
+        let subscribed = difference.changed.iter().filter(|changed| watched.wants(&changed.name));
+        self.send.extend(by_name(subscribed));
         self.removed
             .extend(difference.removed.into_iter().filter(|name| watched.asks_for(name)));
     }

@@ -218,9 +218,9 @@ mod tests {
     async fn resources_are_written_from_shared_bytes() {
         let response = response(100);
         let resources = response.resources.clone();
-        let (message, mut sent) = Message::new(Protocol::Delta, response).expect("small");
+        let (message, mut sent) = Message::new(Protocol::Delta, response).expect("a message within the size limit");
         let (mut body, sender) = Body::channel();
-        sender.send(message).await.expect("open");
+        sender.send(message).await.expect("an open receiver");
         let mut bytes = BytesMut::new();
         let mut frames = resources.iter().map(|resource| resource.delta_frame());
         let mut pieces = 0;
@@ -230,7 +230,7 @@ mod tests {
                 "not yet written"
             );
             let frame = body.frame().await.expect("more").expect("cannot fail");
-            let piece = frame.into_data().expect("data");
+            let piece = frame.into_data().expect("a data frame");
             for buf in piece.iter().skip(usize::from(pieces == 0)) {
                 let shared = frames.next().expect("one buffer for each resource");
                 assert_eq!(buf.as_ptr(), shared.as_ptr());
@@ -253,20 +253,20 @@ mod tests {
     #[tokio::test]
     async fn flat_bodies_have_the_same_bytes() {
         let (body, sender) = Body::channel();
-        let (message, sent) = Message::new(Protocol::Sotw, response(10)).expect("small");
-        sender.send(message).await.expect("open");
+        let (message, sent) = Message::new(Protocol::Sotw, response(10)).expect("a message within the size limit");
+        sender.send(message).await.expect("an open receiver");
         // The message counts as written although the body is still open.
         let mut body = FlatBody::from(body);
         let mut head = BytesMut::new();
         while head.len() < sent.size_bytes {
             let frame = body.frame().await.expect("more").expect("cannot fail");
-            head.put(frame.into_data().expect("data"));
+            head.put(frame.into_data().expect("a data frame"));
         }
         assert!(futures::poll!(body.frame()).is_pending());
         assert!(sent.written.await.is_err());
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-        let writer = async { sender.end(trailers.clone()).await.expect("open") };
+        let writer = async { sender.end(trailers.clone()).await.expect("an open receiver") };
         let (collected, ()) = tokio::join!(body.collect(), writer);
         let collected = collected.expect("cannot fail");
         assert_eq!(collected.trailers(), Some(&trailers));

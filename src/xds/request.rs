@@ -405,7 +405,7 @@ mod tests {
             let mut all = Vec::new();
             // Keeps the lists alive, as a connection does.
             let mut lists = Vec::new();
-            while let Some(incoming) = requests.next().await.expect("well-formed") {
+            while let Some(incoming) = requests.next().await.expect("a valid request") {
                 let request = incoming.request.expect("a type that is served");
                 let SubscriptionChange::Names(names) = request.change else {
                     panic!("state of the world")
@@ -430,7 +430,7 @@ mod tests {
     }
 
     fn framed(message: &[u8]) -> Bytes {
-        crate::rpc::framing::framed(message).expect("small")
+        crate::rpc::framing::framed(message).expect("a message within the size limit")
     }
 
     fn name(number: usize) -> String {
@@ -499,9 +499,17 @@ mod tests {
         let mut requests = Requests::new(Protocol::Sotw, http_body_util::Empty::<Bytes>::new(), options());
         let first = framed(&message(&names, "1"));
         requests.buffer.append(&first);
-        let received = requests.buffer.next_message().expect("well-formed").expect("complete");
+        let received = requests
+            .buffer
+            .next_message()
+            .expect("a valid request")
+            .expect("a complete message");
         assert!(received.repeated.is_none());
-        let first = requests.decode(received).expect("well-formed").request.expect("served");
+        let first = requests
+            .decode(received)
+            .expect("a valid request")
+            .request
+            .expect("a request of a served type");
         let again = framed(&message(&names, "2"));
         let mut most = 0;
         for part in again.chunks(16 << 10) {
@@ -509,8 +517,16 @@ mod tests {
             most = most.max(requests.buffer.len());
         }
         assert!(most < 1000, "{most} bytes of {}", again.len());
-        let received = requests.buffer.next_message().expect("well-formed").expect("complete");
-        let second = requests.decode(received).expect("well-formed").request.expect("served");
+        let received = requests
+            .buffer
+            .next_message()
+            .expect("a valid request")
+            .expect("a complete message");
+        let second = requests
+            .decode(received)
+            .expect("a valid request")
+            .request
+            .expect("a request of a served type");
         let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (&first.change, &second.change) else {
             panic!("state of the world");
         };

@@ -38,7 +38,7 @@ use crate::{
     rpc::{UnauthenticatedConnection, connection::reached},
 };
 
-/// The type of health reports by agents; these messages are no requests.
+/// The type of health reports by agents; these messages are not requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
 /// See the module's documentation.
 pub(super) struct Stream<B> {
@@ -174,7 +174,7 @@ where
         Err(EndReason::Forbidden(reason))
     }
 
-    /// Returns the first request that is no health report, and its client.
+    /// Returns the first request that is not a health report, and its client.
     async fn first_request(&mut self, ends: &mut EndSignals) -> Result<Option<(Proxy, IncomingRequest)>, EndReason> {
         loop {
             let request = tokio::select! {
@@ -214,7 +214,7 @@ async fn attach(shared: &Shared, proxy: &Proxy) -> Result<Option<Attachment>, Re
     };
     let attached = events.connect(machine, (shared.wall_clock)()).await;
     if let Err(rejection) = &attached {
-        tracing::warn!(node = %proxy.id, %rejection, "rejected a machine");
+        tracing::warn!(node = %proxy.id, %rejection, "machine rejected");
     }
     attached.map(Some)
 }

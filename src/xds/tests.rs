@@ -180,7 +180,7 @@ impl Client {
             error,
             change,
         };
-        let reaction = self.connection.on_request(request).expect("few names");
+        let reaction = self.connection.on_request(request).expect("names within the limit");
         self.receive(reaction.responses);
     }
 
@@ -229,13 +229,13 @@ impl Client {
         }
     }
 
-    fn watch(&mut self, index: usize, wanted: &BTreeSet<u8>) {
+    fn watch(&mut self, index: usize, names: &BTreeSet<u8>) {
         if self.is_wildcard(index) {
             return;
         }
-        let wanted: BTreeSet<SmolStr> = wanted.iter().map(|name| format_smolstr!("r{name}")).collect();
-        let before = std::mem::replace(&mut self.names[index], wanted.clone());
-        self.held[index].retain(|name, _| wanted.contains(name));
+        let names: BTreeSet<SmolStr> = names.iter().map(|name| format_smolstr!("r{name}")).collect();
+        let before = std::mem::replace(&mut self.names[index], names.clone());
+        self.held[index].retain(|name, _| names.contains(name));
         match self.protocol {
             Protocol::Sotw => {
                 let nonce = if before.is_empty() {
@@ -248,12 +248,12 @@ impl Client {
                     index,
                     nonce,
                     None,
-                    SubscriptionChange::Names(Arc::new(wanted.into_iter().collect())),
+                    SubscriptionChange::Names(Arc::new(names.into_iter().collect())),
                 );
             }
             Protocol::Delta => {
-                let subscribe = Arc::new(wanted.difference(&before).cloned().collect());
-                let unsubscribe = before.difference(&wanted).cloned().collect();
+                let subscribe = Arc::new(names.difference(&before).cloned().collect());
+                let unsubscribe = before.difference(&names).cloned().collect();
                 let change = SubscriptionChange::Change {
                     subscribe,
                     unsubscribe,
@@ -597,5 +597,5 @@ fn initial_versions(held: impl Iterator<Item = (String, String)>) -> InitialVers
         initial_resource_versions: held.collect(),
         ..Default::default()
     };
-    InitialVersions::read(request.encode_to_vec().into()).expect("well-formed")
+    InitialVersions::read(request.encode_to_vec().into()).expect("a valid request")
 }

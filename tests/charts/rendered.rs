@@ -296,12 +296,12 @@ fn roles_allow_all_watched_kinds() -> Result<(), Failed> {
         for kind in rules.kinds(role) {
             let resource = rules.resource(kind);
             let (group, plural) = (json!(resource.group), json!(resource.plural));
-            let names = |rule: &Value, key: &str, wanted: &Value| {
+            let names = |rule: &Value, key: &str, expected: &Value| {
                 rule[key]
                     .as_array()
                     .into_iter()
                     .flatten()
-                    .any(|value| value == wanted || value == "*")
+                    .any(|value| value == expected || value == "*")
             };
             let allows = |verb: &str| {
                 allowed.as_array().into_iter().flatten().any(|rule| {

@@ -134,14 +134,15 @@ async fn serve(listener: TcpListener, tls: Option<TlsAcceptor>, documents: Arc<M
 
 /// A TLS server with a self-signed certificate.
 fn self_signed() -> TlsAcceptor {
-    let made = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("the certificate is valid");
-    let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).expect("the key is valid");
+    let certified = rcgen::generate_simple_self_signed(vec!["keys.test".to_owned()]).expect("the certificate is valid");
+    let key =
+        rustls::pki_types::PrivateKeyDer::try_from(certified.signing_key.serialize_der()).expect("the key is valid");
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("the default versions are supported")
         .with_no_client_auth()
-        .with_single_cert(vec![made.cert.der().clone()], key)
+        .with_single_cert(vec![certified.cert.der().clone()], key)
         .expect("the key belongs to the certificate");
     TlsAcceptor::from(Arc::new(config))
 }
@@ -164,9 +165,9 @@ fn status(fixture: &Fixture, token: Option<&str>) -> Result<u16, String> {
 }
 
 /// Sends requests with this token until one gets the status.
-fn until_status(fixture: &Fixture, what: &str, token: &str, wanted: u16) -> Result<(), String> {
+fn until_status(fixture: &Fixture, what: &str, token: &str, expected: u16) -> Result<(), String> {
     wait::until(what, TIMEOUT, || {
-        status(fixture, Some(token)).ok().filter(|status| *status == wanted)
+        status(fixture, Some(token)).ok().filter(|status| *status == expected)
     })
     .map(|_| ())
 }

@@ -101,11 +101,11 @@ impl TwoClusters {
         (found == [local, remote]).then_some(Endpoints::Both)
     }
 
-    pub(super) fn until(&self, proxy: &AdsClient, wanted: Endpoints) -> Result<Resources, String> {
+    pub(super) fn until(&self, proxy: &AdsClient, expected: Endpoints) -> Result<Resources, String> {
         let there = (Type::Cluster, self.tenant.outbound(80, "there"));
-        proxy.until(&format!("endpoints of {wanted:?}"), TIMEOUT, |resources| {
-            let complete = self.endpoints(resources) == Some(wanted)
-                && resources.contains_key(&there) == (wanted == Endpoints::Both);
+        proxy.until(&format!("endpoints of {expected:?}"), TIMEOUT, |resources| {
+            let complete = self.endpoints(resources) == Some(expected)
+                && resources.contains_key(&there) == (expected == Endpoints::Both);
             complete.then(|| resources.clone())
         })
     }

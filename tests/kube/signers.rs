@@ -145,7 +145,7 @@ fn register(
 fn request(id: &str, signer: &str) -> SigningRequest {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
-    params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII"))];
+    params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII text"))];
     let key = KeyPair::generate().expect("key generation succeeds");
     let csr = params
         .serialize_request(&key)
@@ -351,11 +351,11 @@ fn roots_are_in_a_cluster_trust_bundle(trial: &str) -> Result<(), Failed> {
         "",
         "istio.io:istiod-ca:root-cert",
     );
-    let until = |wanted: &str| {
+    let until = |expected: &str| {
         wait::until("the roots in the ClusterTrustBundle", TIMEOUT, || {
             let found = cluster.get(&reference).ok()??;
             assert_eq!(found["spec"]["signerName"], "istio.io/istiod-ca");
-            (found["spec"]["trustBundle"] == wanted).then_some(())
+            (found["spec"]["trustBundle"] == expected).then_some(())
         })
     };
     let lines = |text: &str| text.replace("\r\n", "\n");

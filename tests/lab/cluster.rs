@@ -279,7 +279,7 @@ impl LabCluster {
                 .ok_or("the control plane is not running yet")?;
             let mut token = ClientCredentials::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
             token.cluster = Some(self.name.to_owned());
-            // Retry: a control plane may have to learn of the cluster first.
+            // Retry: a control plane may not have read the cluster yet.
             let mut refused = String::new();
             let asking = wait::until("a certificate", TIMEOUT, || {
                 let started = Agent::start(control_plane.clone(), token.clone());

@@ -88,8 +88,8 @@ impl Network {
     /// Creates a network.
     pub(crate) fn start(name: &str, prefix: u8, folder: &Path) -> Result<Network, String> {
         let bridge = Host::start(name, folder)?;
-        // A bridge without its own address takes one from a port, and another when that port goes. Neighbours with the
-        // old address in their caches would then lose packets for a while.
+        // A bridge without its own address uses that of a port, and another one when the port is removed. Neighbours
+        // with the old address in their caches would then lose packets for a while.
         bridge.ip("link add bridge0 address 02:00:00:00:00:01 type bridge")?;
         bridge.ip("link set bridge0 up")?;
         Ok(Network {

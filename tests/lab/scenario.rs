@@ -335,7 +335,7 @@ fn mesh_networks_edits(mesh: &mut Mesh) -> Result<(), String> {
     let addresses = mesh.add_gateway_addresses()?;
     mesh.under_load(0, "while meshNetworks is edited", |mesh| {
         mesh.set_networks(&json!({ "network2": network_of_cluster2(addresses[0]) }))?;
-        // As an operator would do it: the new gateway is known before the old one goes.
+        // As an operator would do it: the new gateway is known before the old one is removed.
         let first = addresses[0].to_string();
         (0..2).try_for_each(|control_plane| mesh.until_gateway(control_plane, |_, known| known == first))?;
         mesh.clusters[1].label_gateway(false)?;

@@ -1,4 +1,4 @@
-//! Random changes and faults under constant load. Only requests to a pod that has just died may fail, and at the end
+//! Random changes and faults under constant load. Only requests to a pod that has just crashed may fail, and at the end
 //! every proxy has the configuration that fresh control planes would send.
 
 use std::collections::BTreeMap;
@@ -69,8 +69,8 @@ struct Soak {
     /// Number of temporary pods so far, by cluster. No name or address is used twice.
     arrivals: [u16; 2],
     addresses: [Ipv4Addr; 2],
-    /// For each pod that died: the time of its death, and the time when no proxy had its address any more.
-    deaths: Vec<(Instant, Instant)>,
+    /// For each crashed pod: the time of the crash, and the time when no proxy had its address any more.
+    crashes: Vec<(Instant, Instant)>,
     counts: BTreeMap<&'static str, usize>,
 }
 
@@ -80,11 +80,11 @@ type Event = (&'static str, usize, fn(&mut Soak) -> Result<(), String>);
 const EVENTS: [Event; 10] = [
     ("a pod starts", 5, Soak::start_pod),
     ("a pod is deleted", 4, Soak::delete_pod),
-    ("a pod dies", 2, Soak::crash_pod),
+    ("a pod crashes", 2, Soak::crash_pod),
     ("a pod is not ready for a while", 4, Soak::make_pod_unready),
     ("weights change", 4, Soak::change_weights),
     ("meshNetworks changes", 3, Soak::change_networks),
-    ("a gateway starts or dies", 2, Soak::toggle_gateway),
+    ("a gateway starts or crashes", 2, Soak::toggle_gateway),
     ("a remote Secret is removed or added", 2, Soak::toggle_secret),
     ("an API server restarts", 1, Soak::restart_api_server),
     ("a control plane restarts", 2, Soak::restart_control_plane),
@@ -119,7 +119,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
         has_second_gateway: false,
         arrivals: [0; 2],
         addresses,
-        deaths: Vec::new(),
+        crashes: Vec::new(),
         counts: BTreeMap::new(),
     };
     let clients = soak.clients();
@@ -184,12 +184,12 @@ impl Soak {
         Ok(())
     }
 
-    /// Checks that no request failed, except those under way when a pod died, or started while a proxy still had its
+    /// Checks that no request failed, except those under way when a pod crashed, or started while a proxy still had its
     /// address.
     fn check_failures(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
-            let mut deaths = self.deaths.iter();
-            deaths.any(|(died, unlisted)| failure.ended >= *died && failure.started_at <= *unlisted)
+            let mut crashes = self.crashes.iter();
+            crashes.any(|(crashed, unlisted)| failure.ended >= *crashed && failure.started_at <= *unlisted)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(MAX_REPORTED) {
@@ -198,17 +198,17 @@ impl Soak {
                 .say(&format!("failed request: {} {}", client, failure.message));
         }
         let mut seen = format!(
-            "{} of {} failed, and {} during the death of a pod",
+            "{} of {} failed, and {} during a crash of a pod",
             failed.len(),
             answered + failures.len(),
             excused.len()
         );
         if let Some(failure) = failed.first() {
-            let past = self.deaths.iter().rfind(|(died, _)| *died <= failure.started_at);
-            let since = past.map_or("before any death".to_owned(), |(died, unlisted)| {
+            let past = self.crashes.iter().rfind(|(crashed, _)| *crashed <= failure.started_at);
+            let since = past.map_or("before any crash".to_owned(), |(crashed, unlisted)| {
                 let seconds = |moment: Instant| failure.started_at.saturating_duration_since(moment).as_secs_f64();
-                let (died, unlisted) = (seconds(*died), seconds(*unlisted));
-                format!("{died:.3} s after a death and {unlisted:.3} s after its last endpoint was removed")
+                let (crashed, unlisted) = (seconds(*crashed), seconds(*unlisted));
+                format!("{crashed:.3} s after a crash and {unlisted:.3} s after its last endpoint was removed")
             });
             let lasted = failure
                 .ended
@@ -282,10 +282,10 @@ impl Soak {
     }
 
     fn crash(&mut self, cluster: usize, name: &str) -> Result<(), String> {
-        let died = now();
+        let crashed = now();
         self.mesh.clusters[cluster].crash(name)?;
         self.mesh.delete_crashed(cluster, name)?;
-        self.deaths.push((died, now()));
+        self.crashes.push((crashed, now()));
         Ok(())
     }
 

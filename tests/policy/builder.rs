@@ -87,17 +87,20 @@ fn compare(folder: &Path, transport: &str, case: &Value) -> Result<Option<String
         let filters = filters.iter().filter(|filter| is_authorization(&filter.name));
         filters.map(json::to_json).collect()
     };
-    let wanted = case["want"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let wanted: Vec<Value> = wanted
+    let expected = case["want"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let expected: Vec<Value> = expected
         .map(|file| wanted_filter(&folder.join(file), transport))
         .collect::<Result<_, _>>()?;
-    if found.len() != wanted.len() {
-        return Ok(Some(format!("{} filters, want {}", found.len(), wanted.len())));
+    if found.len() != expected.len() {
+        return Ok(Some(format!("{} filters, want {}", found.len(), expected.len())));
     }
-    let differing = found.iter().zip(&wanted).position(|(found, wanted)| found != wanted);
+    let differing = found
+        .iter()
+        .zip(&expected)
+        .position(|(found, expected)| found != expected);
     Ok(differing.map(|position| {
-        let (found, wanted) = (&found[position], &wanted[position]);
-        format!("filter {position}:\n  found  {found}\n  wanted {wanted}")
+        let (found, expected) = (&found[position], &expected[position]);
+        format!("filter {position}:\n  found  {found}\n  expected {expected}")
     }))
 }
 

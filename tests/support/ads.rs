@@ -38,9 +38,9 @@ pub(crate) enum Type {
 }
 
 impl Type {
-    const ALL: [Type; 4] = [Type::Cluster, Type::Endpoints, Type::Listener, Type::Route];
+    pub(crate) const ALL: [Type; 4] = [Type::Cluster, Type::Endpoints, Type::Listener, Type::Route];
 
-    fn url(self) -> &'static str {
+    pub(crate) fn url(self) -> &'static str {
         match self {
             Type::Cluster => "type.googleapis.com/envoy.config.cluster.v3.Cluster",
             Type::Endpoints => "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment",
@@ -88,7 +88,7 @@ pub(crate) fn same(expected: &Resources, given: &Resources) -> Result<(), String
 struct State {
     resources: Resources,
     /// Resource names with an explicit subscription.
-    wanted: BTreeSet<(Type, String)>,
+    requested: BTreeSet<(Type, String)>,
     /// Types that have had at least one response.
     answered: BTreeSet<Type>,
     /// Resources and endpoints removed since [`AdsClient::mark`], as text.
@@ -161,14 +161,17 @@ impl AdsClient {
     pub(crate) fn complete(&self) -> Option<Resources> {
         let state = self.state();
         let answered = state.answered.contains(&Type::Cluster) && state.answered.contains(&Type::Listener);
-        let named = state.wanted.iter().all(|name| state.resources.contains_key(name));
+        let named = state.requested.iter().all(|name| state.resources.contains_key(name));
         (answered && named).then(|| state.resources.clone())
     }
 
     /// Describes what [`Self::complete`] still waits for.
     pub(crate) fn outstanding(&self) -> String {
         let state = self.state();
-        let named = state.wanted.iter().filter(|name| !state.resources.contains_key(*name));
+        let named = state
+            .requested
+            .iter()
+            .filter(|name| !state.resources.contains_key(*name));
         format!(
             "answered {:?}, without {:?}, ended {:?}",
             state.answered,
@@ -302,11 +305,11 @@ impl State {
         }
     }
 
-    /// Subscribes to the resources of type `wanted` that those of type `from` name, and unsubscribes from the others.
+    /// Subscribes to the resources of type `referred` that those of type `from` name, and unsubscribes from the others.
     fn ask(
         &mut self,
         from: Type,
-        wanted: Type,
+        referred: Type,
         names: fn(&Resource) -> Result<Vec<String>, String>,
     ) -> Result<Option<DeltaDiscoveryRequest>, String> {
         let mut named = BTreeSet::new();
@@ -315,24 +318,24 @@ impl State {
             .iter()
             .filter(|((resource_type, _), _)| *resource_type == from)
         {
-            named.extend(names(resource)?.into_iter().map(|name| (wanted, name)));
+            named.extend(names(resource)?.into_iter().map(|name| (referred, name)));
         }
         let had: BTreeSet<_> = self
-            .wanted
+            .requested
             .iter()
-            .filter(|(resource_type, _)| *resource_type == wanted)
+            .filter(|(resource_type, _)| *resource_type == referred)
             .cloned()
             .collect();
         let subscribe: Vec<_> = named.difference(&had).cloned().collect();
         let unsubscribe: Vec<_> = had.difference(&named).cloned().collect();
         for key in &unsubscribe {
-            self.wanted.remove(key);
+            self.requested.remove(key);
             self.lose(key);
         }
-        self.wanted.extend(subscribe.iter().cloned());
+        self.requested.extend(subscribe.iter().cloned());
         let texts = |keys: Vec<(Type, String)>| keys.into_iter().map(|(_, name)| name).collect();
         let request = DeltaDiscoveryRequest {
-            type_url: wanted.url().into(),
+            type_url: referred.url().into(),
             resource_names_subscribe: texts(subscribe),
             resource_names_unsubscribe: texts(unsubscribe),
             ..Default::default()

@@ -85,8 +85,8 @@ impl FaultProxy {
         self.connections.load(Ordering::Relaxed)
     }
 
-    fn set(&self, wanted: State) {
-        self.state.send_modify(|(state, _)| *state = wanted);
+    fn set(&self, new_state: State) {
+        self.state.send_modify(|(state, _)| *state = new_state);
     }
 }
 

@@ -140,7 +140,7 @@ fn runs_without_privileges() -> Result<(), Failed> {
 
 fn compiler_is_new_enough() -> Result<(), Failed> {
     let manifest = read("Cargo.toml");
-    let wanted = manifest
+    let required = manifest
         .lines()
         .find_map(|line| line.strip_prefix("rust-version = \""))
         .and_then(|rest| rest.strip_suffix('"'))
@@ -152,8 +152,8 @@ fn compiler_is_new_enough() -> Result<(), Failed> {
         .ok_or("no Rust image")?;
     let have = image.trim_start_matches("rust:").split('-').next().unwrap_or_default();
     let number = |version: &str| -> Vec<u32> { version.split('.').filter_map(|part| part.parse().ok()).collect() };
-    if number(have) >= number(wanted) {
+    if number(have) >= number(required) {
         return Ok(());
     }
-    Err(format!("the Dockerfile builds with Rust {have}, the project needs {wanted}").into())
+    Err(format!("the Dockerfile builds with Rust {have}, the project needs {required}").into())
 }

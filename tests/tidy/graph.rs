@@ -36,7 +36,7 @@ pub(super) const FOLDERS: &[&str] = &[
     "cli",
 ];
 
-/// Modules that hold a type which all their folder works on, by folder. Imports of them are not edges of the graph: the
+/// Modules with a type that their whole folder uses, by folder. Imports of them are not edges of the graph: the
 /// snapshot names the row types of all tables, and each derive function takes the snapshot.
 const HUBS: &[(&str, &str)] = &[("model", "snapshot")];
 
@@ -92,7 +92,7 @@ impl Graph {
         found
     }
 
-    /// Returns the groups of modules that import each other in a circle.
+    /// Returns the groups of modules that import each other in a cycle.
     pub(super) fn cycles(&self) -> Vec<BTreeSet<&str>> {
         let mut cycles: Vec<BTreeSet<&str>> = Vec::new();
         for module in self.imports.keys() {

@@ -323,16 +323,15 @@ pub(super) fn bodies(resources: &ResourceSnapshot, resource_type: ResourceType) 
 
 /// Returns the resources of these types, named as in metrics (`cds`) or by URL.
 pub(super) fn of_types(resources: &ResourceSnapshot, types: &[&str]) -> Vec<Value> {
-    let is_wanted = |resource_type: &ResourceType| {
+    let is_selected = |resource_type: &ResourceType| {
         let short = resource_type.short_name();
         types
             .iter()
-            .any(|wanted| wanted.eq_ignore_ascii_case(short) || *wanted == resource_type.url())
+            .any(|name| name.eq_ignore_ascii_case(short) || *name == resource_type.url())
     };
-    let wanted = ResourceType::ALL
+    ResourceType::ALL
         .iter()
-        .filter(|resource_type| is_wanted(resource_type));
-    wanted
+        .filter(|resource_type| is_selected(resource_type))
         .flat_map(|resource_type| bodies(resources, *resource_type))
         .collect()
 }

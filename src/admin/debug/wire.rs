@@ -77,7 +77,7 @@ impl Wire {
         scope.ok_or_else(|| DebugError::Forbidden(caller.identities.clone()))
     }
 
-    async fn told(&self, question: DebugRequest) -> Result<DebugResponse, DebugError> {
+    async fn answer(&self, question: DebugRequest) -> Result<DebugResponse, DebugError> {
         let resources = match question.type_url.as_str() {
             PAGE => vec![self.page(&question).await?],
             SYNC_STATUS => self.sync_status(&self.client_scope(&question)?),
@@ -138,7 +138,7 @@ impl Wire {
         let [name] = question.names.as_slice() else {
             tracing::info!(
                 names = question.names.len(),
-                "a dump is asked for of other than one client"
+                "a configuration dump must be requested for exactly one client"
             );
             return Vec::new();
         };
@@ -160,11 +160,11 @@ impl DebugHandler for Wire {
         };
         async move {
             let (url, caller) = (question.type_url.clone(), question.caller.clone());
-            let told = wire.told(question).await;
-            if let Err(denial) = &told {
+            let answer = wire.answer(question).await;
+            if let Err(denial) = &answer {
                 tracing::warn!(r#type = url, ?caller, %denial, "debug request denied");
             }
-            told
+            answer
         }
         .boxed()
     }
@@ -178,7 +178,7 @@ fn encoded(section: &Value) -> Option<Arc<EncodedResource>> {
             &any.value,
         ))),
         Err(error) => {
-            tracing::error!(%error, "cannot encode config dump; this is a bug of istiod");
+            tracing::error!(%error, "failed to encode config dump; this is a bug in istiod");
             None
         }
     }

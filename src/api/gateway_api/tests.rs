@@ -26,8 +26,8 @@ fn good(text: &str) -> Row {
 fn bad(text: &str) -> String {
     let parsed = parsed(text);
     assert!(parsed.rows.is_empty() && parsed.rejected.len() == 1, "{parsed:?}");
-    let told: Vec<_> = parsed.diagnostics.iter().map(ToString::to_string).collect();
-    told.join("\n")
+    let messages: Vec<_> = parsed.diagnostics.iter().map(ToString::to_string).collect();
+    messages.join("\n")
 }
 
 const GATEWAY: &str = "
@@ -68,21 +68,27 @@ fn gateways_of_both_groups() {
 #[test]
 fn invalid_fields_are_reported() {
     let wrong = GATEWAY.replace("port: 80", "port: many");
-    let told = bad(&wrong);
-    assert!(told.starts_with("Gateway ns/east: spec.listeners[1].port: "), "{told}");
-    let told = bad(&GATEWAY.replace("port: 80", "port: 70000"));
-    assert!(told.starts_with("Gateway ns/east: spec.listeners[1].port: "), "{told}");
-    let told = bad(&GATEWAY.replace("gatewayClassName: istio", "listenerz: []"));
-    assert_eq!(told, "Gateway ns/east: spec: missing field `gatewayClassName`");
-    let told = bad(
+    let message = bad(&wrong);
+    assert!(
+        message.starts_with("Gateway ns/east: spec.listeners[1].port: "),
+        "{message}"
+    );
+    let message = bad(&GATEWAY.replace("port: 80", "port: 70000"));
+    assert!(
+        message.starts_with("Gateway ns/east: spec.listeners[1].port: "),
+        "{message}"
+    );
+    let message = bad(&GATEWAY.replace("gatewayClassName: istio", "listenerz: []"));
+    assert_eq!(message, "Gateway ns/east: spec: missing field `gatewayClassName`");
+    let message = bad(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: a}\nspec: {rules: [{matches: [{path: /}]}]}",
     );
     assert!(
-        told.starts_with("HTTPRoute default/a: spec.rules[0].matches[0].path: "),
-        "{told}"
+        message.starts_with("HTTPRoute default/a: spec.rules[0].matches[0].path: "),
+        "{message}"
     );
-    let told = bad("apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: HTTPRoute\nmetadata: {name: a}");
-    assert!(told.contains("apiVersion: "), "{told}");
+    let message = bad("apiVersion: gateway.networking.k8s.io/v1alpha2\nkind: HTTPRoute\nmetadata: {name: a}");
+    assert!(message.contains("apiVersion: "), "{message}");
 }
 
 #[test]
@@ -225,7 +231,10 @@ fn r1_expressions_of_routes_have_limits() {
             "method.service",
         ),
     ] {
-        let told = bad(&route(kind, &matched));
-        assert!(told.contains(&format!("spec.rules[0].matches[0].{field}")), "{told}");
+        let message = bad(&route(kind, &matched));
+        assert!(
+            message.contains(&format!("spec.rules[0].matches[0].{field}")),
+            "{message}"
+        );
     }
 }

@@ -55,9 +55,7 @@ fn authorization_rule(at: &FieldPath<'_>, rule: &Rule, action: Action) {
         self::condition(at, condition, action);
     });
     if action == Action::Deny && !names_a_connection(rule) {
-        at.warning(
-            "says nothing about connections, so it denies all of them on TCP ports; name the ports that are meant",
-        );
+        at.warning("has no condition on connections, so it denies all of them on TCP ports; hint: name the ports");
     }
 }
 
@@ -164,7 +162,7 @@ fn star_at_end(at: &FieldPath<'_>, value: &str) {
     let inner = value.strip_prefix('*').or(value.strip_suffix('*')).unwrap_or(value);
     at.require(
         !inner.contains('*'),
-        "at most one wildcard may stand, at the beginning or the end",
+        "must have at most one wildcard, at the beginning or the end",
     );
 }
 
@@ -221,7 +219,7 @@ fn path_template(at: &FieldPath<'_>, path: &str) {
         } else if is_template {
             at.require(
                 is_literal(segment),
-                "between the operators of a path template stand plain segments, in which `*` has no meaning",
+                "operators of a path template must be separated by plain segments, in which `*` has no meaning",
             );
         }
         ended |= segment == "{**}";

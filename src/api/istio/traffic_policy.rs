@@ -291,7 +291,7 @@ pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings) {
         let checks = !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
         at.require_on_admission(
             !checks,
-            "insecureSkipVerify cannot be combined with what would be verified",
+            "insecureSkipVerify cannot be combined with caCertificates and subjectAltNames",
         );
     }
     if tls.mode == Mode::Mutual as i32 && tls.credential_name.is_empty() {

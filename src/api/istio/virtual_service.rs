@@ -150,15 +150,15 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
 }
 
 fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String]) {
-    for (name, one) in [
+    for (name, condition) in [
         ("uri", &matched.uri),
         ("scheme", &matched.scheme),
         ("method", &matched.method),
         ("authority", &matched.authority),
     ] {
         let at = at.field(name);
-        common::string_match(&at, one.as_ref());
-        let prefix = one.as_ref().and_then(|one| one.match_type.as_ref());
+        common::string_match(&at, condition.as_ref());
+        let prefix = condition.as_ref().and_then(|uri| uri.match_type.as_ref());
         // An empty path prefix matches every path. Envoy rejects other empty matches.
         at.require(
             name == "uri" || !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
@@ -171,11 +171,11 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
         ("queryParams", &matched.query_params),
     ] {
         let at = at.field(name);
-        for (key, one) in map {
+        for (key, condition) in map {
             let at = at.field(key);
             // `*` is not a valid expression, but has always meant that the header is present.
-            if !matches!(&one.match_type, Some(MatchType::Regex(text)) if text == "*") {
-                common::string_match(&at, Some(one));
+            if !matches!(&condition.match_type, Some(MatchType::Regex(text)) if text == "*") {
+                common::string_match(&at, Some(condition));
             }
             if name != "queryParams" {
                 header_match(&at, key, gateways);
@@ -351,7 +351,7 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     at.field("attempts")
         .require(retries.attempts >= 0, "must not be negative");
     if retries.attempts == 0 && (!retries.retry_on.is_empty() || retries.per_try_timeout.is_some()) {
-        at.warning("with attempts 0 nothing else has an effect");
+        at.warning("attempts is 0, so the other fields have no effect");
     }
     if let Some(timeout) = retries
         .per_try_timeout

@@ -70,7 +70,7 @@ fn authenticator(servers: &[(&str, &Server)]) -> KubernetesTokens {
 fn token(seconds: i64) -> String {
     let now = environment::wall_clock()
         .duration_since(SystemTime::UNIX_EPOCH)
-        .expect("after 1970");
+        .expect("a time after 1970");
     let claims = json!({"exp": now.as_secs() as i64 + seconds, "sub": "system:serviceaccount:default:reviews"});
     format!("e30.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims.to_string()))
 }

@@ -23,7 +23,8 @@ struct Issuer {
 fn issuer(kid: &str) -> Issuer {
     let pair = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).expect("a key");
     let key = EncodingKey::from_ec_der(&pair.serialize_der());
-    let mut jwk = serde_json::to_value(Jwk::from_encoding_key(&key, Algorithm::ES256).expect("a key")).expect("JSON");
+    let mut jwk =
+        serde_json::to_value(Jwk::from_encoding_key(&key, Algorithm::ES256).expect("a key")).expect("valid JSON");
     jwk["kid"] = json!(kid);
     let served = Ok(json!({"keys": [{"kty": "odd"}, jwk.clone()]}));
     Issuer {
@@ -42,7 +43,7 @@ fn clock() -> (Instant, SystemTime) {
 fn seconds_from_now(seconds: i64) -> i64 {
     let now = environment::wall_clock()
         .duration_since(SystemTime::UNIX_EPOCH)
-        .expect("after 1970");
+        .expect("a time after 1970");
     now.as_secs() as i64 + seconds
 }
 
@@ -199,7 +200,7 @@ async fn unknown_keys_are_fetched_with_a_cooldown() {
     LATER.store(3600, Ordering::SeqCst);
     assert!(
         ask(&authenticator, &token).await.is_ok(),
-        "what was fetched last stands"
+        "the keys fetched last stay in use"
     );
     assert_eq!(issuer.asked().len(), 4);
 }

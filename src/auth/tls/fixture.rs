@@ -69,7 +69,7 @@ impl TestCa {
 
     pub(crate) fn leaf(&self, uris: &[&str], names: &[&str], serial: u64, until: OffsetDateTime) -> TestCertificate {
         let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-        let mut params = CertificateParams::new(names).expect("names");
+        let mut params = CertificateParams::new(names).expect("valid names");
         params.distinguished_name.remove(DnType::CommonName);
         let uris = uris.iter().map(|uri| SanType::URI((*uri).try_into().expect("a URI")));
         params.subject_alt_names.extend(uris);
@@ -90,7 +90,8 @@ impl TestCa {
     pub(crate) fn serving(&self, name: &str) -> ServingCertificate {
         let until = OffsetDateTime::now_utc() + Duration::hours(1);
         let certificate = self.leaf(&[], &[name], 9, until);
-        let key = CertifiedKey::from_der(certificate.chain, certificate.key, &default_provider()).expect("a pair");
+        let key = CertifiedKey::from_der(certificate.chain, certificate.key, &default_provider())
+            .expect("a matching key pair");
         ServingCertificate {
             key: Arc::new(key),
             roots: self.roots(),
@@ -116,6 +117,6 @@ impl TestCa {
             key_identifier_method: KeyIdMethod::Sha256,
         };
         let list = list.signed_by(&self.issuer).expect("a list");
-        list.pem().expect("PEM").into_bytes().into()
+        list.pem().expect("valid PEM").into_bytes().into()
     }
 }

@@ -165,7 +165,8 @@ mod tests {
     }
 
     fn options(words: &[&str], compliance: &str) -> Result<TlsOptions, TlsOptionsError> {
-        let line = TestCli::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("flags");
+        let line =
+            TestCli::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("valid flags");
         TlsOptions::new(&line.flags, compliance)
     }
 
@@ -180,9 +181,11 @@ mod tests {
 
     #[test]
     fn tls_1_2_and_1_3_are_the_default() {
-        assert_eq!(options(&[], "").expect("fine").versions, [&TLS13, &TLS12]);
+        assert_eq!(options(&[], "").expect("valid options").versions, [&TLS13, &TLS12]);
         assert_eq!(
-            options(&["--tls-min-version=TLS1_3"], "").expect("fine").versions,
+            options(&["--tls-min-version=TLS1_3"], "")
+                .expect("valid options")
+                .versions,
             [&TLS13]
         );
     }
@@ -209,10 +212,10 @@ mod tests {
 
     #[test]
     fn compliance_policy_takes_precedence() {
-        let fips = options(&["--tls-min-version=TLS1_3"], "fips-140-2").expect("fine");
+        let fips = options(&["--tls-min-version=TLS1_3"], "fips-140-2").expect("valid options");
         assert_eq!(fips.versions, [&TLS12]);
         assert_eq!(suites(&fips).len(), FIPS.len());
-        let pqc = options(&[], "pqc").expect("fine");
+        let pqc = options(&[], "pqc").expect("valid options");
         assert_eq!(pqc.versions, [&TLS13]);
         assert_eq!(suites(&pqc).len(), PQC.len());
         let weak = ["--tls-cipher-suites=TLS_RSA_WITH_RC4_128_SHA"];

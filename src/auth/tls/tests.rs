@@ -62,12 +62,12 @@ fn client(roots: &TestCa, certificate: Option<TestCertificate>, protocols: &[&st
     }
     let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
-        .expect("versions")
+        .expect("supported versions")
         .with_root_certificates(store);
     let mut config = match certificate {
         Some(certificate) => builder
             .with_client_auth_cert(certificate.chain, certificate.key)
-            .expect("a pair"),
+            .expect("a matching key pair"),
         None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = protocols.iter().map(|protocol| protocol.as_bytes().to_vec()).collect();
@@ -75,7 +75,7 @@ fn client(roots: &TestCa, certificate: Option<TestCertificate>, protocols: &[&st
 }
 
 impl Setup {
-    /// Connects; gives what the server knows of the client after it has read one byte.
+    /// Connects, and returns the server's view of the client after one byte.
     async fn connect(&self, certificate: Option<TestCertificate>) -> Result<Option<Arc<PeerCertificate>>, AcceptError> {
         self.connect_with(client(&self.root, certificate, &["h2"])).await
     }
@@ -113,7 +113,7 @@ async fn client_certificates_are_optional_and_identify_the_client() {
         .expires_at
         .duration_since(until.into())
         .unwrap_or_else(|early| early.duration());
-    assert!(left < StdDuration::from_secs(1), "expiry is told to the second");
+    assert!(left < StdDuration::from_secs(1), "the expiry is exact to the second");
 }
 
 #[tokio::test]
@@ -246,7 +246,7 @@ async fn a_silent_handshake_times_out() {
 async fn a_handshake_is_bounded() {
     let setup = setup();
     let (here, mut there): (DuplexStream, DuplexStream) = duplex(1 << 10);
-    // A ClientHello that is said to be long, in records that are never the last.
+    // A ClientHello of great announced length, in records that never complete it.
     let mut record = vec![22, 3, 1, 0x40, 0];
     record.extend([1, 0, 0xff, 0xf0]);
     record.resize(5 + 0x4000, 0);

@@ -1,8 +1,7 @@
 //! Verification of client certificates: one pool of roots per trust domain, so that the CA of one domain cannot issue
 //! identities of another.
 //!
-//! Parity (pkg/spiffe/spiffe.go, PeerCertVerifier): the leaf's trust domain selects the
-//! pool.
+//! Parity (pkg/spiffe/spiffe.go, PeerCertVerifier): the leaf's trust domain selects the pool.
 
 use std::{
     collections::BTreeMap,
@@ -166,7 +165,7 @@ impl TrustPoolVerifier {
 
 impl fmt::Debug for TrustPoolVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LiveVerifier")
+        f.write_str("TrustPoolVerifier")
     }
 }
 

@@ -85,7 +85,7 @@ fn the_issuer_is_copied_to_leaves_byte_for_byte() {
     let id = |certificate: &X509Certificate<'_>, own: bool| {
         certificate
             .iter_extensions()
-            .find_map(|one| match one.parsed_extension() {
+            .find_map(|extension| match extension.parsed_extension() {
                 ParsedExtension::SubjectKeyIdentifier(id) if own => Some(id.0.to_vec()),
                 ParsedExtension::AuthorityKeyIdentifier(id) if !own => Some(id.key_identifier.as_ref()?.0.to_vec()),
                 _ => None,

@@ -175,7 +175,7 @@ fn switching_to_cacerts_keeps_all_peers_verifiable() {
     verify(&old_leaf.chain, authority.trusted_roots(), start()).unwrap();
     verify(&new_leaf.chain, authority.trusted_roots(), start()).unwrap();
     verify(&old_leaf.chain, new_leaf.roots.as_bytes(), start()).unwrap();
-    // The same bundle from the other source is no change.
+    // The same bundle from the other source is not a change.
     selector.files = files;
     assert!(matches!(selector.decide(start()), Decision::NoChange));
     // Once no certificate of the old CA can be in use, its root is dropped.

@@ -77,7 +77,7 @@ mod tests {
             key("jwt-svid", &[]),
             key("x509-svid", &[&other]),
         ];
-        let roots = read(&keys).expect("roots");
+        let roots = read(&keys).expect("root certificates");
         let ders: Vec<&[u8]> = roots.iter().map(|root| root.der.as_ref()).collect();
         assert_eq!(ders, [one.as_slice(), &other]);
     }

@@ -30,7 +30,9 @@ pub(super) fn root(name: &str) -> String {
 
 /// The certificate of a PEM text.
 pub(super) fn der(pem: &str) -> Vec<u8> {
-    CertificateDer::from_pem_slice(pem.as_bytes()).expect("PEM").to_vec()
+    CertificateDer::from_pem_slice(pem.as_bytes())
+        .expect("valid PEM")
+        .to_vec()
 }
 
 /// A certificate that is no CA.
@@ -68,7 +70,7 @@ fn mesh(anchors: Vec<Anchor>) -> MeshTrust {
 }
 
 fn certificates(pem: &str) -> Vec<Certificate> {
-    Certificate::all_from_pem(pem.as_bytes()).expect("roots")
+    Certificate::all_from_pem(pem.as_bytes()).expect("root certificates")
 }
 
 /// The blocks as anchors have them.
@@ -93,15 +95,20 @@ fn pool(trusted: &TrustState, domain: &str) -> Vec<String> {
 
 #[test]
 fn without_multi_root_only_the_own_ca_is_trusted() {
-    let (one, other, extra, signer) = (root("one"), root("other"), root("extra"), root("signer"));
+    let (own_root, other, extra, signer) = (root("own_root"), root("other"), root("extra"), root("signer"));
     let mesh = mesh(vec![
         pem(&extra, &[], &[]),
         pem(&signer, &["a/b"], &[]),
         pem(&extra, &[], &["friend"]),
     ]);
-    let trusted = TrustState::of(&[&own(&[&one, &other, &one])], &mesh, &Endpoints::default(), false);
-    assert_eq!(trusted.anchors, blocks(&[&one, &other]), "sorted and unique");
-    assert_eq!(pool(&trusted, "own"), blocks(&[&one, &other, &signer]));
+    let trusted = TrustState::of(
+        &[&own(&[&own_root, &other, &own_root])],
+        &mesh,
+        &Endpoints::default(),
+        false,
+    );
+    assert_eq!(trusted.anchors, blocks(&[&own_root, &other]), "sorted and unique");
+    assert_eq!(pool(&trusted, "own"), blocks(&[&own_root, &other, &signer]));
     assert_eq!(pool(&trusted, "alias"), pool(&trusted, "own"));
     assert_eq!(
         pool(&trusted, "friend"),
@@ -113,22 +120,22 @@ fn without_multi_root_only_the_own_ca_is_trusted() {
 
 #[test]
 fn several_roots_are_merged() {
-    let (one, extra, both) = (root("one"), root("extra"), format!("{}{}", root("x"), root("y")));
+    let (own_root, extra, both) = (root("own_root"), root("extra"), format!("{}{}", root("x"), root("y")));
     let mesh = mesh(vec![
         pem(&extra, &[], &[]),
-        pem(&one, &[], &[]),
+        pem(&own_root, &[], &[]),
         pem(&both, &[], &["friend", "own"]),
     ]);
-    let trusted = TrustState::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
-    assert_eq!(trusted.anchors, blocks(&[&one, &extra, &both]));
-    assert_eq!(pool(&trusted, "own"), blocks(&[&one, &extra, &both]));
-    assert_eq!(pool(&trusted, "alias"), blocks(&[&one, &extra]));
+    let trusted = TrustState::of(&[&own(&[&own_root])], &mesh, &Endpoints::default(), true);
+    assert_eq!(trusted.anchors, blocks(&[&own_root, &extra, &both]));
+    assert_eq!(pool(&trusted, "own"), blocks(&[&own_root, &extra, &both]));
+    assert_eq!(pool(&trusted, "alias"), blocks(&[&own_root, &extra]));
     assert_eq!(pool(&trusted, "friend"), blocks(&[&both]));
 }
 
 #[test]
 fn an_invalid_entry_does_not_affect_others() {
-    let (one, extra) = (root("one"), root("extra"));
+    let (own_root, extra) = (root("own_root"), root("extra"));
     let key = KeyPair::generate().expect("a key");
     let leaf = params("leaf", false).self_signed(&key).expect("a leaf").pem();
     let bad = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
@@ -137,8 +144,8 @@ fn an_invalid_entry_does_not_affect_others() {
         pem(bad, &[], &[]),
         pem(&extra, &[], &[]),
     ]);
-    let trusted = TrustState::of(&[&own(&[&one])], &mesh, &Endpoints::default(), true);
-    assert_eq!(trusted.anchors, blocks(&[&one, &extra]));
+    let trusted = TrustState::of(&[&own(&[&own_root])], &mesh, &Endpoints::default(), true);
+    assert_eq!(trusted.anchors, blocks(&[&own_root, &extra]));
     let trusted = TrustState::of(&[], &mesh, &Endpoints::default(), true);
     assert_eq!(trusted.anchors, blocks(&[&extra]));
 }
@@ -159,7 +166,7 @@ fn crls_of_the_own_ca_are_used() {
     };
     let list = list.signed_by(&issuer).expect("a list");
     let bundle = TrustBundle {
-        crl: Some(Bytes::from(list.pem().expect("PEM"))),
+        crl: Some(Bytes::from(list.pem().expect("valid PEM"))),
         ..own(&[])
     };
     let trusted = TrustState::of(&[&bundle], &mesh(Vec::new()), &Endpoints::default(), false);
@@ -215,7 +222,7 @@ thread_local! {
 
 #[tokio::test]
 async fn trust_follows_its_sources() {
-    let (one, published, later) = (root("one"), root("told"), root("later"));
+    let (one, published, later) = (root("one"), root("published"), root("later"));
     let answers: VecDeque<_> = [
         Ok(certificates(&published)),
         Err("down".to_owned()),
@@ -246,7 +253,7 @@ async fn trust_follows_its_sources() {
     tasks.spawn_until_shutdown("test", controller.run());
     let mut next = async || {
         let changed = tokio::time::timeout(Duration::from_secs(10), anchors_receiver.changed()).await;
-        changed.expect("in time").expect("it is followed");
+        changed.expect("a result in time").expect("an open channel");
         anchors_receiver.borrow_and_update().to_vec()
     };
     assert_eq!(next().await, blocks(&[&one]));

@@ -1,6 +1,6 @@
 //! Checks that a CSR requests only identities of its caller, since an external signer certifies its content as it is.
 //!
-//! Parity (security/pkg/pki/ra/k8s_ra.go, ValidateCSR).
+//! Parity (security/pkg/pki/ra/common.go, ValidateCSR).
 
 use std::net::IpAddr;
 
@@ -39,13 +39,13 @@ pub(super) fn check(csr: &[u8], identities: &[SmolStr]) -> Result<String, String
     for attribute in info.iter_attributes() {
         match attribute.parsed_attribute() {
             ParsedCriAttribute::ExtensionRequest(request) => extensions.extend(&request.extensions),
-            _ => return Err("an attribute besides the names is requested".into()),
+            _ => return Err("an attribute other than the names is requested".into()),
         }
     }
     match extensions.as_slice() {
         [] => return Err("the CSR has no names".into()),
         [names] => check_names(names, identities)?,
-        _ => return Err("an extension besides the names is requested".into()),
+        _ => return Err("an extension other than the names is requested".into()),
     }
     Ok(key::pem("CERTIFICATE REQUEST", &block.contents))
 }
@@ -68,7 +68,7 @@ fn check_subject(subject: &X509Name<'_>) -> Result<(), String> {
 /// Checks that the names are at most one URI, which is an identity of the caller.
 fn check_names(extension: &X509Extension<'_>, identities: &[SmolStr]) -> Result<(), String> {
     let ParsedExtension::SubjectAlternativeName(names) = extension.parsed_extension() else {
-        return Err("an extension besides the names is requested".into());
+        return Err("an extension other than the names is requested".into());
     };
     if names.general_names.len() > 1 {
         return Err("the CSR has more than one name".into());
@@ -108,11 +108,11 @@ mod tests {
     const ID: &str = "spiffe://cluster.local/ns/a/sa/b";
 
     fn uri(text: &str) -> SanType {
-        SanType::URI(text.try_into().expect("ASCII"))
+        SanType::URI(text.try_into().expect("ASCII text"))
     }
 
     fn dns(text: &str) -> SanType {
-        SanType::DnsName(text.try_into().expect("ASCII"))
+        SanType::DnsName(text.try_into().expect("ASCII text"))
     }
 
     fn params(names: Vec<SanType>, subject: &[(DnType, &str)]) -> CertificateParams {
@@ -128,7 +128,7 @@ mod tests {
     fn request(params: &CertificateParams) -> String {
         let key = KeyPair::generate().expect("a key");
         let request = params.serialize_request(&key).expect("a request");
-        request.pem().expect("PEM")
+        request.pem().expect("valid PEM")
     }
 
     fn checked(params: &CertificateParams) -> Result<String, String> {
@@ -145,10 +145,10 @@ mod tests {
     fn the_checked_csr_is_the_one_passed_on() {
         let pem = request(&params(vec![uri(ID)], &[]));
         let evil = request(&params(vec![uri("spiffe://cluster.local/ns/a/sa/root")], &[]));
-        let passed = check(format!("{pem}{evil}").as_bytes(), &[ID.into()]).expect("it passes");
+        let passed = check(format!("{pem}{evil}").as_bytes(), &[ID.into()]).expect("an accepted CSR");
         let block = |pem: &str| {
             x509_parser::pem::parse_x509_pem(pem.as_bytes())
-                .expect("PEM")
+                .expect("valid PEM")
                 .1
                 .contents
         };
@@ -172,7 +172,7 @@ mod tests {
             "IP 127.0.0.1",
         );
         refused(
-            &params(vec![SanType::Rfc822Name("a@b".try_into().expect("ASCII"))], &[]),
+            &params(vec![SanType::Rfc822Name("a@b".try_into().expect("ASCII text"))], &[]),
             "e-mail",
         );
         refused(&params(vec![uri(ID)], &[(DnType::CommonName, "")]), "subject");
@@ -186,10 +186,10 @@ mod tests {
         );
         let mut more = params(vec![uri(ID)], &[]);
         more.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-        refused(&more, "extension besides");
+        refused(&more, "extension other");
         let mut more = params(vec![uri(ID)], &[]);
         more.custom_extensions = vec![CustomExtension::from_oid_content(&[1, 2, 3], vec![5, 0])];
-        refused(&more, "extension besides");
+        refused(&more, "extension other");
     }
 
     #[test]
@@ -214,7 +214,7 @@ mod tests {
         assert!(check(&vec![b'x'; CSR_BYTES_MAX + 1], &[]).is_err());
         let pem = request(&params(vec![uri(ID)], &[]));
         let mut der = x509_parser::pem::parse_x509_pem(pem.as_bytes())
-            .expect("PEM")
+            .expect("valid PEM")
             .1
             .contents;
         assert!(

@@ -175,7 +175,7 @@ async fn approve_and_wait(
             message: Some(message),
             ..CertificateSigningRequestCondition::default()
         });
-    let body = serde_json::to_value(&object).expect("an object of strings and numbers is JSON");
+    let body = serde_json::to_value(&object).expect("because strings and numbers are valid JSON");
     let mut object: CertificateSigningRequest = api
         .replace_subresource("approval", &name, &PostParams::default(), &body)
         .await
@@ -340,7 +340,7 @@ mod tests {
             Err(CsrError::NoCertificate { .. })
         ));
         let key = rcgen::KeyPair::generate().expect("a key");
-        let params = rcgen::CertificateParams::new(vec!["a.b".to_owned()]).expect("names");
+        let params = rcgen::CertificateParams::new(vec!["a.b".to_owned()]).expect("valid names");
         let chain = params.self_signed(&key).expect("a certificate").pem();
         assert_eq!(look(&signed(&chain, "Approved")).expect("a chain"), Some(chain));
     }

@@ -28,7 +28,7 @@ struct TestCli {
 fn settings(variables: &[(&str, &str)]) -> Settings {
     let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
     Settings {
-        flags: TestCli::try_parse_from(["istiod"]).expect("flags").flags,
+        flags: TestCli::try_parse_from(["istiod"]).expect("valid flags").flags,
         variables: variables.collect::<BTreeMap<_, _>>(),
     }
 }
@@ -96,7 +96,12 @@ fn roots_are_mounted_or_the_clusters() {
 fn callers_name_signers_of_the_domain_only() {
     assert_eq!(rules("a.b/c", "d.e").signer(""), Ok("a.b/c".into()));
     assert_eq!(rules("a.b/c", "d.e").signer("f"), Ok("d.e/f".into()));
-    assert!(rules("", "d.e").signer("").expect_err("no signer").contains("K8S_SIGNER"));
+    assert!(
+        rules("", "d.e")
+            .signer("")
+            .expect_err("no signer")
+            .contains("K8S_SIGNER")
+    );
     let error = rules("a.b/c", "").signer("f").expect_err("no domain");
     assert_eq!(error, "certSignerDomain is required for signer f");
     for bad in ["f/g", "../f", "f\n", &"x".repeat(254)] {
@@ -146,12 +151,12 @@ fn chains_of_named_signers_are_verified() {
     let answered = answer(&both, None, None, true).expect("the chain has its root");
     assert_eq!((answered.chain.len(), answered.roots.as_str()), (2, ""));
     assert!(answered.chain.iter().all(|block| block.ends_with('\n')));
-    let answered = answer(&both, None, Some(&pem), true).expect("the mesh config has it too");
+    let answered = answer(&both, None, Some(&pem), true).expect("roots from the mesh config");
     assert_eq!((answered.chain.len(), answered.roots.as_str()), (2, ""));
-    let answered = answer(&leaf, None, Some(&pem), true).expect("the mesh config has it");
+    let answered = answer(&leaf, None, Some(&pem), true).expect("roots from the mesh config");
     assert_eq!((answered.chain.len(), answered.roots.trim()), (1, pem.trim()));
     let two = format!("{pem}{other}");
-    let answered = answer(&both, None, Some(&two), true).expect("the mesh config has more");
+    let answered = answer(&both, None, Some(&two), true).expect("roots from the mesh config");
     assert_eq!(
         answered.roots.matches("BEGIN").count(),
         2,
@@ -211,9 +216,9 @@ fn the_mesh_trusts_the_roots_of_its_signers() {
     let trust_bundle = |file: Option<&Bytes>, mesh: Option<&MeshTrust>| {
         trust_bundle(&rules, file, mesh).map(|trust| trust.roots.clone())
     };
-    let block = |pem: &str| Certificate::all_from_pem(pem.as_bytes()).expect("PEM")[0].pem();
+    let block = |pem: &str| Certificate::all_from_pem(pem.as_bytes()).expect("valid PEM")[0].pem();
     let blocks = |pems: &[&str]| Some(Bytes::from(pems.iter().map(|pem| block(pem)).collect::<String>()));
-    let file_text = std::str::from_utf8(&file).expect("text");
+    let file_text = std::str::from_utf8(&file).expect("a text value");
     assert_eq!(trust_bundle(None, None), None);
     assert_eq!(trust_bundle(Some(&file), None), blocks(&[file_text]));
     assert_eq!(

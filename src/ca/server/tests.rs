@@ -48,7 +48,7 @@ struct FakeSigner {
 
 impl Signer for FakeSigner {
     fn sign(&self, request: SigningRequest) -> BoxFuture<'_, Result<SignedCertificate, SignError>> {
-        self.asked.lock().expect("not poisoned").push(request);
+        self.asked.lock().expect("an unpoisoned lock").push(request);
         let answer = match self.error {
             Some(kind) => Err(SignError {
                 kind,
@@ -91,7 +91,7 @@ impl Fixture {
     }
 
     async fn send(&self, caller: &str, message: &[u8]) -> Result<Vec<String>, Status> {
-        let body = Full::new(framing::framed(message).expect("small"));
+        let body = Full::new(framing::framed(message).expect("a message within the size limit"));
         let mut request = Request::post(CREATE_CERTIFICATE);
         if !caller.is_empty() {
             request = request.header("caller", caller);
@@ -141,9 +141,9 @@ async fn the_roots_are_the_last_entry() {
     let chain = fixture
         .ask(WEB, &request(&[(CERT_SIGNER, "mine")]))
         .await
-        .expect("signed");
+        .expect("a signed certificate");
     assert_eq!(chain, ["leaf\n", "ca\n", "a\nb\n"]);
-    let asked = fixture.signer.asked.lock().expect("not poisoned");
+    let asked = fixture.signer.asked.lock().expect("an unpoisoned lock");
     let expected = SigningRequest {
         csr: b"csr".to_vec(),
         identities: vec![WEB.into()],
@@ -169,7 +169,7 @@ async fn r11_unauthenticated_callers_get_no_certificate() {
         assert_eq!(status.code(), code, "{caller}");
         assert!(status.message().starts_with("request authenticate failure"), "{status}");
     }
-    assert!(fixture.signer.asked.lock().expect("not poisoned").is_empty());
+    assert!(fixture.signer.asked.lock().expect("an unpoisoned lock").is_empty());
     let counts = [("authentication_failure", 2), ("csr", 3), ("id_extraction_err", 1)];
     assert_eq!(
         fixture.counts(),
@@ -184,11 +184,11 @@ async fn r11_impersonation_requires_authorization() {
     let status = fixture.ask(WEB, &asked).await.expect_err("refused");
     assert_eq!(status.code(), Code::Unauthenticated);
     assert_eq!(status.message(), "request impersonation authentication failure");
-    assert!(fixture.signer.asked.lock().expect("not poisoned").is_empty());
+    assert!(fixture.signer.asked.lock().expect("an unpoisoned lock").is_empty());
 
     let fixture = Fixture::with(FakeSigner::default(), Box::new(|_, _| Ok(())));
-    fixture.ask(WEB, &asked).await.expect("signed");
-    let asked = fixture.signer.asked.lock().expect("not poisoned");
+    fixture.ask(WEB, &asked).await.expect("a signed certificate");
+    let asked = fixture.signer.asked.lock().expect("an unpoisoned lock");
     assert_eq!(asked[0].identities, ["spiffe://cluster.local/ns/default/sa/other"]);
 }
 
@@ -245,7 +245,7 @@ async fn concurrent_calls_are_bounded() {
     let status = fixture.ask(WEB, &request(&[])).await.expect_err("too many");
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(all);
-    fixture.ask(WEB, &request(&[])).await.expect("signed");
+    fixture.ask(WEB, &request(&[])).await.expect("a signed certificate");
 }
 
 #[test]

@@ -45,7 +45,7 @@ pub fn certificate(
     now: SystemTime,
 ) -> Result<ServingCertificate, MaterialError> {
     let chain = certificates(chain).map_err(MaterialError::Chain)?;
-    let leaf = chain.first().expect("certificates() returns at least one");
+    let leaf = chain.first().expect("because certificates() returns at least one");
     let expires_at = expiry(leaf).map_err(MaterialError::Chain)?;
     if expires_at <= now {
         return Err(MaterialError::Expired(

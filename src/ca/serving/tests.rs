@@ -22,7 +22,7 @@ struct TestCli {
 fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Settings {
     let line = std::iter::once("istiod").chain(flags.iter().copied());
     Settings {
-        flags: TestCli::try_parse_from(line).expect("flags").flags,
+        flags: TestCli::try_parse_from(line).expect("valid flags").flags,
         variables: variables
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
@@ -75,7 +75,10 @@ fn dns_names(served: &ServingCertificate) -> Vec<String> {
     use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
     let leaf = served.key.cert.first().expect("a leaf");
     let (_, parsed) = X509Certificate::from_der(leaf).expect("a certificate");
-    let names = parsed.subject_alternative_name().expect("names").expect("names");
+    let names = parsed
+        .subject_alternative_name()
+        .expect("valid names")
+        .expect("valid names");
     let dns = names.value.general_names.iter().filter_map(|name| match name {
         GeneralName::DNSName(name) => Some((*name).to_owned()),
         _ => None,
@@ -166,9 +169,9 @@ fn mismatched_material_is_rejected() {
     let issuer = authority(10 * HOUR);
     let roots = || issuer.trusted_roots().clone();
     let (chain, key) = pair(&issuer);
-    let made = certificate(&chain, &key, roots(), *NOW).expect("a certificate");
-    assert_eq!(made.expires_at, *NOW + HOUR);
-    assert_eq!(made.roots, roots());
+    let material = certificate(&chain, &key, roots(), *NOW).expect("a certificate");
+    assert_eq!(material.expires_at, *NOW + HOUR);
+    assert_eq!(material.roots, roots());
     let refused = |chain: &[u8], key: &Sensitive, roots: Bytes, now| {
         certificate(chain, key, roots, now).map(|_| ()).expect_err("a refusal")
     };
@@ -196,7 +199,7 @@ fn requests_have_names_and_no_subject() {
     use x509_parser::{certification_request::X509CertificationRequest, prelude::FromDer};
     let (csr, key) = material::request(&["a.b".into(), "c.d".into()]).expect("a request");
     assert_eq!(format!("{key:?}"), "redacted");
-    let der = rustls::pki_types::CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).expect("PEM");
+    let der = rustls::pki_types::CertificateSigningRequestDer::from_pem_slice(csr.as_bytes()).expect("valid PEM");
     let (_, parsed) = X509CertificationRequest::from_der(&der).expect("a request");
     assert_eq!(parsed.certification_request_info.subject.iter().count(), 0);
     assert!(parsed.verify_signature().is_ok());
@@ -262,7 +265,7 @@ impl Harness {
     }
 
     async fn next(&mut self) -> Arc<ServingCertificate> {
-        self.serving.changed().await.expect("it is followed");
+        self.serving.changed().await.expect("an open channel");
         self.serving.borrow_and_update().clone().expect("a certificate")
     }
 
@@ -279,7 +282,7 @@ impl Harness {
 async fn the_mesh_ca_issues_and_reissues() {
     let mut harness = Harness::start(Some(authority(10 * HOUR)));
     let first = harness.next().await;
-    assert_eq!(first.expires_at, *NOW + 10 * HOUR, "as long as the CA says");
+    assert_eq!(first.expires_at, *NOW + 10 * HOUR, "the CA decides the lifetime");
     advance(4 * HOUR);
     assert!(harness.is_quiet().await, "less than half of its life");
     advance(HOUR);
@@ -309,7 +312,7 @@ async fn the_mesh_ca_issues_and_reissues() {
         ["istio-pilot.mesh.svc", "istiod-remote.mesh.svc", "istiod.mesh.svc"]
     );
     advance(1000 * HOUR);
-    assert!(harness.is_quiet().await, "nothing changes, nothing is said");
+    assert!(harness.is_quiet().await, "no event without a change");
     harness.end().await;
 }
 
@@ -352,7 +355,7 @@ async fn files_may_be_replaced_one_by_one() {
     let patience = Duration::from_secs(20);
     let mut next = async || {
         let changed = tokio::time::timeout(patience, serving.changed()).await;
-        changed.expect("in time").expect("it is followed");
+        changed.expect("a result in time").expect("an open channel");
         serving.borrow_and_update().clone().expect("a certificate")
     };
     let first: Arc<ServingCertificate> = next().await;
@@ -391,12 +394,12 @@ fn the_roots_are_published_with_the_crl() {
         crl: Some(Bytes::from_static(b"revoked")),
     };
     assert_eq!(published_now(None, Some(&trust)), None);
-    let published_trust = published_now(Some(&own), Some(&trust)).expect("roots");
+    let published_trust = published_now(Some(&own), Some(&trust)).expect("root certificates");
     assert_eq!(
         (&published_trust.roots, &published_trust.crl),
         (issuer.trusted_roots(), &trust.crl)
     );
-    assert_eq!(published_now(Some(&own), None).expect("roots").crl, None);
+    assert_eq!(published_now(Some(&own), None).expect("root certificates").crl, None);
 }
 
 #[test]

@@ -46,22 +46,22 @@ pub(super) struct Token {
 }
 
 /// Returns the token of a service account; creates both if needed.
-pub(super) async fn token(client: Client, wanted: &AccountRequest) -> Result<Token, CreateError> {
-    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &wanted.namespace);
-    if let Err(error) = accounts.get(&wanted.name).await {
-        if !wanted.create {
+pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<Token, CreateError> {
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &request.namespace);
+    if let Err(error) = accounts.get(&request.name).await {
+        if !request.create {
             return Err(CreateError::NoAccount {
-                account: wanted.name.clone(),
-                namespace: wanted.namespace.clone(),
+                account: request.name.clone(),
+                namespace: request.namespace.clone(),
                 error: error.to_string(),
             });
         }
-        create(&client, wanted).await?;
+        create(&client, request).await?;
     }
-    let secrets: Api<Secret> = Api::namespaced(client, &wanted.namespace);
-    let mut secret = token_secret(&secrets, wanted).await?;
+    let secrets: Api<Secret> = Api::namespaced(client, &request.namespace);
+    let mut secret = token_secret(&secrets, request).await?;
     for _ in 0..RETRIES {
-        if let Ok(token) = content(&secret, wanted) {
+        if let Ok(token) = content(&secret, request) {
             return Ok(token);
         }
         tokio::time::sleep(RETRY_AFTER).await;
@@ -71,19 +71,19 @@ pub(super) async fn token(client: Client, wanted: &AccountRequest) -> Result<Tok
             .await
             .map_err(CreateError::request(format!("read the Secret {name}")))?;
     }
-    content(&secret, wanted)
+    content(&secret, request)
 }
 
-async fn token_secret(secrets: &Api<Secret>, wanted: &AccountRequest) -> Result<Secret, CreateError> {
-    let namespace = &wanted.namespace;
-    if let Some(name) = wanted.secret.as_ref().filter(|name| !name.is_empty()) {
+async fn token_secret(secrets: &Api<Secret>, request: &AccountRequest) -> Result<Secret, CreateError> {
+    let namespace = &request.namespace;
+    if let Some(name) = request.secret.as_ref().filter(|name| !name.is_empty()) {
         let secret = secrets.get(name).await;
         let secret = secret.map_err(CreateError::request(format!("get specified secret {namespace}/{name}")))?;
-        if !is_of(&secret, &wanted.name) {
+        if !is_of(&secret, &request.name) {
             return Err(CreateError::NotOfAccount {
                 namespace: namespace.clone(),
                 name: name.clone(),
-                account: wanted.name.clone(),
+                account: request.name.clone(),
             });
         }
         return Ok(secret);
@@ -91,13 +91,13 @@ async fn token_secret(secrets: &Api<Secret>, wanted: &AccountRequest) -> Result<
     let of_type = ListParams::default().fields(&format!("type={TOKEN_TYPE}"));
     let listed = secrets.list(&of_type).await;
     let listed = listed.map_err(CreateError::request(format!("list the Secrets of {namespace}")))?;
-    if let Some(secret) = listed.items.into_iter().find(|secret| is_of(secret, &wanted.name)) {
+    if let Some(secret) = listed.items.into_iter().find(|secret| is_of(secret, &request.name)) {
         return Ok(secret);
     }
     let secret = Secret {
         metadata: ObjectMeta {
-            name: Some(format!("{}-istio-remote-secret-token", wanted.name)),
-            annotations: Some(BTreeMap::from([(OF_ACCOUNT.to_owned(), wanted.name.clone())])),
+            name: Some(format!("{}-istio-remote-secret-token", request.name)),
+            annotations: Some(BTreeMap::from([(OF_ACCOUNT.to_owned(), request.name.clone())])),
             ..ObjectMeta::default()
         },
         type_: Some(TOKEN_TYPE.to_owned()),
@@ -113,11 +113,11 @@ fn is_of(secret: &Secret, account: &str) -> bool {
     secret.type_.as_deref() == Some(TOKEN_TYPE) && named.is_some_and(|name| name == account)
 }
 
-fn content(secret: &Secret, wanted: &AccountRequest) -> Result<Token, CreateError> {
+fn content(secret: &Secret, request: &AccountRequest) -> Result<Token, CreateError> {
     let field = |key: &'static str| {
         let data = secret.data.as_ref().and_then(|data| data.get(key));
         data.map(|data| data.0.clone()).ok_or_else(|| CreateError::NotFilled {
-            namespace: wanted.namespace.clone(),
+            namespace: request.namespace.clone(),
             name: secret.metadata.name.clone().unwrap_or_default(),
             key,
         })
@@ -130,8 +130,8 @@ fn content(secret: &Secret, wanted: &AccountRequest) -> Result<Token, CreateErro
 }
 
 /// Creates the account, its namespace, and its permissions.
-async fn create(client: &Client, wanted: &AccountRequest) -> Result<(), CreateError> {
-    let AccountRequest { name, namespace, .. } = wanted;
+async fn create(client: &Client, request: &AccountRequest) -> Result<(), CreateError> {
+    let AccountRequest { name, namespace, .. } = request;
     let namespaces: Api<Namespace> = Api::all(client.clone());
     let found = namespaces.get_opt(namespace).await;
     if found

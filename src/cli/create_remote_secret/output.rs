@@ -126,8 +126,8 @@ mod tests {
                 let access = access(cluster, credentials);
                 let text = yaml(&secret(&access, "istio-system", SecretType::Remote));
                 let read = parsed(&text);
-                let kubeconfig = parsed(read["stringData"][cluster].as_str().expect("text"));
-                let checked = CheckedKubeconfig::of(kubeconfig, &BTreeSet::new()).expect("allowed");
+                let kubeconfig = parsed(read["stringData"][cluster].as_str().expect("a text value"));
+                let checked = CheckedKubeconfig::of(kubeconfig, &BTreeSet::new()).expect("an allowed kubeconfig");
                 assert_eq!(checked.cluster(), ClusterId::new(cluster));
                 let config = checked.client_config().await.expect("a client's configuration");
                 assert_eq!(config.cluster_url.host(), Some("192.0.2.1"));

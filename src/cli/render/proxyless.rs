@@ -42,16 +42,16 @@ pub(super) fn ask(
     for _ in ON_DEMAND {
         let requested = clients
             .iter()
-            .map(|(member, wanted)| (*member, Shared::new(RequestedResources::new(wanted.clone()))));
+            .map(|(member, requested)| (*member, Shared::new(RequestedResources::new(requested.clone()))));
         let membership = ProxyEvents {
             requested: requested.collect(),
             ..ProxyEvents::default()
         };
         panics.extend(store.update(mesh, &ChangeSet::default(), membership, &Serial).panics);
-        for (member, wanted) in &mut clients {
+        for (member, requested) in &mut clients {
             let snapshot = store.group_of(*member).and_then(|key| store.snapshot(key));
             if let Some(snapshot) = snapshot {
-                follow(snapshot, wanted);
+                follow(snapshot, requested);
             }
         }
     }
@@ -59,7 +59,7 @@ pub(super) fn ask(
 }
 
 /// Adds the names in the responses.
-fn follow(snapshot: &ResourceSnapshot, wanted: &mut RequestedNames) {
+fn follow(snapshot: &ResourceSnapshot, requested: &mut RequestedNames) {
     let mut named: BTreeMap<ResourceType, BTreeSet<String>> = BTreeMap::new();
     for resource_type in ON_DEMAND {
         for resource in snapshot.resources(resource_type).iter() {
@@ -71,8 +71,8 @@ fn follow(snapshot: &ResourceSnapshot, wanted: &mut RequestedNames) {
     }
     for resource_type in [ResourceType::Route, ResourceType::Cluster, ResourceType::Endpoint] {
         let names = named.remove(&resource_type).unwrap_or_default();
-        let wanted = wanted.entry(resource_type).or_default();
-        wanted.extend(names.into_iter().map(SmolStr::from));
+        let requested = requested.entry(resource_type).or_default();
+        requested.extend(names.into_iter().map(SmolStr::from));
     }
 }
 

@@ -177,7 +177,7 @@ fn network_plugins_are_in_all_chains() {
     );
     let store = store(&config, sidecar(None));
     let listener = fixture::resource(&store, 0, ResourceType::Listener, "virtualInbound");
-    let chains = listener["filterChains"].as_array().expect("chains");
+    let chains = listener["filterChains"].as_array().expect("filter chains");
     let with = chains.iter().filter(|chain| !names(&chain["filters"]).is_empty());
     // Chains of requests match the workload's port, others the service's.
     let ports: BTreeSet<_> = with
@@ -213,7 +213,7 @@ fn gateways_have_network_plugins_in_the_first_request_chain() {
         gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
     let store = store(&config, proxy("router", None));
     let listener = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_443");
-    let chains = listener["filterChains"].as_array().expect("chains");
+    let chains = listener["filterChains"].as_array().expect("filter chains");
     let found: Vec<_> = chains.iter().map(|chain| names(&chain["filters"]).len()).collect();
     assert_eq!(found, [2, 1]);
 }
@@ -277,7 +277,7 @@ fn unsupported_plugins_are_omitted_or_deny() {
     let config = plugin("default/closed", 1, "match: [{mode: SERVER, ports: [{number: 8080}]}]") + &network;
     let strict = store(&config, sidecar(Some(&has)));
     let listener = fixture::resource(&strict, 0, ResourceType::Listener, "virtualInbound");
-    let chains = listener["filterChains"].as_array().expect("chains");
+    let chains = listener["filterChains"].as_array().expect("filter chains");
     for chain in chains {
         let denies = match chain["filterChainMatch"]["destinationPort"].as_u64() {
             Some(8080) => chain.to_string().contains("\"denied\""),

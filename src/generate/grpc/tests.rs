@@ -319,7 +319,7 @@ spec: {action: AUDIT, rules: [{}]}
 ";
     let chain = chain(policies, server());
     let filters = chain["filters"][0]["typedConfig"]["httpFilters"].as_array().cloned();
-    let filters = filters.expect("filters");
+    let filters = filters.expect("a list of filters");
     let rules = |index: usize| &filters[index]["typedConfig"]["rules"];
     let names = |index: usize| -> Vec<&String> {
         let policies = rules(index)["policies"].as_object();

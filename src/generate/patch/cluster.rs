@@ -58,8 +58,10 @@ impl<'a> ClusterPatches<'a> {
         sorted.makes_eds = sorted.patches.iter().any(|patch| sets(patch, "type"));
         for (index, patch) in sorted.patches.iter().enumerate() {
             let list = match patch.cluster() {
-                Some(wanted) if !wanted.name.is_empty() => sorted.by_name.entry(&wanted.name).or_default(),
-                Some(wanted) if !wanted.service.is_empty() => sorted.by_service.entry(&wanted.service).or_default(),
+                Some(condition) if !condition.name.is_empty() => sorted.by_name.entry(&condition.name).or_default(),
+                Some(condition) if !condition.service.is_empty() => {
+                    sorted.by_service.entry(&condition.service).or_default()
+                }
                 _ => &mut sorted.rest,
             };
             list.push(index);
@@ -156,20 +158,20 @@ pub fn asked_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String
 }
 
 /// Returns true if a cluster matches. A name, if given, is the only condition.
-fn matches(wanted: Option<&ClusterMatch>, name: &str, hosts: &[Hostname]) -> bool {
-    let Some(wanted) = wanted else { return true };
-    if !wanted.name.is_empty() {
-        return wanted.name == name;
+fn matches(condition: Option<&ClusterMatch>, name: &str, hosts: &[Hostname]) -> bool {
+    let Some(condition) = condition else { return true };
+    if !condition.name.is_empty() {
+        return condition.name == name;
     }
     let parsed = ClusterName::parse(name);
     let of_service = if parsed.direction == "inbound" && !hosts.is_empty() {
-        hosts.iter().any(|host| host.as_str() == wanted.service)
+        hosts.iter().any(|host| host.as_str() == condition.service)
     } else {
-        parsed.host == wanted.service
+        parsed.host == condition.service
     };
-    (wanted.subset.is_empty() || wanted.subset == parsed.subset)
-        && (wanted.service.is_empty() || of_service)
-        && (wanted.port_number == 0 || wanted.port_number == parsed.port)
+    (condition.subset.is_empty() || condition.subset == parsed.subset)
+        && (condition.service.is_empty() || of_service)
+        && (condition.port_number == 0 || condition.port_number == parsed.port)
 }
 
 /// Returns true if the patch's value has a field, whatever its content.

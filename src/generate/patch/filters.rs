@@ -70,11 +70,16 @@ patched! {
     HttpFilter, http_filter;
 }
 
-/// Adds, removes or replaces filters; returns true if the list changed. `wanted` is the filter name that the patch
-/// matches. An insertion without a name goes to the corresponding end of the list, and a removal without a name does
+/// Adds, removes or replaces filters; returns true if the list changed. `matched_name` is the filter name that the
+/// patch matches. An insertion without a name goes to the corresponding end of the list, and a removal without a name does
 /// nothing.
-pub fn rearrange<F: Patched>(filters: &mut Vec<F>, patch: &Patch, value: Option<F>, wanted: Option<&str>) -> bool {
-    let found = wanted.map(|name| filters.iter().position(|filter| filter.name() == name));
+pub fn rearrange<F: Patched>(
+    filters: &mut Vec<F>,
+    patch: &Patch,
+    value: Option<F>,
+    matched_name: Option<&str>,
+) -> bool {
+    let found = matched_name.map(|name| filters.iter().position(|filter| filter.name() == name));
     match (patch.operation, value, found) {
         (Operation::Add, Some(value), _) | (Operation::InsertAfter, Some(value), None) => filters.push(value),
         (Operation::InsertFirst, Some(value), _) | (Operation::InsertBefore, Some(value), None) => {
@@ -83,7 +88,7 @@ pub fn rearrange<F: Patched>(filters: &mut Vec<F>, patch: &Patch, value: Option<
         (Operation::InsertAfter, Some(value), Some(Some(index))) => filters.insert(index + 1, value),
         (Operation::InsertBefore, Some(value), Some(Some(index))) => filters.insert(index, value),
         (Operation::Replace, Some(value), Some(Some(index))) => filters[index] = value,
-        (Operation::Remove, _, Some(Some(_))) => filters.retain(|filter| Some(filter.name()) != wanted),
+        (Operation::Remove, _, Some(Some(_))) => filters.retain(|filter| Some(filter.name()) != matched_name),
         _ => return false,
     }
     true

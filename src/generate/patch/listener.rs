@@ -149,10 +149,10 @@ impl Patching<'_> {
             if !traits.matches(patch) {
                 continue;
             }
-            let wanted = matches::listener_filter(patch);
+            let matched_name = matches::listener_filter(patch);
             if patch.operation != Operation::Merge {
-                self.rearrange(patch, &mut listener.listener_filters, wanted);
-            } else if wanted.is_some() {
+                self.rearrange(patch, &mut listener.listener_filters, matched_name);
+            } else if matched_name.is_some() {
                 // Parity (pilot/pkg/networking/core/envoyfilter/listener_patch.go): a name is required, but the patch
                 // is merged into all listener filters.
                 for filter in &mut listener.listener_filters {
@@ -165,7 +165,7 @@ impl Patching<'_> {
     }
 
     /// Applies a patch to a list of filters, except for merges.
-    fn rearrange<F: filters::Patched>(&self, patch: &Patch, list: &mut Vec<F>, wanted: Option<&str>) {
+    fn rearrange<F: filters::Patched>(&self, patch: &Patch, list: &mut Vec<F>, matched_name: Option<&str>) {
         let value = match patch.operation {
             Operation::Merge => return,
             Operation::Remove => None,
@@ -174,7 +174,7 @@ impl Patching<'_> {
                 None => return,
             },
         };
-        if rearrange(list, patch, value, wanted) {
+        if rearrange(list, patch, value, matched_name) {
             self.set.applied(patch);
         }
     }

@@ -101,7 +101,9 @@ impl<'a> RoutePatchList<'a> {
         let mut rest = Vec::new();
         for (index, patch) in patches.iter().enumerate() {
             match patch.route_configuration() {
-                Some(wanted) if !wanted.name.is_empty() => by_name.entry(&wanted.name).or_default().push(index),
+                Some(condition) if !condition.name.is_empty() => {
+                    by_name.entry(&condition.name).or_default().push(index);
+                }
                 _ => rest.push(index),
             }
         }
@@ -135,8 +137,8 @@ impl<'a> RoutePatchList<'a> {
         let named = self.by_name.get(name).into_iter().flatten();
         let mut indexes: BTreeSet<usize> = named.chain(&self.rest).copied().collect();
         indexes.retain(|index| {
-            let wanted = self.patches[*index].route_configuration();
-            wanted.is_none_or(|wanted| is_configuration(wanted, self.context, name, &ports))
+            let condition = self.patches[*index].route_configuration();
+            condition.is_none_or(|condition| is_configuration(condition, self.context, name, &ports))
         });
         if indexes.is_empty() {
             return self.none.clone();
@@ -280,7 +282,7 @@ impl<'p> Patching<'_, 'p> {
     /// Returns false if the route is removed.
     fn changes_route(&mut self, route: &mut Route, patches: &[&Patch]) -> bool {
         for patch in patches {
-            if !route_match(patch).is_none_or(|wanted| is_route(wanted, route)) {
+            if !route_match(patch).is_none_or(|condition| is_route(condition, route)) {
                 continue;
             }
             match patch.operation {
@@ -304,15 +306,15 @@ impl<'p> Patching<'_, 'p> {
     }
 
     fn is_configuration(&self, patch: &Patch, name: &str) -> bool {
-        let wanted = patch.route_configuration();
-        wanted.is_none_or(|wanted| is_configuration(wanted, self.context, name, self.ports))
+        let condition = patch.route_configuration();
+        condition.is_none_or(|condition| is_configuration(condition, self.context, name, self.ports))
     }
 }
 
 /// Adds a route if the patch does so. Without a match of routes it becomes the first or last route; with one, nothing
 /// is added unless a route matches.
 fn insert(routes: &mut Vec<Route>, patch: &Patch) -> bool {
-    let found = route_match(patch).map(|wanted| routes.iter().position(|route| is_route(wanted, route)));
+    let found = route_match(patch).map(|condition| routes.iter().position(|route| is_route(condition, route)));
     let place = match (patch.operation, found) {
         (Operation::Add, _) | (Operation::InsertAfter, None) => Some(routes.len()),
         (Operation::InsertBefore | Operation::InsertFirst, None) => Some(0),
@@ -334,28 +336,28 @@ fn is_merge_of_configuration(patch: &Patch) -> bool {
 }
 
 fn is_configuration(
-    wanted: &RouteConfigurationMatch,
+    condition: &RouteConfigurationMatch,
     context: PatchContext,
     name: &str,
     ports: &BTreeSet<u32>,
 ) -> bool {
-    if !wanted.name.is_empty() && wanted.name != name {
+    if !condition.name.is_empty() && condition.name != name {
         return false;
     }
     if context != PatchContext::Gateway {
-        return wanted.port_number == 0 || wanted.port_number == sidecar_port(name);
+        return condition.port_number == 0 || condition.port_number == sidecar_port(name);
     }
     let parsed = GatewayRouteName::of(name);
     let on_port = || {
         if ports.is_empty() {
-            parsed.port == wanted.port_number
+            parsed.port == condition.port_number
         } else {
-            ports.contains(&wanted.port_number)
+            ports.contains(&condition.port_number)
         }
     };
-    (wanted.port_name.is_empty() || wanted.port_name == parsed.port_name)
-        && (wanted.gateway.is_empty() || wanted.gateway == parsed.gateway)
-        && (wanted.port_number == 0 || on_port())
+    (condition.port_name.is_empty() || condition.port_name == parsed.port_name)
+        && (condition.gateway.is_empty() || condition.gateway == parsed.gateway)
+        && (condition.port_number == 0 || on_port())
 }
 
 /// Returns the port of a sidecar's route configuration name: the whole name, or that of an inbound cluster.
@@ -375,9 +377,9 @@ fn host_match(patch: &Patch) -> Option<&VirtualHostMatch> {
 }
 
 fn is_host(patch: &Patch, host: &VirtualHost) -> bool {
-    host_match(patch).is_none_or(|wanted| {
-        (wanted.name.is_empty() || wanted.name == host.name)
-            && (wanted.domain_name.is_empty() || host.domains.contains(&wanted.domain_name))
+    host_match(patch).is_none_or(|condition| {
+        (condition.name.is_empty() || condition.name == host.name)
+            && (condition.domain_name.is_empty() || host.domains.contains(&condition.domain_name))
     })
 }
 
@@ -386,14 +388,14 @@ fn route_match(patch: &Patch) -> Option<&RouteMatch> {
 }
 
 /// Returns true if a route matches; actions of other kinds than those that a match can name always match.
-fn is_route(wanted: &RouteMatch, route: &Route) -> bool {
+fn is_route(condition: &RouteMatch, route: &Route) -> bool {
     let kind = match &route.action {
         Some(Action::Route(_)) => Some(Kind::Route),
         Some(Action::Redirect(_)) => Some(Kind::Redirect),
         Some(Action::DirectResponse(_)) => Some(Kind::DirectResponse),
         _ => None,
     };
-    let asked = wanted.action();
-    (wanted.name.is_empty() || wanted.name == route.name)
+    let asked = condition.action();
+    (condition.name.is_empty() || condition.name == route.name)
         && (asked == route_match::Action::Any || kind.is_none_or(|kind| kind == asked))
 }

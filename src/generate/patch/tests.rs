@@ -62,12 +62,12 @@ fn filters(store: &ConfigStore, name: &str) -> Vec<String> {
 /// Returns the HTTP filters of the inbound listener's chain for a port.
 fn http_filters(store: &ConfigStore, port: u32) -> Vec<Value> {
     let listener = listener(store, "virtualInbound");
-    let chains = listener["filterChains"].as_array().expect("chains");
+    let chains = listener["filterChains"].as_array().expect("filter chains");
     let chain = chains
         .iter()
         .find(|chain| chain["filterChainMatch"]["destinationPort"] == port)
         .expect("a chain of the port");
-    let filters = chain["filters"].as_array().expect("filters");
+    let filters = chain["filters"].as_array().expect("a list of filters");
     let manager = filters.last().expect("a filter");
     manager["typedConfig"]["httpFilters"]
         .as_array()
@@ -290,7 +290,7 @@ fn a_transport_socket_patch_merges_nothing_else() {
             session_timeout: 5s
 ";
     let listener = listener(&patched(patch), "virtualInbound");
-    let chains = listener["filterChains"].as_array().expect("chains");
+    let chains = listener["filterChains"].as_array().expect("filter chains");
     let merged: Vec<_> = chains
         .iter()
         .filter(|chain| chain["transportSocket"]["typedConfig"]["sessionTimeout"] == "5s")
@@ -311,11 +311,11 @@ fn notes_become_the_metric() {
 
 #[test]
 fn listener_filters_are_patched_by_name() {
-    let of = |operation: &str, wanted: &str, value: &str| {
+    let of = |operation: &str, condition: &str, value: &str| {
         format!(
             "
   - applyTo: LISTENER_FILTER
-    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound{wanted}}}}}
+    match: {{context: SIDECAR_INBOUND, listener: {{name: virtualInbound{condition}}}}}
     patch: {{operation: {operation}, value: {{name: {value}}}}}"
         )
     };
@@ -325,7 +325,7 @@ fn listener_filters_are_patched_by_name() {
         names.collect::<Vec<_>>()
     };
     let base = named("[]");
-    let wanted = format!(", listenerFilter: {}", base[1]);
+    let condition = format!(", listenerFilter: {}", base[1]);
     let mut after = base.clone();
     after.insert(2, "x".into());
     let mut replaced = base.clone();
@@ -333,11 +333,11 @@ fn listener_filters_are_patched_by_name() {
     let mut removed = base.clone();
     removed.remove(1);
     let cases = [
-        (of("ADD", &wanted, "x"), [base.clone(), vec!["x".into()]].concat()),
+        (of("ADD", &condition, "x"), [base.clone(), vec!["x".into()]].concat()),
         (of("INSERT_BEFORE", "", "x"), [vec!["x".into()], base.clone()].concat()),
-        (of("INSERT_AFTER", &wanted, "x"), after),
-        (of("REPLACE", &wanted, "x"), replaced),
-        (of("REMOVE", &wanted, "x"), removed),
+        (of("INSERT_AFTER", &condition, "x"), after),
+        (of("REPLACE", &condition, "x"), replaced),
+        (of("REMOVE", &condition, "x"), removed),
         (of("REMOVE", "", "x"), base.clone()),
     ];
     for (patch, expected) in cases {

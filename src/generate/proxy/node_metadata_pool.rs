@@ -93,7 +93,7 @@ mod tests {
         };
         let [one, two, other] = [shared(1, "w"), shared(2, "w"), shared(3, "v")];
         assert!(one.node.same(&two.node) && !one.node.same(&other.node));
-        let listed = |proxy: &Proxy| proxy.node.extensions.listed.clone().expect("it lists extensions");
+        let listed = |proxy: &Proxy| proxy.node.extensions.listed.clone().expect("a list of extensions");
         assert!(listed(&one).same(&listed(&other)));
         assert_eq!(one.node, proxy(1, "w").node, "sharing changes nothing");
     }
@@ -109,7 +109,7 @@ mod tests {
         let mut again = proxy(1, "held");
         pool.share(&mut again);
         assert!(again.node.same(&held.node));
-        let pools = pool.0.lock().expect("no thread panicked");
+        let pools = pool.0.lock().expect("an unpoisoned lock");
         assert!(pools.0.values.len() <= MIN_COLLECTED + 1, "{}", pools.0.values.len());
     }
 }

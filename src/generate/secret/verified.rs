@@ -91,7 +91,7 @@ fn is_granted(ctx: &BuildContext, kind: &str, from: &Namespace, name: &str) -> b
     let Ok(reference) = Reference::parse(name, &Namespace::default()) else {
         return false;
     };
-    let wanted = match reference.store {
+    let target_kind = match reference.store {
         Store::Secret | Store::GatewaySecret => "Secret",
         Store::ConfigMap => "ConfigMap",
     };
@@ -104,7 +104,7 @@ fn is_granted(ctx: &BuildContext, kind: &str, from: &Namespace, name: &str) -> b
             .any(|subject| subject.group == GROUP && subject.kind == kind && subject.namespace == from.as_str());
         let is_to = grant.spec.to.iter().any(|object| {
             let named = object.name.as_ref().is_none_or(|name| *name == reference.name);
-            object.group.is_empty() && object.kind == wanted && named
+            object.group.is_empty() && object.kind == target_kind && named
         });
         is_from && is_to
     })

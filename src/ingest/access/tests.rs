@@ -96,17 +96,17 @@ impl Fixture {
     }
 
     /// The changes that are there now, in words.
-    async fn told(&mut self) -> Vec<String> {
+    async fn summary(&mut self) -> Vec<String> {
         self.settle().await;
-        let mut told = Vec::new();
+        let mut summary = Vec::new();
         while let Ok(batch) = self.changes.try_recv() {
-            told.extend(batch.iter().map(|change| match change {
+            summary.extend(batch.iter().map(|change| match change {
                 Change::Upsert(Row::AccessReview(review)) => format!("{} {:?}", review.key.name, review.access),
                 Change::Remove(kind, key) => format!("{} -{}", kind.name(), key.name),
                 other => panic!("unexpected {other:?}"),
             }));
         }
-        told
+        summary
     }
 }
 
@@ -116,16 +116,19 @@ async fn r10_a_decision_is_reported_once_and_renewed() {
     fixture.set("gw", Ok(Access::Allowed));
     fixture.set("other", denied("no role"));
     fixture.read(&["gw", "other"]);
-    assert_eq!(fixture.told().await, ["c1/gw Allowed", "c1/other Denied(\"no role\")"]);
-    // A refusal holds for a minute at most, a permission for five.
+    assert_eq!(
+        fixture.summary().await,
+        ["c1/gw Allowed", "c1/other Denied(\"no role\")"]
+    );
+    // A denial is valid for one minute, a permission for five.
     fixture.set("other", Ok(Access::Allowed));
     fixture.sleep(60).await;
-    assert_eq!(fixture.told().await, ["c1/other Allowed"]);
+    assert_eq!(fixture.summary().await, ["c1/other Allowed"]);
     fixture.set("gw", denied("taken away"));
     fixture.sleep(180).await;
-    assert_eq!(fixture.told().await, Vec::<String>::new());
+    assert_eq!(fixture.summary().await, Vec::<String>::new());
     fixture.sleep(60).await;
-    assert_eq!(fixture.told().await, ["c1/gw Denied(\"taken away\")"]);
+    assert_eq!(fixture.summary().await, ["c1/gw Denied(\"taken away\")"]);
     assert!(fixture.table.asked.load(Ordering::Relaxed) < 10);
 }
 
@@ -136,17 +139,17 @@ async fn an_unreachable_api_server_changes_nothing() {
     fixture.set("gw", Ok(Access::Allowed));
     fixture.set("other", denied("no role"));
     fixture.read(&["gw", "new", "other"]);
-    let first = fixture.told().await;
+    let first = fixture.summary().await;
     // An account without any answer is denied, with the reason.
     assert!(first.contains(&"c1/new Unknown(\"away\")".to_owned()), "{first:?}");
     for account in ["gw", "other"] {
         fixture.set(account, failed());
     }
     fixture.sleep(3600).await;
-    assert_eq!(fixture.told().await, Vec::<String>::new());
+    assert_eq!(fixture.summary().await, Vec::<String>::new());
     fixture.set("new", Ok(Access::Allowed));
     fixture.sleep(60).await;
-    assert_eq!(fixture.told().await, ["c1/new Allowed"]);
+    assert_eq!(fixture.summary().await, ["c1/new Allowed"]);
 }
 
 #[tokio::test]
@@ -154,14 +157,14 @@ async fn an_unknown_cluster_denies_until_it_is_added() {
     let mut fixture = Fixture::new();
     fixture.set("gw", Err(ReviewError::UnknownCluster("which?".into())));
     fixture.read(&["gw"]);
-    assert_eq!(fixture.told().await, ["c1/gw Denied(\"which?\")"]);
+    assert_eq!(fixture.summary().await, ["c1/gw Denied(\"which?\")"]);
     fixture.set("gw", Ok(Access::Allowed));
     fixture.known.send_modify(|changes| *changes += 1);
-    assert_eq!(fixture.told().await, ["c1/gw Allowed"]);
-    // A cluster that is gone takes its permissions with it.
+    assert_eq!(fixture.summary().await, ["c1/gw Allowed"]);
+    // A removed cluster removes its permissions.
     fixture.set("gw", Err(ReviewError::UnknownCluster("gone".into())));
     fixture.known.send_modify(|changes| *changes += 1);
-    assert_eq!(fixture.told().await, ["c1/gw Denied(\"gone\")"]);
+    assert_eq!(fixture.summary().await, ["c1/gw Denied(\"gone\")"]);
 }
 
 #[tokio::test]
@@ -169,9 +172,9 @@ async fn unused_decisions_are_dropped() {
     let mut fixture = Fixture::new();
     fixture.set("gw", Ok(Access::Allowed));
     fixture.read(&["gw"]);
-    assert_eq!(fixture.told().await, ["c1/gw Allowed"]);
+    assert_eq!(fixture.summary().await, ["c1/gw Allowed"]);
     fixture.read(&[]);
-    assert_eq!(fixture.told().await, ["AccessReview -c1/gw"]);
+    assert_eq!(fixture.summary().await, ["AccessReview -c1/gw"]);
     fixture.sleep(600).await;
     assert_eq!(fixture.table.asked.load(Ordering::Relaxed), 1);
 }

@@ -160,15 +160,15 @@ impl Fixture {
     }
 
     /// The next batch: the kinds and how many rows they have, or single changes.
-    async fn told(&mut self) -> Vec<String> {
+    async fn summary(&mut self) -> Vec<String> {
         let batch = tokio::time::timeout(Duration::from_secs(20), self.changes.recv()).await;
-        let one = |change: &Change| match change {
+        let describe = |change: &Change| match change {
             Change::Upsert(row) => format!("+{}", row.key()),
             Change::Remove(_, key) => format!("-{key}"),
             Change::Replace(source, rows) => format!("{} {}", source.kind.name(), rows.len()),
             Change::RemoveCluster(_) => "everything".to_owned(),
         };
-        batch.unwrap().unwrap().iter().map(one).collect()
+        batch.unwrap().unwrap().iter().map(describe).collect()
     }
 
     async fn nothing(&mut self) {
@@ -212,14 +212,14 @@ async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
         "ConfigMap 0",
         "Sidecar 0",
     ];
-    assert_eq!(fixture.told().await, whole);
+    assert_eq!(fixture.summary().await, whole);
     fixture
         .state
         .wait_for(|state| *state == SyncState::Synced)
         .await
         .unwrap();
     assert_eq!(fixture.reported.lock().unwrap().len(), 1, "what is wrong with b");
-    // An object that becomes invalid keeps its last valid form; a new version alone is no change.
+    // An object that becomes invalid keeps its last valid form; a new version alone is not a change.
     let services = "/api/v1/services";
     fixture
         .server
@@ -233,21 +233,21 @@ async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
         .server
         .event(services, "MODIFIED", service("b", &json!(81)))
         .await;
-    assert_eq!(fixture.told().await, ["+n/b"]);
+    assert_eq!(fixture.summary().await, ["+n/b"]);
     fixture
         .server
         .event(services, "DELETED", service("a", &json!(80)))
         .await;
-    assert_eq!(fixture.told().await, ["-n/a"]);
-    // A kind that appears, and goes.
+    assert_eq!(fixture.summary().await, ["-n/a"]);
+    // A kind that appears and disappears.
     let sidecar = json!({"metadata": {"name": "s", "namespace": "n"}, "spec": {"egress": [{"hosts": ["*/*"]}]}});
     fixture.server.serves(DISCOVERY, &["sidecars"]);
     fixture.server.set(SIDECARS, json!([sidecar]));
     let definition = json!({"metadata": {"name": "sidecars.networking.istio.io"}});
     fixture.server.event(CRDS, "ADDED", definition.clone()).await;
-    assert_eq!(fixture.told().await, ["+n/s"]);
+    assert_eq!(fixture.summary().await, ["+n/s"]);
     fixture.server.event(CRDS, "DELETED", definition).await;
-    assert_eq!(fixture.told().await, ["-n/s"]);
+    assert_eq!(fixture.summary().await, ["-n/s"]);
     drop(fixture.running);
     assert!(
         fixture.changes.recv().await.is_none(),
@@ -280,7 +280,7 @@ async fn an_unsynced_kind_delays_the_whole_cluster() {
     fixture.server.serves(DISCOVERY, &["sidecars"]);
     fixture.nothing().await;
     fixture.server.set(SIDECARS, json!([]));
-    assert_eq!(fixture.told().await.len(), 8);
+    assert_eq!(fixture.summary().await.len(), 8);
 }
 
 #[tokio::test]
@@ -293,12 +293,12 @@ async fn a_cluster_without_custom_kinds_is_read_as_well() {
         .server
         .set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
     fixture.filters.send_replace(Some(Filters::default()));
-    assert_eq!(fixture.told().await.len(), 7);
+    assert_eq!(fixture.summary().await.len(), 7);
     fixture
         .server
         .event("/api/v1/services", "ADDED", service("a", &json!(80)))
         .await;
-    assert_eq!(fixture.told().await, ["+n/a"]);
+    assert_eq!(fixture.summary().await, ["+n/a"]);
 }
 
 #[tokio::test]
@@ -322,12 +322,12 @@ async fn a_kind_is_read_in_the_best_version_that_is_served() {
         .server
         .set("/apis/networking.istio.io/v1beta1/sidecars", json!([sidecar("a")]));
     fixture.server.set(CRDS, json!([definition]));
-    assert!(fixture.told().await.contains(&"Sidecar 1".to_owned()));
+    assert!(fixture.summary().await.contains(&"Sidecar 1".to_owned()));
     // A new version is read in place of the old one, and nothing is lost in between.
     fixture.server.serves(DISCOVERY, &["sidecars"]);
     fixture.server.set(SIDECARS, json!([sidecar("a"), sidecar("b")]));
     fixture.server.event(CRDS, "MODIFIED", definition).await;
-    assert_eq!(fixture.told().await, ["+n/b"]);
+    assert_eq!(fixture.summary().await, ["+n/b"]);
 }
 
 #[test]

@@ -58,13 +58,13 @@ fn follow(have: &mut BTreeMap<(Kind, ObjectKey), Row>, changes: &[Change]) {
     }
 }
 
-fn told(output: &FilterOutput) -> Vec<String> {
-    let one = |change: &Change| match change {
+fn summary(output: &FilterOutput) -> Vec<String> {
+    let describe = |change: &Change| match change {
         Change::Upsert(row) => format!("+{}", row.key()),
         Change::Remove(_, key) => format!("-{key}"),
         other => format!("{other:?}"),
     };
-    output.changes.iter().map(one).collect()
+    output.changes.iter().map(describe).collect()
 }
 
 #[test]
@@ -80,14 +80,14 @@ fn a_namespace_is_selected_by_its_labels() {
     );
     filter.apply(sidecar("a", "s", None, &json!(["*/*"])), &mut output);
     assert_eq!(
-        told(&output),
+        summary(&output),
         [] as [&str; 0],
         "a namespace that is not known has no labels"
     );
     filter.apply(namespace("a", "blue"), &mut output);
     filter.apply(namespace("b", "green"), &mut output);
     assert_eq!(
-        told(&output),
+        summary(&output),
         ["+a", "+a/s", "+b"],
         "namespaces themselves always count"
     );
@@ -95,7 +95,7 @@ fn a_namespace_is_selected_by_its_labels() {
     filter.apply(namespace("a", "green"), &mut output);
     filter.set_filters(Filters::default(), &mut output);
     filter.delete(Kind::Namespace, &ObjectKey::new(&cluster(), "", "a"), &mut output);
-    assert_eq!(told(&output), ["+a", "-a/s", "+a/s", "-a"]);
+    assert_eq!(summary(&output), ["+a", "-a/s", "+a/s", "-a"]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
     ] {
         filter.apply(sidecar("a", name, revision, &json!(["*/*"])), &mut output);
     }
-    assert_eq!(told(&output), ["+a/none", "+a/own"]);
+    assert_eq!(summary(&output), ["+a/none", "+a/own"]);
     let mut output = FilterOutput::default();
     let tags = Filters {
         tags: ["prod".into()].into(),
@@ -118,11 +118,11 @@ fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
     };
     filter.set_filters(tags, &mut output);
     filter.set_filters(Filters::default(), &mut output);
-    assert_eq!(told(&output), ["+a/tag", "-a/tag"]);
+    assert_eq!(summary(&output), ["+a/tag", "-a/tag"]);
     let service = json!({"metadata": {"name": "s", "namespace": "a", "labels": {"istio.io/rev": "v1"}}, "spec": {}});
     let mut output = FilterOutput::default();
     filter.apply(item(Kind::Service, &service), &mut output);
-    assert_eq!(told(&output), ["+a/s"], "services have no revision");
+    assert_eq!(summary(&output), ["+a/s"], "services have no revision");
 }
 
 #[test]
@@ -137,11 +137,11 @@ fn invalid_objects_keep_their_last_valid_form_and_are_reported() {
         filter.apply(sidecar("a", "s", None, &json!(7)), &mut output),
         ObjectEvent::Same
     );
-    assert_eq!(told(&output), ["+a/s"]);
+    assert_eq!(summary(&output), ["+a/s"]);
     assert_eq!((output.findings.len(), output.findings[0].2.len()), (1, 1));
     let mut output = FilterOutput::default();
     filter.apply(sidecar("a", "s", Some("v1"), &json!(7)), &mut output);
-    assert_eq!(told(&output), ["-a/s"]);
+    assert_eq!(summary(&output), ["-a/s"]);
     assert!(output.findings[0].2.is_empty(), "it is of no concern any more");
     let FilterOutput { changes, findings } = filter.everything([Kind::Sidecar]);
     assert!(matches!(&changes[..], [Change::Replace(_, rows)] if rows.is_empty()) && findings.is_empty());

@@ -97,19 +97,19 @@ impl Rows {
 
     /// Returns the changes: the changed rows of a kind if they are few, otherwise all its rows; new and removed kinds
     /// as a whole.
-    pub(super) fn told(&mut self, changes: Changes) -> Vec<Change> {
-        let mut told = Vec::new();
+    pub(super) fn take(&mut self, changes: Changes) -> Vec<Change> {
+        let mut sent = Vec::new();
         for (source, different) in changes.0 {
             let rows = self.0.get(&source).map_or(&[][..], Vec::as_slice);
             let (cluster, kind) = source;
             if different.whole || rows.is_empty() || different.upserts.len() + different.removed.len() > FEW_ROWS {
-                told.push(Change::Replace(SourceId { cluster, kind }, rows.to_vec()));
+                sent.push(Change::Replace(SourceId { cluster, kind }, rows.to_vec()));
                 continue;
             }
-            told.extend(different.upserts.into_iter().map(Change::Upsert));
-            told.extend(different.removed.into_iter().map(|key| Change::Remove(kind, key)));
+            sent.extend(different.upserts.into_iter().map(Change::Upsert));
+            sent.extend(different.removed.into_iter().map(|key| Change::Remove(kind, key)));
         }
         self.0.retain(|_, rows| !rows.is_empty());
-        told
+        sent
     }
 }

@@ -65,8 +65,8 @@ impl Fixture {
     }
 }
 
-fn told(changes: &[Change]) -> Vec<String> {
-    let one = |change: &Change| match change {
+fn summary(changes: &[Change]) -> Vec<String> {
+    let describe = |change: &Change| match change {
         Change::Replace(source, rows) => {
             let names: Vec<_> = rows.iter().map(|row| row.key().to_string()).collect();
             format!("{} {}: {}", source.cluster, source.kind.name(), names.join(" "))
@@ -75,7 +75,7 @@ fn told(changes: &[Change]) -> Vec<String> {
         Change::Remove(kind, key) => format!("{} {}: -{key}", key.cluster, kind.name()),
         Change::RemoveCluster(cluster) => cluster.to_string(),
     };
-    changes.iter().map(one).collect()
+    changes.iter().map(describe).collect()
 }
 
 #[test]
@@ -88,22 +88,22 @@ fn the_first_scan_sends_everything_and_later_ones_only_changes() {
     let (mut source, changes) = fixture.open(fixture.settings());
     let mesh = "Kubernetes MeshConfig: istio-system/istio";
     assert_eq!(
-        told(&changes),
+        summary(&changes),
         [mesh, "Kubernetes Service: default/a", "west Service: default/a"]
     );
     assert_eq!(source.env()["A"], "b");
     assert!(source.look(&Noticed::any()).is_empty());
-    fixture.write("kube.yaml", &format!("# A comment is no change.\n{SERVICE}"));
+    fixture.write("kube.yaml", &format!("# A comment is not a change.\n{SERVICE}"));
     assert!(source.look(&Noticed::default()).is_empty());
     fixture.write("mesh.yaml", "enableTracing: true\n");
     assert!(
         source.look(&Noticed::any()).is_empty(),
-        "a default said aloud is no change"
+        "a default said aloud is not a change"
     );
     fixture.write("mesh.yaml", "enableTracing: false\n");
-    assert_eq!(told(&source.look(&Noticed::any())), [mesh]);
+    assert_eq!(summary(&source.look(&Noticed::any())), [mesh]);
     fs::remove_file(fixture.path().join("kube-west.yaml")).unwrap();
-    assert_eq!(told(&source.look(&Noticed::default())), ["west Service: "]);
+    assert_eq!(summary(&source.look(&Noticed::default())), ["west Service: "]);
     assert!(fixture.reported().is_empty());
 }
 
@@ -128,7 +128,10 @@ fn a_bad_edit_is_reported_once_and_changes_nothing() {
         "{reported:?}"
     );
     fixture.write("kube.yaml", &SERVICE.replace("80", "81"));
-    assert_eq!(told(&source.look(&Noticed::any())), ["Kubernetes Service: +default/a"]);
+    assert_eq!(
+        summary(&source.look(&Noticed::any())),
+        ["Kubernetes Service: +default/a"]
+    );
     fixture.write("env.yaml", "PILOT_HTTP10: true");
     assert!(source.look(&Noticed::any()).is_empty() && source.look(&Noticed::any()).is_empty());
     assert_eq!(fixture.reported().len(), 1);
@@ -154,14 +157,14 @@ fn a_folder_beside_kubernetes_gives_config_only() {
         "Kubernetes MeshConfig: istio-system/istio",
         "Kubernetes Sidecar: default/s",
     ];
-    assert_eq!(told(&changes), want);
+    assert_eq!(summary(&changes), want);
     let Change::Replace(_, rows) = &changes[0] else {
         panic!()
     };
     let Row::MeshConfig(config) = &rows[0] else { panic!() };
     assert_eq!(config.spec.trust_domain, "from.flag");
     fixture.write("other", "trustDomain: new");
-    assert_eq!(told(&source.look(&Noticed::default())), want[..1]);
+    assert_eq!(summary(&source.look(&Noticed::default())), want[..1]);
 }
 
 #[test]
@@ -191,27 +194,33 @@ async fn edits_arrive() {
     let follow = source.run(sender);
     let edit = async {
         assert_eq!(
-            told(&changes.recv().await.unwrap())[1],
+            summary(&changes.recv().await.unwrap())[1],
             "Kubernetes Service: default/v1"
         );
         // As the kubelet updates a mounted ConfigMap.
         symlink("..v2", fixture.path().join("..data_tmp")).unwrap();
         fs::rename(fixture.path().join("..data_tmp"), fixture.path().join("..data")).unwrap();
         assert_eq!(
-            told(&changes.recv().await.unwrap()),
+            summary(&changes.recv().await.unwrap()),
             ["Kubernetes Service: +default/v2", "Kubernetes Service: -default/v1"]
         );
         // As editors save.
         fixture.write(".b.yaml.swp", SERVICE);
         fs::rename(fixture.path().join(".b.yaml.swp"), fixture.path().join("b.yaml")).unwrap();
-        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: +default/a"]);
+        assert_eq!(
+            summary(&changes.recv().await.unwrap()),
+            ["Kubernetes Service: +default/a"]
+        );
         fixture.write("mesh.yaml", "enableTracing: false");
         assert_eq!(
-            told(&changes.recv().await.unwrap()),
+            summary(&changes.recv().await.unwrap()),
             ["Kubernetes MeshConfig: istio-system/istio"]
         );
         fs::remove_file(fixture.path().join("b.yaml")).unwrap();
-        assert_eq!(told(&changes.recv().await.unwrap()), ["Kubernetes Service: -default/a"]);
+        assert_eq!(
+            summary(&changes.recv().await.unwrap()),
+            ["Kubernetes Service: -default/a"]
+        );
     };
     let finished = tokio::time::timeout(Duration::from_mins(1), async {
         tokio::select! {
@@ -265,7 +274,7 @@ fn many_scans_equal_one_scan() {
         let text = if file == "mesh.yaml" {
             format!("enableTracing: {}\n", below(2) == 0)
         } else {
-            // Names are declared in several files, and several times in one; 20 at once are told as a whole.
+            // Names are declared in several files, and several times in one. 20 changes at once replace the kind.
             let names = (0..[1, 3, 20][below(3) as usize])
                 .map(|_| below(30))
                 .collect::<Vec<_>>();
@@ -285,6 +294,6 @@ fn many_scans_equal_one_scan() {
         let mut expected = Rows::default();
         expected.apply(changes);
         assert_eq!(rows.0, expected.0);
-        assert_eq!(source.twice, fresh.twice);
+        assert_eq!(source.duplicates, fresh.duplicates);
     }
 }

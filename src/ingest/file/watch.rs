@@ -86,20 +86,20 @@ fn name_of(file: &Path) -> &str {
 #[derive(Default)]
 struct Notices {
     waiting: Mutex<Noticed>,
-    told: Notify,
+    notified: Notify,
 }
 
 impl Notices {
     fn add(&self, event: &notify::Result<notify::Event>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.add(event) {
-            self.told.notify_one();
+            self.notified.notify_one();
         }
     }
 
     /// Returns the notifications once there are any. Cancel safe.
     async fn next(&self) -> Noticed {
-        self.told.notified().await;
+        self.notified.notified().await;
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -115,9 +115,9 @@ pub(in crate::ingest) struct Watch {
 impl Watch {
     pub(in crate::ingest) fn new() -> Self {
         let notices = Arc::<Notices>::default();
-        let told = notices.clone();
-        let tell = move |event: notify::Result<notify::Event>| told.add(&event);
-        let watcher = RecommendedWatcher::new(tell, Config::default());
+        let shared = notices.clone();
+        let on_event = move |event: notify::Result<notify::Event>| shared.add(&event);
+        let watcher = RecommendedWatcher::new(on_event, Config::default());
         let watcher = watcher.inspect_err(|error| {
             tracing::warn!(%error, "file watch unavailable, polling instead");
         });

@@ -111,7 +111,7 @@ mod tests {
         let one = br#"{"keys":[{"kty":"oct","kid":"a","k":"AAAA"},{"kid":"b","n":"2"}]}"#;
         let same = br#" {"keys": [{"n": "2", "kid": "b"}, {"kid": "a", "k": "AAAA", "kty": "oct"}]} "#;
         let other = br#"{"keys":[{"kty":"oct","kid":"a","k":"AAAA"},{"kid":"b","n":"3"}]}"#;
-        let [one, same, other] = [&one[..], same, other].map(|text| KeySet::parse(text).expect("keys"));
+        let [one, same, other] = [&one[..], same, other].map(|text| KeySet::parse(text).expect("a key set"));
         assert_eq!(one, same);
         assert_ne!(one, other);
         assert_eq!(one.ids().collect::<Vec<_>>(), ["a", "b"]);

@@ -227,7 +227,7 @@ async fn expired_keys_are_dropped() {
     fixture.want(&["http://a"]);
     fixture.next().await;
     fixture.servers.fail("http://a");
-    // Time passes in steps here: a week has many seconds.
+    // The clock advances in large steps, because a week has many seconds.
     let step = LONGEST_RETRY.as_secs();
     let mut waited = 0;
     while fixture.changes.is_empty() {

@@ -59,7 +59,10 @@ fn absent_documents_use_the_defaults() {
     assert!(
         matches!(&changes[1], Change::Replace(source, rows) if source.kind == Kind::MeshNetworks && rows.is_empty())
     );
-    assert!(fixture.reader.read(&fixture.texts).is_empty(), "nothing is told twice");
+    assert!(
+        fixture.reader.read(&fixture.texts).is_empty(),
+        "unchanged rows are not sent again"
+    );
 }
 
 #[test]

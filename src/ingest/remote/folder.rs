@@ -52,7 +52,7 @@ impl Folder {
     /// Sends the declarations of the folder, at once and after changes, until the receiver is closed.
     pub(super) async fn run(mut self, out: mpsc::Sender<Declared>) {
         let mut watch = Watch::new();
-        let mut told = None;
+        let mut sent = None;
         loop {
             let looked = tokio::task::spawn_blocking(move || {
                 let folders = self.look();
@@ -66,10 +66,10 @@ impl Folder {
                     return;
                 }
             };
-            let is_first_watch = told.is_none();
+            let is_first_watch = sent.is_none();
             watch.follow(folders);
-            if told.as_ref() != Some(&self.origins) {
-                told = Some(self.origins.clone());
+            if sent.as_ref() != Some(&self.origins) {
+                sent = Some(self.origins.clone());
                 if out.send(Declared::All(self.origins.clone())).await.is_err() {
                     return;
                 }

@@ -86,7 +86,7 @@ pub(super) enum Event {
 }
 
 #[derive(Clone, PartialEq)]
-struct Wanted {
+struct Requested {
     origin: ObjectKey,
     content: Bytes,
 }
@@ -97,7 +97,7 @@ pub(super) struct Reconciler {
     own: ClusterId,
     origins: BTreeMap<ObjectKey, Origin>,
     /// Last requested clusters.
-    wanted: BTreeMap<ClusterId, Wanted>,
+    requested: BTreeMap<ClusterId, Requested>,
 }
 
 impl Reconciler {
@@ -105,16 +105,16 @@ impl Reconciler {
         Self {
             own,
             origins: BTreeMap::new(),
-            wanted: BTreeMap::new(),
+            requested: BTreeMap::new(),
         }
     }
 
     /// Returns the origin of a cluster.
     #[cfg(test)]
     pub(super) fn running(&self) -> BTreeMap<ClusterId, (ObjectKey, Bytes)> {
-        let wanted = self.wanted.iter();
-        wanted
-            .map(|(cluster, wanted)| (cluster.clone(), (wanted.origin.clone(), wanted.content.clone())))
+        let requested = self.requested.iter();
+        requested
+            .map(|(cluster, requested)| (cluster.clone(), (requested.origin.clone(), requested.content.clone())))
             .collect()
     }
 
@@ -156,10 +156,10 @@ impl Reconciler {
         let mut problems = BTreeMap::new();
         let owners = self.owners(&mut problems);
         let mut actions = BTreeMap::new();
-        let mut wanted = BTreeMap::new();
+        let mut requested = BTreeMap::new();
         for (cluster, (key, claim)) in owners {
-            let running = self.wanted.get(&cluster);
-            let now = Wanted {
+            let running = self.requested.get(&cluster);
+            let now = Requested {
                 origin: key.clone(),
                 content: claim.content.clone(),
             };
@@ -184,19 +184,19 @@ impl Reconciler {
                     };
                     problems.insert((key.clone(), Some(cluster.clone())), problem);
                     if let Some(running) = running.filter(|running| running.origin == key) {
-                        wanted.insert(cluster, running.clone());
+                        requested.insert(cluster, running.clone());
                     }
                     continue;
                 }
             }
-            wanted.insert(cluster, now);
+            requested.insert(cluster, now);
         }
-        for (cluster, running) in &self.wanted {
-            if !wanted.contains_key(cluster) {
+        for (cluster, running) in &self.requested {
+            if !requested.contains_key(cluster) {
                 actions.insert(cluster.clone(), (running.origin.clone(), Action::Stop));
             }
         }
-        self.wanted = wanted;
+        self.requested = requested;
         (actions, problems)
     }
 

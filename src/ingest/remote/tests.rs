@@ -132,7 +132,7 @@ impl Fixture {
         let is = |shown: &Arc<RemoteClusters>| shown.clusters.get(cluster).map(|shown| shown.status) == status;
         let wait = self.shown.wait_for(is);
         let shown = time::timeout(LONG, wait).await;
-        shown.expect("the state comes").expect("the controller lives").clone()
+        shown.expect("a state").expect("a running controller").clone()
     }
 
     fn metric(&self, name: &str, labels: &str) -> Option<f64> {
@@ -199,7 +199,7 @@ async fn clusters_are_added_changed_and_removed() {
     let row = json!({ "id": "c1", "secretName": "istio-system/s", "syncStatus": "synced" });
     assert_eq!(shown.dump()[0], row);
 
-    // The new source is started beside the old one, which feeds until the new one is synced.
+    // The old source provides the rows until the new one is synced.
     fixture
         .applied(secret("s", OLD, &[("c1", "three"), ("c2", "two")]))
         .await;
@@ -213,7 +213,7 @@ async fn clusters_are_added_changed_and_removed() {
     fixture.shows("c1", Some(SyncStatus::Synced)).await;
     assert!(
         first.is_ended() && first.changes.is_closed(),
-        "what the old source says counts no more"
+        "changes of the old source are ignored"
     );
 
     fixture.applied(secret("s", OLD, &[("c1", "three")])).await;
@@ -269,7 +269,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
     let exec = kubeconfig("one").replace("{token: t}", "{exec: {command: sh}}");
     fixture.secrets(&[secret_with("s", OLD, &[("c1", &exec)])]).await;
     let shown = fixture.shows("c1", Some(SyncStatus::Closed)).await;
-    assert!(shown.ready, "nothing is to be waited for");
+    assert!(shown.ready, "no cluster is pending");
     assert_eq!(
         shown.dump()[0]["error"],
         "the kubeconfig is not allowed: exec is not allowed"
@@ -287,7 +287,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
         .await
         .unwrap();
     assert_eq!(fixture.shown.borrow().clusters["c1"].status, SyncStatus::Synced);
-    // The same text as before: nothing is to be done.
+    // Unchanged text needs no action.
     fixture.applied(secret("s", OLD, &[("c1", "one")])).await;
     fixture
         .shown
@@ -296,7 +296,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
         .unwrap();
     assert!(!first.is_ended() && fixture.played.is_empty());
 
-    // A certificate authority that is none shows only when the client is made.
+    // An invalid certificate authority is detected only when the client is created.
     let broken = kubeconfig("two").replace("cluster: {server", "cluster: {certificate-authority-data: '%', server");
     fixture.applied(secret_with("s", OLD, &[("c1", &broken)])).await;
     let shown = fixture
@@ -325,7 +325,7 @@ async fn the_second_secret_of_a_cluster_applies_after_the_first_is_removed() {
     first.says(&[Kind::Service]).await;
     fixture.passed().await;
     fixture.applied(secret("a", NEW, &[("c1", "two")])).await;
-    // A cluster of its own shows that the Secret before was seen.
+    // A separate cluster shows that the Secret before was processed.
     fixture.applied(secret("z", NEW, &[("c2", "three")])).await;
     let other = fixture.started("three").await;
     assert!(!first.is_ended() && fixture.findings.lock().unwrap()[0].contains("istio-system/b"));
@@ -412,7 +412,7 @@ proptest! {
     fn the_order_of_events_does_not_matter(steps in prop::collection::vec(step(), 0..12)) {
         let own = ClusterId::new("own");
         let key = |number: usize| ObjectKey::new(&own, "ns", format!("s{number}"));
-        // The age of a Secret is part of it: here the later names are older.
+        // The age of a Secret decides conflicts. Here the later names are older.
         let origin = |number: usize, clusters: &[(usize, usize)]| {
             let clusters: Vec<_> = clusters.iter().map(|(id, server)| (format!("c{id}"), format!("h{server}"))).collect();
             let named: Vec<_> = clusters.iter().map(|(id, server)| (id.as_str(), server.as_str())).collect();
@@ -432,7 +432,7 @@ proptest! {
                     reconciler.remove(&key(number));
                 }
             }
-            // The actions alone lead to what is wanted, each fitting what runs.
+            // The actions lead to the requested state, and each fits the running sources.
             for (cluster, (origin, action)) in reconciler.reconcile().0 {
                 let before = match action {
                     Action::Stop => running.remove(&cluster),

@@ -174,7 +174,7 @@ async fn hosts_are_added_and_removed() {
     fixture.sleep(61).await;
     assert_eq!(fixture.table.asked(), asked + 1, "only b");
     fixture.want(&["b", "a"]);
-    assert_eq!(fixture.next().await.0, "a [1.1.1.1]", "told again");
+    assert_eq!(fixture.next().await.0, "a [1.1.1.1]", "published again");
 }
 
 /// A DNS server: `a.example.com` has an alias and addresses, `v4.example.com` fails for IPv6, `broken.example.com`

@@ -78,7 +78,7 @@ fn parts_have_to_fit_together() {
     let good = kubeconfig(&json!({ "token": "t" }));
     let with = |path: &str, value: Value| {
         let mut config = good.clone();
-        *config.pointer_mut(path).expect("the path is there") = value;
+        *config.pointer_mut(path).expect("the path exists") = value;
         CheckedKubeconfig::of(config, &BTreeSet::new()).map_err(|error| error.to_string())
     };
     let cases = [
@@ -117,18 +117,21 @@ async fn messages_and_debug_show_no_content() {
     config["clusters"][0]["cluster"]["certificate-authority-data"] = json!(format!("{SECRET}%"));
     let checked = CheckedKubeconfig::of(config, &BTreeSet::new()).expect("the form is right");
     let error = checked.client_config().await.expect_err("no base64");
-    let told = format!("{error} {error:?} {checked:?}");
+    let printed = format!("{error} {error:?} {checked:?}");
     assert!(error.to_string().contains("certificate authority"), "{error}");
-    assert!(!told.contains(&SECRET[..6]), "{told}");
+    assert!(!printed.contains(&SECRET[..6]), "{printed}");
 }
 
 #[tokio::test]
 async fn a_proxy_counts_if_the_kubeconfig_names_it() {
     let mut config = kubeconfig(&json!({ "token": "t" }));
-    let checked = CheckedKubeconfig::of(config.clone(), &BTreeSet::new()).expect("allowed");
-    assert_eq!(checked.client_config().await.expect("usable").proxy_url, None);
+    let checked = CheckedKubeconfig::of(config.clone(), &BTreeSet::new()).expect("an allowed kubeconfig");
+    assert_eq!(
+        checked.client_config().await.expect("a client configuration").proxy_url,
+        None
+    );
     config["clusters"][0]["cluster"]["proxy-url"] = json!("http://192.0.2.9:3128");
     let checked = CheckedKubeconfig::of(config, &BTreeSet::new()).expect("proxies are not checked");
-    let proxy = checked.client_config().await.expect("usable").proxy_url;
+    let proxy = checked.client_config().await.expect("a client configuration").proxy_url;
     assert_eq!(proxy.and_then(|url| url.port_u16()), Some(3128));
 }

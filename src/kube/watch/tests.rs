@@ -14,10 +14,10 @@ use crate::{base::ClusterId, kube::health::WatchMetrics, task::Tasks};
 type Answer = Response<BoxBody<Bytes, io::Error>>;
 type Request = (http::Request<Body>, oneshot::Sender<Answer>);
 
-/// A second of a real watch takes so long here.
+/// Duration of one second of a real watch in these tests.
 const SECOND: Duration = Duration::from_millis(5);
 
-/// An API server whose part the test plays, and a watch that talks to it, without sockets.
+/// A simulated API server and a watch connected to it, without sockets.
 struct Fixture {
     requests: mpsc::Receiver<Request>,
     events: mpsc::Receiver<WatchEvent>,
@@ -25,7 +25,7 @@ struct Fixture {
 }
 
 /// A request that waits for its answer.
-struct Asked {
+struct PendingRequest {
     query: String,
     accept: String,
     answer: oneshot::Sender<Answer>,
@@ -68,24 +68,24 @@ impl Fixture {
         Self::new(WatchTarget::all(pods()))
     }
 
-    async fn asked(&mut self) -> Asked {
+    async fn next_request(&mut self) -> PendingRequest {
         let (request, answer) = self.requests.recv().await.unwrap();
         let accept = request.headers().get(http::header::ACCEPT);
-        Asked {
+        PendingRequest {
             query: request.uri().query().unwrap_or_default().to_owned(),
             accept: accept.map_or("", |value| value.to_str().unwrap()).to_owned(),
             answer,
         }
     }
 
-    /// Plays the first list, and accepts the watch behind it.
+    /// Answers the first list and accepts the watch that follows it.
     async fn watching(&mut self, version: &str, names: &[&str]) -> Stream {
-        self.asked().await.list(version, names, "");
-        assert_eq!(self.told().await, format!("all {}", names.join(" ")));
-        self.asked().await.accept_after(version)
+        self.next_request().await.list(version, names, "");
+        assert_eq!(self.next_event().await, format!("all {}", names.join(" ")));
+        self.next_request().await.accept_after(version)
     }
 
-    async fn told(&mut self) -> String {
+    async fn next_event(&mut self) -> String {
         let name = |object: &Object| object.name().to_owned();
         match self.events.recv().await.unwrap() {
             WatchEvent::Restarted(all) => format!("all {}", all.iter().map(name).collect::<Vec<_>>().join(" ")),
@@ -95,7 +95,7 @@ impl Fixture {
     }
 }
 
-impl Asked {
+impl PendingRequest {
     fn has(&self, part: &str) -> bool {
         self.query.split('&').any(|have| have == part)
     }
@@ -174,28 +174,31 @@ fn gone() -> Value {
 #[tokio::test]
 async fn a_closed_watch_resumes_at_its_last_version() {
     let mut fixture = Fixture::pods();
-    let first = fixture.asked().await;
+    let first = fixture.next_request().await;
     assert!(first.has("limit=500"), "{}", first.query);
     first.list("10", &["a"], "next");
-    let second = fixture.asked().await;
+    let second = fixture.next_request().await;
     assert!(second.has("continue=next"), "{}", second.query);
     second.list("10", &["b"], "");
-    assert_eq!(fixture.told().await, "all a b");
-    let stream = fixture.asked().await.accept_after("10");
+    assert_eq!(fixture.next_event().await, "all a b");
+    let stream = fixture.next_request().await.accept_after("10");
     stream.event("ADDED", "c", "11").await;
     stream.event("DELETED", "a", "12").await;
-    assert_eq!((fixture.told().await, fixture.told().await), ("+c".into(), "-a".into()));
+    assert_eq!(
+        (fixture.next_event().await, fixture.next_event().await),
+        ("+c".into(), "-a".into())
+    );
     stream.cut().await;
-    let stream = fixture.asked().await.accept_after("12");
+    let stream = fixture.next_request().await.accept_after("12");
     stream.bookmark("30").await;
-    // A line may come in pieces, and what is left of a piece when the stream ends never happened.
+    // A line may arrive in pieces. An incomplete line at the end of the stream is ignored.
     stream
         .text(r#"{"type":"MODIFIED","object":{"metadata":{"name":"c","#.into())
         .await;
     stream.text("\"resourceVersion\":\"31\"}}}\n{\"type\":".into()).await;
-    assert_eq!(fixture.told().await, "+c");
+    assert_eq!(fixture.next_event().await, "+c");
     drop(stream);
-    fixture.asked().await.accept_after("31");
+    fixture.next_request().await.accept_after("31");
     let report = fixture.health.report();
     assert_eq!((report.objects, report.restarts, report.undecodable), (2, 0, 0));
 }
@@ -207,11 +210,11 @@ async fn an_expired_version_causes_a_new_list() {
     stream.line("ERROR", gone()).await;
     let stream = fixture.watching("20", &["b"]).await;
     drop(stream);
-    fixture.asked().await.reply(410, &gone());
+    fixture.next_request().await.reply(410, &gone());
     let stream = fixture.watching("30", &[]).await;
     stream.cut().await;
     let future = json!({"code": 504, "message": "Too large resource version: 30, current: 3"});
-    fixture.asked().await.reply(504, &future);
+    fixture.next_request().await.reply(504, &future);
     drop(fixture.watching("3", &["c"]).await);
     assert_eq!(fixture.health.report().restarts, 3);
 }
@@ -219,16 +222,16 @@ async fn an_expired_version_causes_a_new_list() {
 #[tokio::test]
 async fn pages_that_expire_are_read_as_one() {
     let mut fixture = Fixture::pods();
-    fixture.asked().await.list("10", &["a"], "next");
-    fixture.asked().await.reply(410, &gone());
-    let again = fixture.asked().await;
+    fixture.next_request().await.list("10", &["a"], "next");
+    fixture.next_request().await.reply(410, &gone());
+    let again = fixture.next_request().await;
     assert!(
         !again.query.contains("limit") && !again.query.contains("continue"),
         "{}",
         again.query
     );
     again.list("20", &["b"], "");
-    assert_eq!(fixture.told().await, "all b");
+    assert_eq!(fixture.next_event().await, "all b");
     assert!(fixture.health.has_listed());
 }
 
@@ -241,14 +244,14 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
         sleep(SECOND * 60).await;
         quiet.bookmark(&format!("1{minute}")).await;
     }
-    let silent = fixture.asked().await;
+    let silent = fixture.next_request().await;
     assert!(began.elapsed() >= SECOND * (4 * 60 + 180), "{:?}", began.elapsed());
     assert_eq!(fixture.health.report().state, WatchState::Silent);
     let stream = silent.accept_after("14");
     tokio::task::yield_now().await;
     stream.bookmark("21").await;
     stream.event("MODIFIED", "a", "22").await;
-    assert_eq!(fixture.told().await, "+a");
+    assert_eq!(fixture.next_event().await, "+a");
     let report = fixture.health.report();
     assert_eq!(
         (report.state, report.silences, report.restarts),
@@ -261,9 +264,9 @@ async fn undecodable_objects_do_not_end_the_watch() {
     let mut fixture = Fixture::pods();
     let list =
         json!({"metadata": {"resourceVersion": "10"}, "items": [7, {"metadata": {"name": "a"}}, {"metadata": {}}]});
-    fixture.asked().await.reply(200, &list);
-    assert_eq!(fixture.told().await, "all a");
-    let stream = fixture.asked().await.accept_after("10");
+    fixture.next_request().await.reply(200, &list);
+    assert_eq!(fixture.next_event().await, "all a");
+    let stream = fixture.next_request().await.accept_after("10");
     stream.text("no JSON\n\n".into()).await;
     stream.line("MODIFIED", json!([])).await;
     stream
@@ -274,7 +277,7 @@ async fn undecodable_objects_do_not_end_the_watch() {
         .await;
     stream.line("UNHEARD OF", json!({})).await;
     stream.event("ADDED", "c", "12").await;
-    assert_eq!(fixture.told().await, "+c");
+    assert_eq!(fixture.next_event().await, "+c");
     assert_eq!(fixture.health.report().undecodable, 5);
 }
 
@@ -282,21 +285,26 @@ async fn undecodable_objects_do_not_end_the_watch() {
 async fn refused_requests_are_reported_with_a_hint_and_retried() {
     let mut fixture = Fixture::pods();
     let forbidden = json!({"code": 403, "message": "pods is forbidden"});
-    fixture.asked().await.reply(403, &forbidden);
-    let again = fixture.asked().await;
+    fixture.next_request().await.reply(403, &forbidden);
+    let again = fixture.next_request().await;
     let error = fixture.health.report().last_error;
     assert!(
         error.contains("403 pods is forbidden; hint: ") && error.contains("ClusterRole"),
         "{error}"
     );
     again.list("10", &["a"], "");
-    assert_eq!(fixture.told().await, "all a");
-    fixture.asked().await.reply(
+    assert_eq!(fixture.next_event().await, "all a");
+    fixture.next_request().await.reply(
         404,
         &json!({"message": "the server could not find the requested resource"}),
     );
-    fixture.asked().await.accept_after("10").event("ADDED", "b", "11").await;
-    assert_eq!(fixture.told().await, "+b");
+    fixture
+        .next_request()
+        .await
+        .accept_after("10")
+        .event("ADDED", "b", "11")
+        .await;
+    assert_eq!(fixture.next_event().await, "+b");
     assert!(fixture.health.report().last_error.contains("is the CRD installed?"));
 }
 
@@ -316,7 +324,7 @@ fn retries_back_off_up_to_thirty_seconds() {
     assert_eq!(machine.failed(&gone), Duration::ZERO, "a version may be gone once");
     assert!(
         machine.failed(&gone) >= Duration::from_millis(800),
-        "but not at every try"
+        "but not at every attempt"
     );
     machine.progress("2");
     assert_eq!(machine.ended(Duration::ZERO), Duration::ZERO);
@@ -336,12 +344,12 @@ async fn metadata_watches_request_partial_objects() {
     };
     assert_eq!(target.name(), "pods?a=b");
     let mut fixture = Fixture::new(target);
-    let list = fixture.asked().await;
+    let list = fixture.next_request().await;
     assert!(list.accept.contains("as=PartialObjectMetadataList"), "{}", list.accept);
     assert!(list.has("labelSelector=a%3Db"), "{}", list.query);
     list.list("1", &[], "");
-    assert_eq!(fixture.told().await, "all ");
-    let watch = fixture.asked().await;
+    assert_eq!(fixture.next_event().await, "all ");
+    let watch = fixture.next_request().await;
     assert!(watch.accept.contains("as=PartialObjectMetadata;"), "{}", watch.accept);
     watch.accept_after("1");
 }

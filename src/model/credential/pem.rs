@@ -70,7 +70,7 @@ fn is_certificate(content: &[u8]) -> Option<()> {
 }
 
 /// Returns the content of the first DER element, if it has this tag, and the remaining bytes.
-fn element(bytes: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
+fn element(bytes: &[u8], expected_tag: u8) -> Option<(&[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
     let (length, rest) = if first < 0x80 {
@@ -83,5 +83,5 @@ fn element(bytes: &[u8], wanted: u8) -> Option<(&[u8], &[u8])> {
         let length = digits.iter().fold(0, |sum, digit| sum << 8 | usize::from(*digit));
         (length, rest)
     };
-    (tag == wanted).then(|| rest.split_at_checked(length)).flatten()
+    (tag == expected_tag).then(|| rest.split_at_checked(length)).flatten()
 }

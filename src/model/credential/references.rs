@@ -13,7 +13,7 @@ use crate::{
     table::Cx,
 };
 
-/// Proxies that a DestinationRule may refer to a credential.
+/// Proxies for which a DestinationRule may refer to a credential.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum CredentialUsers {
     /// Gateways, by every rule.

@@ -91,12 +91,12 @@ fn subsets_are_found_by_name() {
         namespace: "shop".into(),
     };
     let cx = Cx::untracked();
-    let (_, merged) = find(&cx, &commit.snapshot, &Namespace::new("shop"), None, &service).expect("there is a rule");
+    let (_, merged) = find(&cx, &commit.snapshot, &Namespace::new("shop"), None, &service).expect("a rule");
     for name in ["v0", "v1", "v2", "v3"] {
         assert_eq!(merged.subset(name).map(|subset| subset.name.as_str()), Some(name));
     }
     assert!(merged.subset("").is_none() && merged.subset("v4").is_none());
-    let labels = &merged.subset("v2").expect("there is v2").labels;
+    let labels = &merged.subset("v2").expect("subset v2").labels;
     assert_eq!(labels["version"], "of the first");
 }
 

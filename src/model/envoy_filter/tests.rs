@@ -76,7 +76,7 @@ fn annotations_name_services() {
     let named = compile().referenced_services;
     let text: Vec<_> = named
         .iter()
-        .map(|one| (one.namespace.as_deref().unwrap_or("any"), one.host.as_str()))
+        .map(|service| (service.namespace.as_deref().unwrap_or("any"), service.host.as_str()))
         .collect();
     assert_eq!(text, [("shop", "a.example"), ("any", "b.example")]);
 }

@@ -183,9 +183,9 @@ fn host_names_that_are_not_to_be_resolved() {
             .hosts
             .is_empty()
     );
-    let told = dropped(&Cx::untracked(), &mesh);
-    assert_eq!(told.len(), 1);
-    assert!(told[0].message.contains("gw.example.com"), "{}", told[0]);
+    let diagnostics = dropped(&Cx::untracked(), &mesh);
+    assert_eq!(diagnostics.len(), 1);
+    assert!(diagnostics[0].message.contains("gw.example.com"), "{}", diagnostics[0]);
 }
 
 #[test]

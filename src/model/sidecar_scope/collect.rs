@@ -78,12 +78,12 @@ impl<'m> Collector<'m> {
             let Some((key, visibility)) = best_service(cx, mesh, own, host) else {
                 continue;
             };
-            let wanted = match listener_port {
+            let selected_ports = match listener_port {
                 Some(port) => BTreeSet::from([port]),
                 None if ports.contains(&0) => BTreeSet::new(),
                 None => ports,
             };
-            if wanted.is_empty() {
+            if selected_ports.is_empty() {
                 self.add(key, visibility, None);
                 continue;
             }
@@ -91,7 +91,7 @@ impl<'m> Collector<'m> {
                 .ports
                 .iter()
                 .copied()
-                .filter(|port| wanted.contains(port))
+                .filter(|port| selected_ports.contains(port))
                 .collect();
             if found.len() == visibility.ports.len() {
                 self.add(key, visibility, None);

@@ -111,7 +111,7 @@ fn agree(root: &HttpMatchRequest, delegate: &HttpMatchRequest) -> bool {
     // A root with a source namespace requires the delegate to name the same one.
     let sources_differ = !root.source_namespace.is_empty() && root.source_namespace != delegate.source_namespace;
     let mut labels = delegate.source_labels.iter();
-    let labels_agree = labels.all(|(key, value)| root.source_labels.get(key).is_none_or(|wanted| wanted == value));
+    let labels_agree = labels.all(|(key, value)| root.source_labels.get(key).is_none_or(|expected| expected == value));
     root.ignore_uri_case == delegate.ignore_uri_case
         && !ports_differ
         && !sources_differ

@@ -127,7 +127,7 @@ fn a_waypoint_is_identified_by_its_address() {
             hostname: host.into(),
             namespace: Namespace::new(namespace),
         };
-        mesh.services.get(&cx, &key).expect("the service is there").clone()
+        mesh.services.get(&cx, &key).expect("a service").clone()
     };
     let own = service("own.shop.svc.cluster.local", "shop");
     let at = |namespace: &str, services: &[Shared<Service>]| {

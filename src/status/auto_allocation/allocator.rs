@@ -25,7 +25,7 @@ pub struct Entry {
     /// True if its namespace is selected. Addresses in other namespaces were written by others and stay.
     pub selected: bool,
     /// True if it needs addresses: it has none, its resolution uses them, and it did not opt out.
-    pub wanted: bool,
+    pub needs_addresses: bool,
     /// Hosts that can have addresses, in declared order.
     pub hosts: Vec<SmolStr>,
     /// Single addresses that its owner declared; no other entry may get them.
@@ -176,11 +176,11 @@ impl Allocator {
         if !entry.is_valid || !entry.selected {
             return None;
         }
-        if !entry.wanted {
+        if !entry.needs_addresses {
             return entry.has_addresses().then(|| Patch {
                 key: key.clone(),
                 operations: operations(&entry.status, json!([])),
-                reason: "addresses are wanted no more",
+                reason: "the entry no longer needs addresses",
                 new: Vec::new(),
             });
         }

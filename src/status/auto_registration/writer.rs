@@ -113,7 +113,7 @@ impl Shared {
                 }
                 Ok(false) => Outcome::Done,
                 Err(error) => {
-                    self.told(key, &error, "its machine is gone");
+                    self.log_failure(key, &error, "record the disconnection");
                     Outcome::Failed(Operation::Disconnect {
                         connected_at,
                         at,
@@ -125,22 +125,22 @@ impl Shared {
             Operation::Health { health, attempt } => match self.health(key, &health).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => {
-                    self.told(key, &error, "its health");
+                    self.log_failure(key, &error, "record the health");
                     Outcome::Failed(Operation::Health { health, attempt })
                 }
             },
             Operation::CleanUp => {
                 if let Err(error) = self.clean_up(key).await {
-                    self.told(key, &error, "it is left behind");
+                    self.log_failure(key, &error, "clean up");
                 }
                 Outcome::Done
             }
         }
     }
 
-    fn told(&self, key: &EntryKey, error: &WriteError, what: &str) {
+    fn log_failure(&self, key: &EntryKey, error: &WriteError, operation: &str) {
         self.metrics.errors.inc();
-        tracing::warn!(namespace = %key.0, entry = %key.1, %error, what, "cannot write WorkloadEntry");
+        tracing::warn!(namespace = %key.0, entry = %key.1, %error, operation, "failed to write WorkloadEntry");
     }
 
     /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
@@ -154,7 +154,7 @@ impl Shared {
             let written = match (&machine.binding, found) {
                 (Binding::Entry(_), None) => {
                     return Err(Rejection::Missing(format!(
-                        "the proxy's WORKLOAD_ENTRY says that it is WorkloadEntry {}/{}, which does not exist",
+                        "WORKLOAD_ENTRY of the proxy names WorkloadEntry {}/{}, which does not exist",
                         key.0, key.1
                     )));
                 }

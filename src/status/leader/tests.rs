@@ -85,7 +85,7 @@ fn a_config_map_lock_has_istios_format() {
             },
         })
     );
-    let read = LockForm::ConfigMap.read(&object).expect("it was just written");
+    let read = LockForm::ConfigMap.read(&object).expect("a valid lock record");
     assert_eq!(read.holder_identity, "istiod-5d8f-x");
     assert_eq!(read.acquire_time, Some(datetime!(2026-01-02 03:04:05 UTC)));
 }
@@ -117,7 +117,7 @@ fn a_lease_lock_has_istios_format() {
         })
     );
     assert_eq!(LockForm::Lease.read(&object).expect("a lease"), record);
-    let released = elector.release(&record, WALL).expect("it is ours");
+    let released = elector.release(&record, WALL).expect("this replica holds the lock");
     LockForm::Lease.write(&mut object, &released);
     assert_eq!(object["spec"]["holderIdentity"], "");
     assert!(
@@ -132,7 +132,7 @@ fn records_of_other_holders_are_parsed() {
     let with = |text: &str| json!({"metadata": {"annotations": {RECORD_ANNOTATION: text}}});
     let zero =
         r#"{"holderIdentity":"x","leaseDurationSeconds":15,"acquireTime":null,"renewTime":null,"leaderTransitions":2}"#;
-    let record = LockForm::ConfigMap.read(&with(zero)).expect("zero times are null");
+    let record = LockForm::ConfigMap.read(&with(zero)).expect("a valid record");
     assert_eq!((record.holder_key.as_str(), record.leader_transitions), ("", 2));
     assert_eq!(LockForm::ConfigMap.read(&json!({})), Ok(Record::default()));
     assert!(LockForm::ConfigMap.read(&with("nonsense")).is_err());
@@ -151,7 +151,7 @@ fn a_lock_expires_one_lease_after_the_last_observed_renewal() {
     assert!(!world.attempt(&mut second));
     world.seconds += 1;
     assert!(world.attempt(&mut second));
-    let record = world.record.clone().expect("it is held");
+    let record = world.record.clone().expect("a held lock");
     assert_eq!((record.holder_identity.as_str(), record.leader_transitions), ("b", 1));
     assert!(!world.attempt(&mut first), "the first has to see that it leads no more");
     assert!(!first.is_leader());
@@ -164,7 +164,7 @@ fn renewing_keeps_the_time_of_the_win() {
     assert!(world.attempt(&mut elector));
     world.seconds = 8;
     assert!(world.attempt(&mut elector));
-    let record = world.record.expect("it is held");
+    let record = world.record.expect("a held lock");
     assert_eq!(record.acquire_time, Some(WALL));
     assert_eq!(record.renew_time, Some(WALL + Duration::from_secs(8)));
     assert_eq!(record.leader_transitions, 0);
@@ -177,9 +177,9 @@ fn a_released_lock_is_free_at_once() {
     let mut second = Elector::new(candidate("b", "default"));
     assert!(world.attempt(&mut first));
     assert!(!world.attempt(&mut second));
-    world.record = first.release(&world.record.clone().expect("held"), WALL);
+    world.record = first.release(&world.record.clone().expect("a lock record"), WALL);
     assert!(world.attempt(&mut second));
-    assert_eq!(first.release(&world.record.clone().expect("held"), WALL), None);
+    assert_eq!(first.release(&world.record.clone().expect("a lock record"), WALL), None);
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn a_local_instance_evicts_a_remote_one_of_its_revision() {
     let mut local = Elector::new(candidate("b", "default"));
     let mut other = Elector::new(candidate("c", "canary"));
     assert!(world.attempt(&mut remote));
-    assert_eq!(world.record.as_ref().expect("held").holder_key, "^default");
+    assert_eq!(world.record.as_ref().expect("a lock record").holder_key, "^default");
     assert!(!world.attempt(&mut other));
     assert!(world.attempt(&mut local));
     assert!(!world.attempt(&mut remote));

@@ -32,7 +32,7 @@ pub struct Plan {
     /// `ISTIO_WATCH_NAMESPACE`; empty for all.
     only: SmolStr,
     /// Hash of the distributed text. `None` while it is unknown: then nothing is written.
-    wanted: Option<u64>,
+    root_hash: Option<u64>,
 }
 
 impl Plan {
@@ -46,8 +46,8 @@ impl Plan {
     }
 
     /// Sets the hash of the distributed text; returns true on a change.
-    pub fn want(&mut self, wanted: Option<u64>) -> bool {
-        std::mem::replace(&mut self.wanted, wanted) != wanted
+    pub fn want(&mut self, root_hash: Option<u64>) -> bool {
+        std::mem::replace(&mut self.root_hash, root_hash) != root_hash
     }
 
     /// Sets the discovery selectors; returns true on a change.
@@ -86,9 +86,9 @@ impl Plan {
 
     /// Returns true if the ConfigMap of this namespace must be written.
     pub fn needs(&self, namespace: &SmolStr) -> bool {
-        let Some(hash) = self.wanted else { return false };
-        let wanted = Content { hash, labelled: true };
-        self.serves(namespace) && self.contents.get(namespace) != Some(&wanted)
+        let Some(hash) = self.root_hash else { return false };
+        let expected = Content { hash, labelled: true };
+        self.serves(namespace) && self.contents.get(namespace) != Some(&expected)
     }
 
     /// Returns all namespaces whose ConfigMap must be written.

@@ -249,7 +249,7 @@ async fn state_of_the_world_over_loopback() {
         &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e1")],
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
-    let address = listener.local_addr().expect("bound");
+    let address = listener.local_addr().expect("a bound address");
     let server = fixture.server.clone();
     fixture
         .environment
@@ -259,9 +259,9 @@ async fn state_of_the_world_over_loopback() {
         .expect("a URI")
         .connect()
         .await;
-    let mut stream = Sotw::open(&mut Client::new(channel.expect("connected")))
+    let mut stream = Sotw::open(&mut Client::new(channel.expect("a connection")))
         .await
-        .expect("served");
+        .expect("an accepted stream");
 
     stream.request(ResourceType::Cluster, &[], "").await;
     let clusters = stream.response().await;
@@ -315,7 +315,7 @@ async fn incremental_over_a_pipe() {
     let (requests, receiver) = mpsc::channel(16);
     let mut client = fixture.client().await;
     let responses = client.delta_aggregated_resources(ReceiverStream::new(receiver)).await;
-    let mut responses = responses.expect("served").into_inner();
+    let mut responses = responses.expect("an accepted stream").into_inner();
     let request = |nonce: &str, held: Option<String>| DeltaDiscoveryRequest {
         node: node(),
         type_url: ResourceType::Listener.url().into(),
@@ -324,7 +324,7 @@ async fn incremental_over_a_pipe() {
         ..Default::default()
     };
     let held = cluster("a", "1").version.to_string();
-    requests.send(request("", Some(held))).await.expect("open");
+    requests.send(request("", Some(held))).await.expect("an open stream");
     let names = async |responses: &mut Streaming<DeltaDiscoveryResponse>| {
         let response = responses
             .message()
@@ -336,7 +336,10 @@ async fn incremental_over_a_pipe() {
             .iter()
             .map(|resource| resource.name.clone())
             .collect();
-        requests.send(request(&response.nonce, None)).await.expect("open");
+        requests
+            .send(request(&response.nonce, None))
+            .await
+            .expect("an open stream");
         (names, response.removed_resources)
     };
     assert_eq!(
@@ -358,22 +361,26 @@ async fn invalid_requests_end_the_stream() {
     assert_eq!(status.message(), "server is not ready to serve discovery information");
     fixture.environment.ready.send_replace(true);
 
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
-    stream.requests.send(DiscoveryRequest::default()).await.expect("open");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
+    stream
+        .requests
+        .send(DiscoveryRequest::default())
+        .await
+        .expect("an open stream");
     let status = stream.end().await;
     assert_eq!(
         (status.code(), status.message()),
         (Code::InvalidArgument, "missing node information")
     );
 
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     let long = "x".repeat(4 << 20);
     stream.request(ResourceType::Endpoint, &[&long], "").await;
     let status = stream.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("at most 4194304"), "{}", status.message());
 
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     let names: Vec<String> = (0..100_001).map(|number| format!("{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     stream.request(ResourceType::Endpoint, &names, "").await;
@@ -385,7 +392,7 @@ async fn invalid_requests_end_the_stream() {
         status.message()
     );
 
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     stream.request(ResourceType::Endpoint, &vec!["x"; 260_000], "").await;
     assert_eq!(stream.end().await.message(), "the request has more than 250000 fields");
     assert!(fixture.server.registry().is_empty());
@@ -396,14 +403,14 @@ async fn unknown_methods_types_and_health_reports_are_ignored() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut client = fixture.client().await;
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     let of_type = async |type_url: &str, node: Option<Node>| {
         let request = DiscoveryRequest {
             node,
             type_url: type_url.into(),
             ..Default::default()
         };
-        stream.requests.send(request).await.expect("open");
+        stream.requests.send(request).await.expect("an open stream");
     };
     of_type("type.googleapis.com/istio.v1.HealthInformation", None).await;
     of_type("type.googleapis.com/some.Thing", node()).await;
@@ -429,7 +436,9 @@ async fn unknown_methods_types_and_health_reports_are_ignored() {
 async fn a_nack_is_counted() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    let mut stream = Sotw::open(&mut fixture.client().await).await.expect("ready");
+    let mut stream = Sotw::open(&mut fixture.client().await)
+        .await
+        .expect("an accepted stream");
     stream.request(ResourceType::Cluster, &[], "").await;
     let response = stream.response().await;
     let nack = DiscoveryRequest {
@@ -442,7 +451,7 @@ async fn a_nack_is_counted() {
         }),
         ..Default::default()
     };
-    stream.requests.send(nack).await.expect("open");
+    stream.requests.send(nack).await.expect("an open stream");
     stream.request(ResourceType::Cluster, &[], "stale").await;
     fixture.publish(2, &[(ResourceType::Cluster, "a", "2")]);
     assert_eq!(texts(&stream.response().await), ["2"]);
@@ -469,12 +478,16 @@ async fn a_slow_reader_does_not_delay_others() {
         .collect();
     fixture.publish(1, &content);
     let slow = Endpoint::from_static("http://istiod").initial_stream_window_size(65_535);
-    let mut slow = Sotw::open(&mut fixture.client_with(slow).await).await.expect("ready");
+    let mut slow = Sotw::open(&mut fixture.client_with(slow).await)
+        .await
+        .expect("an accepted stream");
     slow.request(ResourceType::Cluster, &[], "").await;
     let wide = Endpoint::from_static("http://istiod")
         .initial_stream_window_size(8 << 20)
         .initial_connection_window_size(8 << 20);
-    let mut fast = Sotw::open(&mut fixture.client_with(wide).await).await.expect("ready");
+    let mut fast = Sotw::open(&mut fixture.client_with(wide).await)
+        .await
+        .expect("an accepted stream");
     fast.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(fast.response().await.resources.len(), 200);
     fixture.until("pilot_xds_write_timeout", 1.0).await;
@@ -490,13 +503,13 @@ async fn first_configurations_are_limited() {
     let fixture = Fixture::new(options);
     let mut client = fixture.client().await;
     // Nothing is published, so the first two streams hold their permits until the time limit.
-    let first = Sotw::open(&mut client).await.expect("ready");
+    let first = Sotw::open(&mut client).await.expect("an accepted stream");
     first.request(ResourceType::Cluster, &[], "").await;
     fixture.until("pilot_xds", 1.0).await;
-    let mut second = Sotw::open(&mut client).await.expect("ready");
+    let mut second = Sotw::open(&mut client).await.expect("an accepted stream");
     second.request(ResourceType::Cluster, &[], "").await;
     tokio::time::sleep(Duration::from_millis(20)).await;
-    let mut third = Sotw::open(&mut client).await.expect("ready");
+    let mut third = Sotw::open(&mut client).await.expect("an accepted stream");
     third.request(ResourceType::Cluster, &[], "").await;
     let status = third.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
@@ -514,7 +527,9 @@ async fn connections_close_at_their_maximum_age() {
     });
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let started = tokio::time::Instant::now();
-    let mut stream = Sotw::open(&mut fixture.client().await).await.expect("ready");
+    let mut stream = Sotw::open(&mut fixture.client().await)
+        .await
+        .expect("an accepted stream");
     stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
     let status = stream.end().await;
@@ -533,13 +548,13 @@ async fn a_panic_ends_one_stream_only() {
     });
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut client = fixture.client().await;
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     PANICS.store(true, Ordering::Relaxed);
     stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(stream.end().await.code(), Code::Internal);
     PANICS.store(false, Ordering::Relaxed);
     assert!((fixture.metric("pilot_total_xds_internal_errors", &[]) - 1.0).abs() < f64::EPSILON);
-    let mut stream = Sotw::open(&mut client).await.expect("ready");
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
     stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
 }
@@ -594,7 +609,7 @@ async fn machines_are_announced_before_they_are_served() {
     };
     let open = async |client: &mut Client| {
         let (requests, outbox) = mpsc::channel(8);
-        requests.send(first.clone()).await.expect("capacity");
+        requests.send(first.clone()).await.expect("an open channel");
         let responses = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
         (requests, responses.expect("a stream").into_inner())
     };
@@ -628,10 +643,14 @@ async fn machines_are_announced_before_they_are_served() {
         panic!("no connect event");
     };
     answer.send(Ok(())).expect("the stream waits");
-    let served = responses.message().await.expect("served").expect("a response");
+    let served = responses
+        .message()
+        .await
+        .expect("an accepted stream")
+        .expect("a response");
     assert_eq!(served.resources.len(), 1);
     for complaint in [Some("refused"), None] {
-        requests.send(health(complaint)).await.expect("capacity");
+        requests.send(health(complaint)).await.expect("an open channel");
         let Some(Event::Health {
             connection: reported,
             health,

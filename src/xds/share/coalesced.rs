@@ -98,12 +98,12 @@ impl CoalescedResources {
 
     /// Returns the encoded list in blocks. The list must be the same in each call.
     pub(in crate::xds) fn blocks(&self, protocol: Protocol, resources: &[Arc<EncodedResource>]) -> Arc<[Bytes]> {
-        let mut held = lock(&self.blocks[protocol as usize]);
-        let known = held.as_ref().and_then(Weak::upgrade);
+        let mut cached = lock(&self.blocks[protocol as usize]);
+        let known = cached.as_ref().and_then(Weak::upgrade);
         let blocks = known.unwrap_or_else(|| {
-            let made = self.cache.coalesce(protocol, resources);
-            *held = Some(Arc::downgrade(&made));
-            made
+            let blocks = self.cache.coalesce(protocol, resources);
+            *cached = Some(Arc::downgrade(&blocks));
+            blocks
         });
         self.cache.put(&blocks);
         blocks
@@ -144,9 +144,9 @@ impl ChunkCache {
                 .find(|known| known.is(protocol, chunk));
             let chunk = found.unwrap_or_else(|| {
                 alike.retain(|chunk| chunk.strong_count() > 0);
-                let made = Arc::new(Chunk::new(protocol, chunk));
-                alike.push(Arc::downgrade(&made));
-                made
+                let chunk = Arc::new(Chunk::new(protocol, chunk));
+                alike.push(Arc::downgrade(&chunk));
+                chunk
             });
             Bytes::from_owner(ChunkBytes(chunk))
         });

@@ -107,7 +107,7 @@ mod tests {
                 .into(),
             ..Default::default()
         };
-        let initial_versions = InitialVersions::read(request.encode_to_vec().into()).expect("well-formed");
+        let initial_versions = InitialVersions::read(request.encode_to_vec().into()).expect("a valid request");
         let expected = [("a", Version::parse(version)), ("b", None), ("", None)];
         assert_eq!(initial_versions.versions(), expected.into_iter().collect());
         assert!(!initial_versions.is_empty() && InitialVersions::default().is_empty());

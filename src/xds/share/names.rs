@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn equal_lists_are_shared_while_in_use() {
         let known = NameListInterner::default();
-        let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
+        let read = |names: &[String]| known.read(fields(names)).expect("valid names");
         let (a, b) = (many("a"), many("b"));
         let first = read(&a);
         assert!(Arc::ptr_eq(&first, &read(&a)));
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn lists_are_shared_in_any_order() {
         let known = NameListInterner::default();
-        let read = |names: &[String]| known.read(fields(names)).expect("well-formed");
+        let read = |names: &[String]| known.read(fields(names)).expect("valid names");
         let mut names = many("a");
         let first = read(&names);
         names.reverse();
@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn the_wildcard_is_not_a_name() {
         let known = NameListInterner::default();
-        let names = known.read(fields(&["*".into(), "a".into()])).expect("well-formed");
+        let names = known.read(fields(&["*".into(), "a".into()])).expect("valid names");
         assert!(names.wildcard() && !names.is_empty());
         assert_eq!(names.set().iter().collect::<Vec<_>>(), ["a"]);
-        assert!(known.read(Bytes::new()).expect("well-formed").is_empty());
+        assert!(known.read(Bytes::new()).expect("valid names").is_empty());
     }
 
     #[test]

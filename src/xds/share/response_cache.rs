@@ -185,27 +185,27 @@ pub(in crate::xds) mod tests {
     fn recently_used_responses_are_kept() {
         let cache = ResponseCache::default();
         let groups: Vec<_> = (0..=CACHE_ENTRIES).map(|_| snapshot(1, MIN_CACHED_RESOURCES)).collect();
-        let made: Vec<_> = groups[..CACHE_ENTRIES]
+        let first: Vec<_> = groups[..CACHE_ENTRIES]
             .iter()
             .map(|group| answer(&cache, group))
             .collect();
         // The first is used again, so the second is evicted.
-        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &made[0]));
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &first[0]));
         answer(&cache, &groups[CACHE_ENTRIES]);
-        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &made[0]));
-        assert!(Arc::ptr_eq(&answer(&cache, &groups[2]), &made[2]));
-        assert!(!Arc::ptr_eq(&answer(&cache, &groups[1]), &made[1]));
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[0]), &first[0]));
+        assert!(Arc::ptr_eq(&answer(&cache, &groups[2]), &first[2]));
+        assert!(!Arc::ptr_eq(&answer(&cache, &groups[1]), &first[1]));
     }
 
     #[test]
     fn short_responses_are_not_cached() {
         let cache = ResponseCache::default();
         let long = snapshot(1, MIN_CACHED_RESOURCES);
-        let made = answer(&cache, &long);
+        let first = answer(&cache, &long);
         for _ in 0..=CACHE_ENTRIES {
             answer(&cache, &snapshot(1, MIN_CACHED_RESOURCES - 1));
         }
-        assert!(Arc::ptr_eq(&answer(&cache, &long), &made));
+        assert!(Arc::ptr_eq(&answer(&cache, &long), &first));
     }
 
     #[test]
@@ -213,10 +213,10 @@ pub(in crate::xds) mod tests {
         let cache = ResponseCache::default();
         let old = snapshot(1, MIN_CACHED_RESOURCES);
         cache.advance(&old);
-        let made = Arc::downgrade(&answer(&cache, &old));
+        let first = Arc::downgrade(&answer(&cache, &old));
         cache.advance(&old);
-        assert!(made.upgrade().is_some());
+        assert!(first.upgrade().is_some());
         cache.advance(&snapshot(2, MIN_CACHED_RESOURCES));
-        assert!(made.upgrade().is_none());
+        assert!(first.upgrade().is_none());
     }
 }

@@ -87,16 +87,16 @@ impl Patching<'_> {
 }
 
 impl Patching<'_> {
-    /// Merges the patches that match a filter into it; `wanted` returns the filter name that a patch matches.
+    /// Merges the patches that match a filter into it; `matched_name` returns the filter name that a patch matches.
     pub(super) fn merge_filter<F: Patched>(
         &self,
         patches: &[&Patch],
         filter: &mut F,
-        wanted: impl Fn(&Patch) -> Option<&str>,
+        matched_name: impl Fn(&Patch) -> Option<&str>,
     ) {
         for patch in patches.iter().filter(|patch| patch.operation == Operation::Merge) {
-            let is_wanted = wanted(patch).is_none_or(|wanted| wanted == filter.name());
-            if is_wanted && !self.set.is_stopped() {
+            let is_matched = matched_name(patch).is_none_or(|name| name == filter.name());
+            if is_matched && !self.set.is_stopped() {
                 merge_filter(&self.set, patch, filter, Naming::OfPatch);
             }
         }

@@ -16,7 +16,7 @@ use crate::{
 impl Patching<'_> {
     /// Patches the HTTP filters of a connection manager with the patches that match its chain.
     pub(super) fn http_filters(&self, patches: &[&Patch], filter: &mut Filter) {
-        let about_filter = |patch: &&&Patch| matches::network_filter(patch).is_none_or(|wanted| wanted == filter.name);
+        let about_filter = |patch: &&&Patch| matches::network_filter(patch).is_none_or(|name| name == filter.name);
         let patches: Vec<&Patch> = patches.iter().filter(about_filter).copied().collect();
         if patches.is_empty() {
             return;

@@ -44,25 +44,25 @@ impl Traits {
 
     /// Returns true if the patch matches the listener. `portName` is ignored because listeners have none.
     pub(super) fn matches(&self, patch: &Patch) -> bool {
-        let Some(wanted) = patch.listener() else { return true };
-        if !wanted.name.is_empty() && wanted.name != self.name {
+        let Some(condition) = patch.listener() else { return true };
+        if !condition.name.is_empty() && condition.name != self.name {
             return false;
         }
-        let any_port = wanted.port_number == 0 || (patch.apply_to != ApplyTo::Listener && self.is_virtual());
-        any_port || self.port == Some(wanted.port_number)
+        let any_port = condition.port_number == 0 || (patch.apply_to != ApplyTo::Listener && self.is_virtual());
+        any_port || self.port == Some(condition.port_number)
     }
 
     /// Returns true if the patch matches the chain of a matching listener.
     pub(super) fn matches_chain(&self, chain: &FilterChain, patch: &Patch) -> bool {
-        let Some(wanted) = patch.listener() else { return true };
+        let Some(condition) = patch.listener() else { return true };
         let own_port = destination_port(chain);
-        if self.is_virtual() && wanted.port_number > 0 && own_port.unwrap_or_default() != wanted.port_number {
+        if self.is_virtual() && condition.port_number > 0 && own_port.unwrap_or_default() != condition.port_number {
             return false;
         }
-        wanted
+        condition
             .filter_chain
             .as_ref()
-            .is_none_or(|wanted| chain_matches(chain, wanted))
+            .is_none_or(|condition| chain_matches(chain, condition))
     }
 }
 
@@ -70,19 +70,19 @@ fn destination_port(chain: &FilterChain) -> Option<u32> {
     chain.filter_chain_match.as_ref()?.destination_port
 }
 
-fn chain_matches(chain: &FilterChain, wanted: &FilterChainMatch) -> bool {
+fn chain_matches(chain: &FilterChain, condition: &FilterChainMatch) -> bool {
     let own = chain.filter_chain_match.as_ref();
-    let has_sni = || own.is_some_and(|own| own.server_names.contains(&wanted.sni));
-    let has_transport = || own.is_some_and(|own| own.transport_protocol == wanted.transport_protocol);
+    let has_sni = || own.is_some_and(|own| own.server_names.contains(&condition.sni));
+    let has_transport = || own.is_some_and(|own| own.transport_protocol == condition.transport_protocol);
     let has_protocols = || {
         let has = |protocol: &str| own.is_some_and(|own| own.application_protocols.iter().any(|own| own == protocol));
-        wanted.application_protocols.split(',').all(has)
+        condition.application_protocols.split(',').all(has)
     };
-    (wanted.name.is_empty() || wanted.name == chain.name)
-        && (wanted.sni.is_empty() || has_sni())
-        && (wanted.transport_protocol.is_empty() || has_transport())
-        && (wanted.application_protocols.is_empty() || has_protocols())
-        && (wanted.destination_port == 0 || destination_port(chain) == Some(wanted.destination_port))
+    (condition.name.is_empty() || condition.name == chain.name)
+        && (condition.sni.is_empty() || has_sni())
+        && (condition.transport_protocol.is_empty() || has_transport())
+        && (condition.application_protocols.is_empty() || has_protocols())
+        && (condition.destination_port == 0 || destination_port(chain) == Some(condition.destination_port))
 }
 
 /// Returns the listener filter that a patch matches; `None` without such a condition.

@@ -15,17 +15,17 @@ use crate::proto::{
 };
 
 fn read_as<M: Message + Name + Default>(value: serde_json::Value) -> M {
-    from_json(&value, Unknown::Deny).expect("message")
+    from_json(&value, Unknown::Deny).expect("a valid message")
 }
 
 fn patch<M: Message + Name + Default>(value: serde_json::Value) -> DynamicMessage {
     let descriptor = json::descriptor_by_url(&M::full_name()).expect("descriptor");
-    let bytes = encode_json(&descriptor, &value, Unknown::Deny).expect("patch");
-    DynamicMessage::decode(descriptor, bytes).expect("patch")
+    let bytes = encode_json(&descriptor, &value, Unknown::Deny).expect("a valid patch");
+    DynamicMessage::decode(descriptor, bytes).expect("a valid patch")
 }
 
 fn merged<M: Message + Name + Default + Clone>(base: serde_json::Value, value: serde_json::Value) -> M {
-    merge(&read_as::<M>(base), &patch::<M>(value)).expect("merged")
+    merge(&read_as::<M>(base), &patch::<M>(value)).expect("a merged message")
 }
 
 fn config(socket: TransportSocket) -> Any {
@@ -123,9 +123,9 @@ fn packed_fields_of_messages_are_replaced() {
     let base = json!({"name": "tls", "typedConfig": {"@type": UpstreamTlsContext::type_url(), "sni": "a"}});
     let value = json!({"typed_config": {"@type": UpstreamTlsContext::type_url(), "maxSessionKeys": 4}});
     let socket: TransportSocket = merged(base.clone(), value);
-    let tls: UpstreamTlsContext = config(socket).unpack().expect("tls").expect("tls");
+    let tls: UpstreamTlsContext = config(socket).unpack().expect("a TLS context").expect("a TLS context");
     assert_eq!((tls.sni.as_str(), tls.max_session_keys), ("", Some(4)));
-    // Nothing but the type's name is set, so the content stays.
+    // Only the type URL is set, so the content stays.
     let empty: TransportSocket = merged(base, json!({"typed_config": {"@type": TcpProxy::type_url()}}));
     let config = config(empty);
     assert!(config.is::<TcpProxy>() && !config.value.is_empty());
@@ -135,8 +135,8 @@ fn packed_fields_of_messages_are_replaced() {
 fn packed_messages_are_merged_inside() {
     let base: UpstreamTlsContext = read_as(json!({"sni": "a", "commonTlsContext": {"alpnProtocols": ["h2"]}}));
     let value: UpstreamTlsContext = read_as(json!({"commonTlsContext": {"alpnProtocols": ["http/1.1"]}}));
-    let any = merge_any(&Any::pack(&base), &Any::pack(&value)).expect("merged");
-    let tls: UpstreamTlsContext = any.unpack().expect("tls").expect("tls");
+    let any = merge_any(&Any::pack(&base), &Any::pack(&value)).expect("a merged message");
+    let tls: UpstreamTlsContext = any.unpack().expect("a TLS context").expect("a TLS context");
     assert_eq!(tls.sni, "a");
     let alpn = tls.common_tls_context.expect("context").alpn_protocols;
     assert_eq!(alpn, ["h2", "http/1.1"]);
@@ -171,6 +171,6 @@ fn a_type_mismatch_is_an_error() {
             .to_string()
             .starts_with("a envoy.config.route.v3.VirtualHost cannot")
     );
-    assert_eq!(read::<VirtualHost>(&value).expect("host").name, "a");
+    assert_eq!(read::<VirtualHost>(&value).expect("a virtual host").name, "a");
     assert!(read::<Cluster>(&value).is_err());
 }

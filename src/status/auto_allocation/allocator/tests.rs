@@ -19,7 +19,7 @@ fn entry(creation: i64, hosts: &[&str]) -> Entry {
         resource_version: "1".into(),
         is_valid: true,
         selected: true,
-        wanted: true,
+        needs_addresses: true,
         hosts: hosts.iter().map(SmolStr::new).collect(),
         ..Entry::default()
     }
@@ -103,13 +103,13 @@ fn a_new_host_gets_an_address_and_old_ones_keep_theirs() {
     let mut allocator = allocator("240.240.0.0/16");
     let mut entries = BTreeMap::from([(key("a"), entry(1, &["a.com"]))]);
     allocate_all(&mut allocator, &mut entries);
-    entries.get_mut(&key("a")).expect("there").hosts = vec!["b.com".into(), "a.com".into()];
+    entries.get_mut(&key("a")).expect("the entry exists").hosts = vec!["b.com".into(), "a.com".into()];
     allocate_all(&mut allocator, &mut entries);
     let given = entries[&key("a")].status["addresses"].clone();
     assert_eq!(given[0], json!({"value": "240.240.0.2", "host": "b.com"}));
     assert_eq!(given[2], json!({"value": "240.240.0.1", "host": "a.com"}));
-    let entry = entries.get_mut(&key("a")).expect("there");
-    entry.wanted = false;
+    let entry = entries.get_mut(&key("a")).expect("the entry exists");
+    entry.needs_addresses = false;
     entry.status["conditions"] = json!([]);
     let patches = allocator.plan(&entries);
     assert_eq!(
@@ -131,7 +131,7 @@ fn the_older_entry_keeps_a_contested_address() {
     let mut taken = entry(1, &["taken.com"]);
     taken.status = status("240.240.0.2", "taken.com");
     let mut owner = entry(9, &["owner.com"]);
-    owner.wanted = false;
+    owner.needs_addresses = false;
     owner.own = vec!["240.240.0.2".parse().expect("an address")];
     let mut entries = BTreeMap::from([
         (key("a"), young),

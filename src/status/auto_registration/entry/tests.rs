@@ -132,13 +132,17 @@ fn identities_must_fit() {
 #[test]
 fn the_last_connection_has_the_entry() {
     let first = entry();
-    assert_eq!(connected(&first, "istiod-a", at(0)), None, "it says so already");
+    assert_eq!(
+        connected(&first, "istiod-a", at(0)),
+        None,
+        "the entry records it already"
+    );
     let taken = connected(&first, "istiod-b", at(5)).expect("a newer connection");
     assert_eq!(annotation(&taken, CONTROLLER), "istiod-b");
     assert_eq!(
         connected(&taken, "istiod-a", at(3)),
         None,
-        "an older connection, told late"
+        "an older connection, reported late"
     );
     assert_eq!(
         disconnected(&taken, "istiod-a", at(0), at(6)),
@@ -151,9 +155,9 @@ fn the_last_connection_has_the_entry() {
     assert_eq!(
         connected(&away, "istiod-a", at(7)),
         None,
-        "connected and gone before it was told"
+        "connected and disconnected before the report"
     );
-    let back = connected(&away, "istiod-b", at(10)).expect("it came back");
+    let back = connected(&away, "istiod-b", at(10)).expect("a reconnected machine");
     assert_eq!(annotation(&back, DISCONNECTED_AT), "");
     assert_eq!(
         disconnected(&back, "istiod-b", at(5), at(9)),
@@ -176,7 +180,7 @@ fn orphaned_entries_are_deleted_after_the_grace_period() {
         Some(CleanUp::Delete),
         "no disconnection is recorded"
     );
-    let away = disconnected(&entry, "istiod-a", at(0), at(9)).expect("ours");
+    let away = disconnected(&entry, "istiod-a", at(0), at(9)).expect("the entry belongs to this replica");
     assert_eq!(clean(&away, 18), None);
     assert_eq!(clean(&away, 19), Some(CleanUp::Delete));
     let mut bound = away.clone();
@@ -187,9 +191,9 @@ fn orphaned_entries_are_deleted_after_the_grace_period() {
         message: String::new(),
         at: at(1),
     };
-    let told = with_health(&bound, "istiod-a", &health).expect("ours");
-    assert_eq!(clean(&told, 50), Some(CleanUp::ForgetHealth));
-    assert_eq!(clean(&without_health(&told), 50), None);
+    let marked = with_health(&bound, "istiod-a", &health).expect("the entry belongs to this replica");
+    assert_eq!(clean(&marked, 50), Some(CleanUp::ForgetHealth));
+    assert_eq!(clean(&without_health(&marked), 50), None);
     let unmarked = json!({"metadata": {"name": "x"}});
     assert_eq!(clean(&unmarked, 5000), None);
 }
@@ -197,12 +201,13 @@ fn orphaned_entries_are_deleted_after_the_grace_period() {
 #[test]
 fn health_is_a_condition() {
     let entry = entry();
-    let told = |healthy: bool, message: &str, seconds: u64| Health {
+    let health = |healthy: bool, message: &str, seconds: u64| Health {
         healthy,
         message: message.into(),
         at: at(seconds),
     };
-    let sick = with_health(&entry, "istiod-a", &told(false, "refused", 3)).expect("ours");
+    let sick =
+        with_health(&entry, "istiod-a", &health(false, "refused", 3)).expect("the entry belongs to this replica");
     assert_eq!(
         sick["status"]["conditions"],
         json!([{
@@ -213,13 +218,13 @@ fn health_is_a_condition() {
             "lastTransitionTime": "2023-11-14T22:13:23.12Z",
         }])
     );
-    assert_eq!(with_health(&sick, "istiod-a", &told(true, "", 2)), None, "older news");
+    assert_eq!(with_health(&sick, "istiod-a", &health(true, "", 2)), None, "older news");
     assert_eq!(
-        with_health(&sick, "istiod-b", &told(true, "", 9)),
+        with_health(&sick, "istiod-b", &health(true, "", 9)),
         None,
         "not its entry"
     );
-    let well = with_health(&sick, "istiod-a", &told(true, "", 4)).expect("newer");
+    let well = with_health(&sick, "istiod-a", &health(true, "", 4)).expect("the health is newer");
     assert_eq!(well["status"]["conditions"][0]["status"], "True");
     assert!(takes_health(&entry) && !takes_health(&json!({})));
 }

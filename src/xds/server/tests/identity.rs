@@ -68,7 +68,9 @@ async fn open(client: &mut Client, token: &'static str) -> Result<Sotw, Status> 
     let (requests, receiver) = mpsc::channel(16);
     let mut request = tonic::Request::new(ReceiverStream::new(receiver));
     if !token.is_empty() {
-        request.metadata_mut().insert("token", token.parse().expect("ASCII"));
+        request
+            .metadata_mut()
+            .insert("token", token.parse().expect("ASCII text"));
     }
     let responses = client.stream_aggregated_resources(request).await?;
     Ok(Sotw {
@@ -85,7 +87,7 @@ async fn callers_over_tls_need_authentication() {
         let refused = open(&mut client, token).await.err().map(|status| status.code());
         assert_eq!(refused, Some(code), "{token:?}");
     }
-    let mut stream = open(&mut client, WEB).await.expect("authenticated");
+    let mut stream = open(&mut client, WEB).await.expect("an authenticated stream");
     stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(texts(&stream.response().await), ["1"]);
     let identity = fixture.server.registry().connections()[0].proxy.identity.clone();
@@ -117,7 +119,7 @@ async fn r10_a_node_must_match_the_identity_of_its_caller() {
         "web",
         "spiffe://cluster.local/ns/default",
     ] {
-        let mut stream = open(&mut client, other).await.expect("authenticated");
+        let mut stream = open(&mut client, other).await.expect("an authenticated stream");
         stream.request(ResourceType::Cluster, &[], "").await;
         let status = stream.end().await;
         assert_eq!(status.code(), Code::PermissionDenied, "{other}");
@@ -128,7 +130,7 @@ async fn r10_a_node_must_match_the_identity_of_its_caller() {
     let fixture = secured(security(false, false));
     let mut stream = open(&mut over_tls(&fixture, None).await, "web")
         .await
-        .expect("authenticated");
+        .expect("an authenticated stream");
     stream.request(ResourceType::Cluster, &[], "").await;
     assert_eq!(
         texts(&stream.response().await),
@@ -178,7 +180,7 @@ async fn streams_end_when_credentials_expire() {
         over_tls(&fixture, None).await,
     ];
     for (client, token) in clients.iter_mut().zip(["", WEB]) {
-        let mut stream = open(client, token).await.expect("authenticated");
+        let mut stream = open(client, token).await.expect("an authenticated stream");
         stream.request(ResourceType::Cluster, &[], "").await;
         assert_eq!(texts(&stream.response().await), ["1"]);
         let code = stream.end().await.code();
@@ -205,7 +207,7 @@ async fn r3_silent_connections_and_streams_time_out() {
 
     let mut stream = open(&mut over_tls(&fixture, None).await, WEB)
         .await
-        .expect("authenticated");
+        .expect("an authenticated stream");
     assert_eq!(stream.end().await.code(), Code::DeadlineExceeded);
 }
 
@@ -219,7 +221,7 @@ async fn r3_rapid_resets_close_the_connection() {
         let (mut sender, connection) =
             hyper::client::conn::http2::handshake(Executor(fixture.environment.tasks.clone()), TokioIo::new(ours))
                 .await
-                .expect("the server is there");
+                .expect("a running server");
         fixture
             .environment
             .tasks
@@ -250,7 +252,7 @@ fn streams_run_on_the_stream_runtime() {
             .thread_name(name)
             .enable_all()
             .build()
-            .expect("threads")
+            .expect("a thread")
     };
     let (short, long) = (runtime("short"), runtime("long"));
     long.block_on(async {
@@ -258,7 +260,7 @@ fn streams_run_on_the_stream_runtime() {
         fixture.server = fixture.server.clone().with_stream_runtime(long.handle().clone());
         let listener = short.spawn(TcpListener::bind("127.0.0.1:0"));
         let listener = listener.await.expect("no panic").expect("loopback");
-        let address = listener.local_addr().expect("bound");
+        let address = listener.local_addr().expect("a bound address");
         let connections = fixture.connections().with_stream_runtime(long.handle().clone());
         let serving = connections.clone();
         fixture
@@ -266,8 +268,8 @@ fn streams_run_on_the_stream_runtime() {
             .tasks
             .spawn_on(short.handle(), "server", async move { serving.serve(listener).await });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URI");
-        let mut client = Client::new(endpoint.connect().await.expect("connected"));
-        let mut stream = Sotw::open(&mut client).await.expect("served");
+        let mut client = Client::new(endpoint.connect().await.expect("a connection"));
+        let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
         stream.request(ResourceType::Cluster, &[], "").await;
         assert_eq!(texts(&stream.response().await), ["1"]);
         fixture.publish(2, &[(ResourceType::Cluster, "a", "2")]);
@@ -308,7 +310,7 @@ async fn unary_calls_are_answered_and_may_panic() {
     let fixture = secured(security(false, true));
     let router = Router::new(fixture.server.clone(), vec![Arc::new(Echo)]);
     let say = async |message: &[u8]| {
-        let body = http_body_util::Full::new(framing::framed(message).expect("small"));
+        let body = http_body_util::Full::new(framing::framed(message).expect("a message within the size limit"));
         let request = Request::post("/test.Echo/Say")
             .header(header::CONTENT_TYPE, "application/grpc")
             .body(body)
@@ -321,7 +323,7 @@ async fn unary_calls_are_answered_and_may_panic() {
         collected
             .trailers()
             .map(|trailers| trailers[Status::GRPC_STATUS].clone()),
-        Some("0".parse().expect("ASCII"))
+        Some("0".parse().expect("ASCII text"))
     );
     assert_eq!(collected.to_bytes(), "\0\0\0\0\x01a");
     assert_eq!(
