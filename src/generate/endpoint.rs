@@ -16,7 +16,7 @@ use smol_str::SmolStr;
 use super::{
     BuildContext, EncodedResource,
     name::ClusterMode,
-    proxy_view::{OutboundProxyView, ProxyLocation},
+    proxy_view::{ProxyLocation, UpstreamProxyView},
     resource::Built,
     wire::{Encoded, Writer},
 };
@@ -87,7 +87,7 @@ impl EndpointProxyView {
     pub fn of(
         ctx: &BuildContext,
         service: &Service,
-        client: &OutboundProxyView,
+        client: &UpstreamProxyView,
         location: Option<(&ProxyLocation, &LocationDependencies)>,
     ) -> Self {
         let is_multi_network = network::gateways_for(ctx, service).is_some();
@@ -128,7 +128,7 @@ impl EndpointProxyView {
 const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// Returns [`EndpointProxyView::through_waypoint`]; `None` without a waypoint or if the proxy does not use it.
-fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &OutboundProxyView) -> Option<SmolStr> {
+fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &UpstreamProxyView) -> Option<SmolStr> {
     let is_on = ctx.mesh.installation.features.enable_ingress_waypoint_routing;
     if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;

@@ -21,7 +21,7 @@ use super::{
     name::{ClusterMode, ClusterName},
     proxy::MetadataKey,
     proxy_class::ServiceTarget,
-    proxy_view::{OutboundProxyView, ProxyLocation},
+    proxy_view::{ProxyLocation, UpstreamProxyView},
     requested::Names,
     resource::Built,
     route::{self, RouteKey, sidecar},
@@ -58,7 +58,7 @@ struct GrpcProxyView {
     /// Visibility of service addresses.
     vip: VipView,
     /// Attributes that clusters and endpoints depend on.
-    outbound: Hashed<OutboundProxyView>,
+    outbound: Hashed<UpstreamProxyView>,
     /// Locality, if endpoints depend on it.
     location: Option<ProxyLocation>,
     /// Attributes that routes depend on.
@@ -124,7 +124,7 @@ impl GrpcProxyView {
             namespace: proxy.metadata_value(MetadataKey::Namespace),
             dns_domain: proxy.dns_domain.clone(),
             vip: VipView::of(proxy, &ctx.mesh.installation.features),
-            outbound: OutboundProxyView::of(ctx, selected),
+            outbound: UpstreamProxyView::of(ctx, selected),
             location: ProxyLocation::of(ctx, selected),
             routes: Hashed::new(route::RouteConfigProxyView::of(ctx, selected)),
             server: Server {

@@ -30,7 +30,7 @@ use inbound::{InboundKey, InboundPart, InboundProxyView};
 use outbound::{
     OutboundPart, catch_all_cluster,
     listener::OutboundKey,
-    proxy_view::OutboundProxyView,
+    proxy_view::OutboundListenerProxyView,
     virtual_listener::{HttpProxyKey, VirtualOutboundKey},
 };
 use waypoint::{WaypointKey, WaypointPart};
@@ -115,7 +115,7 @@ fn sidecar(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxy
     let mut parts = vec![
         ListenerPart::Outbound(OutboundPart {
             scope: selected.scope.clone(),
-            client: OutboundProxyView::of(ctx, selected, filters),
+            client: OutboundListenerProxyView::of(ctx, selected, filters),
         }),
         ListenerPart::Inbound(InboundPart { client: inbound }),
     ];

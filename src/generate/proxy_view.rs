@@ -47,7 +47,7 @@ pub struct ClientCertificates {
 
 /// Attributes that the outbound parts of a proxy depend on, besides the scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundProxyView {
+pub struct UpstreamProxyView {
     /// Attributes in every cluster key.
     pub socket: Hashed<SocketProxyView>,
     /// Address families, for DNS clusters and network gateways.
@@ -66,7 +66,7 @@ pub struct OutboundProxyView {
     pub patches: Shared<[PatchRef]>,
 }
 
-impl OutboundProxyView {
+impl UpstreamProxyView {
     /// Returns the view of a selected proxy.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Hashed<Self> {
         let proxy = selected.proxy;

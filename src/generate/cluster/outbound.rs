@@ -19,7 +19,7 @@ use crate::{
         name::{ClusterMode, ClusterName},
         patch::{self, PatchContext, cluster::ClusterPatches},
         proxy::ProxyType,
-        proxy_view::{OutboundProxyView, ProxyLocation},
+        proxy_view::{ProxyLocation, UpstreamProxyView},
         resource::{Built, Note},
         selected::Selected,
         traffic_policy,
@@ -38,7 +38,7 @@ pub struct OutboundPart {
     /// Scope.
     pub scope: ScopeKey,
     /// Attributes of the proxy.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<UpstreamProxyView>,
     /// Mode of the clusters.
     pub mode: ClusterMode,
     /// `None` for the resources that do not depend on the proxy's location; otherwise only those that do.
@@ -50,7 +50,7 @@ pub struct OutboundPart {
 impl OutboundPart {
     /// Selects the parts of a proxy.
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
-        let client = OutboundProxyView::of(ctx, selected);
+        let client = UpstreamProxyView::of(ctx, selected);
         let is_router = selected.proxy.proxy_type == ProxyType::Router;
         let general = Self {
             scope: selected.scope.clone(),
@@ -111,7 +111,7 @@ impl OutboundPart {
     }
 }
 
-impl OutboundProxyView {
+impl UpstreamProxyView {
     /// Returns the view that a cluster's endpoints depend on, for a part with a location or the general one; `None` if
     /// they belong to the other part.
     pub(super) fn endpoints(

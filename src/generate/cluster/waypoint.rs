@@ -12,7 +12,7 @@ use crate::{
         BuildContext,
         name::{ClusterMode, VipTraffic},
         patch::{PatchContext, cluster::ClusterPatches},
-        proxy_view::{OutboundProxyView, ProxyLocation},
+        proxy_view::{ProxyLocation, UpstreamProxyView},
         selected::Selected,
         traffic_policy,
         waypoint::WaypointView,
@@ -32,7 +32,7 @@ pub struct WaypointPart {
     /// Waypoint.
     pub waypoint: WaypointView,
     /// Attributes that clusters depend on.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<UpstreamProxyView>,
     /// `None` for the resources that do not depend on the proxy's location; otherwise only those that do.
     pub location: Option<ProxyLocation>,
 }
@@ -42,7 +42,7 @@ impl WaypointPart {
     pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<Self> {
         let general = Self {
             waypoint: selected.waypoint_view(),
-            client: OutboundProxyView::of(ctx, selected),
+            client: UpstreamProxyView::of(ctx, selected),
             location: None,
         };
         let located = ProxyLocation::of(ctx, selected).map(|location| Self {

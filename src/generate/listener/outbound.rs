@@ -29,7 +29,7 @@ use crate::{
     },
 };
 use listener::{ChainKind, ListenPort, ListenerService, OutboundKey};
-use proxy_view::OutboundProxyView;
+use proxy_view::OutboundListenerProxyView;
 
 /// Outbound listeners of the sidecars of one scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -37,7 +37,7 @@ pub struct OutboundPart {
     /// Scope.
     pub scope: ScopeKey,
     /// Further attributes of the proxy.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<OutboundListenerProxyView>,
 }
 
 /// First address and port of a listener.
@@ -58,7 +58,7 @@ struct Entry {
 /// Adds the services of one egress listener to entries.
 struct Lister<'a> {
     ctx: &'a BuildContext<'a>,
-    client: &'a OutboundProxyView,
+    client: &'a OutboundListenerProxyView,
     scope: &'a SidecarScope,
     wildcards: Vec<SmolStr>,
     entries: BTreeMap<BindKey, Entry>,

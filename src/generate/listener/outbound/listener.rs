@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, ops::Deref};
 
 use smol_str::SmolStr;
 
-use super::{listener_name, proxy_view::OutboundProxyView, resolves_on_demand};
+use super::{listener_name, proxy_view::OutboundListenerProxyView, resolves_on_demand};
 use crate::{
     base::{Hashed, ObjectKey},
     generate::{
@@ -43,7 +43,7 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OutboundKey {
     /// Attributes of the sidecar.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<OutboundListenerProxyView>,
     /// Addresses, the main one first.
     pub binds: Vec<SmolStr>,
     /// True if it binds a socket of its own; otherwise it gets intercepted connections.
@@ -120,8 +120,8 @@ pub(crate) struct OutboundListener<'a> {
 }
 
 impl Deref for OutboundListener<'_> {
-    type Target = OutboundProxyView;
-    fn deref(&self) -> &OutboundProxyView {
+    type Target = OutboundListenerProxyView;
+    fn deref(&self) -> &OutboundListenerProxyView {
         &self.key.client
     }
 }

@@ -18,7 +18,7 @@ use crate::{
 
 /// Attributes of a sidecar that its outbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct OutboundProxyView {
+pub struct OutboundListenerProxyView {
     /// Attributes that filters depend on.
     pub filters: Hashed<FilterProxyView>,
     /// Visibility of service addresses.
@@ -41,7 +41,7 @@ pub struct OutboundProxyView {
     pub http_proxy_port: Option<u32>,
 }
 
-impl OutboundProxyView {
+impl OutboundListenerProxyView {
     /// Returns the view of a selected sidecar.
     pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Hashed<Self> {
         let proxy = selected.proxy;

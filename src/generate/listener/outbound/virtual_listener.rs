@@ -4,7 +4,7 @@ use smol_str::SmolStr;
 
 use super::{
     listener::{OutboundKey, OutboundListener, additional_addresses},
-    proxy_view::OutboundProxyView,
+    proxy_view::OutboundListenerProxyView,
 };
 use crate::{
     base::{Hashed, cidr::IpMode},
@@ -41,7 +41,7 @@ pub const VIRTUAL_OUTBOUND: &str = "virtualOutbound";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VirtualOutboundKey {
     /// Attributes of the sidecar.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<OutboundListenerProxyView>,
     /// Cluster of traffic to unknown destinations.
     pub catch_all: SmolStr,
 }
@@ -98,7 +98,7 @@ impl VirtualOutboundKey {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HttpProxyKey {
     /// Attributes of the sidecar.
-    pub client: Hashed<OutboundProxyView>,
+    pub client: Hashed<OutboundListenerProxyView>,
     /// Port.
     pub port: u32,
 }
