@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_address_is_none() {
+    fn an_empty_address_disables_the_port() {
         assert_eq!(
             parse(&["--grpcAddr", ""]).expect("empty is fine").grpc_addr,
             Address(None)

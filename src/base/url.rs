@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_taken_for_schemes_and_segments() {
+    fn ports_parse_as_schemes_or_path_segments() {
         assert_eq!(read("localhost:5000/a"), pair("localhost", "localhost:5000/a"));
         assert_eq!(read("127.0.0.1:5000/a"), None);
     }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_urls_are_refused() {
         for text in [
             "oci://h:port/a",
             "oci://h/%zz",

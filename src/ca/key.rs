@@ -217,7 +217,7 @@ mod tests {
     ];
 
     #[test]
-    fn keys_that_were_made_are_read_again() {
+    fn generated_keys_are_parsed_again() {
         for kind in KINDS {
             let generated = PrivateKey::generate(kind).unwrap();
             assert_eq!(generated.kind(), kind);

@@ -177,7 +177,7 @@ mod tests {
     const PEM: &str = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
 
     #[test]
-    fn secrets_hold_roots_under_three_names() {
+    fn secrets_have_roots_under_three_keys() {
         let secret = |key: &str, text: &str| {
             let data = json!({key: BASE64_STANDARD.encode(text)});
             Object::from_value(json!({"metadata": {"name": "x"}, "data": data})).expect("an object")

@@ -336,7 +336,7 @@ async fn a_head_is_bounded() {
 }
 
 #[tokio::test]
-async fn a_server_that_hangs_costs_no_more_than_the_time() {
+async fn a_hanging_server_is_abandoned_after_the_timeout() {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a free port");
     let url = format!("http://{}/", listener.local_addr().expect("a listening socket"));
     let fetcher = Fetcher::with_resolver(FetchOptions::default(), Names::of(&[]));
@@ -356,7 +356,7 @@ async fn r6_an_error_does_not_repeat_the_answer() {
 }
 
 #[tokio::test]
-async fn urls_that_make_no_sense_are_refused() {
+async fn invalid_urls_are_refused() {
     let fetcher = Fetcher::with_resolver(FetchOptions::default(), Names::of(&[]));
     for url in ["", "keys", "file:///etc/passwd", "http://", "gopher://a/"] {
         let result = fetcher.get(url, PATIENCE).await;

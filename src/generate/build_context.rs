@@ -46,7 +46,7 @@ impl<'a> BuildContext<'a> {
     }
 }
 
-/// Values of one update, one of each type. Modules above this one put in and read their own types.
+/// Values of one update, one of each type. Modules above this one add and read their own types.
 ///
 /// A slot is found by comparing a handful of type ids, without hashing.
 #[derive(Clone, Default)]

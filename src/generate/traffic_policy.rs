@@ -85,7 +85,7 @@ fn overlaid(general: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPo
     }
 }
 
-/// The names of the subsets that clusters are made for, in order, each once.
+/// The names of the subsets that have clusters, in order, each once.
 pub fn subset_names(rule: &DestinationRule) -> impl Iterator<Item = &str> {
     rule.spec.subsets.iter().map(|subset| subset.name.as_str())
 }

@@ -185,7 +185,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_passes_and_the_rest_at_the_rate() {
+    fn a_burst_passes_and_further_requests_are_limited() {
         let limiter = Limiter::new(Rate {
             per_second: 10.0,
             burst: 3,
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_kubeconfig_that_is_not_there_is_named() {
+    async fn a_missing_kubeconfig_is_reported_by_name() {
         let access = Access::Kubeconfig("/nowhere/config".into());
         let error = config(&access).await.err().unwrap().to_string();
         assert!(error.contains("/nowhere/config"), "{error}");

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_and_settings() {
+    fn settings_extend_the_defaults() {
         let defaults = [
             "dns.kube-system",
             "other.kube-system",
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_taken_back() {
+    fn default_hosts_can_be_disabled() {
         let exact = "[{settings: {clusterLocal: false}, hosts: [kubernetes.default.svc.cluster.local, istiod.istio-system.svc.cluster.local]}]";
         assert_eq!(local(exact), ["dns.kube-system", "other.kube-system"]);
         // A host below the wildcard overrides the whole wildcard.

@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bundles_are_blocks_alone() {
+    fn bundles_contain_only_certificate_blocks() {
         let block = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
         let (one, other) = (block("AAAA"), block("AAAB"));
         let written = format!(

@@ -80,7 +80,7 @@ proptest! {
 }
 
 #[test]
-fn an_equal_row_stops_the_wave() {
+fn an_equal_row_stops_the_propagation() {
     let mut rig = Rig::new();
     rig.commit(&[(1, Some(2)), (2, Some(4)), (3, Some(1))]);
     let before = rig.evaluations.get();

@@ -516,7 +516,7 @@ fn a_response_waits_for_resources_on_demand() {
 }
 
 #[test]
-fn an_empty_request_on_demand_is_no_wildcard() {
+fn an_empty_request_on_demand_is_not_a_wildcard() {
     let (world, mut client) = idle(Protocol::Sotw);
     client.request(2, SmolStr::default(), None, sotw(&[]));
     client.publish(&world);

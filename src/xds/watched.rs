@@ -72,7 +72,7 @@ impl WatchedResource {
         self.wildcard || self.names.contains(name)
     }
 
-    /// Returns the list that all names came from, or `None` for a wildcard subscription; an error if it is neither.
+    /// Returns the list that contains all names, or `None` for a wildcard subscription; an error if it is neither.
     pub(super) fn as_single_list(&self) -> Result<Option<&Arc<Names>>, Mixed> {
         if self.wildcard && self.names.is_empty() {
             Ok(None)

@@ -1,22 +1,22 @@
 //! The list of accepted differences with their reasons: `differences.txt`.
 
-/// A line of the list.
-struct Known {
+/// A line of the list: an accepted difference of a scenario or a group of scenarios.
+struct AcceptedDifference {
     scenario: &'static str,
-    start_unready: &'static str,
+    prefix: &'static str,
 }
 
-impl Known {
-    fn all() -> Vec<Known> {
+impl AcceptedDifference {
+    fn all() -> Vec<AcceptedDifference> {
         let lines = include_str!("differences.txt").lines();
         let entries = lines.filter(|line| !line.starts_with('#') && !line.trim().is_empty());
         entries
             .map(|line| match line.split(" | ").collect::<Vec<_>>()[..] {
-                [scenario, start_unready, reason] if !reason.trim().is_empty() => Known {
+                [scenario, prefix, reason] if !reason.trim().is_empty() => AcceptedDifference {
                     scenario,
-                    start_unready: if start_unready == "*" { "" } else { start_unready },
+                    prefix: if prefix == "*" { "" } else { prefix },
                 },
-                _ => panic!("differences.txt: {line:?} is not \"scenario | beginning | reason\""),
+                _ => panic!("differences.txt: {line:?} is not \"scenario | prefix | reason\""),
             })
             .collect()
     }
@@ -27,31 +27,28 @@ impl Known {
         } else {
             scenario == self.scenario
         };
-        named && difference.starts_with(self.start_unready)
+        named && difference.starts_with(self.prefix)
     }
 }
 
 /// Compares the list with all differences, given as (scenario, difference). Returns an error for each difference that
 /// is not listed, and for each line without a difference.
 pub(super) fn check(differences: &[(String, String)]) -> Vec<String> {
-    let known = Known::all();
-    let untold = differences
+    let accepted = AcceptedDifference::all();
+    let unlisted = differences
         .iter()
-        .filter(|(scenario, difference)| !known.iter().any(|known| known.covers(scenario, difference)))
+        .filter(|(scenario, difference)| !accepted.iter().any(|accepted| accepted.covers(scenario, difference)))
         .map(|(scenario, difference)| format!("not listed in tests/parity/differences.txt: {scenario}: {difference}"));
-    let idle = known
+    let obsolete = accepted
         .iter()
-        .filter(|known| {
+        .filter(|accepted| {
             !differences
                 .iter()
-                .any(|(scenario, difference)| known.covers(scenario, difference))
+                .any(|(scenario, difference)| accepted.covers(scenario, difference))
         })
-        .map(|known| {
-            let Known {
-                scenario,
-                start_unready,
-            } = known;
-            format!("listed in tests/parity/differences.txt, but does not exist: {scenario} {start_unready}")
+        .map(|accepted| {
+            let AcceptedDifference { scenario, prefix } = accepted;
+            format!("listed in tests/parity/differences.txt, but does not exist: {scenario} {prefix}")
         });
-    untold.chain(idle).collect()
+    unlisted.chain(obsolete).collect()
 }

@@ -26,7 +26,7 @@ spec:
 ";
 
 #[test]
-fn multi_cluster_services() {
+fn multi_cluster_services_are_listed() {
     let mut installation = Installation::default();
     installation.features.enable_mcs_service_discovery = true;
     installation.features.enable_mcs_host = true;
@@ -46,7 +46,7 @@ fn multi_cluster_services() {
 }
 
 #[test]
-fn network_gateways() {
+fn network_gateways_are_listed() {
     let world = fixture::folder_world(Installation::default(), &[("kube-c2.yaml", OBJECTS)]);
     let want = json!([{ "Network": "n2", "Cluster": "c2", "Addr": "1.2.3.4", "Port": 15443, "HBONEPort": 0,
         "ServiceAccount": { "Namespace": "istio-system", "Name": "east" } }]);

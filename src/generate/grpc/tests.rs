@@ -282,7 +282,7 @@ fn a_server_accepts_mutual_tls_or_plaintext_but_not_both() {
 }
 
 #[test]
-fn a_socket_is_of_a_port_that_is_served() {
+fn server_listeners_exist_only_for_served_ports() {
     for name in ["0.0.0.0:17071", "0.0.0.0", "0.0.0.0:http", "[::]17070", ""] {
         let name = format!("xds.istio.io/grpc/lds/inbound/{name}");
         assert_eq!(ask("", server(), ResourceType::Listener, &[&name]), [], "{name}");
@@ -392,7 +392,7 @@ fn only_rule_fields_supported_by_grpc_are_sent() {
 }
 
 #[test]
-fn clusters_are_those_of_ports_and_subsets() {
+fn clusters_exist_for_ports_and_subsets() {
     for name in [
         "outbound|7071||echo.default.svc.cluster.local",
         "outbound|7070|v3|echo.default.svc.cluster.local",
@@ -408,7 +408,7 @@ fn clusters_are_those_of_ports_and_subsets() {
 }
 
 #[test]
-fn endpoints_are_those_of_the_subset() {
+fn endpoints_are_filtered_by_subset() {
     let addresses = |subset: &str| {
         let name = format!("outbound|7070|{subset}|{ECHO}");
         let assignment = only(ask(RULE, client(), ResourceType::Endpoint, &[&name]));
@@ -423,7 +423,7 @@ fn routes(config: &str, name: &str) -> Value {
 }
 
 #[test]
-fn a_route_configuration_is_of_one_host() {
+fn a_route_configuration_contains_one_host() {
     let routes = routes("", "outbound|7070||echo.default.svc.cluster.local");
     assert_eq!(routes["virtualHosts"].as_array().map(Vec::len), Some(1));
     let host = &routes["virtualHosts"][0];
@@ -466,7 +466,7 @@ fn unknown_hosts_have_no_virtual_host() {
 }
 
 #[test]
-fn time_limits_are_those_of_streams() {
+fn timeouts_are_stream_durations() {
     let virtual_service = "
 apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -518,7 +518,7 @@ spec: {hosts: [bar.example.com], resolution: STATIC, ports: [{number: 80, name: 
 }
 
 #[test]
-fn a_full_name_wins_over_a_short_one() {
+fn full_names_take_precedence_over_short_ones() {
     let service = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry

@@ -71,7 +71,7 @@ patched! {
 }
 
 /// Adds, removes or replaces filters; returns true if the list changed. `matched_name` is the filter name that the
-/// patch matches. An insertion without a name goes to the corresponding end of the list, and a removal without a name does
+/// patch matches. An insertion without a name uses the corresponding end of the list, and a removal without a name does
 /// nothing.
 pub fn rearrange<F: Patched>(
     filters: &mut Vec<F>,

@@ -331,7 +331,7 @@ async fn a_kind_is_read_in_the_best_version_that_is_served() {
 }
 
 #[test]
-fn objects_made_again_differ_where_it_counts() {
+fn resource_versions_distinguish_only_workload_groups() {
     let row = |kind: Kind, version: &str| {
         let value = json!({"metadata": {"name": "a", "namespace": "n", "resourceVersion": version},
             "spec": {"template": {"serviceAccount": "a"}}});

@@ -138,7 +138,7 @@ fn a_bad_edit_is_reported_once_and_changes_nothing() {
 }
 
 #[test]
-fn a_folder_beside_kubernetes_gives_config_only() {
+fn a_folder_with_kubernetes_contributes_only_config() {
     let sidecar =
         "apiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {name: s}\nspec: {egress: [{hosts: ['*/*']}]}\n";
     let fixture = Fixture::new(&[
@@ -168,7 +168,7 @@ fn a_folder_beside_kubernetes_gives_config_only() {
 }
 
 #[test]
-fn a_folder_that_is_not_there_is_an_error() {
+fn a_missing_folder_is_an_error() {
     let fixture = Fixture::new(&[]);
     let settings = FileSettings {
         folder: fixture.path().join("none"),

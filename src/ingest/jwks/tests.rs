@@ -151,7 +151,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn keys_are_refreshed_and_equal_ones_are_no_news() {
+async fn keys_are_refreshed_and_sent_only_if_changed() {
     let mut fixture = Fixture::new();
     fixture.servers.set("http://a", "1");
     fixture.want(&["http://a"]);

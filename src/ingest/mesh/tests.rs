@@ -66,7 +66,7 @@ fn absent_documents_use_the_defaults() {
 }
 
 #[test]
-fn the_shared_config_lies_below_the_own() {
+fn the_own_config_overrides_the_shared_config() {
     let mut fixture = Fixture::new();
     fixture.set(Part::Shared, "trustDomain: shared\nenableTracing: false\n");
     let changes = fixture.set(Part::Mesh, "trustDomain: own\n");

@@ -368,7 +368,7 @@ fn a_kubeconfig_file_names_its_cluster_and_keeps_its_last_valid_content() {
 }
 
 #[tokio::test]
-async fn a_folder_is_followed() {
+async fn changes_of_a_folder_are_applied() {
     let folder = tempfile::tempdir().unwrap();
     let put = |name: &str, text: &str| {
         let draft = folder.path().join(".draft");

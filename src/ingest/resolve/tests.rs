@@ -143,7 +143,7 @@ async fn hosts_are_resolved_again_when_their_records_expire() {
 }
 
 #[tokio::test]
-async fn equal_answers_are_no_news_and_failures_keep_the_last() {
+async fn equal_answers_are_not_sent_and_failures_keep_the_last() {
     let mut fixture = Fixture::new();
     fixture.table.fail("a");
     fixture.want(&["a"]);

@@ -74,7 +74,7 @@ async fn inline_credentials_pass() {
 }
 
 #[test]
-fn parts_have_to_fit_together() {
+fn contexts_must_refer_to_existing_entries() {
     let good = kubeconfig(&json!({ "token": "t" }));
     let with = |path: &str, value: Value| {
         let mut config = good.clone();
@@ -123,7 +123,7 @@ async fn messages_and_debug_show_no_content() {
 }
 
 #[tokio::test]
-async fn a_proxy_counts_if_the_kubeconfig_names_it() {
+async fn only_the_proxy_of_the_kubeconfig_is_used() {
     let mut config = kubeconfig(&json!({ "token": "t" }));
     let checked = CheckedKubeconfig::of(config.clone(), &BTreeSet::new()).expect("an allowed kubeconfig");
     assert_eq!(

@@ -45,7 +45,7 @@ fn the_narrowest_policy_that_is_set_counts() {
 }
 
 #[test]
-fn without_policies_both_are_taken() {
+fn without_policies_mtls_is_permissive() {
     let world = folder_world(Installation::default(), &[]);
     let mode = namespace_mode(&Cx::untracked(), &world.snapshot(), &"shop".into());
     assert_eq!(mode, MtlsMode::Permissive);

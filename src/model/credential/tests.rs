@@ -12,7 +12,7 @@ fn reference(name: &str) -> Result<(Store, String), NameError> {
 }
 
 #[test]
-fn names_are_taken_apart() {
+fn credential_names_are_parsed() {
     for (credential, resource) in [
         ("cred", "kubernetes://cred"),
         ("ns/cred", "kubernetes://ns/cred"),
@@ -55,7 +55,7 @@ fn mesh(secrets: &[(&str, &str, &str, serde_json::Value)]) -> Shared<MeshSnapsho
 }
 
 #[test]
-fn certificates_come_in_several_forms() {
+fn certificates_are_read_in_all_secret_formats() {
     let mesh = mesh(&[
         (
             "Kubernetes",
@@ -92,7 +92,7 @@ fn certificates_come_in_several_forms() {
 }
 
 #[test]
-fn authorities_have_a_secret_of_their_own_or_not() {
+fn ca_certificates_may_be_in_a_separate_secret() {
     let mesh = mesh(&[
         ("Kubernetes", "n/own", "", json!({"ca.crt": "base"})),
         (

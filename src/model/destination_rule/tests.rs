@@ -116,7 +116,7 @@ fn the_clients_namespace_precedes_the_services_and_the_root() {
 }
 
 #[test]
-fn private_rules_are_for_their_namespace() {
+fn private_rules_apply_to_their_namespace() {
     let rules = commit(vec![
         ("istio-system/own", rule("*.local", &["."], &[])),
         ("shop/private", rule(HOST, &["."], &[])),
@@ -129,7 +129,7 @@ fn private_rules_are_for_their_namespace() {
 }
 
 #[test]
-fn a_selector_wins_over_rules_without() {
+fn rules_with_a_selector_take_precedence() {
     let rules = commit(vec![
         ("shop/general", rule(HOST, &[], &[])),
         ("shop/picky", with_selector(rule(HOST, &[], &[]), ("app", "web"))),
@@ -143,7 +143,7 @@ fn a_selector_wins_over_rules_without() {
 }
 
 #[test]
-fn a_wider_audience_joins_a_narrower_one() {
+fn a_rule_with_a_wider_audience_is_merged_into_a_narrower_one() {
     let wider = commit(vec![
         ("shop/narrow", rule(HOST, &["web"], &["v1"])),
         ("shop/wide", rule(HOST, &["web", "app"], &["v2"])),

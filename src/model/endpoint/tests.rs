@@ -86,7 +86,7 @@ fn short(endpoints: &[Endpoint]) -> Vec<String> {
 }
 
 #[test]
-fn slices_meet_their_pods() {
+fn slices_refer_to_pods() {
     let mut world = mesh(&[("kube.yaml", SERVICE), ("pods.yaml", POD)]);
     let endpoints = list(&world, A);
     let pending = |world: &World| -> usize {
@@ -190,7 +190,7 @@ fn common_endpoint_fields_are_stored_once() {
 }
 
 #[test]
-fn slices_that_are_no_ones() {
+fn unusable_slices_are_ignored() {
     let count = |service: &str| list(&mesh(&[("kube.yaml", service), ("pods.yaml", POD)]), A).len();
     assert_eq!(count(SERVICE), 2);
     assert_eq!(count(&SERVICE.replace("IPv4", "FQDN")), 0);
@@ -215,7 +215,7 @@ fn an_address_in_two_slices_counts_once() {
 }
 
 #[test]
-fn ports_without_name_and_number() {
+fn ports_may_lack_name_and_number() {
     let bare = SERVICE.replace("ports: [{name: http, port: 8080}]", "ports: [{}]");
     let endpoints = list(&mesh(&[("kube.yaml", &bare), ("pods.yaml", POD)]), A);
     assert_eq!((endpoints[0].port_name.as_str(), endpoints[0].port), ("", 0));
@@ -241,7 +241,7 @@ fn addresses_without_a_reference_find_a_pod_of_the_namespace() {
 }
 
 #[test]
-fn localities_of_pods() {
+fn localities_of_pods_come_from_labels_or_nodes() {
     let of = |pods: &str| {
         list(&mesh(&[("kube.yaml", SERVICE), ("pods.yaml", pods)]), A)[0]
             .origin
@@ -264,7 +264,7 @@ fn localities_of_pods() {
 }
 
 #[test]
-fn networks_of_pods() {
+fn networks_of_pods_come_from_labels_or_mesh_networks() {
     let of = |pods: &str, networks: &str| {
         let files = [
             ("kube.yaml", SERVICE),
@@ -358,7 +358,7 @@ fn health_follows_the_conditions() {
 }
 
 #[test]
-fn clusters_add_up() {
+fn endpoints_of_all_clusters_are_combined() {
     let world = mesh(&[("kube.yaml", SERVICE), ("pods.yaml", POD), ("kube-c2.yaml", SERVICE)]);
     let endpoints = list(&world, A);
     let clusters: Vec<_> = endpoints
@@ -428,7 +428,7 @@ spec:
 }
 
 #[test]
-fn inline_endpoints_and_hosts_that_are_endpoints() {
+fn entries_have_inline_endpoints_or_use_their_hosts() {
     let entry = |resolution: &str, endpoints: &str| {
         let text = format!(
             "

@@ -97,7 +97,7 @@ fn servers_offer_hosts_to_namespaces() {
 }
 
 #[test]
-fn a_wildcard_host_is_kept_alone() {
+fn a_wildcard_host_replaces_covered_hosts() {
     let mut hosts = ["./a.com", "*/*"].map(str::to_owned).to_vec();
     qualify_hosts(&mut hosts, "ns1");
     assert_eq!(hosts, ["*"]);
@@ -128,7 +128,7 @@ fn other_protocols_are_refused_on_a_plaintext_port() {
 }
 
 #[test]
-fn another_address_is_another_listener() {
+fn different_addresses_have_separate_listeners() {
     let merged = merged(&[
         vec![server(80, "HTTP", "http", &["a.com"])],
         vec![
@@ -175,7 +175,7 @@ fn tls_servers_are_distinguished_by_host() {
 }
 
 #[test]
-fn ports_without_a_service_are_opened_as_they_are() {
+fn ports_without_a_service_are_opened_unchanged() {
     let mut exposed = exposed();
     exposed[0].untranslated = true;
     let servers = vec![server(80, "HTTP", "http", &["*"]), server(9000, "TCP", "tcp", &["*"])];

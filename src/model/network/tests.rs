@@ -51,7 +51,7 @@ networks:
 }
 
 #[test]
-fn a_label_wins_over_a_registry_service_name() {
+fn a_label_takes_precedence_over_a_registry_service_name() {
     let networks = "
 networks:
   n1:
@@ -68,7 +68,7 @@ networks:
 }
 
 #[test]
-fn node_ports_and_other_ports() {
+fn gateways_can_use_node_ports_and_mapped_ports() {
     let nodes = "
 apiVersion: v1
 kind: Node
@@ -109,7 +109,7 @@ spec:
 ";
 
 #[test]
-fn labelled_gateway_resources() {
+fn labelled_gateway_resources_are_network_gateways() {
     let of = |file: &str, text: &str| {
         let mesh = mesh(&[(file, text)]);
         let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
@@ -166,7 +166,7 @@ fn host_names_are_gateways_at_each_address() {
 }
 
 #[test]
-fn host_names_that_are_not_to_be_resolved() {
+fn host_names_are_dropped_without_resolution() {
     let mut installation = Installation::default();
     installation.features.resolve_hostname_gateways = false;
     let mut world = fixture::folder_world(installation, &[("kube-c2.yaml", SERVICE)]);
@@ -189,7 +189,7 @@ fn host_names_that_are_not_to_be_resolved() {
 }
 
 #[test]
-fn the_network_of_an_endpoint() {
+fn labels_and_address_ranges_decide_the_network_of_an_endpoint() {
     let networks = "
 networks:
   wide: {endpoints: [{fromCidr: 10.0.0.0/8}]}

@@ -49,7 +49,7 @@ fn found(subject: &Subject) -> Vec<String> {
 }
 
 #[test]
-fn workloads_obey_selectors() {
+fn policies_select_workloads_by_labels() {
     let web = Subject::workload("shop".into(), labels(&[("app", "web")]));
     assert_eq!(found(&web), ["istio-system/all", "shop/web", "shop/own"]);
     let other = Subject::workload("other".into(), labels(&[("app", "web")]));
@@ -57,14 +57,14 @@ fn workloads_obey_selectors() {
 }
 
 #[test]
-fn gateways_obey_selectors_and_references() {
+fn policies_select_gateways_by_labels_or_reference() {
     let front = labels(&[(GATEWAY_NAME_LABEL, "front")]);
     let gateway = Subject::workload("shop".into(), front);
     assert_eq!(found(&gateway), ["istio-system/all", "shop/gateway", "shop/own"]);
 }
 
 #[test]
-fn waypoints_obey_references() {
+fn policies_select_waypoints_by_reference() {
     let service = TargetService {
         registry: Registry::Kubernetes,
         namespace: "data".into(),

@@ -109,7 +109,7 @@ fn clusters_merge_with_the_config_cluster_first() {
 }
 
 #[test]
-fn a_kubernetes_service_wins_over_an_entry() {
+fn a_kubernetes_service_takes_precedence_over_an_entry() {
     let spec = json!({"hosts": [A], "ports": [9], "resolution": "STATIC"});
     let mut world = world(vec![
         entry_created("old", &spec, Value::Null, "2001-01-01T00:00:00Z"),
@@ -122,7 +122,7 @@ fn a_kubernetes_service_wins_over_an_entry() {
 }
 
 #[test]
-fn headless_and_external_names() {
+fn headless_and_external_name_services_are_converted() {
     let world = world(vec![
         kube("Kubernetes", "a", &json!({"clusterIP": "None"}), &json!({})),
         kube(
@@ -193,7 +193,7 @@ fn an_alias_chain_is_followed_when_its_middle_changes() {
 }
 
 #[test]
-fn export_to_is_read_with_the_meshs_default() {
+fn export_to_defaults_to_the_mesh_config() {
     let plain = kube("Kubernetes", "a", &json!({}), &json!({}));
     let own = kube(
         "Kubernetes",
@@ -250,7 +250,7 @@ fn load_balancers_and_nodes_give_external_addresses() {
 }
 
 #[test]
-fn external_addresses_by_type() {
+fn external_addresses_depend_on_the_service_type() {
     let status = json!({"loadBalancer": {"ingress": [{"hostname": "lb.com"}, {"ip": "3.3.3.3", "hostname": "x"}, {}]}});
     let addresses = |spec: Value, annotations: Value| {
         let object = json!({"metadata": {"name": "a", "annotations": annotations}, "spec": spec, "status": status});
@@ -276,7 +276,7 @@ fn external_addresses_by_type() {
 }
 
 #[test]
-fn the_fields_of_a_kubernetes_service() {
+fn fields_of_a_kubernetes_service_are_converted() {
     let spec = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "fd00::1"], "internalTrafficPolicy": "Local",
         "publishNotReadyAddresses": true, "selector": {"app": "a"}, "ports": [
             {"port": 80, "name": "http", "targetPort": 8080}, {"port": 81, "targetPort": "web"},
@@ -318,7 +318,7 @@ fn the_fields_of_a_kubernetes_service() {
 }
 
 #[test]
-fn traffic_distribution_of_service_and_namespace() {
+fn traffic_distribution_of_a_service_overrides_its_namespace() {
     const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
     let of = |spec: Value, service: Value, namespace: Value| {
         let namespace = json!({"metadata": {"name": "default", "annotations": namespace}});

@@ -97,7 +97,7 @@ spec:
 }
 
 #[test]
-fn destinations_of_virtual_services_are_pulled_in() {
+fn destinations_of_virtual_services_are_imported() {
     let world = world(
         "
 apiVersion: networking.istio.io/v1

@@ -38,7 +38,7 @@ use crate::{
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
-/// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source gives, and those
+/// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source returns, and those
 ///   whose recorded reads have changed.
 ///
 /// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first
@@ -147,7 +147,7 @@ macro_rules! update {
     }};
 }
 
-/// Returns the keys that a source gives.
+/// Returns the keys of a source.
 macro_rules! candidates {
     ($graph:ident, $inputs:ident, $mesh:ident, (once)) => {
         if $mesh.revision.0 == 0 { vec![()] } else { Vec::new() }

@@ -57,7 +57,7 @@ fn spec(hosts: &[&str], http: Vec<HttpRoute>) -> networking::VirtualService {
 }
 
 #[test]
-fn short_names_are_of_the_own_namespace() {
+fn short_names_refer_to_the_own_namespace() {
     let mut written = spec(&["reviews"], vec![route("", "/", "ratings")]);
     written.gateways = vec![
         "mesh".into(),

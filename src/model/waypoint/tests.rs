@@ -87,7 +87,7 @@ fn through(mesh: &MeshSnapshot, waypoint: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_label_of_the_service_counts_before_that_of_its_namespace() {
+fn service_labels_override_namespace_labels() {
     let mesh = snapshot(&[
         service("plain", "shop", "", 1),
         service(

@@ -242,7 +242,7 @@ fn texts(response: &DiscoveryResponse) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn state_of_the_world_over_loopback() {
+async fn state_of_the_world_streams_work_over_tcp() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.publish(
         1,
@@ -306,7 +306,7 @@ async fn state_of_the_world_over_loopback() {
 }
 
 #[tokio::test]
-async fn incremental_over_a_pipe() {
+async fn delta_streams_work_over_a_pipe() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.publish(
         1,

@@ -83,7 +83,7 @@ fn chunks(protocol: Protocol, mut resources: &[Arc<EncodedResource>]) -> impl It
 /// The coalesced form of a list. It exists while a stream is sent it or the [`ChunkCache`] holds it.
 #[derive(Debug, Default)]
 pub struct CoalescedResources {
-    /// By protocol. Locked while it is made, so that concurrent streams do not make the same.
+    /// By protocol. Locked while it is built, so that concurrent streams do not build it twice.
     blocks: [Mutex<Option<Weak<[Bytes]>>>; 2],
     cache: Arc<ChunkCache>,
 }
@@ -114,7 +114,7 @@ impl CoalescedResources {
 /// so at most [`CACHE_BYTES`] of these lists are kept.
 #[derive(Debug, Default)]
 pub(super) struct ChunkCache {
-    /// By a hash of their resources. Locked while a list is made.
+    /// By a hash of their resources. Locked while a list is built.
     chunks: Mutex<FxHashMap<u64, Vec<Weak<Chunk>>>>,
     /// With their sizes; the most recently used comes last. Locked for a scan of the few entries.
     lists: Mutex<VecDeque<(Arc<[Bytes]>, usize)>>,

@@ -1,5 +1,5 @@
 //! A cache of first responses, which are long and alike: a thousand proxies that request the same names of the same
-//! views are sent the same list. It is made once, and coalesced once for all streams that are sent it at about the same
+//! views receive the same list. It is built once, and coalesced once for all streams that receive it at about the same
 //! time.
 
 use std::{
@@ -20,7 +20,7 @@ use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource:
 
 /// The number of cached responses; the most recently used stay. Proxies that connect at the same time are of few kinds.
 const CACHE_ENTRIES: usize = 32;
-/// Responses with fewer resources are not cached: making them is as fast as a lookup.
+/// Responses with fewer resources are not cached: building them is as fast as a lookup.
 const MIN_CACHED_RESOURCES: usize = 16;
 
 /// The complete response to a subscription.
@@ -38,7 +38,7 @@ pub(in crate::xds) struct CachedResponse {
 #[derive(Debug, Default)]
 pub(in crate::xds) struct ResponseCache {
     newest: AtomicU64,
-    /// The most recently used comes last. Locked for a lookup or an insertion, never while a response is made.
+    /// The most recently used comes last. Locked for a lookup or an insertion, never while a response is built.
     entries: Mutex<VecDeque<CacheEntry>>,
     chunks: Arc<ChunkCache>,
 }

@@ -78,7 +78,7 @@ fn endpoints(world: &World, host: &str) -> Vec<(String, bool, Health)> {
 }
 
 #[test]
-fn imports_make_a_host() {
+fn service_imports_declare_a_host() {
     let files: &[(&str, &[&str])] = &[
         ("kube.yaml", &[SERVICE]),
         ("kube-c2.yaml", &[IMPORT]),
@@ -96,7 +96,7 @@ fn imports_make_a_host() {
 }
 
 #[test]
-fn the_host_needs_import_and_service() {
+fn a_multi_cluster_host_requires_import_and_service() {
     let mut world = world(&["discovery", "host"], &[("kube.yaml", &[IMPORT])]);
     assert!(vips(&world, SET).is_empty());
     let rows = |text: &str| fixture::folder(&Installation::default(), &[("kube.yaml", text)]);
@@ -110,7 +110,7 @@ fn the_host_needs_import_and_service() {
 }
 
 #[test]
-fn endpoints_are_confined_unless_they_are_exported() {
+fn endpoints_are_cluster_local_unless_exported() {
     let files: &[(&str, &[&str])] = &[
         ("kube.yaml", &[SERVICE, SLICE, EXPORT, IMPORT]),
         ("kube-c2.yaml", &[SERVICE, SLICE, IMPORT]),
@@ -131,7 +131,7 @@ fn endpoints_are_confined_unless_they_are_exported() {
 }
 
 #[test]
-fn slices_without_their_service() {
+fn imported_slices_need_no_service() {
     let ready = SLICE.replace("conditions: {ready: false}", "");
     let files: &[(&str, &[&str])] = &[
         ("kube.yaml", &[SERVICE]),

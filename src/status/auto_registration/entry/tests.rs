@@ -110,7 +110,7 @@ fn an_entry_is_the_template_with_the_machines_metadata() {
 }
 
 #[test]
-fn identities_must_fit() {
+fn identities_must_match_the_group() {
     let with = |namespace: &str, account: &str| Machine {
         identity: Some(Identity {
             namespace: namespace.into(),
@@ -130,7 +130,7 @@ fn identities_must_fit() {
 }
 
 #[test]
-fn the_last_connection_has_the_entry() {
+fn the_last_connection_owns_the_entry() {
     let first = entry();
     assert_eq!(
         connected(&first, "istiod-a", at(0)),
