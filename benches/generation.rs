@@ -153,7 +153,8 @@ fn cost(objects: &[Value]) -> Result<Cost, String> {
 
 /// Returns the cost of the first configuration of one proxy.
 fn generation(mesh: &MeshSnapshot, kind: &str, ip: &str, app: &str) -> Result<f64, String> {
-    let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3", "SERVICE_ACCOUNT": "sa",
+    let metadata = json!({ "NAMESPACE": "shop", "CLUSTER_ID": "Kubernetes", "ISTIO_VERSION": "1.30.3",
+        "SERVICE_ACCOUNT": "sa",
         "LABELS": { "app": app, "istio": app } });
     let node = format!("{kind}~{ip}~{app}.shop~shop.svc.cluster.local");
     let proxy = fixture::proxy(&node, &metadata, "")?;

@@ -86,7 +86,10 @@ fn address(service: usize, endpoint: usize) -> String {
 /// A service with its endpoints, a VirtualService and a DestinationRule.
 fn service(index: usize) -> Vec<Value> {
     let name = format!("svc-{index}");
-    let target = |endpoint: usize| json!({ "kind": "Pod", "namespace": format!("ns-{}", index % NAMESPACES), "name": format!("{name}-{endpoint}") });
+    let target = |endpoint: usize| {
+        json!({ "kind": "Pod", "namespace": format!("ns-{}", index % NAMESPACES),
+            "name": format!("{name}-{endpoint}") })
+    };
     let endpoints: Vec<Value> = (0..ENDPOINTS)
         .map(|endpoint| {
             json!({ "addresses": [address(index, endpoint)], "targetRef": target(endpoint),
@@ -100,7 +103,8 @@ fn service(index: usize) -> Vec<Value> {
         &format!("{name}-0"),
         &json!({
         "addressType": "IPv4", "endpoints": endpoints,
-        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }, { "name": "tcp", "port": 9090, "protocol": "TCP" }] }),
+        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" },
+            { "name": "tcp", "port": 9090, "protocol": "TCP" }] }),
     );
     slice["metadata"]["labels"] = json!({ "kubernetes.io/service-name": name, "app": name });
     let to = |subset: &str, weight: u32| json!({ "destination": { "host": name, "subset": subset }, "weight": weight });

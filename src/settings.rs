@@ -62,7 +62,14 @@ pub struct DiscoveryFlags {
     #[arg(long, default_value = ":15014", value_parser = address)]
     pub monitoring_addr: Address,
     /// Profiles under /debug/pprof. Accepted for compatibility: there is no Go runtime to profile.
-    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(
+        long,
+        default_value_t = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
     pub profile: bool,
     /// CA certificate of istiod's serving certificate.
     #[arg(long)]
@@ -107,7 +114,14 @@ pub struct DiscoveryFlags {
     #[arg(long = "log_caller", default_value = "")]
     pub log_caller: String,
     /// Log as JSON.
-    #[arg(long = "log_as_json", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(
+        long = "log_as_json",
+        default_value_t = false,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
     pub log_as_json: bool,
     /// Port of ControlZ; 0 disables it.
     #[arg(long = "ctrlz_port", default_value_t = 9876)]

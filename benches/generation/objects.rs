@@ -51,7 +51,8 @@ pub(super) fn slice(number: usize, endpoints: usize) -> Value {
     json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": { "name": name, "namespace": "shop", "labels": { "kubernetes.io/service-name": name } },
         "endpoints": (0..endpoints).map(endpoint).collect::<Vec<_>>(),
-        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" }, { "name": "tcp", "port": 9090, "protocol": "TCP" }] })
+        "ports": [{ "name": "http", "port": 8080, "protocol": "TCP" },
+            { "name": "tcp", "port": 9090, "protocol": "TCP" }] })
 }
 
 /// A few services and a gateway of constant number, and the objects that grow.
@@ -188,7 +189,8 @@ pub(super) fn rule_of_one(number: usize) -> Value {
 /// A ServiceEntry and the WorkloadEntry that it selects.
 pub(super) fn selecting(number: usize) -> [Value; 2] {
     let name = format!("machine-{number}");
-    let entry = json!({ "hosts": [host(number)], "resolution": "STATIC", "workloadSelector": { "labels": { "app": name } },
+    let entry = json!({ "hosts": [host(number)], "resolution": "STATIC",
+        "workloadSelector": { "labels": { "app": name } },
         "addresses": [address(97, number)], "ports": [{ "number": 80, "protocol": "HTTP", "name": "http" }] });
     let workload = json!({ "address": address(2, number), "labels": { "app": name }, "serviceAccount": "machine" });
     [

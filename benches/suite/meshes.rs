@@ -22,7 +22,8 @@ const MIXED: [Port; 4] = [HTTP, TCP, HTTPS, (9090, "auto", "")];
 pub(super) type Port = (u16, &'static str, &'static str);
 
 fn object(api_version: &str, kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
-    json!({ "apiVersion": api_version, "kind": kind, "metadata": { "name": name, "namespace": namespace }, "spec": spec })
+    json!({ "apiVersion": api_version, "kind": kind, "metadata": { "name": name, "namespace": namespace },
+        "spec": spec })
 }
 
 fn networking(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
@@ -195,7 +196,8 @@ fn revision(number: usize) -> Value {
     );
     let name = format!("greeter-{number}");
     let named = json!({ "Knative-Serving-Namespace": "default", "Knative-Serving-Revision": name });
-    let route = json!([{ "destination": { "host": format!("{name}.default.svc.cluster.local"), "port": { "number": 80 } },
+    let route = json!([{ "destination": { "host": format!("{name}.default.svc.cluster.local"),
+        "port": { "number": 80 } },
         "headers": { "request": { "set": named } }, "weight": 100 }]);
     let probed = json!({ "K-Network-Hash": { "exact": "override" } });
     let set = json!({ "request": { "set": { "K-Network-Hash": format!("{:064x}", 0x000a_11ce) } } });

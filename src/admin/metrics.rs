@@ -158,7 +158,14 @@ impl Observer for PushMetrics {
         let cause = if push.events == 0 { "proxy" } else { "config" };
         self.groups.with_label_values(&[cause]).inc_by(push.groups as u64);
         if push.events == 0 {
-            tracing::debug!(revision = push.mesh.revision.0, proxies = push.first, built = push.built, groups = push.groups, worked = ?push.worked, "first configurations generated");
+            tracing::debug!(
+                revision = push.mesh.revision.0,
+                proxies = push.first,
+                built = push.built,
+                groups = push.groups,
+                worked = ?push.worked,
+                "first configurations generated"
+            );
             return;
         }
         for (kind, number) in &push.kinds {

@@ -110,7 +110,8 @@ mod tests {
     #[test]
     fn networks_are_parsed_and_validated() {
         let file = json!({"networks": {"n1": {"endpoints": [{"fromRegistry": "west_1"}, {"fromCidr": "10.0.0.0/8"}],
-            "gateways": [{"address": "1.2.3.4", "port": 15443}, {"registryServiceName": "gw.istio-system.svc.cluster.local", "port": 443}]}}});
+            "gateways": [{"address": "1.2.3.4", "port": 15443},
+                {"registryServiceName": "gw.istio-system.svc.cluster.local", "port": 443}]}}});
         let parsed = parse(&file).unwrap();
         assert_eq!(
             (parsed.networks.networks["n1"].endpoints.len(), parsed.warnings.len()),

@@ -54,7 +54,14 @@ pub struct CreateRemoteSecretFlags {
     #[arg(long)]
     service_account: Option<String>,
     /// Create the service account with its read permissions if it does not exist.
-    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", action = clap::ArgAction::Set)]
+    #[arg(
+        long,
+        default_value_t = true,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        action = clap::ArgAction::Set
+    )]
     create_service_account: bool,
     /// Token Secret of the service account to use.
     #[arg(long)]

@@ -231,7 +231,12 @@ impl<R: Review> Reviewer<R> {
             Err(ReviewError::UnknownCluster(reason)) => Access::Denied(reason),
             Err(ReviewError::Failed(reason)) => {
                 if !std::mem::replace(&mut reader.failing, true) {
-                    tracing::warn!(%subject, %reason, kept = ?reader.published, "access review failed, keeping last result");
+                    tracing::warn!(
+                        %subject,
+                        %reason,
+                        kept = ?reader.published,
+                        "access review failed, keeping last result"
+                    );
                 }
                 match &reader.published {
                     Some(Access::Allowed | Access::Denied(_)) => return true,

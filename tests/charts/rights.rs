@@ -147,7 +147,8 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata("default", "web"),
             "spec": { "selector": { "app": "web" }, "ports": [{ "name": "http", "port": 80 }] } }),
         json!({ "apiVersion": networking, "kind": "ServiceEntry", "metadata": metadata("default", "far"),
-            "spec": { "hosts": ["far.example.com"], "ports": [{ "name": "http", "number": 80 }], "resolution": "DNS" } }),
+            "spec": { "hosts": ["far.example.com"], "ports": [{ "name": "http", "number": 80 }],
+                "resolution": "DNS" } }),
         json!({ "apiVersion": networking, "kind": "VirtualService", "metadata": metadata("default", "astray"),
             "spec": { "hosts": ["far.example.com"], "gateways": ["absent"],
                 "http": [{ "route": [{ "destination": { "host": "far.example.com" } }] }] } }),
@@ -180,7 +181,8 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         daemon.xds,
         &Node {
             id: "sidecar~10.99.0.1~machine.default~default.svc.cluster.local".to_owned(),
-            metadata: json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "machine", "AUTO_REGISTER_GROUP": "machines" }),
+            metadata: json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "machine",
+                "AUTO_REGISTER_GROUP": "machines" }),
         },
     );
     is_there(networking, "WorkloadEntry", "machines-10.99.0.1")?;

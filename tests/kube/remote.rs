@@ -59,8 +59,12 @@ impl TwoClusters {
 
     fn set_secret(&self, kubeconfig: &Value) -> Result<(), String> {
         let secret = self.secret();
-        self.tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret",
-            "metadata": { "namespace": secret.namespace, "name": secret.name, "labels": { "istio/multiCluster": "true" } },
+        self.tenant
+            .cluster
+            .api
+            .apply(&json!({ "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "namespace": secret.namespace, "name": secret.name,
+                "labels": { "istio/multiCluster": "true" } },
             "stringData": { self.cluster_name(): kubeconfig.to_string() } }))?;
         Ok(())
     }

@@ -73,7 +73,10 @@ fn account(cluster: &Cluster, namespace: &str, folder: &Path) -> Result<::kube::
     let path = folder.join("kubeconfig");
     cluster.account_kubeconfig(namespace, "istiod", &path)?;
     let name = format!("{namespace}-signers");
-    let rule = |resources: &str, verbs: &[&str], names: &[&str]| json!({ "apiGroups": ["certificates.k8s.io"], "resources": [resources], "verbs": verbs, "resourceNames": names });
+    let rule = |resources: &str, verbs: &[&str], names: &[&str]| {
+        json!({ "apiGroups": ["certificates.k8s.io"], "resources": [resources], "verbs": verbs,
+            "resourceNames": names })
+    };
     let rules = [
         rule(
             "certificatesigningrequests",

@@ -258,7 +258,8 @@ impl LabCluster {
             "metadata": { "namespace": namespace, "name": app } }))?;
         api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": namespace, "name": name, "labels": labels },
-            "spec": { "serviceAccountName": app, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
+            "spec": { "serviceAccountName": app, "nodeName": "node",
+                "containers": [{ "name": "app", "image": "app" }] },
             "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
                 "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
         let host = Arc::new(Host::start(name, &self.folder)?);

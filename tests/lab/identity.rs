@@ -55,8 +55,9 @@ impl TokenIssuer {
         let point = self.key.der_bytes();
         let (x, y) = point[1..].split_at(32);
         let text = |bytes| BASE64_URL_SAFE_NO_PAD.encode(bytes);
-        json!({ "keys": [{ "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one", "x": text(x), "y": text(y) }] })
-            .to_string()
+        json!({ "keys": [{ "kty": "EC", "crv": "P-256", "alg": "ES256", "use": "sig", "kid": "one", "x": text(x),
+            "y": text(y) }] })
+        .to_string()
     }
 
     fn token(&self, subject: &str) -> String {
@@ -134,7 +135,8 @@ impl Mesh {
         tenant.cluster.service_account(&tenant.app, name)?;
         tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "namespace": tenant.app, "name": name, "labels": labels },
-            "spec": { "serviceAccountName": name, "nodeName": "node", "containers": [{ "name": "app", "image": "app" }] },
+            "spec": { "serviceAccountName": name, "nodeName": "node",
+                "containers": [{ "name": "app", "image": "app" }] },
             "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
                 "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
         let host = Arc::new(Host::start(name, &tenant.folder)?);

@@ -410,7 +410,8 @@ fn mesh_networks(mesh: &mut Mesh) -> Result<(), String> {
     // One gateway is given as a Service, the other as an address.
     let service = json!({
         "endpoints": [{ "fromRegistry": "cluster1" }],
-        "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local", "port": EAST_WEST_PORT }],
+        "gateways": [{ "registryServiceName": "istio-eastwestgateway.istio-system.svc.cluster.local",
+            "port": EAST_WEST_PORT }],
     });
     let networks = |address| json!({ "network1": service, "network2": network_of_cluster2(address) });
     mesh.set_networks(&networks(GATEWAYS[1]))?;

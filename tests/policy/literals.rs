@@ -90,7 +90,8 @@ impl LiteralField {
         let account = or(matches!(self, Self::Account | Self::Principal), "a");
         let domain = or(matches!(self, Self::TrustDomain), "td1");
         let claims = json!({
-            "iss": "https://i", "sub": or(matches!(self, Self::Subject), "me"), "role": or(matches!(self, Self::Claim), "no"),
+            "iss": "https://i", "sub": or(matches!(self, Self::Subject), "me"),
+            "role": or(matches!(self, Self::Claim), "no"),
         });
         let payload = json!({"payload": claims});
         let own = "10.0.0.1".parse().expect("the address is valid");

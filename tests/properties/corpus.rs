@@ -85,7 +85,8 @@ fn object(random: &mut Random, kind: usize) -> Value {
         6 => slice(random, &meta, &name, &namespace),
         7 => secret(random, &meta),
         8 => {
-            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": { "ca.crt": random.pick(&["x", "y"]) } })
+            json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": meta,
+                "data": { "ca.crt": random.pick(&["x", "y"]) } })
         }
         9 | 10 => destination_rule(random, &istio),
         11 => gateway(random, &istio),
@@ -131,7 +132,8 @@ fn extension(random: &mut Random, meta: &Value) -> Value {
     if random.one_in(2) {
         spec["selector"] = json!({ "matchLabels": { "app": random.pick(&APPS) } });
     }
-    let wasm = json!({ "url": random.pick(&["example.com/a", "file:///a.wasm"]), "type": random.pick(&["HTTP", "NETWORK"]),
+    let wasm = json!({ "url": random.pick(&["example.com/a", "file:///a.wasm"]),
+        "type": random.pick(&["HTTP", "NETWORK"]),
         "imagePullSecret": random.pick(&APPS) });
     let kind = match random.below(3) {
         0 => {
@@ -210,7 +212,8 @@ fn waypoint(random: &mut Random, meta: &Value) -> Value {
         _ => json!([{ "type": "Hostname", "value": format!("{WAYPOINT}.a.svc.cluster.local") }]),
     };
     json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": meta,
-        "spec": { "gatewayClassName": "istio-waypoint", "listeners": [{ "name": "mesh", "port": 15008, "protocol": "HBONE",
+        "spec": { "gatewayClassName": "istio-waypoint",
+            "listeners": [{ "name": "mesh", "port": 15008, "protocol": "HBONE",
             "allowedRoutes": { "namespaces": namespaces } }] },
         "status": { "addresses": address } })
 }
@@ -252,7 +255,8 @@ fn export_to(random: &mut Random) -> Value {
 
 fn node(random: &mut Random) -> Value {
     json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": random.pick(&["n0", "n1"]),
-        "labels": { "topology.kubernetes.io/region": random.pick(&["r1", "r2"]), "topology.kubernetes.io/zone": "z1" } },
+        "labels": { "topology.kubernetes.io/region": random.pick(&["r1", "r2"]),
+            "topology.kubernetes.io/zone": "z1" } },
         "status": { "addresses": [{ "type": "InternalIP", "address": "10.8.0.1" }] } })
 }
 
@@ -273,7 +277,10 @@ fn service(random: &mut Random, meta: &Value, app: &str) -> Value {
     let first = random.below(PORTS.len());
     let ports: Vec<Value> = (0..=random.below(2))
         .map(|offset| PORTS[(first + offset) % PORTS.len()])
-        .map(|(name, number)| json!({ "name": name, "port": number, "targetPort": if name == "http" { json!("web") } else { json!(number) } }))
+        .map(|(name, number)| {
+            json!({ "name": name, "port": number,
+            "targetPort": if name == "http" { json!("web") } else { json!(number) } })
+        })
         .collect();
     if random.one_in(6) {
         let mut meta = meta.clone();
@@ -299,9 +306,12 @@ fn slice(random: &mut Random, meta: &Value, app: &str, namespace: &str) -> Value
     meta["labels"] = json!({ "kubernetes.io/service-name": app });
     let (name, number) = PORTS[random.below(PORTS.len())];
     let endpoints: Vec<Value> = (0..random.below(4))
-        .map(|index| json!({ "addresses": [format!("10.1.0.{}", random.below(10))],
+        .map(|index| {
+            json!({ "addresses": [format!("10.1.0.{}", random.below(10))],
             "conditions": { "ready": !random.one_in(4) },
-            "targetRef": if random.one_in(2) { json!({ "kind": "Pod", "name": format!("{app}-{}", index % 2), "namespace": namespace }) } else { Value::Null } }))
+            "targetRef": if random.one_in(2) { json!({ "kind": "Pod", "name": format!("{app}-{}", index % 2),
+                "namespace": namespace }) } else { Value::Null } })
+        })
         .collect();
     json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "metadata": meta, "addressType": "IPv4",
         "ports": [{ "name": name, "port": number }], "endpoints": endpoints })
@@ -311,7 +321,8 @@ fn destination_rule(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) 
     let policy = match random.below(5) {
         0 => json!({ "loadBalancer": { "simple": "ROUND_ROBIN" } }),
         1 => {
-            json!({ "outlierDetection": { "consecutive5xxErrors": 3 }, "loadBalancer": { "localityLbSetting": { "enabled": true,
+            json!({ "outlierDetection": { "consecutive5xxErrors": 3 },
+                "loadBalancer": { "localityLbSetting": { "enabled": true,
             "failover": [{ "from": "r1", "to": "r2" }] } } })
         }
         2 if random.one_in(2) => {
@@ -324,7 +335,8 @@ fn destination_rule(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) 
     istio(
         "DestinationRule",
         json!({ "host": host(random), "exportTo": export_to(random), "trafficPolicy": policy,
-        "subsets": [{ "name": "v1", "labels": { "version": "v1" } }, { "name": "v2", "labels": { "version": "v2" } }] }),
+        "subsets": [{ "name": "v1", "labels": { "version": "v1" } },
+            { "name": "v2", "labels": { "version": "v2" } }] }),
     )
 }
 
@@ -392,7 +404,8 @@ fn virtual_service(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -
     let http = json!([{
         "match": [{ "uri": { "prefix": random.pick(&["/", "/x"]) }, "headers": { "k": { "exact": "v" } } }],
         "timeout": format!("{}s", 1 + random.below(5)),
-        "route": [{ "destination": destination(random), "weight": weight }, { "destination": destination(random), "weight": 100 - weight }],
+        "route": [{ "destination": destination(random), "weight": weight },
+            { "destination": destination(random), "weight": 100 - weight }],
     }, { "route": [{ "destination": destination(random) }] }]);
     let gateways = match random.below(3) {
         0 => json!(["a/s0"]),

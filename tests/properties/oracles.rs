@@ -128,7 +128,8 @@ fn proxies() -> Vec<Proxy> {
             "grpc" => ("sidecar", "grpc"),
             kind => (kind, ""),
         };
-        let metadata = json!({ "NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": labels, "ISTIO_VERSION": "1.30.3",
+        let metadata = json!({ "NAMESPACE": namespace, "CLUSTER_ID": "Kubernetes", "LABELS": labels,
+            "ISTIO_VERSION": "1.30.3",
             "SERVICE_ACCOUNT": "sa", "GENERATOR": generator });
         let metadata = metadata
             .as_object()
@@ -172,7 +173,8 @@ fn waypoint_rows() -> impl Iterator<Item = Row> {
         "status": { "phase": "Running", "podIP": "10.1.1.4", "conditions": [{ "type": "Ready", "status": "True" }] } });
     pod["metadata"]["labels"] = waypoint_labels();
     let service = json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta(name),
-        "spec": { "clusterIP": "10.2.2.1", "selector": { "app": name }, "ports": [{ "name": "mesh", "port": 15008 }] } });
+        "spec": { "clusterIP": "10.2.2.1", "selector": { "app": name },
+            "ports": [{ "name": "mesh", "port": 15008 }] } });
     [pod, service].into_iter().flat_map(|object| rows(&object))
 }
 
@@ -395,7 +397,8 @@ pub(super) fn grpc_clients_get_the_routes_of_sidecars() -> Result<(), Failed> {
 }
 
 fn named(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
-    json!({ "apiVersion": "networking.istio.io/v1", "kind": kind, "metadata": { "name": name, "namespace": namespace }, "spec": spec })
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": kind,
+        "metadata": { "name": name, "namespace": namespace }, "spec": spec })
 }
 
 fn service(namespace: &str, name: &str, address: &str) -> Value {
@@ -447,7 +450,8 @@ pub(super) fn irrelevant_changes_cause_no_updates() -> Result<(), Failed> {
         Ok(counts)
     };
     let endpoint = changed_by(&slice("b", "web3", &["10.1.1.1", "10.1.1.9"]))?;
-    let route = json!({ "hosts": ["web3.b.svc.cluster.local"], "http": [{ "timeout": "3s", "route": [{ "destination": { "host": "web3.b.svc.cluster.local" } }] }] });
+    let route = json!({ "hosts": ["web3.b.svc.cluster.local"],
+        "http": [{ "timeout": "3s", "route": [{ "destination": { "host": "web3.b.svc.cluster.local" } }] }] });
     let virtual_service = changed_by(&named("VirtualService", "b", "web3", route))?;
     let irrelevant = changed_by(&slice("hidden", "far", &["10.1.1.3"]))?;
     let hidden_service = changed_by(&service("hidden", "farther", "10.7.1.2"))?;

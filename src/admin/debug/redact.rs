@@ -59,7 +59,8 @@ mod tests {
     fn keys_and_credentials_are_not_shown() {
         let shown = redacted(
             json!({"name": "kubernetes://a", "tlsCertificate": {"certificateChain": {"inlineBytes": "YQ=="},
-            "privateKey": {"inlineBytes": "Yg=="}, "privateKeyProvider": {"typedConfig": {"privateKey": {"inlineString": "c"}}}},
+            "privateKey": {"inlineBytes": "Yg=="},
+            "privateKeyProvider": {"typedConfig": {"privateKey": {"inlineString": "c"}}}},
             "vm": [{"keyValues": {"ISTIO_META_WASM_IMAGE_PULL_SECRET": "{\"auths\": {}}", "OTHER": "d"}}]}),
         );
         let want = json!({"name": "kubernetes://a", "tlsCertificate": {"certificateChain": {"inlineBytes": "YQ=="},

@@ -38,7 +38,8 @@ fn multi_cluster_services_are_listed() {
           "ClusterSetVIP": "240.0.0.1", "Discoverability": null },
         { "Cluster": "c2", "Name": "a", "Namespace": "default", "Exported": true, "Imported": true,
           "ClusterSetVIP": "240.0.0.1", "Discoverability": {
-              "a.default.svc.cluster.local": "AlwaysDiscoverable", "a.default.svc.clusterset.local": "AlwaysDiscoverable" } },
+              "a.default.svc.cluster.local": "AlwaysDiscoverable",
+              "a.default.svc.clusterset.local": "AlwaysDiscoverable" } },
     ]);
     assert_eq!(shown, want);
     let off = fixture::folder_world(Installation::default(), &files);

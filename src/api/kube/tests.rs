@@ -46,7 +46,8 @@ fn invalid_metadata_is_reported() {
 fn service_is_parsed() {
     let object = json!({"metadata": {"name": "a"}, "spec": {
         "clusterIP": "10.0.0.1", "selector": {"app": "a"}, "internalTrafficPolicy": "Local",
-        "ports": [{"port": 80, "name": "http", "targetPort": "web"}, {"port": 81, "protocol": "UDP", "nodePort": 3000}]},
+        "ports": [{"port": 80, "name": "http", "targetPort": "web"},
+            {"port": 81, "protocol": "UDP", "nodePort": 3000}]},
         "status": {"loadBalancer": {"ingress": [{"ip": "1.2.3.4"}, {"hostname": "lb.example.com"}]}}});
     let service = Service::parse(meta(Kind::Service, &object), &object).unwrap();
     assert_eq!(service.cluster_ips, ["10.0.0.1"]);

@@ -124,9 +124,11 @@ mod tests {
     fn written_text_parses_to_the_same_value() {
         let value = json!({
             "z": [], "a": {}, "b": null, "list": [1, -2.5, true, [[], [1, 2]], {"x": {"y": [{"k": "v", "l": "w"}]}}],
-            "words": ["yes", "On", "n", "", " a", "a ", "1e3", "0x1F", "~", "a: b", "a #b", "-", "plain words", "^a\\d$",
+            "words": ["yes", "On", "n", "", " a", "a ", "1e3", "0x1F", "~", "a: b", "a #b", "-", "plain words",
+                "^a\\d$",
                       "line\nbreak", "\u{e9}", "12", "NaN", "2024-01-01", "a,b (c)", "*", "&x", "!t", "%d", "@a", "`"],
-            "block": "a: 1\n  - b\n# c\n", "tabs": "a\tb\n", "gap": "a\n\nb\n", "blank": "\n", "deep": " a\n", "end": "a \n",
+            "block": "a: 1\n  - b\n# c\n", "tabs": "a\tb\n", "gap": "a\n\nb\n", "blank": "\n", "deep": " a\n",
+            "end": "a \n",
             "yes": {"x-kubernetes-int-or-string": true},
         });
         let text = to_text(&value);

@@ -52,7 +52,8 @@ fn reviews() -> Value {
     json!({"authenticated": true, "audiences": ["istio-ca"], "user": {
         "username": "system:serviceaccount:default:reviews",
         "groups": ["system:serviceaccounts", "system:serviceaccounts:default", "system:authenticated"],
-        "extra": {"authentication.kubernetes.io/pod-name": ["reviews-1"], "authentication.kubernetes.io/pod-uid": ["u-1"]},
+        "extra": {"authentication.kubernetes.io/pod-name": ["reviews-1"],
+            "authentication.kubernetes.io/pod-uid": ["u-1"]},
     }})
 }
 

@@ -414,7 +414,10 @@ proptest! {
         let key = |number: usize| ObjectKey::new(&own, "ns", format!("s{number}"));
         // The age of a Secret decides conflicts. Here the later names are older.
         let origin = |number: usize, clusters: &[(usize, usize)]| {
-            let clusters: Vec<_> = clusters.iter().map(|(id, server)| (format!("c{id}"), format!("h{server}"))).collect();
+            let clusters: Vec<_> = clusters
+                .iter()
+                .map(|(id, server)| (format!("c{id}"), format!("h{server}")))
+                .collect();
             let named: Vec<_> = clusters.iter().map(|(id, server)| (id.as_str(), server.as_str())).collect();
             of_secret(&secret("s", &format!("2026-01-0{}T00:00:00Z", 9 - number), &named), &Allowed::default())
         };

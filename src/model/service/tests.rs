@@ -225,7 +225,8 @@ fn export_to_defaults_to_the_mesh_config() {
 fn load_balancers_and_nodes_give_external_addresses() {
     let node = |name: &str, ip: &str, zone: &str| {
         let object = json!({"metadata": {"name": name, "labels": {"zone": zone}},
-            "status": {"addresses": [{"type": "InternalIP", "address": "10.1.1.1"}, {"type": "ExternalIP", "address": ip}]}});
+            "status": {"addresses": [{"type": "InternalIP", "address": "10.1.1.1"},
+                {"type": "ExternalIP", "address": ip}]}});
         Row::from(raw::Node::parse(meta(Kind::Node, "Kubernetes", &object), &object).unwrap())
     };
     let spec = json!({"type": "NodePort", "ports": [{"port": 15443, "nodePort": 30443}]});
@@ -386,7 +387,8 @@ fn entries_of_one_host_merge_and_the_oldest_decides() {
 #[test]
 fn allocated_addresses_come_from_the_status() {
     let spec = json!({"hosts": ["x.com"], "ports": [80], "resolution": "DNS"});
-    let status = json!({"addresses": [{"value": "240.240.0.7", "host": "x.com"}, {"value": "2001:2::7", "host": "x.com"},
+    let status = json!({"addresses": [{"value": "240.240.0.7", "host": "x.com"},
+        {"value": "2001:2::7", "host": "x.com"},
         {"value": "240.240.0.8", "host": "y.com"}]});
     let service = service_of(&world(vec![entry("e", &spec, status.clone())]), "x.com");
     assert_eq!(

@@ -9,7 +9,8 @@ fn service_entry(name: &str, resolution: &str, address: Option<&str>) -> Object 
         .collect();
     let value = json!({
         "metadata": {"name": name, "namespace": "shop", "resourceVersion": "7", "labels": {"istio.io/rev": "other"}},
-        "spec": {"hosts": ["a.example"], "resolution": resolution, "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}]},
+        "spec": {"hosts": ["a.example"], "resolution": resolution,
+            "ports": [{"number": 80, "name": "http", "protocol": "HTTP"}]},
         "status": {"addresses": addresses},
     });
     Object::from_value(value).unwrap()

@@ -86,7 +86,12 @@ impl Shared {
                 let connected = self.connect(key, &machine, at).await;
                 let bound = matches!(connected, Ok(true));
                 if let Err(rejection) = &connected {
-                    tracing::debug!(namespace = %key.0, entry = %key.1, %rejection, "WorkloadEntry registration rejected");
+                    tracing::debug!(
+                        namespace = %key.0,
+                        entry = %key.1,
+                        %rejection,
+                        "WorkloadEntry registration rejected"
+                    );
                 }
                 if let Some(answer) = answer {
                     // A closed stream reports its end separately.
@@ -174,7 +179,12 @@ impl Shared {
             };
             match written {
                 Ok(_) => {
-                    tracing::info!(namespace = %key.0, entry = %key.1, proxy = %machine.proxy, "WorkloadEntry connected");
+                    tracing::info!(
+                        namespace = %key.0,
+                        entry = %key.1,
+                        proxy = %machine.proxy,
+                        "WorkloadEntry connected"
+                    );
                     return Ok(true);
                 }
                 Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => {}

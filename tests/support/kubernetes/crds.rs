@@ -71,7 +71,8 @@ pub(crate) fn loose_crd(group: &str, kind: &str) -> Value {
         "spec": {
             "group": group,
             "scope": "Namespaced",
-            "names": { "kind": kind, "listKind": format!("{kind}List"), "plural": plural(kind), "singular": kind.to_lowercase() },
+            "names": { "kind": kind, "listKind": format!("{kind}List"), "plural": plural(kind),
+                "singular": kind.to_lowercase() },
             "versions": versions,
         },
     })
