@@ -326,7 +326,7 @@ fn finding(policy: &ObjectKey, source: &KeySource, failure: &FetchFailure, has_k
     let consequence = if has_keys {
         "the last keys stay"
     } else {
-        "until they are there, all tokens of this issuer are refused"
+        "until they are fetched, all tokens of this issuer are refused"
     };
     let finding = FieldError {
         field: "spec.jwtRules".to_owned(),

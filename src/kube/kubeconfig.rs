@@ -183,7 +183,7 @@ fn usable(config: &Kubeconfig) -> Result<(), String> {
         .find(|context| context.name == current)
         .and_then(|context| context.context.as_ref());
     let Some(context) = context else {
-        return Err(format!("its current-context {current:?} is none of its contexts"));
+        return Err(format!("current-context {current:?} is not one of the contexts"));
     };
     let mut clusters = config.clusters.iter();
     let cluster = clusters
@@ -191,7 +191,7 @@ fn usable(config: &Kubeconfig) -> Result<(), String> {
         .and_then(|cluster| cluster.cluster.as_ref());
     let Some(cluster) = cluster else {
         return Err(format!(
-            "the cluster {:?} of its current-context is none of its clusters",
+            "cluster {:?} of current-context is not one of the clusters",
             context.cluster
         ));
     };
@@ -200,7 +200,7 @@ fn usable(config: &Kubeconfig) -> Result<(), String> {
     }
     let user = context.user.as_deref().unwrap_or_default();
     if !user.is_empty() && !config.auth_infos.iter().any(|info| info.name == user) {
-        return Err(format!("the user {user:?} of its current-context is none of its users"));
+        return Err(format!("user {user:?} of current-context is not one of the users"));
     }
     Ok(())
 }

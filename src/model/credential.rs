@@ -275,7 +275,7 @@ fn authority(value: impl Fn(&str) -> Option<Bytes>, other_keys: &str) -> Result<
     Err(
         match ["cacert", "ca.crt"].into_iter().find(|key| value(key).is_some()) {
             Some(key) => format!("the key {key} is empty"),
-            None => format!("neither the key cacert nor ca.crt is there{}", found(other_keys)),
+            None => format!("the keys cacert and ca.crt are missing{}", found(other_keys)),
         },
     )
 }

@@ -167,7 +167,7 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
     two.until(&proxy, Endpoints::Local)?;
     assert!(
         debug_entry(&daemon, &cluster).is_none(),
-        "the cluster must be gone from the page"
+        "the cluster must be absent from the page"
     );
     Ok(())
 }

@@ -85,7 +85,7 @@ fn default_endpoint(at: &FieldPath<'_>, endpoint: &str) {
     };
     let known = matches!(address, "" | "127.0.0.1" | "0.0.0.0" | "[::1]" | "[::]");
     at.require(known, "want 127.0.0.1, 0.0.0.0, [::1] or [::] as address");
-    at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is none");
+    at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is invalid");
 }
 
 fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {

@@ -200,7 +200,7 @@ fn endpoints_are_fetched_on_schedule_and_keep_their_roots() {
     );
     assert!(!endpoints.record_response("https://a", Err("no".into()), now));
     assert_eq!(endpoints.roots("https://a"), published, "the last good roots stay");
-    assert!(endpoints.set_urls(&urls[1..]), "roots are gone");
+    assert!(endpoints.set_urls(&urls[1..]), "the roots are removed");
     assert!(endpoints.roots("https://a").is_empty());
     assert!(
         !endpoints.record_response("https://a", Ok(published), now),

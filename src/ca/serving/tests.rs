@@ -118,7 +118,7 @@ fn flags_come_before_mounted_files_before_the_provider() {
     assert_eq!(
         source(&settings(&all[..4], &[]), true, &nothing),
         Ok(ServingSource::Authority),
-        "two flags are none"
+        "two of three flags are ignored"
     );
     assert_eq!(
         source(&settings(&[], &[]), true, &everything),

@@ -175,9 +175,7 @@ async fn create(client: &Client, request: &AccountRequest) -> Result<(), CreateE
 
 /// Returns the permissions: reads and reviews, as in the chart istiod for the default group of the MCS API.
 fn rules() -> Value {
-    let rule = |group: &str, resources: &[&str]| {
-        json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] })
-    };
+    let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
     let question =
         |group: &str, resource: &str| json!({ "apiGroups": [group], "resources": [resource], "verbs": ["create"] });
     json!([

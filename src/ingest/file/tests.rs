@@ -98,7 +98,7 @@ fn the_first_scan_sends_everything_and_later_ones_only_changes() {
     fixture.write("mesh.yaml", "enableTracing: true\n");
     assert!(
         source.look(&Noticed::any()).is_empty(),
-        "a default said aloud is not a change"
+        "an explicit default is not a change"
     );
     fixture.write("mesh.yaml", "enableTracing: false\n");
     assert_eq!(summary(&source.look(&Noticed::any())), [mesh]);

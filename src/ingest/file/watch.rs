@@ -86,20 +86,20 @@ fn name_of(file: &Path) -> &str {
 #[derive(Default)]
 struct Notices {
     waiting: Mutex<Noticed>,
-    notified: Notify,
+    added: Notify,
 }
 
 impl Notices {
     fn add(&self, event: &notify::Result<notify::Event>) {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
         if waiting.add(event) {
-            self.notified.notify_one();
+            self.added.notify_one();
         }
     }
 
     /// Returns the notifications once there are any. Cancel safe.
     async fn next(&self) -> Noticed {
-        self.notified.notified().await;
+        self.added.notified().await;
         std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

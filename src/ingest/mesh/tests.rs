@@ -97,7 +97,11 @@ fn an_invalid_document_keeps_the_last_valid_one() {
     let changes = fixture.set(Part::Mesh, "trustDomain: new\n");
     assert_eq!(mesh_config(&changes).trust_domain, "new");
     fixture.texts.insert(Part::Networks, Text::Absent);
-    assert_eq!(fixture.reader.read(&fixture.texts).len(), 1, "what is deleted is gone");
+    assert_eq!(
+        fixture.reader.read(&fixture.texts).len(),
+        1,
+        "deleted networks are removed"
+    );
 }
 
 #[test]

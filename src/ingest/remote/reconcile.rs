@@ -86,7 +86,7 @@ pub(super) enum Event {
 }
 
 #[derive(Clone, PartialEq)]
-struct Requested {
+struct RequestedCluster {
     origin: ObjectKey,
     content: Bytes,
 }
@@ -97,7 +97,7 @@ pub(super) struct Reconciler {
     own: ClusterId,
     origins: BTreeMap<ObjectKey, Origin>,
     /// Last requested clusters.
-    requested: BTreeMap<ClusterId, Requested>,
+    requested: BTreeMap<ClusterId, RequestedCluster>,
 }
 
 impl Reconciler {
@@ -159,7 +159,7 @@ impl Reconciler {
         let mut requested = BTreeMap::new();
         for (cluster, (key, claim)) in owners {
             let running = self.requested.get(&cluster);
-            let now = Requested {
+            let now = RequestedCluster {
                 origin: key.clone(),
                 content: claim.content.clone(),
             };

@@ -321,7 +321,11 @@ fn retries_back_off_up_to_thirty_seconds() {
     assert_eq!(waits.last(), Some(&Duration::from_secs(30)));
     machine.progress("1");
     let gone = Failure::Gone(String::new());
-    assert_eq!(machine.failed(&gone), Duration::ZERO, "a version may be gone once");
+    assert_eq!(
+        machine.failed(&gone),
+        Duration::ZERO,
+        "one expired version is retried at once"
+    );
     assert!(
         machine.failed(&gone) >= Duration::from_millis(800),
         "but not at every attempt"

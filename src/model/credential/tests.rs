@@ -121,7 +121,7 @@ fn ca_certificates_may_be_in_a_separate_secret() {
     assert_eq!(of("shared-cacert"), Ok(("shared".into(), Some("revoked".into()))));
     assert_eq!(
         of("bad-cacert").unwrap_err(),
-        "neither the key cacert nor ca.crt is there; found other"
+        "the keys cacert and ca.crt are missing; found other"
     );
 }
 

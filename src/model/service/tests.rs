@@ -74,7 +74,7 @@ fn find(world: &World, host: &str) -> Option<Shared<Service>> {
 }
 
 fn service_of(world: &World, host: &str) -> Shared<Service> {
-    find(world, host).expect("because the service is there")
+    find(world, host).expect("a service")
 }
 
 const A: &str = "a.default.svc.cluster.local";

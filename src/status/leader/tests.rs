@@ -153,7 +153,10 @@ fn a_lock_expires_one_lease_after_the_last_observed_renewal() {
     assert!(world.attempt(&mut second));
     let record = world.record.clone().expect("a held lock");
     assert_eq!((record.holder_identity.as_str(), record.leader_transitions), ("b", 1));
-    assert!(!world.attempt(&mut first), "the first has to see that it leads no more");
+    assert!(
+        !world.attempt(&mut first),
+        "the first candidate detects that it has lost the lock"
+    );
     assert!(!first.is_leader());
 }
 
