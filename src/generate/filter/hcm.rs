@@ -79,8 +79,10 @@ pub struct HttpConnection {
     pub use_remote_address: bool,
     /// Port that extensions match: of the listener, or inbound of the workload.
     pub port: u32,
-    /// True if the traffic comes out of an HBONE tunnel.
+    /// True if the peer is known from an HBONE tunnel, not from TLS.
     pub tunneled: bool,
+    /// True if peers exchange metadata in headers.
+    pub exchanges_metadata: bool,
     /// True if metadata is not sent to services outside the mesh.
     pub mesh_only_exchange: bool,
     /// Wildcard host that is resolved per request.
@@ -105,6 +107,7 @@ impl HttpConnection {
             use_remote_address: false,
             port,
             tunneled: false,
+            exchanges_metadata: true,
             mesh_only_exchange: false,
             dynamic_dns: None,
             http3: false,
@@ -126,6 +129,7 @@ impl FilterStack<'_> {
                 http.port
             },
             tunneled: http.tunneled,
+            exchanges_metadata: http.exchanges_metadata,
             mesh_only_exchange: http.mesh_only_exchange,
             http3: http.http3,
         };

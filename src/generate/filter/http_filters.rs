@@ -57,7 +57,7 @@ impl FilterStack<'_> {
         let secured = self.http_security(http.tunneled);
         let extensions = |phase| extension::http_filters(self, phase, http.port);
         let mut filters = Vec::with_capacity(16);
-        if !http.tunneled && self.has_metadata_exchange() {
+        if http.exchanges_metadata && self.has_metadata_exchange() {
             filters.push(self.metadata_exchange(http));
         }
         filters.extend_from_slice(secured.of(SecurityStage::Custom));

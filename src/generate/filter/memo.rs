@@ -54,6 +54,7 @@ pub(super) struct ManagerKey {
     /// Port that extensions match; 0 without extensions.
     pub(super) port: u32,
     pub(super) tunneled: bool,
+    pub(super) exchanges_metadata: bool,
     pub(super) mesh_only_exchange: bool,
     pub(super) http3: bool,
 }

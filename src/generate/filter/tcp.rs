@@ -118,7 +118,7 @@ pub struct TcpChain {
     pub port: u32,
     /// True if peers exchange metadata.
     pub exchanges_metadata: bool,
-    /// True if the traffic comes out of an HBONE tunnel.
+    /// True if the peer is known from an HBONE tunnel, not from TLS.
     pub tunneled: bool,
     /// True if only the destination authorises its clients.
     pub authorized_by_destination: bool,

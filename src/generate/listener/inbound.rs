@@ -463,7 +463,12 @@ impl InboundListener<'_> {
                 self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
             }
         }
-        let port = InboundPort::passthrough(0);
+        // Parity (pilot/pkg/networking/core/listener_inbound.go): policies of all chains match the peer of the tunnel. The
+        // connections inside have no TLS.
+        let port = InboundPort {
+            tunneled: true,
+            ..InboundPort::passthrough(0)
+        };
         let filters = PortFilters::default();
         for form in chain_forms(ChainKind::Auto, MtlsMode::Disable, features) {
             self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);

@@ -400,6 +400,7 @@ fn http_filters(
     };
     let mut http = HttpConnection::new(stat_prefix, routes, protocol, port);
     http.tunneled = true;
+    http.exchanges_metadata = false;
     client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
     http.base.http_protocol_options = client.http10_options(stack.features().pilot_http10);
     if protocol.is_http2() {

@@ -60,7 +60,7 @@ pub(crate) struct InboundPort {
     pub(crate) service: Option<Shared<Service>>,
     /// True if it represents all undeclared ports.
     pub(crate) passthrough: bool,
-    /// True if the traffic comes out of an HBONE tunnel.
+    /// True if the peer is known from an HBONE tunnel, not from TLS.
     pub(crate) tunneled: bool,
     /// TLS that an ingress listener terminates.
     pub(crate) tls: Option<ServerTlsSettings>,
@@ -107,6 +107,13 @@ impl InboundPort {
             tls: None,
             metadata: None,
         }
+    }
+
+    /// Returns true if HTTP peers exchange metadata.
+    ///
+    /// Parity (pilot/pkg/networking/core/listener_inbound.go): in tunnels they do so on undeclared ports only.
+    fn exchanges_http_metadata(&self) -> bool {
+        self.passthrough || !self.tunneled
     }
 
     /// Returns the cluster.
@@ -203,13 +210,16 @@ impl InboundListener<'_> {
         let routes = HttpRoutes::Inline(Box::new(self.stack.patched_routes(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
         http.tunneled = port.tunneled;
+        http.exchanges_metadata = port.exchanges_http_metadata();
         client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
         client.apply_client_certificates(&mut http.base);
         http.base.http_protocol_options = client.http10_options(self.stack.features().pilot_http10);
         if port.protocol.is_http2() {
             http.base.http2_protocol_options = Some(Http2ProtocolOptions::default());
         }
-        let mut filters = self.stack.filters_before_http(port.target_port, !port.tunneled);
+        let mut filters = self
+            .stack
+            .filters_before_http(port.target_port, http.exchanges_metadata);
         self.stack.add_http_connection(&mut filters, &http);
         filters
     }
@@ -224,7 +234,7 @@ impl InboundListener<'_> {
         }
         let chain = TcpChain {
             port: port.number,
-            exchanges_metadata: !port.tunneled,
+            exchanges_metadata: true,
             tunneled: port.tunneled,
             ..Default::default()
         };

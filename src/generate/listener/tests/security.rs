@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 
-use super::{Fixture, HTTP, Value, WORKLOAD, json, names_of, sidecar};
+use super::{Fixture, HTTP, MESH, Value, WORKLOAD, json, names_of, sidecar};
 use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
     generate::{
@@ -13,7 +13,7 @@ use crate::{
         fixture,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, fixture::folder_world, installation::Installation},
+    model::{Change, features::Features, fixture::folder_world, installation::Installation},
     table::ChangeSet,
 };
 
@@ -208,4 +208,38 @@ fn a_provider_with_an_invalid_name_is_not_called() {
     let fixture = fixture(mesh, &CUSTOM.replace("name: p}", "name: P_1}"), None);
     assert!(!fixture.get("virtualInbound").to_string().contains("ext_authz\","));
     assert!(has_note(&fixture, "authorization_provider_unusable", "P_1"));
+}
+
+#[test]
+fn policies_of_tunneled_connections_match_the_peer_of_the_tunnel() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p}
+spec: {action: DENY, rules: [{from: [{source: {namespaces: [x]}}]}]}
+";
+    let installation = Installation {
+        features: Features {
+            pilot_enable_sidecar_listening_hbone: true,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let files = [("mesh.yaml", MESH), ("kube.yaml", WORKLOAD), ("config.yaml", policy)];
+    let proxy = sidecar("10.1.0.1", json!({"ENABLE_HBONE": "true"}), None);
+    let store = fixture::store(installation, &files, vec![proxy]);
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "main_internal");
+    let chains = listener["filterChains"].as_array().expect("chains");
+    let names: Vec<_> = chains.iter().map(|chain| chain["name"].as_str()).collect();
+    assert!(names.contains(&Some("virtualInbound")), "{names:?}");
+    for chain in chains {
+        let text = chain["filters"].to_string();
+        let peer = text.contains("io.istio.peer_principal") && !text.contains("authenticated");
+        assert!(peer, "{} must match the filter state", chain["name"]);
+        assert_eq!(
+            text.contains("metadata_exchange"),
+            chain["name"] != "0.0.0.0_8080",
+            "only HTTP on declared ports lacks the exchange"
+        );
+    }
 }
