@@ -158,6 +158,27 @@ impl FilterProxyView {
         })
     }
 
+    /// Returns the view for the termination of tunnels. With layered authorization, the policies of the workload itself
+    /// apply there, also at a waypoint.
+    ///
+    /// Parity (pilot/pkg/networking/plugin/authz/authorization.go): a waypoint counts as a gateway, whose policies may
+    /// have selectors.
+    pub fn for_tunnels(base: &Hashed<Self>, ctx: &BuildContext, subject: &Subject) -> Hashed<Self> {
+        let features = &ctx.mesh.installation.features;
+        if !features.enable_layered_waypoint_authorization_policies || !subject.is_waypoint {
+            return base.clone();
+        }
+        let workload = Subject::workload(subject.namespace.clone(), subject.labels.clone());
+        let security = SecurityPolicies::of(ctx, &workload);
+        if security == base.security {
+            return base.clone();
+        }
+        Hashed::new(Self {
+            security,
+            ..Self::clone(base)
+        })
+    }
+
     /// Returns the view for chains without a connection manager. It has no attribute that names the workload in traces
     /// or headers, so workloads of a namespace share it.
     pub fn without_http(&self) -> Self {

@@ -114,6 +114,21 @@ impl FilterStack<'_> {
         })
     }
 
+    /// Returns the filters of the connection manager that terminates HBONE tunnels. They apply the policies of
+    /// connections to each tunnel, before those of the traffic inside.
+    ///
+    /// Parity (pilot/pkg/security/authz/builder/builder.go): an HTTP filter enforces them, so that a refused CONNECT
+    /// request gets a response; there are no `CUSTOM` policies.
+    pub fn tunnel_security(&self) -> SecurityFilters<HttpFilter> {
+        if !self.features().enable_layered_waypoint_authorization_policies {
+            return SecurityFilters::default();
+        }
+        self.checked(Traffic::Tcp, || SecurityFilters {
+            authorization: rbac::connection_filters(self),
+            ..SecurityFilters::default()
+        })
+    }
+
     /// Returns the filters if the proxy supports all of them. Outbound traffic of sidecars is secured at its
     /// destination.
     fn checked<F: Named + Default>(

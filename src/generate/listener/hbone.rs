@@ -16,8 +16,10 @@ use crate::{
         BuildContext, EncodedResource,
         constant::{self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, http_filter, network_filter, wildcards},
         filter::{
+            SecurityStage,
             http_filters::{self, PeerSide},
             proxy_view::{FilterProxyView, ListenerClass},
+            security::denied_routes,
             stack::{FilterStack, LogPosition},
             tcp::{TCP_PROXY, plain_proxy},
         },
@@ -271,16 +273,26 @@ impl FilterStack<'_> {
             ..Default::default()
         });
         manager.access_log = self.access_logs(LogPosition::HboneTermination);
-        manager.http_filters = vec![
-            self.connect_authority(),
-            http_filter("envoy.filters.http.router", Any::pack(&Router::default())),
-        ];
+        let security = self.tunnel_security();
+        let router = Router {
+            suppress_envoy_headers: self.client.suppresses_debug_headers(),
+            ..Default::default()
+        };
+        manager.http_filters = security.of(SecurityStage::Authorization).to_vec();
         if self.has_extension(METADATA_EXCHANGE) {
             manager
                 .http_filters
-                .insert(0, http_filters::peer_discovery(PeerSide::Downstream));
+                .push(http_filters::peer_discovery(PeerSide::Downstream));
         }
-        manager.route_specifier = Some(RouteSpecifier::RouteConfig(tunnel_routes()));
+        manager.http_filters.extend([
+            self.connect_authority(),
+            http_filter("envoy.filters.http.router", Any::pack(&router)),
+        ]);
+        manager.route_specifier = Some(RouteSpecifier::RouteConfig(if security.denied {
+            denied_routes()
+        } else {
+            tunnel_routes()
+        }));
         network_filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
     }
 

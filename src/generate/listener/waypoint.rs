@@ -133,7 +133,7 @@ impl WaypointPart {
         let filters = || client.filters.clone();
         let mut keys = vec![
             ListenerKey::ConnectTerminate(TerminateKey {
-                filters: filters(),
+                filters: FilterProxyView::for_tunnels(&client.filters, ctx, &client.subject),
                 ip_mode: client.ip_mode,
             }),
             ListenerKey::Waypoint(WaypointKey::MainInternal(client.clone())),

@@ -78,6 +78,12 @@ pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilte
     rules.map(Rules::http_filter).collect()
 }
 
+/// Returns HTTP filters with the rules of TCP chains.
+pub(crate) fn connection_filters(stack: &FilterStack) -> Vec<HttpFilter> {
+    let rules = rules(stack, Traffic::Tcp, false).into_iter();
+    rules.map(Rules::http_filter).collect()
+}
+
 /// Returns the filters of TCP chains.
 pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
     let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();

@@ -61,13 +61,17 @@ fn installation() -> Installation {
 
 /// Returns the store of a waypoint with these extensions in a mesh of [`WAYPOINT`] and these objects.
 fn store_with(extensions: Option<&[&str]>, config: &str) -> ConfigStore {
+    store_in(installation(), extensions, config)
+}
+
+fn store_in(installation: Installation, extensions: Option<&[&str]>, config: &str) -> ConfigStore {
     let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
     let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
     let client = fixture::changed(fixture::client(node, &labels), |kind| {
         kind.extensions = fixture::extensions(extensions);
     });
     let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
-    fixture::store(installation(), &files, vec![client])
+    fixture::store(installation, &files, vec![client])
 }
 
 fn store(config: &str) -> ConfigStore {
@@ -155,6 +159,64 @@ spec:
     assert!(chain(&listener, A80).to_string().contains("io.istio.peer_principal"));
     let tcp = chain(&listener, "inbound-vip|90|tcp|a.default.svc.cluster.local");
     assert!(tcp.to_string().contains("envoy.filters.network.rbac"));
+}
+
+#[test]
+fn layered_policies_of_the_waypoint_apply_to_tunnels() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p}
+spec:
+  action: DENY
+  rules: [{from: [{source: {namespaces: [x]}}], to: [{operation: {methods: [GET]}}]}]
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: other}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]
+  rules: [{}]
+";
+    let layered = |enabled| {
+        let mut installation = installation();
+        installation.features.enable_layered_waypoint_authorization_policies = enabled;
+        let store = store_in(installation, None, policy);
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, "connect_terminate");
+        let manager = &listener["filterChains"][0]["filters"][0]["typedConfig"];
+        (manager["httpFilters"][0].clone(), listener.to_string())
+    };
+    assert!(!layered(false).1.contains("rbac"));
+    let (first, listener) = layered(true);
+    assert_eq!(first["name"], "envoy.filters.http.rbac");
+    let policies = first["typedConfig"]["rules"]["policies"].as_object().expect("policies");
+    let rule = &policies["ns[default]-policy[p]-rule[0]"];
+    assert_eq!(
+        policies.len(),
+        1,
+        "only policies that select the waypoint as a workload apply"
+    );
+    // Tunnels are connections: methods do not count, and the peer is that of the connection.
+    assert_eq!(rule["permissions"][0]["andRules"]["rules"], json!([{"any": true}]));
+    assert!(rule["principals"].to_string().contains("authenticated"));
+    assert!(!listener.contains("directResponse"));
+}
+
+#[test]
+fn proxies_that_cannot_enforce_layered_policies_accept_no_tunnels() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: p}
+spec: {rules: [{from: [{source: {namespaces: [x]}}]}]}
+";
+    let mut installation = installation();
+    installation.features.enable_layered_waypoint_authorization_policies = true;
+    let store = store_in(installation, Some(&["envoy.filters.http.router"]), policy);
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "connect_terminate");
+    let manager = &listener["filterChains"][0]["filters"][0]["typedConfig"];
+    let route = &manager["routeConfig"]["virtualHosts"][0]["routes"][0];
+    assert_eq!(route["directResponse"]["status"], 403);
 }
 
 #[test]
