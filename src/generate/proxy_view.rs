@@ -31,6 +31,8 @@ pub struct SocketProxyView {
     /// True if HTTP/1.1 header names keep their case.
     pub keeps_header_case: bool,
     /// True if it uses tunnels to endpoints that accept them.
+    ///
+    /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints only.
     pub sends_tunnels: bool,
 }
 
@@ -100,7 +102,7 @@ impl SocketProxyView {
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
-            sends_tunnels: features.pilot_enable_sending_hbone && !proxy.has(MetadataKey::DisableHboneSend),
+            sends_tunnels: features.pilot_enable_sending_hbone || proxy.proxy_type == ProxyType::Waypoint,
         }
     }
 }

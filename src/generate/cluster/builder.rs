@@ -246,11 +246,6 @@ impl ClusterBuilder {
         self.sockets = sockets;
     }
 
-    /// Returns true if the transport socket depends on the endpoint.
-    pub(super) fn chooses_sockets(&self) -> bool {
-        !self.sockets.is_empty() || !self.cluster.transport_socket_matches.is_empty()
-    }
-
     /// Adds an encoded transport socket match before the others.
     pub(super) fn prefer_socket(&mut self, first: &Encoded<Cluster>) {
         let further = if self.sockets.is_empty() {

@@ -180,10 +180,17 @@ impl Context<'_> {
 
     /// Applies the transport sockets behind a waypoint: connections use the listener that originates tunnels. Inside
     /// the tunnel, TLS is used if a rule says so, but not for identities of the mesh.
+    ///
+    /// Parity (pilot/pkg/networking/core/cluster_waypoint.go): certificates in files that the node names do not count, and
+    /// the PROXY protocol is inside the tunnel too.
     fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
-        let settings = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
-        if settings.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
-            self.apply_tls(builder);
+        let policy = self.policy.as_ref();
+        let settings = policy.and_then(|policy| policy.tls.as_ref());
+        if let Some(settings) = settings.filter(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
+            tls::apply_rule(builder, &self.tls_inputs(), settings);
+        }
+        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+            tls::apply_proxy_protocol(builder, settings);
         }
         tunnel::lead_through(builder);
     }
@@ -208,19 +215,32 @@ impl Context<'_> {
         connection_pool::apply(builder, self.ctx, &pool, budget);
     }
 
+    /// Applies the transport sockets of a cluster whose traffic does not come from a waypoint.
     pub(super) fn apply_tls(&self, builder: &mut ClusterBuilder) {
+        let policy = self.policy.as_ref();
+        let settings = policy.and_then(|policy| policy.tls.as_ref());
+        let origin = tls::apply(builder, &self.tls_inputs(), settings);
+        if self.key.client.sends_tunnels {
+            tunnel::prefer(builder, origin);
+        }
+        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+            tls::apply_proxy_protocol(builder, settings);
+        }
+    }
+
+    fn tls_inputs(&self) -> TlsInputs<'_> {
         let features = &self.ctx.mesh.installation.features;
         let mesh = self.ctx.mesh_config();
         // With dynamic DNS, neither the SNI nor the server is known in advance.
         let dynamic = dynamic::is_dynamic(self.service, self.key.mode);
         let is_vip = self.key.mode.is_vip();
-        let inputs = TlsInputs {
+        TlsInputs {
             client: &self.key.client,
             registry: self.service.registry,
             mesh_external: self.service.mesh_external,
             prefer_rule: features.prefer_destinationrule_tls_for_external_services,
             auto_mtls: !is_vip && mesh.enable_auto_mtls.unwrap_or(false) && self.peers_accept_mtls(),
-            identities: if dynamic {
+            identities: if dynamic || is_vip {
                 Vec::new()
             } else {
                 identities_of(self.ctx, self.service, self.traits())
@@ -235,14 +255,6 @@ impl Context<'_> {
             is_http: self.port.protocol.is_http(),
             defaults: mesh.tls_defaults.as_ref(),
             features,
-        };
-        let policy = self.policy.as_ref();
-        tls::apply(builder, &inputs, policy.and_then(|policy| policy.tls.as_ref()));
-        if self.key.client.sends_tunnels && !is_vip {
-            tunnel::prefer(builder);
-        }
-        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
-            tls::apply_proxy_protocol(builder, settings);
         }
     }
 

@@ -367,3 +367,77 @@ spec: {egress: [{hosts: [HOSTS]}]}
     assert_eq!(limit("'*/*'"), 7);
     assert_eq!(limit("'other/*'"), u32::MAX);
 }
+
+#[test]
+fn tls_of_a_rule_stays_inside_tunnels_except_that_of_the_mesh() {
+    let sockets = |tls: &str, balancer: &str, certificates: &Value| {
+        let rule = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: d}}
+spec: {{host: a.default.svc.cluster.local, trafficPolicy: {{{tls}{balancer}}}}}
+"
+        );
+        let installation = Installation {
+            features: Features {
+                pilot_enable_sending_hbone: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let files = [MESH, ("a.yaml", SERVICE), ("d.yaml", rule.as_str())];
+        let proxy = client_with("b", "n1", certificates, Extensions::default());
+        let store = fixture::store(installation, &files, vec![proxy]);
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, HTTP);
+        let matches = cluster["transportSocketMatches"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let of_match = |found: &Value| {
+            let socket = &found["transportSocket"];
+            let inner = socket["typedConfig"]["transportSocket"]["name"].as_str();
+            let inner = inner.or(socket["name"].as_str()).unwrap_or_default();
+            let inner = inner.trim_start_matches("envoy.transport_sockets.").to_owned();
+            (
+                found["name"].as_str().unwrap_or_default().to_owned(),
+                inner,
+                found["match"].clone(),
+            )
+        };
+        matches.iter().map(of_match).collect::<Vec<_>>()
+    };
+    let expected = |given: &[(&str, &str, Value)]| -> Vec<(String, String, Value)> {
+        let owned = given.iter().cloned();
+        owned
+            .map(|(name, inner, by)| (name.to_owned(), inner.to_owned(), by))
+            .collect()
+    };
+    let (none, hbone) = (json!({}), || json!({"tunnel": "http"}));
+    let in_tunnel = expected(&[("hbone", "tls", hbone()), ("user", "tls", Value::Null)]);
+    assert_eq!(sockets("tls: {mode: SIMPLE}", "", &none), in_tunnel);
+    assert_eq!(
+        sockets("tls: {mode: ISTIO_MUTUAL}", "", &none),
+        expected(&[("hbone", "raw_buffer", hbone()), ("tlsMode-istio", "tls", Value::Null)])
+    );
+    let plain = expected(&[
+        ("hbone", "raw_buffer", hbone()),
+        ("tlsMode-disabled", "raw_buffer", json!({})),
+    ]);
+    assert_eq!(sockets("tls: {mode: DISABLE}", "", &none), plain);
+    // Auto mTLS, with the mesh's certificates and with certificates in files.
+    assert_eq!(
+        sockets("", "", &none),
+        expected(&[
+            ("hbone", "raw_buffer", hbone()),
+            ("tlsMode-istio", "tls", json!({"tlsMode": "istio"})),
+            ("tlsMode-disabled", "raw_buffer", json!({})),
+        ])
+    );
+    let files = json!({"TLS_CLIENT_CERT_CHAIN": "/c", "TLS_CLIENT_KEY": "/k", "TLS_CLIENT_ROOT_CERT": "/r"});
+    assert_eq!(sockets("", "", &files), in_tunnel);
+    // Addresses that the workload selected are not reached through tunnels, if there are settings.
+    let passthrough = ", loadBalancer: {simple: PASSTHROUGH}";
+    assert_eq!(sockets("tls: {mode: SIMPLE}", passthrough, &none), []);
+    assert_eq!(sockets("tls: {mode: DISABLE}", passthrough, &none), []);
+}

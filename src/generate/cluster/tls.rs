@@ -89,11 +89,28 @@ struct EffectiveTls {
     automatic: bool,
 }
 
+/// Origin of a cluster's TLS settings, which decides what a tunnel replaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TlsOrigin {
+    /// There are no settings.
+    None,
+    /// Auto mTLS with the mesh's certificates.
+    Automatic,
+    /// A rule with `ISTIO_MUTUAL`.
+    MeshRule,
+    /// A rule with another mode, or certificates in files that the node names.
+    User,
+}
+
 /// Applies TLS to a cluster.
-pub(super) fn apply(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: Option<&ClientTlsSettings>) {
+pub(super) fn apply(
+    builder: &mut ClusterBuilder,
+    inputs: &TlsInputs,
+    settings: Option<&ClientTlsSettings>,
+) -> TlsOrigin {
     if settings.is_none() && inputs.is_plain(builder) {
         if inputs.mesh_external || !inputs.auto_mtls {
-            return;
+            return TlsOrigin::None;
         }
         if builder.is_original_dst() {
             let context = Encoded::write(USUAL_LENGTH, |out| inputs.write_mesh_context(out, builder));
@@ -101,17 +118,20 @@ pub(super) fn apply(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: 
         } else {
             builder.set_sockets(inputs.mesh_sockets(builder));
         }
-        return;
+        return TlsOrigin::Automatic;
     }
     let Some(EffectiveTls { settings, automatic }) = inputs.effective(settings) else {
-        return;
+        return TlsOrigin::None;
     };
-    let Some(context) = inputs.context(builder, &settings) else {
-        return;
+    let origin = match settings.mode() {
+        TlSmode::IstioMutual if automatic => TlsOrigin::Automatic,
+        TlSmode::IstioMutual => TlsOrigin::MeshRule,
+        TlSmode::Disable | TlSmode::Simple | TlSmode::Mutual => TlsOrigin::User,
     };
-    let tls = socket(TLS_SOCKET, Any::pack(&context));
-    let by_endpoint = automatic && settings.mode() == TlSmode::IstioMutual && !builder.is_original_dst();
-    if by_endpoint {
+    let Some(tls) = inputs.socket(builder, &settings) else {
+        return origin;
+    };
+    if origin == TlsOrigin::Automatic && !builder.is_original_dst() {
         builder.cluster.transport_socket_matches = vec![
             TransportSocketMatch {
                 name: "tlsMode-istio".to_owned(),
@@ -123,6 +143,12 @@ pub(super) fn apply(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: 
     } else {
         builder.cluster.transport_socket = Some(tls);
     }
+    origin
+}
+
+/// Applies the settings of a rule as they are.
+pub(super) fn apply_rule(builder: &mut ClusterBuilder, inputs: &TlsInputs, settings: &ClientTlsSettings) {
+    builder.cluster.transport_socket = inputs.socket(builder, settings);
 }
 
 /// Wraps every transport socket of a cluster, so that connections begin with the PROXY protocol.
@@ -297,10 +323,10 @@ impl TlsInputs<'_> {
         })
     }
 
-    fn context(&self, builder: &mut ClusterBuilder, settings: &ClientTlsSettings) -> Option<UpstreamTlsContext> {
+    fn socket(&self, builder: &mut ClusterBuilder, settings: &ClientTlsSettings) -> Option<TransportSocket> {
         let mut context = self.context_of_mode(builder, settings)?;
         enforce_compliance(self.features, context.common_tls_context.get_or_insert_default());
-        Some(context)
+        Some(socket(TLS_SOCKET, Any::pack(&context)))
     }
 
     fn context_of_mode(

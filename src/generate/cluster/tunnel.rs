@@ -2,7 +2,11 @@
 
 use std::sync::LazyLock;
 
-use super::{builder::ClusterBuilder, connection_pool, tls::plaintext_match};
+use super::{
+    builder::ClusterBuilder,
+    connection_pool,
+    tls::{TlsOrigin, plaintext_match},
+};
 use crate::{
     base::Namespace,
     generate::{
@@ -228,13 +232,7 @@ pub(super) fn lead_through(builder: &mut ClusterBuilder) {
     });
     match builder.cluster.transport_socket.take() {
         None => builder.set_socket(&PLAIN),
-        Some(inner) => {
-            let inner = TransportSocket {
-                name: "tls".to_owned(),
-                ..inner
-            };
-            builder.cluster.transport_socket = Some(through(inner));
-        }
+        Some(inner) => builder.cluster.transport_socket = Some(through(inner)),
     }
 }
 
@@ -259,45 +257,54 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
 }
 
 /// Uses tunnels for the endpoints that accept them; other endpoints are reached as before.
-pub(super) fn prefer(builder: &mut ClusterBuilder) {
-    static TUNNEL: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
-        let of_cluster = metadata_kind::Kind::Cluster(metadata_kind::Cluster {});
-        let transport = InternalUpstreamTransport {
-            passthrough_metadata: vec![
-                of_host(DESTINATION_METADATA),
-                metadata_of(of_cluster, ISTIO_METADATA),
-                of_host(ISTIO_METADATA),
-            ],
-            transport_socket: Some(constant::raw_buffer()),
-        };
-        let choice = TransportSocketMatch {
-            name: "hbone".to_owned(),
-            r#match: Some(constant::structure([("tunnel", constant::text(TUNNEL_HTTP))])),
-            transport_socket: Some(socket(
-                "envoy.transport_sockets.internal_upstream",
-                Any::pack(&transport),
-            )),
-        };
-        Encoded::of(&Cluster {
-            transport_socket_matches: vec![choice],
-            ..Default::default()
-        })
-    });
-    if !builder.chooses_sockets() {
-        let otherwise = match builder.cluster.transport_socket.take() {
-            // An original-destination cluster speaks TLS to whatever is at the address.
-            Some(socket) if builder.is_original_dst() => {
-                builder.cluster.transport_socket = Some(socket);
-                return;
-            }
-            Some(socket) => TransportSocketMatch {
-                name: "user".to_owned(),
-                r#match: Some(constant::structure([])),
-                transport_socket: Some(socket),
-            },
-            None => plaintext_match(),
-        };
-        builder.cluster.transport_socket_matches = vec![otherwise];
+///
+/// Parity (pilot/pkg/networking/core/cluster_tls.go): a tunnel replaces mutual TLS of the mesh. Any other TLS is meant for
+/// the workload and stays inside the tunnel.
+pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin) {
+    static PLAIN: LazyLock<Encoded<Cluster>> = LazyLock::new(|| tunnel_match(constant::raw_buffer()));
+    // An original-destination cluster speaks TLS to whatever is at the address.
+    if builder.is_original_dst() && origin != TlsOrigin::None {
+        return;
     }
-    builder.prefer_socket(&TUNNEL);
+    let always = |name: &str, socket| TransportSocketMatch {
+        name: name.to_owned(),
+        transport_socket: Some(socket),
+        ..Default::default()
+    };
+    let otherwise = match (origin, builder.cluster.transport_socket.take()) {
+        (TlsOrigin::Automatic, _) => return builder.prefer_socket(&PLAIN),
+        (_, None) => plaintext_match(),
+        (TlsOrigin::MeshRule, Some(socket)) => always("tlsMode-istio", socket),
+        (TlsOrigin::None | TlsOrigin::User, Some(socket)) => {
+            builder.cluster.transport_socket_matches = vec![always("user", socket.clone())];
+            return builder.prefer_socket(&tunnel_match(socket));
+        }
+    };
+    builder.cluster.transport_socket_matches = vec![otherwise];
+    builder.prefer_socket(&PLAIN);
+}
+
+/// Encodes the transport socket match of tunnels as a field of a cluster. `inner` is the socket inside a tunnel.
+fn tunnel_match(inner: TransportSocket) -> Encoded<Cluster> {
+    let of_cluster = metadata_kind::Kind::Cluster(metadata_kind::Cluster {});
+    let transport = InternalUpstreamTransport {
+        passthrough_metadata: vec![
+            of_host(DESTINATION_METADATA),
+            metadata_of(of_cluster, ISTIO_METADATA),
+            of_host(ISTIO_METADATA),
+        ],
+        transport_socket: Some(inner),
+    };
+    let choice = TransportSocketMatch {
+        name: "hbone".to_owned(),
+        r#match: Some(constant::structure([("tunnel", constant::text(TUNNEL_HTTP))])),
+        transport_socket: Some(socket(
+            "envoy.transport_sockets.internal_upstream",
+            Any::pack(&transport),
+        )),
+    };
+    Encoded::of(&Cluster {
+        transport_socket_matches: vec![choice],
+        ..Default::default()
+    })
 }

@@ -277,7 +277,10 @@ spec:
         socket("inbound-vip|80|http/v1|b.default.svc.cluster.local"),
         "raw_buffer"
     );
-    assert_eq!(socket("inbound-vip|443|tcp|b.default.svc.cluster.local"), "tls");
+    assert_eq!(
+        socket("inbound-vip|443|tcp|b.default.svc.cluster.local"),
+        "envoy.transport_sockets.tls"
+    );
     let names = fixture::names(&store, 0, ResourceType::Cluster);
     for name in ["main_internal", "encap", "connect_originate"] {
         assert!(names.iter().any(|known| known == name), "{name}");
