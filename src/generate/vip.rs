@@ -90,10 +90,11 @@ impl VipView {
     }
 
     /// Returns the addresses by which a waypoint recognises connections to a service, sorted. May contain ranges.
+    ///
+    /// Parity (pilot/pkg/networking/core/listener_waypoint.go): a service without an address has [`UNSPECIFIED_IP`].
     pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
         let variants = service.variants();
         let mut addresses: Vec<SmolStr> = variants.iter().flat_map(|variant| self.addresses(variant)).collect();
-        addresses.retain(|address| address != UNSPECIFIED_IP);
         addresses.sort();
         addresses.dedup();
         addresses

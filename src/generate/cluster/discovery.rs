@@ -42,7 +42,7 @@ impl DiscoveryTypes {
         client: &SocketProxyView,
     ) -> Self {
         Self {
-            declared: discovery_type(ctx, service, mode, client.is_router || mode.is_vip()),
+            declared: discovery_type(ctx, service, mode, client.is_router),
             fixed_policy: is_redis(ctx, port),
             port: port.number,
         }
@@ -91,16 +91,18 @@ pub(super) fn is_redis(ctx: &BuildContext, port: &ServicePort) -> bool {
     port.protocol == Protocol::Redis && ctx.mesh.installation.features.pilot_enable_redis_filter
 }
 
-/// Returns the type by the service's resolution. `terminates` is true if the proxy does not forward to addresses that
+/// Returns the type by the service's resolution. `is_router` is true if the proxy does not forward to addresses that
 /// the workload selected.
-fn discovery_type(ctx: &BuildContext, service: &Service, mode: ClusterMode, terminates: bool) -> DiscoveryType {
+///
+/// Parity (pilot/pkg/networking/core/cluster.go): a waypoint counts as one that does.
+fn discovery_type(ctx: &BuildContext, service: &Service, mode: ClusterMode, is_router: bool) -> DiscoveryType {
     let features = &ctx.mesh.installation.features;
     let eds_for_headless = service.registry == Registry::Kubernetes && features.pilot_enable_eds_for_headless_services;
     match service.resolution {
         Resolution::DnsLb if service.race_first_tcp_connect => DiscoveryType::LogicalDns,
         Resolution::DnsLb => DiscoveryType::StrictDns,
         Resolution::DnsRoundRobinLb => DiscoveryType::LogicalDns,
-        Resolution::Passthrough if !terminates && !eds_for_headless => DiscoveryType::OriginalDst,
+        Resolution::Passthrough if !is_router && !eds_for_headless => DiscoveryType::OriginalDst,
         // Not a type of its own: such a cluster uses an extension and has no endpoints.
         Resolution::DynamicDns if dynamic::is_dynamic(service, mode) => DiscoveryType::Static,
         _ => DiscoveryType::Eds,

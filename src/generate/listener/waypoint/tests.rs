@@ -289,6 +289,39 @@ spec:
 }
 
 #[test]
+fn headless_services_are_reached_at_the_addresses_that_clients_selected() {
+    let headless = "
+apiVersion: v1
+kind: Service
+metadata: {name: h, labels: {istio.io/use-waypoint: waypoint}}
+spec: {clusterIP: None, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: n, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  hosts: [n.example.com]
+  addresses: [10.0.0.5]
+  resolution: NONE
+  ports: [{number: 80, name: http, protocol: HTTP, targetPort: 8080}]
+";
+    let store = store(headless);
+    let resource = |kind, host: &str| fixture::resource(&store, 0, kind, &format!("inbound-vip|80|http|{host}"));
+    for (host, port) in [
+        ("h.default.svc.cluster.local", Value::Null),
+        ("n.example.com", json!(8080)),
+    ] {
+        let cluster = resource(ResourceType::Cluster, host);
+        assert_eq!(cluster["type"], "ORIGINAL_DST", "{host}");
+        assert_eq!(cluster["lbPolicy"], "CLUSTER_PROVIDED", "{host}");
+        assert_eq!(cluster["originalDstLbConfig"]["upstreamPortOverride"], port, "{host}");
+        assert_eq!(resource(ResourceType::Endpoint, host), Value::Null, "{host}");
+    }
+    let by_address = &main_internal(&store)["filterChainMatcher"]["matcherTree"]["customMatch"]["typedConfig"];
+    assert!(by_address.to_string().contains(r#""addressPrefix":"0.0.0.0""#));
+}
+
+#[test]
 fn filters_unknown_to_upstream_envoy_are_omitted() {
     let store = store_with(Some(&["envoy.filters.http.grpc_stats"]), "");
     for name in ["connect_terminate", "main_internal"] {
