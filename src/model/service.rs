@@ -168,6 +168,15 @@ pub struct Variant {
 pub const UNSPECIFIED_IP: &str = "0.0.0.0";
 
 impl Service {
+    /// Returns the port with this number that leads to a workload's port, or else the first one with this number. UDP
+    /// ports count.
+    pub fn inbound_port(&self, number: u32, target_port: u32) -> Option<&ServicePort> {
+        let mut same = self.ports.iter().filter(|port| port.number == number);
+        let first = same.clone().next();
+        same.find(|port| port.target == TargetPort::Number(target_port))
+            .or(first)
+    }
+
     /// Returns the port with this number; UDP ports are ignored.
     pub fn port(&self, number: u32) -> Option<&ServicePort> {
         port_numbered(&self.ports, number)

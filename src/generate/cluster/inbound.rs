@@ -284,7 +284,7 @@ impl InboundKey {
         let mut builder = ClusterBuilder::new(name::inbound_cluster(self.port), kind);
         builder.cluster.common_lb_config = Some(CommonLbConfig::default());
         self.set_destination(&mut builder);
-        if let Some(declared) = owner.and_then(|owner| owner.port(port.number)) {
+        if let Some(declared) = owner.and_then(|owner| owner.inbound_port(port.number, self.port)) {
             set_port_override(&mut builder, owner.map(|owner| &**owner), declared);
         }
         let host = owner.map_or_else(|| self.synthetic_host(), |owner| owner.key.hostname.to_string());
@@ -313,7 +313,7 @@ impl InboundKey {
     fn port(&self, sidecar: Option<&Sidecar>, owner: Option<&Service>) -> Option<ServicePort> {
         if !self.is_listener {
             let number = self.services.first()?.1;
-            return owner?.port(number).cloned();
+            return owner?.inbound_port(number, self.port).cloned();
         }
         let mut listeners = sidecar?.ingress.iter().filter_map(|listener| listener.port.as_ref());
         let port = listeners.find(|port| port.number == self.port)?;

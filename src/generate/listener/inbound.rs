@@ -182,7 +182,7 @@ impl InboundProxyView {
             let Some(service) = stack.ctx.service(&target.service) else {
                 continue;
             };
-            let Some(port) = service.port(target.port) else {
+            let Some(port) = service.inbound_port(target.port, target.target_port) else {
                 continue;
             };
             let number = target.target_port;

@@ -417,3 +417,29 @@ spec:
 }
 
 mod security;
+
+#[test]
+fn udp_ports_of_services_are_served_as_tcp() {
+    let dns = "
+apiVersion: v1
+kind: Service
+metadata: {name: dns}
+spec:
+  clusterIP: 10.0.0.5
+  selector: {app: a}
+  ports: [{name: dns, port: 53, targetPort: 5353, protocol: UDP}, {name: http, port: 53, targetPort: 8053}]
+";
+    let fixture = Fixture::of(dns);
+    let listener = fixture.get("virtualInbound");
+    let of_port = |port: u32| {
+        let mut of_port = chains(&listener);
+        of_port.retain(|(by, _)| by["destinationPort"] == port);
+        of_port.into_iter().map(|(_, last)| last).collect::<Vec<_>>()
+    };
+    assert_eq!(of_port(5353), [TCP, TCP, TCP]);
+    assert_eq!(of_port(8053), [HTTP, HTTP]);
+    let clusters = fixture::names(&fixture.store, 0, ResourceType::Cluster);
+    for name in ["inbound|5353||", "inbound|8053||"] {
+        assert!(clusters.iter().any(|known| known == name), "{name}");
+    }
+}

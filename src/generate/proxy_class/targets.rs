@@ -280,7 +280,7 @@ fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Op
         };
         let Some(row) = ctx.service(&key) else { continue };
         for port in &entry.spec.ports {
-            if row.port(port.number).is_none() {
+            if row.inbound_port(port.number, 0).is_none() {
                 continue;
             }
             let declared = if port.target_port > 0 {
