@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use super::{
-    MeshSnapshot, export,
+    MeshSnapshot,
     inputs::Inputs,
     installation::Installation,
     policy,
@@ -216,11 +216,12 @@ impl Candidate {
             None => raw.spec.export_to.clone(),
             Some(_) => vec![".".to_owned()],
         };
-        // `~` is not a namespace, so it needs no case of its own.
+        // `~` is not a namespace, so it needs no case of its own. Parity (pilot/pkg/model/push_context.go): neither is `.`,
+        // because clients of the own namespace find the rule first. Only those in the root namespace do not.
         let export_to = if written.is_empty() || has(&written, "*") {
             ExportTo::Public
         } else {
-            ExportTo::Namespaces(export::namespaces(&written, &key.namespace))
+            ExportTo::Namespaces(written.iter().map(Namespace::new).collect())
         };
         let mut spec = raw.spec.clone();
         spec.host = key.host.to_string();

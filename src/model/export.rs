@@ -41,7 +41,7 @@ pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo
 }
 
 /// Returns the namespaces in a list, with `.` replaced.
-pub fn namespaces(values: &[String], own: &Namespace) -> BTreeSet<Namespace> {
+fn namespaces(values: &[String], own: &Namespace) -> BTreeSet<Namespace> {
     let resolved = |value: &String| match value.as_str() {
         "." => own.clone(),
         namespace => Namespace::new(namespace),

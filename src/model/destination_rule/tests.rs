@@ -159,3 +159,12 @@ fn a_rule_with_a_wider_audience_is_merged_into_a_narrower_one() {
     assert_eq!(found(&apart, "web", &[]).as_deref(), Some("shop/narrow"));
     assert_eq!(found(&apart, "app", &[]).as_deref(), Some("shop/other"));
 }
+
+#[test]
+fn a_dot_beside_namespaces_does_not_export_to_the_root_namespace_itself() {
+    let commit = commit(vec![("istio-system/a", rule("*.local", &[".", "shop"], &[]))]);
+    let a = Some("istio-system/a".to_owned());
+    assert_eq!(found(&commit, "shop", &[]), a);
+    assert_eq!(found(&commit, "istio-system", &[]), None);
+    assert_eq!(found(&commit, "other", &[]), None);
+}
