@@ -467,3 +467,24 @@ status:
         json!(["out.example.com", "out.example.com.", "240.240.0.1"])
     );
 }
+
+#[test]
+fn the_http_proxy_has_routes_even_if_all_egress_listeners_have_ports() {
+    let scope = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s}
+spec:
+  outboundTrafficPolicy: {mode: REGISTRY_ONLY}
+  egress: [{port: {number: 9443, protocol: HTTP, name: h}, hosts: [./*]}]
+";
+    let fixture = Fixture::with_mesh(
+        "proxyHttpPort: 15007\n",
+        scope,
+        Features::default(),
+        vec![sidecar(&json!({}))],
+    );
+    let hosts = &fixture.get(0, ResourceType::Route, "http_proxy")["virtualHosts"];
+    assert_eq!(hosts[0]["name"], "block_all");
+    assert_eq!(hosts[1], Value::Null);
+}

@@ -71,6 +71,12 @@ impl SidecarPart {
             for (name, port, rds_scope) in self.names(ctx, visible) {
                 // The requesting listener may differ from the serving one: a declared port takes precedence.
                 let Some(serving) = serving(&listeners, port, &name) else {
+                    // Parity (pilot/pkg/networking/core/httproute.go): the HTTP proxy is served even if no egress
+                    // listener has services for it, because its listener exists.
+                    if let Entry::Vacant(entry) = result.entry(name) {
+                        let routes = self.catch_all_routes(entry.key().clone(), &catch_all);
+                        entry.insert(routes);
+                    }
                     continue;
                 };
                 let Some(rds_scope) = rds_scope.within(visible, serving) else {
@@ -198,6 +204,22 @@ impl SidecarPart {
             catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
             bindings,
             services,
+            single: None,
+            patches: RoutePatches::default(),
+        }
+    }
+}
+
+impl SidecarPart {
+    /// Returns routes to services that no egress listener declares.
+    fn catch_all_routes(&self, name: SmolStr, catch_all: &CatchAll) -> SidecarRoutes {
+        SidecarRoutes {
+            name,
+            port: 0,
+            client: self.client.clone(),
+            catch_all: Some(catch_all.clone()),
+            bindings: Vec::new(),
+            services: Vec::new(),
             single: None,
             patches: RoutePatches::default(),
         }
