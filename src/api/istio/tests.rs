@@ -135,6 +135,11 @@ fn virtual_services() {
     );
     warned(
         "VirtualService",
+        "{hosts: [10.0.0.1], tls: [{match: [{sniHosts: [10.0.0.1]}], route: [{destination: {host: a}}]}]}",
+        &[".tls[0].match[0].sniHosts[0]"],
+    );
+    warned(
+        "VirtualService",
         &http(&format!("{to_a}, timeouts: 1s")),
         &[".http[0].timeouts"],
     );

@@ -476,7 +476,12 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
         at.field("sniHosts")
             .require(!matched.sni_hosts.is_empty(), "is required");
         at.each("sniHosts", &matched.sni_hosts, |at, sni| {
-            if !is_wildcard_domain(sni) {
+            // Few clients send such an SNI.
+            let is_address = sni.parse::<std::net::IpAddr>().is_ok();
+            if is_address {
+                at.warning(format!("{sni:?} is an IP address"));
+            }
+            if !is_address && !is_wildcard_domain(sni) {
                 at.error(format!("{sni:?} is not a host name"));
             } else if !service.hosts.iter().any(|host| covers(host, sni)) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
