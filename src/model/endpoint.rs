@@ -214,15 +214,11 @@ impl Endpoint {
         Self::new(&address, (port_name, port), health, &workload.origin)
     }
 
-    /// Sets the addresses of a pod with several; an IPv4 address is the main one.
+    /// Sets the addresses of a pod with several; the first one is the main one.
     fn with_addresses(mut self, addresses: &[SmolStr]) -> Self {
-        let is_v6 = |text: &SmolStr| text.contains(':');
-        let mut ordered = addresses.to_vec();
-        ordered.sort_by_key(is_v6);
-        let mut ordered = ordered.into_iter();
-        if let Some(first) = ordered.next() {
-            self.address = first;
-            self.extra_addresses = ordered.collect();
+        if let Some((first, others)) = addresses.split_first() {
+            self.address = first.clone();
+            self.extra_addresses = others.into();
         }
         self
     }

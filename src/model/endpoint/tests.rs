@@ -484,7 +484,7 @@ fn pods_with_two_families_are_one_endpoint() {
     let endpoints = list(&fixture::folder_world(installation, &files), A);
     assert_eq!(
         (endpoints[0].address.as_str(), endpoints[0].extra_addresses[0].as_str()),
-        ("10.1.0.1", "fd00::1:1")
+        ("fd00::1:1", "10.1.0.1")
     );
     assert_eq!(endpoints.iter().filter(|e| e.origin.workload_name == "a-0").count(), 1);
     assert_eq!(
