@@ -10,7 +10,7 @@ use crate::{
         Config, Meta,
         kube::{Node, Pod},
     },
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
@@ -136,7 +136,9 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
         .annotations
         .get(REDIRECTION)
         .is_some_and(|value| value == "enabled");
-    if redirected && mesh.installation.features.pilot_enable_ambient {
+    // Parity (pilot/pkg/model/push_context.go): the ambient index knows addresses in their canonical form only.
+    let is_known = |address: &SmolStr| cidr::parse_ip(address).is_some_and(|ip| ip.to_string() == *address);
+    if redirected && mesh.installation.features.pilot_enable_ambient && pod.ips.iter().any(is_known) {
         labels.insert(SmolStr::new_static(TUNNEL_LABEL), SmolStr::new_static(TUNNEL_HTTP));
     }
     let origin = Origin {

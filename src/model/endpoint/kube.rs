@@ -56,12 +56,24 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
             cluster_local: mcs::is_cluster_local_in(cx, mesh, service, cluster),
         };
         let slices = slices.get(cluster).map_or(&[][..], Vec::as_slice);
-        endpoints.extend(of_slices(cx, mesh, &in_cluster, slices, &mut pending));
+        let listed = of_slices(cx, mesh, &in_cluster, slices, &mut pending);
+        let is_unexported = object.is_some_and(|object| is_unexported(object));
+        let counts = |endpoint: &Endpoint| !is_unexported || endpoint.health != Health::Healthy;
+        endpoints.extend(listed.into_iter().filter(counts));
         if let Some(object) = object {
             endpoints.extend(of_entries(cx, mesh, service, object));
         }
     }
     (endpoints, pending)
+}
+
+/// Returns true if the annotation for visibility contains `~`. A VirtualService may nevertheless route to the service.
+///
+/// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): ready endpoints of such a service are not served.
+/// Others, which receive no traffic, still count for the identities of its servers.
+fn is_unexported(object: &kube::Service) -> bool {
+    let exported = object.meta.annotations.get(registry::EXPORT_TO);
+    exported.is_some_and(|list| list.split(',').any(|entry| entry.trim() == "~"))
 }
 
 /// Returns the endpoints of the service's slices in a cluster; an address that moves between slices counts once.

@@ -495,3 +495,34 @@ fn pods_with_two_families_are_one_endpoint() {
         2
     );
 }
+
+#[test]
+fn ready_endpoints_of_a_service_that_no_namespace_sees_are_ignored() {
+    let endpoints = |export_to: &str| {
+        let annotation = format!("{{name: a, annotations: {{networking.istio.io/exportTo: '{export_to}'}}}}");
+        let service = SERVICE.replacen("{name: a}", &annotation, 1);
+        list(&mesh(&[("a.yaml", &service), ("b.yaml", POD)]), A).len()
+    };
+    assert_eq!(endpoints("."), 2);
+    assert_eq!(endpoints("~"), 0);
+}
+
+#[test]
+fn ambient_pods_are_known_by_canonical_addresses() {
+    let accepts_tunnels = |address: &str| {
+        let annotated = POD.replacen(
+            "name: a-0",
+            "name: a-0\n  annotations: {ambient.istio.io/redirection: enabled}",
+            1,
+        );
+        let pod = annotated.replace("10.1.0.1", address);
+        let service = SERVICE.replace("10.1.0.1", address);
+        let mut installation = Installation::default();
+        installation.features.pilot_enable_ambient = true;
+        let world = fixture::folder_world(installation, &[("a.yaml", &service), ("b.yaml", &pod)]);
+        list(&world, A).iter().any(Endpoint::supports_tunnel)
+    };
+    assert!(accepts_tunnels("10.1.0.1"));
+    assert!(accepts_tunnels("'fd00::1'"));
+    assert!(!accepts_tunnels("'fd00:0::1'"));
+}

@@ -10,6 +10,9 @@ use crate::{
     table::Cx,
 };
 
+/// Annotation of Services with the namespaces that see them.
+pub(in crate::model) const EXPORT_TO: &str = "networking.istio.io/exportTo";
+
 /// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
 const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
 
@@ -105,7 +108,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         object.cluster_ips.clone()
     };
     let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
-    let export_to = match annotation("networking.istio.io/exportTo") {
+    let export_to = match annotation(EXPORT_TO) {
         "" => Vec::new(),
         list => list.split(',').map(|entry| entry.trim().to_owned()).collect(),
     };
