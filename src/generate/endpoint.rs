@@ -26,6 +26,7 @@ use crate::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
         service::UNSPECIFIED_IP,
+        waypoint,
     },
     proto::{envoy::config::endpoint::v3::ClusterLoadAssignment, field::cluster_load_assignment},
 };
@@ -124,7 +125,7 @@ impl EndpointProxyView {
     }
 }
 
-/// Label of a service that makes gateways use its waypoint.
+/// Label of a service, or else of its namespace, that makes gateways use the waypoint.
 const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// Returns [`EndpointProxyView::through_waypoint`]; `None` without a waypoint or if the proxy does not use it.
@@ -133,9 +134,10 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Upst
     if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;
     }
-    service
-        .label(INGRESS_USE_WAYPOINT)
-        .filter(|value| value.eq_ignore_ascii_case("true"))?;
+    let of_namespace =
+        || waypoint::namespace_labels(ctx.cx, ctx.mesh, &service.key.namespace)?.get(INGRESS_USE_WAYPOINT);
+    let label = service.label(INGRESS_USE_WAYPOINT).or_else(of_namespace);
+    label.filter(|value| matches!(value.as_str(), "1" | "t" | "T" | "TRUE" | "true" | "True"))?;
     ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
     let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
     let auto = match client.ip_mode {

@@ -160,7 +160,8 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     admitted.then_some(ServiceWaypoint { gateway })
 }
 
-fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Option<&'a Labels> {
+/// Returns the labels of a namespace of the config cluster.
+pub fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Option<&'a Labels> {
     let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
     mesh.namespaces.get(cx, &key).map(|namespace| &namespace.meta.labels)
 }

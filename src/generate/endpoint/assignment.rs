@@ -141,7 +141,7 @@ impl Target<'_> {
         let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.allowed_namespaces(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
-            let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && is_tunnelled(ctx, endpoint);
+            let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
             let member = member(ctx, self, endpoint, mtls, tunnelled);
             by_locality
                 .entry(endpoint.origin.locality.as_str())
@@ -350,16 +350,16 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
     }
 }
 
-/// Returns true if the endpoint is reached by HBONE: it requests that, or is a waypoint. Endpoints with a sidecar are
-/// reached by mutual TLS all the same, unless HBONE is preferred.
-fn is_tunnelled(ctx: &BuildContext, endpoint: &Endpoint) -> bool {
-    let is_waypoint = endpoint
-        .origin
-        .labels
-        .get(MANAGED_LABEL)
-        .is_some_and(|by| by == MESH_CONTROLLER);
-    let has_sidecar = endpoint.origin.tls_mode == MTLS && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
-    (is_waypoint || endpoint.supports_tunnel()) && !has_sidecar
+impl Target<'_> {
+    /// Returns true if the endpoint is reached by HBONE: it requests that, or is a waypoint. Endpoints with a sidecar are
+    /// reached by mutual TLS all the same, unless HBONE is preferred. Waypoints have no mutual TLS.
+    fn is_tunnelled(&self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
+        let managed = endpoint.origin.labels.get(MANAGED_LABEL);
+        let is_waypoint = managed.is_some_and(|by| by == MESH_CONTROLLER);
+        let prefers_tls = !self.mode.is_vip() && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
+        let has_sidecar = endpoint.origin.tls_mode == MTLS;
+        (is_waypoint || endpoint.supports_tunnel()) && !(has_sidecar && prefers_tls)
+    }
 }
 
 /// Returns an address with a port.
