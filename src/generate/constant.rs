@@ -56,6 +56,8 @@ pub const DEFAULT_SECRET: &str = "default";
 pub const ROOT_SECRET: &str = "ROOTCA";
 /// The namespace of filter metadata that Istio's extensions read.
 pub const ISTIO_METADATA: &str = "istio";
+/// The metadata namespace of peer metadata.
+pub const PEER_METADATA: &str = "istio.peer_metadata";
 
 const SDS_CLUSTER: &str = "sds-grpc";
 const FILE_SDS_CLUSTER: &str = "sds-files-grpc";
@@ -225,18 +227,32 @@ pub fn raw_buffer() -> TransportSocket {
     socket(RAW_BUFFER_SOCKET, Any::pack(&RawBuffer {}))
 }
 
-/// Returns the configuration of the TCP metadata exchange, as a `TypedStruct`: upstream Envoy lacks its message.
-pub fn metadata_exchange() -> Any {
-    static CONFIG: LazyLock<Any> = LazyLock::new(|| {
-        Any::pack(&TypedStruct {
-            type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
-            value: Some(structure([
-                ("enable_discovery", boolean(true)),
-                ("protocol", text(PEER_EXCHANGE_ALPN)),
-            ])),
-        })
-    });
-    CONFIG.clone()
+/// Returns the configuration of the TCP metadata exchange, as a `TypedStruct`: upstream Envoy lacks its message. `labels`
+/// are exchanged in addition.
+pub fn metadata_exchange(labels: &[SmolStr]) -> Any {
+    static USUAL: LazyLock<Any> = LazyLock::new(|| exchange_of(&[]));
+    if labels.is_empty() {
+        USUAL.clone()
+    } else {
+        exchange_of(labels)
+    }
+}
+
+fn exchange_of(labels: &[SmolStr]) -> Any {
+    let usual = [
+        ("enable_discovery", boolean(true)),
+        ("protocol", text(PEER_EXCHANGE_ALPN)),
+    ];
+    Any::pack(&TypedStruct {
+        type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
+        value: Some(structure(usual.into_iter().chain(additional_labels(labels)))),
+    })
+}
+
+/// Returns the field of labels that metadata exchange adds to the usual ones.
+pub fn additional_labels(labels: &[SmolStr]) -> Option<(&'static str, Value)> {
+    let values = labels.iter().map(|label| text(label.as_str())).collect();
+    (!labels.is_empty()).then(|| ("additional_labels", list(values)))
 }
 
 /// Creates a struct from its fields.

@@ -11,7 +11,10 @@ use super::{
     proxy::{MetadataKey, NodeMetadata, ProxyType},
     selected::Selected,
 };
-use crate::base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode};
+use crate::{
+    base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
+    model::features::Features,
+};
 
 /// Attributes that sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,6 +37,8 @@ pub struct SocketProxyView {
     ///
     /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints only.
     pub sends_tunnels: bool,
+    /// True if tunnels carry peer metadata as baggage and the proxy has the filters for it.
+    pub baggage: bool,
 }
 
 /// `TLS_CLIENT_CERT_CHAIN`, `TLS_CLIENT_KEY` and `TLS_CLIENT_ROOT_CERT` of the node.
@@ -103,8 +108,15 @@ impl SocketProxyView {
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
             sends_tunnels: features.pilot_enable_sending_hbone || proxy.proxy_type == ProxyType::Waypoint,
+            baggage: sends_baggage(features, proxy),
         }
     }
+}
+
+/// Returns true if tunnels carry peer metadata as baggage and the proxy has the filters for it, which are those of the
+/// metadata exchange.
+pub fn sends_baggage(features: &Features, proxy: &NodeMetadata) -> bool {
+    features.ambient_enable_baggage && proxy.extensions.has(METADATA_EXCHANGE)
 }
 
 /// Returns true if the node has an SDS provider next to it.

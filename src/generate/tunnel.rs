@@ -2,7 +2,6 @@
 
 use super::{
     BuildContext,
-    constant::{DEFAULT_SECRET, ROOT_SECRET, workload_secret},
     proxy::{MetadataKey, NodeMetadata},
     tls::{enforce_compliance, trust_domain_matchers},
 };
@@ -14,7 +13,7 @@ use crate::{
             envoy_internal_address::AddressNameSpecifier,
         },
         extensions::transport_sockets::tls::v3::{
-            CertificateValidationContext, CommonTlsContext, SubjectAltNameMatcher, TlsParameters,
+            CertificateValidationContext, CommonTlsContext, SdsSecretConfig, SubjectAltNameMatcher, TlsParameters,
             common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
             subject_alt_name_matcher::SanType,
             tls_parameters::TlsProtocol,
@@ -40,9 +39,19 @@ pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
 /// The metadata namespace with the destination of a tunnel.
 pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 
-/// Returns the TLS context between the peers of a tunnel: HTTP/2 over TLS 1.3 with the certificates of the mesh. `more`
-/// accepts identities besides those of the mesh's trust domains.
-pub fn tls_context(ctx: &BuildContext, more: Option<StringMatcher>) -> CommonTlsContext {
+/// Secrets of a tunnel.
+pub struct TunnelSecrets {
+    /// Certificate of the proxy.
+    pub certificate: SdsSecretConfig,
+    /// CA certificates for peers.
+    pub roots: SdsSecretConfig,
+}
+
+/// Returns the TLS context between the peers of a tunnel: HTTP/2 over TLS 1.3. `more` accepts identities besides those
+/// of the mesh's trust domains.
+///
+/// Parity (pilot/pkg/security/model/authentication.go): both ends use the certificates of a server.
+pub fn tls_context(ctx: &BuildContext, secrets: TunnelSecrets, more: Option<StringMatcher>) -> CommonTlsContext {
     let features = &ctx.mesh.installation.features;
     let names = trust_domain_matchers(features, ctx.mesh_config())
         .into_iter()
@@ -59,14 +68,14 @@ pub fn tls_context(ctx: &BuildContext, more: Option<StringMatcher>) -> CommonTls
             tls_maximum_protocol_version: TlsProtocol::TlSv13 as i32,
             ..Default::default()
         }),
-        tls_certificate_sds_secret_configs: vec![workload_secret(DEFAULT_SECRET)],
+        tls_certificate_sds_secret_configs: vec![secrets.certificate],
         validation_context_type: Some(ValidationContextType::CombinedValidationContext(
             CombinedCertificateValidationContext {
                 default_validation_context: Some(CertificateValidationContext {
                     match_typed_subject_alt_names: names.collect(),
                     ..Default::default()
                 }),
-                validation_context_sds_secret_config: Some(workload_secret(ROOT_SECRET)),
+                validation_context_sds_secret_config: Some(secrets.roots),
                 ..Default::default()
             },
         )),

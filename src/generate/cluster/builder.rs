@@ -5,16 +5,18 @@ use std::{borrow::Cow, sync::LazyLock};
 
 use prost::Message;
 use prost_types::Struct;
+use smol_str::SmolStr;
 
 use crate::{
     generate::{
         EncodedResource,
-        constant::{self, ISTIO_METADATA, METADATA_EXCHANGE},
+        constant::{self, ISTIO_METADATA, METADATA_EXCHANGE, PEER_METADATA},
         name, traffic_policy,
         wire::{Encoded, Writer},
     },
     model::Service,
     proto::{
+        Any,
         envoy::{
             config::{
                 cluster::v3::{
@@ -22,7 +24,7 @@ use crate::{
                     cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig},
                 },
                 core::v3::{
-                    Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions,
+                    Http1ProtocolOptions, Http2ProtocolOptions, HttpProtocolOptions as CommonOptions, Metadata,
                     UpstreamHttpProtocolOptions,
                 },
             },
@@ -35,6 +37,7 @@ use crate::{
             },
         },
         field::{cluster, eds_cluster_config, metadata},
+        udpa::r#type::v1::TypedStruct,
     },
 };
 
@@ -53,8 +56,10 @@ pub(super) struct ClusterBuilder {
     sockets: Encoded<Cluster>,
     /// Encoded transport socket, unless the message has it.
     socket: Option<&'static Encoded<Cluster>>,
+    /// True if peers do not send baggage.
+    disable_baggage: bool,
     /// Encoded filters.
-    filters: Option<&'static Encoded<Cluster>>,
+    filters: Cow<'static, Encoded<Cluster>>,
 }
 
 /// A finished cluster: the message, and encoded fields in the order of encoding.
@@ -101,7 +106,8 @@ impl ClusterBuilder {
             metadata: Vec::new(),
             sockets: Encoded::empty(),
             socket: None,
-            filters: None,
+            disable_baggage: false,
+            filters: Cow::Owned(Encoded::empty()),
         }
     }
 
@@ -270,20 +276,47 @@ impl ClusterBuilder {
         &mut self.cluster
     }
 
-    /// Adds the filter that exchanges metadata over TCP.
-    pub(super) fn exchange_metadata(&mut self) {
-        static FILTERS: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
-            let filter = Filter {
-                name: METADATA_EXCHANGE.to_owned(),
-                typed_config: Some(constant::metadata_exchange()),
-                config_discovery: None,
+    /// Adds the filter that reads the peer's metadata from the baggage of a tunnel.
+    pub(super) fn read_baggage(&mut self) {
+        static FILTER: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
+            let config = TypedStruct {
+                type_url: "type.googleapis.com/envoy.extensions.network_filters.peer_metadata.UpstreamConfig"
+                    .to_owned(),
+                value: Some(constant::structure([])),
             };
-            Encoded::of(&Cluster {
-                filters: vec![filter],
-                ..Default::default()
-            })
+            filter_field("upstream_hbone_peer_metadata", Any::pack(&config))
         });
-        self.filters = Some(&FILTERS);
+        self.filters.to_mut().append(|out| out.fields(&FILTER));
+    }
+
+    /// Declares that the servers do not send baggage.
+    pub(super) fn disable_baggage(&mut self) {
+        self.disable_baggage = true;
+    }
+
+    /// Adds the filter that exchanges metadata over TCP, with additional labels.
+    pub(super) fn exchange_metadata(&mut self, labels: &[SmolStr]) {
+        static USUAL: LazyLock<Encoded<Cluster>> = LazyLock::new(|| exchange_filter(&[]));
+        self.filters = if labels.is_empty() {
+            Cow::Borrowed(&USUAL)
+        } else {
+            Cow::Owned(exchange_filter(labels))
+        };
+    }
+
+    fn write_metadata(&self, out: &mut Writer<Metadata>) {
+        if !self.metadata.is_empty() {
+            out.entry(metadata::FILTER_METADATA, ISTIO_METADATA, |out| {
+                for (_, field) in &self.metadata {
+                    out.fields(field);
+                }
+            });
+        }
+        if self.disable_baggage {
+            out.entry(metadata::FILTER_METADATA, PEER_METADATA, |out| {
+                out.true_field("disable_baggage_discovery");
+            });
+        }
     }
 
     /// Returns the finished cluster. Envoy requires a protocol in HTTP options; the default is HTTP/1.1.
@@ -293,16 +326,10 @@ impl ClusterBuilder {
             pieces.push(Cow::Owned(eds_config(&self.cluster.name)));
         }
         pieces.extend(self.socket.map(Cow::Borrowed));
-        if !self.metadata.is_empty() {
+        if !self.metadata.is_empty() || self.disable_baggage {
             let length: usize = self.metadata.iter().map(|(_, field)| field.len()).sum();
             pieces.push(Cow::Owned(Encoded::write(length + 24, |out| {
-                out.nested(cluster::METADATA, |out| {
-                    out.entry(metadata::FILTER_METADATA, ISTIO_METADATA, |out| {
-                        for (_, field) in &self.metadata {
-                            out.fields(field);
-                        }
-                    });
-                });
+                out.nested(cluster::METADATA, |out| self.write_metadata(out));
             })));
         }
         if let Some(mut http) = self.http.take() {
@@ -317,7 +344,9 @@ impl ClusterBuilder {
                 });
             })));
         }
-        pieces.extend(self.filters.map(Cow::Borrowed));
+        if !self.filters.is_empty() {
+            pieces.push(self.filters);
+        }
         if !self.sockets.is_empty() {
             pieces.push(Cow::Owned(self.sockets));
         }
@@ -326,6 +355,23 @@ impl ClusterBuilder {
             pieces,
         }
     }
+}
+
+/// Encodes the filter that exchanges metadata over TCP as a field of a cluster.
+fn exchange_filter(labels: &[SmolStr]) -> Encoded<Cluster> {
+    filter_field(METADATA_EXCHANGE, constant::metadata_exchange(labels))
+}
+
+fn filter_field(name: &str, config: Any) -> Encoded<Cluster> {
+    let filter = Filter {
+        name: name.to_owned(),
+        typed_config: Some(config),
+        config_discovery: None,
+    };
+    Encoded::of(&Cluster {
+        filters: vec![filter],
+        ..Default::default()
+    })
 }
 
 /// Returns the EDS configuration: the same ADS stream, under the cluster's name.

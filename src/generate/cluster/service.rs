@@ -68,7 +68,10 @@ impl Context<'_> {
         self.set_protocol(&mut builder);
         self.apply_policy(&mut builder);
         if self.key.client.metadata_exchange && !self.key.mode.is_vip() {
-            builder.exchange_metadata();
+            builder.exchange_metadata(&self.ctx.mesh.installation.features.pilot_mx_additional_labels);
+        }
+        if self.key.client.baggage && self.key.client.sends_tunnels && builder.is_eds() {
+            builder.read_baggage();
         }
         self.set_metadata(&mut builder, true);
         Some(builder.finish())
@@ -192,7 +195,10 @@ impl Context<'_> {
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
             tls::apply_proxy_protocol(builder, settings);
         }
-        tunnel::lead_through(builder);
+        if builder.cluster.transport_socket.is_some() && self.key.client.baggage {
+            builder.disable_baggage();
+        }
+        tunnel::lead_through(builder, self.key.client.baggage);
     }
 
     pub(super) fn apply_outlier(&self, builder: &mut ClusterBuilder) {
@@ -221,9 +227,12 @@ impl Context<'_> {
         let settings = policy.and_then(|policy| policy.tls.as_ref());
         let origin = tls::apply(builder, &self.tls_inputs(), settings);
         if self.key.client.sends_tunnels {
-            tunnel::prefer(builder, origin);
+            tunnel::prefer(builder, origin, self.key.client.baggage);
         }
         if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+            if self.key.client.sends_tunnels && self.key.client.baggage {
+                builder.disable_baggage();
+            }
             tls::apply_proxy_protocol(builder, settings);
         }
     }

@@ -8,6 +8,7 @@ use crate::{
     generate::{
         BuildContext,
         constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
+        filter::tls::ServerCertificates,
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::ProxyType,
         proxy_view,
@@ -99,7 +100,7 @@ impl StaticPart {
         let (kinds, outward) = match selected.proxy.proxy_type {
             ProxyType::Sidecar => (of_sidecar(ctx, selected), PatchContext::SidecarOutbound),
             ProxyType::Waypoint => (of_waypoint(ctx, selected), PatchContext::SidecarOutbound),
-            _ => (of_gateway(ctx), PatchContext::Gateway),
+            _ => (of_gateway(ctx, selected), PatchContext::Gateway),
         };
         let socket = proxy_view::has_credential_socket(selected.proxy).then_some(StaticCluster::ExternalSds);
         Self {
@@ -153,14 +154,14 @@ fn of_sidecar(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     if tunnel::ends_at_sidecar(features, proxy) {
         kinds.push(StaticCluster::Tunnel(TunnelCluster::Main));
     }
-    kinds.extend(originate(ctx));
+    kinds.extend(originate(ctx, selected));
     kinds
 }
 
 /// Returns the clusters of a gateway, which has no original destinations.
-fn of_gateway(ctx: &BuildContext) -> Vec<StaticCluster> {
+fn of_gateway(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     std::iter::once(StaticCluster::BlackHole)
-        .chain(originate(ctx))
+        .chain(originate(ctx, selected))
         .collect()
 }
 
@@ -168,17 +169,31 @@ fn of_gateway(ctx: &BuildContext) -> Vec<StaticCluster> {
 fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
     let features = &ctx.mesh.installation.features;
     let peers_of = Some(selected.proxy.namespace.clone());
-    let originate = TunnelCluster::Originate { peers_of };
-    let mut tunnels = vec![TunnelCluster::Main, TunnelCluster::Encap, originate];
+    let certificates = ServerCertificates::of(selected.proxy);
+    let originate = TunnelCluster::Originate {
+        peers_of,
+        certificates: certificates.clone(),
+    };
+    let encap = TunnelCluster::Encap {
+        baggage: proxy_view::sends_baggage(features, selected.proxy),
+    };
+    let mut tunnels = vec![TunnelCluster::Main, encap, originate];
     if features.ambient_enable_multi_network_waypoint {
-        tunnels.extend([TunnelCluster::Inner, TunnelCluster::Outer]);
+        tunnels.extend([
+            TunnelCluster::Inner(certificates.clone()),
+            TunnelCluster::Outer(certificates),
+        ]);
     }
     tunnels.into_iter().map(StaticCluster::Tunnel).collect()
 }
 
-fn originate(ctx: &BuildContext) -> Option<StaticCluster> {
+fn originate(ctx: &BuildContext, selected: &Selected) -> Option<StaticCluster> {
+    let originate = || TunnelCluster::Originate {
+        peers_of: None,
+        certificates: ServerCertificates::of(selected.proxy),
+    };
     let sends = ctx.mesh.installation.features.pilot_enable_sending_hbone;
-    sends.then_some(StaticCluster::Tunnel(TunnelCluster::Originate { peers_of: None }))
+    sends.then(|| StaticCluster::Tunnel(originate()))
 }
 
 impl StaticKey {
@@ -200,7 +215,7 @@ impl StaticKey {
             } => {
                 let mut builder = passthrough(ctx, PASSTHROUGH, keeps_header_case);
                 if metadata_exchange {
-                    builder.exchange_metadata();
+                    builder.exchange_metadata(&ctx.mesh.installation.features.pilot_mx_additional_labels);
                 }
                 builder
             }

@@ -441,3 +441,21 @@ spec: {{host: a.default.svc.cluster.local, trafficPolicy: {{{tls}{balancer}}}}}
     assert_eq!(sockets("tls: {mode: SIMPLE}", passthrough, &none), []);
     assert_eq!(sockets("tls: {mode: DISABLE}", passthrough, &none), []);
 }
+
+#[test]
+fn metadata_exchange_carries_additional_labels() {
+    let installation = Installation {
+        features: Features {
+            pilot_mx_additional_labels: vec!["role".into()],
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let files = [MESH, ("a.yaml", SERVICE)];
+    let store = fixture::store(installation, &files, vec![client("b", "n1")]);
+    for name in [HTTP, "PassthroughCluster"] {
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, name);
+        let config = &cluster["filters"][0]["typedConfig"]["value"];
+        assert_eq!(config["additional_labels"], json!(["role"]), "{name}");
+    }
+}

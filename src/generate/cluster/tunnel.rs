@@ -11,7 +11,8 @@ use crate::{
     base::Namespace,
     generate::{
         BuildContext,
-        constant::{self, ISTIO_METADATA, socket},
+        constant::{self, ISTIO_METADATA, PEER_METADATA, socket},
+        filter::tls::ServerCertificates,
         tunnel::{
             CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, HBONE_PORT, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL,
             OUTER_CONNECT_ORIGINATE, internal_address, tls_context,
@@ -73,15 +74,20 @@ pub enum TunnelCluster {
     Originate {
         /// Namespace of which any workload may be the peer, whatever its trust domain.
         peers_of: Option<Namespace>,
+        /// Certificates of the proxy.
+        certificates: ServerCertificates,
     },
     /// [`MAIN_INTERNAL`]: connections out of a tunnel.
     Main,
     /// [`ENCAP`]: connections that continue to a workload.
-    Encap,
-    /// [`INNER_CONNECT_ORIGINATE`]: the inner tunnel.
-    Inner,
-    /// [`OUTER_CONNECT_ORIGINATE`]: the outer tunnel.
-    Outer,
+    Encap {
+        /// True if the proxy reads the baggage of tunnels.
+        baggage: bool,
+    },
+    /// [`INNER_CONNECT_ORIGINATE`]: the inner tunnel, with the certificates of the proxy.
+    Inner(ServerCertificates),
+    /// [`OUTER_CONNECT_ORIGINATE`]: the outer tunnel, with the certificates of the proxy.
+    Outer(ServerCertificates),
 }
 
 impl TunnelCluster {
@@ -90,17 +96,17 @@ impl TunnelCluster {
         match self {
             Self::Originate { .. } => CONNECT_ORIGINATE,
             Self::Main => MAIN_INTERNAL,
-            Self::Encap => ENCAP,
-            Self::Inner => INNER_CONNECT_ORIGINATE,
-            Self::Outer => OUTER_CONNECT_ORIGINATE,
+            Self::Encap { .. } => ENCAP,
+            Self::Inner(_) => INNER_CONNECT_ORIGINATE,
+            Self::Outer(_) => OUTER_CONNECT_ORIGINATE,
         }
     }
 
     /// Returns the cluster.
     pub(super) fn builder(&self, ctx: &BuildContext) -> ClusterBuilder {
         match self {
-            Self::Originate { peers_of } => {
-                let mut builder = self.peers(ctx, peers_of.as_ref());
+            Self::Originate { peers_of, certificates } => {
+                let mut builder = self.peers(ctx, certificates, peers_of.as_ref());
                 if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut builder.cluster.lb_config {
                     config.metadata_key = Some(MetadataKey {
                         key: DESTINATION_METADATA.to_owned(),
@@ -111,17 +117,23 @@ impl TunnelCluster {
                 }
                 builder
             }
-            Self::Outer => {
-                let mut builder = self.peers(ctx, None);
+            Self::Outer(certificates) => {
+                let mut builder = self.peers(ctx, certificates, None);
                 builder.common_http().max_requests_per_connection = Some(1);
                 builder
             }
             Self::Main => self.passing(ctx, MAIN_INTERNAL),
-            Self::Encap => self.passing(ctx, CONNECT_ORIGINATE),
-            Self::Inner => {
+            Self::Encap { baggage } => {
+                let mut builder = self.passing(ctx, CONNECT_ORIGINATE);
+                if *baggage {
+                    builder.read_baggage();
+                }
+                builder
+            }
+            Self::Inner(certificates) => {
                 let mut builder = self.inside(ctx, OUTER_CONNECT_ORIGINATE);
                 let tls = InternalUpstreamTransport {
-                    transport_socket: Some(peer_socket(ctx, None)),
+                    transport_socket: Some(peer_socket(ctx, certificates, None)),
                     ..Default::default()
                 };
                 builder.cluster.transport_socket = Some(socket("internal_upstream_with_tls", Any::pack(&tls)));
@@ -133,17 +145,23 @@ impl TunnelCluster {
     }
 
     /// Returns the cluster of the original destinations, at the HBONE port.
-    fn peers(&self, ctx: &BuildContext, peers_of: Option<&Namespace>) -> ClusterBuilder {
+    fn peers(
+        &self,
+        ctx: &BuildContext,
+        certificates: &ServerCertificates,
+        peers_of: Option<&Namespace>,
+    ) -> ClusterBuilder {
         let mut builder = ClusterBuilder::new(self.name().to_owned(), DiscoveryType::OriginalDst);
         connection_pool::apply(&mut builder, ctx, &Default::default(), None);
         let cluster = &mut builder.cluster;
+        cluster.upstream_connection_options = None;
         cluster.set_lb_policy(LbPolicy::ClusterProvided);
         cluster.cleanup_interval = Some(seconds(CLEANUP_SECONDS));
         cluster.lb_config = Some(LbConfig::OriginalDstLbConfig(OriginalDstLbConfig {
             upstream_port_override: Some(HBONE_PORT),
             ..Default::default()
         }));
-        cluster.transport_socket = Some(peer_socket(ctx, peers_of));
+        cluster.transport_socket = Some(peer_socket(ctx, certificates, peers_of));
         open_streams(&mut builder, ctx);
         builder
     }
@@ -154,6 +172,7 @@ impl TunnelCluster {
         connection_pool::apply(&mut builder, ctx, &Default::default(), None);
         let cluster = &mut builder.cluster;
         cluster.connect_timeout = None;
+        cluster.upstream_connection_options = None;
         cluster.load_assignment = Some(ClusterLoadAssignment {
             cluster_name: self.name().to_owned(),
             endpoints: vec![LocalityLbEndpoints {
@@ -195,14 +214,14 @@ fn raw_buffer() -> TransportSocket {
     socket("raw_buffer", Any::pack(&RawBuffer {}))
 }
 
-fn peer_socket(ctx: &BuildContext, peers_of: Option<&Namespace>) -> TransportSocket {
+fn peer_socket(ctx: &BuildContext, certificates: &ServerCertificates, peers_of: Option<&Namespace>) -> TransportSocket {
     let domain = &ctx.mesh_config().trust_domain;
     let of_namespace = peers_of.map(|namespace| StringMatcher {
         match_pattern: Some(MatchPattern::Prefix(format!("spiffe://{domain}/ns/{namespace}/sa/"))),
         ..Default::default()
     });
     let context = UpstreamTlsContext {
-        common_tls_context: Some(tls_context(ctx, of_namespace)),
+        common_tls_context: Some(tls_context(ctx, certificates.secrets(), of_namespace)),
         ..Default::default()
     };
     socket("tls", Any::pack(&context))
@@ -223,25 +242,39 @@ fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
 
 /// Sends a cluster's connections through the listener that originates tunnels, together with the metadata of its
 /// endpoints.
-pub(super) fn lead_through(builder: &mut ClusterBuilder) {
-    static PLAIN: LazyLock<Encoded<Cluster>> = LazyLock::new(|| {
-        Encoded::of(&Cluster {
-            transport_socket: Some(through(raw_buffer())),
-            ..Default::default()
+pub(super) fn lead_through(builder: &mut ClusterBuilder, baggage: bool) {
+    static PLAIN: LazyLock<[Encoded<Cluster>; 2]> = LazyLock::new(|| {
+        [false, true].map(|baggage| {
+            Encoded::of(&Cluster {
+                transport_socket: Some(through(raw_buffer(), baggage)),
+                ..Default::default()
+            })
         })
     });
     match builder.cluster.transport_socket.take() {
-        None => builder.set_socket(&PLAIN),
-        Some(inner) => builder.cluster.transport_socket = Some(through(inner)),
+        None => builder.set_socket(&PLAIN[usize::from(baggage)]),
+        Some(inner) => builder.cluster.transport_socket = Some(through(inner, baggage)),
     }
 }
 
-fn through(inner: TransportSocket) -> TransportSocket {
+fn through(inner: TransportSocket, baggage: bool) -> TransportSocket {
+    let usual = [of_host(DESTINATION_METADATA), of_host(ISTIO_METADATA)];
     let transport = InternalUpstreamTransport {
-        passthrough_metadata: vec![of_host(DESTINATION_METADATA), of_host(ISTIO_METADATA)],
+        passthrough_metadata: usual.into_iter().chain(peer_metadata(baggage)).collect(),
         transport_socket: Some(inner),
     };
     socket(INTERNAL_UPSTREAM, Any::pack(&transport))
+}
+
+/// Refers to the metadata that the filters for baggage use.
+fn peer_metadata(baggage: bool) -> impl Iterator<Item = MetadataValueSource> {
+    let sources = || [of_cluster(PEER_METADATA), of_host(PEER_METADATA)];
+    baggage.then(sources).into_iter().flatten()
+}
+
+/// Refers to metadata of the cluster.
+fn of_cluster(name: &str) -> MetadataValueSource {
+    metadata_of(metadata_kind::Kind::Cluster(metadata_kind::Cluster {}), name)
 }
 
 /// Refers to metadata of the endpoint.
@@ -260,8 +293,10 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
 ///
 /// Parity (pilot/pkg/networking/core/cluster_tls.go): a tunnel replaces mutual TLS of the mesh. Any other TLS is meant for
 /// the workload and stays inside the tunnel.
-pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin) {
-    static PLAIN: LazyLock<Encoded<Cluster>> = LazyLock::new(|| tunnel_match(constant::raw_buffer()));
+pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: bool) {
+    static PLAIN: LazyLock<[Encoded<Cluster>; 2]> =
+        LazyLock::new(|| [false, true].map(|baggage| tunnel_match(constant::raw_buffer(), baggage)));
+    let plain = &PLAIN[usize::from(baggage)];
     // An original-destination cluster speaks TLS to whatever is at the address.
     if builder.is_original_dst() && origin != TlsOrigin::None {
         return;
@@ -272,27 +307,30 @@ pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin) {
         ..Default::default()
     };
     let otherwise = match (origin, builder.cluster.transport_socket.take()) {
-        (TlsOrigin::Automatic, _) => return builder.prefer_socket(&PLAIN),
+        (TlsOrigin::Automatic, _) => return builder.prefer_socket(plain),
         (_, None) => plaintext_match(),
         (TlsOrigin::MeshRule, Some(socket)) => always("tlsMode-istio", socket),
         (TlsOrigin::None | TlsOrigin::User, Some(socket)) => {
             builder.cluster.transport_socket_matches = vec![always("user", socket.clone())];
-            return builder.prefer_socket(&tunnel_match(socket));
+            if baggage {
+                builder.disable_baggage();
+            }
+            return builder.prefer_socket(&tunnel_match(socket, baggage));
         }
     };
     builder.cluster.transport_socket_matches = vec![otherwise];
-    builder.prefer_socket(&PLAIN);
+    builder.prefer_socket(plain);
 }
 
 /// Encodes the transport socket match of tunnels as a field of a cluster. `inner` is the socket inside a tunnel.
-fn tunnel_match(inner: TransportSocket) -> Encoded<Cluster> {
-    let of_cluster = metadata_kind::Kind::Cluster(metadata_kind::Cluster {});
+fn tunnel_match(inner: TransportSocket, baggage: bool) -> Encoded<Cluster> {
+    let usual = [
+        of_host(DESTINATION_METADATA),
+        of_cluster(ISTIO_METADATA),
+        of_host(ISTIO_METADATA),
+    ];
     let transport = InternalUpstreamTransport {
-        passthrough_metadata: vec![
-            of_host(DESTINATION_METADATA),
-            metadata_of(of_cluster, ISTIO_METADATA),
-            of_host(ISTIO_METADATA),
-        ],
+        passthrough_metadata: usual.into_iter().chain(peer_metadata(baggage)).collect(),
         transport_socket: Some(inner),
     };
     let choice = TransportSocketMatch {

@@ -1,5 +1,7 @@
 //! HTTP filters of a connection manager, in order.
 
+use std::collections::BTreeMap;
+
 use prost_types::{Struct, Value};
 
 use super::{
@@ -14,8 +16,7 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{
-            ALPN_FILTER, METADATA_EXCHANGE, PEER_EXCHANGE_ALPN, boolean, http_filter, list, metadata_exchange, object,
-            structure, text,
+            ALPN_FILTER, METADATA_EXCHANGE, additional_labels, boolean, http_filter, list, object, structure, text,
         },
         proxy::ProxyType,
     },
@@ -89,7 +90,7 @@ impl FilterStack<'_> {
             filters.extend(extensions(ExtensionPhase::Stats));
             filters.extend(extensions(ExtensionPhase::Unspecified));
             if self.has_extension(METADATA_EXCHANGE) {
-                filters.push(peer_discovery(PeerSide::Upstream));
+                filters.push(peer_discovery(PeerSide::Upstream, features.ambient_enable_baggage));
             }
         }
         let stats = self.stats_configs();
@@ -133,7 +134,8 @@ impl FilterStack<'_> {
                 list(vec![part("istio_headers", skip)]),
             ),
         ];
-        config.extend(self.additional_labels());
+        let labels = additional_labels(&self.features().pilot_mx_additional_labels);
+        config.extend(labels.map(|(name, labels)| (name.to_owned(), labels)));
         let config = TypedStruct {
             type_url: PEER_METADATA_URL.to_owned(),
             value: Some(Struct {
@@ -141,31 +143,6 @@ impl FilterStack<'_> {
             }),
         };
         http_filter(METADATA_EXCHANGE, Any::pack(&config))
-    }
-
-    /// Returns the additional labels of metadata exchange.
-    fn additional_labels(&self) -> Option<(String, Value)> {
-        let labels = &self.features().pilot_mx_additional_labels;
-        let values = labels.iter().map(|label| text(label.as_str())).collect();
-        (!labels.is_empty()).then(|| ("additional_labels".to_owned(), list(values)))
-    }
-
-    /// Returns the configuration of the TCP metadata exchange.
-    pub(crate) fn tcp_metadata_exchange(&self) -> Any {
-        let Some(labels) = self.additional_labels() else {
-            return metadata_exchange();
-        };
-        let mut fields = vec![
-            ("protocol".to_owned(), text(PEER_EXCHANGE_ALPN)),
-            ("enable_discovery".to_owned(), boolean(true)),
-        ];
-        fields.push(labels);
-        Any::pack(&TypedStruct {
-            type_url: "type.googleapis.com/envoy.tcp.metadataexchange.config.MetadataExchange".to_owned(),
-            value: Some(Struct {
-                fields: fields.into_iter().collect(),
-            }),
-        })
     }
 }
 
@@ -178,22 +155,36 @@ pub enum PeerSide {
     Upstream,
 }
 
-/// Returns the filter that identifies a peer by the proxy's workload information.
-pub fn peer_discovery(side: PeerSide) -> HttpFilter {
-    let workload = object([("workload_discovery".to_owned(), object([].into()))].into());
-    let discovery = list(vec![workload]);
+/// Returns the filter that identifies a peer by the proxy's workload information, and by the baggage of its tunnel if
+/// that is enabled.
+pub fn peer_discovery(side: PeerSide, baggage: bool) -> HttpFilter {
+    let method = |name: &str, config: BTreeMap<String, Value>| object([(name.to_owned(), object(config))].into());
+    let workload = method("workload_discovery", BTreeMap::new());
+    let with = |method: Value| {
+        list(
+            std::iter::once(workload.clone())
+                .chain(baggage.then_some(method))
+                .collect(),
+        )
+    };
     let (name, fields) = match side {
-        PeerSide::Downstream => (
-            "waypoint_downstream_peer_metadata",
-            vec![
-                ("downstream_discovery", discovery),
+        PeerSide::Downstream => {
+            let by_baggage = method("baggage", BTreeMap::new());
+            let mut fields = vec![
+                ("downstream_discovery", with(by_baggage.clone())),
                 ("shared_with_upstream", boolean(true)),
-            ],
-        ),
-        PeerSide::Upstream => (
-            "waypoint_upstream_peer_metadata",
-            vec![("upstream_discovery", discovery)],
-        ),
+            ];
+            fields.extend(baggage.then(|| ("downstream_propagation", list(vec![by_baggage]))));
+            ("waypoint_downstream_peer_metadata", fields)
+        }
+        PeerSide::Upstream => {
+            let key = ("peer_metadata_key".to_owned(), text("upstream_peer"));
+            let by_state = method("upstream_filter_state", [key].into());
+            (
+                "waypoint_upstream_peer_metadata",
+                vec![("upstream_discovery", with(by_state))],
+            )
+        }
     };
     let config = TypedStruct {
         type_url: PEER_METADATA_URL.to_owned(),

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     base::Hostname,
     generate::{
-        constant::{METADATA_EXCHANGE, network_filter},
+        constant::{METADATA_EXCHANGE, metadata_exchange, network_filter},
         wire::Encoded,
     },
     model::{extension::ExtensionLayer, service::Protocol},
@@ -220,7 +220,8 @@ impl FilterStack<'_> {
     /// Adds the TCP metadata exchange if it is wanted and the proxy supports it.
     pub fn add_metadata_exchange(&self, filters: &mut NetworkFilters, wanted: bool) {
         if wanted && self.has_metadata_exchange() {
-            filters.push_config(METADATA_EXCHANGE, &self.tcp_metadata_exchange());
+            let labels = &self.features().pilot_mx_additional_labels;
+            filters.push_config(METADATA_EXCHANGE, &metadata_exchange(labels));
         }
     }
 

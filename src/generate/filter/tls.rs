@@ -12,6 +12,7 @@ use crate::{
         proxy::{MetadataKey, NodeMetadata},
         proxy_view::has_file_socket,
         tls,
+        tunnel::TunnelSecrets,
     },
     proto::{
         Any,
@@ -67,6 +68,14 @@ impl ServerCertificates {
             return workload_secret(DEFAULT_SECRET);
         }
         file_secret(file_certificate_name(&self.chain, &self.key), self.own_server)
+    }
+
+    /// Returns the secrets of a tunnel.
+    pub fn secrets(&self) -> TunnelSecrets {
+        TunnelSecrets {
+            certificate: self.certificate(),
+            roots: self.roots(),
+        }
     }
 
     /// Returns the secret of the CA certificates: from a file, or else of the mesh.

@@ -14,7 +14,9 @@ use crate::{
     base::{Hashed, Shared, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource,
-        constant::{self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, http_filter, network_filter, wildcards},
+        constant::{
+            self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, http_filter, network_filter, structure, text, wildcards,
+        },
         filter::{
             SecurityStage,
             http_filters::{self, PeerSide},
@@ -22,6 +24,7 @@ use crate::{
             security::denied_routes,
             stack::{FilterStack, LogPosition},
             tcp::{TCP_PROXY, plain_proxy},
+            tls::ServerCertificates,
         },
         patch::{self, PatchContext},
         proxy::IstioVersion,
@@ -34,8 +37,9 @@ use crate::{
         envoy::{
             config::{
                 core::v3::{
-                    DataSource, Http2ProtocolOptions, KeepaliveSettings, SubstitutionFormatString, TrafficDirection,
-                    TransportSocket, data_source, substitution_format_string::Format,
+                    DataSource, HeaderValue, HeaderValueOption, Http2ProtocolOptions, KeepaliveSettings,
+                    SubstitutionFormatString, TrafficDirection, TransportSocket, data_source,
+                    header_value_option::HeaderAppendAction, substitution_format_string::Format,
                 },
                 listener::v3::{
                     Filter, FilterChain, Listener,
@@ -65,9 +69,12 @@ use crate::{
                 transport_sockets::tls::v3::DownstreamTlsContext,
             },
         },
+        udpa::r#type::v1::TypedStruct,
     },
 };
 
+/// Filter state with the baggage that describes the workload.
+const BAGGAGE: &str = "io.istio.baggage";
 /// Factory of strings that are part of the connection pool key.
 const HASHABLE_STRING: &str = "istio.hashable_string";
 /// First release whose proxies support it.
@@ -102,6 +109,8 @@ pub struct TerminateKey {
     pub filters: Hashed<FilterProxyView>,
     /// Address families of its addresses.
     pub ip_mode: IpMode,
+    /// Certificates of the proxy.
+    pub certificates: ServerCertificates,
 }
 
 /// Inputs of a sidecar's internal listener behind the terminating one.
@@ -145,6 +154,7 @@ impl HbonePart {
             keys.push(ListenerKey::ConnectTerminate(TerminateKey {
                 filters: end.client.filters.clone(),
                 ip_mode: end.client.ip_mode,
+                certificates: end.client.certificates.clone(),
             }));
             keys.push(ListenerKey::MainInternal(end.clone()));
         }
@@ -157,19 +167,22 @@ impl OriginateKey {
     /// Builds the listener. Patches do not apply to it.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let stack = FilterStack::new(ctx, &self.filters, self.class);
+        let mut tunnel = TunnelingConfig {
+            hostname: "%DOWNSTREAM_LOCAL_ADDRESS%".to_owned(),
+            ..Default::default()
+        };
+        let mut filters: Vec<_> = stack.baggage_filter(&mut tunnel).into_iter().collect();
         let proxy = TcpProxy {
-            tunneling_config: Some(TunnelingConfig {
-                hostname: "%DOWNSTREAM_LOCAL_ADDRESS%".to_owned(),
-                ..Default::default()
-            }),
+            tunneling_config: Some(tunnel),
             access_log: stack.access_logs(LogPosition::HboneOrigination),
             ..plain_proxy(CONNECT_ORIGINATE)
         };
+        filters.push(network_filter(TCP_PROXY, Any::pack(&proxy)));
         let listener = Listener {
             use_original_dst: Some(false),
             listener_filters: vec![original_destination()],
             filter_chains: vec![FilterChain {
-                filters: vec![network_filter(TCP_PROXY, Any::pack(&proxy))],
+                filters,
                 ..Default::default()
             }],
             access_log: stack.access_logs(LogPosition::Listener),
@@ -192,7 +205,7 @@ impl TerminateKey {
             filter_chains: vec![FilterChain {
                 name: "default".to_owned(),
                 filters: vec![stack.terminating_filter()],
-                transport_socket: Some(tunnel_tls(ctx)),
+                transport_socket: Some(self.transport_socket(ctx)),
                 ..Default::default()
             }],
             access_log: stack.access_logs(LogPosition::Listener),
@@ -204,6 +217,18 @@ impl TerminateKey {
             Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
             None => Built::none().with_notes(notes),
         }
+    }
+}
+
+impl TerminateKey {
+    /// Returns the transport socket of tunnels with peers of the mesh.
+    fn transport_socket(&self, ctx: &BuildContext) -> TransportSocket {
+        let context = DownstreamTlsContext {
+            common_tls_context: Some(tls_context(ctx, self.certificates.secrets(), None)),
+            require_client_certificate: Some(true),
+            ..Default::default()
+        };
+        constant::socket("tls", Any::pack(&context))
     }
 }
 
@@ -280,9 +305,10 @@ impl FilterStack<'_> {
         };
         manager.http_filters = security.of(SecurityStage::Authorization).to_vec();
         if self.has_extension(METADATA_EXCHANGE) {
-            manager
-                .http_filters
-                .push(http_filters::peer_discovery(PeerSide::Downstream));
+            manager.http_filters.push(http_filters::peer_discovery(
+                PeerSide::Downstream,
+                self.features().ambient_enable_baggage,
+            ));
         }
         manager.http_filters.extend([
             self.connect_authority(),
@@ -294,6 +320,21 @@ impl FilterStack<'_> {
             tunnel_routes()
         }));
         network_filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
+    }
+
+    /// Makes a tunnel exchange peer metadata as baggage, if that is enabled. Returns the filter that reads the response.
+    pub(super) fn baggage_filter(&self, tunnel: &mut TunnelingConfig) -> Option<Filter> {
+        if !self.features().ambient_enable_baggage || !self.has_extension(METADATA_EXCHANGE) {
+            return None;
+        }
+        tunnel.propagate_response_headers = true;
+        let header = added_header("baggage", &format!("%FILTER_STATE({BAGGAGE}:PLAIN)%"));
+        tunnel.headers_to_add.push(header);
+        let config = TypedStruct {
+            type_url: "type.googleapis.com/envoy.extensions.network_filters.peer_metadata.Config".to_owned(),
+            value: Some(structure([("baggage_key", text(BAGGAGE))])),
+        };
+        Some(network_filter("upstream_hbone_peer_metadata", Any::pack(&config)))
     }
 
     /// Keeps attributes of the tunnel for the connections inside it.
@@ -321,14 +362,17 @@ impl FilterStack<'_> {
     }
 }
 
-/// Returns the transport socket of tunnels with peers of the mesh.
-fn tunnel_tls(ctx: &BuildContext) -> TransportSocket {
-    let context = DownstreamTlsContext {
-        common_tls_context: Some(tls_context(ctx, None)),
-        require_client_certificate: Some(true),
+/// Returns a header that replaces others of its name.
+pub(super) fn added_header(key: &str, value: &str) -> HeaderValueOption {
+    HeaderValueOption {
+        header: Some(HeaderValue {
+            key: key.to_owned(),
+            value: value.to_owned(),
+            ..Default::default()
+        }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd as i32,
         ..Default::default()
-    };
-    constant::socket("tls", Any::pack(&context))
+    }
 }
 
 /// Returns an internal listener.

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use super::{
     ListenerKey,
     filter_chain::plaintext_http_alpns,
-    hbone::{OriginateKey, TerminateKey, internal, state_value},
+    hbone::{OriginateKey, TerminateKey, added_header, internal, state_value},
     inspector::{self, original_destination},
     outbound::listener::ChainKind,
 };
@@ -28,6 +28,7 @@ use crate::{
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
             tcp::{TCP_PROXY, TcpChain, plain_proxy},
+            tls::ServerCertificates,
         },
         name::{self, ClusterMode, VipTraffic},
         patch::PatchContext,
@@ -41,16 +42,13 @@ use crate::{
     model::{
         Service,
         policy::Subject,
-        service::{Protocol, ServicePort},
+        service::{Protocol, Registry, ServicePort},
     },
     proto::{
         Any,
         envoy::{
             config::{
-                core::v3::{
-                    HeaderValue, HeaderValueOption, Http2ProtocolOptions, TrafficDirection,
-                    header_value_option::HeaderAppendAction,
-                },
+                core::v3::{Http2ProtocolOptions, TrafficDirection},
                 listener::v3::{Filter, FilterChain, Listener, ListenerFilter},
                 route::v3::RouteConfiguration,
             },
@@ -87,6 +85,8 @@ pub struct WaypointProxyView {
     pub ip_mode: IpMode,
     /// Network.
     pub network: NetworkId,
+    /// Certificates of the waypoint.
+    pub certificates: ServerCertificates,
 }
 
 /// Listeners of a waypoint.
@@ -122,6 +122,7 @@ impl WaypointPart {
             vip: VipView::of(selected.proxy, &ctx.mesh.installation.features),
             ip_mode: selected.proxy.ip_mode,
             network: selected.network.clone(),
+            certificates: ServerCertificates::of(selected.proxy),
         });
         Self { client }
     }
@@ -135,6 +136,7 @@ impl WaypointPart {
             ListenerKey::ConnectTerminate(TerminateKey {
                 filters: FilterProxyView::for_tunnels(&client.filters, ctx, &client.subject),
                 ip_mode: client.ip_mode,
+                certificates: client.certificates.clone(),
             }),
             ListenerKey::Waypoint(WaypointKey::MainInternal(client.clone())),
             ListenerKey::ConnectOriginate(OriginateKey {
@@ -161,13 +163,16 @@ impl WaypointKey {
             Self::Inner { filters, network } => {
                 let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
                 let header = ("x-forwarded-network", network.as_str());
-                let proxy = stack.double_tunnel(INNER_CONNECT_ORIGINATE, header);
-                let chain = vec![stack.endpoint_metadata(), proxy];
+                let mut tunnel = double_tunnel(header);
+                let mut chain = vec![stack.endpoint_metadata()];
+                chain.extend(stack.baggage_filter(&mut tunnel));
+                chain.push(stack.tunnel_proxy(INNER_CONNECT_ORIGINATE, tunnel));
                 finished(stack, INNER_CONNECT_ORIGINATE, chain, Vec::new())
             }
             Self::Outer(filters) => {
                 let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
-                let proxy = stack.double_tunnel(OUTER_CONNECT_ORIGINATE, ("x-istio-source", "waypoint"));
+                let tunnel = double_tunnel(("x-istio-source", "waypoint"));
+                let proxy = stack.tunnel_proxy(OUTER_CONNECT_ORIGINATE, tunnel);
                 finished(
                     stack,
                     OUTER_CONNECT_ORIGINATE,
@@ -195,23 +200,10 @@ fn finished(stack: FilterStack, name: &str, filters: Vec<Filter>, listener_filte
 }
 
 impl FilterStack<'_> {
-    /// Returns the filter that originates one of two nested tunnels, with an additional header.
-    fn double_tunnel(&self, cluster: &str, (key, value): (&str, &str)) -> Filter {
-        let header = HeaderValueOption {
-            header: Some(HeaderValue {
-                key: key.to_owned(),
-                value: value.to_owned(),
-                ..Default::default()
-            }),
-            append_action: HeaderAppendAction::OverwriteIfExistsOrAdd as i32,
-            ..Default::default()
-        };
+    /// Returns the filter that originates a tunnel.
+    fn tunnel_proxy(&self, cluster: &str, tunnel: TunnelingConfig) -> Filter {
         let proxy = TcpProxy {
-            tunneling_config: Some(TunnelingConfig {
-                hostname: format!("%FILTER_STATE({HBONE_TARGET}:PLAIN)%"),
-                headers_to_add: vec![header],
-                ..Default::default()
-            }),
+            tunneling_config: Some(tunnel),
             access_log: self.access_logs(LogPosition::HboneOrigination),
             ..plain_proxy(cluster)
         };
@@ -231,6 +223,15 @@ impl FilterStack<'_> {
             ..Default::default()
         };
         network_filter("propagate_endpoint_metadata", Any::pack(&config))
+    }
+}
+
+/// Returns one of two nested tunnels, with an additional header.
+fn double_tunnel((key, value): (&str, &str)) -> TunnelingConfig {
+    TunnelingConfig {
+        hostname: format!("%FILTER_STATE({HBONE_TARGET}:PLAIN)%"),
+        headers_to_add: vec![added_header(key, value)],
+        ..Default::default()
     }
 }
 
@@ -303,7 +304,7 @@ impl MainInternal<'_> {
         let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
             let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
             let filters = match traffic {
-                VipTraffic::Tcp => tcp_filters(stack, port, &name),
+                VipTraffic::Tcp => tcp_filters(stack, (service, port), &name),
                 VipTraffic::Http => {
                     let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
@@ -333,7 +334,7 @@ impl MainInternal<'_> {
         let filters = match traffic {
             VipTraffic::Tcp => {
                 let rest = self.stack.complete_tcp_chain(VIP_CHAIN, None, |filters| {
-                    self.stack.add_tcp_proxy(filters, plain_proxy(ENCAP));
+                    self.stack.add_tcp_proxy(filters, tcp_proxy(&self.stack, None, ENCAP));
                 });
                 filters.append(&rest);
                 filters
@@ -373,14 +374,53 @@ fn connect_authority() -> Filter {
     network_filter("connect_authority", Any::pack(&config))
 }
 
-fn tcp_filters(stack: &FilterStack, port: &ServicePort, cluster: &str) -> NetworkFilters {
+fn tcp_filters(stack: &FilterStack, (service, port): (&Service, &ServicePort), cluster: &str) -> NetworkFilters {
     let chain = TcpChain {
         port: port.number,
         ..VIP_CHAIN
     };
     stack.complete_tcp_chain(chain, None, |filters| {
-        stack.add_protocol_filters(filters, port.protocol, plain_proxy(cluster), cluster);
+        let proxy = tcp_proxy(stack, Some((service, port)), cluster);
+        stack.add_protocol_filters(filters, port.protocol, proxy, cluster);
     })
+}
+
+/// Returns the TCP proxy of a chain, with the statistics prefix of inbound clusters.
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): every service counts as one of Kubernetes, a connection to a
+/// workload has neither service nor port, and the target port stays a placeholder.
+fn tcp_proxy(stack: &FilterStack, target: Option<(&Service, &ServicePort)>, cluster: &str) -> TcpProxy {
+    let mut proxy = plain_proxy(cluster);
+    let pattern = &stack.mesh.inbound_cluster_stat_name;
+    if pattern.is_empty() {
+        return proxy;
+    }
+    let [host, short, name, number, port] = match target {
+        Some((service, port)) => {
+            let name = match service.registry {
+                Registry::Kubernetes => service.name.as_str(),
+                Registry::External => &service.key.hostname,
+            };
+            let short = format!("{name}.{}", service.key.namespace);
+            let host = service.key.hostname.to_string();
+            [
+                host,
+                short,
+                name.to_owned(),
+                port.number.to_string(),
+                port.name.to_string(),
+            ]
+        }
+        None => ["", "", "", "0", "unknown"].map(str::to_owned),
+    };
+    proxy.stat_prefix = pattern
+        .replace("%SERVICE%", &short)
+        .replace("%SERVICE_NAME%", &name)
+        .replace("%SERVICE_FQDN%", &host)
+        .replace("%SUBSET_NAME%", "")
+        .replace("%SERVICE_PORT%", &number)
+        .replace("%SERVICE_PORT_NAME%", &port);
+    proxy
 }
 
 /// Adds a connection manager with these routes to filters.

@@ -35,7 +35,7 @@ pub(super) fn cluster(context: &Context) -> ClusterBuilder {
     context.apply_outlier(&mut builder);
     context.apply_tls(&mut builder);
     if context.key.client.metadata_exchange {
-        builder.exchange_metadata();
+        builder.exchange_metadata(&context.ctx.mesh.installation.features.pilot_mx_additional_labels);
     }
     context.set_metadata(&mut builder, false);
     builder

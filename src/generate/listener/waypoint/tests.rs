@@ -373,3 +373,65 @@ endpoints: [{addresses: [10.1.0.2], conditions: {ready: true}}]
     assert_eq!(destination(0, "b"), Value::Null);
     assert_eq!(destination(1, "c"), Value::Null);
 }
+
+#[test]
+fn tunnels_use_the_certificates_that_the_node_names() {
+    let metadata = json!({
+        "LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"},
+        "TLS_SERVER_CERT_CHAIN": "/c", "TLS_SERVER_KEY": "/k", "TLS_SERVER_ROOT_CERT": "/r",
+    });
+    let client = fixture::client(
+        "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local",
+        &metadata,
+    );
+    let store = fixture::store(
+        installation(),
+        &[("mesh.yaml", MESH), ("kube.yaml", WAYPOINT)],
+        vec![client],
+    );
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "connect_terminate");
+    let cluster = fixture::resource(&store, 0, ResourceType::Cluster, "connect_originate");
+    for socket in [
+        &listener["filterChains"][0]["transportSocket"],
+        &cluster["transportSocket"],
+    ] {
+        let context = &socket["typedConfig"]["commonTlsContext"];
+        assert_eq!(context["tlsCertificateSdsSecretConfigs"][0]["name"], "file-cert:/c~/k");
+        let roots = &context["combinedValidationContext"]["validationContextSdsSecretConfig"];
+        assert_eq!(roots["name"], "file-root:/r");
+    }
+}
+
+#[test]
+fn tunnels_carry_baggage_if_it_is_enabled() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: d}
+spec: {host: b.default.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}}
+";
+    let mut installation = installation();
+    installation.features.ambient_enable_baggage = true;
+    let store = store_in(installation, None, rule);
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "connect_originate");
+    let filters = &listener["filterChains"][0]["filters"];
+    assert_eq!(filters[0]["name"], "upstream_hbone_peer_metadata");
+    let tunnel = &filters[1]["typedConfig"]["tunnelingConfig"];
+    assert_eq!(tunnel["headersToAdd"][0]["header"]["key"], "baggage");
+    let cluster = |host: &str| {
+        let name = format!("inbound-vip|80|http|{host}.default.svc.cluster.local");
+        fixture::resource(&store, 0, ResourceType::Cluster, &name)
+    };
+    for host in ["a", "b"] {
+        let cluster = cluster(host);
+        assert_eq!(cluster["filters"][0]["name"], "upstream_hbone_peer_metadata", "{host}");
+        let passed = &cluster["transportSocket"]["typedConfig"]["passthroughMetadata"];
+        assert_eq!(passed[3]["name"], "istio.peer_metadata", "{host}");
+    }
+    // A server behind TLS of a rule does not describe itself.
+    let disabled = |host: &str| cluster(host)["metadata"]["filterMetadata"]["istio.peer_metadata"].clone();
+    assert_eq!(disabled("a"), Value::Null);
+    assert_eq!(disabled("b"), json!({"disable_baggage_discovery": true}));
+    let text = main_internal(&store).to_string();
+    assert!(text.contains("upstream_filter_state"));
+}
