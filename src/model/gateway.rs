@@ -115,6 +115,9 @@ pub struct MergedGateway {
     pub http3_routes: BTreeSet<SmolStr>,
     /// Gateways (`namespace/name`) with refused servers, once per server.
     pub rejected: Vec<SmolStr>,
+    /// True if a server passes mutual TLS through to the service in the SNI. Parity (pilot/pkg/model/gateway.go): such a
+    /// server counts unless its hosts are taken, even if its port is.
+    pub auto_passthrough: bool,
 }
 
 /// Derives the part of a Gateway that does not depend on the router.
@@ -324,6 +327,8 @@ impl Merge {
         if server.server.tls.is_some() && !self.take_hosts(&server.server.hosts, &at) {
             return false;
         }
+        let mode = server.server.tls.as_ref().map(ServerTlsSettings::mode);
+        self.result.auto_passthrough |= mode == Some(TlSmode::AutoPassthrough);
         if self.occupied.insert(at.number) {
             let is_http = server.is_http();
             self.open(server, at, is_http && http3);

@@ -12,10 +12,11 @@ use super::{
     service::Context,
 };
 use crate::{
-    base::{Hashed, ObjectKey, Shared},
+    base::{Hashed, Shared},
     generate::{
         BuildContext,
         endpoint::{self, EndpointKey, EndpointProxyView},
+        gateway::GatewayView,
         name::{ClusterMode, ClusterName},
         patch::{self, PatchContext, cluster::ClusterPatches},
         proxy::ProxyType,
@@ -60,7 +61,7 @@ impl OutboundPart {
             restriction: ServiceRestriction::select(ctx, selected),
         };
         let mut parts = vec![general];
-        if is_router && passes_mtls_through(ctx, &selected.gateways) {
+        if is_router && passes_mtls_through(ctx, selected) {
             parts.push(Self {
                 mode: ClusterMode::SniDnat,
                 restriction: None,
@@ -272,13 +273,16 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// Returns true if a server of the gateways passes mutual TLS through to the service in the SNI.
-fn passes_mtls_through(ctx: &BuildContext, gateways: &[ObjectKey]) -> bool {
-    let rows = gateways.iter().filter_map(|key| ctx.mesh.gateways.get(ctx.cx, key));
+/// Returns true if a server of the gateways passes mutual TLS through to the service in the SNI. Gateways are merged only
+/// if one of them may.
+fn passes_mtls_through(ctx: &BuildContext, selected: &Selected) -> bool {
+    let rows = selected.gateways.iter();
+    let rows = rows.filter_map(|key| ctx.mesh.gateways.get(ctx.cx, key));
     let mut modes = rows
         .flat_map(|row| &row.spec.servers)
         .filter_map(|server| server.tls.as_ref());
     modes.any(|tls| tls.mode() == server_tls_settings::TlSmode::AutoPassthrough)
+        && GatewayView::of(ctx, selected).merged(ctx).auto_passthrough
 }
 
 impl OutboundKey {

@@ -202,3 +202,14 @@ fn https_is_served_over_quic_if_the_service_has_a_udp_port() {
         ["https.443.https.g0.ns"]
     );
 }
+
+#[test]
+fn servers_whose_hosts_are_taken_pass_no_tls_through() {
+    let passing = || tls(TlSmode::AutoPassthrough, server(9443, "TLS", "p", &["*.example.com"]));
+    assert!(merged(&[vec![passing()]]).auto_passthrough);
+    // The port is taken, but not the hosts.
+    let plain = server(9443, "HTTP", "h", &["*"]);
+    assert!(merged(&[vec![plain], vec![passing()]]).auto_passthrough);
+    let same_hosts = tls(TlSmode::Simple, server(9443, "HTTPS", "s", &["*.example.com"]));
+    assert!(!merged(&[vec![same_hosts], vec![passing()]]).auto_passthrough);
+}
