@@ -346,7 +346,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         mtls: tls_mode == Some(MTLS) && !tunnelled,
         network: endpoint.origin.network.clone(),
         cluster: endpoint.origin.cluster.clone(),
-        has_address: !endpoint.address.is_empty(),
+        has_address: !endpoint.address.is_empty() && endpoint.port != 0,
     }
 }
 
