@@ -198,8 +198,10 @@ pub(super) fn of_entry(
         given => SmolStr::new(given),
     };
     // Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go): only a network set by the entry counts when
-    // gateways are selected; a network known otherwise appears in the labels alone.
+    // gateways are selected; a network known otherwise appears in the labels alone. Parity
+    // (pilot/pkg/bootstrap/servicecontroller.go): entries of the config cluster have no other network.
     let known_network = match entry.network.as_str() {
+        "" if object.cluster == mesh.installation.cluster => NetworkId::default(),
         "" => network::of_endpoint(cx, mesh, &object.cluster, &labels, &entry.address),
         given => NetworkId::new(given),
     };
