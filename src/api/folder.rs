@@ -5,8 +5,11 @@
 //! the config cluster. Parsing has two steps, so that only a changed file is parsed again: [`FileContent::read`], then
 //! [`Settings::of`] and [`declared`] combine the files.
 
+mod namespaces;
+
 use std::collections::BTreeMap;
 
+pub use namespaces::SelectedNamespaces;
 use serde_json::Value;
 
 use super::{
@@ -294,11 +297,15 @@ impl Folder {
             .values()
             .flat_map(|content| content.diagnostics.iter().cloned())
             .collect();
-        for ((owner, ..), object) in declared(files.values(), |_| true) {
-            rows.entry(owner.clone()).or_default().push(object.row.clone());
+        let settings = Settings::of(files.values(), mesh_key);
+        let objects = declared(files.values(), |_| true);
+        let selected = SelectedNamespaces::of(&settings.rows, objects.values().map(|object| object.row));
+        for ((owner, ..), object) in objects {
+            if selected.contain(object.row) {
+                rows.entry(owner.clone()).or_default().push(object.row.clone());
+            }
             diagnostics.extend(object.duplicates);
         }
-        let settings = Settings::of(files.values(), mesh_key);
         rows.entry(cluster.clone()).or_default().extend(settings.rows);
         Self {
             rows,

@@ -17,18 +17,44 @@ use super::{
     istio::{ErrorPolicy, Validation, field_path::FieldPath},
     unknown::unknown_fields,
 };
-use crate::proto::{
-    descriptor_pool,
-    istio::{
-        mesh::v1alpha1::{MeshConfig, ProxyConfig},
-        networking::v1beta1::ProxyConfig as ProxyConfigResource,
+use crate::{
+    base::{
+        SmolStr,
+        select::{LabelSelector, Requirement},
     },
-    json::{JsonError, Unknown, from_json, to_json},
+    proto::{
+        descriptor_pool,
+        istio::{
+            mesh::v1alpha1::{self as mesh_api, MeshConfig, ProxyConfig},
+            networking::v1beta1::ProxyConfig as ProxyConfigResource,
+        },
+        json::{JsonError, Unknown, from_json, to_json},
+    },
 };
 
 /// Returns the default mesh config.
 pub fn defaults() -> MeshConfig {
     from_json(&default_values(), Unknown::Deny).expect("because a test reads the defaults")
+}
+
+/// Returns `discoverySelectors`.
+pub fn discovery_selectors(config: &MeshConfig) -> Vec<LabelSelector> {
+    config.discovery_selectors.iter().map(selector).collect()
+}
+
+fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {
+    let labels = written.match_labels.iter();
+    let requirement = |written: &mesh_api::LabelSelectorRequirement| Requirement {
+        key: SmolStr::new(&written.key),
+        operator: SmolStr::new(&written.operator),
+        values: written.values.iter().map(SmolStr::new).collect(),
+    };
+    LabelSelector {
+        match_labels: labels
+            .map(|(key, value)| (SmolStr::new(key), SmolStr::new(value)))
+            .collect(),
+        match_expressions: written.match_expressions.iter().map(requirement).collect(),
+    }
 }
 
 /// Returns the default proxy config.

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
-        folder::{self, FileContent, Role},
+        folder::{self, FileContent, Role, SelectedNamespaces},
         yaml::MAX_FILE_BYTES,
     },
     base::{ClusterId, ObjectKey, Shared, Version},
@@ -91,6 +91,8 @@ pub struct FileSource {
     watch: Watch,
     files: BTreeMap<String, File>,
     rows: Rows,
+    /// Namespaces whose objects count; all of them unless the whole folder is used.
+    selected: SelectedNamespaces,
     /// Diagnostics of objects that are declared more than once.
     duplicates: BTreeMap<(Kind, ObjectKey), Vec<Diagnostic>>,
     /// True if the last listing of the folder failed.
@@ -120,6 +122,7 @@ impl FileSource {
             standing: ActiveDiagnostics::new(report),
             files: BTreeMap::new(),
             rows: Rows::default(),
+            selected: SelectedNamespaces::default(),
             duplicates: BTreeMap::new(),
             is_unreadable: false,
             env: None,
@@ -233,7 +236,7 @@ impl FileSource {
             is_same = false;
             touched.compare(&gone.content, &FileContent::default());
         }
-        if is_same { Vec::new() } else { self.compare(&touched) }
+        if is_same { Vec::new() } else { self.compare(touched) }
     }
 
     fn read(&self, entry: &Entry, known: &File) -> File {
@@ -256,8 +259,19 @@ impl FileSource {
     }
 
     /// Compares the touched objects, and declarations besides objects.
-    fn compare(&mut self, touched: &Touched) -> Vec<Change> {
+    fn compare(&mut self, mut touched: Touched) -> Vec<Change> {
         let files = || self.files.values().map(|file| &*file.content);
+        let settings = folder::Settings::of(files(), &self.settings.mesh_key);
+        if self.settings.objects == Objects::All {
+            let namespaces = folder::declared(files(), |row| row.kind() == Kind::Namespace);
+            let selected = SelectedNamespaces::of(&settings.rows, namespaces.values().map(|object| object.row));
+            if selected != self.selected {
+                self.selected = selected;
+                for content in files() {
+                    touched.compare(&FileContent::default(), content);
+                }
+            }
+        }
         let mut changes = Changes::default();
         if !touched.0.is_empty() {
             let declared = folder::declared(files(), |row| touched.has(row));
@@ -271,7 +285,6 @@ impl FileSource {
                 }
             }
         }
-        let settings = folder::Settings::of(files(), &self.settings.mesh_key);
         for kind in [Kind::MeshConfig, Kind::MeshNetworks] {
             let rows = settings.rows.iter();
             let rows = rows.filter(|row| row.kind() == kind && self.counts(row));
@@ -301,7 +314,7 @@ impl FileSource {
     fn counts(&self, row: &Row) -> bool {
         let own = row.key().cluster == self.settings.cluster;
         match self.settings.objects {
-            Objects::All => true,
+            Objects::All => self.selected.contain(row),
             Objects::IstioOnly => own && (row.kind().is_config() || !row.kind().is_object()),
             Objects::ConfigOnly => own && row.kind().is_config(),
         }

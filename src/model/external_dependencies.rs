@@ -9,12 +9,9 @@ use smol_str::SmolStr;
 
 use super::{MeshSnapshot, features::RemoteJwks, network};
 use crate::{
-    api::fetched_keys::KeySource,
-    base::{
-        ObjectKey,
-        select::{LabelSelector, Requirement},
-    },
-    proto::istio::{mesh::v1alpha1 as mesh_api, security::v1beta1::JwtRule},
+    api::{fetched_keys::KeySource, mesh_config},
+    base::{ObjectKey, select::LabelSelector},
+    proto::istio::security::v1beta1::JwtRule,
     table::Cx,
 };
 
@@ -50,11 +47,10 @@ impl ExternalDependencies {
 
 /// Derives the dependencies of the mesh.
 pub fn external_dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<ExternalDependencies> {
-    let selectors = &mesh.mesh_config(cx).discovery_selectors;
     let networks = mesh.networks.get(cx, &());
     let hosts = networks.filter(|_| mesh.installation.features.resolve_hostname_gateways);
     Some(ExternalDependencies {
-        discovery_selectors: selectors.iter().map(selector).collect(),
+        discovery_selectors: mesh_config::discovery_selectors(mesh.mesh_config(cx)),
         hosts: hosts.map(|networks| network::hosts(networks)).unwrap_or_default(),
         keys: keys(cx, mesh),
     })
@@ -88,20 +84,4 @@ fn timeout(rule: &JwtRule) -> Duration {
     let given = rule.timeout.and_then(|given| Duration::try_from(given).ok());
     let given = given.filter(|given| !given.is_zero()).unwrap_or(KEYS_TIMEOUT);
     given.min(LONGEST_KEYS_TIMEOUT)
-}
-
-fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {
-    let labels: &BTreeMap<String, String> = &written.match_labels;
-    let requirement = |written: &mesh_api::LabelSelectorRequirement| Requirement {
-        key: SmolStr::new(&written.key),
-        operator: SmolStr::new(&written.operator),
-        values: written.values.iter().map(SmolStr::new).collect(),
-    };
-    LabelSelector {
-        match_labels: labels
-            .iter()
-            .map(|(key, value)| (SmolStr::new(key), SmolStr::new(value)))
-            .collect(),
-        match_expressions: written.match_expressions.iter().map(requirement).collect(),
-    }
 }

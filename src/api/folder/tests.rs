@@ -213,3 +213,31 @@ fn a_file_of_20_000_documents_loads() {
     assert_eq!(folder.rows["Kubernetes"].len(), 20_001);
     assert!(folder.diagnostics.is_empty(), "{:?}", folder.diagnostics.first());
 }
+
+#[test]
+fn discovery_selectors_hide_objects_of_other_namespaces() {
+    let namespaces = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: a, labels: {env: x}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: b}
+";
+    let in_namespace = |namespace: &str| SIDECAR.replace("name: a", &format!("name: a, namespace: {namespace}"));
+    let objects = [in_namespace("a"), in_namespace("b"), in_namespace("unknown")].join("---\n");
+    let sidecars = |mesh: &str| {
+        let files = [
+            ("kube.yaml", namespaces),
+            ("config.yaml", objects.as_str()),
+            ("mesh.yaml", mesh),
+        ];
+        let mut names = names(&folder(&files), "Kubernetes");
+        names.retain(|name| name.starts_with("Sidecar"));
+        names
+    };
+    assert_eq!(sidecars("{}").len(), 3);
+    let selected = sidecars("discoverySelectors: [{matchLabels: {env: x}}]");
+    assert_eq!(selected, ["Sidecar a/a"]);
+}

@@ -297,3 +297,21 @@ fn many_scans_equal_one_scan() {
         assert_eq!(source.duplicates, fresh.duplicates);
     }
 }
+
+#[test]
+fn objects_come_and_go_with_the_labels_of_their_namespace() {
+    let namespace =
+        |labels: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {labels}}}\n");
+    let fixture = Fixture::new(&[
+        ("kube.yaml", SERVICE),
+        ("mesh.yaml", "discoverySelectors: [{matchLabels: {env: x}}]"),
+        ("namespace.yaml", &namespace("{}")),
+    ]);
+    let (mut source, changes) = fixture.open(fixture.settings());
+    let service = "Kubernetes Service: default/a".to_owned();
+    assert!(!summary(&changes).contains(&service));
+    fixture.write("namespace.yaml", &namespace("{env: x}"));
+    assert!(summary(&source.look(&Noticed::any())).contains(&service));
+    fixture.write("namespace.yaml", &namespace("{env: y}"));
+    assert!(summary(&source.look(&Noticed::any())).contains(&"Kubernetes Service: ".to_owned()));
+}
