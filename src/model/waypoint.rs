@@ -67,7 +67,7 @@ pub struct ServiceWaypoint {
 
 /// Derives the waypoint of a Gateway of the config cluster.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
-    if !mesh.installation.features.pilot_enable_ambient_waypoints || key.cluster != mesh.installation.cluster {
+    if !mesh.installation.features.pilot_enable_ambient || key.cluster != mesh.installation.cluster {
         return None;
     }
     let gateway = mesh.kube_gateways.get(cx, key)?;
@@ -134,7 +134,7 @@ fn allowed_namespaces(gateway: &gateway_api::Gateway) -> AllowedNamespaces {
 
 /// Derives the waypoint of a service.
 pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceWaypoint> {
-    if !mesh.installation.features.pilot_enable_ambient_waypoints {
+    if !mesh.installation.features.pilot_enable_ambient {
         return None;
     }
     let service = mesh.services.get(cx, key)?;

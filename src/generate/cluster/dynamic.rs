@@ -6,6 +6,7 @@ use crate::{
     model::{
         Service,
         envoy_filter::ReferencedService,
+        features::Features,
         service::{Protocol, Resolution},
     },
     proto::{
@@ -28,7 +29,7 @@ pub fn dns_cache(host: &str) -> DnsCacheConfig {
 
 /// Returns true if the proxy resolves the host per request. SNI clusters are excluded.
 pub(super) fn is_dynamic(service: &Service, mode: ClusterMode) -> bool {
-    let resolved = service.resolution == Resolution::DynamicDns && mode == ClusterMode::Default;
+    let resolved = service.resolution == Resolution::DynamicDns && mode != ClusterMode::SniDnat;
     resolved && host::is_wildcard(&service.key.hostname)
 }
 
@@ -38,6 +39,15 @@ pub(super) fn serves(protocol: Protocol) -> bool {
         protocol,
         Protocol::Http | Protocol::Tls | Protocol::Grpc | Protocol::Http2
     )
+}
+
+/// Returns true if a waypoint serves a port of a dynamic host: it finds the host in requests and in the SNI.
+pub(super) fn serves_behind_waypoint(protocol: Protocol, features: &Features) -> bool {
+    match protocol {
+        Protocol::Http => true,
+        Protocol::Tls => features.enable_wildcard_host_service_entries_for_tls,
+        _ => false,
+    }
 }
 
 /// Returns the service of an extension provider.

@@ -86,6 +86,10 @@ fn routed_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[Obj
 }
 
 fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<ReferencedService> {
+    // Parity (pilot/pkg/model/push_context.go): nothing else of a waypoint's configuration depends on the variable.
+    if !ctx.mesh.installation.features.pilot_enable_ambient_waypoints {
+        return Vec::new();
+    }
     let served = Served::of(ctx, waypoint);
     let routes = served.services.iter().filter_map(|service| served.routes(&service.key));
     let destinations = routes.flat_map(|(_, reach)| &reach.destinations);

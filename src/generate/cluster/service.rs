@@ -186,7 +186,7 @@ impl Context<'_> {
     ///
     /// Parity (pilot/pkg/networking/core/cluster_waypoint.go): certificates in files that the node names do not count, and
     /// the PROXY protocol is inside the tunnel too.
-    fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
+    pub(super) fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
         let policy = self.policy.as_ref();
         let settings = policy.and_then(|policy| policy.tls.as_ref());
         if let Some(settings) = settings.filter(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
@@ -294,10 +294,11 @@ impl Context<'_> {
 
     /// Sets metadata: the service, whether it is external or behind tunnels, the rule and the subset.
     pub(super) fn set_metadata(&self, builder: &mut ClusterBuilder, with_service: bool) {
-        if with_service && self.ctx.mesh.installation.features.pilot_enable_telemetry_label {
+        let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
+        let features = &self.ctx.mesh.installation.features;
+        if with_service && (features.pilot_enable_telemetry_label || is_vip) {
             builder.set_services([self.service]);
         }
-        let (is_default, is_vip) = (self.key.subset.is_empty(), self.key.mode.is_vip());
         let tunnelled =
             self.key.mode == ClusterMode::Default && self.port_traits().is_some_and(|traits| traits.all_tunnel);
         if is_default && !is_vip && (tunnelled || self.service.mesh_external) {

@@ -4,6 +4,7 @@
 use super::{
     ClusterResource,
     discovery::DiscoveryTypes,
+    dynamic,
     outbound_key::{InlineProxyView, OutboundKey},
 };
 use crate::{
@@ -62,7 +63,11 @@ impl WaypointPart {
             }
             // A waypoint acts for the service: rules that select clients do not apply.
             let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
-            for port in &service.ports {
+            let features = &ctx.mesh.installation.features;
+            let served = |port: &&ServicePort| {
+                service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
+            };
+            for port in service.ports.iter().filter(served) {
                 for traffic in VipTraffic::of(port.protocol) {
                     self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut listed);
                 }

@@ -86,7 +86,9 @@ impl FilterStack<'_> {
             Any::pack(&HttpFault::default()),
         ));
         filters.push(http_filter("envoy.filters.http.cors", Any::pack(&Cors {})));
+        let resolver = http.dynamic_dns.as_ref().map(dynamic_forward_proxy);
         if is_waypoint {
+            filters.extend(resolver.clone());
             filters.extend(extensions(ExtensionPhase::Stats));
             filters.extend(extensions(ExtensionPhase::Unspecified));
             if self.has_extension(METADATA_EXCHANGE) {
@@ -104,7 +106,9 @@ impl FilterStack<'_> {
             let session = Any::pack(&StatefulSession::default());
             filters.push(http_filter("envoy.filters.http.stateful_session", session));
         }
-        filters.extend(http.dynamic_dns.as_ref().map(dynamic_forward_proxy));
+        if !is_waypoint {
+            filters.extend(resolver);
+        }
         let router = Router {
             suppress_envoy_headers: self.client.suppresses_debug_headers(),
             ..Default::default()

@@ -18,7 +18,7 @@ use super::{
     outbound::listener::ChainKind,
 };
 use crate::{
-    base::{Hashed, NetworkId, cidr::IpMode},
+    base::{Hashed, Hostname, NetworkId, cidr::IpMode, host},
     generate::{
         BuildContext, EncodedResource, VipView,
         constant::network_filter,
@@ -42,7 +42,7 @@ use crate::{
     model::{
         Service,
         policy::Subject,
-        service::{Protocol, Registry, ServicePort},
+        service::{Protocol, Registry, Resolution, ServicePort},
     },
     proto::{
         Any,
@@ -301,6 +301,10 @@ impl MainInternal<'_> {
         service: &Service,
         port: &ServicePort,
     ) -> Option<PortChain> {
+        let is_dynamic = service.resolution == Resolution::DynamicDns;
+        if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
+            return None;
+        }
         let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
             let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
             let filters = match traffic {
@@ -310,7 +314,10 @@ impl MainInternal<'_> {
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
                     let target = (service, port.number);
                     let routes = route::of_port(&stack.ctx, &self.served, target, &name, forwarded);
-                    http_filters(stack, NetworkFilters::new(), port.protocol, port.number, routes)
+                    let host = &service.key.hostname;
+                    let wildcard = host::is_wildcard(host).then_some(host);
+                    let port = (port.protocol, port.number);
+                    http_filters(stack, NetworkFilters::new(), port, routes, wildcard)
                 }
             };
             add_chain(listener, &name, &filters);
@@ -340,8 +347,8 @@ impl MainInternal<'_> {
                 filters
             }
             VipTraffic::Http => {
-                let routes = route::to_cluster(&self.stack.ctx, ENCAP, 0, ":0/*");
-                http_filters(&self.stack, filters, Protocol::Http, 0, routes)
+                let routes = route::to_cluster(&self.stack.ctx, ENCAP, 0, ("*", ":0/*"));
+                http_filters(&self.stack, filters, (Protocol::Http, 0), routes, None)
             }
         };
         add_chain(listener, name, &filters);
@@ -379,7 +386,9 @@ fn tcp_filters(stack: &FilterStack, (service, port): (&Service, &ServicePort), c
         port: port.number,
         ..VIP_CHAIN
     };
-    stack.complete_tcp_chain(chain, None, |filters| {
+    let host = &service.key.hostname;
+    let is_dynamic = service.resolution == Resolution::DynamicDns && host::is_wildcard(host);
+    stack.complete_tcp_chain(chain, is_dynamic.then_some(host), |filters| {
         let proxy = tcp_proxy(stack, Some((service, port)), cluster);
         stack.add_protocol_filters(filters, port.protocol, proxy, cluster);
     })
@@ -423,13 +432,13 @@ fn tcp_proxy(stack: &FilterStack, target: Option<(&Service, &ServicePort)>, clus
     proxy
 }
 
-/// Adds a connection manager with these routes to filters.
+/// Adds a connection manager with these routes to filters. A `wildcard` host is resolved per request.
 fn http_filters(
     stack: &FilterStack,
     mut filters: NetworkFilters,
-    protocol: Protocol,
-    port: u32,
+    (protocol, port): (Protocol, u32),
     routes: Encoded<RouteConfiguration>,
+    wildcard: Option<&Hostname>,
 ) -> NetworkFilters {
     let client = stack.client;
     let stat_prefix = name::delimited_stat(&["inbound_0.0.0.0_", itoa::Buffer::new().format(port)].concat());
@@ -441,6 +450,7 @@ fn http_filters(
     let mut http = HttpConnection::new(stat_prefix, routes, protocol, port);
     http.tunneled = true;
     http.exchanges_metadata = false;
+    http.dynamic_dns = wildcard.cloned();
     client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
     http.base.http_protocol_options = client.http10_options(stack.features().pilot_http10);
     if protocol.is_http2() {

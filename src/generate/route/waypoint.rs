@@ -18,7 +18,7 @@ use crate::{
         waypoint::Served,
         wire::Encoded,
     },
-    model::{ScopeKey, Service, virtual_service::VirtualService},
+    model::{ScopeKey, Service, service::Resolution, virtual_service::VirtualService},
     proto::{
         envoy::config::route::v3::RouteConfiguration,
         field::{route_configuration, virtual_host},
@@ -37,11 +37,16 @@ pub(crate) fn of_port(
     name: &str,
     append_forwarded_host: bool,
 ) -> Encoded<RouteConfiguration> {
+    // Clients of a dynamic host must not choose another host.
+    let domain = match service.resolution {
+        Resolution::DynamicDns => service.key.hostname.as_str(),
+        _ => "*",
+    };
     let routed = served.routes(&service.key);
     let declared = routed.and_then(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key));
     let Some(declared) = declared else {
         let operation = format!("{}:{port}/*", service.key.hostname);
-        return to_cluster(ctx, name, port, &operation);
+        return to_cluster(ctx, name, port, (domain, &operation));
     };
     let client = RouteProxyView {
         namespace: served.namespace().clone(),
@@ -61,13 +66,18 @@ pub(crate) fn of_port(
         inference: PortInference::SolePort,
         targets: &targets,
     };
-    configuration(name, port, &http::routes(&translation, declared), false)
+    configuration(name, (port, domain), &http::routes(&translation, declared), false)
 }
 
-/// Encodes routes that send every request to one cluster.
-pub(crate) fn to_cluster(ctx: &BuildContext, cluster: &str, port: u32, operation: &str) -> Encoded<RouteConfiguration> {
+/// Encodes routes that send every request for a domain to one cluster.
+pub(crate) fn to_cluster(
+    ctx: &BuildContext,
+    cluster: &str,
+    port: u32,
+    (domain, operation): (&str, &str),
+) -> Encoded<RouteConfiguration> {
     let routes = DefaultRoutes::shared(ctx).route(cluster, operation, None);
-    configuration(cluster, port, &routes, true)
+    configuration(cluster, (port, domain), &routes, true)
 }
 
 /// Resolves the destinations of a VirtualService: through the waypoint itself if it serves the host.
@@ -92,7 +102,12 @@ fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> Ta
     rows.collect()
 }
 
-fn configuration(name: &str, port: u32, routes: &Routes, limits_responses: bool) -> Encoded<RouteConfiguration> {
+fn configuration(
+    name: &str,
+    (port, domain): (u32, &str),
+    routes: &Routes,
+    limits_responses: bool,
+) -> Encoded<RouteConfiguration> {
     static REST: LazyLock<[Encoded<RouteConfiguration>; 2]> = LazyLock::new(|| {
         [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
             Encoded::of(&RouteConfiguration {
@@ -106,7 +121,7 @@ fn configuration(name: &str, port: u32, routes: &Routes, limits_responses: bool)
         out.text(route_configuration::NAME, name);
         out.nested(route_configuration::VIRTUAL_HOSTS, |out| {
             out.joined(virtual_host::NAME, &["inbound|http|", itoa::Buffer::new().format(port)]);
-            out.text(virtual_host::DOMAINS, "*");
+            out.text(virtual_host::DOMAINS, domain);
             out.raw(routes.field());
         });
         out.fields(&REST[usize::from(limits_responses)]);

@@ -33,10 +33,15 @@ pub(super) fn cluster(context: &Context) -> ClusterBuilder {
     context.set_protocol(&mut builder);
     context.apply_pool(&mut builder);
     context.apply_outlier(&mut builder);
-    context.apply_tls(&mut builder);
-    if context.key.client.metadata_exchange {
+    let is_vip = context.key.mode.is_vip();
+    if is_vip {
+        context.apply_tunnel(&mut builder);
+    } else {
+        context.apply_tls(&mut builder);
+    }
+    if context.key.client.metadata_exchange && !is_vip {
         builder.exchange_metadata(&context.ctx.mesh.installation.features.pilot_mx_additional_labels);
     }
-    context.set_metadata(&mut builder, false);
+    context.set_metadata(&mut builder, is_vip);
     builder
 }

@@ -435,3 +435,43 @@ spec: {host: b.default.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}}
     let text = main_internal(&store).to_string();
     assert!(text.contains("upstream_filter_state"));
 }
+
+#[test]
+fn waypoints_resolve_dynamic_hosts_per_request() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: w, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  hosts: ['*.example.com']
+  location: MESH_EXTERNAL
+  resolution: DYNAMIC_DNS
+  ports: [{number: 80, name: http, protocol: HTTP}, {number: 443, name: tls, protocol: TLS}]
+";
+    let mut installation = installation();
+    installation.features.enable_wildcard_host_service_entries_for_tls = true;
+    let store = store_in(installation, None, entry);
+    let listener = main_internal(&store);
+    let http = chain(&listener, "inbound-vip|80|http|*.example.com");
+    assert!(http_filters(http).contains(&"envoy.filters.http.dynamic_forward_proxy"));
+    let manager = &http["filters"][0]["typedConfig"];
+    assert_eq!(
+        manager["routeConfig"]["virtualHosts"][0]["domains"],
+        json!(["*.example.com"])
+    );
+    let tls = chain(&listener, "inbound-vip|443|tcp|*.example.com").to_string();
+    assert!(tls.contains("sni_dynamic_forward_proxy"));
+    for name in ["inbound-vip|80|http|*.example.com", "inbound-vip|443|tcp|*.example.com"] {
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, name);
+        assert_eq!(
+            cluster["clusterType"]["name"], "envoy.clusters.dynamic_forward_proxy",
+            "{name}"
+        );
+        assert_eq!(cluster["transportSocket"]["name"], "internal_upstream", "{name}");
+        assert_eq!(
+            fixture::resource(&store, 0, ResourceType::Endpoint, name),
+            Value::Null,
+            "{name}"
+        );
+    }
+}
