@@ -227,8 +227,8 @@ pub fn raw_buffer() -> TransportSocket {
     socket(RAW_BUFFER_SOCKET, Any::pack(&RawBuffer {}))
 }
 
-/// Returns the configuration of the TCP metadata exchange, as a `TypedStruct`: upstream Envoy lacks its message. `labels`
-/// are exchanged in addition.
+/// Returns the configuration of the TCP metadata exchange, as a `TypedStruct`: upstream Envoy lacks its message.
+/// `labels` are exchanged in addition.
 pub fn metadata_exchange(labels: &[SmolStr]) -> Any {
     static USUAL: LazyLock<Any> = LazyLock::new(|| exchange_of(&[]));
     if labels.is_empty() {

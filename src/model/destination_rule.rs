@@ -216,8 +216,8 @@ impl Candidate {
             None => raw.spec.export_to.clone(),
             Some(_) => vec![".".to_owned()],
         };
-        // `~` is not a namespace, so it needs no case of its own. Parity (pilot/pkg/model/push_context.go): neither is `.`,
-        // because clients of the own namespace find the rule first. Only those in the root namespace do not.
+        // `~` is not a namespace, so it needs no case of its own. Parity (pilot/pkg/model/push_context.go): neither is
+        // `.`, because clients of the own namespace find the rule first. Only those in the root namespace do not.
         let export_to = if written.is_empty() || has(&written, "*") {
             ExportTo::Public
         } else {

@@ -115,8 +115,8 @@ pub struct MergedGateway {
     pub http3_routes: BTreeSet<SmolStr>,
     /// Gateways (`namespace/name`) with refused servers, once per server.
     pub rejected: Vec<SmolStr>,
-    /// True if a server passes mutual TLS through to the service in the SNI. Parity (pilot/pkg/model/gateway.go): such a
-    /// server counts unless its hosts are taken, even if its port is.
+    /// True if a server passes mutual TLS through to the service in the SNI. Parity (pilot/pkg/model/gateway.go): such
+    /// a server counts unless its hosts are taken, even if its port is.
     pub auto_passthrough: bool,
 }
 

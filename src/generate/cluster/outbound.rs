@@ -273,8 +273,8 @@ impl<'a> Listing<'a> {
     }
 }
 
-/// Returns true if a server of the gateways passes mutual TLS through to the service in the SNI. Gateways are merged only
-/// if one of them may.
+/// Returns true if a server of the gateways passes mutual TLS through to the service in the SNI. Gateways are merged
+/// only if one of them may.
 fn passes_mtls_through(ctx: &BuildContext, selected: &Selected) -> bool {
     let rows = selected.gateways.iter();
     let rows = rows.filter_map(|key| ctx.mesh.gateways.get(ctx.cx, key));

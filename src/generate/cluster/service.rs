@@ -184,8 +184,8 @@ impl Context<'_> {
     /// Applies the transport sockets behind a waypoint: connections use the listener that originates tunnels. Inside
     /// the tunnel, TLS is used if a rule says so, but not for identities of the mesh.
     ///
-    /// Parity (pilot/pkg/networking/core/cluster_waypoint.go): certificates in files that the node names do not count, and
-    /// the PROXY protocol is inside the tunnel too.
+    /// Parity (pilot/pkg/networking/core/cluster_waypoint.go): certificates in files that the node names do not count,
+    /// and the PROXY protocol is inside the tunnel too.
     pub(super) fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
         let policy = self.policy.as_ref();
         let settings = policy.and_then(|policy| policy.tls.as_ref());

@@ -291,8 +291,8 @@ fn metadata_of(kind: metadata_kind::Kind, name: &str) -> MetadataValueSource {
 
 /// Uses tunnels for the endpoints that accept them; other endpoints are reached as before.
 ///
-/// Parity (pilot/pkg/networking/core/cluster_tls.go): a tunnel replaces mutual TLS of the mesh. Any other TLS is meant for
-/// the workload and stays inside the tunnel.
+/// Parity (pilot/pkg/networking/core/cluster_tls.go): a tunnel replaces mutual TLS of the mesh. Any other TLS is meant
+/// for the workload and stays inside the tunnel.
 pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: bool) {
     static PLAIN: LazyLock<[Encoded<Cluster>; 2]> =
         LazyLock::new(|| [false, true].map(|baggage| tunnel_match(constant::raw_buffer(), baggage)));

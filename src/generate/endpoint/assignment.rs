@@ -351,8 +351,8 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
 }
 
 impl Target<'_> {
-    /// Returns true if the endpoint is reached by HBONE: it requests that, or is a waypoint. Endpoints with a sidecar are
-    /// reached by mutual TLS all the same, unless HBONE is preferred. Waypoints have no mutual TLS.
+    /// Returns true if the endpoint is reached by HBONE: it requests that, or is a waypoint. Endpoints with a sidecar
+    /// are reached by mutual TLS all the same, unless HBONE is preferred. Waypoints have no mutual TLS.
     fn is_tunnelled(&self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
         let managed = endpoint.origin.labels.get(MANAGED_LABEL);
         let is_waypoint = managed.is_some_and(|by| by == MESH_CONTROLLER);

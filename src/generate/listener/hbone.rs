@@ -322,7 +322,8 @@ impl FilterStack<'_> {
         network_filter(HTTP_CONNECTION_MANAGER, Any::pack(&manager))
     }
 
-    /// Makes a tunnel exchange peer metadata as baggage, if that is enabled. Returns the filter that reads the response.
+    /// Makes a tunnel exchange peer metadata as baggage, if that is enabled. Returns the filter that reads the
+    /// response.
     pub(super) fn baggage_filter(&self, tunnel: &mut TunnelingConfig) -> Option<Filter> {
         if !self.features().ambient_enable_baggage || !self.has_extension(METADATA_EXCHANGE) {
             return None;

@@ -463,8 +463,8 @@ impl InboundListener<'_> {
                 self.add_chain(&mut chains, &port, &tunneled(&form), &filters, addresses);
             }
         }
-        // Parity (pilot/pkg/networking/core/listener_inbound.go): policies of all chains match the peer of the tunnel. The
-        // connections inside have no TLS.
+        // Parity (pilot/pkg/networking/core/listener_inbound.go): policies of all chains match the peer of the tunnel.
+        // The connections inside have no TLS.
         let port = InboundPort {
             tunneled: true,
             ..InboundPort::passthrough(0)

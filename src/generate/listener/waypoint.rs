@@ -396,8 +396,8 @@ fn tcp_filters(stack: &FilterStack, (service, port): (&Service, &ServicePort), c
 
 /// Returns the TCP proxy of a chain, with the statistics prefix of inbound clusters.
 ///
-/// Parity (pilot/pkg/networking/core/listener_waypoint.go): every service counts as one of Kubernetes, a connection to a
-/// workload has neither service nor port, and the target port stays a placeholder.
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): every service counts as one of Kubernetes, a connection to
+/// a workload has neither service nor port, and the target port stays a placeholder.
 fn tcp_proxy(stack: &FilterStack, target: Option<(&Service, &ServicePort)>, cluster: &str) -> TcpProxy {
     let mut proxy = plain_proxy(cluster);
     let pattern = &stack.mesh.inbound_cluster_stat_name;

@@ -69,8 +69,8 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
 
 /// Returns true if the annotation for visibility contains `~`. A VirtualService may nevertheless route to the service.
 ///
-/// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): ready endpoints of such a service are not served.
-/// Others, which receive no traffic, still count for the identities of its servers.
+/// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): ready endpoints of such a service are not
+/// served. Others, which receive no traffic, still count for the identities of its servers.
 fn is_unexported(object: &kube::Service) -> bool {
     let exported = object.meta.annotations.get(registry::EXPORT_TO);
     exported.is_some_and(|list| list.split(',').any(|entry| entry.trim() == "~"))
