@@ -1,5 +1,7 @@
-//! Typed writers of encoded messages, for messages that a resource contains by the hundred. Creating, measuring and
-//! dropping the Rust types would cost several times as much.
+//! Typed writers of encoded messages, for messages that a resource contains by the hundred.
+//!
+//! Creating, measuring and dropping the Rust types instead takes longer (bench `suite`): 3.3 times as long for load
+//! assignments of 1,000 endpoints, and a third longer each for clusters with TLS and for default routes (case `auto`).
 //!
 //! Note: fields must be written in the order in which prost encodes them. The bytes of a resource then do not depend on
 //! how it was encoded. In debug builds each [`Encoded`] message, and each resource, is compared with prost's encoding.

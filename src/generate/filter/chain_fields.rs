@@ -1,5 +1,5 @@
-//! Encoded filter chains. A listener may have hundreds, and as messages they cost many times as much to build, measure
-//! and drop as their bytes.
+//! Encoded filter chains. A listener may have hundreds, so their fields are written without the Rust types, see
+//! [`crate::generate::wire`].
 
 use super::stack::FilterStack;
 use crate::{

@@ -33,7 +33,7 @@ use crate::{
         name::{self, ClusterMode, VipTraffic},
         patch::PatchContext,
         resource::Built,
-        route::waypoint as route,
+        route::waypoint::{self as route, WaypointHost},
         selected::Selected,
         tunnel::{DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE},
         waypoint::{Served, WaypointView},
@@ -316,8 +316,8 @@ impl MainInternal<'_> {
                     let routes = route::of_port(&stack.ctx, &self.served, target, &name, forwarded);
                     let host = &service.key.hostname;
                     let wildcard = host::is_wildcard(host).then_some(host);
-                    let port = (port.protocol, port.number);
-                    http_filters(stack, NetworkFilters::new(), port, routes, wildcard)
+                    let filters = NetworkFilters::new();
+                    http_filters(stack, filters, port.protocol, port.number, routes, wildcard)
                 }
             };
             add_chain(listener, &name, &filters);
@@ -347,8 +347,13 @@ impl MainInternal<'_> {
                 filters
             }
             VipTraffic::Http => {
-                let routes = route::to_cluster(&self.stack.ctx, ENCAP, 0, ("*", ":0/*"));
-                http_filters(&self.stack, filters, (Protocol::Http, 0), routes, None)
+                let host = WaypointHost {
+                    cluster: ENCAP,
+                    port: 0,
+                    domain: "*",
+                };
+                let routes = route::to_cluster(&self.stack.ctx, &host, ":0/*");
+                http_filters(&self.stack, filters, Protocol::Http, 0, routes, None)
             }
         };
         add_chain(listener, name, &filters);
@@ -436,7 +441,8 @@ fn tcp_proxy(stack: &FilterStack, target: Option<(&Service, &ServicePort)>, clus
 fn http_filters(
     stack: &FilterStack,
     mut filters: NetworkFilters,
-    (protocol, port): (Protocol, u32),
+    protocol: Protocol,
+    port: u32,
     routes: Encoded<RouteConfiguration>,
     wildcard: Option<&Hostname>,
 ) -> NetworkFilters {

@@ -28,6 +28,16 @@ use crate::{
 /// Largest direct response of a route, in bytes.
 const MAX_DIRECT_RESPONSE: u32 = 1 << 20;
 
+/// The only virtual host of a waypoint's route configuration.
+pub(crate) struct WaypointHost<'a> {
+    /// Name of the route configuration: that of the cluster.
+    pub(crate) cluster: &'a str,
+    /// Service port.
+    pub(crate) port: u32,
+    /// Domain: `*`, except for a host that is resolved per request.
+    pub(crate) domain: &'a str,
+}
+
 /// Encodes the routes of a service port: those of its VirtualService, or else one route to its cluster. `name` is that
 /// of the cluster.
 pub(crate) fn of_port(
@@ -42,11 +52,16 @@ pub(crate) fn of_port(
         Resolution::DynamicDns => service.key.hostname.as_str(),
         _ => "*",
     };
+    let host = WaypointHost {
+        cluster: name,
+        port,
+        domain,
+    };
     let routed = served.routes(&service.key);
     let declared = routed.and_then(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key));
     let Some(declared) = declared else {
         let operation = format!("{}:{port}/*", service.key.hostname);
-        return to_cluster(ctx, name, port, (domain, &operation));
+        return to_cluster(ctx, &host, &operation);
     };
     let client = RouteProxyView {
         namespace: served.namespace().clone(),
@@ -66,18 +81,13 @@ pub(crate) fn of_port(
         inference: PortInference::SolePort,
         targets: &targets,
     };
-    configuration(name, (port, domain), &http::routes(&translation, declared), false)
+    configuration(&host, &http::routes(&translation, declared), false)
 }
 
-/// Encodes routes that send every request for a domain to one cluster.
-pub(crate) fn to_cluster(
-    ctx: &BuildContext,
-    cluster: &str,
-    port: u32,
-    (domain, operation): (&str, &str),
-) -> Encoded<RouteConfiguration> {
-    let routes = DefaultRoutes::shared(ctx).route(cluster, operation, None);
-    configuration(cluster, (port, domain), &routes, true)
+/// Encodes routes that send every request for the host to its cluster. `operation` names them in traces.
+pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &str) -> Encoded<RouteConfiguration> {
+    let routes = DefaultRoutes::shared(ctx).route(host.cluster, operation, None);
+    configuration(host, &routes, true)
 }
 
 /// Resolves the destinations of a VirtualService: through the waypoint itself if it serves the host.
@@ -102,12 +112,7 @@ fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> Ta
     rows.collect()
 }
 
-fn configuration(
-    name: &str,
-    (port, domain): (u32, &str),
-    routes: &Routes,
-    limits_responses: bool,
-) -> Encoded<RouteConfiguration> {
+fn configuration(host: &WaypointHost, routes: &Routes, limits_responses: bool) -> Encoded<RouteConfiguration> {
     static REST: LazyLock<[Encoded<RouteConfiguration>; 2]> = LazyLock::new(|| {
         [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
             Encoded::of(&RouteConfiguration {
@@ -117,11 +122,12 @@ fn configuration(
             })
         })
     });
-    Encoded::write(routes.field().len() + name.len() + 64, |out| {
-        out.text(route_configuration::NAME, name);
+    Encoded::write(routes.field().len() + host.cluster.len() + 64, |out| {
+        out.text(route_configuration::NAME, host.cluster);
         out.nested(route_configuration::VIRTUAL_HOSTS, |out| {
-            out.joined(virtual_host::NAME, &["inbound|http|", itoa::Buffer::new().format(port)]);
-            out.text(virtual_host::DOMAINS, domain);
+            let mut port = itoa::Buffer::new();
+            out.joined(virtual_host::NAME, &["inbound|http|", port.format(host.port)]);
+            out.text(virtual_host::DOMAINS, host.domain);
             out.raw(routes.field());
         });
         out.fields(&REST[usize::from(limits_responses)]);
