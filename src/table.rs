@@ -16,7 +16,7 @@ mod tests;
 mod transaction;
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::RefCell,
     fmt::Debug,
     hash::{Hash, Hasher},
 };
@@ -31,7 +31,7 @@ pub use transaction::{ChangeSet, Transaction};
 
 use imbl::OrdMap;
 
-use crate::base::{Shared, scratch};
+use crate::base::Shared;
 
 /// A key of a table.
 pub trait Key: Ord + Clone + Hash + Debug + Send + Sync + 'static {}
@@ -62,11 +62,6 @@ impl ReadKey {
     }
 }
 
-thread_local! {
-    /// Scratch buffer for the reads of one evaluation; empty between two uses.
-    static SCRATCH: Cell<Vec<ReadKey>> = const { Cell::new(Vec::new()) };
-}
-
 /// Read context that records reads. One per evaluation; not shared between threads.
 #[derive(Debug, Default)]
 pub struct Cx {
@@ -77,7 +72,7 @@ impl Cx {
     /// Returns a context that records.
     pub fn recording() -> Self {
         Self {
-            reads: Some(RefCell::new(SCRATCH.take())),
+            reads: Some(RefCell::default()),
         }
     }
 
@@ -108,9 +103,7 @@ impl Cx {
         let mut reads = self.reads.map(RefCell::into_inner).unwrap_or_default();
         reads.sort_unstable();
         reads.dedup();
-        let kept = Box::from(reads.as_slice());
-        scratch::put_back(&SCRATCH, reads);
-        kept
+        reads.into_boxed_slice()
     }
 }
 

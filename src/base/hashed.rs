@@ -1,10 +1,10 @@
 //! Keys with many fields: hashed once, shared, compared by pointer and hash first.
 
-use std::{cell::Cell, cmp::Ordering, fmt, hash, ops};
+use std::{cmp::Ordering, fmt, hash, ops};
 
-use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
+use xxhash_rust::xxh3::Xxh3;
 
-use super::{Shared, scratch};
+use super::Shared;
 
 /// A shared value with its 128-bit hash. The order is that of the hashes: stable within a process, without meaning.
 pub struct Hashed<T> {
@@ -22,30 +22,10 @@ impl<T: hash::Hash> Hashed<T> {
     }
 }
 
-thread_local! {
-    /// Scratch buffer for hashing; empty between two uses.
-    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// Collects the pieces that a value writes: keys write many small ones, and one hash of all of them is cheaper than one
-/// each.
-struct Pieces<'a>(&'a mut Vec<u8>);
-
-impl hash::Hasher for Pieces<'_> {
-    fn write(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
-    }
-
-    fn finish(&self) -> u64 {
-        xxh3_64(self.0)
-    }
-}
-
 fn digest(value: &impl hash::Hash) -> u128 {
-    scratch::with(&SCRATCH, |buffer| {
-        value.hash(&mut Pieces(buffer));
-        xxh3_128(buffer)
-    })
+    let mut hasher = Xxh3::new();
+    value.hash(&mut hasher);
+    hasher.digest128()
 }
 
 impl<T> Hashed<T> {

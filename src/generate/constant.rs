@@ -262,9 +262,12 @@ pub fn structure<'k>(fields: impl IntoIterator<Item = (&'k str, Value)>) -> Stru
     }
 }
 
+/// Field of Istio's metadata that names the source object.
+pub const CONFIG_FIELD: &str = "config";
+
 /// Returns metadata that names the source object of a part of the configuration.
 pub fn config_metadata(meta: &Meta) -> Metadata {
-    let config = structure([("config", text(meta.config_path()))]);
+    let config = structure([(CONFIG_FIELD, text(meta.config_path()))]);
     Metadata {
         filter_metadata: [(ISTIO_METADATA.to_owned(), config)].into(),
         ..Default::default()

@@ -6,17 +6,14 @@
 //! Note: fields must be written in the order in which prost encodes them. The bytes of a resource then do not depend on
 //! how it was encoded. In debug builds each [`Encoded`] message, and each resource, is compared with prost's encoding.
 
-use std::{cell::Cell, fmt, marker::PhantomData};
+use std::{fmt, marker::PhantomData};
 
 use prost::{Message, encoding};
 use prost_types::Struct;
 
-use crate::{
-    base::scratch,
-    proto::{
-        Any,
-        field::{self, Blob, Field, Map, MessageFields, NumberKind, TextKind, Wrapper},
-    },
+use crate::proto::{
+    Any,
+    field::{self, Blob, Field, Map, MessageFields, NumberKind, TextKind, Wrapper},
 };
 
 /// A message as bytes, or some of its fields in the order of encoding.
@@ -279,10 +276,7 @@ impl<M: MessageFields> Writer<'_, M> {
     where
         M: 'p,
     {
-        scratch::with(&SCRATCH, |encoded| {
-            message.encode_raw(encoded);
-            self.spliced_bytes(encoded, pieces);
-        });
+        self.spliced_bytes(&message.encode_to_vec(), pieces);
     }
 
     /// As [`Self::spliced`], with an encoded message.
@@ -360,11 +354,6 @@ const WRAPPED_VALUE: u32 = 1;
 /// Fields of the entries of every map.
 const MAP_KEY: u32 = 1;
 const MAP_VALUE: u32 = 2;
-
-thread_local! {
-    /// A message that fields are spliced into.
-    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
 
 /// Returns the place of the first field in the order of encoding; `None` without fields.
 fn first_position<M: MessageFields>(mut fields: &[u8]) -> Option<u32> {

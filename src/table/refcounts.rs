@@ -37,13 +37,7 @@ impl<K: Eq + Hash + Clone> Refcounts<K> {
 }
 
 /// The users of each key.
-pub struct Users<K, U>(FxHashMap<K, UserSet<U>>);
-
-/// A set of users. Most keys have one user, for which nothing is allocated.
-enum UserSet<U> {
-    One(U),
-    Many(FxHashSet<U>),
-}
+pub struct Users<K, U>(FxHashMap<K, FxHashSet<U>>);
 
 impl<K, U> Default for Users<K, U> {
     fn default() -> Self {
@@ -58,14 +52,14 @@ impl<K: Eq + Hash + Clone, U: Eq + Hash> Users<K, U> {
             users.insert(user);
             return false;
         }
-        self.0.insert(key.clone(), UserSet::One(user));
+        self.0.insert(key.clone(), FxHashSet::from_iter([user]));
         true
     }
 
     /// Removes a user of a key. Returns true if it was the last.
     pub fn remove(&mut self, key: &K, user: &U) -> bool {
         let Some(users) = self.0.get_mut(key) else { return false };
-        let is_last = users.remove(user);
+        let is_last = users.remove(user) && users.is_empty();
         if is_last {
             self.0.remove(key);
         }
@@ -74,13 +68,7 @@ impl<K: Eq + Hash + Clone, U: Eq + Hash> Users<K, U> {
 
     /// Returns the users of a key, in no particular order.
     pub fn get(&self, key: &K) -> impl Iterator<Item = &U> {
-        let users = self.0.get(key);
-        let (one, many) = match users {
-            Some(UserSet::One(user)) => (Some(user), None),
-            Some(UserSet::Many(users)) => (None, Some(users)),
-            None => (None, None),
-        };
-        one.into_iter().chain(many.into_iter().flatten())
+        self.0.get(key).into_iter().flatten()
     }
 
     /// Returns the equal key that is in use, to share its allocation.
@@ -106,32 +94,6 @@ impl<K: Eq + Hash + Clone, U: Eq + Hash> Users<K, U> {
     /// Makes room for keys.
     pub fn reserve(&mut self, keys: usize) {
         self.0.reserve(keys);
-    }
-}
-
-impl<U: Eq + Hash> UserSet<U> {
-    fn insert(&mut self, user: U) {
-        match self {
-            Self::One(one) if *one == user => {}
-            Self::One(_) => {
-                let one = std::mem::replace(self, Self::Many(FxHashSet::default()));
-                if let (Self::Many(users), Self::One(one)) = (self, one) {
-                    users.extend([one, user]);
-                }
-            }
-            Self::Many(users) => _ = users.insert(user),
-        }
-    }
-
-    /// Returns true if no user is left.
-    fn remove(&mut self, user: &U) -> bool {
-        match self {
-            Self::One(one) => one == user,
-            Self::Many(users) => {
-                users.remove(user);
-                users.is_empty()
-            }
-        }
     }
 }
 

@@ -134,7 +134,7 @@ impl FilterStack<'_> {
             http3: http.http3,
         };
         let managers = &self.memo().managers;
-        self.shared(managers, key, |stack| Encoded::of(&stack.http_connection_manager(http)))
+        self.shared(managers, key, |stack| stack.http_connection_manager(http))
     }
 
     /// Adds the connection manager as a network filter.
@@ -144,20 +144,19 @@ impl FilterStack<'_> {
             let common = self.shared_manager(http);
             add_manager(filters, &common.value, &http.stat_prefix, &http.routes, denied);
         } else {
-            let common = Encoded::of(&self.http_connection_manager(http));
+            let common = self.http_connection_manager(http);
             add_manager(filters, &common, &http.stat_prefix, &http.routes, denied);
         }
     }
 
-    /// Returns the connection manager without statistics prefix and routes.
-    fn http_connection_manager(&self, http: &HttpConnection) -> HttpConnectionManager {
+    /// Encodes the connection manager without statistics prefix and routes.
+    fn http_connection_manager(&self, http: &HttpConnection) -> Encoded<HttpConnectionManager> {
         let HttpTracing {
             tracing,
             use_request_id,
         } = self.tracing();
         let mut manager = http.base.clone();
-        manager.http_filters = self.http_filters(http);
-        manager.tracing = tracing;
+        let http_filters = self.http_filters(http);
         manager.request_id_extension = Some(RequestIdExtension {
             typed_config: Some(Any::pack(&UuidRequestIdConfig {
                 use_request_id_for_trace_sampling: Some(use_request_id),
@@ -194,7 +193,13 @@ impl FilterStack<'_> {
             manager.internal_address_config = self.internal_addresses();
         }
         manager.proxy_100_continue = self.features().enable_100_continue_headers;
-        manager
+        let tracing = tracing.map(|tracing| {
+            Encoded::write(tracing.len() + 4, |out| {
+                out.encoded(http_connection_manager::TRACING, &tracing);
+            })
+        });
+        let pieces = std::iter::once(&http_filters).chain(&tracing);
+        Encoded::write(http_filters.len() + 2048, |out| out.spliced(&manager, pieces))
     }
 
     /// Returns true if no request may pass because the proxy cannot run a required check.

@@ -1,5 +1,7 @@
 //! Inbound TLS: mutual TLS of the mesh, and TLS of a Sidecar's ingress listener.
 
+use std::{borrow::Cow, sync::LazyLock};
+
 use smol_str::SmolStr;
 
 use super::stack::FilterStack;
@@ -13,6 +15,7 @@ use crate::{
         proxy_view::has_file_socket,
         tls,
         tunnel::TunnelSecrets,
+        wire::Encoded,
     },
     proto::{
         Any,
@@ -25,6 +28,7 @@ use crate::{
             },
             r#type::matcher::v3::StringMatcher,
         },
+        field::{combined_certificate_validation_context, common_tls_context, downstream_tls_context},
         istio::mesh::v1alpha1::mesh_config::{TlsConfig, tls_config::TlsProtocol as MeshTlsProtocol},
     },
 };
@@ -99,30 +103,51 @@ pub enum InnerProtocol {
 impl FilterStack<'_> {
     /// Returns the transport socket of mutual TLS with peers of the mesh.
     pub fn mutual_tls(&self, certificates: &ServerCertificates, inside: InnerProtocol) -> TransportSocket {
-        let names = tls::trust_domain_matchers(self.features(), self.mesh);
-        let common = CommonTlsContext {
-            validation_context_type: Some(validation(names, certificates.roots())),
-            alpn_protocols: self.server_alpns(inside),
-            tls_certificate_sds_secret_configs: vec![certificates.certificate()],
-            ..self.mesh_params()
-        };
-        server_socket(common, true)
+        let context = Encoded::write(768, |out| {
+            out.nested(downstream_tls_context::COMMON_TLS_CONTEXT, |out| {
+                out.fields(&self.mesh_params());
+                out.nested(common_tls_context::COMBINED_VALIDATION_CONTEXT, |out| {
+                    let names = CertificateValidationContext {
+                        match_subject_alt_names: tls::trust_domain_matchers(self.features(), self.mesh),
+                        ..Default::default()
+                    };
+                    let validation = combined_certificate_validation_context::DEFAULT_VALIDATION_CONTEXT;
+                    out.message(validation, &names);
+                    let roots = combined_certificate_validation_context::VALIDATION_CONTEXT_SDS_SECRET_CONFIG;
+                    out.message(roots, &certificates.roots());
+                });
+                for alpn in self.server_alpns(inside) {
+                    out.text(common_tls_context::ALPN_PROTOCOLS, &alpn);
+                }
+                let secrets = common_tls_context::TLS_CERTIFICATE_SDS_SECRET_CONFIGS;
+                out.message(secrets, &certificates.certificate());
+            });
+            out.wrapper(downstream_tls_context::REQUIRE_CLIENT_CERTIFICATE, 1);
+        });
+        socket(TLS_SOCKET, context.into_any())
     }
 
-    /// Returns a context with the parameters of mutual TLS.
-    fn mesh_params(&self) -> CommonTlsContext {
+    /// Encodes the parameters of mutual TLS; the usual ones are encoded once.
+    fn mesh_params(&self) -> Cow<'static, Encoded<CommonTlsContext>> {
+        static USUAL: LazyLock<Encoded<CommonTlsContext>> =
+            LazyLock::new(|| Encoded::of(&params(TlsProtocol::TlSv12, owned(CIPHERS))));
         let mtls = self.mesh.mesh_m_tls.as_ref();
         let minimum = match mtls.map(TlsConfig::min_protocol_version) {
             Some(MeshTlsProtocol::Tlsv13) => TlsProtocol::TlSv13,
             _ => TlsProtocol::TlSv12,
         };
-        let ciphers = match mtls.map(|mtls| mtls.cipher_suites.as_slice()) {
-            None | Some([]) => owned(CIPHERS),
-            Some(ciphers) => ciphers.to_vec(),
+        let ciphers = mtls.map(|mtls| mtls.cipher_suites.as_slice()).unwrap_or_default();
+        if minimum == TlsProtocol::TlSv12 && ciphers.is_empty() && self.features().compliance_policy.is_empty() {
+            return Cow::Borrowed(&USUAL);
+        }
+        let ciphers = if ciphers.is_empty() {
+            owned(CIPHERS)
+        } else {
+            ciphers.to_vec()
         };
         let mut common = params(minimum, ciphers);
         tls::enforce_compliance(self.features(), &mut common);
-        common
+        Cow::Owned(Encoded::of(&common))
     }
 
     /// Returns the ALPN values of mutual TLS.

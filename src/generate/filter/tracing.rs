@@ -1,6 +1,6 @@
 //! Tracing in HTTP connection managers: provider, sampling, tags.
 
-use std::collections::BTreeMap;
+use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
 use super::{
     access_log::envoy_grpc,
@@ -9,7 +9,7 @@ use super::{
     telemetry::TracingSpec,
 };
 use crate::{
-    generate::{proxy::ProxyType, proxy_class::names_by_conventions},
+    generate::{proxy::ProxyType, proxy_class::names_by_conventions, wire::Encoded},
     proto::{
         Any,
         envoy::{
@@ -36,6 +36,7 @@ use crate::{
                 v3::Percent,
             },
         },
+        field::{custom_tag as custom_tag_fields, literal, tracing},
         istio::{
             mesh::v1alpha1::{
                 mesh_config::{
@@ -60,8 +61,8 @@ const OPEN_TELEMETRY: &str = "envoy.tracers.opentelemetry";
 
 /// Tracing settings of a connection manager.
 pub struct HttpTracing {
-    /// Field `tracing`.
-    pub tracing: Option<Tracing>,
+    /// Field `tracing`, encoded.
+    pub tracing: Option<Encoded<Tracing>>,
     /// True if the request id carries the sampling decision.
     pub use_request_id: bool,
 }
@@ -101,17 +102,14 @@ impl FilterStack<'_> {
     }
 
     /// Returns tracing by the bootstrap's tracer.
-    fn mesh_tracing(&self) -> Tracing {
+    fn mesh_tracing(&self) -> Encoded<Tracing> {
         let config = &self.client.tracing;
         let istio_tags = config.enable_istio_tags.unwrap_or(true);
-        let tracing = Tracing {
-            custom_tags: self.custom_tags(istio_tags, None),
-            ..Default::default()
-        };
-        self.sampled(self.default_sampling(), tracing)
+        let tags = self.custom_tags(istio_tags, None);
+        self.sampled(self.default_sampling(), &tags, Tracing::default())
     }
 
-    fn provider_tracing(&self, spec: &TracingSpec, tracer: Tracer) -> Tracing {
+    fn provider_tracing(&self, spec: &TracingSpec, tracer: Tracer) -> Encoded<Tracing> {
         let sampling = if tracer.samples {
             100.0
         } else {
@@ -119,8 +117,8 @@ impl FilterStack<'_> {
         };
         let router = self.client.proxy_type == ProxyType::Router;
         let spawn = tracer.name == SKYWALKING || router && self.features().pilot_spawn_upstream_span_for_gateway;
+        let tags = self.custom_tags(spec.istio_tags, spec.custom_tags);
         let tracing = Tracing {
-            custom_tags: self.custom_tags(spec.istio_tags, spec.custom_tags),
             max_path_tag_length: (tracer.max_tag_length != 0).then_some(tracer.max_tag_length),
             provider: Some(provider::Http {
                 name: tracer.name.to_owned(),
@@ -130,14 +128,14 @@ impl FilterStack<'_> {
             no_context_propagation: spec.no_context_propagation && self.client.version.at_least(1, 30),
             ..Default::default()
         };
-        self.sampled(sampling, tracing)
+        self.sampled(sampling, &tags, tracing)
     }
 
-    /// Adds the sampling percentages, and the tag length of the bootstrap.
-    fn sampled(&self, random: f64, tracing: Tracing) -> Tracing {
+    /// Encodes the message with encoded tags, the sampling percentages, and the tag length of the bootstrap.
+    fn sampled(&self, random: f64, tags: &Encoded<Tracing>, tracing: Tracing) -> Encoded<Tracing> {
         let percent = |value| Some(Percent { value });
         let legacy_length = self.client.tracing.max_path_tag_length;
-        Tracing {
+        let tracing = Tracing {
             client_sampling: percent(100.0),
             overall_sampling: percent(100.0),
             random_sampling: percent(random),
@@ -145,7 +143,8 @@ impl FilterStack<'_> {
                 .max_path_tag_length
                 .or((legacy_length != 0).then_some(legacy_length)),
             ..tracing
-        }
+        };
+        Encoded::write(tags.len() + 64, |out| out.spliced(&tracing, [tags]))
     }
 
     /// Returns the sampling percentage without a Telemetry.
@@ -157,25 +156,28 @@ impl FilterStack<'_> {
         }
     }
 
-    /// Returns the tags, sorted by name.
-    fn custom_tags(&self, istio: bool, user: Option<&BTreeMap<String, telemetry::CustomTag>>) -> Vec<CustomTag> {
-        let mut tags = Vec::with_capacity(16);
+    /// Encodes the tags, sorted by name.
+    fn custom_tags(&self, istio: bool, user: Option<&BTreeMap<String, telemetry::CustomTag>>) -> Encoded<Tracing> {
+        let mut tags: Vec<EncodedTag> = Vec::with_capacity(16);
         if istio {
             tags.extend(self.client.tags.custom_tags());
             tags.extend(dry_run_tags());
         }
         if self.client.proxy_type == ProxyType::Waypoint {
-            tags.extend(waypoint_tags());
+            tags.extend(waypoint_tags().map(encoded));
         }
         match user.filter(|user| !user.is_empty()) {
-            Some(user) => tags.extend(user.iter().filter_map(|(tag, how)| self.user_tag(tag, how))),
+            Some(user) => {
+                let tag = |(tag, how): (&String, _)| self.user_tag(tag, how).map(encoded);
+                tags.extend(user.iter().filter_map(tag));
+            }
             None => {
                 let legacy = &self.client.tracing.custom_tags;
-                tags.extend(legacy.iter().map(|(tag, how)| legacy_tag(tag, how)));
+                tags.extend(legacy.iter().map(|(tag, how)| encoded(legacy_tag(tag, how))));
             }
         }
-        tags.sort_by(|a, b| a.tag.cmp(&b.tag));
-        tags
+        tags.sort_by(|(a, _), (b, _)| a.cmp(b));
+        Encoded::write(1024, |out| tags.iter().for_each(|(_, tag)| out.fields(tag)))
     }
 
     fn user_tag(&self, tag: &str, how: &telemetry::CustomTag) -> Option<CustomTag> {
@@ -400,8 +402,16 @@ fn join_path(host: &str, path: &str) -> String {
     format!("{}{slash}", segments.join("/"))
 }
 
+/// Name of a tag, and the tag encoded as a field.
+type EncodedTag = (Cow<'static, str>, Cow<'static, Encoded<Tracing>>);
+
+fn encoded(tag: CustomTag) -> EncodedTag {
+    let field = Encoded::write(0, |out| out.message(tracing::CUSTOM_TAGS, &tag));
+    (tag.tag.into(), Cow::Owned(field))
+}
+
 impl ServiceTags {
-    fn custom_tags(&self) -> impl Iterator<Item = CustomTag> {
+    fn custom_tags(&self) -> impl Iterator<Item = EncodedTag> {
         [
             ("istio.canonical_revision", &self.revision),
             ("istio.canonical_service", &self.service),
@@ -410,12 +420,30 @@ impl ServiceTags {
             ("istio.cluster_id", &self.cluster),
         ]
         .into_iter()
-        .map(|(tag, value)| custom_tag(tag, literal_tag(value)))
+        .map(|(tag, value)| {
+            let field = Encoded::write(tag.len() + value.len() + 12, |out| {
+                out.nested(tracing::CUSTOM_TAGS, |out| {
+                    out.text(custom_tag_fields::TAG, tag);
+                    out.nested(custom_tag_fields::LITERAL, |out| out.text(literal::VALUE, value));
+                });
+            });
+            (tag.into(), Cow::Owned(field))
+        })
     }
 }
 
 /// Returns tags with the decisions of dry-run policies.
-fn dry_run_tags() -> impl Iterator<Item = CustomTag> {
+fn dry_run_tags() -> impl Iterator<Item = EncodedTag> {
+    static TAGS: LazyLock<Vec<(String, Encoded<Tracing>)>> = LazyLock::new(|| {
+        let tags = new_dry_run_tags().map(encoded);
+        tags.map(|(name, field)| (name.into_owned(), field.into_owned()))
+            .collect()
+    });
+    TAGS.iter()
+        .map(|(name, field)| (name.as_str().into(), Cow::Borrowed(field)))
+}
+
+fn new_dry_run_tags() -> impl Iterator<Item = CustomTag> {
     [
         ("allow_policy.name", "allow_shadow_effective_policy_id"),
         ("allow_policy.result", "allow_shadow_engine_result"),

@@ -23,7 +23,7 @@ use crate::{
     },
     proto::{
         envoy::config::{
-            core::v3::header_value_option::HeaderAppendAction,
+            core::v3::{Metadata, header_value_option::HeaderAppendAction},
             route::v3::{
                 Route, RouteAction, RouteMatch, VirtualHost,
                 route::Action,
@@ -31,7 +31,7 @@ use crate::{
                 route_match::PathSpecifier,
             },
         },
-        field::{decorator, route, route_action, virtual_host},
+        field::{decorator, metadata, route, route_action, virtual_host},
         istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute},
     },
     table::{Memo, Memoized},
@@ -142,6 +142,20 @@ impl DefaultRoutes {
     }
 }
 
+/// Typical size of an encoded action, in bytes.
+const USUAL_ACTION: usize = 384;
+
+fn write_action(out: &mut Writer<Route>, action: Option<&Action>) {
+    match action {
+        None => {}
+        Some(Action::Route(forward)) => out.message(route::ROUTE, forward),
+        Some(Action::Redirect(redirect)) => out.message(route::REDIRECT, redirect),
+        Some(Action::DirectResponse(response)) => out.message(route::DIRECT_RESPONSE, response),
+        Some(Action::FilterAction(filter)) => out.message(route::FILTER_ACTION, filter),
+        Some(Action::NonForwardingAction(none)) => out.message(route::NON_FORWARDING_ACTION, none),
+    }
+}
+
 /// A declared route without its matches, encoded once for all of them.
 struct RouteTemplate<'a> {
     declared: &'a HttpRoute,
@@ -196,14 +210,11 @@ impl<'a> RouteTemplate<'a> {
                 .push(headers::header("alt-svc", &value, append));
         }
         let operation = operation(&route, virtual_service.meta.name(), translation.port);
-        let action = Route {
-            action: route.action.take(),
-            ..Default::default()
-        };
+        let action = route.action.take();
         Self {
             declared,
             semantics,
-            action: Encoded::of(&action),
+            action: Encoded::write(USUAL_ACTION, |out| write_action(out, action.as_ref())),
             changes: Encoded::of(&route),
             operation,
         }
@@ -247,13 +258,12 @@ struct RouteWriter {
 
 impl RouteWriter {
     fn new(meta: &Meta) -> Self {
-        let metadata = Route {
-            metadata: Some(constant::config_metadata(meta)),
-            ..Default::default()
-        };
+        let path = meta.config_path();
         Self {
             routes: Encoded::empty(),
-            metadata: Encoded::of(&metadata),
+            metadata: Encoded::write(path.len() + 48, |out| {
+                out.nested(route::METADATA, |out| write_config_metadata(out, &path));
+            }),
             catch_all: None,
         }
     }
@@ -261,6 +271,14 @@ impl RouteWriter {
     fn finish(self) -> Routes {
         Routes::new(self.routes, self.catch_all)
     }
+}
+
+/// Writes [`constant::config_metadata`] of this path. VirtualServices take 20 % longer with it, and with actions, as Rust
+/// types (bench `suite`, case `virtualservice`).
+fn write_config_metadata(out: &mut Writer<Metadata>, path: &str) {
+    out.entry(metadata::FILTER_METADATA, constant::ISTIO_METADATA, |out| {
+        out.text_field(constant::CONFIG_FIELD, path);
+    });
 }
 
 fn route_name<'a>(declared: &'a HttpRoute, condition: Option<&HttpMatchRequest>) -> Cow<'a, str> {
