@@ -273,7 +273,7 @@ impl RouteWriter {
     }
 }
 
-/// Writes [`constant::config_metadata`] of this path. VirtualServices take 20 % longer with it, and with actions, as Rust
+/// Writes [`constant::config_metadata`] of this path. VirtualServices take 20 % longer if it and the actions are Rust
 /// types (bench `suite`, case `virtualservice`).
 fn write_config_metadata(out: &mut Writer<Metadata>, path: &str) {
     out.entry(metadata::FILTER_METADATA, constant::ISTIO_METADATA, |out| {
