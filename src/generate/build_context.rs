@@ -7,7 +7,10 @@ use std::{
 
 use crate::{
     base::Shared,
-    model::{MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope},
+    model::{
+        MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope,
+        service::{MergedPort, ServicePort, ServiceRef},
+    },
     proto::istio::mesh::v1alpha1::MeshConfig,
     table::{Cx, Table},
 };
@@ -35,6 +38,21 @@ impl<'a> BuildContext<'a> {
     /// Returns a service.
     pub fn service(&self, key: &ServiceKey) -> Option<&'a Shared<Service>> {
         self.mesh.services.get(self.cx, key)
+    }
+
+    /// Returns one of the services of a host.
+    pub fn member(&self, service: &ServiceRef) -> Option<&'a Shared<Service>> {
+        Service::member(self.service(&service.key)?, service.member)
+    }
+
+    /// Returns a port of a service, with the service that has its attributes.
+    pub fn service_port(
+        &self,
+        key: &ServiceKey,
+        merged: Option<MergedPort>,
+        number: u32,
+    ) -> Option<(&'a Shared<Service>, &'a ServicePort)> {
+        Service::merged_port(self.service(key)?, merged, number)
     }
 
     /// Returns a scope. Selected scopes exist; an empty one replaces a Sidecar that this revision removed.

@@ -25,7 +25,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
-        service::UNSPECIFIED_IP,
+        service::{MergedPort, UNSPECIFIED_IP},
         waypoint,
     },
     proto::{envoy::config::endpoint::v3::ClusterLoadAssignment, field::cluster_load_assignment},
@@ -41,6 +41,8 @@ pub struct EndpointKey {
     pub service: ServiceKey,
     /// Service port.
     pub port: u32,
+    /// Members of the service that the port comes from, if the host has several.
+    pub merged: Option<MergedPort>,
     /// Subset, empty for the default cluster.
     pub subset: SmolStr,
     /// Mode of the cluster.
@@ -161,16 +163,14 @@ impl EndpointKey {
         let name = self.name();
         let rule = self.rule.as_ref();
         let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
-        let target = ctx.service(&self.service).and_then(|service| {
-            let port = service.port(self.port)?;
-            Some(Target {
-                service,
-                port,
-                subset: &self.subset,
-                mode: self.mode,
-                rule: rule.as_ref(),
-                waypoint_target: None,
-            })
+        let found = ctx.service_port(&self.service, self.merged, self.port);
+        let target = found.map(|(service, port)| Target {
+            service,
+            port,
+            subset: &self.subset,
+            mode: self.mode,
+            rule: rule.as_ref(),
+            waypoint_target: None,
         });
         let groups = target.map(|target| target.discovered(ctx, &self.client));
         Built::new(EncodedResource::write(name.as_str().into(), |out| {

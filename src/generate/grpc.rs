@@ -194,6 +194,7 @@ impl GrpcPart {
         let key = EndpointKey {
             service: service.key.clone(),
             port: name.port,
+            merged: scope.merged_port(&service.key, name.port),
             subset: name.subset.into(),
             mode: ClusterMode::Default,
             rule: found.map(|(rule, _)| rule),

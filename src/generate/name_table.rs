@@ -112,17 +112,9 @@ impl NameTableKey {
         let scope = ctx.scope(&self.scope);
         let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
         let mut found = Rows::with_capacity(count);
-        for key in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
-            // Each address of a ServiceEntry counts as a separate service.
-            let Some(service) = ctx.service(key) else {
-                continue;
-            };
-            if service.variants.is_empty() {
+        for listed in scope.egress.iter().flat_map(|listener| listener.services.iter()) {
+            if let Some(service) = ctx.member(listed) {
                 self.add(ctx, service, &mut found);
-                continue;
-            }
-            for variant in service.variants() {
-                self.add(ctx, &variant, &mut found);
             }
         }
         let table = merged(found);
@@ -159,7 +151,7 @@ impl NameTableKey {
         for pod in traits
             .addresses
             .iter()
-            .filter(|pod| pod.port_name == port.name && pod.healthy)
+            .filter(|pod| pod.serves(port.number, &port.name) && pod.healthy)
         {
             let own: Vec<SmolStr> = std::iter::once(&pod.address)
                 .chain(&pod.extra_addresses)

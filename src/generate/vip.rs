@@ -93,8 +93,7 @@ impl VipView {
     ///
     /// Parity (pilot/pkg/networking/core/listener_waypoint.go): a service without an address has [`UNSPECIFIED_IP`].
     pub fn virtual_addresses(&self, service: &Service) -> Vec<SmolStr> {
-        let variants = service.variants();
-        let mut addresses: Vec<SmolStr> = variants.iter().flat_map(|variant| self.addresses(variant)).collect();
+        let mut addresses: Vec<SmolStr> = service.all().flat_map(|one| self.addresses(one)).collect();
         addresses.sort();
         addresses.dedup();
         addresses

@@ -96,6 +96,8 @@ pub struct HeadlessAddress {
     pub extra_addresses: Box<[SmolStr]>,
     /// The service port's name.
     pub port_name: SmolStr,
+    /// Number of the service port, if a ServiceEntry sets it; 0 if only the name is known.
+    pub service_port: u32,
     /// The cluster.
     pub cluster: ClusterId,
     /// The network.
@@ -146,8 +148,10 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     let service = mesh.services.get(cx, key)?;
     let endpoints = &mesh.endpoints.get(cx, key)?.endpoints;
     let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
-    let is_dns = matches!(service.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb);
-    let headless = if service.resolution == Resolution::Passthrough {
+    let is_dns = service
+        .all()
+        .any(|one| matches!(one.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb));
+    let headless = if service.all().any(|one| one.resolution == Resolution::Passthrough) {
         &**endpoints
     } else {
         &[]
@@ -167,6 +171,10 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     })
 }
 
+/// Returns the traits of each port of the services of a row. Of several ports with one number, the youngest that has
+/// endpoints counts.
+///
+/// Parity (pilot/pkg/model/push_context.go, `instancesByPort`).
 fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortTraits> {
     let of_port = |port: &ServicePort| {
         let served: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.serves(port)).collect();
@@ -176,7 +184,8 @@ fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortT
         };
         (!served.is_empty()).then_some((port.number, traits))
     };
-    service.ports.iter().filter_map(of_port).collect()
+    let ports = service.all().flat_map(|one| &one.ports);
+    ports.filter_map(of_port).collect()
 }
 
 impl Endpoint {
@@ -225,11 +234,20 @@ impl Endpoint {
 }
 
 impl HeadlessAddress {
+    /// Returns true if the address serves a service port.
+    pub fn serves(&self, number: u32, name: &str) -> bool {
+        match self.service_port {
+            0 => self.port_name == name,
+            own => own == number,
+        }
+    }
+
     fn of(endpoint: &Endpoint, service: &Service) -> Self {
         Self {
             address: endpoint.address.clone(),
             extra_addresses: endpoint.extra_addresses.clone(),
             port_name: endpoint.port_name.clone(),
+            service_port: endpoint.service_port,
             cluster: endpoint.origin.cluster.clone(),
             network: endpoint.origin.network.clone(),
             hostname: endpoint.origin.hostname.clone(),

@@ -38,7 +38,8 @@ pub struct LocalityDependencies {
 
 /// Emits the index key of a service whose endpoints depend on the client's location without a DestinationRule.
 pub fn service_entry(_key: &ServiceKey, service: &Service, emit: &mut dyn FnMut(())) {
-    if service.node_local || service.traffic_distribution != TrafficDistribution::Any {
+    let depends = |one: &Service| one.node_local || one.traffic_distribution != TrafficDistribution::Any;
+    if service.all().any(depends) {
         emit(());
     }
 }
@@ -54,7 +55,8 @@ pub fn rule_entry(_key: &RuleKey, row: &HostRules, emit: &mut dyn FnMut(())) {
 pub fn dependencies(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<LocalityDependencies> {
     let mut needs = LocalityDependencies::default();
     let mesh_setting = mesh.mesh_config(cx).locality_lb_setting.as_ref();
-    for (_, service) in mesh.locality_services.get(cx, &()) {
+    let rows = mesh.locality_services.get(cx, &());
+    for service in rows.flat_map(|(_, row)| row.all()) {
         needs.node |= service.node_local;
         let labels: &[&[&str]] = match service.traffic_distribution {
             TrafficDistribution::Any => &[],

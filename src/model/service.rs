@@ -1,18 +1,16 @@
-//! Services: one row per (namespace, host name), merged over clusters and registries.
+//! Services: one row per (namespace, host name), with the services of all clusters and registries.
 
 mod alias;
 pub mod auto_allocation;
 pub(super) mod entry;
 pub(super) mod kube;
 pub mod mcs;
+pub mod member;
 mod protocol;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -23,11 +21,12 @@ use super::{
 };
 use crate::{
     api::{Config, Meta, kube::service::TargetPort},
-    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared},
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };
 
+pub use member::{MergedPort, ServiceRef};
 pub use protocol::Protocol;
 
 /// Key of a service: host first, so that rows of one host are adjacent.
@@ -99,14 +98,14 @@ pub struct Service {
     pub name: SmolStr,
     /// The registry.
     pub registry: Registry,
-    /// ServiceEntry of the row, if any (the oldest of several).
+    /// ServiceEntry that declares it, if any.
     pub service_entry: Option<ObjectKey>,
     /// Creation time, for order and conflicts.
     pub creation: i64,
     /// The ports, in declared order.
     pub ports: Vec<ServicePort>,
     /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] without one); empty for ServiceEntries, whose
-    /// addresses are in `default_address` and `variants`.
+    /// address is in `default_address`.
     pub cluster_vips: BTreeMap<ClusterId, Vec<SmolStr>>,
     /// `0.0.0.0` if the service has no address; otherwise the first address (a ServiceEntry may have a CIDR).
     pub default_address: SmolStr,
@@ -114,9 +113,11 @@ pub struct Service {
     pub auto_ipv4: SmolStr,
     /// Auto-allocated IPv6 address, empty if none.
     pub auto_ipv6: SmolStr,
-    /// For a host with several addresses, or declared by several ServiceEntries: each address with its ports, oldest
-    /// first; otherwise empty. See [`Service::variants`].
-    pub variants: Vec<Variant>,
+    /// Every service of the host and namespace, oldest first, if there are several; otherwise empty. The row itself is
+    /// the one that represents the host, with the ports that others of its class add.
+    pub members: Vec<Shared<Service>>,
+    /// Services of one row and class agree in all that prevents merging their ports.
+    pub merge_class: u32,
     /// Resolution.
     pub resolution: Resolution,
     /// True if it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
@@ -149,100 +150,14 @@ pub struct Service {
     pub external_ports: BTreeMap<ClusterId, BTreeMap<u32, u32>>,
 }
 
-/// One address of a host, with its ports.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Variant {
-    /// The address: an IP, a CIDR, or [`UNSPECIFIED_IP`].
-    pub address: SmolStr,
-    /// Auto-allocated IPv4 address, empty when none.
-    pub auto_ipv4: SmolStr,
-    /// Auto-allocated IPv6 address, empty when none.
-    pub auto_ipv6: SmolStr,
-    /// The ports.
-    pub ports: Vec<ServicePort>,
-    /// Resolution.
-    pub resolution: Resolution,
-}
-
 /// Address of services without one.
 pub const UNSPECIFIED_IP: &str = "0.0.0.0";
 
 impl Service {
-    /// Returns the port with this number that leads to a workload's port, or else the first one with this number. UDP
-    /// ports count.
-    pub fn inbound_port(&self, number: u32, target_port: u32) -> Option<&ServicePort> {
-        let mut same = self.ports.iter().filter(|port| port.number == number);
-        let first = same.clone().next();
-        same.find(|port| port.target == TargetPort::Number(target_port))
-            .or(first)
-    }
-
-    /// Returns the port with this number; UDP ports are ignored.
-    pub fn port(&self, number: u32) -> Option<&ServicePort> {
-        port_numbered(&self.ports, number)
-    }
-
-    /// Returns the service once per address, with the ports of that address, for listeners, virtual hosts and the name
-    /// table. Clusters use the service itself, which has all ports.
-    pub fn variants(&self) -> Vec<Cow<'_, Self>> {
-        if self.variants.is_empty() {
-            return vec![Cow::Borrowed(self)];
-        }
-        let variants = self.variants.iter();
-        variants.map(|variant| Cow::Owned(self.with_address(variant))).collect()
-    }
-
-    /// Returns the service with the youngest address that serves the port, or, for port 0, the youngest of all.
-    pub fn at_port(&self, number: u32) -> Cow<'_, Self> {
-        let serves = |variant: &&Variant| number == 0 || port_numbered(&variant.ports, number).is_some();
-        match self.variants.iter().rfind(serves) {
-            Some(variant) => Cow::Owned(self.with_address(variant)),
-            None => Cow::Borrowed(self),
-        }
-    }
-
-    /// Returns the service with one of its addresses. Fields are copied one by one: a host declared by many
-    /// ServiceEntries has so many ports and variants that full copies would be quadratic.
-    fn with_address(&self, variant: &Variant) -> Self {
-        Self {
-            key: self.key.clone(),
-            name: self.name.clone(),
-            registry: self.registry,
-            service_entry: self.service_entry.clone(),
-            creation: self.creation,
-            ports: variant.ports.clone(),
-            cluster_vips: self.cluster_vips.clone(),
-            default_address: variant.address.clone(),
-            auto_ipv4: variant.auto_ipv4.clone(),
-            auto_ipv6: variant.auto_ipv6.clone(),
-            variants: Vec::new(),
-            resolution: variant.resolution,
-            mesh_external: self.mesh_external,
-            export_to: self.export_to.clone(),
-            service_accounts: self.service_accounts.clone(),
-            labels: self.labels.clone(),
-            selector: self.selector.clone(),
-            aliases: self.aliases.clone(),
-            external_name: self.external_name.clone(),
-            node_local: self.node_local,
-            traffic_distribution: self.traffic_distribution,
-            publish_not_ready: self.publish_not_ready,
-            race_first_tcp_connect: self.race_first_tcp_connect,
-            headless: self.headless,
-            external_addresses: self.external_addresses.clone(),
-            external_ports: self.external_ports.clone(),
-        }
-    }
-
     /// Returns the value of a label.
     pub fn label(&self, key: &str) -> Option<&SmolStr> {
         self.labels.get(key)
     }
-}
-
-fn port_numbered(ports: &[ServicePort], number: u32) -> Option<&ServicePort> {
-    let mut served = ports.iter().filter(|port| port.protocol != Protocol::Udp);
-    served.find(|port| port.number == number)
 }
 
 /// Attributes that decide the visibility and precedence of a service.
@@ -256,12 +171,16 @@ pub struct Visibility {
     pub creation: i64,
     /// Tie-breaker for services of the same age: the object's name, or the host of ServiceEntries.
     pub name: SmolStr,
-    /// The port numbers, sorted (an egress listener may name one).
+    /// The port numbers, sorted (an egress listener may name one); those of a row with members include merged ones.
     pub ports: Vec<u32>,
     /// ExternalName services that resolve to this one.
     pub aliases: Vec<ServiceKey>,
     /// The external name of a Kubernetes ExternalName service, empty otherwise.
     pub external_name: Hostname,
+    /// Services of one row and class agree in all that prevents merging their ports.
+    pub merge_class: u32,
+    /// The same of every service of the row, oldest first, if there are several; otherwise empty.
+    pub members: Box<[Visibility]>,
 }
 
 /// Emits the index keys of a service: the namespaces that see it, for all and for its own declaring namespace.
@@ -274,11 +193,23 @@ pub fn export_keys(
         emit((audience.clone(), None));
         emit((audience, Some(key.namespace.clone())));
     };
-    match &visibility.export_to {
-        ExportTo::Public => both(None),
-        ExportTo::None => {}
-        ExportTo::Namespaces(namespaces) => namespaces.iter().for_each(|namespace| both(Some(namespace.clone()))),
+    if visibility.members.is_empty() {
+        audiences(&visibility.export_to).for_each(&mut both);
+        return;
     }
+    let members = visibility.members.iter();
+    let all: BTreeSet<Option<Namespace>> = members.flat_map(|member| audiences(&member.export_to)).collect();
+    all.into_iter().for_each(both);
+}
+
+/// Returns the namespaces that see a service; `None` for all.
+fn audiences(export_to: &ExportTo) -> impl Iterator<Item = Option<Namespace>> {
+    let public = (*export_to == ExportTo::Public).then_some(None);
+    let some = match export_to {
+        ExportTo::Namespaces(namespaces) => Some(namespaces),
+        ExportTo::Public | ExportTo::None => None,
+    };
+    public.into_iter().chain(some.into_iter().flatten().cloned().map(Some))
 }
 
 /// Emits the index keys of a ServiceEntry: its (host, namespace) pairs.
@@ -331,15 +262,18 @@ pub fn candidates(
     own.chain(imported).chain(entries.iter().cloned()).collect()
 }
 
-/// Derives one service: the Kubernetes Services of this name in all clusters, or else the ServiceEntries of the
-/// namespace that declare the host. Kubernetes Services take precedence, so that a ServiceEntry cannot take over their
-/// name.
+/// Derives the services of a host: that of the Kubernetes Services of this name in all clusters, and those of the
+/// ServiceEntries of the namespace that declare the host.
 pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
-    let mut service = kube::service(cx, mesh, key).or_else(|| entry::service(cx, mesh, key))?;
-    if service.resolution != Resolution::Alias {
-        service.aliases = alias::aliases(cx, mesh, &key.hostname);
-    }
-    Some(service)
+    let own = kube::service(cx, mesh, key);
+    let entries = entry::services(cx, mesh, key);
+    let concrete = own.as_ref().is_some_and(|own| own.resolution != Resolution::Alias) || !entries.is_empty();
+    let aliases = if concrete {
+        alias::aliases(cx, mesh, &key.hostname)
+    } else {
+        Vec::new()
+    };
+    member::combined(own, entries, &aliases)
 }
 
 /// Returns the visibility of a service, by default the mesh's.
@@ -373,21 +307,31 @@ fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -
     })
 }
 
-/// Derives the visibility of one service.
+/// Derives the visibility of one row.
 pub fn visibility(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Visibility> {
     let service = mesh.services.get(cx, key)?;
+    let members = service.members.iter();
+    Some(Visibility {
+        members: members.map(|member| visibility_of(member)).collect(),
+        ..visibility_of(service)
+    })
+}
+
+fn visibility_of(service: &Service) -> Visibility {
     let mut ports: Vec<u32> = service.ports.iter().map(|port| port.number).collect();
     ports.sort_unstable();
-    Some(Visibility {
+    Visibility {
         export_to: service.export_to.clone(),
         registry: service.registry,
         creation: service.creation,
         name: match service.registry {
             Registry::Kubernetes => service.name.clone(),
-            Registry::External => SmolStr::new(&*key.hostname),
+            Registry::External => SmolStr::new(&*service.key.hostname),
         },
         ports,
         aliases: service.aliases.clone(),
         external_name: service.external_name.clone(),
-    })
+        merge_class: service.merge_class,
+        members: Box::default(),
+    }
 }

@@ -14,7 +14,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    service::{Protocol, Service, ServiceKey},
+    service::{MergedPort, Protocol, Service, ServiceKey, ServiceRef},
     virtual_service,
 };
 use crate::{
@@ -66,6 +66,25 @@ pub struct PortFilter {
     pub aliases: Option<Vec<ServiceKey>>,
 }
 
+/// The visible services of one host, merged for clusters: the one that decides, and the ports of all that agree with
+/// it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct MergedService {
+    /// Position of the member that decides.
+    pub member: u32,
+    /// Position of the member that each port comes from, by the port's number.
+    pub ports: BTreeMap<u32, u32>,
+}
+
+impl MergedService {
+    /// Returns the members that a port comes from.
+    pub fn port(&self, number: u32) -> Option<MergedPort> {
+        let port = *self.ports.get(&number)?;
+        let service = self.member;
+        Some(MergedPort { service, port })
+    }
+}
+
 /// Services of a scope or listener that are only partly visible.
 pub type PortFilters = Shared<BTreeMap<ServiceKey, PortFilter>>;
 
@@ -80,9 +99,9 @@ pub struct EgressListener {
     pub bind: SmolStr,
     /// `captureMode: NONE`.
     pub capture_none: bool,
-    /// Services: one per host, in a fixed order (exported to this namespace alone before public, then creation time,
-    /// name and namespace).
-    pub services: Shared<[ServiceKey]>,
+    /// Services: of one namespace per host, in a fixed order (exported to this namespace alone before public, then
+    /// creation time, name and namespace). A host with several services occurs once for each.
+    pub services: Shared<[ServiceRef]>,
     /// Restrictions of partly visible services.
     pub port_filters: PortFilters,
     /// The VirtualServices that apply (gateway `mesh`), in order of precedence.
@@ -125,6 +144,8 @@ pub struct SidecarScope {
     pub services: Shared<[ServiceKey]>,
     /// Restrictions of partly visible services.
     pub port_filters: PortFilters,
+    /// The services that clusters serve for hosts with several.
+    pub merged: Shared<BTreeMap<ServiceKey, MergedService>>,
     /// All VirtualServices of the listeners, without duplicates (gateway scope: those of gateway `mesh`, for waypoints;
     /// routers use [`virtual_service::for_gateway`]).
     pub virtual_services: Shared<[ObjectKey]>,
@@ -144,6 +165,7 @@ impl SidecarScope {
             egress: Vec::new(),
             services: Shared::from(Vec::new()),
             port_filters: Shared::default(),
+            merged: Shared::default(),
             virtual_services: Shared::from(Vec::new()),
             by_host: Shared::default(),
             registry_only: false,
@@ -178,7 +200,15 @@ impl SidecarScope {
 
     /// Returns true if the scope shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
-        shows_port(&self.port_filters, service, port)
+        match self.merged.get(service) {
+            Some(merged) => merged.ports.contains_key(&port),
+            None => shows_port(&self.port_filters, service, port),
+        }
+    }
+
+    /// Returns the members that a port of a service comes from; `None` if the row has no members.
+    pub fn merged_port(&self, service: &ServiceKey, port: u32) -> Option<MergedPort> {
+        self.merged.get(service)?.port(port)
     }
 }
 
@@ -201,8 +231,8 @@ pub fn scope(cx: &Cx, mesh: &MeshSnapshot, key: &ScopeKey) -> Option<SidecarScop
 
 fn gateway_scope(cx: &Cx, mesh: &MeshSnapshot, key: &ScopeKey, namespace: &Namespace) -> SidecarScope {
     let mut collector = Collector::default();
-    for (service, visibility) in imports::visible_services(cx, mesh, namespace, None) {
-        collector.add(service, visibility, None);
+    for service in imports::visible_services(cx, mesh, namespace, None) {
+        collector.add(service, None);
     }
     let virtual_services = virtual_service::for_gateway(cx, mesh, namespace, virtual_service::MESH_GATEWAY);
     let virtual_services: Vec<ObjectKey> = virtual_services.into_iter().map(|(key, _)| key.clone()).collect();
@@ -236,7 +266,7 @@ fn sidecar_scope(
         let selected = imports.services(cx, mesh, namespace, port_wanted);
         let reaches = imports.virtual_services(cx, mesh, namespace);
         for import in &selected {
-            collector.add(import.key, import.visibility, import.trim.ports.as_deref());
+            collector.add(import.service, import.trim.ports.as_deref());
         }
         for (_, summary) in &reaches {
             collector.add_destinations(cx, mesh, namespace, summary, port_wanted);
@@ -257,7 +287,7 @@ fn sidecar_scope(
             capture_none: listener.capture_mode() == CaptureMode::None,
             services: selected
                 .iter()
-                .map(|import| import.key.clone())
+                .map(|import| import.service.reference())
                 .collect::<Vec<_>>()
                 .into(),
             port_filters: imports::port_filters(&selected),

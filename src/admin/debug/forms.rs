@@ -33,7 +33,8 @@ fn moment(time: time::OffsetDateTime) -> Value {
 pub(super) fn registry(mesh: &MeshSnapshot) -> Value {
     mesh.services
         .iter(&Cx::untracked())
-        .map(|(_, service)| self::service(service))
+        .flat_map(|(_, row)| row.all())
+        .map(self::service)
         .collect()
 }
 

@@ -28,7 +28,7 @@ use crate::{
     model::{
         ScopeKey, Service, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
-        service::{Protocol, Resolution, ServicePort},
+        service::{MergedPort, Protocol, Resolution, ServicePort},
     },
     proto::{envoy::config::cluster::v3::cluster::DiscoveryType, istio::networking::v1alpha3::server_tls_settings},
 };
@@ -168,15 +168,31 @@ impl<'a> Listing<'a> {
         destination_rule::find(self.ctx.cx, self.ctx.mesh, namespace, labels, &service.key)
     }
 
-    fn list_service(&mut self, service: &Shared<Service>) {
+    fn list_service(&mut self, row: &Shared<Service>) {
+        let merged = if row.members.is_empty() {
+            None
+        } else {
+            self.scope.merged.get(&row.key)
+        };
+        let service = merged.map_or(Some(row), |merged| Service::member(row, merged.member));
+        let Some(service) = service else { return };
         let unsuited = self.part.mode == ClusterMode::SniDnat && service.mesh_external;
         if service.resolution == Resolution::Alias || unsuited {
             return;
         }
         let found = self.rule(service);
+        if let Some(merged) = merged {
+            for number in merged.ports.keys().copied() {
+                let origin = merged.port(number);
+                if let Some((service, port)) = Service::merged_port(row, origin, number) {
+                    self.list_port(service, (port, origin), found.as_ref());
+                }
+            }
+            return;
+        }
         for port in &service.ports {
             if port.protocol != Protocol::Udp && self.scope.shows_port(&service.key, port.number) {
-                self.list_port(service, port, found.as_ref());
+                self.list_port(service, (port, None), found.as_ref());
             }
         }
     }
@@ -184,7 +200,7 @@ impl<'a> Listing<'a> {
     fn list_port(
         &mut self,
         service: &Shared<Service>,
-        port: &ServicePort,
+        (port, merged): (&ServicePort, Option<MergedPort>),
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
     ) {
         let (part, ctx) = (self.part, self.ctx);
@@ -203,6 +219,7 @@ impl<'a> Listing<'a> {
             let key = self.patched(OutboundKey {
                 service: service.key.clone(),
                 port: port.number,
+                merged,
                 subset: subset.into(),
                 mode: part.mode,
                 rule: found.map(|(found, _)| found.clone()),
@@ -256,6 +273,7 @@ impl<'a> Listing<'a> {
             let key = OutboundKey {
                 service: service.key.clone(),
                 port: parsed.port,
+                merged: self.scope.merged_port(&service.key, parsed.port),
                 subset: parsed.subset.into(),
                 mode: self.part.mode,
                 rule: found.as_ref().map(|(found, _)| found.clone()),
@@ -295,6 +313,7 @@ impl OutboundKey {
         let key = EndpointKey {
             service: self.service.clone(),
             port: self.port,
+            merged: self.merged,
             subset: self.subset.clone(),
             mode: self.mode,
             rule: self.rule.clone(),
@@ -305,10 +324,7 @@ impl OutboundKey {
 
     /// Builds the cluster; none if the service or port is gone, or if a DNS cluster has no endpoints.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let Some((service, port)) = ctx
-            .service(&self.service)
-            .and_then(|service| Some((service, service.port(self.port)?)))
-        else {
+        let Some((service, port)) = ctx.service_port(&self.service, self.merged, self.port) else {
             return Built::none();
         };
         let rule = self.rule.as_ref();

@@ -5,7 +5,7 @@ use smol_str::SmolStr;
 use crate::{
     base::{Hashed, Shared, cidr::IpMode},
     generate::{endpoint::EndpointProxyView, name::ClusterMode, patch::PatchRef, proxy_view::SocketProxyView},
-    model::{ServiceKey, destination_rule::RuleRef},
+    model::{ServiceKey, destination_rule::RuleRef, service::MergedPort},
 };
 
 /// One outbound cluster.
@@ -15,6 +15,8 @@ pub struct OutboundKey {
     pub service: ServiceKey,
     /// Service port.
     pub port: u32,
+    /// Members of the service that the port comes from, if the host has several.
+    pub merged: Option<MergedPort>,
     /// Subset, empty for the default cluster.
     pub subset: SmolStr,
     /// Mode.

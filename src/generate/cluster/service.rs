@@ -89,7 +89,12 @@ impl Context<'_> {
         builder.cluster.common_lb_config = Some(CommonLbConfig::default());
         match initial {
             DiscoveryType::StrictDns | DiscoveryType::LogicalDns => self.set_dns(&mut builder)?,
-            DiscoveryType::OriginalDst => set_port_override(&mut builder, Some(self.service), self.port),
+            // Parity (pilot/pkg/networking/core/cluster.go): a port that another service adds keeps its number.
+            DiscoveryType::OriginalDst => {
+                if let Some(own) = self.service.port(self.port.number) {
+                    set_port_override(&mut builder, Some(self.service), own);
+                }
+            }
             DiscoveryType::Eds | DiscoveryType::Static => {}
         }
         if self.key.subset.is_empty()

@@ -92,6 +92,7 @@ impl WaypointPart {
             let mut key = OutboundKey {
                 service: service.key.clone(),
                 port: port.number,
+                merged: None,
                 subset: subset.into(),
                 mode,
                 rule: found.map(|(found, _)| found.clone()),

@@ -24,7 +24,7 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
-        service::{Protocol, Registry, Resolution, ServicePort, UNSPECIFIED_IP},
+        service::{Protocol, Registry, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
     },
 };
@@ -65,8 +65,11 @@ struct Lister<'a> {
 }
 
 /// A service port that needs a listener.
+#[derive(Clone)]
 struct Request<'a> {
     service: &'a Service,
+    /// Its position among the services of its row.
+    position: u32,
     port: ListenPort,
     binds: Vec<SmolStr>,
     bind_to_port: bool,
@@ -138,9 +141,9 @@ pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
 impl<'a> Lister<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
         // An alias is served under the service that it refers to.
-        let services = egress.services.iter().filter_map(|key| self.service(key));
-        let services: Vec<&Service> = services
-            .filter(|service| service.resolution != Resolution::Alias)
+        let services = egress.services.iter().filter_map(|listed| self.service(listed));
+        let services: Vec<(u32, &Service)> = services
+            .filter(|(_, service)| service.resolution != Resolution::Alias)
             .collect();
         if let Some(port) = &egress.port {
             let port = ListenPort {
@@ -149,9 +152,10 @@ impl<'a> Lister<'a> {
                 protocol: Protocol::parse(&port.protocol),
             };
             if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
-                for service in services {
+                for (position, service) in services {
                     self.add(Request {
                         service,
+                        position,
                         port: port.clone(),
                         binds: binds.to_vec(),
                         bind_to_port,
@@ -162,7 +166,7 @@ impl<'a> Lister<'a> {
             return;
         }
         self.entries.values_mut().for_each(|entry| entry.locked = true);
-        for service in services.into_iter().flat_map(Service::variants) {
+        for (position, service) in services {
             for port in &service.ports {
                 if binds.is_empty() && self.has_http(port) {
                     continue;
@@ -174,7 +178,8 @@ impl<'a> Lister<'a> {
                 };
                 if self.client.can_bind(self.ctx, bind_to_port, binds, &port) {
                     self.add_service_port(Request {
-                        service: &service,
+                        service,
+                        position,
                         port,
                         binds: binds.to_vec(),
                         bind_to_port,
@@ -185,8 +190,8 @@ impl<'a> Lister<'a> {
         }
     }
 
-    fn service(&self, key: &ServiceKey) -> Option<&'a Service> {
-        self.ctx.service(key).map(|service| &**service)
+    fn service(&self, listed: &ServiceRef) -> Option<(u32, &'a Service)> {
+        Some((listed.member, self.ctx.member(listed)?))
     }
 
     /// Returns true for an HTTP port that already has a listener: another one changes nothing.
@@ -214,7 +219,7 @@ impl<'a> Lister<'a> {
         let addresses = traits.map(|traits| traits.addresses.as_slice()).unwrap_or_default();
         let of_port = addresses
             .iter()
-            .filter(|address| address.port_name == request.port.name);
+            .filter(|address| address.serves(request.port.number, &request.port.name));
         let mut any = false;
         for address in of_port {
             any = true;
@@ -227,11 +232,8 @@ impl<'a> Lister<'a> {
                 continue;
             }
             self.add(Request {
-                service,
-                port: request.port.clone(),
                 binds,
-                bind_to_port: request.bind_to_port,
-                egress: request.egress,
+                ..request.clone()
             });
         }
         // A plain ServiceEntry never has endpoints; other services may get some later.
@@ -305,7 +307,10 @@ impl<'a> Lister<'a> {
 
     fn member(&self, request: &Request, kind: ChainKind, sniffs: bool, ranges: Vec<SmolStr>) -> ListenerService {
         let mut member = ListenerService {
-            service: Some(request.service.key.clone()),
+            service: Some(ServiceRef {
+                key: request.service.key.clone(),
+                member: request.position,
+            }),
             port: request.port.clone(),
             kind,
             sniffs,

@@ -30,9 +30,9 @@ use crate::{
         selected::Selected,
     },
     model::{
-        ScopeKey, Service, ServiceKey,
+        ScopeKey, Service,
         destination_rule::{self, RuleRef},
-        service::{Protocol, ServicePort},
+        service::{Protocol, ServicePort, ServiceRef},
     },
 };
 
@@ -94,7 +94,7 @@ pub struct SidecarRoutes {
 struct Binding {
     routes: FragmentKey,
     /// Hosts that are services.
-    services: Vec<ServiceKey>,
+    services: Vec<ServiceRef>,
     /// Other hosts, in lower case.
     hosts: Vec<Hostname>,
 }
@@ -102,7 +102,7 @@ struct Binding {
 /// A service port with a default route.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct DefaultHost {
-    service: ServiceKey,
+    service: ServiceRef,
     port: u32,
     /// DestinationRule, if it has a consistent hash.
     rule: Option<RuleRef>,
@@ -217,7 +217,7 @@ impl SidecarRoutes {
             if routes.is_empty() {
                 continue;
             }
-            let services = binding.services.iter().filter_map(|key| ctx.service(key));
+            let services = binding.services.iter().filter_map(|listed| ctx.member(listed));
             let mut by_port: BTreeMap<u32, Vec<Shared<Service>>> = BTreeMap::new();
             for service in services {
                 for port in self.routed_ports(service) {
@@ -236,9 +236,9 @@ impl SidecarRoutes {
             }));
         }
         let routes = LazyCell::new(|| http::DefaultRoutes::shared(ctx));
-        let rest = self.services.iter().filter(|host| !taken.contains(&host.service));
+        let rest = self.services.iter().filter(|host| !taken.contains(&host.service.key));
         for host in rest {
-            let service = ctx.service(&host.service);
+            let service = ctx.member(&host.service);
             groups.extend(
                 service
                     .filter(|service| self.is_routed(service, host.port))
@@ -274,7 +274,7 @@ impl SidecarRoutes {
 
 impl DefaultHost {
     fn routes(&self, ctx: &BuildContext, routes: &http::DefaultRoutes) -> Routes {
-        let host = lower_case(&self.service.hostname);
+        let host = lower_case(&self.service.key.hostname);
         let rule = self.rule.as_ref();
         let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));

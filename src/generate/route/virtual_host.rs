@@ -96,7 +96,7 @@ impl<'a> VirtualHosts<'a> {
             absolute: features.pilot_enable_absolute_fqdn_vhost_domain,
         };
         let host = super::domains::lower_case(&service.key.hostname);
-        let domains = domains::of_service(&service.at_port(port), names, &self.client.vip, forms);
+        let domains = domains::of_service(service, names, &self.client.vip, forms);
         let (name, domains) = self.named(&host, port, domains)?;
         let include_attempt_count = self.client.include_attempt_count;
         Some(match filters::stateful_session(service, features) {

@@ -1,10 +1,13 @@
-//! Services of ServiceEntries: one per host, from all entries of the namespace that declare it.
+//! Services of ServiceEntries: one for each address of each entry of the namespace that declares the host.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use smol_str::SmolStr;
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, Variant};
+use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
 use crate::{
     api::{Config, kube::service::TargetPort},
     base::{Hostname, Labels, Shared, cidr, host},
@@ -29,46 +32,54 @@ pub(in crate::model) fn entries<'a>(
     entries
 }
 
-/// Merges the entries into a service: the oldest decides, the others add addresses, and ports if they agree with it.
-pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
+/// Returns the services of the entries, oldest first. Invalid addresses have none.
+pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Service> {
     let entries = entries(cx, mesh, key);
-    let mut served: Vec<&Shared<Config<ServiceEntry>>> = Vec::new();
-    let mut variants = Vec::new();
-    let mut ports: Vec<ServicePort> = Vec::new();
-    for entry in entries {
-        let own = variants_of(cx, mesh, key, entry);
-        let Some(variant) = own.first() else { continue };
-        if served.first().is_none_or(|first| merges(mesh, first, entry)) {
-            ports.extend(variant.ports.iter().cloned());
-        }
-        served.push(entry);
-        variants.extend(own);
+    let classes = merge_classes(mesh, &entries);
+    let mut services = Vec::new();
+    for (entry, merge_class) in entries.into_iter().zip(classes) {
+        let mut addresses = addresses(cx, mesh, key, entry).into_iter();
+        let Some(first) = addresses.next() else { continue };
+        let first = converted(cx, mesh, key, entry, first, merge_class);
+        let further: Vec<Service> = addresses.map(|address| address.of(first.clone())).collect();
+        services.push(first);
+        services.extend(further);
     }
-    let mut service = converted(cx, mesh, key, served.first()?, variants.first()?);
-    let mut known: BTreeSet<u32> = service.ports.iter().map(|port| port.number).collect();
-    for port in ports {
-        if known.insert(port.number) {
-            service.ports.push(port);
-        }
-    }
-    if variants.len() > 1 {
-        service.variants = variants;
-    }
-    Some(service)
+    services
 }
 
-/// Returns true if the ports of a further entry get clusters too: it agrees with the first one about everything that a
-/// service has only once.
-fn merges(mesh: &MeshSnapshot, first: &Config<ServiceEntry>, other: &Config<ServiceEntry>) -> bool {
-    let selector = |entry: &Config<ServiceEntry>| {
-        let selector = entry.spec.workload_selector.as_ref();
-        selector.map(|selector| selector.labels.clone()).unwrap_or_default()
+/// Returns a number for each entry that is equal for those whose ports may be merged. 0 is free for a Kubernetes
+/// service, which nothing is merged with.
+///
+/// Parity (pilot/pkg/model/sidecar.go, `canMergeServices`): `exportTo` counts as written.
+fn merge_classes(mesh: &MeshSnapshot, entries: &[&Shared<Config<ServiceEntry>>]) -> Vec<u32> {
+    if entries.len() < 2 {
+        return vec![1; entries.len()];
+    }
+    let mut classes = BTreeMap::new();
+    let attributes = entries.iter().map(|entry| {
+        let audience: BTreeSet<&String> = entry.spec.export_to.iter().collect();
+        (
+            resolution(&entry.spec),
+            labels(mesh, entry),
+            selector(&entry.spec),
+            audience,
+        )
+    });
+    let class = |attributes| {
+        let next = u32::try_from(classes.len()).unwrap_or(u32::MAX).saturating_add(1);
+        *classes.entry(attributes).or_insert(next)
     };
-    let audience = |entry: &Config<ServiceEntry>| entry.spec.export_to.iter().cloned().collect::<BTreeSet<_>>();
-    resolution(&first.spec) == resolution(&other.spec)
-        && labels(mesh, first) == labels(mesh, other)
-        && selector(first) == selector(other)
-        && audience(first) == audience(other)
+    attributes.map(class).collect()
+}
+
+/// Returns the labels of the workloads that an entry selects.
+fn selector(entry: &ServiceEntry) -> Labels {
+    let selector = entry.workload_selector.as_ref().map(|selector| &selector.labels);
+    let pairs = selector.into_iter().flatten();
+    pairs
+        .map(|(name, value)| (SmolStr::new(name), SmolStr::new(value)))
+        .collect()
 }
 
 /// Returns the resolution of an entry.
@@ -82,7 +93,7 @@ pub(in crate::model) fn resolution(entry: &ServiceEntry) -> Resolution {
     }
 }
 
-/// Returns the number of variants of an entry: one per address, or one without addresses.
+/// Returns the number of services of an entry for a host: one per address, or one without addresses.
 pub(in crate::model) fn address_count(entry: &ServiceEntry) -> usize {
     match entry.addresses.as_slice() {
         [] => 1,
@@ -95,22 +106,44 @@ pub(super) fn wants_address(entry: &ServiceEntry, hostname: &Hostname) -> bool {
     entry.addresses.is_empty() && entry.resolution() != Given::None && !host::is_wildcard(hostname)
 }
 
-/// Returns one variant per address of the entry; invalid addresses are omitted.
-fn variants_of(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<ServiceEntry>) -> Vec<Variant> {
-    let spec = &entry.spec;
-    let variant = |address: SmolStr, (auto_ipv4, auto_ipv6): (SmolStr, SmolStr)| Variant {
-        address,
-        auto_ipv4,
-        auto_ipv6,
-        ports: spec.ports.iter().map(port).collect(),
-        resolution: resolution(spec),
-    };
-    if spec.addresses.is_empty() {
-        let auto = auto_addresses(cx, mesh, key, entry);
-        return vec![variant(SmolStr::new_static(UNSPECIFIED_IP), auto)];
+/// Address of a service.
+struct Address {
+    address: SmolStr,
+    auto_ipv4: SmolStr,
+    auto_ipv6: SmolStr,
+}
+
+impl Address {
+    /// Returns a service with the address.
+    fn of(self, service: Service) -> Service {
+        Service {
+            default_address: self.address,
+            auto_ipv4: self.auto_ipv4,
+            auto_ipv6: self.auto_ipv6,
+            ..service
+        }
     }
-    let addresses = spec.addresses.iter().filter_map(|text| address(text));
-    addresses.map(|address| variant(address, Default::default())).collect()
+}
+
+/// Returns the addresses of the entry; invalid ones are omitted.
+fn addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<ServiceEntry>) -> Vec<Address> {
+    if entry.spec.addresses.is_empty() {
+        let (auto_ipv4, auto_ipv6) = auto_addresses(cx, mesh, key, entry);
+        let address = SmolStr::new_static(UNSPECIFIED_IP);
+        return vec![Address {
+            address,
+            auto_ipv4,
+            auto_ipv6,
+        }];
+    }
+    let given = entry.spec.addresses.iter().filter_map(|text| address(text));
+    given
+        .map(|address| Address {
+            address,
+            auto_ipv4: SmolStr::default(),
+            auto_ipv6: SmolStr::default(),
+        })
+        .collect()
 }
 
 fn port(port: &crate::proto::istio::networking::v1alpha3::ServicePort) -> ServicePort {
@@ -183,9 +216,15 @@ fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Labels {
     labels
 }
 
-fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<ServiceEntry>, first: &Variant) -> Service {
+fn converted(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    key: &ServiceKey,
+    entry: &Config<ServiceEntry>,
+    address: Address,
+    merge_class: u32,
+) -> Service {
     let (meta, spec) = (&entry.meta, &entry.spec);
-    let selector = spec.workload_selector.as_ref().map(|selector| &selector.labels);
     let mut service_accounts: Vec<SmolStr> = spec.subject_alt_names.iter().map(SmolStr::new).collect();
     service_accounts.sort_unstable();
     service_accounts.dedup();
@@ -196,22 +235,19 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config<Serv
         registry: Registry::External,
         service_entry: Some(meta.key.clone()),
         creation: meta.creation,
-        ports: first.ports.clone(),
+        ports: spec.ports.iter().map(port).collect(),
         cluster_vips: Default::default(),
-        default_address: first.address.clone(),
-        auto_ipv4: first.auto_ipv4.clone(),
-        auto_ipv6: first.auto_ipv6.clone(),
-        variants: Vec::new(),
-        resolution: first.resolution,
+        default_address: address.address,
+        auto_ipv4: address.auto_ipv4,
+        auto_ipv6: address.auto_ipv6,
+        members: Vec::new(),
+        merge_class,
+        resolution: resolution(spec),
         mesh_external: spec.location() == Location::MeshExternal,
         export_to: super::export_to(cx, mesh, &spec.export_to, meta.namespace()),
         service_accounts,
         labels: labels(mesh, entry),
-        selector: selector
-            .into_iter()
-            .flatten()
-            .map(|(name, value)| (SmolStr::new(name), SmolStr::new(value)))
-            .collect(),
+        selector: selector(spec),
         aliases: Vec::new(),
         external_name: Hostname::default(),
         node_local: false,

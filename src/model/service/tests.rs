@@ -29,6 +29,7 @@ fn entry_created(name: &str, spec: &Value, status: Value, time: &str) -> Row {
         hosts: texts(&spec["hosts"]),
         addresses: texts(&spec["addresses"]),
         export_to: texts(&spec["exportTo"]),
+        subject_alt_names: texts(&spec["subjectAltNames"]),
         ..Default::default()
     };
     for port in spec["ports"].as_array().into_iter().flatten() {
@@ -347,14 +348,13 @@ fn traffic_distribution_of_a_service_overrides_its_namespace() {
 }
 
 #[test]
-fn an_entry_has_a_service_for_each_host_and_a_variant_for_each_address() {
+fn an_entry_has_a_service_for_each_host_and_address() {
     let spec = json!({"hosts": ["x.com", "y.com"], "addresses": ["1.1.1.1/32", "nonsense", "2.0.0.0/8"],
         "ports": [80], "resolution": "STATIC", "exportTo": ["."]});
     let world = world(vec![entry("e", &spec, Value::Null)]);
     let service = service_of(&world, "y.com");
     assert_eq!(service.default_address, "1.1.1.1");
-    let variants = service.variants();
-    let addresses: Vec<_> = variants.iter().map(|v| v.default_address.as_str()).collect();
+    let addresses: Vec<_> = service.all().map(|one| one.default_address.as_str()).collect();
     assert_eq!(addresses, ["1.1.1.1", "2.0.0.0/8"]);
     assert!(find(&world, "x.com").is_some());
 }
@@ -378,10 +378,36 @@ fn entries_of_one_host_merge_and_the_oldest_decides() {
         ("old", Resolution::ClientSideLb)
     );
     assert_eq!(ports(&service), [81]);
-    let variants = service.variants();
-    assert_eq!(variants.iter().map(|v| v.ports[0].number).collect::<Vec<_>>(), [81, 80]);
-    assert_eq!(service.at_port(80).ports[0].number, 80);
-    assert_eq!(service.at_port(82).ports[0].number, 81);
+    assert_eq!(service.all().map(ports).collect::<Vec<_>>(), [[81], [80]]);
+}
+
+#[test]
+fn a_kubernetes_service_represents_its_host_beside_entries() {
+    let old = json!({"hosts": [A], "ports": [81], "resolution": "DNS", "subjectAltNames": ["spiffe://old"]});
+    let young = json!({"hosts": [A], "ports": [82], "resolution": "DNS", "subjectAltNames": ["spiffe://young"]});
+    let spec = json!({"clusterIP": "10.0.0.1", "ports": [{"name": "http", "port": 80}]});
+    let mut rows = vec![
+        entry_created("old", &old, Value::Null, "2020-01-01T00:00:00Z"),
+        kube("Kubernetes", "a", &spec, &json!({})),
+        entry_created("young", &young, Value::Null, "2025-01-01T00:00:00Z"),
+    ];
+    let ports = |service: &Service| service.ports.iter().map(|port| port.number).collect::<Vec<_>>();
+    let expected = service_of(&world(rows.clone()), A);
+    assert_eq!((expected.registry, ports(&expected)), (Registry::Kubernetes, vec![80]));
+    assert_eq!(expected.all().map(ports).collect::<Vec<_>>(), [[81], [80], [82]]);
+    assert!(expected.all().all(|one| one.service_accounts == ["spiffe://young"]));
+    rows.reverse();
+    let mut world = world(rows);
+    assert_eq!(service_of(&world, A), expected);
+    // Without the Service, the oldest entry represents the host, and the ports of the other one are added.
+    let key = ObjectKey::new(&ClusterId::new("Kubernetes"), "default", SmolStr::new_static("a"));
+    world.commit(vec![Change::Remove(Kind::Service, key)]);
+    let rest = service_of(&world, A);
+    assert_eq!((rest.name.as_str(), ports(&rest)), ("old", vec![81, 82]));
+    let key = ObjectKey::new(&ClusterId::new("Kubernetes"), "default", SmolStr::new_static("old"));
+    world.commit(vec![Change::Remove(Kind::ServiceEntry, key)]);
+    let last = service_of(&world, A);
+    assert_eq!((last.name.as_str(), last.members.len()), ("young", 0));
 }
 
 #[test]

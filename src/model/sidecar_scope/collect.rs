@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{PortFilter, SidecarScope};
+use super::{MergedService, PortFilter, SidecarScope, imports::VisibleService};
 use crate::{
     base::{Hostname, Namespace, Shared},
     model::{
@@ -21,37 +21,66 @@ pub(super) struct Collector<'m> {
 }
 
 struct Entry<'m> {
-    key: &'m ServiceKey,
-    registry: Registry,
+    service: VisibleService<'m>,
     /// Visible ports; `None` for all.
     ports: Option<BTreeSet<u32>>,
+    /// The member that each port comes from, if the row has several.
+    merged: BTreeMap<u32, u32>,
+}
+
+impl<'m> Entry<'m> {
+    fn of(service: VisibleService<'m>, ports: Option<&[u32]>) -> Self {
+        let mut entry = Self {
+            service,
+            ports: ports.map(|ports| ports.iter().copied().collect()),
+            merged: BTreeMap::new(),
+        };
+        entry.merge(service, ports);
+        entry
+    }
+
+    fn has_members(&self) -> bool {
+        !self.service.row.members.is_empty()
+    }
+
+    /// Adds ports of the same service, or of one that agrees with it.
+    fn merge(&mut self, other: VisibleService, ports: Option<&[u32]>) {
+        if self.has_members() {
+            for port in ports.unwrap_or(&other.own().ports) {
+                self.merged.entry(*port).or_insert(other.member);
+            }
+            return;
+        }
+        self.ports = match (self.ports.take(), ports) {
+            (Some(mut all), Some(more)) => {
+                all.extend(more);
+                Some(all)
+            }
+            _ => None,
+        };
+    }
 }
 
 impl<'m> Collector<'m> {
-    /// Adds a service, or some of its ports. The first service of a host stays, except that Kubernetes services replace
-    /// ServiceEntries; adding the same service again adds its ports.
-    pub(super) fn add(&mut self, key: &'m ServiceKey, visibility: &'m Visibility, ports: Option<&[u32]>) {
-        let entry = Entry {
-            key,
-            registry: visibility.registry,
-            ports: ports.map(|ports| ports.iter().copied().collect()),
-        };
-        let Some(index) = self.by_host.get(&key.hostname) else {
-            self.by_host.insert(&key.hostname, self.entries.len());
-            self.entries.push(entry);
+    /// Adds a service, or some of its ports. The first service of a host decides, except that Kubernetes services
+    /// replace ServiceEntries. Ports of the same service, and of those of its namespace that agree with it, are added.
+    ///
+    /// Parity (pilot/pkg/model/sidecar.go, `appendSidecarServices`).
+    pub(super) fn add(&mut self, service: VisibleService<'m>, ports: Option<&[u32]>) {
+        let host = &service.key.hostname;
+        let Some(index) = self.by_host.get(host) else {
+            self.by_host.insert(host, self.entries.len());
+            self.entries.push(Entry::of(service, ports));
             return;
         };
         let current = &mut self.entries[*index];
-        if current.key == key {
-            current.ports = match (current.ports.take(), entry.ports) {
-                (Some(mut all), Some(more)) => {
-                    all.extend(more);
-                    Some(all)
-                }
-                _ => None,
-            };
-        } else if current.registry != Registry::Kubernetes && entry.registry == Registry::Kubernetes {
-            *current = entry;
+        let (held, added) = (current.service.own(), service.own());
+        if held.registry != added.registry {
+            if added.registry == Registry::Kubernetes {
+                *current = Entry::of(service, ports);
+            }
+        } else if current.service.key == service.key && held.merge_class == added.merge_class {
+            current.merge(service, ports);
         }
     }
 
@@ -75,28 +104,28 @@ impl<'m> Collector<'m> {
             }
         }
         for (host, ports) in ports_by_host {
-            let Some((key, visibility)) = best_service(cx, mesh, own, host) else {
+            let Some(service) = best_service(cx, mesh, own, host) else {
                 continue;
             };
+            let declared = &service.own().ports;
             let selected_ports = match listener_port {
                 Some(port) => BTreeSet::from([port]),
                 None if ports.contains(&0) => BTreeSet::new(),
                 None => ports,
             };
             if selected_ports.is_empty() {
-                self.add(key, visibility, None);
+                self.add(service, None);
                 continue;
             }
-            let found: Vec<u32> = visibility
-                .ports
+            let found: Vec<u32> = declared
                 .iter()
                 .copied()
                 .filter(|port| selected_ports.contains(port))
                 .collect();
-            if found.len() == visibility.ports.len() {
-                self.add(key, visibility, None);
+            if found.len() == declared.len() {
+                self.add(service, None);
             } else if !found.is_empty() {
-                self.add(key, visibility, Some(&found));
+                self.add(service, Some(&found));
             }
         }
     }
@@ -104,26 +133,35 @@ impl<'m> Collector<'m> {
     /// Sets the services of a scope.
     pub(super) fn finish(self, scope: SidecarScope) -> SidecarScope {
         let mut port_filters = BTreeMap::new();
+        let mut merged = BTreeMap::new();
         for entry in &self.entries {
-            if let Some(ports) = &entry.ports {
+            let key = entry.service.key;
+            if entry.has_members() {
+                let service = MergedService {
+                    member: entry.service.member,
+                    ports: entry.merged.clone(),
+                };
+                merged.insert(key.clone(), service);
+            } else if let Some(ports) = &entry.ports {
                 let trim = PortFilter {
                     ports: Some(ports.iter().copied().collect()),
                     aliases: None,
                 };
-                port_filters.insert(entry.key.clone(), trim);
+                port_filters.insert(key.clone(), trim);
             }
         }
         let by_host = self
             .entries
             .iter()
-            .map(|entry| (entry.key.hostname.clone(), entry.key.clone()));
+            .map(|entry| (entry.service.key.hostname.clone(), entry.service.key.clone()));
         SidecarScope {
             by_host: Shared::new(by_host.collect()),
             port_filters: Shared::new(port_filters),
+            merged: Shared::new(merged),
             services: self
                 .entries
                 .iter()
-                .map(|entry| entry.key.clone())
+                .map(|entry| entry.service.key.clone())
                 .collect::<Vec<_>>()
                 .into(),
             ..scope
@@ -132,23 +170,25 @@ impl<'m> Collector<'m> {
 }
 
 /// Returns the service of a host for clients of a namespace that has not imported any.
-fn best_service<'m>(
-    cx: &Cx,
-    mesh: &'m MeshSnapshot,
-    own: &Namespace,
-    host: &Hostname,
-) -> Option<(&'m ServiceKey, &'m Visibility)> {
-    let rows: Vec<_> = mesh
-        .services_by_host
-        .get(cx, host)
-        .map(|(key, row)| (key, &**row))
-        .collect();
-    if let Some(found) = rows.iter().find(|(key, _)| key.namespace == *own) {
+fn best_service<'m>(cx: &Cx, mesh: &'m MeshSnapshot, own: &Namespace, host: &Hostname) -> Option<VisibleService<'m>> {
+    let representative = |(key, row): (&'m ServiceKey, &'m Shared<Visibility>)| VisibleService {
+        key,
+        row,
+        member: row.primary(),
+    };
+    let rows: Vec<VisibleService> = mesh.services_by_host.get(cx, host).map(representative).collect();
+    if let Some(found) = rows.iter().find(|service| service.key.namespace == *own) {
         return Some(*found);
     }
-    let mut visible = rows.into_iter().filter(|(_, row)| row.export_to.visible_to(own));
+    let mut visible = rows
+        .into_iter()
+        .filter(|service| service.own().export_to.visible_to(own));
     if mesh.installation.features.pilot_sidecar_pick_best_service_namespace {
-        visible.min_by_key(|(key, row)| (row.registry != Registry::Kubernetes, row.creation, &key.namespace))
+        visible.min_by_key(|service| {
+            let attributes = service.own();
+            let outranked = attributes.registry != Registry::Kubernetes;
+            (outranked, attributes.creation, &service.key.namespace)
+        })
     } else {
         visible.next()
     }

@@ -8,7 +8,7 @@ use crate::{
     model::{
         MeshSnapshot,
         export::ExportTo,
-        service::{Registry, ServiceKey, Visibility},
+        service::{Registry, ServiceKey, ServiceRef, Visibility},
         virtual_service::{self, Semantics, VirtualServiceSummary},
     },
     table::Cx,
@@ -29,10 +29,32 @@ struct Hosts<'a> {
     wildcards: Vec<&'a str>,
 }
 
+/// A service that a namespace sees.
+#[derive(Clone, Copy)]
+pub(super) struct VisibleService<'a> {
+    pub(super) key: &'a ServiceKey,
+    pub(super) row: &'a Visibility,
+    /// Position among the services of the row.
+    pub(super) member: u32,
+}
+
+impl<'a> VisibleService<'a> {
+    /// Returns the attributes of the service itself.
+    pub(super) fn own(&self) -> &'a Visibility {
+        self.row.member(self.member)
+    }
+
+    pub(super) fn reference(&self) -> ServiceRef {
+        ServiceRef {
+            key: self.key.clone(),
+            member: self.member,
+        }
+    }
+}
+
 /// An imported service.
 pub(super) struct Import<'a> {
-    pub(super) key: &'a ServiceKey,
-    pub(super) visibility: &'a Visibility,
+    pub(super) service: VisibleService<'a>,
     pub(super) trim: PortFilter,
 }
 
@@ -79,12 +101,13 @@ impl<'a> Imports<'a> {
         let visible = visible_services(cx, mesh, own, self.namespaces());
         let imports: Vec<Import> = visible
             .into_iter()
-            .filter_map(|(key, visibility)| self.import(key, visibility, port))
+            .filter_map(|service| self.import(service, port))
             .collect();
         let unified = mesh.installation.features.pilot_unified_sidecar_scope;
         let mut chosen: BTreeMap<&Hostname, (&Namespace, Registry)> = BTreeMap::new();
-        for Import { key, visibility, .. } in &imports {
-            let candidate = (&key.namespace, visibility.registry);
+        for Import { service, .. } in &imports {
+            let key = service.key;
+            let candidate = (&key.namespace, service.own().registry);
             match chosen.get_mut(&key.hostname) {
                 None => {
                     chosen.insert(&key.hostname, candidate);
@@ -99,25 +122,25 @@ impl<'a> Imports<'a> {
             .collect();
         imports
             .into_iter()
-            .filter(|import| keep.contains(&(&import.key.hostname, &import.key.namespace)))
+            .filter(|import| keep.contains(&(&import.service.key.hostname, &import.service.key.namespace)))
             .collect()
     }
 
-    fn import<'m>(&self, key: &'m ServiceKey, visibility: &'m Visibility, port: Option<u32>) -> Option<Import<'m>> {
+    fn import<'m>(&self, service: VisibleService<'m>, port: Option<u32>) -> Option<Import<'m>> {
+        let (key, visibility) = (service.key, service.own());
         let hosts = self
             .for_namespace(&key.namespace)
             .find(|hosts| hosts.cover(&key.hostname))?;
         let ports = match port {
             None => None,
             Some(port) if !visibility.ports.contains(&port) => return None,
-            Some(_) if visibility.ports.len() == 1 => None,
+            Some(_) if visibility.ports.len() == 1 && service.row.members.is_empty() => None,
             Some(port) => Some(vec![port]),
         };
         let covered = |alias: &&ServiceKey| hosts.cover(&alias.hostname);
         let aliases: Vec<ServiceKey> = visibility.aliases.iter().filter(covered).cloned().collect();
         Some(Import {
-            key,
-            visibility,
+            service,
             trim: PortFilter {
                 ports,
                 aliases: (aliases.len() != visibility.aliases.len()).then_some(aliases),
@@ -177,31 +200,54 @@ pub(super) fn visible_services<'m>(
     mesh: &'m MeshSnapshot,
     own: &Namespace,
     declared_in: Option<Vec<Namespace>>,
-) -> Vec<(&'m ServiceKey, &'m Visibility)> {
+) -> Vec<VisibleService<'m>> {
     let from: Vec<Option<Namespace>> = match declared_in {
         None => vec![None],
         Some(namespaces) => namespaces.into_iter().map(Some).collect(),
     };
-    let mut rows: Vec<(&ServiceKey, &Visibility)> = Vec::new();
+    let mut rows: Vec<VisibleService> = Vec::new();
     for audience in [Some(own.clone()), None] {
         for namespace in &from {
             let index = &mesh.services_by_export;
             let found = index.get(cx, &(audience.clone(), namespace.clone()));
-            rows.extend(found.map(|(key, row)| (key, &**row)));
+            for (key, row) in found {
+                let exported = |member: &u32| is_exported(&row.member(*member).export_to, audience.as_ref());
+                let members = row
+                    .positions()
+                    .filter(|member| row.members.is_empty() || exported(member));
+                rows.extend(members.map(|member| VisibleService { key, row, member }));
+            }
         }
     }
-    rows.sort_by_key(|(key, row)| {
-        let public = matches!(row.export_to, ExportTo::Public);
-        (public, row.creation, &row.name, &key.namespace, &key.hostname)
+    rows.sort_by_key(|service| {
+        let (key, own) = (service.key, service.own());
+        let public = matches!(own.export_to, ExportTo::Public);
+        (
+            public,
+            own.creation,
+            &own.name,
+            &key.namespace,
+            &key.hostname,
+            service.member,
+        )
     });
     rows
+}
+
+/// Returns true if the services that an audience sees (`None` for all namespaces) include one with this visibility.
+fn is_exported(export_to: &ExportTo, audience: Option<&Namespace>) -> bool {
+    match (export_to, audience) {
+        (ExportTo::Public, None) => true,
+        (ExportTo::Namespaces(namespaces), Some(audience)) => namespaces.contains(audience),
+        _ => false,
+    }
 }
 
 /// Returns the restrictions of partly visible imports.
 pub(super) fn port_filters(imports: &[Import]) -> PortFilters {
     let trimmed = imports.iter().filter(|import| import.trim != PortFilter::default());
     let map: BTreeMap<ServiceKey, PortFilter> = trimmed
-        .map(|import| (import.key.clone(), import.trim.clone()))
+        .map(|import| (import.service.key.clone(), import.trim.clone()))
         .collect();
     Shared::new(map)
 }

@@ -48,6 +48,11 @@ fn names(services: &[ServiceKey]) -> Vec<String> {
     names
 }
 
+fn listed(egress: &EgressListener) -> Vec<String> {
+    let keys: Vec<ServiceKey> = egress.services.iter().map(|service| service.key.clone()).collect();
+    names(&keys)
+}
+
 fn sidecar_key(namespace: &str, of: &str) -> ScopeKey {
     ScopeKey::Sidecar(Namespace::new(namespace), crate::model::fixture::key(of))
 }
@@ -72,6 +77,43 @@ fn by_default_every_exported_service_is_visible_once() {
 }
 
 #[test]
+fn services_of_one_host_are_visible_one_by_one() {
+    let entry = |name: &str, created: &str, port: u32, rest: &str| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, namespace: data, creationTimestamp: '{created}T00:00:00Z'}}
+spec: {{hosts: [y.example.com], {rest}, ports: [{{number: {port}, name: p, protocol: HTTP}}]}}
+---"
+        )
+    };
+    let config = [
+        entry("all", "2024-01-01", 81, "resolution: DNS"),
+        entry("own", "2024-01-02", 82, "resolution: DNS, exportTo: [.]"),
+        entry("more", "2024-01-03", 83, "resolution: DNS"),
+        entry("other", "2024-01-04", 84, "resolution: NONE"),
+    ];
+    let world = world(&config.concat());
+    let key = ServiceKey {
+        hostname: "y.example.com".into(),
+        namespace: "data".into(),
+    };
+    let seen = |namespace: &str| {
+        let scope = computed(&world, &ScopeKey::Default(namespace.into()));
+        let listed = scope.egress[0].services.iter().filter(|service| service.key == key);
+        let listed: Vec<u32> = listed.map(|service| service.member).collect();
+        let merged = scope.merged[&key].clone();
+        let ports: Vec<(u32, u32)> = merged.ports.into_iter().collect();
+        (listed, merged.member, ports)
+    };
+    // Clusters have the ports of the oldest visible one, and of those that agree with it.
+    assert_eq!(seen("shop"), (vec![0, 2, 3], 0, vec![(81, 0), (83, 2)]));
+    // A namespace sees those exported to it alone first.
+    assert_eq!(seen("data"), (vec![1, 0, 2, 3], 1, vec![(82, 1)]));
+}
+
+#[test]
 fn a_sidecar_imports_hosts_and_ports() {
     let world = world(
         "
@@ -93,7 +135,7 @@ spec:
     let web = scope.service("web.shop.svc.cluster.local").unwrap();
     assert!(scope.shows_port(web, 9000) && !scope.shows_port(web, 80));
     assert!(!scope.egress[0].shows_port(web, 80));
-    assert_eq!(names(&scope.egress[1].services), expected[..1]);
+    assert_eq!(listed(&scope.egress[1]), expected[..1]);
 }
 
 #[test]
@@ -123,7 +165,7 @@ spec:
         "shop/x.example.com",
     ];
     assert_eq!(names(&scope.services), expected);
-    assert_eq!(names(&scope.egress[0].services), expected[2..]);
+    assert_eq!(listed(&scope.egress[0]), expected[2..]);
     let web = scope.service("web.shop.svc.cluster.local").unwrap();
     assert!(scope.shows_port(web, 80) && !scope.shows_port(web, 9000));
     assert_eq!(scope.virtual_services.len(), 1);

@@ -244,5 +244,6 @@ spec:
     };
     assert_eq!(has("resolution: NONE"), [true, true]);
     assert_eq!(has("resolution: DNS"), [true, false]);
-    assert_eq!(has("exportTo: ['.']"), [true, false]);
+    // A client sees services of its own namespace alone before public ones.
+    assert_eq!(has("exportTo: ['.']"), [false, true]);
 }

@@ -26,7 +26,11 @@ use crate::{
         resource::Built,
         wire::Writer,
     },
-    model::{Service, ServiceKey, destination_rule::RuleRef, service::Protocol},
+    model::{
+        Service, ServiceKey,
+        destination_rule::RuleRef,
+        service::{Protocol, ServiceRef},
+    },
     proto::{
         envoy::config::{
             core::v3::TrafficDirection,
@@ -71,7 +75,7 @@ pub struct ListenPort {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ListenerService {
     /// Service; `None` for HTTP, where the listener does not depend on it.
-    pub service: Option<ServiceKey>,
+    pub service: Option<ServiceRef>,
     /// Port of the service or of the egress listener.
     pub port: ListenPort,
     /// Kind of its chains.
@@ -143,7 +147,7 @@ impl OutboundKey {
         for member in &self.services {
             for chain in making.chains(member) {
                 if !taken.insert(chain.match_key()) {
-                    let host = member.service.as_ref().map_or("", |service| &service.hostname);
+                    let host = member.service.as_ref().map_or("", |service| &service.key.hostname);
                     let detail = format!("{} rejected {host}", self.name());
                     making
                         .stack
@@ -161,7 +165,7 @@ impl OutboundKey {
 impl OutboundListener<'_> {
     /// Returns the chains of one service port.
     fn chains(&self, member: &ListenerService) -> Vec<Chain> {
-        let service = member.service.as_ref().and_then(|key| self.stack.ctx.service(key));
+        let service = member.service.as_ref().and_then(|listed| self.stack.ctx.member(listed));
         let on_demand = service
             .filter(|service| resolves_on_demand(service))
             .map(|service| &**service);
@@ -185,7 +189,7 @@ impl OutboundListener<'_> {
         let rds = match (&member.service, member.kind) {
             _ if key.port == 0 => key.binds[0].as_str().to_owned(),
             (Some(service), ChainKind::Auto) if !at_wildcard => {
-                [&service.hostname, ":", itoa::Buffer::new().format(key.port)].concat()
+                [&service.key.hostname, ":", itoa::Buffer::new().format(key.port)].concat()
             }
             _ => key.port.to_string(),
         };

@@ -27,7 +27,7 @@ use crate::{
     model::{
         Service, ServiceKey, SidecarScope,
         destination_rule::RuleRef,
-        service::{Protocol, Resolution, ServicePort, UNSPECIFIED_IP},
+        service::{Protocol, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
         virtual_service::{Semantics, VirtualServiceSummary},
     },
@@ -70,22 +70,17 @@ impl SidecarPart {
         for visible in &listeners {
             for (name, port, rds_scope) in self.names(ctx, visible) {
                 // The requesting listener may differ from the serving one: a declared port takes precedence.
-                let Some(serving) = serving(&listeners, port, &name) else {
-                    // Parity (pilot/pkg/networking/core/httproute.go): the HTTP proxy is served even if no egress
-                    // listener has services for it, because its listener exists.
-                    if let Entry::Vacant(entry) = result.entry(name) {
-                        let routes = self.catch_all_routes(entry.key().clone(), &catch_all);
-                        entry.insert(routes);
-                    }
+                let serving = serving(&listeners, port, &name);
+                let Entry::Vacant(entry) = result.entry(name) else {
                     continue;
                 };
-                let Some(rds_scope) = rds_scope.within(visible, serving) else {
-                    continue;
+                let served = serving.and_then(|serving| Some((serving, rds_scope.within(visible, serving)?)));
+                let name = entry.key().clone();
+                let routes = match served {
+                    Some((serving, rds_scope)) => self.routes(name, serving, rds_scope, &catch_all),
+                    None => self.without_services(name, rds_scope, &catch_all),
                 };
-                if let Entry::Vacant(entry) = result.entry(name) {
-                    let routes = self.routes(entry.key().clone(), serving, rds_scope, &catch_all);
-                    entry.insert(routes);
-                }
+                entry.insert(routes);
             }
         }
         // Listeners added by patches may request any port. The patched route names are the ones that are known here.
@@ -110,12 +105,12 @@ impl SidecarPart {
         }
         let Some(declared) = &visible.egress.port else {
             let mut numbers = BTreeSet::new();
-            for (index, service) in visible.services.iter().enumerate() {
-                for port in &service.ports {
+            for (index, host) in visible.services.iter().enumerate() {
+                for (service, port) in host.ports() {
                     let number = port.number;
                     let asked = self.asked(service, port, visible.egress);
                     if asked.by_service {
-                        names.push((sniffed_name(service, number), number, RdsScope::Sniffed(index, number)));
+                        names.push((sniffed_name(host, number), number, RdsScope::Sniffed(index, number)));
                     }
                     if asked.by_port && numbers.insert(number) {
                         names.push((number_name(number), number, RdsScope::Port(number)));
@@ -175,11 +170,9 @@ impl SidecarPart {
         if self.own_sockets || egress.capture_none || service.resolution == Resolution::Passthrough {
             return true;
         }
-        service.variants().iter().any(|variant| {
-            let addresses = self.client.vip.listen_addresses(variant);
-            let first = addresses.first();
-            first.is_some_and(|first| *first != wildcard && !cidr::is_range(first))
-        })
+        let addresses = self.client.vip.listen_addresses(service);
+        let first = addresses.first();
+        first.is_some_and(|first| *first != wildcard && !cidr::is_range(first))
     }
 
     fn routes(&self, name: SmolStr, visible: &EgressView, rds_scope: RdsScope, catch_all: &CatchAll) -> SidecarRoutes {
@@ -211,13 +204,16 @@ impl SidecarPart {
 }
 
 impl SidecarPart {
-    /// Returns routes to services that no egress listener declares.
-    fn catch_all_routes(&self, name: SmolStr, catch_all: &CatchAll) -> SidecarRoutes {
+    /// Returns the routes of a name for which the serving egress listener has no services.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go): every requested name is answered, because a listener waits for
+    /// it.
+    fn without_services(&self, name: SmolStr, rds_scope: RdsScope, catch_all: &CatchAll) -> SidecarRoutes {
         SidecarRoutes {
             name,
-            port: 0,
+            port: rds_scope.port(),
             client: self.client.clone(),
-            catch_all: Some(catch_all.clone()),
+            catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
             bindings: Vec::new(),
             services: Vec::new(),
             single: None,
@@ -237,7 +233,7 @@ impl RdsScope {
     fn within(self, requesting: &EgressView, serving: &EgressView) -> Option<Self> {
         match self {
             Self::Sniffed(index, port) => {
-                let host = lower_case(&requesting.services[index].key.hostname);
+                let host = lower_case(&requesting.services[index].row.key.hostname);
                 serving.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
             }
             port @ Self::Port(_) => Some(port),
@@ -249,8 +245,8 @@ fn number_name(port: u32) -> SmolStr {
     SmolStr::new(itoa::Buffer::new().format(port))
 }
 
-fn sniffed_name(service: &Service, port: u32) -> SmolStr {
-    [&service.key.hostname, ":", itoa::Buffer::new().format(port)]
+fn sniffed_name(host: &VisibleHost, port: u32) -> SmolStr {
+    [&host.row.key.hostname, ":", itoa::Buffer::new().format(port)]
         .into_iter()
         .collect()
 }
@@ -273,12 +269,97 @@ fn serving<'a, 'v>(listeners: &'a [EgressView<'v>], port: u32, name: &str) -> Op
     })
 }
 
+/// The services of one host that an egress listener shows.
+pub(super) struct VisibleHost<'a> {
+    /// Row.
+    pub(super) row: &'a Shared<Service>,
+    /// The visible services of the row, if it has several.
+    members: Option<Box<VisibleMembers>>,
+}
+
+/// Several services of one host, by their positions in the row.
+#[derive(Default)]
+struct VisibleMembers {
+    /// In the order of the egress listener.
+    positions: Vec<u32>,
+    /// The last one with each port, which represents the host on that port.
+    by_port: BTreeMap<u32, u32>,
+}
+
+impl<'a> VisibleHost<'a> {
+    fn new(row: &'a Shared<Service>) -> Self {
+        Self {
+            row,
+            members: (!row.members.is_empty()).then(Box::default),
+        }
+    }
+
+    /// Returns the services of an egress listener for one row.
+    pub(super) fn of(row: &'a Shared<Service>, egress: &EgressListener) -> Self {
+        let mut host = Self::new(row);
+        if host.members.is_some() {
+            let listed = egress.services.iter().filter(|listed| listed.key == row.key);
+            listed.for_each(|listed| host.add(listed.member));
+        }
+        host
+    }
+
+    fn add(&mut self, position: u32) {
+        if let (Some(members), Some(service)) = (&mut self.members, Service::member(self.row, position)) {
+            members.positions.push(position);
+            let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+            members.by_port.extend(ports.map(|port| (port.number, position)));
+        }
+    }
+
+    /// Returns the service that represents the host on a port, with its position; for port 0 the last one.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go, `servicesByName`).
+    pub(super) fn at(&self, port: u32) -> Option<(u32, &'a Shared<Service>)> {
+        let Some(members) = &self.members else {
+            let found = port == 0 || self.row.port(port).is_some();
+            return found.then_some((0, self.row));
+        };
+        let position = match port {
+            0 => *members.positions.last()?,
+            port => *members.by_port.get(&port)?,
+        };
+        Some((position, Service::member(self.row, position)?))
+    }
+
+    fn reference(&self, port: u32) -> Option<ServiceRef> {
+        let (member, service) = self.at(port)?;
+        let key = service.key.clone();
+        Some(ServiceRef { key, member })
+    }
+
+    /// Returns true if the host has HTTP routes on the port; on port 0, on any.
+    fn is_routed(&self, port: u32) -> bool {
+        let Some((_, service)) = self.at(port) else {
+            return false;
+        };
+        match port {
+            0 => service.ports.iter().any(|port| is_routed(port.protocol)),
+            number => service.port(number).is_some_and(|port| is_routed(port.protocol)),
+        }
+    }
+
+    /// Returns the ports of every service, with the service.
+    fn ports(&self) -> impl Iterator<Item = (&'a Shared<Service>, &'a ServicePort)> + use<'a, '_> {
+        let only = self.members.is_none().then_some(self.row);
+        let positions = self.members.iter().flat_map(|members| &members.positions);
+        let members = positions.filter_map(|position| Service::member(self.row, *position));
+        let services = only.into_iter().chain(members);
+        services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
+    }
+}
+
 /// Services and VirtualServices of one egress listener, with the relations between their hosts.
 pub(super) struct EgressView<'a> {
     ctx: BuildContext<'a>,
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
-    services: Vec<&'a Shared<Service>>,
+    services: Vec<VisibleHost<'a>>,
     /// Position of each service, by host in lower case.
     by_host: BTreeMap<SmolStr, usize>,
     virtual_services: Vec<VisibleVirtualService<'a>>,
@@ -309,7 +390,7 @@ impl<'a> OmittedServices<'a> {
     pub(super) fn with_port(&self, host: &str, port: u32) -> Option<&'a ServiceKey> {
         let key = *self.by_host.get(host)?;
         let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
-        (port == 0 || row.ports.contains(&port)).then_some(key)
+        (port == 0 || row.has_port(port)).then_some(key)
     }
 
     /// Returns true if a wildcard covers a service with the port.
@@ -332,8 +413,21 @@ struct VisibleVirtualService<'a> {
 
 impl<'a> EgressView<'a> {
     fn of(ctx: &BuildContext<'a>, scope: &'a SidecarScope, egress: &'a EgressListener) -> Self {
-        let services = egress.services.iter().filter_map(|key| ctx.service(key)).collect();
-        Self::narrowed(ctx, scope, egress, services, egress.virtual_services.iter(), None)
+        let mut hosts: Vec<VisibleHost> = Vec::with_capacity(egress.services.len());
+        let mut with_members: BTreeMap<&ServiceKey, usize> = BTreeMap::new();
+        for listed in egress.services.iter() {
+            let Some(row) = ctx.service(&listed.key) else { continue };
+            if row.members.is_empty() {
+                hosts.push(VisibleHost::new(row));
+                continue;
+            }
+            let index = *with_members.entry(&listed.key).or_insert_with(|| {
+                hosts.push(VisibleHost::new(row));
+                hosts.len() - 1
+            });
+            hosts[index].add(listed.member);
+        }
+        Self::narrowed(ctx, scope, egress, hosts, egress.virtual_services.iter(), None)
     }
 
     /// Returns a view of some services and VirtualServices. `others` resolves the rest where it matters.
@@ -341,14 +435,14 @@ impl<'a> EgressView<'a> {
         ctx: &BuildContext<'a>,
         scope: &'a SidecarScope,
         egress: &'a EgressListener,
-        services: Vec<&'a Shared<Service>>,
+        services: Vec<VisibleHost<'a>>,
         virtual_services: impl Iterator<Item = &'a ObjectKey>,
         others: Option<OmittedServices<'a>>,
     ) -> Self {
         let by_host: BTreeMap<_, _> = services
             .iter()
             .enumerate()
-            .map(|(index, service)| (lower_case(&service.key.hostname), index))
+            .map(|(index, host)| (lower_case(&host.row.key.hostname), index))
             .collect();
         let wildcards: Vec<usize> = by_host
             .iter()
@@ -364,7 +458,7 @@ impl<'a> EgressView<'a> {
         for (position, declared) in virtual_services.iter().enumerate() {
             for index in declared.overlapping.iter().flatten().copied().collect::<BTreeSet<_>>() {
                 by_service[index].push(position);
-                let ports = services[index].ports.iter().map(|port| port.number);
+                let ports = services[index].ports().map(|(_, port)| port.number);
                 for port in ports.chain([0]) {
                     by_port.entry(port).or_default().insert(position);
                 }
@@ -373,10 +467,17 @@ impl<'a> EgressView<'a> {
         let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
         let mut numbers = Vec::new();
         for index in by_host.values().copied() {
-            let ports = services[index].ports.iter().filter(|port| is_routed(port.protocol));
+            let host = &services[index];
+            let ports = host
+                .ports()
+                .map(|(_, port)| port)
+                .filter(|port| is_routed(port.protocol));
             numbers.extend(ports.map(|port| port.number));
             if !numbers.is_empty() {
                 numbers.push(0);
+            }
+            if host.members.is_some() {
+                numbers.retain(|number| host.is_routed(*number));
             }
             numbers.sort_unstable();
             numbers.dedup();
@@ -407,16 +508,12 @@ impl<'a> EgressView<'a> {
     }
 
     fn has_port(&self, index: usize, port: u32) -> bool {
-        port == 0 || self.services[index].port(port).is_some()
+        port == 0 || self.services[index].at(port).is_some()
     }
 
     /// Returns true if the service has HTTP routes on the port.
     fn is_routed(&self, index: usize, port: u32) -> bool {
-        let service = self.services[index];
-        match port {
-            0 => service.ports.iter().any(|port| is_routed(port.protocol)),
-            number => service.port(number).is_some_and(|port| is_routed(port.protocol)),
-        }
+        self.services[index].is_routed(port)
     }
 
     /// Returns the services with default routes, by host, except those that are `taken`.
@@ -428,7 +525,8 @@ impl<'a> EgressView<'a> {
     ) -> Vec<DefaultHost> {
         let routed = self.routed.get(&port).into_iter().flatten().copied();
         // An alias is served under the service that it refers to.
-        let own = routed.filter(|index| self.services[*index].resolution != Resolution::Alias);
+        let is_alias = |(_, service): (_, &Shared<Service>)| service.resolution == Resolution::Alias;
+        let own = routed.filter(|index| !self.services[*index].at(port).is_some_and(is_alias));
         self.hosts_with_routes(own, port, client, taken)
     }
 
@@ -436,7 +534,7 @@ impl<'a> EgressView<'a> {
     fn rule(&self, index: usize, client: &RouteProxyView) -> Option<RuleRef> {
         let mut rules = self.rules.borrow_mut();
         let rule = rules.entry(index);
-        rule.or_insert_with(|| fragment::rule(&self.ctx, client, &self.services[index].key))
+        rule.or_insert_with(|| fragment::rule(&self.ctx, client, &self.services[index].row.key))
             .clone()
     }
 
@@ -449,15 +547,18 @@ impl<'a> EgressView<'a> {
     ) -> Vec<DefaultHost> {
         let services = services.filter(|index| !taken.contains(index));
         services
-            .flat_map(|index| {
-                let service = self.services[index];
+            .filter_map(|index| Some((index, self.services[index].at(port)?)))
+            .flat_map(|(index, (member, service))| {
                 let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
                 // The first of several ports with the same number counts.
                 let ports = ports.take(if port == 0 { usize::MAX } else { 1 });
                 ports
                     .filter(|port| is_routed(port.protocol))
                     .map(move |port| DefaultHost {
-                        service: service.key.clone(),
+                        service: ServiceRef {
+                            key: service.key.clone(),
+                            member,
+                        },
                         port: port.number,
                         rule: self.rule(index, client),
                     })
@@ -488,10 +589,10 @@ impl<'a> EgressView<'a> {
     /// it unconditionally.
     fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
-        let only = &self.services[index].key;
+        let only = &self.services[index].row.key;
         let reduced = |position: &usize| {
             let (mut services, _) = self.bound(*position, port, &client.namespace)?;
-            services.retain(|index| self.services[*index].key == *only);
+            services.retain(|index| self.services[*index].row.key == *only);
             if services.is_empty() {
                 return None;
             }
@@ -528,7 +629,7 @@ impl<'a> EgressView<'a> {
             routes: Fragment::declared(&self.ctx, routes, client),
             services: services
                 .into_iter()
-                .map(|index| self.services[index].key.clone())
+                .filter_map(|index| self.services[index].reference(port))
                 .collect(),
             hosts,
         }
@@ -579,7 +680,7 @@ impl<'a> EgressView<'a> {
         let namespace = declared.summary.meta.namespace();
         services
             .iter()
-            .any(|index| self.services[*index].key.namespace == *namespace || *namespace == client)
+            .any(|index| self.services[*index].row.key.namespace == *namespace || *namespace == client)
     }
 
     fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
@@ -593,7 +694,7 @@ impl<'a> EgressView<'a> {
                     .filter(|index| self.has_port(**index, port));
                 let others = self.others.as_ref();
                 let other = || others.and_then(|others| others.with_port(host, port));
-                let service = index.map(|index| &self.services[*index].key).or_else(other);
+                let service = index.map(|index| &self.services[*index].row.key).or_else(other);
                 Target {
                     host: host.clone(),
                     service: service.cloned(),
@@ -608,7 +709,7 @@ impl<'a> VisibleVirtualService<'a> {
     fn of(
         key: &'a ObjectKey,
         summary: &'a Shared<VirtualServiceSummary>,
-        services: &[&Shared<Service>],
+        services: &[VisibleHost],
         by_host: &BTreeMap<SmolStr, usize>,
         wildcards: &[usize],
     ) -> Self {
@@ -626,7 +727,7 @@ impl<'a> VisibleVirtualService<'a> {
                 }
                 let exact = by_host.get(name.as_str()).copied();
                 let wild = wildcards.iter().copied();
-                let wild = wild.filter(|index| host::overlaps(name, &services[*index].key.hostname));
+                let wild = wild.filter(|index| host::overlaps(name, &services[*index].row.key.hostname));
                 exact.into_iter().chain(wild).collect()
             })
             .collect();
@@ -641,7 +742,7 @@ impl<'a> VisibleVirtualService<'a> {
 
 /// Returns the VirtualService of each service: the one that names its host, or else the one with the longest wildcard
 /// that covers it. Among equal hosts the first counts.
-fn most_specific(services: &[&Shared<Service>], virtual_services: &[VisibleVirtualService]) -> Vec<Option<usize>> {
+fn most_specific(services: &[VisibleHost], virtual_services: &[VisibleVirtualService]) -> Vec<Option<usize>> {
     if virtual_services.is_empty() {
         return vec![None; services.len()];
     }
@@ -658,13 +759,13 @@ fn most_specific(services: &[&Shared<Service>], virtual_services: &[VisibleVirtu
     }
     let mut ordered: Vec<(&str, usize)> = wild.into_iter().collect();
     ordered.sort_by(|a, b| host::more_specific(a.0, b.0));
-    let of = |service: &Service| {
-        let name = lower_case(&service.key.hostname);
+    let of = |host: &VisibleHost| {
+        let name = lower_case(&host.row.key.hostname);
         let covering = || ordered.iter().find(|(pattern, _)| host::subset_of(&name, pattern));
         exact
             .get(name.as_str())
             .copied()
             .or_else(|| covering().map(|(_, position)| *position))
     };
-    services.iter().map(|service| of(service)).collect()
+    services.iter().map(of).collect()
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
-    listing::{EgressView, OmittedServices},
+    listing::{EgressView, OmittedServices, VisibleHost},
 };
 use crate::{
     base::{Hashed, ObjectKey, Shared, SmolStr, host},
@@ -111,7 +111,9 @@ struct HostIndex<'a> {
 impl<'a> HostIndex<'a> {
     fn of(ctx: &BuildContext, egress: &'a EgressListener) -> Self {
         let services = egress.services.iter();
-        let by_host = services.map(|key| (key.hostname.to_ascii_lowercase(), key)).collect();
+        let by_host = services
+            .map(|listed| (listed.key.hostname.to_ascii_lowercase(), &listed.key))
+            .collect();
         let hosts_of = |key: &ObjectKey| {
             let summary = ctx.mesh.virtual_service_summaries.get(ctx.cx, key);
             let hosts = summary.iter().flat_map(|summary| &summary.hosts);
@@ -142,7 +144,7 @@ impl<'a> HostIndex<'a> {
         hosts.extend(related_hosts.filter_map(|host| self.by_host.get_key_value(host).map(|(host, _)| host.as_str())));
         let services = hosts.iter().filter_map(|host| ctx.service(self.by_host.get(*host)?));
         let services: Vec<&Shared<Service>> = services.collect();
-        let own_names = services.clone();
+        let visible = services.iter().map(|row| VisibleHost::of(row, self.egress)).collect();
         let keys = virtual_services
             .iter()
             .map(|position| &self.egress.virtual_services[*position]);
@@ -150,7 +152,7 @@ impl<'a> HostIndex<'a> {
             ctx: *ctx,
             by_host: &self.by_host,
         };
-        let visible = EgressView::narrowed(ctx, scope, self.egress, services, keys, Some(others));
+        let visible = EgressView::narrowed(ctx, scope, self.egress, visible, keys, Some(others));
         if visible.is_http_proxy() {
             routes.port = 0;
         }
@@ -164,7 +166,7 @@ impl<'a> HostIndex<'a> {
         routes
             .bindings
             .retain(|binding| !binding.services.is_empty() || !binding.hosts.is_empty());
-        self.conflicting_names(ctx, routes, &own_names)
+        self.conflicting_names(ctx, routes, &services)
     }
 
     /// Returns the hosts of the services that may have a name which the host matches.

@@ -1,0 +1,142 @@
+//! Services that share a host and a namespace.
+//!
+//! Istio has one service for each address of each ServiceEntry, beside that of Kubernetes, and every reader treats them
+//! in its own way: listeners, routes and name tables see each of them, clusters see one with the ports of those that
+//! agree with it, and references see one. A row holds them all, because they share their endpoints.
+
+use std::collections::BTreeSet;
+
+use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, Visibility};
+use crate::base::{Shared, SmolStr};
+
+/// A service by its row and its position among [`Service::members`]; 0 for the only service of a row.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceRef {
+    /// Row.
+    pub key: ServiceKey,
+    /// Position.
+    pub member: u32,
+}
+
+/// The members that a port of a merged service comes from: one has the attributes of the service, one the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MergedPort {
+    /// Position of the member that decides.
+    pub service: u32,
+    /// Position of the member with the port.
+    pub port: u32,
+}
+
+/// Combines the services of a host, given the ServiceEntries' oldest first. Members of one age are in the order of
+/// their names.
+///
+/// Parity (pilot/pkg/model/push_context.go, `initServiceRegistry`): a Kubernetes service, or else the oldest one,
+/// represents the host. The additional accounts of the last one count for all.
+pub(super) fn combined(own: Option<Service>, mut members: Vec<Service>, aliases: &[ServiceKey]) -> Option<Service> {
+    if let Some(own) = own {
+        // The name of a Service is a prefix of the host, which is the name of the others.
+        let position = members.partition_point(|entry| entry.creation < own.creation);
+        members.insert(position, own);
+    }
+    let accounts: Vec<SmolStr> = members.last()?.service_accounts.clone();
+    for member in &mut members {
+        member.service_accounts.clone_from(&accounts);
+        if member.resolution != Resolution::Alias {
+            member.aliases = aliases.to_vec();
+        }
+    }
+    if members.len() == 1 {
+        return members.pop();
+    }
+    let first = primary(members.iter().map(|member| member.registry));
+    let mut service = members[first].clone();
+    let mut known: BTreeSet<u32> = service.ports.iter().map(|port| port.number).collect();
+    let others = members
+        .iter()
+        .filter(|member| member.merge_class == service.merge_class);
+    let added: Vec<ServicePort> = others
+        .flat_map(|member| &member.ports)
+        .filter(|port| known.insert(port.number))
+        .cloned()
+        .collect();
+    service.ports.extend(added);
+    service.members = members.into_iter().map(Shared::new).collect();
+    Some(service)
+}
+
+/// Returns the position of the service that represents a host.
+fn primary(mut registries: impl Iterator<Item = Registry>) -> usize {
+    registries
+        .position(|registry| registry == Registry::Kubernetes)
+        .unwrap_or_default()
+}
+
+impl Service {
+    /// Returns a member of a row by its position.
+    pub fn member(row: &Shared<Self>, position: u32) -> Option<&Shared<Self>> {
+        if row.members.is_empty() {
+            return Some(row);
+        }
+        row.members.get(position as usize)
+    }
+
+    /// Returns all services of a row.
+    pub fn all(&self) -> impl Iterator<Item = &Self> {
+        let only = self.members.is_empty().then_some(self);
+        only.into_iter().chain(self.members.iter().map(|member| &**member))
+    }
+
+    /// Returns a port of a row, or of a merged service of its members, with the service that has its attributes; UDP
+    /// ports are ignored.
+    pub fn merged_port(
+        row: &Shared<Self>,
+        merged: Option<MergedPort>,
+        number: u32,
+    ) -> Option<(&Shared<Self>, &ServicePort)> {
+        let Some(merged) = merged else {
+            return Some((row, row.port(number)?));
+        };
+        let port = Self::member(row, merged.port)?.port(number)?;
+        Some((Self::member(row, merged.service)?, port))
+    }
+
+    /// Returns the port with this number that leads to a workload's port, or else the first one with this number. UDP
+    /// ports count. The ports of all services of the row count, after its own.
+    pub fn inbound_port(&self, number: u32, target_port: u32) -> Option<&ServicePort> {
+        let further = self.members.iter().flat_map(|member| &member.ports);
+        let mut same = self.ports.iter().chain(further).filter(|port| port.number == number);
+        let first = same.clone().next();
+        same.find(|port| port.target == super::TargetPort::Number(target_port))
+            .or(first)
+    }
+
+    /// Returns the port with this number; UDP ports are ignored.
+    pub fn port(&self, number: u32) -> Option<&ServicePort> {
+        let mut served = self.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+        served.find(|port| port.number == number)
+    }
+}
+
+impl Visibility {
+    /// Returns a member of a row by its position.
+    pub fn member(&self, position: u32) -> &Self {
+        self.members.get(position as usize).unwrap_or(self)
+    }
+
+    /// Returns the positions of the members; 0 for the only service of a row.
+    pub fn positions(&self) -> impl Iterator<Item = u32> + use<> {
+        0..u32::try_from(self.members.len()).unwrap_or(u32::MAX).max(1)
+    }
+
+    /// Returns the position of the member that represents the host.
+    pub fn primary(&self) -> u32 {
+        let position = primary(self.members.iter().map(|member| member.registry));
+        u32::try_from(position).unwrap_or_default()
+    }
+
+    /// Returns true if a service of the row has a port with this number.
+    pub fn has_port(&self, number: u32) -> bool {
+        let mut rows = std::iter::once(self).chain(&self.members);
+        rows.any(|row| row.ports.contains(&number))
+    }
+}
