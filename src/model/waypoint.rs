@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    service::{Registry, Service, ServiceKey},
+    service::{Registry, Resolution, Service, ServiceKey},
 };
 use crate::{
     api::{Config, gateway_api},
@@ -112,8 +112,10 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
     }
     let mut services = mesh.services_by_namespace.get(cx, namespace);
     let found = services.find(|(_, service)| {
-        let mut own = service.cluster_vips.values().flatten();
-        own.any(|vip| vip == address) || service.default_address == *address
+        service.all().any(|one| {
+            let mut own = one.cluster_vips.values().flatten();
+            own.any(|vip| vip == address) || one.default_address == *address
+        })
     });
     found.map(|(key, _)| key.clone())
 }
@@ -138,7 +140,8 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
         return None;
     }
     let service = mesh.services.get(cx, key)?;
-    if service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
+    // Parity (pilot/pkg/serviceregistry/ambient/services.go): an ExternalName has no waypoint.
+    if service.resolution == Resolution::Alias || service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
         return None;
     }
     let own = Choice::of(&service.labels, &key.namespace);

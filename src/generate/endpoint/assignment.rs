@@ -193,21 +193,22 @@ impl Target<'_> {
         })
     }
 
+    /// Returns true if the endpoint's health allows traffic. The label that marks endpoints as draining makes none of
+    /// them available.
     fn is_served(&self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
         let features = &ctx.mesh.installation.features;
-        match health(ctx, endpoint) {
-            Health::Terminating => false,
-            Health::Draining => {
-                let label = self.service.label(&features.pilot_persistent_session_label);
-                label.is_some_and(|value| !value.is_empty())
-            }
-            // Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): `publishNotReadyAddresses` affects
-            // the name table only. Kubernetes marks the endpoints of such a Service as ready anyway.
-            Health::Unhealthy => {
-                features.pilot_send_unhealthy_endpoints || self.service.traffic_distribution != TrafficDistribution::Any
-            }
-            Health::Healthy | Health::Unknown => true,
+        let sends_unhealthy =
+            features.pilot_send_unhealthy_endpoints || self.service.traffic_distribution != TrafficDistribution::Any;
+        // Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): `publishNotReadyAddresses` affects the
+        // name table only. Kubernetes marks the endpoints of such a Service as ready anyway.
+        if endpoint.health == Health::Terminating || endpoint.health == Health::Unhealthy && !sends_unhealthy {
+            return false;
         }
+        let has_sessions = || {
+            let label = self.service.label(&features.pilot_persistent_session_label);
+            label.is_some_and(|value| !value.is_empty())
+        };
+        health(ctx, endpoint) != Health::Draining || has_sessions()
     }
 }
 
@@ -298,10 +299,9 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
     };
     let tunnel = tunnelled.then(|| socket_address(&endpoint.address, endpoint.port));
     let socket = match &tunnel {
+        Some(_) if !target.mode.is_vip() => Some(("tunnel", "http")),
         // Clusters behind waypoints have one socket for all endpoints.
-        Some(_) if target.mode.is_vip() => None,
-        Some(_) => Some(("tunnel", "http")),
-        None => tls_mode.map(|mode| ("tlsMode", mode)),
+        _ => tls_mode.map(|mode| ("tlsMode", mode)),
     };
     let encoded = Encoded::write(USUAL_LENGTH, |out| {
         out.nested(lb_endpoint::ENDPOINT, |out| match &tunnel {

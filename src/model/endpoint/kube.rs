@@ -69,8 +69,10 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
 
 /// Returns true if the annotation for visibility contains `~`. A VirtualService may nevertheless route to the service.
 ///
-/// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go): ready endpoints of such a service are not
-/// served. Others, which receive no traffic, still count for the identities of its servers.
+/// Parity (pilot/pkg/serviceregistry/kube/controller/endpointslice.go, `serviceNeedsPush`): events of such a service's
+/// slices are not published. Only an event of the Service itself publishes the endpoints that are known then
+/// (controller.go, `addOrUpdateService`), so Istio's result depends on the order of events. Here ready endpoints never
+/// count; others, which receive no traffic, count for the identities of the servers.
 fn is_unexported(object: &kube::Service) -> bool {
     let exported = object.meta.annotations.get(registry::EXPORT_TO);
     exported.is_some_and(|list| list.split(',').any(|entry| entry.trim() == "~"))
