@@ -1,13 +1,13 @@
 //! Services behind a waypoint, for its listeners, clusters and routes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::BuildContext;
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
         Service, ServiceKey,
-        virtual_service::{self, MESH_GATEWAY, VirtualServiceSummary},
+        virtual_service::{self, MESH_GATEWAY, VirtualService, VirtualServiceSummary},
         waypoint,
     },
 };
@@ -51,10 +51,21 @@ impl<'a> Served<'a> {
         self.by_host.get(host).copied()
     }
 
-    /// Returns the VirtualService for one of the services: the first one for its host in the namespace of the waypoint
-    /// or the service.
-    pub fn routes(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
-        self.routing.first_for(service)
+    /// Returns the VirtualServices for one of the services, in order of precedence: those for its host in the namespace
+    /// of the waypoint or the service.
+    pub fn routes(&self, service: &ServiceKey) -> impl Iterator<Item = (&'a ObjectKey, &'a VirtualServiceSummary)> {
+        let positions = self.routing.positions(service).into_iter();
+        positions.map(|at| {
+            let (key, summary) = self.routing.all[at];
+            (key, &**summary)
+        })
+    }
+
+    /// Returns the rows of the VirtualServices for one of the services, in order of precedence.
+    pub fn virtual_services(&self, ctx: &BuildContext<'a>, service: &ServiceKey) -> Vec<&'a Shared<VirtualService>> {
+        let keys = self.routes(service);
+        keys.filter_map(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key))
+            .collect()
     }
 }
 
@@ -90,7 +101,7 @@ impl<'a> Routing<'a> {
         }
     }
 
-    fn first_for(&self, service: &ServiceKey) -> Option<(&'a ObjectKey, &'a VirtualServiceSummary)> {
+    fn positions(&self, service: &ServiceKey) -> BTreeSet<usize> {
         let exact = self.by_host.get(&service.hostname).into_iter().flatten().copied();
         let matching = self
             .wildcards
@@ -100,8 +111,6 @@ impl<'a> Routing<'a> {
             let of = self.all[*at].1.meta.namespace();
             *of == self.namespace || *of == service.namespace
         };
-        let first = exact.chain(matching.map(|(_, at)| *at)).filter(counts).min()?;
-        let (key, reach) = self.all[first];
-        Some((key, &**reach))
+        exact.chain(matching.map(|(_, at)| *at)).filter(counts).collect()
     }
 }

@@ -228,7 +228,10 @@ pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> V
     let keys = waypoints
         .iter()
         .flat_map(|waypoint| mesh.services_by_waypoint.get(cx, waypoint));
-    let mut found: Vec<_> = keys.filter_map(|(key, _)| mesh.services.get(cx, key)).collect();
+    let rows = keys.filter_map(|(key, _)| mesh.services.get(cx, key));
+    // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
+    let is_served = |service: &&Shared<Service>| service.mesh_external || service.resolution != Resolution::DynamicDns;
+    let mut found: Vec<_> = rows.filter(is_served).collect();
     found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
     found.dedup_by(|a, b| a.key.hostname == b.key.hostname);
     found.sort_by(|a, b| age_order(a).cmp(&age_order(b)));

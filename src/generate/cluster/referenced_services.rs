@@ -12,7 +12,7 @@ use crate::{
         selected::Selected,
         waypoint::{Served, WaypointView},
     },
-    model::{ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
+    model::{Service, ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
 };
 
 /// Restriction of the services of a proxy.
@@ -91,10 +91,12 @@ fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<Refere
         return Vec::new();
     }
     let served = Served::of(ctx, waypoint);
-    let routes = served.services.iter().filter_map(|service| served.routes(&service.key));
+    let routes = served.services.iter().flat_map(|service| served.routes(&service.key));
     let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
+    // Parity (pilot/pkg/networking/core/waypoint.go): services outside the mesh have both kinds of clusters.
+    let is_elsewhere = |service: Option<&Shared<Service>>| service.is_none_or(|service| service.mesh_external);
     destinations
-        .filter(|destination| served.service(&destination.host).is_none())
+        .filter(|destination| is_elsewhere(served.service(&destination.host)))
         .map(|destination| by_host(destination.host.clone()))
         .collect()
 }

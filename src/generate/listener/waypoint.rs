@@ -5,6 +5,7 @@
 //! the listener selects them by name.
 
 mod matcher;
+mod tcp;
 #[cfg(test)]
 mod tests;
 
@@ -18,7 +19,7 @@ use super::{
     outbound::listener::ChainKind,
 };
 use crate::{
-    base::{Hashed, Hostname, NetworkId, cidr::IpMode, host},
+    base::{Hashed, Hostname, NetworkId, Shared, cidr::IpMode, host},
     generate::{
         BuildContext, EncodedResource, VipView,
         constant::network_filter,
@@ -33,7 +34,7 @@ use crate::{
         name::{self, ClusterMode, VipTraffic},
         patch::PatchContext,
         resource::Built,
-        route::waypoint::{self as route, WaypointHost},
+        route::waypoint::{self as route, ServedPort, WaypointHost},
         selected::Selected,
         tunnel::{DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE},
         waypoint::{Served, WaypointView},
@@ -42,7 +43,8 @@ use crate::{
     model::{
         Service,
         policy::Subject,
-        service::{Protocol, Registry, Resolution, ServicePort},
+        service::{Protocol, Resolution, ServicePort},
+        virtual_service::VirtualService,
     },
     proto::{
         Any,
@@ -252,9 +254,11 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
     for service in &making.served.services {
         let filters = making.filters_for(service);
         let stack = FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound);
+        let declared = making.served.virtual_services(ctx, &service.key);
         let mut chains = Vec::new();
         for port in &service.ports {
-            let Some(chain) = making.add_port(&mut listener, &stack, service, port) else {
+            let target = (&***service, port);
+            let Some(chain) = making.add_port(&mut listener, &stack, target, &declared) else {
                 continue;
             };
             chains.push((port.number, chain));
@@ -298,8 +302,8 @@ impl MainInternal<'_> {
         &self,
         listener: &mut EncodedListener,
         stack: &FilterStack,
-        service: &Service,
-        port: &ServicePort,
+        (service, port): (&Service, &ServicePort),
+        declared: &[&Shared<VirtualService>],
     ) -> Option<PortChain> {
         let is_dynamic = service.resolution == Resolution::DynamicDns;
         if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
@@ -307,13 +311,19 @@ impl MainInternal<'_> {
         }
         let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
             let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
+            let target = ServedPort {
+                served: &self.served,
+                declared,
+                service,
+                port: port.number,
+                cluster: &name,
+            };
             let filters = match traffic {
-                VipTraffic::Tcp => tcp_filters(stack, (service, port), &name),
+                VipTraffic::Tcp => tcp::filters(stack, &target, port),
                 VipTraffic::Http => {
                     let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
-                    let target = (service, port.number);
-                    let routes = route::of_port(&stack.ctx, &self.served, target, &name, forwarded);
+                    let routes = route::of_port(&stack.ctx, &target, forwarded);
                     let host = &service.key.hostname;
                     let wildcard = host::is_wildcard(host).then_some(host);
                     let filters = NetworkFilters::new();
@@ -341,7 +351,11 @@ impl MainInternal<'_> {
         let filters = match traffic {
             VipTraffic::Tcp => {
                 let rest = self.stack.complete_tcp_chain(VIP_CHAIN, None, |filters| {
-                    self.stack.add_tcp_proxy(filters, tcp_proxy(&self.stack, None, ENCAP));
+                    let proxy = TcpProxy {
+                        stat_prefix: tcp::stat_prefix(&self.stack, None, ENCAP),
+                        ..plain_proxy(ENCAP)
+                    };
+                    self.stack.add_tcp_proxy(filters, proxy);
                 });
                 filters.append(&rest);
                 filters
@@ -384,57 +398,6 @@ fn connect_authority() -> Filter {
         ..Default::default()
     };
     network_filter("connect_authority", Any::pack(&config))
-}
-
-fn tcp_filters(stack: &FilterStack, (service, port): (&Service, &ServicePort), cluster: &str) -> NetworkFilters {
-    let chain = TcpChain {
-        port: port.number,
-        ..VIP_CHAIN
-    };
-    let host = &service.key.hostname;
-    let is_dynamic = service.resolution == Resolution::DynamicDns && host::is_wildcard(host);
-    stack.complete_tcp_chain(chain, is_dynamic.then_some(host), |filters| {
-        let proxy = tcp_proxy(stack, Some((service, port)), cluster);
-        stack.add_protocol_filters(filters, port.protocol, proxy, cluster);
-    })
-}
-
-/// Returns the TCP proxy of a chain, with the statistics prefix of inbound clusters.
-///
-/// Parity (pilot/pkg/networking/core/listener_waypoint.go): every service counts as one of Kubernetes, a connection to
-/// a workload has neither service nor port, and the target port stays a placeholder.
-fn tcp_proxy(stack: &FilterStack, target: Option<(&Service, &ServicePort)>, cluster: &str) -> TcpProxy {
-    let mut proxy = plain_proxy(cluster);
-    let pattern = &stack.mesh.inbound_cluster_stat_name;
-    if pattern.is_empty() {
-        return proxy;
-    }
-    let [host, short, name, number, port] = match target {
-        Some((service, port)) => {
-            let name = match service.registry {
-                Registry::Kubernetes => service.name.as_str(),
-                Registry::External => &service.key.hostname,
-            };
-            let short = format!("{name}.{}", service.key.namespace);
-            let host = service.key.hostname.to_string();
-            [
-                host,
-                short,
-                name.to_owned(),
-                port.number.to_string(),
-                port.name.to_string(),
-            ]
-        }
-        None => ["", "", "", "0", "unknown"].map(str::to_owned),
-    };
-    proxy.stat_prefix = pattern
-        .replace("%SERVICE%", &short)
-        .replace("%SERVICE_NAME%", &name)
-        .replace("%SERVICE_FQDN%", &host)
-        .replace("%SUBSET_NAME%", "")
-        .replace("%SERVICE_PORT%", &number)
-        .replace("%SERVICE_PORT_NAME%", &port);
-    proxy
 }
 
 /// Adds a connection manager with these routes to filters. A `wildcard` host is resolved per request.

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::{
     base::{Hostname, Labels, Namespace, Shared},
-    generate::{BuildContext, name::ClusterMode},
+    generate::{
+        BuildContext,
+        name::{ClusterMode, VipTraffic},
+    },
     model::{
         Service, ServiceKey,
         destination_rule::{self, DestinationRule},
@@ -82,5 +85,14 @@ pub(crate) fn cluster(
     };
     let declared = destination.port.map(|port| port.number);
     let port = declared.or(sole_port).unwrap_or(listener_port);
+    let mode = match mode {
+        // Behind a waypoint, the port decides the kind of traffic; that of an unknown port is HTTP.
+        ClusterMode::Vip(_) => {
+            let port = service.and_then(|service| service.port(port));
+            let traffic = port.and_then(|port| VipTraffic::of(port.protocol).last());
+            ClusterMode::Vip(traffic.copied().unwrap_or(VipTraffic::Http))
+        }
+        mode => mode,
+    };
     mode.cluster_name(port, &destination.subset, host)
 }

@@ -5,23 +5,29 @@ use std::sync::LazyLock;
 
 use super::{
     RouteProxyView,
-    destination::{PortInference, TargetMap, TargetRows},
+    destination::{self, PortInference, TargetMap, TargetRows},
     http::{self, DefaultRoutes, MESH_GATEWAY},
     routes::Routes,
     translation::Translation,
 };
 use crate::{
-    base::{Labels, Shared},
+    base::{Hostname, Labels, Namespace, Shared},
     generate::{
         BuildContext,
         name::{ClusterMode, VipTraffic},
         waypoint::Served,
         wire::Encoded,
     },
-    model::{ScopeKey, Service, service::Resolution, virtual_service::VirtualService},
+    model::{
+        ScopeKey, Service,
+        destination_rule::{self, DestinationRule},
+        service::Resolution,
+        virtual_service::VirtualService,
+    },
     proto::{
         envoy::config::route::v3::RouteConfiguration,
         field::{route_configuration, virtual_host},
+        istio::networking::v1alpha3::Destination,
     },
 };
 
@@ -38,81 +44,125 @@ pub(crate) struct WaypointHost<'a> {
     pub(crate) domain: &'a str,
 }
 
-/// Encodes the routes of a service port: those of its VirtualService, or else one route to its cluster. `name` is that
-/// of the cluster.
+/// A service port behind a waypoint.
+#[derive(Clone, Copy)]
+pub(crate) struct ServedPort<'a> {
+    /// Services of the waypoint.
+    pub(crate) served: &'a Served<'a>,
+    /// VirtualServices of the service, in order of precedence.
+    pub(crate) declared: &'a [&'a Shared<VirtualService>],
+    /// Service.
+    pub(crate) service: &'a Service,
+    /// Number of the port.
+    pub(crate) port: u32,
+    /// Name of its cluster.
+    pub(crate) cluster: &'a str,
+}
+
+/// Encodes the routes of a service port: those of its VirtualServices, or else one route to its cluster.
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): the routes of all VirtualServices follow each other.
 pub(crate) fn of_port(
     ctx: &BuildContext,
-    served: &Served,
-    (service, port): (&Service, u32),
-    name: &str,
+    port: &ServedPort,
     append_forwarded_host: bool,
 ) -> Encoded<RouteConfiguration> {
+    let hostname = &port.service.key.hostname;
     // Clients of a dynamic host must not choose another host.
-    let domain = match service.resolution {
-        Resolution::DynamicDns => service.key.hostname.as_str(),
+    let domain = match port.service.resolution {
+        Resolution::DynamicDns => hostname.as_str(),
         _ => "*",
     };
     let host = WaypointHost {
-        cluster: name,
-        port,
+        cluster: port.cluster,
+        port: port.port,
         domain,
     };
-    let routed = served.routes(&service.key);
-    let declared = routed.and_then(|(key, _)| ctx.mesh.virtual_services.get(ctx.cx, key));
-    let Some(declared) = declared else {
-        let operation = format!("{}:{port}/*", service.key.hostname);
-        return to_cluster(ctx, &host, &operation);
-    };
     let client = RouteProxyView {
-        namespace: served.namespace().clone(),
+        namespace: port.served.namespace().clone(),
         // The caller's labels are unknown to a waypoint.
         labels: Shared::new(Labels::new()),
         append_forwarded_host,
         proxyless: false,
     };
-    let targets = targets(ctx, served, declared);
-    let translation = Translation {
-        ctx,
-        client: &client,
-        gateway: MESH_GATEWAY,
-        port,
-        tls: false,
-        advertise_http3: false,
-        inference: PortInference::SolePort,
-        targets: &targets,
+    let of_declared = |declared: &&Shared<VirtualService>| {
+        let targets = targets(ctx, port.served, declared);
+        let translation = Translation {
+            ctx,
+            client: &client,
+            gateway: MESH_GATEWAY,
+            port: port.port,
+            tls: false,
+            advertise_http3: false,
+            inference: PortInference::SolePort,
+            targets: &targets,
+        };
+        http::routes(&translation, declared)
     };
-    configuration(&host, &http::routes(&translation, declared), false)
+    let routes: Vec<Routes> = port.declared.iter().map(of_declared).collect();
+    if routes.iter().all(Routes::is_empty) {
+        let operation = format!("{hostname}:{}/*", port.port);
+        return to_cluster(ctx, &host, &operation);
+    }
+    configuration(&host, &routes, false)
 }
 
 /// Encodes routes that send every request for the host to its cluster. `operation` names them in traces.
 pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &str) -> Encoded<RouteConfiguration> {
     let routes = DefaultRoutes::shared(ctx).route(host.cluster, operation, None);
-    configuration(host, &routes, true)
+    configuration(host, &[routes], true)
 }
 
-/// Resolves the destinations of a VirtualService: through the waypoint itself if it serves the host.
+/// Resolves the destinations of a VirtualService.
 fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
-    let rows = declared.destinations.iter().map(|host| {
-        let elsewhere = || {
-            let scope = ctx.scope(&ScopeKey::Gateway(served.namespace().clone()));
-            ctx.service(&scope.service_for(ctx.cx, ctx.mesh, host, namespace)?)
-        };
-        let (service, mode) = match served.service(host) {
-            Some(service) => (Some(service), ClusterMode::Vip(VipTraffic::Http)),
-            None => (elsewhere(), ClusterMode::Default),
-        };
-        let rows = TargetRows {
-            service: service.cloned(),
-            rule: None,
-            mode,
-        };
-        (host.clone(), rows)
-    });
-    rows.collect()
+    let rows = declared.destinations.iter();
+    rows.map(|host| (host.clone(), target(ctx, served, host, namespace)))
+        .collect()
 }
 
-fn configuration(host: &WaypointHost, routes: &Routes, limits_responses: bool) -> Encoded<RouteConfiguration> {
+/// Resolves a destination of a VirtualService: through the waypoint itself if it serves the host, or if the host is
+/// unknown.
+fn target(ctx: &BuildContext, served: &Served, host: &Hostname, namespace: &Namespace) -> TargetRows {
+    let elsewhere = || {
+        let scope = ctx.scope(&ScopeKey::Gateway(served.namespace().clone()));
+        ctx.service(&scope.service_for(ctx.cx, ctx.mesh, host, namespace)?)
+    };
+    let through_waypoint = ClusterMode::Vip(VipTraffic::Http);
+    let (service, mode) = match served.service(host) {
+        Some(service) => (Some(service), through_waypoint),
+        None => match elsewhere() {
+            Some(service) => (Some(service), ClusterMode::Default),
+            None => (None, through_waypoint),
+        },
+    };
+    TargetRows {
+        service: service.cloned(),
+        rule: service.and_then(|service| rule(ctx, served, service)),
+        mode,
+    }
+}
+
+/// Returns the rule for a service. A waypoint acts for the service, so rules that select clients do not apply.
+pub(crate) fn rule(ctx: &BuildContext, served: &Served, service: &Service) -> Option<Shared<DestinationRule>> {
+    destination_rule::find(ctx.cx, ctx.mesh, served.namespace(), None, &service.key).map(|(_, rule)| rule)
+}
+
+/// Returns the cluster and the rule of a TCP destination of a VirtualService in a namespace.
+pub(crate) fn tcp_target(
+    ctx: &BuildContext,
+    port: &ServedPort,
+    destination: &Destination,
+    namespace: &Namespace,
+) -> (String, Option<Shared<DestinationRule>>) {
+    let target = target(ctx, port.served, &Hostname::new(&destination.host), namespace);
+    let service = target.service.as_deref();
+    let inference = PortInference::SolePort;
+    let cluster = destination::cluster(destination, service, port.port, inference, target.mode);
+    (cluster, target.rule)
+}
+
+fn configuration(host: &WaypointHost, routes: &[Routes], limits_responses: bool) -> Encoded<RouteConfiguration> {
     static REST: LazyLock<[Encoded<RouteConfiguration>; 2]> = LazyLock::new(|| {
         [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
             Encoded::of(&RouteConfiguration {
@@ -122,13 +172,16 @@ fn configuration(host: &WaypointHost, routes: &Routes, limits_responses: bool) -
             })
         })
     });
-    Encoded::write(routes.field().len() + host.cluster.len() + 64, |out| {
+    let length: usize = routes.iter().map(|routes| routes.field().len()).sum();
+    Encoded::write(length + host.cluster.len() + 64, |out| {
         out.text(route_configuration::NAME, host.cluster);
         out.nested(route_configuration::VIRTUAL_HOSTS, |out| {
             let mut port = itoa::Buffer::new();
             out.joined(virtual_host::NAME, &["inbound|http|", port.format(host.port)]);
             out.text(virtual_host::DOMAINS, host.domain);
-            out.raw(routes.field());
+            for routes in routes {
+                out.raw(routes.field());
+            }
         });
         out.fields(&REST[usize::from(limits_responses)]);
     })

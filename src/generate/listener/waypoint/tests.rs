@@ -256,6 +256,116 @@ spec:
 }
 
 #[test]
+fn tcp_connections_follow_tls_and_tcp_routes() {
+    let route = |name: &str, rest: &str| {
+        format!(
+            "---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: {name}}}
+spec: {{hosts: [a.default.svc.cluster.local, b.default.svc.cluster.local], {rest}}}
+"
+        )
+    };
+    let destination =
+        |host: &str, rest: &str| format!("{{destination: {{host: {host}.default.svc.cluster.local{rest}}}}}");
+    let rule = "---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: d}
+spec:
+  host: elsewhere.default.svc.cluster.local
+  trafficPolicy:
+    connectionPool: {tcp: {idleTimeout: 7s}}
+    loadBalancer: {consistentHash: {useSourceIp: true}}
+";
+    let proxy = |config: &[String]| {
+        let listener = main_internal(&store(&config.concat()));
+        let name = "inbound-vip|90|tcp|a.default.svc.cluster.local";
+        let filters = chain(&listener, name)["filters"].as_array().expect("filters").clone();
+        filters.last().expect("a filter")["typedConfig"].clone()
+    };
+    let elsewhere = destination("elsewhere", ", port: {number: 80}, subset: v1");
+    let b = destination("b", ", port: {number: 443}");
+    let tcp =
+        format!("tcp: [{{match: [{{port: 91}}], route: [{b}]}}, {{match: [{{port: 90}}], route: [{elsewhere}]}}]");
+    let single = proxy(&[route("r", &tcp), rule.to_owned()]);
+    assert_eq!(single["cluster"], "outbound|80|v1|elsewhere.default.svc.cluster.local");
+    assert_eq!(single["idleTimeout"], "7s");
+    assert_eq!(single["hashPolicy"], json!([{"sourceIp": {}}]));
+    // A TLS route of a later VirtualService takes precedence, if it is for the host.
+    let both = format!("{{weight: 3, {}, {{weight: 1, {}", &elsewhere[1..], &b[1..]);
+    let tls = |sni: &str| format!("tls: [{{match: [{{sniHosts: [{sni}]}}], route: [{both}]}}]");
+    let weighted = proxy(&[route("r", &tcp), route("s", &tls("a.default.svc.cluster.local"))]);
+    let clusters = json!([
+        {"name": "outbound|80|v1|elsewhere.default.svc.cluster.local", "weight": 3},
+        {"name": "inbound-vip|443|tcp|b.default.svc.cluster.local", "weight": 1},
+    ]);
+    assert_eq!(weighted["weightedClusters"]["clusters"], clusters);
+    assert_eq!(
+        proxy(&[route("r", &tcp), route("s", &tls("b.default.svc.cluster.local"))])["cluster"],
+        single["cluster"]
+    );
+    // Routes for clients that a waypoint does not know never apply.
+    let unknown = format!("tcp: [{{match: [{{sourceLabels: {{app: x}}}}], route: [{elsewhere}]}}]");
+    let own = "inbound-vip|90|tcp|a.default.svc.cluster.local";
+    assert_eq!(proxy(&[route("r", &unknown)])["cluster"], own);
+}
+
+#[test]
+fn routes_of_several_virtual_services_follow_each_other() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: r, creationTimestamp: '2024-01-01T00:00:00Z'}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  http:
+  - match: [{uri: {prefix: /a}}]
+    route: [{destination: {host: a.default.svc.cluster.local, port: {number: 90}}}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: s, creationTimestamp: '2024-01-02T00:00:00Z'}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  http: [{route: [{destination: {host: b.default.svc.cluster.local, port: {number: 80}}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: d}
+spec:
+  host: b.default.svc.cluster.local
+  trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: x}}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: t}
+spec:
+  hosts: [b.default.svc.cluster.local]
+  http: [{match: [{sourceLabels: {app: x}}], route: [{destination: {host: b.default.svc.cluster.local}}]}]
+";
+    let listener = main_internal(&store(config));
+    let routes = |name: &str| {
+        let manager = &chain(&listener, name)["filters"][0]["typedConfig"];
+        let routes = manager["routeConfig"]["virtualHosts"][0]["routes"].as_array();
+        routes.expect("routes").clone()
+    };
+    let found = routes(A80);
+    let clusters: Vec<&Value> = found.iter().map(|route| &route["route"]["cluster"]).collect();
+    let b80 = "inbound-vip|80|http|b.default.svc.cluster.local";
+    assert_eq!(clusters, ["inbound-vip|90|tcp|a.default.svc.cluster.local", b80]);
+    assert_eq!(
+        found[1]["route"]["hashPolicy"],
+        json!([{"header": {"headerName": "x"}}])
+    );
+    // A VirtualService of which no route applies is no reason for an empty virtual host.
+    let found = routes(b80);
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0]["route"]["cluster"], b80);
+}
+
+#[test]
 fn clusters_behind_a_waypoint_use_tunnels() {
     let rule = "
 apiVersion: networking.istio.io/v1
