@@ -9,7 +9,7 @@ use crate::{
     base::Shared,
     model::{
         MeshSnapshot, ScopeKey, Service, ServiceKey, SidecarScope,
-        service::{MergedPort, ServicePort, ServiceRef},
+        service::{MergedPort, ScopedService, ServicePort, ServiceRef},
     },
     proto::istio::mesh::v1alpha1::MeshConfig,
     table::{Cx, Table},
@@ -43,6 +43,11 @@ impl<'a> BuildContext<'a> {
     /// Returns one of the services of a host.
     pub fn member(&self, service: &ServiceRef) -> Option<&'a Shared<Service>> {
         Service::member(self.service(&service.key)?, service.member)
+    }
+
+    /// Returns a service as a scope sees it.
+    pub fn scoped(&self, service: &ScopedService) -> Option<Shared<Service>> {
+        service.of(self.service(&service.key)?)
     }
 
     /// Returns a port of a service, with the service that has its attributes.

@@ -14,7 +14,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    service::{MergedPort, Protocol, Service, ServiceKey, ServiceRef},
+    service::{MergedPort, MergedService, Protocol, ScopedService, Service, ServiceKey, ServiceRef},
     virtual_service,
 };
 use crate::{
@@ -64,25 +64,6 @@ pub struct PortFilter {
     pub ports: Option<Vec<u32>>,
     /// Visible aliases; `None` for all.
     pub aliases: Option<Vec<ServiceKey>>,
-}
-
-/// The visible services of one host, merged for clusters: the one that decides, and the ports of all that agree with
-/// it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct MergedService {
-    /// Position of the member that decides.
-    pub member: u32,
-    /// Position of the member that each port comes from, by the port's number.
-    pub ports: BTreeMap<u32, u32>,
-}
-
-impl MergedService {
-    /// Returns the members that a port comes from.
-    pub fn port(&self, number: u32) -> Option<MergedPort> {
-        let port = *self.ports.get(&number)?;
-        let service = self.member;
-        Some(MergedPort { service, port })
-    }
 }
 
 /// Services of a scope or listener that are only partly visible.
@@ -145,7 +126,7 @@ pub struct SidecarScope {
     /// Restrictions of partly visible services.
     pub port_filters: PortFilters,
     /// The services that clusters serve for hosts with several.
-    pub merged: Shared<BTreeMap<ServiceKey, MergedService>>,
+    pub merged: Shared<BTreeMap<ServiceKey, Shared<MergedService>>>,
     /// All VirtualServices of the listeners, without duplicates (gateway scope: those of gateway `mesh`, for waypoints;
     /// routers use [`virtual_service::for_gateway`]).
     pub virtual_services: Shared<[ObjectKey]>,
@@ -203,6 +184,14 @@ impl SidecarScope {
         match self.merged.get(service) {
             Some(merged) => merged.ports.contains_key(&port),
             None => shows_port(&self.port_filters, service, port),
+        }
+    }
+
+    /// Returns the service of a key as the scope sees it.
+    pub fn scoped(&self, key: &ServiceKey) -> ScopedService {
+        ScopedService {
+            key: key.clone(),
+            merged: self.merged.get(key).cloned(),
         }
     }
 

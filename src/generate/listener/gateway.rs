@@ -34,7 +34,11 @@ use crate::{
         route::destination::Target,
         selected::Selected,
     },
-    model::{ScopeKey, ServiceKey, features::Features, service::Protocol},
+    model::{
+        ScopeKey,
+        features::Features,
+        service::{Protocol, ScopedService},
+    },
     proto::{
         Any,
         envoy::{
@@ -146,7 +150,7 @@ enum ServerChain {
     /// Mutual TLS of the mesh passed through to the cluster in the SNI.
     AutoPassthrough {
         /// Services that can be reached.
-        services: Vec<ServiceKey>,
+        services: Vec<ScopedService>,
     },
 }
 

@@ -335,7 +335,8 @@ impl<'a> Lister<'a> {
             };
             for host in &row.destinations {
                 if let Some(service) = self.scope.by_host.get(host) {
-                    member.destinations.push((service.clone(), self.rule(service)));
+                    let destination = self.scope.scoped(service);
+                    member.destinations.push((destination, self.rule(service)));
                 }
             }
         }

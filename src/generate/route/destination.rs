@@ -11,6 +11,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, DestinationRule},
+        service::ScopedService,
     },
     proto::istio::networking::v1alpha3::Destination,
 };
@@ -24,7 +25,7 @@ pub(crate) struct Target {
     /// Host as written in the VirtualService.
     pub(crate) host: Hostname,
     /// Service that the route configuration has under that host.
-    pub(crate) service: Option<ServiceKey>,
+    pub(crate) service: Option<ScopedService>,
     /// Service that the scope has under that host. Its DestinationRule applies even if the service lacks the port.
     pub(crate) ruled: Option<ServiceKey>,
 }
@@ -46,7 +47,7 @@ pub(crate) type TargetMap = BTreeMap<Hostname, TargetRows>;
 /// Reads the rows of targets, for a proxy in a namespace with these labels.
 pub(crate) fn rows(ctx: &BuildContext, targets: &[Target], client: &Namespace, labels: &Labels) -> TargetMap {
     let rows_of = |target: &Target| {
-        let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
+        let service = target.service.as_ref().and_then(|service| ctx.scoped(service));
         let ruled = target.ruled.as_ref().and_then(|key| ctx.service(key));
         let rule = ruled.and_then(|ruled| destination_rule::lookup(ctx.cx, ctx.mesh, client, labels, ruled));
         let mode = ClusterMode::Default;

@@ -15,6 +15,7 @@ use crate::{
     model::{
         ServiceKey,
         destination_rule::{self, RuleRef},
+        service::ScopedService,
         virtual_service::VirtualServiceSummary,
     },
     table::{Cx, Table},
@@ -84,7 +85,7 @@ pub(super) struct DeclaredRoutes<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct ResolvedTarget {
     host: Hostname,
-    service: Option<ServiceKey>,
+    service: Option<ScopedService>,
     /// DestinationRule, if it has a consistent hash.
     rule: Option<RuleRef>,
 }
@@ -149,7 +150,7 @@ impl Fragment {
             return Routes::default();
         };
         let rows = |target: &ResolvedTarget| {
-            let service = target.service.as_ref().and_then(|key| ctx.service(key)).cloned();
+            let service = target.service.as_ref().and_then(|service| ctx.scoped(service));
             let rule = target.rule.as_ref();
             let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
             let mode = ClusterMode::Default;

@@ -29,6 +29,7 @@ use crate::{
     model::{
         ScopeKey, ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway},
+        service::ScopedService,
         virtual_service::{self, VirtualServiceSummary},
     },
     proto::{
@@ -194,8 +195,13 @@ impl<'a> GatewayVirtualService<'a> {
         let sole_port = |host: &Hostname| {
             let target = self.targets.iter().find(|target| target.host == *host);
             let service = target.and_then(|target| target.service.as_ref());
-            let row = service.and_then(|key| ctx.mesh.visibility.get(ctx.cx, key));
-            row.is_some_and(|row| row.ports.len() == 1)
+            service.is_some_and(|service| match &service.merged {
+                Some(merged) => merged.ports.len() == 1,
+                None => {
+                    let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
+                    row.is_some_and(|row| row.ports.len() == 1)
+                }
+            })
         };
         let server = at.clone().reduced(self.summary, sole_port);
         if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
@@ -218,7 +224,7 @@ impl<'a> GatewayVirtualService<'a> {
             return Vec::new();
         }
         let own = self.targets.iter().filter(|target| hosts.contains(&target.host));
-        own.filter_map(|target| Some((target.host.clone(), target.service.clone()?)))
+        own.filter_map(|target| Some((target.host.clone(), target.service.clone()?.key)))
             .collect()
     }
 }
@@ -237,11 +243,14 @@ impl GatewayPart {
             namespace: summary.meta.namespace().clone(),
         };
         let visibility = ctx.mesh.visibility.get(ctx.cx, &own);
-        let is_visible = visibility.is_some_and(|row| row.export_to.visible_to(&self.client.routes.namespace));
+        let visible = visibility.filter(|row| row.export_to.visible_to(&self.client.routes.namespace));
         let ruled = scope.by_host.get(host).cloned();
         Target {
             host: host.clone(),
-            service: if is_visible { Some(own) } else { ruled.clone() },
+            service: match visible {
+                Some(row) => Some(ScopedService::representative(own, row)),
+                None => ruled.as_ref().map(|key| scope.scoped(key)),
+            },
             ruled,
         }
     }

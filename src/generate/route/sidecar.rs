@@ -2,6 +2,7 @@
 
 mod listing;
 pub(crate) mod single;
+mod visible_host;
 
 use std::{
     cell::LazyCell,

@@ -4,7 +4,7 @@
 //! in its own way: listeners, routes and name tables see each of them, clusters see one with the ports of those that
 //! agree with it, and references see one. A row holds them all, because they share their endpoints.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, Visibility};
 use crate::base::{Shared, SmolStr};
@@ -25,6 +25,60 @@ pub struct MergedPort {
     pub service: u32,
     /// Position of the member with the port.
     pub port: u32,
+}
+
+/// Services of one host as a scope sees them: the one that decides, and the ports of all that agree with it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MergedService {
+    /// Position of the member that decides.
+    pub member: u32,
+    /// Position of the member that each port comes from, by the port's number.
+    pub ports: BTreeMap<u32, u32>,
+}
+
+impl MergedService {
+    /// Returns the members that a port comes from.
+    pub fn port(&self, number: u32) -> Option<MergedPort> {
+        let port = *self.ports.get(&number)?;
+        let service = self.member;
+        Some(MergedPort { service, port })
+    }
+}
+
+/// A service as a scope sees it, for readers that need the whole of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScopedService {
+    /// Row.
+    pub key: ServiceKey,
+    /// The visible services, if the row has several.
+    pub merged: Option<Shared<MergedService>>,
+}
+
+impl ScopedService {
+    /// Returns the service that represents the host, alone.
+    pub fn representative(key: ServiceKey, row: &Visibility) -> Self {
+        let merged = (!row.members.is_empty()).then(|| {
+            let member = row.primary();
+            let ports = row.member(member).ports.iter();
+            let ports = ports.map(|port| (*port, member)).collect();
+            Shared::new(MergedService { member, ports })
+        });
+        Self { key, merged }
+    }
+
+    /// Returns the service.
+    pub fn of(&self, row: &Shared<Service>) -> Option<Shared<Service>> {
+        let Some(merged) = &self.merged else {
+            return Some(row.clone());
+        };
+        let decisive = Service::member(row, merged.member)?;
+        let ports = merged.ports.iter();
+        let ports = ports.filter_map(|(number, member)| Service::member(row, *member)?.port(*number).cloned());
+        Some(Shared::new(Service {
+            ports: ports.collect(),
+            ..Service::clone(decisive)
+        }))
+    }
 }
 
 /// Combines the services of a host, given the ServiceEntries' oldest first. Members of one age are in the order of

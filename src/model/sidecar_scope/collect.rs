@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MergedService, PortFilter, SidecarScope, imports::VisibleService};
+use super::{PortFilter, SidecarScope, imports::VisibleService};
 use crate::{
     base::{Hostname, Namespace, Shared},
     model::{
         MeshSnapshot,
-        service::{Registry, ServiceKey, Visibility},
+        service::{MergedService, Registry, ServiceKey, Visibility},
         virtual_service::VirtualServiceSummary,
     },
     table::Cx,
@@ -141,7 +141,7 @@ impl<'m> Collector<'m> {
                     member: entry.service.member,
                     ports: entry.merged.clone(),
                 };
-                merged.insert(key.clone(), service);
+                merged.insert(key.clone(), Shared::new(service));
             } else if let Some(ports) = &entry.ports {
                 let trim = PortFilter {
                     ports: Some(ports.iter().copied().collect()),

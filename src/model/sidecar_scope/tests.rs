@@ -103,8 +103,8 @@ spec: {{hosts: [y.example.com], {rest}, ports: [{{number: {port}, name: p, proto
         let scope = computed(&world, &ScopeKey::Default(namespace.into()));
         let listed = scope.egress[0].services.iter().filter(|service| service.key == key);
         let listed: Vec<u32> = listed.map(|service| service.member).collect();
-        let merged = scope.merged[&key].clone();
-        let ports: Vec<(u32, u32)> = merged.ports.into_iter().collect();
+        let merged = &scope.merged[&key];
+        let ports: Vec<(u32, u32)> = merged.ports.iter().map(|(port, member)| (*port, *member)).collect();
         (listed, merged.member, ports)
     };
     // Clusters have the ports of the oldest visible one, and of those that agree with it.

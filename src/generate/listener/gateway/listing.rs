@@ -9,7 +9,7 @@ use crate::{
     model::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
-        service::Protocol,
+        service::{Protocol, ScopedService},
         virtual_service::{self, VirtualServiceSummary},
     },
     proto::istio::networking::v1alpha3::{ServerTlsSettings, server_tls_settings::TlSmode},
@@ -149,7 +149,7 @@ fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
         let service = scope.by_host.get(host).cloned();
         Target {
             host: host.clone(),
-            service: service.clone(),
+            service: service.as_ref().map(|key| scope.scoped(key)),
             ruled: service,
         }
     };
@@ -157,8 +157,9 @@ fn targets(scope: &SidecarScope, reach: &VirtualServiceSummary) -> Vec<Target> {
 }
 
 /// Returns the services of the mesh whose hosts a server covers.
-fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ServiceKey> {
+fn reachable(ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> Vec<ScopedService> {
     let covered = |key: &&ServiceKey| server.sni.iter().any(|pattern| host::subset_of(&key.hostname, pattern));
-    let inside = |key: &&ServiceKey| ctx.service(key).is_some_and(|service| !service.mesh_external);
-    scope.services.iter().filter(covered).filter(inside).cloned().collect()
+    let services = scope.services.iter().filter(covered).map(|key| scope.scoped(key));
+    let is_inside = |service: &ScopedService| ctx.scoped(service).is_some_and(|service| !service.mesh_external);
+    services.filter(is_inside).collect()
 }

@@ -14,8 +14,8 @@ use crate::{
         route::destination::{self, PortInference, TargetMap},
     },
     model::{
-        ServiceKey, destination_rule,
-        service::{Protocol, ServicePort},
+        destination_rule,
+        service::{Protocol, ScopedService, ServicePort},
         virtual_service::{Semantics, VirtualService},
     },
     proto::istio::networking::v1alpha3::{self as networking, RouteDestination, server_tls_settings::TlSmode},
@@ -97,13 +97,13 @@ impl ListenerBuilder<'_> {
     }
 
     /// Returns a chain for each port and subset of each service, to the cluster with the name of the SNI.
-    pub(super) fn auto_passthrough_chains(&self, services: &[ServiceKey]) -> Vec<Chain> {
+    pub(super) fn auto_passthrough_chains(&self, services: &[ScopedService]) -> Vec<Chain> {
         let ctx = &self.stack.ctx;
         let client = &self.key.client;
         let mut chains = Vec::new();
-        for service in services.iter().filter_map(|key| ctx.service(key)) {
+        for service in services.iter().filter_map(|service| ctx.scoped(service)) {
             let namespace = &client.filters.namespace;
-            let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, service);
+            let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, &service);
             let spec = rule.as_ref().map(|rule| &rule.spec);
             let host = &service.key.hostname;
             for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
@@ -115,7 +115,7 @@ impl ListenerBuilder<'_> {
                     let stat_prefix = if pattern.is_empty() {
                         cluster.clone()
                     } else {
-                        name::stat_prefix(pattern, host, subset, port, 0, Some(service))
+                        name::stat_prefix(pattern, host, subset, port, 0, Some(&service))
                     };
                     let upstream = TcpUpstream {
                         stat_prefix,

@@ -27,9 +27,9 @@ use crate::{
         wire::Writer,
     },
     model::{
-        Service, ServiceKey,
+        Service,
         destination_rule::RuleRef,
-        service::{Protocol, ServiceRef},
+        service::{Protocol, ScopedService, ServiceRef},
     },
     proto::{
         envoy::config::{
@@ -89,7 +89,7 @@ pub struct ListenerService {
     /// VirtualServices with TCP or TLS routes for the service, in order.
     pub virtual_services: Vec<ObjectKey>,
     /// Destination services of these routes with their DestinationRules.
-    pub destinations: Vec<(ServiceKey, Option<RuleRef>)>,
+    pub destinations: Vec<(ScopedService, Option<RuleRef>)>,
 }
 
 /// Kind of a port's chains.

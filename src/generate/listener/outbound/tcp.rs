@@ -245,6 +245,7 @@ impl OutboundListener<'_> {
     ) -> NetworkFilters {
         let destination = routes[0].destination.clone().unwrap_or_default();
         let (service, rule) = self.destination(member, &destination.host).unzip();
+        let service = service.as_deref();
         let rule = self.rule(rule.flatten());
         let rule = rule.as_ref().map(|rule| &rule.spec);
         let upstream = if routes.len() == 1 {
@@ -280,7 +281,7 @@ impl OutboundListener<'_> {
                     let service = self.destination(member, &destination.host).map(|(service, _)| service);
                     let cluster = destination::cluster(
                         destination,
-                        service,
+                        service.as_deref(),
                         member.port.number,
                         PortInference::SolePort,
                         ClusterMode::Default,
@@ -311,10 +312,14 @@ impl OutboundListener<'_> {
         self.stack.tcp_chain(chain, member.port.protocol, upstream)
     }
 
-    fn destination<'m>(&self, member: &'m ListenerService, host: &str) -> Option<(&Service, Option<&'m RuleRef>)> {
-        let (key, rule) = member.destinations.iter().find(|(key, _)| key.hostname == *host)?;
-        let service = self.stack.ctx.service(key)?;
-        Some((&**service, rule.as_ref()))
+    fn destination<'m>(
+        &self,
+        member: &'m ListenerService,
+        host: &str,
+    ) -> Option<(Shared<Service>, Option<&'m RuleRef>)> {
+        let mut destinations = member.destinations.iter();
+        let (service, rule) = destinations.find(|(service, _)| service.key.hostname == *host)?;
+        Some((self.stack.ctx.scoped(service)?, rule.as_ref()))
     }
 
     fn rule(&self, found: Option<&RuleRef>) -> Option<Shared<DestinationRule>> {

@@ -7,7 +7,9 @@ use std::{
 
 use rustc_hash::FxHashMap;
 
-use super::{Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed};
+use super::{
+    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed, visible_host::VisibleHost,
+};
 use crate::{
     base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
@@ -27,7 +29,7 @@ use crate::{
     model::{
         Service, ServiceKey, SidecarScope,
         destination_rule::RuleRef,
-        service::{Protocol, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
+        service::{Protocol, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::EgressListener,
         virtual_service::{Semantics, VirtualServiceSummary},
     },
@@ -269,91 +271,6 @@ fn serving<'a, 'v>(listeners: &'a [EgressView<'v>], port: u32, name: &str) -> Op
     })
 }
 
-/// The services of one host that an egress listener shows.
-pub(super) struct VisibleHost<'a> {
-    /// Row.
-    pub(super) row: &'a Shared<Service>,
-    /// The visible services of the row, if it has several.
-    members: Option<Box<VisibleMembers>>,
-}
-
-/// Several services of one host, by their positions in the row.
-#[derive(Default)]
-struct VisibleMembers {
-    /// In the order of the egress listener.
-    positions: Vec<u32>,
-    /// The last one with each port, which represents the host on that port.
-    by_port: BTreeMap<u32, u32>,
-}
-
-impl<'a> VisibleHost<'a> {
-    fn new(row: &'a Shared<Service>) -> Self {
-        Self {
-            row,
-            members: (!row.members.is_empty()).then(Box::default),
-        }
-    }
-
-    /// Returns the services of an egress listener for one row.
-    pub(super) fn of(row: &'a Shared<Service>, egress: &EgressListener) -> Self {
-        let mut host = Self::new(row);
-        if host.members.is_some() {
-            let listed = egress.services.iter().filter(|listed| listed.key == row.key);
-            listed.for_each(|listed| host.add(listed.member));
-        }
-        host
-    }
-
-    fn add(&mut self, position: u32) {
-        if let (Some(members), Some(service)) = (&mut self.members, Service::member(self.row, position)) {
-            members.positions.push(position);
-            let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-            members.by_port.extend(ports.map(|port| (port.number, position)));
-        }
-    }
-
-    /// Returns the service that represents the host on a port, with its position; for port 0 the last one.
-    ///
-    /// Parity (pilot/pkg/networking/core/httproute.go, `servicesByName`).
-    pub(super) fn at(&self, port: u32) -> Option<(u32, &'a Shared<Service>)> {
-        let Some(members) = &self.members else {
-            let found = port == 0 || self.row.port(port).is_some();
-            return found.then_some((0, self.row));
-        };
-        let position = match port {
-            0 => *members.positions.last()?,
-            port => *members.by_port.get(&port)?,
-        };
-        Some((position, Service::member(self.row, position)?))
-    }
-
-    fn reference(&self, port: u32) -> Option<ServiceRef> {
-        let (member, service) = self.at(port)?;
-        let key = service.key.clone();
-        Some(ServiceRef { key, member })
-    }
-
-    /// Returns true if the host has HTTP routes on the port; on port 0, on any.
-    fn is_routed(&self, port: u32) -> bool {
-        let Some((_, service)) = self.at(port) else {
-            return false;
-        };
-        match port {
-            0 => service.ports.iter().any(|port| is_routed(port.protocol)),
-            number => service.port(number).is_some_and(|port| is_routed(port.protocol)),
-        }
-    }
-
-    /// Returns the ports of every service, with the service.
-    fn ports(&self) -> impl Iterator<Item = (&'a Shared<Service>, &'a ServicePort)> + use<'a, '_> {
-        let only = self.members.is_none().then_some(self.row);
-        let positions = self.members.iter().flat_map(|members| &members.positions);
-        let members = positions.filter_map(|position| Service::member(self.row, *position));
-        let services = only.into_iter().chain(members);
-        services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
-    }
-}
-
 /// Services and VirtualServices of one egress listener, with the relations between their hosts.
 pub(super) struct EgressView<'a> {
     ctx: BuildContext<'a>,
@@ -476,7 +393,7 @@ impl<'a> EgressView<'a> {
             if !numbers.is_empty() {
                 numbers.push(0);
             }
-            if host.members.is_some() {
+            if host.has_members() {
                 numbers.retain(|number| host.is_routed(*number));
             }
             numbers.sort_unstable();
@@ -683,21 +600,28 @@ impl<'a> EgressView<'a> {
             .any(|index| self.services[*index].row.key.namespace == *namespace || *namespace == client)
     }
 
+    /// Returns the service that represents an omitted host on a port.
+    fn omitted(&self, key: &ServiceKey, port: u32) -> Option<ScopedService> {
+        let row = self.ctx.mesh.visibility.get(self.ctx.cx, key)?;
+        if row.members.is_empty() {
+            let key = key.clone();
+            return Some(ScopedService { key, merged: None });
+        }
+        VisibleHost::of(self.ctx.service(key)?, self.egress).scoped(port)
+    }
+
     fn targets(&self, declared: &VisibleVirtualService, port: u32) -> Vec<Target> {
         let hosts: BTreeSet<&Hostname> = declared.summary.destinations.iter().map(|one| &one.host).collect();
         hosts
             .into_iter()
             .map(|host| {
-                let index = self
-                    .by_host
-                    .get(host.as_str())
-                    .filter(|index| self.has_port(**index, port));
+                let index = self.by_host.get(host.as_str());
+                let own = index.and_then(|index| self.services[*index].scoped(port));
                 let others = self.others.as_ref();
-                let other = || others.and_then(|others| others.with_port(host, port));
-                let service = index.map(|index| &self.services[*index].row.key).or_else(other);
+                let other = || self.omitted(others?.with_port(host, port)?, port);
                 Target {
                     host: host.clone(),
-                    service: service.cloned(),
+                    service: own.or_else(other),
                     ruled: self.scope.by_host.get(host).cloned(),
                 }
             })

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{
     RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
-    listing::{EgressView, OmittedServices, VisibleHost},
+    listing::{EgressView, OmittedServices},
+    visible_host::VisibleHost,
 };
 use crate::{
     base::{Hashed, ObjectKey, Shared, SmolStr, host},

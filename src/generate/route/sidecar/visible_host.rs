@@ -1,0 +1,117 @@
+//! The services of one host in an egress listener, of which one represents the host on each port.
+
+use std::collections::BTreeMap;
+
+use super::is_routed;
+use crate::{
+    base::Shared,
+    model::{
+        Service,
+        service::{MergedService, Protocol, ScopedService, ServicePort, ServiceRef},
+        sidecar_scope::EgressListener,
+    },
+};
+
+/// The services of one host that an egress listener shows.
+pub(super) struct VisibleHost<'a> {
+    /// Row.
+    pub(super) row: &'a Shared<Service>,
+    /// The visible services of the row, if it has several.
+    members: Option<Box<VisibleMembers>>,
+}
+
+/// Several services of one host, by their positions in the row.
+#[derive(Default)]
+struct VisibleMembers {
+    /// In the order of the egress listener.
+    positions: Vec<u32>,
+    /// The last one with each port, which represents the host on that port.
+    by_port: BTreeMap<u32, u32>,
+}
+
+impl<'a> VisibleHost<'a> {
+    /// Returns a host of which no member is visible yet.
+    pub(super) fn new(row: &'a Shared<Service>) -> Self {
+        Self {
+            row,
+            members: (!row.members.is_empty()).then(Box::default),
+        }
+    }
+
+    /// Returns the services of an egress listener for one row.
+    pub(super) fn of(row: &'a Shared<Service>, egress: &EgressListener) -> Self {
+        let mut host = Self::new(row);
+        if host.members.is_some() {
+            let listed = egress.services.iter().filter(|listed| listed.key == row.key);
+            listed.for_each(|listed| host.add(listed.member));
+        }
+        host
+    }
+
+    /// Returns true if the row has several services.
+    pub(super) fn has_members(&self) -> bool {
+        self.members.is_some()
+    }
+
+    /// Adds a visible service of the row.
+    pub(super) fn add(&mut self, position: u32) {
+        if let (Some(members), Some(service)) = (&mut self.members, Service::member(self.row, position)) {
+            members.positions.push(position);
+            let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+            members.by_port.extend(ports.map(|port| (port.number, position)));
+        }
+    }
+
+    /// Returns the service that represents the host on a port, with its position; for port 0 the last one.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go, `servicesByName`).
+    pub(super) fn at(&self, port: u32) -> Option<(u32, &'a Shared<Service>)> {
+        let Some(members) = &self.members else {
+            let found = port == 0 || self.row.port(port).is_some();
+            return found.then_some((0, self.row));
+        };
+        let position = match port {
+            0 => *members.positions.last()?,
+            port => *members.by_port.get(&port)?,
+        };
+        Some((position, Service::member(self.row, position)?))
+    }
+
+    /// Returns the service that represents the host on a port as a destination.
+    pub(super) fn scoped(&self, port: u32) -> Option<ScopedService> {
+        let (member, service) = self.at(port)?;
+        let merged = self.members.as_ref().map(|_| {
+            let ports = service.ports.iter().map(|port| (port.number, member)).collect();
+            Shared::new(MergedService { member, ports })
+        });
+        let key = service.key.clone();
+        Some(ScopedService { key, merged })
+    }
+
+    /// Returns a reference to the service that represents the host on a port.
+    pub(super) fn reference(&self, port: u32) -> Option<ServiceRef> {
+        let (member, service) = self.at(port)?;
+        let key = service.key.clone();
+        Some(ServiceRef { key, member })
+    }
+
+    /// Returns true if the host has HTTP routes on the port; on port 0, on any.
+    pub(super) fn is_routed(&self, port: u32) -> bool {
+        let Some((_, service)) = self.at(port) else {
+            return false;
+        };
+        match port {
+            0 => service.ports.iter().any(|port| is_routed(port.protocol)),
+            number => service.port(number).is_some_and(|port| is_routed(port.protocol)),
+        }
+    }
+
+    /// Returns the ports of every service, with the service.
+    pub(super) fn ports(&self) -> impl Iterator<Item = (&'a Shared<Service>, &'a ServicePort)> + use<'a, '_> {
+        let only = self.members.is_none().then_some(self.row);
+        let positions = self.members.iter().flat_map(|members| &members.positions);
+        let members = positions.filter_map(|position| Service::member(self.row, *position));
+        let services = only.into_iter().chain(members);
+        services.flat_map(|service| service.ports.iter().map(move |port| (service, port)))
+    }
+}
