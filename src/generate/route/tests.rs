@@ -488,3 +488,35 @@ spec:
     assert_eq!(hosts[0]["name"], "block_all");
     assert_eq!(hosts[1], Value::Null);
 }
+
+#[test]
+fn every_route_that_a_listener_names_is_answered() {
+    // The egress listener of port 80 answers for the headless service, which it does not have.
+    let config = "
+apiVersion: v1
+kind: Service
+metadata: {name: h}
+spec: {clusterIP: None, ports: [{name: any, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: h, labels: {kubernetes.io/service-name: h}}
+addressType: IPv4
+ports: [{name: any, port: 80}]
+endpoints: [{addresses: [10.1.2.1], conditions: {ready: true}}]
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default}
+spec:
+  egress:
+  - {port: {number: 80, protocol: HTTP, name: http}, hosts: [./a.default.svc.cluster.local]}
+  - {hosts: ['*/*']}
+";
+    let fixture = Fixture::new(config, vec![sidecar(&json!({}))]);
+    let name = "h.default.svc.cluster.local:80";
+    let listener = fixture.get(0, ResourceType::Listener, "10.1.2.1_80").to_string();
+    assert!(listener.contains(name), "{listener}");
+    assert_eq!(fixture.get(0, ResourceType::Route, name)["name"], name);
+    assert_eq!(fixture.hosts(name), []);
+}
