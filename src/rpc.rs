@@ -6,13 +6,15 @@
 
 pub mod body;
 pub mod connection;
+mod frame;
+mod frame_budget;
 pub mod framing;
 mod handoff;
 pub mod pre_auth;
-mod read_limit;
 pub mod router;
 mod socket;
 mod status;
+mod transport;
 pub mod unary;
 
 use std::{net::SocketAddr, sync::Arc};

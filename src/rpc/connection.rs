@@ -26,10 +26,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Peer,
+    frame_budget::WINDOW_BYTES,
     handoff::RuntimeHandoff,
     pre_auth::{PreAuthLimiter, UnauthenticatedConnection},
-    read_limit::PreAuthReadLimit,
     socket::{Socket, Uncork},
+    transport::LimitedTransport,
 };
 use crate::{auth::tls::PeerCertificate, task::Tasks};
 
@@ -37,16 +38,12 @@ use crate::{auth::tls::PeerCertificate, task::Tasks};
 const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
 /// The pause after an accept error such as "too many open files".
 const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
-/// The flow-control window of a stream and of a connection. When thousands of clients reconnect at once, this much is
-/// buffered for each; [`PreAuthReadLimit`] reads less from unauthenticated ones. It must not be less than 65,535, the
-/// initial window of every client (RFC 9113, section 6.9.2). A client that has used more than a smaller window waits
-/// for the difference, which the h2 crate does not return in every case; then the stream hangs.
-const WINDOW_BYTES: u32 = 64 << 10;
 /// The maximum size of request headers with authentication: they carry a token, or a certificate chain from a gateway.
-const HEADER_BYTES: u32 = 12 << 10;
-/// The maximum size of request headers on plaintext connections. The streams of an unauthenticated peer must use little
-/// memory.
-const PLAINTEXT_HEADER_BYTES: u32 = 4 << 10;
+/// Headers of 16 KiB have room for the fields of every call.
+const HEADER_BYTES: u32 = 17 << 10;
+/// The maximum size of request headers on plaintext connections, which need no token. The streams of an unauthenticated
+/// peer must use little memory.
+const PLAINTEXT_HEADER_BYTES: u32 = 8 << 10;
 
 /// The options of connections.
 #[derive(Clone, Copy, Debug)]
@@ -299,7 +296,7 @@ impl<S: Service> Connections<S> {
                 Ok::<_, Infallible>(response)
             }
         });
-        let limited = TokioIo::new(PreAuthReadLimit::new(io, pre_auth.clone()));
+        let limited = TokioIo::new(LimitedTransport::new(io, pre_auth.clone()));
         let mut connection = pin!(self.builder(handoff, peer.is_tls).serve_connection(limited, service));
         let mut close_reasons = self.close_reasons(&pre_auth, expires);
         let reason = tokio::select! {

@@ -9,7 +9,7 @@ use std::{
     net::IpAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicIsize, AtomicU32, AtomicUsize, Ordering},
     },
     task::Context,
     time::Duration,
@@ -24,8 +24,14 @@ const MIN_AGE: Duration = Duration::from_secs(1);
 /// The maximum number of open streams of an unauthenticated connection: more than any client opens before its first
 /// response.
 const UNAUTHENTICATED_STREAMS: u32 = 16;
-/// The maximum number of streams of an admitted connection that wait for their first message.
-const WAITING_STREAMS: u32 = 256;
+/// The number of streams of an unauthenticated connection that reach the HTTP/2 server at a time. Each has credentials
+/// in its headers, so none depends on another.
+const STREAMS_AT_A_TIME: usize = 1;
+/// The maximum number of streams of an admitted connection that wait for their first message or their response.
+pub(super) const MAX_WAITING_STREAMS: usize = 256;
+/// The number of such streams of all connections above which each connection may have only [`FEW_WAITING_STREAMS`].
+const MANY_WAITING_STREAMS: isize = 4096;
+const FEW_WAITING_STREAMS: usize = 8;
 /// The number of violations after which a connection is closed, and the rate at which they are forgotten.
 const MAX_VIOLATIONS: f64 = 100.0;
 const VIOLATIONS_FORGOTTEN_PER_SECOND: f64 = 1.0;
@@ -36,6 +42,8 @@ pub struct PreAuthLimiter {
     capacity: u32,
     min_age: Duration,
     inner: Arc<Mutex<Inner>>,
+    /// The number of streams of all connections that wait for their first message or their response.
+    waiting_streams: Arc<AtomicIsize>,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +73,7 @@ impl PreAuthLimiter {
             capacity: capacity.max(1),
             min_age: MIN_AGE,
             inner: Arc::default(),
+            waiting_streams: Arc::default(),
         }
     }
 
@@ -93,7 +102,7 @@ impl PreAuthLimiter {
             read_unlimited: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
-            answered: AtomicUsize::new(0),
+            served: AtomicUsize::new(0),
             consumed: AtomicUsize::new(0),
             waiting: AtomicU32::new(0),
             violations: Mutex::new((0.0, Instant::now())),
@@ -163,8 +172,8 @@ pub struct UnauthenticatedConnection {
     reader: AtomicWaker,
     /// The number of open streams without a response.
     streams: AtomicU32,
-    /// The number of streams with a response.
-    answered: AtomicUsize,
+    /// The number of streams that are served after their first message.
+    served: AtomicUsize,
     /// The number of request bytes that the service has consumed.
     consumed: AtomicUsize,
     /// The number of streams with a response that wait for their first message.
@@ -179,6 +188,7 @@ impl UnauthenticatedConnection {
         self.accept_credentials();
         if !self.admitted.swap(true, Ordering::AcqRel) {
             self.limiter.lock().remove(self.number);
+            self.reader.wake();
         }
     }
 
@@ -217,9 +227,44 @@ impl UnauthenticatedConnection {
         self.credentials_accepted.load(Ordering::Acquire)
     }
 
-    /// Returns the number of streams with a response. More of them wake the task of [`Self::has_accepted_credentials`].
-    pub(super) fn answered(&self) -> usize {
-        self.answered.load(Ordering::Acquire)
+    /// Wakes the task when the result of one of these methods changes.
+    pub(super) fn wake_on_change(&self, cx: &Context<'_>) {
+        self.reader.register(cx.waker());
+    }
+
+    /// Wakes the task of [`Self::wake_on_change`].
+    pub(super) fn wake_reader(&self) {
+        self.reader.wake();
+    }
+
+    /// Returns the maximum number of open streams. Streams that are served do not count: other limits apply to them.
+    pub(super) fn max_open_streams(&self) -> usize {
+        let waiting = if !self.credentials_accepted.load(Ordering::Acquire) {
+            STREAMS_AT_A_TIME
+        } else if !self.is_admitted() {
+            UNAUTHENTICATED_STREAMS as usize
+        } else if self.limiter.waiting_streams.load(Ordering::Acquire) > MANY_WAITING_STREAMS {
+            FEW_WAITING_STREAMS
+        } else {
+            MAX_WAITING_STREAMS
+        };
+        waiting + self.served.load(Ordering::Acquire)
+    }
+
+    /// Records a change of the number of open streams.
+    pub(super) fn count_open_streams(&self, before: usize, after: usize) {
+        let change = after.cast_signed() - before.cast_signed();
+        if change != 0 {
+            self.limiter.waiting_streams.fetch_add(change, Ordering::AcqRel);
+        }
+    }
+
+    /// Records a stream whose first message has arrived. The handle is held until the stream ends.
+    pub fn serve_stream(self: &Arc<Self>) -> ServedStream {
+        self.served.fetch_add(1, Ordering::AcqRel);
+        self.count_open_streams(1, 0);
+        self.reader.wake();
+        ServedStream(self.clone())
     }
 
     /// Records request bytes that the service has consumed.
@@ -276,7 +321,7 @@ impl UnauthenticatedConnection {
     pub fn open_silent_stream(self: &Arc<Self>) -> SilentStream {
         let waiting = self.waiting.fetch_add(1, Ordering::AcqRel) + 1;
         let most = if self.is_admitted() {
-            WAITING_STREAMS
+            MAX_WAITING_STREAMS as u32
         } else {
             UNAUTHENTICATED_STREAMS
         };
@@ -298,6 +343,17 @@ impl Drop for SilentStream {
     }
 }
 
+/// A stream whose first message has arrived.
+#[derive(Debug)]
+pub struct ServedStream(Arc<UnauthenticatedConnection>);
+
+impl Drop for ServedStream {
+    fn drop(&mut self) {
+        self.0.served.fetch_sub(1, Ordering::AcqRel);
+        self.0.count_open_streams(0, 1);
+    }
+}
+
 impl Drop for UnauthenticatedConnection {
     fn drop(&mut self) {
         if !self.is_admitted() {
@@ -316,8 +372,6 @@ impl OpenStream {
     /// Records the response.
     pub(super) fn answered(mut self) {
         self.answered = true;
-        self.pre_auth.answered.fetch_add(1, Ordering::AcqRel);
-        self.pre_auth.reader.wake();
     }
 }
 

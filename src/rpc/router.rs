@@ -8,7 +8,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use tonic::Status;
 
 use super::{
-    Call, GRPC, Service, Unary,
+    Call, GRPC, Service, Unary, UnauthenticatedConnection,
     body::{Body, BufList, Message},
     framing, headers, is_grpc, trailers_only,
 };
@@ -58,6 +58,7 @@ impl<S: StreamService> Router<S> {
         B::Error: std::fmt::Display,
     {
         if request.method() != Method::POST || !is_grpc(request.headers()) {
+            record_violation(&request);
             let mut response = Response::new(Body::default());
             *response.status_mut() = StatusCode::UNSUPPORTED_MEDIA_TYPE;
             return response;
@@ -68,7 +69,10 @@ impl<S: StreamService> Router<S> {
         }
         match self.methods.iter().find(|method| method.path() == path) {
             Some(method) => call_unary(method.as_ref(), request).await,
-            None => trailers_only(&Status::unimplemented(format!("unknown method {path}"))),
+            None => {
+                record_violation(&request);
+                trailers_only(&Status::unimplemented(format!("unknown method {path}")))
+            }
         }
     }
 }
@@ -79,6 +83,13 @@ impl<S: StreamService> Service for Router<S> {
 
     fn handle(&self, request: Request<hyper::body::Incoming>) -> impl Future<Output = Response<Self::Body>> + Send {
         Self::handle(self, request)
+    }
+}
+
+/// Records a request that nothing here answers. Many of these end the connection.
+fn record_violation<B>(request: &Request<B>) {
+    if let Some(pre_auth) = request.extensions().get::<Arc<UnauthenticatedConnection>>() {
+        pre_auth.record_violation();
     }
 }
 

@@ -94,6 +94,7 @@ where
         let Some((mut proxy, mut first)) = first? else {
             return Ok(());
         };
+        let _served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
         self.check_identity(&mut proxy)?;
         // A client that only sends debug requests is not a proxy; no configuration is generated for it.
         while debug::is_debug(&first.type_url) {
