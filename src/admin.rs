@@ -4,4 +4,5 @@ pub mod access;
 pub mod debug;
 pub mod http;
 pub mod metrics;
+pub mod renderer;
 pub mod server;

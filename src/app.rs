@@ -111,15 +111,33 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
     let _ = rayon::ThreadPoolBuilder::new()
         .start_handler(|_| process::give_way())
         .build_global();
+    let page_runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("pages")
+        .on_thread_start(process::run_in_background)
+        .enable_all()
+        .build()?;
+    let runtimes = Runtimes {
+        certificates: ca_runtime.handle(),
+        pages: page_runtime.handle(),
+    };
     let shutdown = settings.flags.shutdown_duration;
     let environment = Arc::new(Environment::new(settings));
-    let ended = runtime.block_on(serve(&environment, ca_runtime.handle()));
+    let ended = runtime.block_on(serve(&environment, &runtimes));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {
             tracing::warn!("shutdown timed out, closing remaining streams");
         }
     });
     ended
+}
+
+/// The runtimes besides the one that serves proxies.
+struct Runtimes<'a> {
+    /// Signs certificates.
+    certificates: &'a Handle,
+    /// Renders pages.
+    pages: &'a Handle,
 }
 
 /// Runs the control plane until a signal arrives or a vital task ends.
@@ -133,20 +151,15 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
 /// 4. [`Sources::synced`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that
 ///    connected earlier would receive an incomplete configuration.
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
-async fn serve(environment: &Arc<Environment>, ca_runtime: &Handle) -> Result<(), AppError> {
-    let Prepared {
-        installation,
-        report,
-        folder,
-        client,
-    } = prepare(environment).await?;
-    let push = start_push(environment, &installation)?;
-    let mut parts = Parts::start(environment, installation, folder, client, push, report).await?;
+async fn serve(environment: &Arc<Environment>, runtimes: &Runtimes<'_>) -> Result<(), AppError> {
+    let prepared = prepare(environment).await?;
+    let push = start_push(environment, &prepared.installation)?;
+    let mut parts = Parts::start(environment, prepared, push, runtimes.pages).await?;
     let model = parts.push.inspect.clone();
     let source_ended = parts.sources.ended();
     let serving = async move {
         parts.sources.synced().await?;
-        parts.open(ca_runtime).await?;
+        parts.open(runtimes.certificates).await?;
         parts.start_controllers()?;
         std::future::pending::<Result<(), AppError>>().await
     };
@@ -216,12 +229,16 @@ impl<'a> Parts<'a> {
     /// Starts the sources and servers, and opens the HTTP ports.
     async fn start(
         environment: &'a Arc<Environment>,
-        installation: Installation,
-        folder: Option<FileSource>,
-        client: Option<Client>,
+        prepared: Prepared,
         push: PushHandle,
-        report: Report,
+        page_runtime: &Handle,
     ) -> Result<Self, AppError> {
+        let Prepared {
+            installation,
+            report,
+            folder,
+            client,
+        } = prepared;
         let features = &installation.features;
         let events = client.is_some().then(|| controllers::events(features)).flatten();
         let (event_sender, events) = events.unzip();
@@ -285,7 +302,7 @@ impl<'a> Parts<'a> {
             keys: jwks.reports(),
         };
         sources.start(jwks);
-        listen::pages(environment, shown, &grpc, authenticators)?;
+        listen::pages(environment, shown, &grpc, authenticators, page_runtime)?;
         let cluster = installation.cluster.clone();
         sources.start(DnsResolver { cluster, dependencies });
         if let Some(folder) = folder {
@@ -390,6 +407,7 @@ fn server_options(settings: &Settings, features: &Features) -> ServerOptions {
     let mut options = ServerOptions::from_flags(&settings.flags);
     options.max_streams = features.istio_gprc_maxstreams;
     options.max_message_bytes = features.istio_gprc_maxrecvmsgsize as usize;
+    options.max_held_bytes = (features.pilot_xds_subscription_memory_mb as usize) << 20;
     let rate = features.pilot_max_requests_per_second;
     options.limits.streams_per_second = (rate > 0.0).then_some(rate);
     options

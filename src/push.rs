@@ -4,6 +4,7 @@ pub mod debounce;
 pub mod groups;
 pub mod push_loop;
 pub mod testing;
+mod turns;
 
 pub use groups::{Groups, Publication, Subscription};
 pub use push_loop::{PushHandle, PushOptions};

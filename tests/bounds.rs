@@ -1,7 +1,8 @@
 //! Resource limits against unauthenticated or malicious clients: size, nesting and number of their inputs. Test names
 //! begin with the requirement that they check (SECURITY.md): R1 (expressions), R2 (nesting and sizes), R3 (memory and
-//! connection lifetime).
+//! connection lifetime), R20 (admitted clients).
 
+mod attack;
 mod expression;
 mod flood;
 mod nesting;
@@ -51,6 +52,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test(
             "bounds::r3_slow_page_clients_do_not_delay_others",
             flood::slow_page_clients_do_not_delay_others,
+        ),
+        Trial::test(
+            "bounds::r20_admitted_clients_do_not_harm_others",
+            attack::admitted_clients_do_not_harm_others,
         ),
     ]
 }

@@ -38,7 +38,7 @@ pub(super) enum Readers {
 pub(super) type ReadersOf = fn(&str) -> Readers;
 
 /// Scope of a caller's access.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum DebugScope {
     /// All pages and proxies.
     All,

@@ -20,7 +20,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 
-use super::access::{Access, DebugScope, PREFIX, Readers};
+use super::{
+    access::{Access, DebugScope, PREFIX, Readers},
+    renderer::Renderer,
+};
 use crate::{
     generate::{ResourceSnapshot, ResourceType, patch::set, store::ConfigStore},
     ingest::{
@@ -183,9 +186,9 @@ fn pages(sources: Arc<Sources>) -> Router {
     router.with_state(sources)
 }
 
-/// Returns all pages under `/debug`, with these access rules.
-pub fn guarded_pages(sources: Arc<Sources>, access: &Access) -> Router {
-    access.guard(pages(sources), readers_of)
+/// Returns all pages under `/debug`, with these access rules, rendered beside serving.
+pub fn guarded_pages(sources: Arc<Sources>, access: &Access, renderer: &Renderer) -> Router {
+    access.guard(renderer.render(pages(sources)), readers_of)
 }
 
 type Shown = State<Arc<Sources>>;

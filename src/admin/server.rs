@@ -13,7 +13,10 @@ use prometheus::{Encoder, Gauge, TextEncoder};
 
 use tokio::sync::mpsc;
 
-use super::metrics::{self, ISTIO_VERSION, NoteMetrics};
+use super::{
+    metrics::{self, ISTIO_VERSION, NoteMetrics},
+    renderer::Renderer,
+};
 use crate::{
     environment::{self, Environment},
     generate::store::ConfigStore,
@@ -43,7 +46,11 @@ pub fn readiness(environment: &Arc<Environment>) -> Router {
 }
 
 /// Returns `/metrics` and `/version`.
-pub fn monitoring(environment: &Arc<Environment>, inspect: mpsc::Sender<Inspect>) -> Result<Router, prometheus::Error> {
+pub fn monitoring(
+    environment: &Arc<Environment>,
+    inspect: mpsc::Sender<Inspect>,
+    renderer: &Renderer,
+) -> Result<Router, prometheus::Error> {
     let uptime = metrics::register_process(&environment.registry)?;
     let notes = NoteMetrics::new(&environment.registry)?;
     let pages = Arc::new(Pages {
@@ -52,10 +59,10 @@ pub fn monitoring(environment: &Arc<Environment>, inspect: mpsc::Sender<Inspect>
         notes,
         inspect,
     });
-    Ok(Router::new()
-        .route("/metrics", get(metrics_page))
-        .route("/version", get(|| async { ISTIO_VERSION }))
-        .with_state(pages))
+    let metrics = Router::new().route("/metrics", get(metrics_page)).with_state(pages);
+    Ok(renderer
+        .render(metrics)
+        .route("/version", get(|| async { ISTIO_VERSION })))
 }
 
 async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {

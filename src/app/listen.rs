@@ -19,7 +19,9 @@ use crate::{
     admin::{
         access::Access,
         debug::{self, wire::Wire},
-        http, server,
+        http,
+        renderer::Renderer,
+        server,
     },
     auth::{Authenticators, tls::Acceptor},
     environment::Environment,
@@ -28,30 +30,36 @@ use crate::{
     xds::server::Server,
 };
 
-/// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`.
+/// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`. They are rendered on `runtime`.
 pub(super) fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,
     grpc: &rpc::Router<Server>,
     authenticators: Authenticators,
+    runtime: &Handle,
 ) -> Result<(), AppError> {
+    let renderer = Renderer::new(environment.tasks.clone(), runtime.clone());
     let flags = &environment.settings.flags;
     let inspect = sources.inspect.clone();
     let sources = Arc::new(sources);
     let access = Access::new(authenticators, sources.mesh.clone());
     let instance = environment.settings.variable("POD_NAME").unwrap_or_default();
-    grpc.streams()
-        .set_debug_handler(Arc::new(Wire::new(sources.clone(), access.clone(), instance)));
+    grpc.streams().set_debug_handler(Arc::new(Wire::new(
+        sources.clone(),
+        access.clone(),
+        renderer.clone(),
+        instance,
+    )));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
     let pages = || {
         if is_shown {
-            debug::guarded_pages(sources.clone(), &access)
+            debug::guarded_pages(sources.clone(), &access, &renderer)
         } else {
             Router::new()
         }
     };
     let mut http = server::readiness(environment).merge(pages());
-    let monitoring = server::monitoring(environment, inspect)?;
+    let monitoring = server::monitoring(environment, inspect, &renderer)?;
     match flags.monitoring_addr {
         Address(Some(address)) => {
             serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages()))?;

@@ -5,6 +5,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
 /// The nice value of threads that build and send configuration. A push uses all cores for a while and must not delay
 /// the threads that sign certificates.
 const GIVES_WAY: i32 = 5;
+/// The nice value of threads that render debug pages and metrics, which must not delay configuration either.
+const IN_THE_BACKGROUND: i32 = 15;
 
 /// Raises the soft limit of open files to the hard limit. Each connection needs one.
 pub(super) fn allow_many_files() {
@@ -23,7 +25,16 @@ pub(super) fn allow_many_files() {
 
 /// Lowers the priority of this thread and of threads that it starts.
 pub(super) fn give_way() {
-    if let Err(error) = nice(GIVES_WAY) {
+    lower_priority(GIVES_WAY);
+}
+
+/// Lowers the priority of this thread below that of all threads that serve clients.
+pub(super) fn run_in_background() {
+    lower_priority(IN_THE_BACKGROUND);
+}
+
+fn lower_priority(by: i32) {
+    if let Err(error) = nice(by) {
         tracing::debug!(%error, "failed to lower thread priority");
     }
 }

@@ -227,6 +227,9 @@ features! {
         ISTIO_GPRC_MAXSTREAMS istio_gprc_maxstreams: u32 = 100_000;
         /// Largest message that is received, in bytes.
         ISTIO_GPRC_MAXRECVMSGSIZE istio_gprc_maxrecvmsgsize: u32 = 4_194_304;
+        /// Memory in MiB that the subscriptions of all clients may hold: names, and placeholders for those that do not
+        /// exist. Beyond it, the largest ones of the source that holds most end.
+        PILOT_XDS_SUBSCRIPTION_MEMORY_MB pilot_xds_subscription_memory_mb: u32 = 256;
         /// Kept for configz: encoded resources are always shared here.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
         /// Kept for configz, like `PILOT_ENABLE_XDS_CACHE`.

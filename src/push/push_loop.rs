@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     debounce::{DebounceOptions, Pending},
     groups::{Groups, Parallel, ProxyEvent, Publication},
+    turns::{Connected, Turns},
 };
 use crate::{
     api::{Kind, access_review::Subject},
@@ -99,6 +100,10 @@ pub struct PushLoop {
     subjects: watch::Sender<OrdSet<Subject>>,
     senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
     pending: Pending,
+    /// Proxies of namespaces whose first configurations take long.
+    turns: Turns,
+    /// True after a batch of proxies of other namespaces.
+    turn_is_due: bool,
     clock: fn() -> Instant,
 }
 
@@ -131,6 +136,8 @@ impl PushHandle {
             subjects: subjects_out,
             senders: FxHashMap::default(),
             pending: Pending::default(),
+            turns: Turns::default(),
+            turn_is_due: false,
             clock,
         };
         (handle, run)
@@ -160,6 +167,8 @@ impl PushHandle {
 enum Event {
     Changes(Vec<Change>),
     Proxy(ProxyEvent),
+    /// A namespace whose first configurations take long.
+    Turn,
     Inspect(Inspect),
     Flush(FlushRequest),
     Due,
@@ -172,7 +181,16 @@ impl PushLoop {
         loop {
             match self.next().await {
                 Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
-                Event::Proxy(first) => self.apply_proxy_events(first, &observer),
+                Event::Proxy(first) => {
+                    self.apply_proxy_events(first, &observer);
+                    self.turn_is_due = self.turns.is_waiting();
+                }
+                Event::Turn => {
+                    self.turn_is_due = false;
+                    if let Some(connected) = self.turns.next() {
+                        self.connect(connected, &observer);
+                    }
+                }
                 Event::Inspect(query) => query(&self.world, &self.store),
                 Event::Flush(answer) => {
                     self.flush(&observer);
@@ -192,7 +210,9 @@ impl PushLoop {
         let wait = due.map(|due| due.saturating_duration_since((self.clock)()));
         tokio::select! {
             biased;
+            () = std::future::ready(()), if self.turn_is_due => Event::Turn,
             Some(event) = self.proxy_events.recv() => Event::Proxy(event),
+            () = std::future::ready(()), if self.turns.is_waiting() => Event::Turn,
             Some(query) = self.inspect.recv() => Event::Inspect(query),
             Some(answer) = self.flushes.recv() => Event::Flush(answer),
             () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due,
@@ -215,6 +235,10 @@ impl PushLoop {
                 }
                 ProxyEvent::Leave(id) => {
                     self.senders.remove(&id);
+                    if self.turns.remove(id) {
+                        next = self.proxy_events.try_recv().ok();
+                        continue;
+                    }
                     match proxy_events
                         .connected
                         .iter()
@@ -227,8 +251,24 @@ impl PushLoop {
             }
             next = self.proxy_events.try_recv().ok();
         }
+        self.turns.defer(&mut proxy_events.connected);
+        self.apply(proxy_events, observer);
+    }
+
+    /// Generates the first configurations of proxies.
+    fn connect(&mut self, connected: Connected, observer: &impl Observer) {
+        let proxy_events = store::ProxyEvents {
+            connected,
+            ..store::ProxyEvents::default()
+        };
+        self.apply(proxy_events, observer);
+    }
+
+    fn apply(&mut self, proxy_events: store::ProxyEvents, observer: &impl Observer) {
         let started = (self.clock)();
         let mesh = self.world.snapshot();
+        let connected = proxy_events.connected.iter();
+        let namespaces = connected.map(|(_, proxy)| proxy.node.namespace.clone()).collect();
         self.regenerate(
             &mesh,
             &ChangeSet::default(),
@@ -242,6 +282,8 @@ impl PushLoop {
             },
             observer,
         );
+        let worked = (self.clock)().saturating_duration_since(started);
+        self.turns.record(namespaces, worked);
     }
 
     fn flush(&mut self, observer: &impl Observer) {

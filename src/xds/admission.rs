@@ -1,11 +1,14 @@
 //! Admission control: bounds the work in flight, so that a thundering herd of clients costs time but no memory.
 
+mod fair;
+
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use self::fair::FairBudget;
+pub use self::fair::{Permit, Source};
 
 /// The maximum wait of a stream for the rate limit.
 ///
@@ -13,10 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 /// The pause between streams at the lowest rate.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
-/// The unit in which bytes are counted, since a semaphore counts in `u32`.
-const UNIT_BYTES: usize = 1 << 10;
-/// The budget for large requests that are arriving, in units, over all streams.
-const REQUEST_UNITS: u32 = 64 << 10;
+/// The budget for large requests that are arriving, over all streams.
+const REQUEST_BYTES: usize = 64 << 20;
 
 /// The limits of work in flight.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +47,13 @@ pub struct Busy {
 #[error("request rate limit exceeded: {0} streams per second are accepted, and the wait exceeds {LONGEST_RATE_WAIT:?}")]
 pub struct RateExceeded(f64);
 
-/// A permit for work in flight, released when dropped.
-#[derive(Debug)]
-pub struct Permit {
-    _permit: OwnedSemaphorePermit,
-}
-
 /// Admission control.
 #[derive(Debug)]
 pub struct Admission {
     limits: Limits,
-    first: Arc<Semaphore>,
-    units: Arc<Semaphore>,
-    all_units: u32,
-    requests: Arc<Semaphore>,
+    first: FairBudget,
+    responses: FairBudget,
+    requests: FairBudget,
     /// The time at which the next stream may start. Locked for two comparisons.
     next_stream: Mutex<Option<Instant>>,
     clock: fn() -> Instant,
@@ -68,16 +62,12 @@ pub struct Admission {
 impl Admission {
     /// Creates admission control with these limits. A rate that is not positive means no rate limit.
     pub fn new(mut limits: Limits, clock: fn() -> Instant) -> Self {
-        let all_units = u32::try_from(limits.bytes_in_flight / UNIT_BYTES)
-            .unwrap_or(u32::MAX)
-            .max(1);
         limits.streams_per_second = limits.streams_per_second.filter(|rate| rate.is_finite() && *rate > 0.0);
         Self {
             limits,
-            first: Arc::new(Semaphore::new(limits.first_configurations.max(1))),
-            units: Arc::new(Semaphore::new(all_units as usize)),
-            all_units,
-            requests: Arc::new(Semaphore::new(REQUEST_UNITS as usize)),
+            first: FairBudget::new(limits.first_configurations),
+            responses: FairBudget::new(limits.bytes_in_flight),
+            requests: FairBudget::new(REQUEST_BYTES),
             next_stream: Mutex::new(None),
             clock,
         }
@@ -108,42 +98,24 @@ impl Admission {
         Ok(wait)
     }
 
-    /// Waits, in order of arrival, until a first configuration may begin.
-    pub async fn first_configuration(&self) -> Result<Permit, Busy> {
-        let turn = tokio::time::timeout(self.limits.longest_wait, self.first.clone().acquire_owned());
-        match turn.await {
-            Ok(Ok(permit)) => Ok(Permit { _permit: permit }),
-            Ok(Err(_)) | Err(_) => Err(Busy {
-                first_configurations: self.limits.first_configurations,
-                longest_wait: self.limits.longest_wait,
-            }),
-        }
+    /// Waits until a first configuration may begin.
+    pub async fn first_configuration(&self, source: &Source) -> Result<Permit, Busy> {
+        let turn = tokio::time::timeout(self.limits.longest_wait, self.first.acquire(source, 1));
+        turn.await.map_err(|_| Busy {
+            first_configurations: self.limits.first_configurations,
+            longest_wait: self.limits.longest_wait,
+        })
     }
 
-    /// Waits, in order of arrival, until a request of this size may be held.
-    pub async fn request(&self, size_bytes: usize) -> Option<Permit> {
-        let permit = self
-            .requests
-            .clone()
-            .acquire_many_owned(units(size_bytes, REQUEST_UNITS));
-        permit.await.ok().map(|permit| Permit { _permit: permit })
+    /// Waits until a request of this size may be held. Slower requests are evicted for it.
+    pub async fn request(&self, source: &Source, size_bytes: usize) -> Permit {
+        self.requests.acquire_from_slow(source, size_bytes).await
     }
 
-    /// Waits, in order of arrival, until a response of this size may be sent.
-    pub async fn response(&self, size_bytes: usize) -> Option<Permit> {
-        let permit = self
-            .units
-            .clone()
-            .acquire_many_owned(units(size_bytes, self.all_units))
-            .await;
-        permit.ok().map(|permit| Permit { _permit: permit })
+    /// Waits until a response of this size may be sent. A very large one is sent alone.
+    pub async fn response(&self, source: &Source, size_bytes: usize) -> Permit {
+        self.responses.acquire(source, size_bytes).await
     }
-}
-
-/// Returns the units of a size, at most `all`.
-fn units(size_bytes: usize, all: u32) -> u32 {
-    let units = u32::try_from(size_bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
-    units.clamp(1, all)
 }
 
 #[cfg(test)]
@@ -154,7 +126,7 @@ mod tests {
     fn limits() -> Limits {
         Limits {
             first_configurations: 1,
-            bytes_in_flight: 10 * UNIT_BYTES,
+            bytes_in_flight: 10 << 10,
             longest_wait: Duration::from_secs(10),
             streams_per_second: None,
         }
@@ -187,17 +159,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn large_responses_are_sent_alone_and_in_order() {
+    async fn large_responses_are_sent_alone() {
         let admission = Admission::new(limits(), environment::now);
-        let small = admission.response(1).await;
-        let mut large = std::pin::pin!(admission.response(1 << 30));
+        let source = Source::Address(None);
+        let small = admission.response(&source, 1).await;
+        let mut large = std::pin::pin!(admission.response(&source, 1 << 30));
         assert!(futures::poll!(large.as_mut()).is_pending());
-        let mut later = std::pin::pin!(admission.response(1));
-        assert!(futures::poll!(later.as_mut()).is_pending(), "the later one waits");
         drop(small);
         let large = large.await;
+        let mut later = std::pin::pin!(admission.response(&source, 1));
         assert!(futures::poll!(later.as_mut()).is_pending());
         drop(large);
-        assert!(later.await.is_some());
+        later.await;
     }
 }

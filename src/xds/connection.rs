@@ -11,7 +11,11 @@ use super::{
     delta, order,
     protocol::Protocol,
     share::{
-        coalesced::CoalescedResources, initial_versions::InitialVersions, names::Names, response_cache::ResponseCache,
+        coalesced::CoalescedResources,
+        held::{size_of_names, size_of_private},
+        initial_versions::InitialVersions,
+        names::Names,
+        response_cache::ResponseCache,
     },
     sotw,
     watched::{InFlight, WatchedResource},
@@ -23,8 +27,14 @@ use crate::{
 
 /// The maximum number of names that a connection may subscribe to, over all types.
 const MAX_NAMES: usize = 100_000;
+/// The maximum number of names of a client that is served on demand: its configuration is generated for them.
+const MAX_ON_DEMAND_NAMES: usize = 10_000;
 /// The maximum size of these names.
 const MAX_NAME_BYTES: usize = 16 << 20;
+
+/// The steps in which names that are not part of a shared list are charged, and their assumed length.
+const UNSHARED_NAMES: usize = 256;
+const NAME_BYTES: usize = 50;
 
 /// A request, reduced to the fields that the state machine uses.
 #[derive(Clone, Debug)]
@@ -102,13 +112,16 @@ pub enum SubscriptionError {
     /// Too many names, or too many bytes of names.
     #[error(
         "too many resource names: {names} names with {bytes} bytes; \
-         at most {MAX_NAMES} names with {MAX_NAME_BYTES} bytes are accepted"
+         at most {most} names with {MAX_NAME_BYTES} bytes are accepted; \
+         hint: limit the scope of the client with a Sidecar"
     )]
     TooManyNames {
         /// The number of names.
         names: usize,
         /// Their size.
         bytes: usize,
+        /// The maximum number.
+        most: usize,
     },
 }
 
@@ -195,6 +208,7 @@ impl Connection {
 
     /// Handles a request of the client.
     pub fn on_request(&mut self, request: Request) -> Result<Reaction, SubscriptionError> {
+        let resource_type = request.resource_type;
         let outcome = match request.change {
             SubscriptionChange::Names(names) => {
                 self.sotw_request(request.resource_type, &request.nonce, request.error, names)
@@ -214,6 +228,7 @@ impl Connection {
             }
         };
         self.check_names()?;
+        self.charge_names(resource_type);
         Ok(Reaction {
             outcome,
             responses: self.flush(),
@@ -344,16 +359,36 @@ impl Connection {
         let count = watched()
             .map(|watched| watched.names.len() + watched.pending.len())
             .sum();
+        let most = if self.on_demand { MAX_ON_DEMAND_NAMES } else { MAX_NAMES };
         if count <= MAX_NAMES / 10 {
             return Ok(());
         }
         let names = watched().flat_map(|watched| watched.names.iter().chain(&watched.pending));
         let bytes = names.map(SmolStr::len).sum();
-        if count > MAX_NAMES || bytes > MAX_NAME_BYTES {
-            Err(SubscriptionError::TooManyNames { names: count, bytes })
+        if count > most || bytes > MAX_NAME_BYTES {
+            Err(SubscriptionError::TooManyNames {
+                names: count,
+                bytes,
+                most,
+            })
         } else {
             Ok(())
         }
+    }
+
+    /// Charges the names of a type that are not part of a shared list. Few of them are not worth it.
+    fn charge_names(&mut self, resource_type: ResourceType) {
+        if let Some(watched) = &mut self.types[resource_type as usize] {
+            let unshared = watched.unshared_names() / UNSHARED_NAMES * UNSHARED_NAMES;
+            let size_bytes = size_of_names(unshared, unshared * NAME_BYTES);
+            watched.held = (unshared > 0).then(|| self.cache.held().charge(size_bytes));
+        }
+    }
+
+    /// Returns the memory that the subscriptions hold. What other connections hold too counts in part.
+    pub(super) fn held_bytes(&self) -> usize {
+        let watched = self.types.iter().flatten();
+        watched.map(|watched| watched.held_bytes()).sum()
     }
 
     /// Returns the responses that can be sent now: each type once, in order, from the latest snapshot; removals come
@@ -432,6 +467,11 @@ impl Connection {
     fn respond(&mut self, resource_type: ResourceType, mut content: InFlight, latest: &ResourceSnapshot) -> Response {
         self.responses += 1;
         let nonce = format_smolstr!("{}-{}", latest.revision.0, self.responses);
+        // Those of the cache are charged.
+        if content.coalesced.is_none() && content.resources.len() >= UNSHARED_NAMES {
+            let private = size_of_private(&content.resources);
+            content.held = (private > 0).then(|| self.cache.held().charge(private));
+        }
         let response = Response {
             resource_type,
             nonce: nonce.clone(),

@@ -59,6 +59,9 @@ pub enum DebugError {
     /// The caller has no access.
     #[error("the debug info is not available for current identity: {0:?}")]
     Forbidden(Vec<SmolStr>),
+    /// Too many debug requests are waiting.
+    #[error("too many debug requests are being answered; try again")]
+    Busy,
 }
 
 /// A handler of debug requests.

@@ -58,10 +58,12 @@ fn first(
     let resend_all = std::mem::take(&mut watched.resend_all);
     watched.must_respond = false;
     let mut content = Content::default();
+    let mut charge = None;
     let (resources, coalesced) = match watched.as_single_list() {
         Ok(names) if !watched.on_demand => {
             let all = cache.all(resource_type, latest, names);
             content.removed.extend(all.missing.iter().cloned());
+            charge = all.held;
             if held.is_empty() {
                 (all.resources, Some(all.coalesced))
             } else {
@@ -93,6 +95,7 @@ fn first(
         resources,
         coalesced,
         removed: content.removed.into_iter().collect(),
+        held: charge,
     }
 }
 
@@ -156,8 +159,8 @@ impl Content {
         }
         Some(InFlight {
             resources: send.into_values().collect(),
-            coalesced: None,
             removed: removed.into_iter().collect(),
+            ..InFlight::default()
         })
     }
 }

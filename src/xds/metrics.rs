@@ -39,6 +39,7 @@ pub struct Metrics {
     pub(super) internal_errors: IntCounter,
     pub(super) write_timeout: IntCounter,
     recv_max: IntGauge,
+    limited: IntCounterVec,
 }
 
 impl Metrics {
@@ -138,6 +139,16 @@ impl Metrics {
                 registry,
                 IntGauge::new("pilot_xds_recv_max", "Size of the largest request so far, in bytes.")?,
             )?,
+            limited: register(
+                registry,
+                IntCounterVec::new(
+                    Opts::new(
+                        "istiod_limited_streams_total",
+                        "Number of streams that ended because of a limit, by limit.",
+                    ),
+                    &["limit"],
+                )?,
+            )?,
         })
     }
 
@@ -166,6 +177,11 @@ impl Metrics {
         self.expired_nonce
             .with_label_values(&[resource_type.short_name()])
             .inc();
+    }
+
+    /// Records a stream that ended because of a limit.
+    pub(super) fn limited(&self, limit: &str) {
+        self.limited.with_label_values(&[limit]).inc();
     }
 
     /// Records a written response.

@@ -11,10 +11,12 @@ use std::{
 };
 
 use smol_str::{SmolStr, format_smolstr};
+use tokio_util::sync::CancellationToken;
 
+use super::admission::Source;
 use super::connection::Connection;
 use super::protocol::Protocol;
-use super::share::response_cache::ResponseCache;
+use super::share::{held::HeldBytes, response_cache::ResponseCache};
 use crate::{
     generate::{ResourceType, proxy::Proxy},
     push::groups::ConnectionId,
@@ -28,6 +30,17 @@ pub struct Registry {
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
     /// Responses that connections with equal subscriptions share.
     cache: Arc<ResponseCache>,
+}
+
+/// The error for a subscription that needs more memory than all clients may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the subscriptions of all clients hold more than {limit_mib} MiB, and those of this client are among the largest; \
+     hint: subscribe to fewer names, or raise PILOT_XDS_SUBSCRIPTION_MEMORY_MB"
+)]
+pub struct SubscriptionMemory {
+    /// The limit.
+    pub limit_mib: usize,
 }
 
 /// One connection, from its first request to its end.
@@ -45,6 +58,10 @@ pub struct LiveConnection {
     pub subscription: ConnectionId,
     /// Its protocol.
     pub protocol: Protocol,
+    /// The source of its requests.
+    source: Source,
+    /// Cancelled when it must make room for others.
+    evicted: CancellationToken,
     /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A
     /// message to the stream would wait while a response is written, and a copy for debug pages would double the memory
     /// of its names.
@@ -76,7 +93,80 @@ pub struct TypeStatus {
     pub sent_at: Option<SystemTime>,
 }
 
+/// The connections of one source, with the memory that their subscriptions hold.
+#[derive(Default)]
+struct HeldBySource {
+    total: usize,
+    connections: Vec<(usize, Arc<LiveConnection>)>,
+}
+
+impl HeldBySource {
+    fn add(&mut self, size_bytes: usize, connection: Arc<LiveConnection>) {
+        self.total += size_bytes;
+        self.connections.push((size_bytes, connection));
+    }
+
+    fn take_largest(&mut self) -> Option<(usize, Arc<LiveConnection>)> {
+        let sizes = self.connections.iter().enumerate();
+        let (at, _) = sizes.max_by_key(|(_, (size_bytes, _))| *size_bytes)?;
+        let largest = self.connections.swap_remove(at);
+        self.total -= largest.0;
+        Some(largest)
+    }
+}
+
 impl Registry {
+    /// Creates a registry whose connections charge their subscriptions here.
+    pub(super) fn new(held: Arc<HeldBytes>) -> Self {
+        Self {
+            cache: Arc::new(ResponseCache::new(held)),
+            ..Self::default()
+        }
+    }
+
+    /// Evicts the largest subscriptions of the source that holds most, while all hold more than the limit. Clients
+    /// without authentication never displace others: while they hold more than half of the limit, they go first. Fails
+    /// if the subscriptions of this connection must go.
+    pub(super) fn make_room(&self, own: &LiveConnection, limit_bytes: usize) -> Result<(), SubscriptionMemory> {
+        let held = || self.cache.held().get();
+        if held() <= limit_bytes {
+            return Ok(());
+        }
+        self.cache.drop_unused();
+        let mut excess = held().saturating_sub(limit_bytes);
+        let mut by_source: BTreeMap<Source, HeldBySource> = BTreeMap::new();
+        for connection in self.connections() {
+            let size_bytes = connection.state().connection.held_bytes();
+            if connection.evicted.is_cancelled() {
+                excess = excess.saturating_sub(size_bytes);
+            } else if size_bytes > 0 {
+                by_source
+                    .entry(connection.source.clone())
+                    .or_default()
+                    .add(size_bytes, connection);
+            }
+        }
+        while excess > 0 {
+            let of_unauthenticated = by_source.iter().filter(|(source, _)| !source.is_authenticated());
+            let unauthenticated: usize = of_unauthenticated.map(|(_, held)| held.total).sum();
+            let spares_authenticated = unauthenticated > limit_bytes / 2;
+            let heaviest = by_source
+                .iter_mut()
+                .filter(|(source, _)| !(spares_authenticated && source.is_authenticated()))
+                .max_by_key(|(_, held)| held.total);
+            let Some((size_bytes, connection)) = heaviest.and_then(|(_, held)| held.take_largest()) else {
+                return Ok(());
+            };
+            if std::ptr::eq(own, Arc::as_ptr(&connection)) {
+                let limit_mib = limit_bytes >> 20;
+                return Err(SubscriptionMemory { limit_mib });
+            }
+            connection.evicted.cancel();
+            excess = excess.saturating_sub(size_bytes);
+        }
+        Ok(())
+    }
+
     /// Returns all connections, oldest first.
     pub fn connections(&self) -> Vec<Arc<LiveConnection>> {
         self.lock().values().cloned().collect()
@@ -107,6 +197,8 @@ impl Registry {
             proxy: new.proxy,
             subscription: new.subscription,
             protocol: new.protocol,
+            source: new.source,
+            evicted: CancellationToken::new(),
             state: Mutex::new(State {
                 connection,
                 sent_at: Default::default(),
@@ -126,6 +218,11 @@ impl Registry {
 }
 
 impl LiveConnection {
+    /// Returns the token that is cancelled when the connection must make room for others.
+    pub(super) fn evicted(&self) -> CancellationToken {
+        self.evicted.clone()
+    }
+
     /// Returns the state of each subscribed type, in push order.
     pub fn types(&self) -> Vec<TypeStatus> {
         let state = self.state();
@@ -157,6 +254,7 @@ pub(super) struct NewConnection {
     pub(super) proxy: Arc<Proxy>,
     pub(super) subscription: ConnectionId,
     pub(super) protocol: Protocol,
+    pub(super) source: Source,
 }
 
 /// The registration of a connection, which ends when it is dropped.
@@ -186,6 +284,53 @@ mod tests {
     use super::*;
     use crate::{generate::fixture, xds::share::response_cache::tests::long_snapshot};
 
+    /// Registers a client that subscribes to this many names, which no other client has.
+    fn subscriber(registry: &Arc<Registry>, source: &Source, id: &str, names: usize) -> Registration {
+        use crate::xds::{connection::SubscriptionChange, share::names::NameListInterner};
+        let node = format!("sidecar~10.0.0.1~{id}.default~default.svc.cluster.local");
+        let registration = registry.register(NewConnection {
+            peer: None,
+            connected_at: SystemTime::UNIX_EPOCH,
+            proxy: Arc::new(fixture::client(&node, &json!({}))),
+            subscription: ConnectionId(0),
+            protocol: Protocol::Sotw,
+            source: source.clone(),
+        });
+        let names: Vec<String> = (0..names).map(|number| format!("{id}-{number}.svc")).collect();
+        let mut fields = Vec::new();
+        prost::encoding::string::encode_repeated(3, &names, &mut fields);
+        let interner = NameListInterner::new(registry.cache.held().clone());
+        let request = crate::xds::Request {
+            resource_type: ResourceType::Endpoint,
+            nonce: SmolStr::default(),
+            error: None,
+            change: SubscriptionChange::Names(interner.read(fields.into()).expect("valid names")),
+        };
+        let subscribed = registration.connection.state().connection.on_request(request);
+        subscribed.expect("few names");
+        registration
+    }
+
+    #[test]
+    fn r20_large_subscriptions_make_room_for_others() {
+        let registry = Arc::new(Registry::new(Arc::default()));
+        let (greedy, modest) = (Source::Address(None), Source::Identity("gateway".into()));
+        let large = subscriber(&registry, &greedy, "large", 5000);
+        let larger = subscriber(&registry, &greedy, "larger", 6000);
+        let gateway = subscriber(&registry, &modest, "gateway", 9000);
+        let limit = registry.cache.held().get();
+        registry.make_room(&gateway.connection, limit).expect("just enough");
+        let small = subscriber(&registry, &greedy, "small", 100);
+        registry.make_room(&small.connection, limit).expect("others are larger");
+        let evicted = |of: &Registration| of.connection.evicted.is_cancelled();
+        assert!(evicted(&larger) && !evicted(&large) && !evicted(&gateway) && !evicted(&small));
+        let huge = subscriber(&registry, &greedy, "huge", 20_000);
+        let refused = registry.make_room(&huge.connection, limit);
+        assert!(refused.is_err_and(|error| error.to_string().contains("PILOT_XDS_SUBSCRIPTION_MEMORY_MB")));
+        drop((large, larger, gateway, small, huge));
+        assert_eq!(registry.cache.held().get(), 0);
+    }
+
     #[test]
     fn the_last_connection_clears_the_response_cache() {
         let registry = Arc::new(Registry::default());
@@ -200,6 +345,7 @@ mod tests {
                 proxy: proxy.clone(),
                 subscription: ConnectionId(0),
                 protocol: Protocol::Sotw,
+                source: Source::Address(None),
             })
         };
         let (first, last) = (registered(), registered());

@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use self::buffer::{Received, RequestBuffer};
 use super::{
-    admission::{Admission, Permit},
+    admission::{Admission, Permit, Source},
     connection::{Request, SubscriptionChange},
     debug,
     protocol::Protocol,
@@ -93,6 +93,9 @@ pub(super) enum RequestError {
     /// A large message did not arrive in time, or too many of these are arriving.
     #[error("the request is large and did not arrive within {LARGE_REQUEST_TIMEOUT:?}; try again")]
     Slow,
+    /// A large message arrives slowly while others wait.
+    #[error("the request is large and arrives slowly while others wait; try again")]
+    Evicted,
     /// The message is compressed.
     #[error("compressed requests are not supported")]
     Compressed,
@@ -109,6 +112,8 @@ pub(super) struct RequestOptions {
     /// The maximum size of a request.
     pub(super) limit_bytes: usize,
     pub(super) admission: Arc<Admission>,
+    /// The source of the requests, whose share of the budget they use.
+    pub(super) source: Source,
     pub(super) interner: Arc<NameListInterner>,
     pub(super) pre_auth: Option<Arc<UnauthenticatedConnection>>,
 }
@@ -119,6 +124,7 @@ pub(super) struct Requests<B> {
     body: B,
     buffer: RequestBuffer,
     admission: Arc<Admission>,
+    source: Source,
     interner: Arc<NameListInterner>,
     /// The connection, whose consumed bytes are counted.
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
@@ -137,6 +143,7 @@ where
             body,
             buffer: RequestBuffer::new(options.limit_bytes),
             admission: options.admission,
+            source: options.source,
             interner: options.interner,
             pre_auth: options.pre_auth,
             permit: None,
@@ -151,11 +158,19 @@ where
                 let decoded = self.decode(received)?;
                 return Ok(Some(IncomingRequest { permit, ..decoded }));
             }
-            let frame = match self.large().await? {
-                None => self.body.frame().await,
-                Some(until) => timeout_at(until, self.body.frame())
-                    .await
-                    .map_err(|_| RequestError::Slow)?,
+            let is_large = self.large().await?;
+            let frame = match &self.permit {
+                Some((Some(permit), until)) if is_large => tokio::select! {
+                    biased;
+                    frame = timeout_at(*until, self.body.frame()) => frame.map_err(|_| RequestError::Slow)?,
+                    () = permit.evicted() => {
+                        // Others wait for the permit, and the client is still told why.
+                        self.permit = None;
+                        self.buffer.clear();
+                        return Err(RequestError::Evicted);
+                    }
+                },
+                _ => self.body.frame().await,
             };
             match frame {
                 None if self.buffer.is_empty() => return Ok(None),
@@ -165,6 +180,9 @@ where
                     if let Ok(data) = frame.into_data() {
                         if let Some(pre_auth) = &self.pre_auth {
                             pre_auth.record_consumed(data.len());
+                        }
+                        if let Some((Some(permit), _)) = &self.permit {
+                            permit.record_progress(data.len());
                         }
                         self.buffer.append(&data);
                     }
@@ -179,6 +197,7 @@ where
         let Some(pre_auth) = self.pre_auth.as_ref().filter(|pre_auth| !pre_auth.is_read_unlimited()) else {
             return;
         };
+        self.permit = None;
         self.buffer.clear();
         let rest = async {
             while let Some(Ok(frame)) = self.body.frame().await {
@@ -189,20 +208,20 @@ where
         let _ = timeout(DISCARD_TIMEOUT, rest).await;
     }
 
-    /// Waits for the permit of a large request and returns its deadline; `None` for a small one.
-    async fn large(&mut self) -> Result<Option<Instant>, RequestError> {
+    /// Waits for the permit of a large request. Returns false for a small one.
+    async fn large(&mut self) -> Result<bool, RequestError> {
         if self.buffer.len() < SMALL_BYTES {
-            return Ok(None);
+            return Ok(false);
         }
         let (permit, until) = self
             .permit
             .get_or_insert_with(|| (None, Instant::now() + LARGE_REQUEST_TIMEOUT));
         if permit.is_none() {
-            let turn = timeout_at(*until, self.admission.request(self.buffer.size_bytes()));
-            *permit = turn.await.map_err(|_| RequestError::Slow)?;
+            let turn = self.admission.request(&self.source, self.buffer.size_bytes());
+            *permit = Some(timeout_at(*until, turn).await.map_err(|_| RequestError::Slow)?);
             self.buffer.reserve();
         }
-        Ok(Some(*until))
+        Ok(true)
     }
 
     fn decode(&mut self, received: Received) -> Result<IncomingRequest, RequestError> {
@@ -388,6 +407,7 @@ mod tests {
         RequestOptions {
             limit_bytes: 4 << 20,
             admission: Arc::new(Admission::new(limits, environment::now)),
+            source: Source::Address(None),
             interner: Arc::default(),
             pre_auth: None,
         }

@@ -9,7 +9,7 @@ use tokio::{runtime::Handle, sync::watch};
 use tonic::Status;
 
 use super::{
-    admission::{Admission, Limits},
+    admission::{Admission, Limits, Source},
     debug::DebugHandler,
     events::Events,
     message::{Body, Message, ResponseSender},
@@ -17,6 +17,7 @@ use super::{
     protocol::Protocol,
     registry::Registry,
     request::{RequestOptions, Requests},
+    share::{held::HeldBytes, names::NameListInterner},
     stream::{EndReason, Shared, Stream, StreamTimeouts},
 };
 use crate::{
@@ -55,6 +56,8 @@ pub struct ServerOptions {
     pub max_streams: u32,
     /// The maximum size of a request (`ISTIO_GPRC_MAXRECVMSGSIZE`).
     pub max_message_bytes: usize,
+    /// The memory that the subscriptions of all clients may hold (`PILOT_XDS_SUBSCRIPTION_MEMORY_MB`).
+    pub max_held_bytes: usize,
     /// The limits of work in flight.
     pub limits: Limits,
     /// The time limits of streams.
@@ -73,6 +76,7 @@ impl Default for ServerOptions {
             age_grace: Duration::from_secs(10),
             max_streams: 100_000,
             max_message_bytes: 4 << 20,
+            max_held_bytes: 256 << 20,
             limits: Limits {
                 // Parity (pilot/pkg/features/tuning.go): the default of PILOT_PUSH_THROTTLE.
                 first_configurations: (15 + 5 * cores).min(100),
@@ -134,18 +138,20 @@ impl Server {
         options: ServerOptions,
         events: Option<Events>,
     ) -> Result<Self, prometheus::Error> {
+        let held = Arc::new(HeldBytes::default());
         let shared = Shared {
             groups,
-            registry: Arc::default(),
+            registry: Arc::new(Registry::new(held.clone())),
             metrics: Metrics::new(&environment.registry)?,
             admission: Arc::new(Admission::new(options.limits, environment::now)),
             timeouts: options.timeouts,
             max_message_bytes: options.max_message_bytes,
+            max_held_bytes: options.max_held_bytes,
             clock: environment::now,
             wall_clock: environment::wall_clock,
             events,
             debug_handler: Arc::default(),
-            name_lists: Arc::default(),
+            name_lists: Arc::new(NameListInterner::new(held)),
             kinds: NodeMetadataPool::default(),
         };
         Ok(Self {
@@ -268,10 +274,16 @@ impl StreamService for Server {
             }
             None => self.tasks.shutdown().clone(),
         };
+        let identity = caller.as_ref().and_then(|caller| caller.identities.first());
+        let source = match identity {
+            Some(identity) => Source::Identity(identity.clone()),
+            None => Source::Address(peer.as_ref().map(|peer| peer.address.ip())),
+        };
         let stream = Stream {
             shared: self.shared.clone(),
             protocol,
             peer: peer.map(|peer| peer.address),
+            source: source.clone(),
             caller,
             check: self.security.as_ref().is_some_and(|security| security.check),
             requests: Requests::new(
@@ -280,6 +292,7 @@ impl StreamService for Server {
                 RequestOptions {
                     limit_bytes: self.shared.max_message_bytes,
                     admission: self.shared.admission.clone(),
+                    source,
                     interner: self.shared.name_lists.clone(),
                     pre_auth: pre_auth.clone(),
                 },
@@ -310,6 +323,9 @@ where
         Ok(Err(EndReason::Disconnected)) => return,
         Ok(Err(end)) => {
             tracing::debug!(reason = %end, "stream closed");
+            if let Some(limit) = end.limit() {
+                shared.metrics.limited(limit);
+            }
             end.status()
         }
         Err(_) => {

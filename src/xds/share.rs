@@ -2,6 +2,7 @@
 //! same without it.
 
 pub mod coalesced;
+pub mod held;
 pub mod initial_versions;
 pub mod names;
 pub mod response_cache;

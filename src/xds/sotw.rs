@@ -55,6 +55,7 @@ pub(super) fn content(
             resources: answer.resources,
             coalesced: Some(answer.coalesced),
             removed: Vec::new(),
+            held: answer.held,
         });
     }
     let resources: Vec<Arc<EncodedResource>> = if all && watched.wildcard {

@@ -2,7 +2,8 @@
 //! what is sent; this module waits for events.
 //!
 //! A response is written before the next one is encoded, so a stream holds one response at a time. A slow reader gets
-//! the newest revision when it is ready for it. It does not delay other streams: its permit is released after a second.
+//! the newest revision when it is ready for it. It does not delay other streams: its permits are released a
+//! moment after a response is passed to the transport.
 
 mod debug_responder;
 mod end;
@@ -26,6 +27,7 @@ pub(super) use self::{
     shared::{Shared, StreamTimeouts},
 };
 use super::{
+    admission::Source,
     debug,
     events::{self, Attachment, Rejection},
     message::ResponseSender,
@@ -51,6 +53,8 @@ pub(super) struct Stream<B> {
     pub(super) check: bool,
     /// Its connection, which may still be unauthenticated.
     pub(super) pre_auth: Option<Arc<UnauthenticatedConnection>>,
+    /// The source whose share of budgets the stream uses.
+    pub(super) source: Source,
     pub(super) requests: Requests<B>,
     pub(super) sender: ResponseSender,
     pub(super) draining: CancellationToken,
@@ -114,7 +118,7 @@ where
             end = ends.next() => return Err(end),
         };
         let permit = tokio::select! {
-            permit = self.shared.admission.first_configuration() => permit?,
+            permit = self.shared.admission.first_configuration(&self.source) => permit?,
             end = ends.next() => return Err(end),
         };
         let client = AdmittedClient {
@@ -151,6 +155,7 @@ where
             shared: self.shared.clone(),
             protocol: self.protocol,
             caller: self.caller.clone(),
+            source: self.source.clone(),
             sender: self.sender.clone(),
             draining: self.draining.clone(),
         }

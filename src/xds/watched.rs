@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use imbl::OrdSet;
 use smol_str::SmolStr;
 
-use super::share::{coalesced::CoalescedResources, initial_versions::InitialVersions, names::Names};
+use super::share::{coalesced::CoalescedResources, held::Charge, initial_versions::InitialVersions, names::Names};
 use crate::generate::{EncodedResource, resource::TypeResources};
 
 /// One type on one connection.
@@ -44,6 +44,8 @@ pub struct WatchedResource {
     pub nonce_acked: SmolStr,
     /// The error of the last response, if it was rejected.
     pub last_error: Option<String>,
+    /// The memory of names beyond those of the last list.
+    pub held: Option<Arc<Charge>>,
 }
 
 /// The error for a subscription that is neither one list nor a wildcard.
@@ -59,6 +61,8 @@ pub struct InFlight {
     pub coalesced: Option<Arc<CoalescedResources>>,
     /// The names that it removes.
     pub removed: Vec<SmolStr>,
+    /// The memory of resources that only this response has.
+    pub held: Option<Arc<Charge>>,
 }
 
 impl WatchedResource {
@@ -81,6 +85,18 @@ impl WatchedResource {
         } else {
             Err(Mixed)
         }
+    }
+
+    /// Returns the number of names that are not part of the shared list.
+    pub(super) fn unshared_names(&self) -> usize {
+        self.names.len().saturating_sub(self.requested.set().len())
+    }
+
+    /// Returns the memory that the subscription holds.
+    pub(super) fn held_bytes(&self) -> usize {
+        let response = self.in_flight.as_ref().and_then(|in_flight| in_flight.held.as_ref());
+        let charges = self.held.iter().chain(response);
+        self.requested.share() + charges.map(Charge::share).sum::<usize>()
     }
 
     /// Records an ACK of the last response.

@@ -36,7 +36,7 @@ const CONNECTIONS: usize = 10_000;
 /// Number of connections of each attack case whose memory is measured.
 const SAMPLE: usize = 256;
 
-const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// An attack case: the bytes that a client sends before it stalls.
 struct AttackCase {
@@ -44,13 +44,13 @@ struct AttackCase {
     sends: Vec<u8>,
 }
 
-fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+pub(super) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a frame is small").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
 }
 
 /// A header field as a literal, without Huffman codes and tables.
-fn field(name: &str, value: &str) -> Vec<u8> {
+pub(super) fn field(name: &str, value: &str) -> Vec<u8> {
     let mut out = vec![0];
     for text in [name, value] {
         // Seven bits of the length, then the rest in groups of seven.
@@ -65,7 +65,7 @@ fn field(name: &str, value: &str) -> Vec<u8> {
     out
 }
 
-fn headers(more: &[u8]) -> Vec<u8> {
+pub(super) fn headers(more: &[u8]) -> Vec<u8> {
     let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
     let fields = [
         b"\x83\x86".to_vec(),

@@ -21,6 +21,7 @@ use crate::{
     admin::{
         access::{Access, DebugScope, PREFIX},
         metrics::ISTIO_VERSION,
+        renderer::{Busy, Renderer},
     },
     generate::{EncodedResource, ProxyType},
     proto::{
@@ -46,19 +47,21 @@ pub struct Wire {
     access: Access,
     /// Pages; access is decided before.
     pages: Router,
+    renderer: Renderer,
     /// Name of this control plane, as `istioctl` distinguishes them.
     control_plane: String,
 }
 
 impl Wire {
     /// Returns a handler for `sources` with these access rules. `instance` is the name of the pod.
-    pub fn new(sources: Arc<Sources>, access: Access, instance: &str) -> Self {
+    pub fn new(sources: Arc<Sources>, access: Access, renderer: Renderer, instance: &str) -> Self {
         let info = json!({ "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "",
             "status": "Clean", "tag": ISTIO_VERSION });
         Self {
             pages: super::pages(sources.clone()).fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
             sources,
             access,
+            renderer,
             control_plane: json!({ "Component": "istiod", "ID": instance, "Info": info }).to_string(),
         }
     }
@@ -156,11 +159,16 @@ impl DebugHandler for Wire {
             sources: self.sources.clone(),
             access: self.access.clone(),
             pages: self.pages.clone(),
+            renderer: self.renderer.clone(),
             control_plane: self.control_plane.clone(),
         };
         async move {
             let (url, caller) = (question.type_url.clone(), question.caller.clone());
-            let answer = wire.answer(question).await;
+            let renderer = wire.renderer.clone();
+            let answer = match renderer.run(async move { wire.answer(question).await }).await {
+                Ok(Some(answer)) => answer,
+                Ok(None) | Err(Busy) => Err(DebugError::Busy),
+            };
             if let Err(denial) = &answer {
                 tracing::warn!(r#type = url, ?caller, %denial, "debug request denied");
             }

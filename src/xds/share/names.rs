@@ -15,6 +15,8 @@ use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::held::{Charge, HeldBytes, size_of_names};
+
 /// Shorter lists are not interned.
 const SMALL_BYTES: usize = 1 << 10;
 /// The number of lists below which unused ones are not removed.
@@ -30,6 +32,8 @@ pub struct Names {
     fields: Bytes,
     wildcard: bool,
     set: OrdSet<SmolStr>,
+    /// The memory that they use, if they are interned.
+    held: Option<Arc<Charge>>,
 }
 
 impl fmt::Debug for Names {
@@ -72,6 +76,12 @@ impl Names {
         &self.fields
     }
 
+    /// Returns the memory that each connection with this list uses.
+    pub(in crate::xds) fn share(self: &Arc<Self>) -> usize {
+        let held = self.held.as_ref().map_or(0, Charge::share);
+        held / Arc::strong_count(self).max(1)
+    }
+
     /// Returns the names except `*`.
     pub fn set(&self) -> &OrdSet<SmolStr> {
         &self.set
@@ -99,6 +109,7 @@ impl Names {
 /// The lists that connections use.
 #[derive(Default)]
 pub(in crate::xds) struct NameListInterner {
+    held: Arc<HeldBytes>,
     /// Locked for one lookup or one insertion.
     lists: Mutex<Lists>,
     /// Randomly keyed, so that a client cannot create two sets with the same hash.
@@ -117,6 +128,14 @@ struct Lists {
 type SetHash = (usize, u64, u64);
 
 impl NameListInterner {
+    /// Creates an interner that charges its lists here.
+    pub(in crate::xds) fn new(held: Arc<HeldBytes>) -> Self {
+        Self {
+            held,
+            ..Self::default()
+        }
+    }
+
     /// Decodes string fields, including their tags, or returns a list with the same names in any order.
     pub(in crate::xds) fn read(&self, fields: Bytes) -> Result<Arc<Names>, DecodeError> {
         if fields.len() < SMALL_BYTES {
@@ -133,9 +152,12 @@ impl NameListInterner {
             return Ok(known);
         }
         // A copy, so that the request is not kept in memory for as long as the names.
+        let names = Names::read(&fields)?;
+        let size_bytes = fields.len() + size_of_names(names.set.len(), fields.len());
         let names = Arc::new(Names {
             fields: Bytes::copy_from_slice(&fields),
-            ..Names::read(&fields)?
+            held: Some(self.held.charge(size_bytes)),
+            ..names
         });
         let mut lists = self.lock();
         insert(&mut lists.by_bytes, hash, &names);

@@ -14,12 +14,15 @@ use smol_str::SmolStr;
 
 use super::{
     coalesced::{ChunkCache, CoalescedResources, lock},
+    held::{Charge, HeldBytes, size_of_private},
     names::Names,
 };
 use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
 
 /// The number of cached responses; the most recently used stay. Proxies that connect at the same time are of few kinds.
 const CACHE_ENTRIES: usize = 32;
+/// Responses with more placeholders are not cached: no honest client has many, and the cache would keep them.
+const MAX_PRIVATE_BYTES: usize = 256 << 10;
 /// Responses with fewer resources are not cached: building them is as fast as a lookup.
 const MIN_CACHED_RESOURCES: usize = 16;
 
@@ -32,6 +35,8 @@ pub(in crate::xds) struct CachedResponse {
     pub(in crate::xds) missing: Arc<[SmolStr]>,
     /// The resources in their encoded form.
     pub(in crate::xds) coalesced: Arc<CoalescedResources>,
+    /// The memory of resources that only this response has, if there are any.
+    pub(in crate::xds) held: Option<Arc<Charge>>,
 }
 
 /// A cache of the responses of the newest revision.
@@ -40,6 +45,7 @@ pub(in crate::xds) struct ResponseCache {
     newest: AtomicU64,
     /// The most recently used comes last. Locked for a lookup or an insertion, never while a response is built.
     entries: Mutex<VecDeque<CacheEntry>>,
+    held: Arc<HeldBytes>,
     chunks: Arc<ChunkCache>,
 }
 
@@ -54,6 +60,24 @@ struct CacheEntry {
 }
 
 impl ResponseCache {
+    /// Creates a cache that charges its responses here.
+    pub(in crate::xds) fn new(held: Arc<HeldBytes>) -> Self {
+        Self {
+            held,
+            ..Self::default()
+        }
+    }
+
+    /// Returns the memory that subscriptions hold.
+    pub(in crate::xds) fn held(&self) -> &Arc<HeldBytes> {
+        &self.held
+    }
+
+    /// Drops responses to subscriptions that have ended.
+    pub(in crate::xds) fn drop_unused(&self) {
+        lock(&self.entries).retain(CacheEntry::is_used);
+    }
+
     /// Drops responses of revisions before that of this snapshot.
     pub(in crate::xds) fn advance(&self, latest: &ResourceSnapshot) {
         let revision = latest.revision.0;
@@ -97,17 +121,19 @@ impl ResponseCache {
             None => (view.iter().cloned().collect(), Arc::default()),
             Some(names) => named(resource_type, latest, names),
         };
+        let private = size_of_private(&resources);
         let response = CachedResponse {
             resources,
             missing,
+            held: (private > 0).then(|| self.held.charge(private)),
             coalesced: Arc::new(CoalescedResources::with_cache(self.chunks.clone())),
         };
-        if response.resources.len() + response.missing.len() < MIN_CACHED_RESOURCES {
+        let len = response.resources.len() + response.missing.len();
+        if len < MIN_CACHED_RESOURCES || private > MAX_PRIVATE_BYTES {
             return response;
         }
         let mut entries = lock(&self.entries);
-        let is_used = |names: &Weak<Names>| names.strong_count() > 0;
-        entries.retain(|entry| entry.names.as_ref().is_none_or(is_used));
+        entries.retain(CacheEntry::is_used);
         let more = (entries.len() + 1).saturating_sub(CACHE_ENTRIES);
         entries.drain(..more);
         entries.push_back(CacheEntry {
@@ -118,6 +144,12 @@ impl ResponseCache {
             response: response.clone(),
         });
         response
+    }
+}
+
+impl CacheEntry {
+    fn is_used(&self) -> bool {
+        self.names.as_ref().is_none_or(|names| names.strong_count() > 0)
     }
 }
 

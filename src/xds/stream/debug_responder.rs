@@ -12,6 +12,7 @@ use super::{
 use crate::{
     auth::Caller,
     xds::{
+        admission::Source,
         debug::DebugRequest,
         message::{Message, ResponseSender},
         protocol::Protocol,
@@ -24,6 +25,7 @@ pub(super) struct DebugResponder {
     pub(super) shared: Arc<Shared>,
     pub(super) protocol: Protocol,
     pub(super) caller: Option<Caller>,
+    pub(super) source: Source,
     pub(super) sender: ResponseSender,
     pub(super) draining: CancellationToken,
 }
@@ -48,7 +50,7 @@ impl DebugResponder {
         };
         let (message, mut sent) = Message::of_debug(self.protocol, type_url, answer)?;
         let written = async {
-            let permit = self.shared.admission.response(sent.size_bytes).await;
+            let permit = self.shared.admission.response(&self.source, sent.size_bytes).await;
             self.sender.send(message).await?;
             // A slow reader loses its permit. `written` always completes with an error.
             if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {

@@ -9,7 +9,7 @@ use crate::{
     rpc::{body::Disconnected, framing::TooLarge},
     xds::{
         admission::Busy, connection::SubscriptionError, debug::DebugError, events::Rejection, message::ResponseSender,
-        request::RequestError,
+        registry::SubscriptionMemory, request::RequestError,
     },
 };
 
@@ -37,6 +37,8 @@ pub(in crate::xds) enum EndReason {
     #[error(transparent)]
     Subscription(#[from] SubscriptionError),
     #[error(transparent)]
+    SubscriptionMemory(#[from] SubscriptionMemory),
+    #[error(transparent)]
     TooLarge(#[from] TooLarge),
     #[error(transparent)]
     Rejected(#[from] Rejection),
@@ -51,6 +53,19 @@ impl From<Disconnected> for EndReason {
 }
 
 impl EndReason {
+    /// Returns the limit that ended the stream, for metrics.
+    pub(in crate::xds) fn limit(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy(_) => Some("first_configurations"),
+            Self::Subscription(_) => Some("names"),
+            Self::SubscriptionMemory(_) => Some("subscription_memory"),
+            Self::Request(RequestError::Slow | RequestError::Evicted) => Some("slow_request"),
+            Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany) => Some("request_size"),
+            Self::Denied(DebugError::Busy) => Some("debug_requests"),
+            _ => None,
+        }
+    }
+
     /// Returns the gRPC status of a stream that ended for this reason.
     pub(in crate::xds) fn status(&self) -> Status {
         let code = match self {
@@ -62,15 +77,17 @@ impl EndReason {
             Self::Node(_) => Code::InvalidArgument,
             Self::Busy { .. }
             | Self::Subscription(_)
-            | Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::Slow) => {
-                Code::ResourceExhausted
-            }
+            | Self::SubscriptionMemory(_)
+            | Self::Request(
+                RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::Slow | RequestError::Evicted,
+            ) => Code::ResourceExhausted,
             Self::Request(RequestError::Compressed) => Code::Unimplemented,
             Self::Request(RequestError::Malformed(_)) | Self::TooLarge(_) => Code::Internal,
             Self::Request(RequestError::Broken(_)) => Code::Cancelled,
             Self::Denied(DebugError::Unauthenticated) => Code::Unauthenticated,
             Self::Denied(DebugError::Malformed(_)) => Code::InvalidArgument,
             Self::Denied(DebugError::Forbidden(_)) => Code::PermissionDenied,
+            Self::Denied(DebugError::Busy) => Code::Unavailable,
             Self::Rejected(Rejection::Missing(_)) => Code::FailedPrecondition,
             Self::Rejected(Rejection::Forbidden(_)) => Code::PermissionDenied,
             Self::Rejected(Rejection::Failed(_)) => Code::Unavailable,
@@ -93,6 +110,13 @@ impl EndSignals {
         }));
         ends.push(Box::pin(draining.cancelled_owned().map(|()| EndReason::Draining)));
         Self(ends)
+    }
+
+    /// Adds the eviction for subscriptions that hold too much memory.
+    pub(super) fn add_eviction(&mut self, evicted: CancellationToken, limit_bytes: usize) {
+        let limit_mib = limit_bytes >> 20;
+        let reason = EndReason::SubscriptionMemory(SubscriptionMemory { limit_mib });
+        self.0.push(Box::pin(evicted.cancelled_owned().map(|()| reason)));
     }
 
     /// Waits until the stream must end, and returns the reason.

@@ -22,7 +22,7 @@ use crate::{
     push::groups::{Publication, Subscription},
     rpc::UnauthenticatedConnection,
     xds::{
-        admission::Permit,
+        admission::{Permit, Source},
         connection::{Outcome, Request, Response},
         debug,
         events::{Attachment, Health},
@@ -45,6 +45,7 @@ pub(super) struct AdmittedClient {
 pub(super) struct Session {
     shared: Arc<Shared>,
     sender: ResponseSender,
+    source: Source,
     pub(super) ends: EndSignals,
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
     registration: Registration,
@@ -63,7 +64,7 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn new<B>(stream: &Stream<B>, ends: EndSignals, client: AdmittedClient) -> Self
+    pub(super) fn new<B>(stream: &Stream<B>, mut ends: EndSignals, client: AdmittedClient) -> Self
     where
         B: http_body::Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -83,7 +84,9 @@ impl Session {
             proxy,
             subscription: subscription.id,
             protocol: stream.protocol,
+            source: stream.source.clone(),
         });
+        ends.add_eviction(registration.connection.evicted(), shared.max_held_bytes);
         tracing::debug!(
             connection = %registration.connection.id,
             peer = ?stream.peer,
@@ -93,6 +96,7 @@ impl Session {
         Self {
             shared,
             sender: stream.sender.clone(),
+            source: stream.source.clone(),
             ends,
             pre_auth: stream.pre_auth.clone(),
             registration,
@@ -128,6 +132,7 @@ impl Session {
         };
         let rendering = (self.shared.clock)();
         let responses = self.handle(request, incoming.error_code)?;
+        self.make_room()?;
         // A slow reader must not delay the requests of others.
         drop(incoming.permit);
         self.write(responses, rendering).await
@@ -173,6 +178,16 @@ impl Session {
         Ok(reaction.responses)
     }
 
+    /// Checks the memory that subscriptions hold.
+    fn make_room(&self) -> Result<(), EndReason> {
+        let Shared {
+            registry,
+            max_held_bytes,
+            ..
+        } = &*self.shared;
+        Ok(registry.make_room(&self.registration.connection, *max_held_bytes)?)
+    }
+
     /// Requests resources by name, if the names have changed. The resources arrive as a publication.
     fn request_resources(&mut self, requested: RequestedResources) {
         if self.requested.as_deref() == Some(&requested) {
@@ -205,6 +220,7 @@ impl Session {
         };
         let rendering = (self.shared.clock)();
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
+        self.make_room()?;
         if let Some(since) = publication.since.take() {
             self.since = Some(self.since.map_or(since, |earlier| earlier.min(since)));
         }
@@ -254,21 +270,22 @@ impl Session {
         let resource_type = response.resource_type;
         let (message, mut sent) = Message::new(self.registration.connection.protocol, response)?;
         let permit = tokio::select! {
-            permit = self.shared.admission.response(sent.size_bytes) => permit,
+            permit = self.shared.admission.response(&self.source, sent.size_bytes) => permit,
             end = self.ends.next() => return Err(end),
         };
         let sending = (self.shared.clock)();
         self.registration.connection.state().sent_at[resource_type as usize] = Some((self.shared.wall_clock)());
         self.sender.send(message).await?;
-        self.await_written(&mut sent.written, permit, resource_type).await?;
+        self.await_written(&mut sent.written, Some(permit), resource_type)
+            .await?;
         Ok((
             sent.size_bytes,
             (self.shared.clock)().saturating_duration_since(sending),
         ))
     }
 
-    /// Waits until the transport has written a response. A slow reader loses its permit, and is logged and counted
-    /// later.
+    /// Waits until the transport has written a response. A slow reader soon loses its permits, so it does not hold up
+    /// others. It is logged and counted later.
     async fn await_written(
         &mut self,
         written: &mut tokio::sync::oneshot::Receiver<()>,
@@ -276,21 +293,25 @@ impl Session {
         resource_type: ResourceType,
     ) -> Result<(), EndReason> {
         let started = Timer::now();
-        let release_at = started + self.shared.timeouts.permit;
-        let overdue_at = started + self.shared.timeouts.write;
+        let timeouts = self.shared.timeouts;
+        let first_release_at = started + timeouts.first_permit;
+        let (release_at, overdue_at) = (started + timeouts.permit, started + timeouts.write);
         let mut counted = false;
         loop {
             let release = permit.is_some().then_some(release_at);
-            let next = release.into_iter().chain((!counted).then_some(overdue_at)).min();
+            let first_release = self.first_permit.is_some().then_some(first_release_at);
+            let overdue = (!counted).then_some(overdue_at);
+            let next = [first_release, release, overdue].into_iter().flatten().min();
             tokio::select! {
                 biased;
                 end = self.ends.next() => return Err(end),
                 _ = &mut *written => return Ok(()),
                 () = sleep_until(next.unwrap_or(started)), if next.is_some() => {}
             }
-            if next == release {
-                permit = None;
+            if next == first_release {
                 self.first_permit = None;
+            } else if next == release {
+                permit = None;
             } else {
                 counted = true;
                 self.shared.metrics.write_timeout.inc();

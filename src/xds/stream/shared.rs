@@ -17,6 +17,8 @@ use crate::{
 /// The time limits of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamTimeouts {
+    /// A first configuration that is not written by then after it was generated loses its permit: the reader is slow.
+    pub first_permit: Duration,
     /// A response that is not written by then loses its permit: the reader is slow.
     pub permit: Duration,
     /// A response that is not written by then is counted (`pilot_xds_write_timeout`).
@@ -30,7 +32,8 @@ pub struct StreamTimeouts {
 impl Default for StreamTimeouts {
     fn default() -> Self {
         Self {
-            permit: Duration::from_secs(1),
+            first_permit: Duration::from_millis(20),
+            permit: Duration::from_millis(250),
             write: Duration::from_secs(5),
             first_configuration: Duration::from_secs(10),
             first_request: Duration::from_secs(30),
@@ -46,6 +49,8 @@ pub(in crate::xds) struct Shared {
     pub(in crate::xds) admission: Arc<Admission>,
     pub(in crate::xds) timeouts: StreamTimeouts,
     pub(in crate::xds) max_message_bytes: usize,
+    /// The memory that the subscriptions of all clients may hold.
+    pub(in crate::xds) max_held_bytes: usize,
     pub(in crate::xds) clock: fn() -> Instant,
     pub(in crate::xds) wall_clock: fn() -> SystemTime,
     /// The queue to the controller of WorkloadEntries, if that is enabled.

@@ -1,10 +1,14 @@
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+};
 
 use super::*;
 use crate::{
     auth::{Authenticators, Caller, CallerSource},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, fixture},
+    task::Tasks,
 };
 
 const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
@@ -32,7 +36,12 @@ impl Harness {
         };
         let access = Access::new(Authenticators::default(), mesh);
         Self {
-            wire: Wire::new(Arc::new(sources), access, "istiod-0"),
+            wire: Wire::new(
+                Arc::new(sources),
+                access,
+                Renderer::new(Tasks::default(), Handle::current()),
+                "istiod-0",
+            ),
             _mesh: sender,
         }
     }
