@@ -6,9 +6,11 @@ mod app;
 mod cluster;
 mod convergence;
 mod endpoints;
+mod hbone;
 mod host;
 mod identity;
 mod mesh;
+mod pods;
 mod proxy;
 mod report;
 mod rules;
@@ -21,7 +23,7 @@ mod tunnel;
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    [identity::trials(), scenario::trials(), soak::trials()]
+    [identity::trials(), hbone::trials(), scenario::trials(), soak::trials()]
         .into_iter()
         .flatten()
         .collect()

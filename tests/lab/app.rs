@@ -13,10 +13,13 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
+use tokio_rustls::TlsAcceptor;
 
 use super::host::Host;
 use crate::support::http::{Answer, RUNTIME, answer, quietly};
@@ -33,11 +36,16 @@ pub(crate) struct Application {
 impl Application {
     /// Answers with its name on a port of every address of the host.
     pub(crate) fn start(host: &Host, name: &str, port: u16) -> Result<Application, String> {
-        let listener = host
-            .enter(|| std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-            .and_then(asynchronous)
-            .map_err(|error| format!("{name} cannot listen on {port}: {error}"))?;
-        let server = RUNTIME.spawn(serve(listener, name.to_owned()));
+        let listener = listen(host, port).map_err(|error| format!("{name} cannot listen on {port}: {error}"))?;
+        let server = RUNTIME.spawn(serve(listener, name.to_owned(), None));
+        Ok(Application { server })
+    }
+
+    /// Like [`Self::start`], over TLS only.
+    pub(crate) fn start_tls(host: &Host, name: &str, port: u16, tls: ServerConfig) -> Result<Application, String> {
+        let listener = listen(host, port).map_err(|error| format!("{name} cannot listen on {port}: {error}"))?;
+        let tls = TlsAcceptor::from(Arc::new(tls));
+        let server = RUNTIME.spawn(serve(listener, name.to_owned(), Some(tls)));
         Ok(Application { server })
     }
 }
@@ -46,6 +54,11 @@ impl Drop for Application {
     fn drop(&mut self) {
         self.server.abort();
     }
+}
+
+fn listen(host: &Host, port: u16) -> io::Result<TcpListener> {
+    host.enter(|| std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+        .and_then(asynchronous)
 }
 
 fn asynchronous(listener: std::net::TcpListener) -> io::Result<TcpListener> {
@@ -203,14 +216,27 @@ impl Outcome {
     }
 }
 
-async fn serve(listener: TcpListener, name: String) {
+async fn serve(listener: TcpListener, name: String, tls: Option<TlsAcceptor>) {
     while let Ok((stream, _)) = listener.accept().await {
         let name = name.clone();
-        let answers = service_fn(move |request| {
-            let answer = answer(&request, &name);
-            async move { Ok::<_, Infallible>(answer) }
-        });
-        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answers);
-        RUNTIME.spawn(quietly(connection));
+        match tls.clone() {
+            None => drop(RUNTIME.spawn(converse(stream, name))),
+            Some(tls) => drop(RUNTIME.spawn(async move {
+                // A client without TLS gets no answer.
+                if let Ok(stream) = tls.accept(stream).await {
+                    converse(stream, name).await;
+                }
+            })),
+        }
     }
+}
+
+/// Answers the requests of one connection.
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin, name: String) {
+    let answers = service_fn(move |request| {
+        let answer = answer(&request, &name);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), answers);
+    quietly(connection).await;
 }

@@ -2,9 +2,7 @@
 //! tokens, and a root rotation under load.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,16 +13,13 @@ use libtest_mimic::{Completion, Failed, Trial};
 use rcgen::PublicKeyData;
 use serde_json::{Value, json};
 
-use super::agent::Agent;
-use super::app::{Application, Call, Load};
-use super::host::{Host, Network};
+use super::app::{Application, Load};
 use super::missing_component;
-use super::proxy::{Proxy, Role, Workload};
-use crate::kube::tenant::{TIMEOUT, Tenant};
-use crate::support::agent::{ClientCredentials, Trust};
-use crate::support::daemon::Daemon;
-use crate::support::kubernetes::{self, api::Reference};
-use crate::support::{self, authority::Authority, missing, scratch, wait};
+use super::pods::{Mesh, published};
+use super::proxy::Role;
+use crate::kube::tenant::TIMEOUT;
+use crate::support::kubernetes;
+use crate::support::{authority::Authority, missing, scratch, wait};
 
 const MESH: &str = include_str!("identity.yaml");
 /// Interval between requests during the root rotation.
@@ -70,158 +65,20 @@ impl TokenIssuer {
     }
 }
 
-/// A service `reviews` and its clients, all with sidecars except `bare`.
-struct Mesh {
-    tenant: Tenant<'static>,
-    control_plane: support::agent::Agent,
-    network: Network,
-    daemon: Daemon,
-}
-
-/// A pod, with its sidecar if it has one.
-struct Pod {
-    host: Arc<Host>,
-    agent: Option<Agent>,
-    sidecar: Option<Proxy>,
-}
-
-impl Mesh {
-    fn new(name: &str, jwks: &str, configure: impl FnOnce(&mut Command)) -> Result<Mesh, String> {
-        let tenant = Tenant::shared(0, name)?;
-        tenant.apply(&MESH.replace("{jwks}", jwks))?;
-        let kubeconfig = tenant.cluster.admin_kubeconfig();
-        let daemon = Daemon::secured(&tenant.folder.join("istiod.log"), |command| {
-            command
-                .arg("--kubeconfig")
-                .arg(&kubeconfig)
-                .args(["-n", &tenant.system]);
-            configure(command);
-        })?;
-        let roots = wait::until("ConfigMap istio-ca-root-cert", TIMEOUT, || published(&tenant))?;
-        let mut control_plane = support::agent::Agent::new(daemon.secure, Trust::Roots(roots));
-        control_plane.server = format!("istiod.{}.svc", tenant.system);
-        let network = Network::start("network", 16, &tenant.folder)?;
-        Ok(Mesh {
-            tenant,
-            control_plane,
-            network,
-            daemon,
-        })
-    }
-
-    fn address(&self, last: u8) -> IpAddr {
-        self.tenant
-            .fill(&format!("10.{{n}}.0.{last}"))
-            .parse()
-            .expect("the address is valid")
-    }
-
-    /// Creates a pod in Kubernetes, and a host and, if wanted, a sidecar for it.
-    fn pod(&self, name: &str, last: u8, has_sidecar: bool) -> Result<Pod, String> {
-        let (tenant, address) = (&self.tenant, self.address(last));
-        let labels =
-            json!({ "app": name, "security.istio.io/tlsMode": if has_sidecar { "istio" } else { "disabled" } });
-        let workload = Workload {
-            role: Role::Sidecar,
-            name: name.to_owned(),
-            namespace: tenant.app.clone(),
-            account: name.to_owned(),
-            address,
-            labels: labels.clone(),
-            cluster: "Kubernetes".into(),
-            network: String::new(),
-            is_edge: false,
-        };
-        tenant.cluster.service_account(&tenant.app, name)?;
-        tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "namespace": tenant.app, "name": name, "labels": labels },
-            "spec": { "serviceAccountName": name, "nodeName": "node",
-                "containers": [{ "name": "app", "image": "app" }] },
-            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
-                "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
-        let host = Arc::new(Host::start(name, &tenant.folder)?);
-        self.network.attach(&host, "eth0", address, true)?;
-        let mut pod = Pod {
-            host,
-            agent: None,
-            sidecar: None,
-        };
-        if has_sidecar {
-            let token = tenant.cluster.token(&tenant.app, name, &["istio-ca"])?;
-            let agent = Agent::start(self.control_plane.clone(), ClientCredentials::token(token))
-                .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
-            let known = agent.known();
-            pod.sidecar = Some(Proxy::start(
-                &pod.host,
-                &workload,
-                &self.control_plane,
-                known,
-                &tenant.folder,
-            )?);
-            pod.agent = Some(agent);
-        }
-        Ok(pod)
-    }
-
-    /// A request to the service's cluster IP.
-    fn call(&self, path: &str) -> Call {
-        Call {
-            host: format!("reviews.{}", self.tenant.app),
-            address: self.tenant.fill("10.96.{n}.50").parse().expect("the address is valid"),
-            port: 80,
-            path: path.to_owned(),
-            headers: Vec::new(),
-        }
-    }
-
-    fn call_with(&self, path: &str, token: &str) -> Call {
-        let mut call = self.call(path);
-        call.headers.push(("authorization", format!("Bearer {token}")));
-        call
-    }
-}
-
-impl Pod {
-    /// Waits until a call gets this status: configuration and endpoints arrive asynchronously.
-    fn until_status(&self, call: &Call, status: u16) -> Result<(), String> {
-        let mut last = String::new();
-        wait::until(&format!("status {status} for {}", call.path), TIMEOUT, || {
-            last = match call.from(&self.host) {
-                Ok(answer) if answer.status == status => return Some(()),
-                Ok(answer) => format!("{} {}", answer.status, answer.body),
-                Err(error) => error,
-            };
-            None
-        })
-        .map_err(|error| format!("{}: {error}; last answer: {last}", self.host.name))
-    }
-
-    fn status(&self, call: &Call) -> Result<u16, String> {
-        call.from(&self.host).map(|answer| answer.status.as_u16())
-    }
-}
-
-/// Returns the roots that the control plane publishes for workloads.
-fn published(tenant: &Tenant) -> Option<String> {
-    let map = Reference::new("v1", "ConfigMap", &tenant.app, "istio-ca-root-cert");
-    let map = tenant.cluster.get(&map).ok()??;
-    map["data"]["root-cert.pem"].as_str().map(str::to_owned)
-}
-
 fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
     if let Some(reason) = missing_component() {
         return missing(reason);
     }
     let (issuer, forger) = (TokenIssuer::new(), TokenIssuer::new());
-    let mesh = Mesh::new(name, &issuer.jwks(), |_| {})?;
-    let reviews = mesh.pod("reviews", 1, true)?;
+    let mesh = Mesh::new(name, &MESH.replace("{jwks}", &issuer.jwks()), |_| {})?;
+    let reviews = mesh.pod("reviews", 1, Some(Role::Sidecar))?;
     let _application = Application::start(&reviews.host, "reviews", 8080)?;
-    let friend = mesh.pod("friend", 2, true)?;
-    let other = mesh.pod("other", 3, true)?;
-    let bare = mesh.pod("bare", 4, false)?;
+    let friend = mesh.pod("friend", 2, Some(Role::Sidecar))?;
+    let other = mesh.pod("other", 3, Some(Role::Sidecar))?;
+    let bare = mesh.pod("bare", 4, None)?;
 
-    friend.until_status(&mesh.call("/open"), 200)?;
-    let answer = mesh.call("/open").from(&friend.host)?;
+    friend.until_status(&mesh.call("reviews", "/open"), 200)?;
+    let answer = mesh.call("reviews", "/open").from(&friend.host)?;
     let seen: Value = serde_json::from_str(&answer.body).map_err(|error| error.to_string())?;
     let certificate = seen["headers"]["x-forwarded-client-cert"].as_str().unwrap_or_default();
     let expected = format!("URI=spiffe://cluster.local/ns/{}/sa/friend", mesh.tenant.app);
@@ -231,50 +88,49 @@ fn policies_are_enforced(name: &str) -> Result<Completion, Failed> {
     );
 
     assert_eq!(
-        mesh.call("/other").from(&friend.host)?.status,
+        mesh.call("reviews", "/other").from(&friend.host)?.status,
         403,
         "a path without a rule"
     );
-    other.until_status(&mesh.call("/open"), 403)?;
+    other.until_status(&mesh.call("reviews", "/open"), 403)?;
 
-    let mut direct = mesh.call("/open");
+    let mut direct = mesh.call("reviews", "/open");
     (direct.address, direct.port) = (mesh.address(1), 8080);
     let refused = direct.from(&bare.host);
     assert!(refused.is_err(), "plaintext must be refused before HTTP: {refused:?}");
-    let sidecar = reviews.sidecar.as_ref().expect("the pod has one");
-    let unmatched = sidecar.sum("listener.0.0.0.0_15006.no_filter_chain_match")?;
+    let unmatched = reviews.sum("listener.0.0.0.0_15006.no_filter_chain_match")?;
     assert!(unmatched > 0, "the sidecar must have refused it");
 
-    assert_eq!(friend.status(&mesh.call("/token"))?, 403, "no token");
+    assert_eq!(friend.status(&mesh.call("reviews", "/token"))?, 403, "no token");
     assert_eq!(
-        friend.status(&mesh.call_with("/token", &issuer.token("ann")))?,
+        friend.status(&mesh.call_with("reviews", "/token", &issuer.token("ann")))?,
         200,
         "a valid token"
     );
     assert_eq!(
-        other.status(&mesh.call_with("/token", &issuer.token("ann")))?,
+        other.status(&mesh.call_with("reviews", "/token", &issuer.token("ann")))?,
         200,
         "the token decides, not the client certificate"
     );
     assert_eq!(
-        friend.status(&mesh.call_with("/token", &issuer.token("eve")))?,
+        friend.status(&mesh.call_with("reviews", "/token", &issuer.token("eve")))?,
         403,
         "a token of another user"
     );
     assert_eq!(
-        friend.status(&mesh.call_with("/token", &forger.token("ann")))?,
+        friend.status(&mesh.call_with("reviews", "/token", &forger.token("ann")))?,
         401,
         "a forged token"
     );
     assert_eq!(
-        friend.status(&mesh.call_with("/open", "nonsense"))?,
+        friend.status(&mesh.call_with("reviews", "/open", "nonsense"))?,
         401,
         "a malformed token"
     );
 
-    assert!(sidecar.sum("ssl.handshake")? > 0, "the sidecars must use TLS");
+    assert!(reviews.sum("ssl.handshake")? > 0, "the sidecars must use TLS");
     for pod in [&reviews, &friend, &other] {
-        let rejected = pod.sidecar.as_ref().expect("the pod has one").sum("update_rejected")?;
+        let rejected = pod.sum("update_rejected")?;
         assert_eq!(rejected, 0, "{} must accept every update", pod.host.name);
     }
     Ok(Completion::Completed)
@@ -308,15 +164,15 @@ fn root_rotation_under_load(name: &str) -> Result<Completion, Failed> {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let folder = scratch(&format!("{name}/cacerts"));
     mount(&old, &folder, 1, &old.root())?;
-    let mesh = Mesh::new(name, &TokenIssuer::new().jwks(), |command| {
+    let mesh = Mesh::new(name, &MESH.replace("{jwks}", &TokenIssuer::new().jwks()), |command| {
         command.env("ROOT_CA_DIR", &folder).env("ISTIO_MULTIROOT_MESH", "true");
     })?;
-    let reviews = mesh.pod("reviews", 1, true)?;
+    let reviews = mesh.pod("reviews", 1, Some(Role::Sidecar))?;
     let _application = Application::start(&reviews.host, "reviews", 8080)?;
-    let friend = mesh.pod("friend", 2, true)?;
-    friend.until_status(&mesh.call("/open"), 200)?;
+    let friend = mesh.pod("friend", 2, Some(Role::Sidecar))?;
+    friend.until_status(&mesh.call("reviews", "/open"), 200)?;
 
-    let load = Load::start(Arc::clone(&friend.host), mesh.call("/open"), INTERVAL);
+    let load = Load::start(Arc::clone(&friend.host), mesh.call("reviews", "/open"), INTERVAL);
     let both = old.root() + &new.root();
     let steps = [(&old, both.clone()), (&new, both), (&new, new.root())];
     for (generation, (authority, roots)) in (2..).zip(steps) {

@@ -20,8 +20,19 @@ use crate::support::{self, agent, bootstrap, envoy, http, wait};
 pub(crate) enum Role {
     /// It receives all traffic of an application.
     Sidecar,
+    /// It is a sidecar that accepts HBONE, too.
+    HboneSidecar,
     /// It is the workload itself.
     Gateway,
+    /// It is the workload itself, and enforces policies of an ambient mesh.
+    Waypoint,
+}
+
+impl Role {
+    /// Returns true if the traffic of the host is redirected to it.
+    fn is_sidecar(self) -> bool {
+        matches!(self, Role::Sidecar | Role::HboneSidecar)
+    }
 }
 
 /// The identity of a pod in the mesh.
@@ -71,7 +82,7 @@ impl Proxy {
             bootstrap::sidecar(&workload.node(), &admin, &sds, &xds).to_string(),
         )
         .map_err(|error| error.to_string())?;
-        if workload.role == Role::Sidecar {
+        if workload.role.is_sidecar() {
             rules::redirect(host)?;
         }
         let mut command = host.command("setpriv");
@@ -150,8 +161,9 @@ impl Workload {
             ..
         } = self;
         let role = match self.role {
-            Role::Sidecar => "sidecar",
+            Role::Sidecar | Role::HboneSidecar => "sidecar",
             Role::Gateway => "router",
+            Role::Waypoint => "waypoint",
         };
         let mut node = json!({
             "id": format!("{role}~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"),
@@ -166,6 +178,9 @@ impl Workload {
                 "ISTIO_VERSION": "1.30.3",
             },
         });
+        if matches!(self.role, Role::HboneSidecar | Role::Waypoint) {
+            node["metadata"]["ENABLE_HBONE"] = json!("true");
+        }
         if self.is_edge {
             node["metadata"]["REQUESTED_NETWORK_VIEW"] = json!(self.network);
         }

@@ -124,11 +124,17 @@ fn secret(name: &str, certificate: &Certificate) -> Any {
             ..Default::default()
         })
     };
-    let content = if name == "ROOTCA" {
+    let roots = |pem: &str| {
         Type::ValidationContext(CertificateValidationContext {
-            trusted_ca: inline(&certificate.roots),
+            trusted_ca: inline(pem),
             ..Default::default()
         })
+    };
+    let content = if name == "ROOTCA" {
+        roots(&certificate.roots)
+    } else if let Some(path) = name.strip_prefix("file-root:") {
+        // A rule names the file.
+        roots(&std::fs::read_to_string(path).unwrap_or_default())
     } else {
         Type::TlsCertificate(TlsCertificate {
             certificate_chain: inline(&certificate.chain),
