@@ -52,7 +52,7 @@ fn secret_grants_read_access(name: &str) -> Result<(), Failed> {
     assert!(none.log().contains("--create-service-account=true"), "{}", none.log());
 
     let first = command(cluster, namespace, &["--name", "c1"], &folder.join("first.log"));
-    fill_token_secret(cluster, namespace)?;
+    fill_token_secret(cluster, namespace, &first)?;
     assert!(first.end_of(TIMEOUT)?.success(), "{}", first.log());
     assert!(
         first

@@ -26,8 +26,9 @@ pub(crate) fn command(cluster: &Cluster, namespace: &str, more: &[&str], log: &P
     Process::start(&mut command, log)
 }
 
-/// Fills the token Secret of the reader's service account, as kube-controller-manager does.
-pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<(), String> {
+/// Fills the token Secret of the reader's service account, as kube-controller-manager does. The command creates the
+/// Secret; if it ends before, it has failed.
+pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str, command: &Process) -> Result<(), String> {
     let account = "istio-reader-service-account";
     let secret = Reference::new(
         "v1",
@@ -35,7 +36,16 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
         namespace,
         &format!("{account}-istio-remote-secret-token"),
     );
-    wait::until("the token Secret", TIMEOUT, || cluster.get(&secret).ok().flatten())?;
+    let created = wait::until("the token Secret", TIMEOUT, || {
+        let status = command.ended();
+        match cluster.get(&secret) {
+            Ok(Some(_)) => Some(Ok(())),
+            _ => status.map(|status| Err(format!("the command ended without a token Secret: {status}"))),
+        }
+    });
+    created
+        .flatten()
+        .map_err(|error| format!("{error}\n{}", command.log_tail()))?;
     let token = cluster.token(namespace, account, &[])?;
     let data = json!({ "token": BASE64_STANDARD.encode(token), "ca.crt": BASE64_STANDARD.encode(cluster.authority()) });
     cluster.api.patch(&secret, &json!({ "data": data }))?;
@@ -45,7 +55,7 @@ pub(crate) fn fill_token_secret(cluster: &Cluster, namespace: &str) -> Result<()
 /// Returns the Secret printed for a cluster where the reader's token does not exist yet.
 pub(crate) fn created_secret(cluster: &Cluster, namespace: &str, more: &[&str], log: &Path) -> Result<Value, String> {
     let running = command(cluster, namespace, more, log);
-    fill_token_secret(cluster, namespace)?;
+    fill_token_secret(cluster, namespace, &running)?;
     if !running.end_of(TIMEOUT)?.success() {
         return Err(running.log_tail());
     }

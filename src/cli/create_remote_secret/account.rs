@@ -21,8 +21,8 @@ pub(super) const READER: &str = "istio-reader-service-account";
 const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 /// Annotation with the account of such a Secret.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
-/// Attempts to read a token Secret, and the delay between them.
-const RETRIES: usize = 5;
+/// Attempts to read a token Secret, and the delay between them. A busy cluster needs several seconds to fill it.
+const RETRIES: usize = 30;
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// Requested account.
