@@ -370,13 +370,21 @@ fn service_entry(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> 
             json!({ "labels": { "app": random.pick(&APPS) } }),
         ),
     };
-    istio(
+    // The second host is that of Kubernetes Services, too.
+    let hosts = ["ext.example.com", "s0.a.svc.cluster.local", "two.example.com"];
+    let mut entry = istio(
         "ServiceEntry",
-        json!({ "hosts": [random.pick(&["ext.example.com", "two.example.com"])], "resolution": resolution,
+        json!({ "hosts": [random.pick(&hosts)], "resolution": resolution,
         "location": random.pick(&["MESH_EXTERNAL", "MESH_INTERNAL"]), "addresses": addresses, "endpoints": endpoints,
         "workloadSelector": selector, "exportTo": export_to(random),
         "ports": [{ "number": number, "name": name, "protocol": protocol }] }),
-    )
+    );
+    let created = format!("2024-01-0{}T00:00:00Z", 1 + random.below(3));
+    entry["metadata"]["creationTimestamp"] = json!(created);
+    if random.one_in(3) {
+        entry["metadata"]["labels"] = json!({ "tier": random.pick(&["x", "z"]) });
+    }
+    entry
 }
 
 fn sidecar(random: &mut Random, istio: &impl Fn(&str, Value) -> Value) -> Value {
