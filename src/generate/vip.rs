@@ -117,9 +117,10 @@ impl VipView {
         further.insert(0, first);
         further
     }
+
     /// Returns the addresses of a service in a route configuration of one port.
     ///
-    /// Parity (pilot/pkg/networking/core/httproute.go): only the main one of the auto-allocated addresses.
+    /// Parity (pilot/pkg/model/service.go): only the main one of the auto-allocated addresses.
     pub fn addresses_on_port(&self, service: &Service) -> Vec<SmolStr> {
         if !self.auto_allocated || !self.cluster_vips(service).is_empty() {
             return self.addresses(service);

@@ -114,18 +114,18 @@ impl Defined for types::WasmPlugin {
 
 impl Defined for types::DestinationRule {
     const DEFINITION: Definition = Definition {
-        description: "What applies to traffic for a service after it was routed: subsets, load balancing, limits, TLS.",
+        description: "Policies for the traffic to a service after routing: subsets, load balancing, limits, TLS.",
         short_name: "dr",
         storage: "v1",
         requires_spec: false,
         component: "",
-        columns: &[column("Host", ".spec.host", "The service that the rule is about"), AGE],
+        columns: &[column("Host", ".spec.host", "The service of the rule"), AGE],
     };
 }
 
 impl Defined for types::EnvoyFilter {
     const DEFINITION: Definition = Definition {
-        description: "Patches of the configuration that proxies are sent.",
+        description: "Patches of the configuration of proxies.",
         short_name: "",
         storage: "v1alpha3",
         requires_spec: false,
@@ -136,7 +136,7 @@ impl Defined for types::EnvoyFilter {
 
 impl Defined for types::Gateway {
     const DEFINITION: Definition = Definition {
-        description: "Ports and hosts that proxies at the edge of the mesh serve.",
+        description: "Ports and hosts of proxies at the edge of the mesh.",
         short_name: "gw",
         storage: "v1",
         requires_spec: false,
@@ -147,7 +147,7 @@ impl Defined for types::Gateway {
 
 impl Defined for types::ProxyConfig {
     const DEFINITION: Definition = Definition {
-        description: "Settings of proxies that count from their start on.",
+        description: "Settings that proxies read when they start.",
         short_name: "",
         storage: "v1beta1",
         requires_spec: false,
@@ -158,7 +158,7 @@ impl Defined for types::ProxyConfig {
 
 impl Defined for types::ServiceEntry {
     const DEFINITION: Definition = Definition {
-        description: "A service that the platform's registry does not know.",
+        description: "A service outside the platform's registry.",
         short_name: "se",
         storage: "v1",
         requires_spec: true,
@@ -168,9 +168,9 @@ impl Defined for types::ServiceEntry {
             column(
                 "Location",
                 ".spec.location",
-                "Whether the service is in the mesh or outside",
+                "Location of the service: in the mesh or outside",
             ),
-            column("Resolution", ".spec.resolution", "How its addresses are found"),
+            column("Resolution", ".spec.resolution", "Method of finding its addresses"),
             AGE,
         ],
     };
@@ -178,7 +178,7 @@ impl Defined for types::ServiceEntry {
 
 impl Defined for types::Sidecar {
     const DEFINITION: Definition = Definition {
-        description: "What the sidecar of a workload serves, and which services it sees.",
+        description: "Listeners of a workload's sidecar, and the services that it can reach.",
         short_name: "",
         storage: "v1",
         requires_spec: false,
@@ -189,7 +189,7 @@ impl Defined for types::Sidecar {
 
 impl Defined for types::VirtualService {
     const DEFINITION: Definition = Definition {
-        description: "How requests for hosts are routed.",
+        description: "Routes of requests to hosts.",
         short_name: "vs",
         storage: "v1",
         requires_spec: false,
@@ -200,7 +200,7 @@ impl Defined for types::VirtualService {
                 ".spec.gateways",
                 "The gateways, or mesh, that the routes are for",
             ),
-            column("Hosts", ".spec.hosts", "The hosts that are routed"),
+            column("Hosts", ".spec.hosts", "The hosts of the routes"),
             AGE,
         ],
     };
@@ -208,18 +208,18 @@ impl Defined for types::VirtualService {
 
 impl Defined for types::WorkloadEntry {
     const DEFINITION: Definition = Definition {
-        description: "A workload that is no pod, such as a virtual machine.",
+        description: "A workload outside Kubernetes, such as a virtual machine.",
         short_name: "we",
         storage: "v1",
         requires_spec: true,
         component: "",
-        columns: &[AGE, column("Address", ".spec.address", "Where the workload is reached")],
+        columns: &[AGE, column("Address", ".spec.address", "Address of the workload")],
     };
 }
 
 impl Defined for types::WorkloadGroup {
     const DEFINITION: Definition = Definition {
-        description: "What workloads that register themselves have in common.",
+        description: "Template of the WorkloadEntries of machines that register themselves.",
         short_name: "wg",
         storage: "v1",
         requires_spec: true,
@@ -230,13 +230,13 @@ impl Defined for types::WorkloadGroup {
 
 impl Defined for types::AuthorizationPolicy {
     const DEFINITION: Definition = Definition {
-        description: "Who may do what with workloads.",
+        description: "Rules that allow or deny requests to workloads.",
         short_name: "ap",
         storage: "v1",
         requires_spec: false,
         component: "security",
         columns: &[
-            column("Action", ".spec.action", "What happens to requests that match"),
+            column("Action", ".spec.action", "Effect on requests that match"),
             AGE,
         ],
     };
@@ -244,18 +244,18 @@ impl Defined for types::AuthorizationPolicy {
 
 impl Defined for types::PeerAuthentication {
     const DEFINITION: Definition = Definition {
-        description: "Whether mutual TLS is required of those who connect to workloads.",
+        description: "Mutual TLS mode of connections to workloads.",
         short_name: "pa",
         storage: "v1",
         requires_spec: false,
         component: "security",
-        columns: &[column("Mode", ".spec.mtls.mode", "Whether mutual TLS is required"), AGE],
+        columns: &[column("Mode", ".spec.mtls.mode", "Mutual TLS mode"), AGE],
     };
 }
 
 impl Defined for types::RequestAuthentication {
     const DEFINITION: Definition = Definition {
-        description: "Which tokens of requests are accepted, and where they are found.",
+        description: "Tokens that requests may carry, and where proxies find them.",
         short_name: "ra",
         storage: "v1",
         requires_spec: false,

@@ -52,7 +52,7 @@ pub(super) fn serves_behind_waypoint(protocol: Protocol, features: &Features) ->
 
 /// Returns the service of an extension provider.
 ///
-/// Parity (pilot/pkg/networking/core/cluster.go): those of Lightstep and OpenCensus do not count.
+/// Parity (pilot/pkg/model/push_context.go): those of Lightstep and OpenCensus do not count.
 pub(super) fn provider_service(provider: &ExtensionProvider) -> Option<ReferencedService> {
     let service = match provider.provider.as_ref()? {
         Provider::EnvoyExtAuthzHttp(provider) => &provider.service,
