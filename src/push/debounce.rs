@@ -39,6 +39,8 @@ const FEW_EVENTS: usize = 8;
 
 /// A burst is pushed after this many quiet periods,
 const BURST_PERIODS: u32 = 5;
+/// or this many if it changes only endpoints, which affect single resources,
+const ENDPOINT_BURST_PERIODS: u32 = 1;
 /// or this many times the duration of the last push, whichever is longer.
 const BURST_PART: u32 = 10;
 
@@ -94,9 +96,7 @@ impl Pending {
     /// Returns the time of the next push if no more changes arrive; `None` without pending changes.
     pub fn due(&self, options: &DebounceOptions) -> Option<Instant> {
         let (oldest, newest) = (self.oldest?, self.newest?);
-        let only_endpoints =
-            self.sources.is_empty() && self.objects.keys().all(|(kind, _)| *kind == Kind::EndpointSlice);
-        if only_endpoints && !options.endpoints_wait {
+        if !options.endpoints_wait && self.has_only(&[Kind::EndpointSlice]) {
             return Some(oldest);
         }
         let quiet = if self.is_idle(oldest, options) {
@@ -104,8 +104,19 @@ impl Pending {
         } else {
             options.after
         };
-        let burst = (options.after * BURST_PERIODS).max(self.took * BURST_PART);
+        // In a cluster, the Pods change with their endpoints.
+        let periods = if self.has_only(&[Kind::EndpointSlice, Kind::Pod]) {
+            ENDPOINT_BURST_PERIODS
+        } else {
+            BURST_PERIODS
+        };
+        let burst = (options.after * periods).max(self.took * BURST_PART);
         Some((newest + quiet).min(oldest + burst.min(options.max)))
+    }
+
+    /// Returns true if only objects of these kinds have changed.
+    fn has_only(&self, kinds: &[Kind]) -> bool {
+        self.sources.is_empty() && self.objects.keys().all(|(kind, _)| kinds.contains(kind))
     }
 
     /// Sets the duration of the last push.
@@ -166,10 +177,10 @@ mod tests {
         let start = Instant::now();
         let mut pending = Pending::default();
         assert_eq!(pending.due(&TIMING), None);
-        pending.add([removal(Kind::Pod, "a")], start);
+        pending.add([removal(Kind::Service, "a")], start);
         assert_eq!(pending.due(&TIMING), Some(start + TIMING.after));
         for step in 1..200 {
-            pending.add([removal(Kind::Pod, "a")], start + step * Duration::from_millis(90));
+            pending.add([removal(Kind::Service, "a")], start + step * Duration::from_millis(90));
         }
         assert_eq!(pending.due(&TIMING), Some(start + TIMING.after * BURST_PERIODS));
         pending.record_duration(Duration::from_millis(300));
@@ -187,6 +198,34 @@ mod tests {
             "only the last change of an object counts"
         );
         assert!(pending.take().is_none());
+    }
+
+    #[test]
+    #[expect(clippy::disallowed_methods, reason = "the test needs an arbitrary start time")]
+    fn a_burst_of_endpoints_is_pushed_sooner() {
+        let start = Instant::now();
+        let mut pending = Pending::default();
+        for step in 0..200 {
+            let kind = if step % 2 == 0 { Kind::EndpointSlice } else { Kind::Pod };
+            pending.add([removal(kind, "a")], start + step * Duration::from_millis(90));
+        }
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(start + TIMING.after * ENDPOINT_BURST_PERIODS)
+        );
+        pending.record_duration(Duration::from_millis(300));
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(start + Duration::from_secs(3)),
+            "long pushes are rare"
+        );
+        pending.add([removal(Kind::Service, "a")], start);
+        pending.record_duration(Duration::ZERO);
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(start + TIMING.after),
+            "quiet since the newest change"
+        );
     }
 
     #[test]

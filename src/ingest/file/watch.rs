@@ -15,6 +15,8 @@ use crate::api::folder::Role;
 
 /// Largest number of files that are named individually.
 const MOST_FILES: usize = 256;
+/// Continuous writes are read after this many debounce times.
+const BURST_PERIODS: u32 = 5;
 
 /// Changes in the folders.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -156,11 +158,11 @@ impl Watch {
         let Ok(mut noticed) = time::timeout(poll, self.notices.next()).await else {
             return Noticed::default();
         };
-        // Continuous writes must not delay the reading forever.
-        let latest = time::Instant::now() + 10 * mesh;
+        let first = time::Instant::now();
         loop {
             let quiet = if noticed.mesh { mesh } else { objects };
-            let until = latest.min(time::Instant::now() + quiet);
+            // Continuous writes must not delay the reading forever.
+            let until = (first + BURST_PERIODS * quiet).min(time::Instant::now() + quiet);
             match time::timeout_at(until, self.notices.next()).await {
                 Ok(more) => noticed.merge(more),
                 Err(_) => return noticed,
