@@ -1,7 +1,8 @@
 //! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that shutdown waits for every task.
 
-use std::{future::Future, time::Duration};
+use std::{future::Future, panic::AssertUnwindSafe, time::Duration};
 
+use futures::FutureExt;
 use tokio::runtime::Handle;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -47,9 +48,12 @@ impl Tasks {
     }
 }
 
-async fn guarded(name: &'static str, task: impl Future<Output = ()>) {
-    let guarded = futures::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(task));
-    if guarded.await.is_err() {
-        tracing::error!(task = name, "task panicked");
-    }
+/// Returns a task that logs its panic. An async function would hold the task twice: as its argument and where it awaits
+/// the task.
+fn guarded(name: &'static str, task: impl Future<Output = ()>) -> impl Future<Output = ()> {
+    AssertUnwindSafe(task).catch_unwind().map(move |ended| {
+        if ended.is_err() {
+            tracing::error!(task = name, "task panicked");
+        }
+    })
 }

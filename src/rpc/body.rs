@@ -119,10 +119,12 @@ pub trait Message: Send + Unpin + 'static {
     fn next_data(&mut self) -> Option<BufList>;
 }
 
+/// An item of a [`Body`]. Boxed, since a channel has room for 32 items from the start: 0.5 instead of 3.3 KiB for each
+/// stream.
 #[derive(Debug)]
 enum Item<M> {
-    Message(M),
-    Trailers(HeaderMap),
+    Message(Box<M>),
+    Trailers(Box<HeaderMap>),
 }
 
 /// The response of a unary call.
@@ -154,13 +156,16 @@ pub struct Disconnected;
 impl<M> ResponseSender<M> {
     /// Sends a message; waits while an earlier one is being written.
     pub async fn send(&self, message: M) -> Result<(), Disconnected> {
-        self.items.send(Item::Message(message)).await.map_err(|_| Disconnected)
+        self.items
+            .send(Item::Message(Box::new(message)))
+            .await
+            .map_err(|_| Disconnected)
     }
 
     /// Ends the body with trailers.
     pub async fn end(self, trailers: HeaderMap) -> Result<(), Disconnected> {
         self.items
-            .send(Item::Trailers(trailers))
+            .send(Item::Trailers(Box::new(trailers)))
             .await
             .map_err(|_| Disconnected)
     }
@@ -233,10 +238,10 @@ impl<M: Message> http_body::Body for Body<M> {
                 return Poll::Ready(None);
             };
             match ready!(items.poll_recv(cx)) {
-                Some(Item::Message(message)) => self.current = Some(message),
+                Some(Item::Message(message)) => self.current = Some(*message),
                 Some(Item::Trailers(trailers)) => {
                     self.items = None;
-                    return Poll::Ready(Some(Ok(Frame::trailers(trailers))));
+                    return Poll::Ready(Some(Ok(Frame::trailers(*trailers))));
                 }
                 None => self.items = None,
             }
