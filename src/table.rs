@@ -83,11 +83,7 @@ impl Cx {
 
     fn record(&self, read: ReadKey) {
         if let Some(reads) = &self.reads {
-            let mut reads = reads.borrow_mut();
-            // Repeated reads mostly follow each other, so comparing with the last four avoids most duplicates.
-            if !reads.iter().rev().take(4).any(|last| *last == read) {
-                reads.push(read);
-            }
+            reads.borrow_mut().push(read);
         }
     }
 

@@ -235,10 +235,7 @@ impl Defined for types::AuthorizationPolicy {
         storage: "v1",
         requires_spec: false,
         component: "security",
-        columns: &[
-            column("Action", ".spec.action", "Effect on requests that match"),
-            AGE,
-        ],
+        columns: &[column("Action", ".spec.action", "Effect on requests that match"), AGE],
     };
 }
 

@@ -41,6 +41,7 @@ pub(super) fn assemble(list: &[ListedResource], resources: &Table<ResourceKey, B
 }
 
 /// Replaces single resources. Returns false if names collide, in which case the whole list must be assembled again.
+/// With whole lists, the push of an EndpointSlice takes 15 times the instructions (1,000 services; bench `steps`).
 pub(super) fn patch<'a>(
     maps: &mut PartResourceMaps,
     listed: impl Iterator<Item = &'a ListedResource>,

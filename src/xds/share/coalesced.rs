@@ -1,6 +1,6 @@
 //! Coalesced resources: long lists of small resources, copied into large blocks. The transport takes few buffers at a
 //! time and thousands of resources are small, so lists are copied once for all streams that are sent them at about the
-//! same time.
+//! same time. Otherwise the configuration of 2,000 sidecars costs 66 % more CPU time (bench `scale delta`).
 //!
 //! Lists of different groups are mostly the same: a few resources of the group's own among thousands that all groups
 //! have. So a list is cut into content-defined chunks, and a chunk is copied once for all lists that have it. The

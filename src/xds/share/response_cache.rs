@@ -1,6 +1,6 @@
 //! A cache of first responses, which are long and alike: a thousand proxies that request the same names of the same
 //! views receive the same list. It is built once, and coalesced once for all streams that receive it at about the same
-//! time.
+//! time. Otherwise the configuration of 2,000 sidecars costs 10 % more CPU time (bench `scale delta`).
 
 use std::{
     collections::VecDeque,
