@@ -294,6 +294,11 @@ impl UnauthenticatedConnection {
         }
     }
 
+    /// Closes the connection at once, because its client does not read.
+    pub fn close(&self) {
+        self.evicted.cancel();
+    }
+
     /// Waits until the connection must be closed at once.
     pub(super) async fn evicted(&self) {
         self.evicted.cancelled().await;

@@ -12,7 +12,7 @@ use super::{
     protocol::Protocol,
     share::{
         coalesced::CoalescedResources,
-        held::{size_of_names, size_of_private},
+        held::{Charge, size_of_names, size_of_private},
         initial_versions::InitialVersions,
         names::Names,
         response_cache::ResponseCache,
@@ -80,6 +80,8 @@ pub struct Response {
     pub coalesced: Option<Arc<CoalescedResources>>,
     /// The names of removed resources (incremental protocol only).
     pub removed: Vec<SmolStr>,
+    /// The memory of resources that only this response has.
+    pub held: Option<Arc<Charge>>,
 }
 
 /// The meaning of a request.
@@ -479,6 +481,7 @@ impl Connection {
             resources: content.resources.clone(),
             coalesced: content.coalesced.take(),
             removed: content.removed.clone(),
+            held: content.held.clone(),
         };
         if let Some(watched) = &mut self.types[resource_type as usize] {
             watched.nonce_sent = nonce;

@@ -9,7 +9,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use prost::Message as _;
 use tokio::sync::oneshot;
 
-use super::{connection::Response, debug::DebugResponse, protocol::Protocol};
+use super::{connection::Response, debug::DebugResponse, protocol::Protocol, share::held::Charge};
 use crate::{
     generate::EncodedResource,
     proto::envoy::{
@@ -70,6 +70,8 @@ pub struct Message {
     content: Content,
     next: usize,
     written: Option<Arc<oneshot::Sender<()>>>,
+    /// The memory of resources that only this message has. A client may leave it unread after its stream has ended.
+    _held: Option<Arc<Charge>>,
 }
 
 /// The state of a message that was passed to a body.
@@ -91,6 +93,7 @@ impl Message {
             removed: response.removed.iter().map(ToString::to_string).collect(),
             control_plane: None,
         };
+        let held = response.held.clone();
         let frames = || response.resources.iter().map(|resource| protocol.frame(resource).len());
         let (len, count) = (frames().sum::<usize>(), response.resources.len());
         let coalesced = response
@@ -100,7 +103,8 @@ impl Message {
             Some(coalesced) => Content::Blocks(coalesced.blocks(protocol, &response.resources)),
             None => Content::Resources(response.resources),
         };
-        Self::of(protocol, head, content, len)
+        let (message, sent) = Self::of(protocol, head, content, len)?;
+        Ok((Self { _held: held, ..message }, sent))
     }
 
     /// Encodes a debug response.
@@ -154,6 +158,7 @@ impl Message {
             content,
             next: 0,
             written: Some(Arc::new(written)),
+            _held: None,
         };
         let sent = Sent {
             size_bytes: PREFIX_LEN + len,
@@ -211,6 +216,7 @@ mod tests {
             resources: resources.collect(),
             coalesced: None,
             removed: vec!["gone".into()],
+            held: None,
         }
     }
 

@@ -7,10 +7,11 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use smol_str::{SmolStr, format_smolstr};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::admission::Source;
@@ -22,12 +23,19 @@ use crate::{
     push::groups::ConnectionId,
 };
 
+/// The time within which evicted connections release their memory. Until then, nothing else is evicted, and clients
+/// that hold more than one part in [`LARGE`] of the limit are refused.
+const EVICTION: Duration = Duration::from_millis(500);
+const LARGE: usize = 64;
+
 /// All live connections, oldest first.
 #[derive(Debug, Default)]
 pub struct Registry {
     numbers: AtomicU64,
     /// Locked for one insertion, removal or listing. With an owner task instead, each page would wait for it.
     connections: Mutex<BTreeMap<u64, Arc<LiveConnection>>>,
+    /// The time of the last eviction. Locked for a comparison.
+    last_eviction: Mutex<Option<Instant>>,
     /// Responses that connections with equal subscriptions share.
     cache: Arc<ResponseCache>,
 }
@@ -133,6 +141,13 @@ impl Registry {
             return Ok(());
         }
         self.cache.drop_unused();
+        let refused = SubscriptionMemory {
+            limit_mib: limit_bytes >> 20,
+        };
+        if self.is_evicting() {
+            let is_large = own.state().connection.held_bytes() > limit_bytes / LARGE;
+            return if is_large { Err(refused) } else { Ok(()) };
+        }
         let mut excess = held().saturating_sub(limit_bytes);
         let mut by_source: BTreeMap<Source, HeldBySource> = BTreeMap::new();
         for connection in self.connections() {
@@ -158,13 +173,19 @@ impl Registry {
                 return Ok(());
             };
             if std::ptr::eq(own, Arc::as_ptr(&connection)) {
-                let limit_mib = limit_bytes >> 20;
-                return Err(SubscriptionMemory { limit_mib });
+                return Err(refused);
             }
             connection.evicted.cancel();
+            *self.last_eviction.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
             excess = excess.saturating_sub(size_bytes);
         }
         Ok(())
+    }
+
+    /// Returns true while evicted connections may still hold their memory.
+    fn is_evicting(&self) -> bool {
+        let last = *self.last_eviction.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|last| last.elapsed() < EVICTION)
     }
 
     /// Returns all connections, oldest first.

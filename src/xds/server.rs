@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::FutureExt;
 use http::{HeaderMap, Request, Response, header};
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 use tonic::Status;
 
 use super::{
@@ -40,6 +40,10 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const PRE_AUTH_TIMEOUT: Duration = Duration::from_secs(30);
 /// The maximum number of connections without an admitted stream.
 const MAX_UNAUTHENTICATED: u32 = 8192;
+
+/// The time that a client has to read the last response and the status of a stream, also after an eviction.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
+const EVICTED_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The options of the server.
 #[derive(Clone, Copy, Debug)]
@@ -318,6 +322,7 @@ where
     B::Error: std::fmt::Display,
 {
     let shared = stream.shared.clone();
+    let mut patience = UNREAD_TIMEOUT;
     let status = match AssertUnwindSafe(stream.run()).catch_unwind().await {
         Ok(Ok(())) => Status::ok(""),
         Ok(Err(EndReason::Disconnected)) => return,
@@ -325,6 +330,9 @@ where
             tracing::debug!(reason = %end, "stream closed");
             if let Some(limit) = end.limit() {
                 shared.metrics.limited(limit);
+            }
+            if matches!(end, EndReason::SubscriptionMemory(_)) {
+                patience = EVICTED_TIMEOUT;
             }
             end.status()
         }
@@ -334,9 +342,22 @@ where
             Status::internal("the stream failed because of a bug in the control plane")
         }
     };
+    let (unread, pre_auth) = (sender.clone(), stream.pre_auth.clone());
     // Fails if the client closed the stream, which needs no status then.
     let _ = sender.end(rpc::headers(&status)).await;
-    stream.requests.discard().await;
+    let read = async {
+        // A response that is not read keeps its memory for as long as the connection lives.
+        if timeout(patience, unread.closed()).await.is_err()
+            && let Some(pre_auth) = pre_auth
+        {
+            tracing::debug!(
+                reason = "unread response of a stream that has ended",
+                "closing connection"
+            );
+            pre_auth.close();
+        }
+    };
+    tokio::join!(read, stream.requests.discard());
 }
 
 #[cfg(test)]

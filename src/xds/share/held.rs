@@ -9,9 +9,9 @@ use std::sync::{
 use crate::generate::EncodedResource;
 
 /// The overhead of a name in a set.
-const NAME_BYTES: usize = 100;
+const NAME_BYTES: usize = 130;
 /// The overhead of a resource.
-const RESOURCE_BYTES: usize = 200;
+const RESOURCE_BYTES: usize = 400;
 
 /// The sum of all charges.
 #[derive(Debug, Default)]
