@@ -13,7 +13,7 @@ pub mod remote;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::BTreeMap, io, net::SocketAddr, sync::Arc};
+use std::{collections::BTreeMap, io, sync::Arc};
 
 use ::kube::Client;
 use tokio::{
@@ -26,7 +26,7 @@ use self::{identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError}
 use crate::{
     admin::{debug, metrics::PushMetrics},
     auth::tls::Acceptor,
-    base::{ClusterId, Namespace},
+    base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
     environment::{self, Environment},
     ingest::{
@@ -61,7 +61,7 @@ pub enum AppError {
     #[error("cannot listen on {address} ({flag}): {source}; hint: is another istiod running?")]
     Listen {
         /// The address.
-        address: SocketAddr,
+        address: HostPort,
         /// The flag that sets it.
         flag: &'static str,
         /// The error of the operating system.
@@ -152,6 +152,7 @@ struct Runtimes<'a> {
 ///    connected earlier would receive an incomplete configuration.
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
 async fn serve(environment: &Arc<Environment>, runtimes: &Runtimes<'_>) -> Result<(), AppError> {
+    process::ignore_user_signals()?;
     let prepared = prepare(environment).await?;
     let push = start_push(environment, &prepared.installation)?;
     let mut parts = Parts::start(environment, prepared, push, runtimes.pages).await?;
@@ -187,10 +188,11 @@ async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
     let report = diagnostics::counting_report(&environment.registry)?;
-    let folder = folder::open(settings, &installation, report.clone())?;
+    let access = kubernetes::access(settings)?;
+    let folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
     let variables = folder.as_ref().map(FileSource::env);
     installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
-    let client = kubernetes::client(settings).await?;
+    let client = kubernetes::client(settings, access.as_ref()).await?;
     installation.reviews_access = client.is_some();
     Ok(Prepared {
         installation,
@@ -302,7 +304,7 @@ impl<'a> Parts<'a> {
             keys: jwks.reports(),
         };
         sources.start(jwks);
-        listen::pages(environment, shown, &grpc, authenticators, page_runtime)?;
+        listen::pages(environment, shown, &grpc, authenticators, page_runtime).await?;
         let cluster = installation.cluster.clone();
         sources.start(DnsResolver { cluster, dependencies });
         if let Some(folder) = folder {
@@ -330,7 +332,7 @@ impl<'a> Parts<'a> {
             self.sources.answered(dependencies).await;
         }
         if self.push.flush().await {
-            listen::xds(self.environment, &self.grpc)?;
+            listen::xds(self.environment, &self.grpc).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;
             }

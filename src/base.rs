@@ -1,5 +1,7 @@
 //! Basics without knowledge of Istio: identifiers, shared rows, versions, matching and Go-compatible parsing.
 
+pub mod address;
+pub mod boolean;
 pub mod cidr;
 pub mod duration;
 pub mod hashed;

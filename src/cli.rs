@@ -6,19 +6,25 @@ pub mod discovery;
 pub mod render;
 pub mod request;
 pub mod version;
+pub mod words;
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::settings::{DiscoveryFlags, without_unknown_flags};
+use crate::settings::DiscoveryFlags;
+
+/// Exit code of every failure.
+///
+/// Parity (pilot/cmd/pilot-discovery/main.go): Istio exits with -1.
+const FAILURE: u8 = 255;
 
 /// The control plane of an Istio service mesh.
 #[derive(Parser)]
 #[command(name = "istiod", version)]
 struct Line {
     #[command(subcommand)]
-    command: Command,
+    command: Option<Command>,
 }
 
 #[derive(Subcommand)]
@@ -43,23 +49,34 @@ enum Command {
     },
 }
 
-/// Runs the command line and returns the exit code.
-pub fn run(mut words: Vec<String>) -> ExitCode {
-    let mut unknown = Vec::new();
-    if let Some(index) = words.iter().position(|word| word == "discovery") {
-        let command = <Line as clap::CommandFactory>::command();
-        if let Some(discovery) = command.find_subcommand("discovery") {
-            let (kept, dropped) = without_unknown_flags(discovery, words.split_off(index + 1));
-            words.extend(kept);
-            unknown = dropped;
+/// Runs the command line and returns the exit code. Without a subcommand it prints the help.
+pub fn run(line: Vec<String>) -> ExitCode {
+    let mut line = line.into_iter();
+    let program = line.next();
+    let words = words::rewrite(&Line::command(), line.collect());
+    let parsed = Line::try_parse_from(program.into_iter().chain(words.kept));
+    let command = match parsed {
+        Ok(Line { command: Some(command) }) => command,
+        Ok(Line { command: None }) => return printed(Line::command().print_help(), ExitCode::SUCCESS),
+        Err(error) => {
+            let code = if error.use_stderr() {
+                ExitCode::from(FAILURE)
+            } else {
+                ExitCode::SUCCESS
+            };
+            return printed(error.print(), code);
         }
-    }
-    match Line::parse_from(words).command {
-        Command::Discovery(flags) => discovery::run(*flags, &unknown),
+    };
+    match command {
+        Command::Discovery(flags) => discovery::run(*flags, &words.unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Render { folder, out } => render::run(&folder, &out),
     }
+}
+
+fn printed(result: std::io::Result<()>, code: ExitCode) -> ExitCode {
+    if result.is_ok() { code } else { ExitCode::from(FAILURE) }
 }

@@ -2,6 +2,7 @@
 
 pub mod client;
 pub mod clients;
+pub mod config_cluster;
 pub mod health;
 pub mod kubeconfig;
 pub mod object;

@@ -1,14 +1,23 @@
 //! Parses flags and environment variables into [`Settings`]. The only reader of the process environment.
 
-use std::{collections::BTreeMap, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
-use clap::{Args, Command};
+use clap::Args;
 
-use crate::base::duration;
+use crate::base::{
+    ClusterId,
+    address::{AddressError, HostPort},
+    boolean, duration,
+};
 
-/// The flags of `istiod discovery`, with Istio's names and defaults.
+/// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts; lists
+/// are joined.
 #[derive(Args, Clone, Debug)]
-#[command(rename_all = "camelCase")]
+#[command(rename_all = "camelCase", args_override_self = true)]
 pub struct DiscoveryFlags {
     /// Service registries, separated by commas. Only Kubernetes is supported.
     #[arg(long, value_delimiter = ',', value_parser = registry)]
@@ -16,7 +25,8 @@ pub struct DiscoveryFlags {
     /// Namespace of the remote-cluster Secrets (default: the own namespace).
     #[arg(long)]
     pub cluster_registries_namespace: Option<String>,
-    /// Kubeconfig of the config cluster, when istiod runs outside of it.
+    /// Kubeconfig of the config cluster (default: the files of KUBECONFIG, else ~/.kube/config, else the service
+    /// account of the pod).
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
     /// File with the mesh config, watched (default: ./etc/istio/config/mesh, then the ConfigMap).
@@ -68,6 +78,7 @@ pub struct DiscoveryFlags {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
+        value_parser = go_bool,
         action = clap::ArgAction::Set
     )]
     pub profile: bool,
@@ -84,8 +95,8 @@ pub struct DiscoveryFlags {
     #[arg(long = "tls-cipher-suites", value_delimiter = ',')]
     pub tls_cipher_suites: Vec<String>,
     /// Minimum TLS version of istiod's servers.
-    #[arg(long = "tls-min-version", default_value = "TLS1_2", value_parser = ["TLS1_2", "TLS1_3"])]
-    pub tls_min_version: String,
+    #[arg(long = "tls-min-version", default_value = "1.2", value_parser = tls_version)]
+    pub tls_min_version: TlsVersion,
     /// Requests per second to the Kubernetes API.
     #[arg(long = "kubernetesApiQPS", default_value_t = 80.0)]
     pub kubernetes_api_qps: f64,
@@ -105,10 +116,10 @@ pub struct DiscoveryFlags {
     #[arg(long = "log_target", value_delimiter = ',', default_value = "stdout")]
     pub log_target: Vec<String>,
     /// Log levels by scope, such as default:info or ads:debug.
-    #[arg(long = "log_output_level", default_value = "default:info")]
+    #[arg(long = "log_output_level", default_value = "default:info", value_parser = levels)]
     pub log_output_level: String,
     /// Levels with a stack trace. Accepted for compatibility.
-    #[arg(long = "log_stacktrace_level", default_value = "default:none")]
+    #[arg(long = "log_stacktrace_level", default_value = "default:none", value_parser = levels)]
     pub log_stacktrace_level: String,
     /// Scopes with the caller. Accepted for compatibility.
     #[arg(long = "log_caller", default_value = "")]
@@ -120,6 +131,7 @@ pub struct DiscoveryFlags {
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
+        value_parser = go_bool,
         action = clap::ArgAction::Set
     )]
     pub log_as_json: bool,
@@ -132,8 +144,17 @@ pub struct DiscoveryFlags {
 }
 
 /// A listen address in Go's syntax; `None` if empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(pub Option<HostPort>);
+
+/// `--tls-min-version`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address(pub Option<SocketAddr>);
+pub enum TlsVersion {
+    /// `1.2`.
+    Tls12,
+    /// `1.3`.
+    Tls13,
+}
 
 /// `--keepaliveMaxServerConnectionAge`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +172,41 @@ pub struct Settings {
     pub flags: DiscoveryFlags,
     /// Environment variables of the process.
     pub variables: BTreeMap<String, String>,
+}
+
+/// Flags that do not go together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FlagsError {
+    /// Proxies that report the cluster would have several aliases.
+    #[error("--clusterAliases: More than one cluster alias for cluster id: {0}")]
+    AliasedTwice(String),
+}
+
+impl DiscoveryFlags {
+    /// Checks rules that concern several values.
+    pub fn check(&self) -> Result<(), FlagsError> {
+        let mut clusters = BTreeSet::new();
+        for cluster in self.aliases().into_values() {
+            if !clusters.insert(cluster.clone()) {
+                return Err(FlagsError::AliasedTwice(cluster.to_string()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the cluster of each alias.
+    pub fn aliases(&self) -> BTreeMap<ClusterId, ClusterId> {
+        let pairs = self.cluster_aliases.iter();
+        pairs
+            .map(|(alias, cluster)| (ClusterId::new(alias), ClusterId::new(cluster)))
+            .collect()
+    }
+
+    /// Returns true unless `--registries` leaves Kubernetes out.
+    pub fn reads_kubernetes(&self) -> bool {
+        let registries = self.registries.as_deref();
+        registries.is_none_or(|names| names.iter().any(|name| name == "Kubernetes"))
+    }
 }
 
 impl Settings {
@@ -174,18 +230,41 @@ impl Settings {
             .map(String::as_str)
             .filter(|value| !value.is_empty())
     }
-
-    /// Returns true if everything comes from `--configDir` and no cluster is contacted.
-    pub fn is_folder_only(&self) -> bool {
-        let flags = &self.flags;
-        let registries = flags.registries.as_deref().unwrap_or_default();
-        let kubernetes = flags.kubeconfig.is_some() || registries.iter().any(|name| name == "Kubernetes");
-        flags.config_dir.is_some() && !kubernetes
-    }
 }
 
 fn go_duration(text: &str) -> Result<Duration, String> {
     duration::parse(text).map_err(|error| error.to_string())
+}
+
+fn go_bool(text: &str) -> Result<bool, String> {
+    boolean::parse(text).ok_or_else(|| "invalid syntax; hint: want true or false".to_owned())
+}
+
+/// Parity (pilot/pkg/bootstrap/options.go): the text of the error is Istio's.
+fn tls_version(text: &str) -> Result<TlsVersion, String> {
+    match text {
+        "1.2" => Ok(TlsVersion::Tls12),
+        "1.3" => Ok(TlsVersion::Tls13),
+        _ => Err(format!(
+            "minimum TLS version: {text} is not supported. Only 1.2 and 1.3 are supported"
+        )),
+    }
+}
+
+/// Parity (pkg/log/options.go): checks `scope:level` pairs. Unknown scopes are accepted.
+fn levels(text: &str) -> Result<String, String> {
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        let mut parts = pair.split(':');
+        let (first, second) = (parts.next().unwrap_or_default(), parts.next());
+        if parts.next().is_some() {
+            return Err(format!("invalid output level format '{pair}'"));
+        }
+        let level = second.unwrap_or(first);
+        if !matches!(level, "debug" | "info" | "warn" | "error" | "fatal" | "none") {
+            return Err(format!("invalid output level '{level}'"));
+        }
+    }
+    Ok(text.to_owned())
 }
 
 fn connection_age(text: &str) -> Result<ConnectionAge, String> {
@@ -216,59 +295,11 @@ fn alias(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Parses `:8080`, `127.0.0.1:8080`, `[::1]:8080`, `localhost:8080`, or an empty address.
-fn address(text: &str) -> Result<Address, String> {
+fn address(text: &str) -> Result<Address, AddressError> {
     if text.is_empty() {
         return Ok(Address(None));
     }
-    let full = match text.strip_prefix(':') {
-        Some(port) => format!("0.0.0.0:{port}"),
-        None => text.replacen("localhost:", "127.0.0.1:", 1),
-    };
-    full.parse()
-        .map(|address| Address(Some(address)))
-        .map_err(|_| format!("{text:?} is not an address; hint: want host:port or :port"))
-}
-
-/// Removes unknown flags, as Istio does: an unknown `--x` swallows the next word unless that begins with `-` or the
-/// flag was written `--x=v`. Returns the remaining words and the removed ones.
-pub fn without_unknown_flags(command: &Command, words: Vec<String>) -> (Vec<String>, Vec<String>) {
-    let knows = |name: &str| {
-        name == "help"
-            || command.get_arguments().any(|arg| {
-                arg.get_long() == Some(name) || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
-            })
-    };
-    let (mut kept, mut unknown) = (Vec::new(), Vec::new());
-    let mut words = words.into_iter().peekable();
-    while let Some(word) = words.next() {
-        if word == "--" {
-            kept.push(word);
-            kept.extend(words);
-            break;
-        }
-        let Some(flag) = word.strip_prefix("--") else {
-            kept.push(word);
-            continue;
-        };
-        let (name, has_value) = flag.split_once('=').map_or((flag, false), |(name, _)| (name, true));
-        if knows(name) {
-            // A flag with a value keeps its value, whatever it looks like.
-            let takes_value = command.get_arguments().any(|arg| {
-                arg.get_long() == Some(name) && arg.get_action().takes_values() && !arg.is_require_equals_set()
-            });
-            kept.push(word.clone());
-            if takes_value && !has_value {
-                kept.extend(words.next());
-            }
-            continue;
-        }
-        unknown.push(word.clone());
-        if !has_value && words.peek().is_some_and(|next| !next.starts_with('-')) {
-            words.next();
-        }
-    }
-    (kept, unknown)
+    HostPort::parse(text).map(|address| Address(Some(address)))
 }
 
 #[cfg(test)]
@@ -283,55 +314,131 @@ mod tests {
         flags: DiscoveryFlags,
     }
 
-    fn parse(words: &[&str]) -> Result<DiscoveryFlags, clap::Error> {
-        let command = <Line as clap::CommandFactory>::command();
-        let (kept, _) = without_unknown_flags(&command, words.iter().map(|word| (*word).to_owned()).collect());
-        Line::try_parse_from(std::iter::once("istiod".to_owned()).chain(kept)).map(|line| line.flags)
+    fn parse(words: &[&str]) -> Result<DiscoveryFlags, String> {
+        let words = std::iter::once("istiod").chain(words.iter().copied());
+        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
+        line.flags.check().map_err(|error| error.to_string())?;
+        Ok(line.flags)
     }
 
     #[test]
     fn defaults_are_istios() {
         let flags = parse(&[]).expect("no flags are fine");
-        assert_eq!(flags.http_addr, Address(Some(([0, 0, 0, 0], 8080).into())));
+        assert_eq!(flags.http_addr, address(":8080").expect("an address"));
         assert_eq!(flags.domain, "cluster.local");
         assert_eq!(flags.keepalive_interval, Duration::from_secs(30));
         assert_eq!(flags.ctrlz_port, 9876);
+        assert_eq!(flags.tls_min_version, TlsVersion::Tls12);
+        assert!(flags.reads_kubernetes() && flags.profile && !flags.log_as_json);
     }
 
     #[test]
-    fn unknown_flags_consume_a_value() {
+    fn the_last_value_of_a_repeated_flag_counts_and_lists_are_joined() {
         let flags = parse(&[
-            "--resync",
-            "60s",
-            "--consulserverURL=x",
-            "--domain",
-            "a.b",
-            "--odd",
-            "--log_as_json",
+            "--domain=a",
+            "--domain=b",
+            "--httpAddr=:1",
+            "--httpAddr=:2",
+            "--profile",
+            "--profile=f",
+            "--log_output_level=default:debug",
+            "--log_output_level=default:warn",
+            "--keepaliveMaxServerConnectionAge=1h",
+            "--keepaliveMaxServerConnectionAge=30m",
+            "--kubeconfig=/a",
+            "--kubeconfig=/b",
+            "--clusterAliases=a=1,b=2",
+            "--clusterAliases=c=3",
+            "--clusterAliases=b=4",
+            "--log_target=/one",
+            "--log_target=/two",
+            "--tls-cipher-suites=A,B",
+            "--tls-cipher-suites=C",
         ]);
-        let flags = flags.expect("unknown flags are accepted");
-        assert_eq!(flags.domain, "a.b");
-        assert!(flags.log_as_json);
+        let flags = flags.expect("valid flags");
+        assert_eq!(flags.domain, "b");
+        assert_eq!(flags.http_addr, address(":2").expect("an address"));
+        assert!(!flags.profile);
+        assert_eq!(flags.log_output_level, "default:warn");
+        let age = Some(ConnectionAge::AtMost(Duration::from_mins(30)));
+        assert_eq!(flags.keepalive_max_server_connection_age, age);
+        assert_eq!(flags.kubeconfig, Some("/b".into()));
+        let aliases = [("a", "1"), ("b", "4"), ("c", "3")];
+        assert_eq!(
+            flags.aliases(),
+            aliases.map(|(alias, cluster)| (alias.into(), cluster.into())).into()
+        );
+        assert_eq!(flags.log_target, ["/one", "/two"]);
+        assert_eq!(flags.tls_cipher_suites, ["A", "B", "C"]);
+    }
+
+    #[test]
+    fn booleans_are_those_of_go() {
+        for (text, value) in [
+            ("0", false),
+            ("F", false),
+            ("False", false),
+            ("1", true),
+            ("t", true),
+            ("TRUE", true),
+        ] {
+            let flags = parse(&[&format!("--profile={text}"), &format!("--log_as_json={text}")]).expect("a boolean");
+            assert_eq!((flags.profile, flags.log_as_json), (value, value), "{text}");
+        }
+        assert!(parse(&["--profile=yes"]).is_err());
     }
 
     #[test]
     fn bad_values_of_known_flags_are_errors() {
-        assert!(parse(&["--keepaliveMaxServerConnectionAge=-30m"]).is_err());
-        assert!(parse(&["--httpAddr", "nonsense"]).is_err());
-        assert!(parse(&["--tls-min-version", "TLS9"]).is_err());
-        assert!(parse(&["--shutdownDuration", "soon"]).is_err());
-        assert!(parse(&["--registries=Mock"]).is_err());
+        for (flag, message) in [
+            (
+                "--keepaliveMaxServerConnectionAge=-30m",
+                "only accepts positive duration",
+            ),
+            ("--httpAddr=nonsense", "missing port in address"),
+            (
+                "--tls-min-version=TLS1_3",
+                "minimum TLS version: TLS1_3 is not supported. Only 1.2 and 1.3 are supported",
+            ),
+            ("--shutdownDuration=soon", "duration"),
+            ("--registries=Bogus", "service registry Bogus is not supported"),
+            ("--registries=Mock", "service registry Mock is not supported"),
+            ("--log_output_level=bogus", "invalid output level 'bogus'"),
+            (
+                "--log_output_level=ads:debug:x",
+                "invalid output level format 'ads:debug:x'",
+            ),
+            ("--log_stacktrace_level=default:loud", "invalid output level 'loud'"),
+            (
+                "--clusterAliases=a=1,b=1",
+                "More than one cluster alias for cluster id: 1",
+            ),
+            ("--clusterAliases=a", "alias=cluster"),
+        ] {
+            let error = parse(&[flag]).map(drop);
+            assert!(
+                error.as_ref().is_err_and(|error| error.contains(message)),
+                "{flag}: {error:?}"
+            );
+        }
     }
 
     #[test]
     fn an_empty_address_disables_the_port() {
-        assert_eq!(
-            parse(&["--grpcAddr", ""]).expect("empty is fine").grpc_addr,
-            Address(None)
-        );
+        assert_eq!(parse(&["--grpcAddr="]).expect("empty is fine").grpc_addr, Address(None));
         assert_eq!(
             parse(&["--secureGRPCAddr="]).expect("empty is fine").secure_grpc_addr,
             Address(None)
         );
+    }
+
+    #[test]
+    fn only_registries_without_kubernetes_leave_the_cluster_out() {
+        assert!(
+            parse(&["--registries=Kubernetes"])
+                .expect("valid flags")
+                .reads_kubernetes()
+        );
+        assert!(!parse(&["--registries="]).expect("valid flags").reads_kubernetes());
     }
 }

@@ -7,6 +7,7 @@
 mod accept;
 mod bounds;
 mod charts;
+mod command_line;
 mod e2e;
 mod fuzz;
 mod golden;
@@ -44,6 +45,7 @@ fn main() -> ExitCode {
         lab::trials(),
         matrix::trials(),
         charts::trials(),
+        command_line::trials(),
         secure::trials(),
         e2e::trials(),
         accept::trials(),

@@ -264,6 +264,7 @@ class Mesh:
             "istiod",
             self.istiod,
             "discovery",
+            "--registries=",
             "--configDir",
             self.folder / "mesh",
             f"--grpcAddr={address['istiod xDS']}",

@@ -24,7 +24,7 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::task::Tasks;
+use crate::{base::address::canonical, task::Tasks};
 
 /// Timeout for the header of a request, including later requests of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
         };
         match accepted {
             Ok((stream, address)) => {
-                let serving = connection(stream, address, router.clone(), tasks.clone());
+                let serving = connection(stream, canonical(address), router.clone(), tasks.clone());
                 tasks.spawn("http connection", async move {
                     serving.await;
                     drop(permit);

@@ -31,12 +31,11 @@ pub(super) fn follow(
 ) -> Clients {
     let (cluster, _) = own.clone();
     let (out, map) = watch::channel(Arc::new(ClientMap::from([own.clone()])));
-    let aliases = environment.settings.flags.cluster_aliases.iter();
-    let aliases = aliases.map(|(alias, cluster)| (ClusterId::from(alias.as_str()), ClusterId::from(cluster.as_str())));
+    let aliases = environment.settings.flags.aliases();
     environment
         .tasks
         .spawn_until_shutdown("clients of clusters", publish(own, remote, out));
-    Clients::new(cluster, aliases.collect(), map)
+    Clients::new(cluster, aliases, map)
 }
 
 /// Publishes the clients whenever a cluster is added, removed or read with another client, synced or not.

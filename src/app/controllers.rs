@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{ClusterId, cidr},
+    base::{ClusterId, boolean, cidr},
     ca::{TrustBundle, root::RootSource},
     environment::Environment,
     kube::health::WatchMetrics,
@@ -288,10 +288,7 @@ impl Controllers {
 
 /// `EXTERNAL_ISTIOD`.
 pub fn is_external(settings: &Settings) -> bool {
-    matches!(
-        settings.variable("EXTERNAL_ISTIOD"),
-        Some("1" | "t" | "T" | "true" | "TRUE" | "True")
-    )
+    settings.variable("EXTERNAL_ISTIOD").and_then(boolean::parse) == Some(true)
 }
 
 /// Returns the identity of this replica in locks and WorkloadEntries: the pod name.

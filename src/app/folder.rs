@@ -5,12 +5,13 @@ use crate::{
         diagnostics::Report,
         file::{FileError, FileSettings, FileSource, Objects},
     },
+    kube::client::Access,
     model::Installation,
     settings::Settings,
 };
 
-/// Returns true if the folder or file flags provide mesh config and networks.
-pub(super) fn gives_mesh_config(settings: &Settings) -> bool {
+/// Returns true if the folder or file flags replace the mesh config and the networks of the config cluster.
+pub(super) fn replaces_mesh_config(settings: &Settings) -> bool {
     let flags = &settings.flags;
     let holds = |name: &str| {
         flags
@@ -18,22 +19,23 @@ pub(super) fn gives_mesh_config(settings: &Settings) -> bool {
             .as_ref()
             .is_some_and(|folder| folder.join(name).is_file())
     };
-    settings.is_folder_only() || flags.config_dir.is_some() && (flags.mesh_config.is_some() || holds("mesh.yaml"))
+    flags.config_dir.is_some() && (flags.mesh_config.is_some() || holds("mesh.yaml"))
 }
 
-/// Opens and reads the folder, if there is one.
+/// Opens and reads the folder, if there is one. Services come from `cluster`, if there is one.
 pub(super) fn open(
     settings: &Settings,
     installation: &Installation,
+    cluster: Option<&Access>,
     report: Report,
 ) -> Result<Option<FileSource>, FileError> {
     let Some(folder) = settings.flags.config_dir.clone() else {
         return Ok(None);
     };
-    let objects = match (settings.is_folder_only(), gives_mesh_config(settings)) {
-        (true, _) => Objects::All,
-        (false, true) => Objects::IstioOnly,
-        (false, false) => Objects::ConfigOnly,
+    let objects = match cluster {
+        None => Objects::All,
+        Some(_) if replaces_mesh_config(settings) => Objects::IstioOnly,
+        Some(_) => Objects::ConfigOnly,
     };
     let file_settings = FileSettings {
         folder,

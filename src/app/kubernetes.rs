@@ -29,6 +29,7 @@ use crate::{
     kube::{
         client::{self, Access, ClientError},
         clients::Clients,
+        config_cluster::Search,
         health::WatchMetrics,
     },
     model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies},
@@ -41,16 +42,42 @@ const MESH_FILE: &str = "./etc/istio/config/mesh";
 /// Mount path of the networks.
 const NETWORKS_FILE: &str = "./etc/istio/config/meshNetworks";
 
-/// Returns a client of the config cluster, unless everything comes from a folder.
-pub(super) async fn client(settings: &Settings) -> Result<Option<Client>, ClientError> {
-    if settings.is_folder_only() {
+/// Returns the credentials of the config cluster; `None` if everything comes from a folder. That is the case with
+/// `--registries=`, and where `--configDir` is given and no cluster is found.
+pub(super) fn access(settings: &Settings) -> Result<Option<Access>, ClientError> {
+    let flags = &settings.flags;
+    let (has_folder, has_flag) = (flags.config_dir.is_some(), flags.kubeconfig.is_some());
+    if has_folder && !has_flag && !flags.reads_kubernetes() {
         return Ok(None);
     }
-    let access = match &settings.flags.kubeconfig {
-        Some(path) => Access::Kubeconfig(path.clone()),
-        None => Access::InCluster,
+    let search = Search {
+        flag: flags.kubeconfig.as_deref(),
+        variable: settings.variable("KUBECONFIG"),
+        home: settings.variable("HOME"),
+        has_service: ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"]
+            .iter()
+            .all(|name| settings.variable(name).is_some()),
     };
-    client::client(&access, clients::rate(settings)).await.map(Some)
+    let found = search.find()?;
+    if found.is_none() && has_folder && flags.registries.is_none() {
+        return Ok(None);
+    }
+    // Parity (pkg/kube/util.go): without any configuration Istio waits for an API server on this machine.
+    let access = found.unwrap_or(Access::Local);
+    if matches!(access, Access::Local) {
+        tracing::warn!(server = %access, "no kubeconfig and no service account found; hint: set --kubeconfig or KUBECONFIG");
+    } else {
+        tracing::info!(credentials = %access, "config cluster found");
+    }
+    Ok(Some(access))
+}
+
+/// Returns a client of the config cluster.
+pub(super) async fn client(settings: &Settings, access: Option<&Access>) -> Result<Option<Client>, ClientError> {
+    match access {
+        Some(access) => client::client(access, clients::rate(settings)).await.map(Some),
+        None => Ok(None),
+    }
 }
 
 /// The running sources.
@@ -74,7 +101,7 @@ impl Kubernetes {
         let rules = rules(&environment.settings, installation);
         let shared = Arc::new(IngestContext::new(environment, rules, report, watches.clone())?);
         let tasks = &environment.tasks;
-        if !folder::gives_mesh_config(&environment.settings) {
+        if !folder::replaces_mesh_config(&environment.settings) {
             let settings = mesh_settings(&environment.settings, installation);
             sources.start(MeshSource {
                 settings,

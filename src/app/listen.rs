@@ -1,6 +1,10 @@
 //! The ports: HTTP from the start, xDS once there is something to serve.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{
+    io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+};
 
 use axum::{
     Router,
@@ -8,8 +12,9 @@ use axum::{
     http::StatusCode,
     response::IntoResponse,
 };
+use rustix::{io::Errno, net::sockopt::set_ipv6_v6only};
 use tokio::{
-    net::{TcpListener, TcpSocket},
+    net::{TcpListener, TcpSocket, lookup_host},
     runtime::Handle,
     sync::watch,
 };
@@ -24,6 +29,7 @@ use crate::{
         server,
     },
     auth::{Authenticators, tls::Acceptor},
+    base::address::HostPort,
     environment::Environment,
     rpc::{self, Connections, Peer, body::FlatBody, is_grpc},
     settings::Address,
@@ -31,7 +37,7 @@ use crate::{
 };
 
 /// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`. They are rendered on `runtime`.
-pub(super) fn pages(
+pub(super) async fn pages(
     environment: &Arc<Environment>,
     sources: debug::Sources,
     grpc: &rpc::Router<Server>,
@@ -60,25 +66,25 @@ pub(super) fn pages(
     };
     let mut http = server::readiness(environment).merge(pages());
     let monitoring = server::monitoring(environment, inspect, &renderer)?;
-    match flags.monitoring_addr {
+    match &flags.monitoring_addr {
         Address(Some(address)) => {
-            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages()))?;
+            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;
         }
         Address(None) => http = http.merge(monitoring),
     }
     if flags.grpc_addr == Address(None) {
         http = with_grpc(http, grpc, environment.ready.subscribe());
     }
-    if let Address(Some(address)) = flags.http_addr {
-        serve_http(environment, "--httpAddr", address, http)?;
+    if let Address(Some(address)) = &flags.http_addr {
+        serve_http(environment, "--httpAddr", address, http).await?;
     }
     Ok(())
 }
 
 /// Opens the plaintext xDS port. Call it only once the sources are synced: a partial mesh must not reach proxies.
-pub(super) fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) -> Result<(), AppError> {
-    if let Address(Some(address)) = environment.settings.flags.grpc_addr {
-        let listener = bind("--grpcAddr", address)?;
+pub(super) async fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) -> Result<(), AppError> {
+    if let Address(Some(address)) = &environment.settings.flags.grpc_addr {
+        let listener = bind("--grpcAddr", address).await?;
         let connections = connections(environment, grpc);
         environment
             .tasks
@@ -95,13 +101,13 @@ pub(super) async fn secure(
     mut acceptor: Acceptor,
     ca_runtime: &Handle,
 ) -> Result<(), AppError> {
-    let Address(Some(address)) = environment.settings.flags.secure_grpc_addr else {
+    let Address(Some(address)) = &environment.settings.flags.secure_grpc_addr else {
         return Ok(());
     };
     if !acceptor.ready().await {
         return Ok(());
     }
-    let listener = bind("--secureGRPCAddr", address)?;
+    let listener = bind("--secureGRPCAddr", address).await?;
     let connections = connections(environment, grpc).with_stream_runtime(Handle::current());
     let handshake = move |stream| {
         let acceptor = acceptor.clone();
@@ -146,17 +152,50 @@ fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connect
 /// and connections beyond the backlog are reset.
 const BACKLOG: u32 = 1 << 16;
 
-fn bind(flag: &'static str, address: SocketAddr) -> Result<TcpListener, AppError> {
-    let listener = listener(address).map_err(|source| AppError::Listen { address, flag, source })?;
+async fn bind(flag: &'static str, address: &HostPort) -> Result<TcpListener, AppError> {
+    let listener = listener(address).await.map_err(|source| AppError::Listen {
+        address: address.clone(),
+        flag,
+        source,
+    })?;
     tracing::info!(flag, address = %listener.local_addr()?, "listening");
     Ok(listener)
 }
 
-fn listener(address: SocketAddr) -> io::Result<TcpListener> {
+/// Listens as Go does (`net.Listen`): without a host on both address families, at a host name on its first IPv4
+/// address, or else its first address.
+async fn listener(address: &HostPort) -> io::Result<TcpListener> {
+    if address.is_wildcard() {
+        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port));
+        return match socket(both) {
+            // A machine without IPv6.
+            Err(error) if is_unsupported(&error) => socket((Ipv4Addr::UNSPECIFIED, address.port).into()),
+            listening => listening,
+        };
+    }
+    let found: Vec<SocketAddr> = lookup_host((address.host.as_str(), address.port)).await?.collect();
+    let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
+    let first = first.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
+    socket(*first)
+}
+
+/// Returns true for the errors of IPv6 sockets where the kernel has no IPv6.
+fn is_unsupported(error: &io::Error) -> bool {
+    let number = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(
+        number,
+        Some(Errno::AFNOSUPPORT | Errno::ADDRNOTAVAIL | Errno::PROTONOSUPPORT)
+    )
+}
+
+fn socket(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() {
         TcpSocket::new_v4()?
     } else {
-        TcpSocket::new_v6()?
+        let socket = TcpSocket::new_v6()?;
+        // The default of the machine (net.ipv6.bindv6only) does not count.
+        set_ipv6_v6only(&socket, !address.ip().is_unspecified())?;
+        socket
     };
     // Allows a restart while connections of the previous process are in TIME_WAIT.
     socket.set_reuseaddr(true)?;
@@ -164,13 +203,13 @@ fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-fn serve_http(
+async fn serve_http(
     environment: &Arc<Environment>,
     flag: &'static str,
-    address: SocketAddr,
+    address: &HostPort,
     router: Router,
 ) -> Result<(), AppError> {
-    let listener = bind(flag, address)?;
+    let listener = bind(flag, address).await?;
     let tasks = environment.tasks.clone();
     environment
         .tasks

@@ -1,6 +1,9 @@
 //! Process limits and thread priorities.
 
+use std::io;
+
 use rustix::process::{Resource, Rlimit, getrlimit, nice, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
 
 /// The nice value of threads that build and send configuration. A push uses all cores for a while and must not delay
 /// the threads that sign certificates. This halves the 99th percentile of certificate requests during constant pushes
@@ -22,6 +25,17 @@ pub(super) fn allow_many_files() {
     if let Err(error) = setrlimit(Resource::Nofile, raised) {
         tracing::warn!(%error, current = ?limit.current, "failed to raise the open file limit");
     }
+}
+
+/// Ignores SIGUSR1 and SIGUSR2, which would end the process.
+///
+/// Parity (pkg/ctrlz): Istio's ControlZ uses SIGUSR1, and the Go runtime ignores SIGUSR2.
+pub(super) fn ignore_user_signals() -> io::Result<()> {
+    for kind in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
+        // The handler stays when the receiver is dropped.
+        drop(signal(kind)?);
+    }
+    Ok(())
 }
 
 /// Lowers the priority of this thread and of threads that it starts.

@@ -17,6 +17,7 @@ use kube::{
 };
 
 use self::output::{Access, Credentials};
+use super::FAILURE;
 use crate::{
     api::names::is_label,
     kube::{
@@ -167,7 +168,7 @@ pub fn run(flags: &CreateRemoteSecretFlags) -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(FAILURE)
         }
     }
 }

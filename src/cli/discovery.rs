@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use tracing_subscriber::{EnvFilter, fmt};
 
+use super::FAILURE;
 use crate::{
     app,
     settings::{DiscoveryFlags, Settings},
@@ -11,6 +12,10 @@ use crate::{
 
 /// Runs until a signal.
 pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
+    if let Err(error) = flags.check() {
+        eprintln!("error: {error}");
+        return ExitCode::from(FAILURE);
+    }
     let filter = filter(&flags.log_output_level);
     let builder = fmt().with_env_filter(filter).with_target(true);
     if flags.log_as_json {
@@ -25,7 +30,7 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
-            ExitCode::FAILURE
+            ExitCode::from(FAILURE)
         }
     }
 }

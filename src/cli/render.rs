@@ -17,6 +17,7 @@ use std::{
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
+use super::FAILURE;
 use crate::{
     api::{
         Diagnostic, Kind,
@@ -294,7 +295,7 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
         Ok(report) => report,
         Err(error) => {
             eprintln!("error: {error}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(FAILURE);
         }
     };
     for diagnostic in &report.diagnostics {
@@ -328,6 +329,6 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
     if report.panics.is_empty() {
         ExitCode::SUCCESS
     } else {
-        ExitCode::FAILURE
+        ExitCode::from(FAILURE)
     }
 }

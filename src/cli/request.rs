@@ -7,6 +7,8 @@ use clap::Args;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
+use super::FAILURE;
+
 /// Arguments of `request`.
 #[derive(Args)]
 pub struct RequestFlags {
@@ -47,7 +49,7 @@ pub fn run(flags: &RequestFlags) -> ExitCode {
         }),
         Err(error) => {
             eprintln!("error: {error}");
-            return ExitCode::FAILURE;
+            return ExitCode::from(FAILURE);
         }
     };
     match answer {
@@ -57,7 +59,7 @@ pub fn run(flags: &RequestFlags) -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(FAILURE)
         }
     }
 }

@@ -299,6 +299,14 @@ impl Proxy {
         })
     }
 
+    /// Changes the cluster of the proxy, which has reported an alias.
+    pub fn set_cluster(&mut self, cluster: ClusterId) {
+        self.node = Hashed::new(NodeMetadata {
+            cluster,
+            ..(*self.node).clone()
+        });
+    }
+
     /// Returns a metadata value as text; empty if absent.
     pub fn text(&self, key: &str) -> SmolStr {
         self.metadata.get(key).map(scalar_text).unwrap_or_default()

@@ -1,6 +1,7 @@
 //! Clients of API servers: credentials and rate limits.
 
 use std::{
+    fmt,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
@@ -13,7 +14,7 @@ use ::kube::{
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderValue, header::USER_AGENT};
+use http::{HeaderValue, Uri, header::USER_AGENT};
 use tokio::time::Instant;
 use tower::{Layer, Service};
 
@@ -26,8 +27,27 @@ pub enum Access {
     InCluster,
     /// Current context of a kubeconfig file.
     Kubeconfig(PathBuf),
+    /// Current context of these kubeconfig files, merged.
+    Files(Vec<PathBuf>, Box<Kubeconfig>),
+    /// The API server that client-go assumes without any configuration: port 8080 of this machine.
+    Local,
     /// A given configuration, such as from a remote-cluster Secret.
     Given(Box<Config>),
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InCluster => f.write_str("service account"),
+            Self::Kubeconfig(path) => write!(f, "{}", path.display()),
+            Self::Files(paths, _) => {
+                let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+                f.write_str(&paths.join(":"))
+            }
+            Self::Local => f.write_str("http://localhost:8080"),
+            Self::Given(_) => f.write_str("remote cluster Secret"),
+        }
+    }
 }
 
 /// Request rate of a client: `per_second` on average, `burst` at once. No limit without a positive rate.
@@ -81,6 +101,14 @@ pub async fn config(access: &Access) -> Result<Config, ClientError> {
             let options = KubeConfigOptions::default();
             client_config(file, &options).await.map_err(failed)
         }
+        Access::Files(paths, merged) => {
+            let loaded = client_config((**merged).clone(), &KubeConfigOptions::default()).await;
+            loaded.map_err(|error| ClientError::Kubeconfig {
+                path: paths.first().cloned().unwrap_or_default(),
+                error: Box::new(error),
+            })
+        }
+        Access::Local => Ok(Config::new(Uri::from_static("http://localhost:8080"))),
     }
 }
 

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use smol_str::SmolStr;
 
-use crate::base::duration;
+use crate::base::{boolean, duration};
 
 /// A variable with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -45,11 +45,7 @@ trait Value: Sized {
 impl Value for bool {
     const EXPECTED: &'static str = "true or false";
     fn read(text: &str) -> Option<Self> {
-        match text {
-            "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
-            "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
-            _ => None,
-        }
+        boolean::parse(text)
     }
 }
 

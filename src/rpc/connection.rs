@@ -32,7 +32,7 @@ use super::{
     socket::{Socket, Uncork},
     transport::LimitedTransport,
 };
-use crate::{auth::tls::PeerCertificate, task::Tasks};
+use crate::{auth::tls::PeerCertificate, base::address::canonical, task::Tasks};
 
 /// The time limit for the last trailers of a connection.
 const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
@@ -188,7 +188,7 @@ impl<S: Service> Connections<S> {
                 accepted = listener.accept() => accepted,
             };
             let (stream, address) = match accepted {
-                Ok(accepted) => accepted,
+                Ok((stream, address)) => (stream, canonical(address)),
                 Err(error) => {
                     let evicted = self.limiter.evict_oldest();
                     tracing::warn!(

@@ -157,6 +157,7 @@ impl Server {
             debug_handler: Arc::default(),
             name_lists: Arc::new(NameListInterner::new(held)),
             kinds: NodeMetadataPool::default(),
+            aliases: environment.settings.flags.aliases(),
         };
         Ok(Self {
             shared: Arc::new(shared),

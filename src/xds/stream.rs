@@ -100,6 +100,7 @@ where
         };
         let _served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
         self.check_identity(&mut proxy)?;
+        self.shared.resolve_alias(&mut proxy);
         // A client that only sends debug requests is not a proxy; no configuration is generated for it.
         while debug::is_debug(&first.type_url) {
             // Boxed to keep the future of all other streams small.

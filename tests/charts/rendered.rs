@@ -258,10 +258,11 @@ fn flags_are_known() -> Result<(), Failed> {
         .filter_map(Value::as_str);
     let words: Vec<String> = words.map(str::to_owned).collect();
     assert_eq!(words[0], "discovery");
-    let command = <istiod::settings::DiscoveryFlags as clap::Args>::augment_args(clap::Command::new("istiod"));
-    let (kept, unknown) = istiod::settings::without_unknown_flags(&command, words[1..].to_vec());
-    assert!(unknown.is_empty(), "{unknown:?}");
-    command.try_get_matches_from(std::iter::once("istiod".to_owned()).chain(kept))?;
+    let discovery = <istiod::settings::DiscoveryFlags as clap::Args>::augment_args(clap::Command::new("discovery"));
+    let command = clap::Command::new("istiod").subcommand(discovery);
+    let words = istiod::cli::words::rewrite(&command, words);
+    assert!(words.unknown.is_empty(), "{:?}", words.unknown);
+    command.try_get_matches_from(std::iter::once("istiod".to_owned()).chain(words.kept))?;
     let environment = container["env"].as_array().into_iter().flatten();
     let environment: BTreeMap<_, _> = environment
         .map(|entry| (entry["name"].as_str(), entry["value"].as_str()))

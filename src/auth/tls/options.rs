@@ -11,7 +11,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::settings::DiscoveryFlags;
+use crate::settings::{DiscoveryFlags, TlsVersion};
 
 /// Cipher suites that Istio accepts but that are too weak to be offered.
 const WEAK_SUITES: [&str; 14] = [
@@ -58,7 +58,7 @@ pub struct TlsOptions {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TlsOptionsError {
     /// An unknown cipher suite.
-    #[error("--tls-cipher-suites: cipher suite {0} is not supported or does not exist")]
+    #[error("--tls-cipher-suites: cipher suite {0} not supported or doesn't exist")]
     UnknownSuite(String),
     /// No usable cipher suite is left, and TLS 1.3 is not allowed.
     #[error(
@@ -81,7 +81,7 @@ impl TlsOptions {
     pub fn new(flags: &DiscoveryFlags, compliance: &str) -> Result<Self, TlsOptionsError> {
         let mut provider = default_provider();
         let mut versions = vec![&TLS13];
-        if flags.tls_min_version != "TLS1_3" {
+        if flags.tls_min_version == TlsVersion::Tls12 {
             versions.push(&TLS12);
         }
         let names: Vec<&str> = flags.tls_cipher_suites.iter().map(|name| name.trim()).collect();
@@ -183,9 +183,7 @@ mod tests {
     fn tls_1_2_and_1_3_are_the_default() {
         assert_eq!(options(&[], "").expect("valid options").versions, [&TLS13, &TLS12]);
         assert_eq!(
-            options(&["--tls-min-version=TLS1_3"], "")
-                .expect("valid options")
-                .versions,
+            options(&["--tls-min-version=1.3"], "").expect("valid options").versions,
             [&TLS13]
         );
     }
@@ -212,7 +210,7 @@ mod tests {
 
     #[test]
     fn compliance_policy_takes_precedence() {
-        let fips = options(&["--tls-min-version=TLS1_3"], "fips-140-2").expect("valid options");
+        let fips = options(&["--tls-min-version=1.3"], "fips-140-2").expect("valid options");
         assert_eq!(fips.versions, [&TLS12]);
         assert_eq!(suites(&fips).len(), FIPS.len());
         let pqc = options(&[], "pqc").expect("valid options");

@@ -1,12 +1,14 @@
 //! The state and the time limits that all streams have in common.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, OnceLock},
     time::{Duration, Instant, SystemTime},
 };
 
 use crate::{
-    generate::proxy::NodeMetadataPool,
+    base::ClusterId,
+    generate::proxy::{NodeMetadataPool, Proxy},
     push::groups::Groups,
     xds::{
         admission::Admission, debug::DebugHandler, events::Events, metrics::Metrics, registry::Registry,
@@ -61,4 +63,17 @@ pub(in crate::xds) struct Shared {
     pub(in crate::xds) name_lists: Arc<NameListInterner>,
     /// The node metadata of clients: equal metadata is stored once.
     pub(in crate::xds) kinds: NodeMetadataPool,
+    /// The clusters of aliases (`--clusterAliases`).
+    pub(in crate::xds) aliases: BTreeMap<ClusterId, ClusterId>,
+}
+
+impl Shared {
+    /// Replaces an alias that the proxy reports as its cluster.
+    ///
+    /// Parity (pilot/pkg/xds/ads.go): all that depends on the cluster uses the real id.
+    pub(super) fn resolve_alias(&self, proxy: &mut Proxy) {
+        if let Some(cluster) = self.aliases.get(&proxy.node.cluster) {
+            proxy.set_cluster(cluster.clone());
+        }
+    }
 }
