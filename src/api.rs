@@ -22,6 +22,7 @@ pub mod names;
 pub mod regex;
 pub mod resolved_host;
 pub mod row;
+pub mod trust_anchors;
 pub mod typed;
 pub mod unknown;
 pub mod yaml;

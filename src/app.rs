@@ -4,6 +4,7 @@ mod clients;
 pub mod controllers;
 mod external_dependencies;
 mod folder;
+mod grpc;
 mod identity;
 mod keys;
 mod kubernetes;
@@ -12,6 +13,7 @@ mod process;
 pub mod remote;
 #[cfg(test)]
 mod tests;
+mod trust_anchors;
 
 use std::{collections::BTreeMap, io, sync::Arc};
 
@@ -22,7 +24,7 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-use self::{identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError};
+use self::{identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError, trust_anchors::TrustAnchorsSource};
 use crate::{
     admin::{debug, metrics::PushMetrics},
     auth::tls::Acceptor,
@@ -41,7 +43,11 @@ use crate::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
     },
-    model::{Installation, World, external_dependencies::ExternalDependencies, features::Features},
+    model::{
+        Installation, World,
+        external_dependencies::ExternalDependencies,
+        features::{Features, other::WITHOUT_EFFECT},
+    },
     push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
     rpc::Router,
     settings::Settings,
@@ -286,7 +292,12 @@ impl<'a> Parts<'a> {
         });
         let identity = identity.await?;
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
-        let (grpc, secure) = identity.routers(xds);
+        if features.istio_multiroot_mesh {
+            let cluster = installation.cluster.clone();
+            let anchors = identity.anchors.clone();
+            sources.start(TrustAnchorsSource { cluster, anchors });
+        }
+        let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
         let settings = JwksSettings {
             cluster: installation.cluster.clone(),
             fetcher,
@@ -373,7 +384,7 @@ fn installation(settings: &Settings) -> Installation {
         cluster: ClusterId::from(or(&flags.cluster_id, "CLUSTER_ID", "Kubernetes")),
         domain: flags.domain.as_str().into(),
         namespace: Namespace::from(or(&flags.namespace, "POD_NAMESPACE", "istio-system")),
-        revision: settings.variable("REVISION").unwrap_or("default").into(),
+        revision: settings.variable("REVISION").unwrap_or_default().into(),
         reviews_access: false,
         features: Features::default(),
     }
@@ -392,6 +403,11 @@ fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
     for error in errors {
         tracing::error!("{error}");
     }
+    for (variable, reason) in WITHOUT_EFFECT {
+        if variables.get(*variable).is_some_and(|value| !value.is_empty()) {
+            tracing::warn!(variable, reason, "variable has no effect");
+        }
+    }
     features
 }
 
@@ -406,7 +422,8 @@ fn start_push_loop(run: PushLoop, metrics: PushMetrics) -> Result<(), AppError> 
 }
 
 fn server_options(settings: &Settings, features: &Features) -> ServerOptions {
-    let mut options = ServerOptions::from_flags(&settings.flags);
+    let mut options = ServerOptions::of(settings);
+    options.serves_ambient = features.pilot_enable_ambient;
     options.max_streams = features.istio_gprc_maxstreams;
     options.max_message_bytes = features.istio_gprc_maxrecvmsgsize as usize;
     options.max_held_bytes = (features.pilot_xds_subscription_memory_mb as usize) << 20;

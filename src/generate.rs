@@ -33,6 +33,7 @@ pub mod selected;
 pub mod store;
 pub mod tls;
 pub mod traffic_policy;
+pub mod trust_anchors;
 pub mod tunnel;
 pub mod vip;
 pub mod waypoint;

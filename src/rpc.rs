@@ -6,6 +6,7 @@
 
 pub mod body;
 pub mod connection;
+mod exchange;
 mod frame;
 mod frame_budget;
 pub mod framing;
@@ -24,6 +25,7 @@ use http::{HeaderMap, HeaderValue, header};
 use crate::auth::{Credentials, tls::PeerCertificate};
 
 pub use connection::{Connections, Service};
+pub use exchange::Exchange;
 pub use pre_auth::UnauthenticatedConnection;
 pub use router::{Router, StreamService};
 pub use status::{headers, trailers_only};

@@ -14,8 +14,8 @@ use crate::base::{
     boolean, duration,
 };
 
-/// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts; lists
-/// are joined.
+/// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts;
+/// lists are joined.
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "camelCase", args_override_self = true)]
 pub struct DiscoveryFlags {
@@ -103,12 +103,12 @@ pub struct DiscoveryFlags {
     /// Burst of requests to the Kubernetes API.
     #[arg(long = "kubernetesApiBurst", default_value_t = 160)]
     pub kubernetes_api_burst: u32,
-    /// Interval of gRPC keepalive pings.
-    #[arg(long, default_value = "30s", value_parser = go_duration)]
-    pub keepalive_interval: Duration,
-    /// Timeout of gRPC keepalive responses.
-    #[arg(long, default_value = "10s", value_parser = go_duration)]
-    pub keepalive_timeout: Duration,
+    /// Interval of gRPC keepalive pings (default: GRPC_KEEPALIVE_INTERVAL, else 30s).
+    #[arg(long, value_parser = go_duration)]
+    pub keepalive_interval: Option<Duration>,
+    /// Timeout of gRPC keepalive responses (default: GRPC_KEEPALIVE_TIMEOUT, else 10s).
+    #[arg(long, value_parser = go_duration)]
+    pub keepalive_timeout: Option<Duration>,
     /// Age at which clients are asked to reconnect (default: never).
     #[arg(long, value_parser = connection_age)]
     pub keepalive_max_server_connection_age: Option<ConnectionAge>,
@@ -230,6 +230,17 @@ impl Settings {
             .map(String::as_str)
             .filter(|value| !value.is_empty())
     }
+
+    /// Returns true if a variable is set to a true value.
+    pub fn is_on(&self, name: &str) -> bool {
+        self.variable(name).and_then(boolean::parse) == Some(true)
+    }
+
+    /// Returns the duration of a flag, of the variable that is its default, or `default`.
+    pub fn duration(&self, flag: Option<Duration>, variable: &str, default: Duration) -> Duration {
+        let of_variable = || duration::parse(self.variable(variable)?).ok();
+        flag.or_else(of_variable).unwrap_or(default)
+    }
 }
 
 fn go_duration(text: &str) -> Result<Duration, String> {
@@ -326,7 +337,6 @@ mod tests {
         let flags = parse(&[]).expect("no flags are fine");
         assert_eq!(flags.http_addr, address(":8080").expect("an address"));
         assert_eq!(flags.domain, "cluster.local");
-        assert_eq!(flags.keepalive_interval, Duration::from_secs(30));
         assert_eq!(flags.ctrlz_port, 9876);
         assert_eq!(flags.tls_min_version, TlsVersion::Tls12);
         assert!(flags.reads_kubernetes() && flags.profile && !flags.log_as_json);
@@ -430,6 +440,24 @@ mod tests {
             parse(&["--secureGRPCAddr="]).expect("empty is fine").secure_grpc_addr,
             Address(None)
         );
+    }
+
+    #[test]
+    fn variables_are_the_defaults_of_keepalive_flags() {
+        let settings = |words: &[&str], value: &str| Settings {
+            flags: parse(words).expect("valid flags"),
+            variables: [("GRPC_KEEPALIVE_INTERVAL".to_owned(), value.to_owned())].into(),
+        };
+        let interval = |settings: Settings| {
+            let flag = settings.flags.keepalive_interval;
+            settings
+                .duration(flag, "GRPC_KEEPALIVE_INTERVAL", Duration::from_secs(30))
+                .as_secs()
+        };
+        assert_eq!(interval(settings(&["--keepaliveInterval=5s"], "7s")), 5);
+        assert_eq!(interval(settings(&[], "7s")), 7);
+        assert_eq!(interval(settings(&[], "soon")), 30);
+        assert_eq!(interval(settings(&[], "")), 30);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod language;
 mod layers;
 mod purity;
 mod source;
+mod variables;
 
 use libtest_mimic::Trial;
 
@@ -22,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         documentation::trials(),
         language::trials(),
         dockerfile::trials(),
+        variables::trials(),
     ]
     .into_iter()
     .flatten()

@@ -263,7 +263,7 @@ fn trigger(kind: Kind) -> &'static str {
         Kind::Namespace => "namespace",
         Kind::Secret | Kind::AccessReview => "secret",
         Kind::MeshNetworks | Kind::ResolvedHost => "networks",
-        Kind::MeshConfig => "global",
+        Kind::MeshConfig | Kind::TrustAnchors => "global",
         _ => "config",
     }
 }

@@ -1,11 +1,12 @@
 //! HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{ConnectInfo, Request, State},
     http::{StatusCode, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -60,9 +61,24 @@ pub fn monitoring(
         inspect,
     });
     let metrics = Router::new().route("/metrics", get(metrics_page)).with_state(pages);
-    Ok(renderer
-        .render(metrics)
-        .route("/version", get(|| async { ISTIO_VERSION })))
+    let is_local_only = environment.settings.is_on("METRICS_LOCALHOST_ACCESS_ONLY");
+    // In front of the renderer, which gives callers the same answer.
+    let restriction = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next| async move {
+        match refusal(is_local_only, peer) {
+            Some(refusal) => refusal.into_response(),
+            None => next.run(request).await,
+        }
+    };
+    let metrics = renderer.render(metrics).route_layer(middleware::from_fn(restriction));
+    Ok(metrics.route("/version", get(|| async { ISTIO_VERSION })))
+}
+
+/// Returns the answer to a peer that may not read metrics (`METRICS_LOCALHOST_ACCESS_ONLY`).
+///
+/// Parity (pilot/pkg/bootstrap/monitoring.go): other pages are not restricted.
+fn refusal(is_local_only: bool, peer: SocketAddr) -> Option<(StatusCode, &'static str)> {
+    let is_refused = is_local_only && !peer.ip().is_loopback();
+    is_refused.then_some((StatusCode::FORBIDDEN, "Only requests from localhost are allowed\n"))
 }
 
 async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
@@ -82,5 +98,24 @@ async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
     match encoder.encode(&pages.environment.registry.gather(), &mut text) {
         Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_may_be_restricted_to_this_machine() {
+        let (own, other) = (
+            SocketAddr::from(([127, 0, 0, 1], 9)),
+            SocketAddr::from(([10, 0, 0, 1], 9)),
+        );
+        assert_eq!(refusal(true, own), None);
+        assert_eq!(refusal(false, other), None);
+        assert_eq!(
+            refusal(true, other).map(|(status, _)| status),
+            Some(StatusCode::FORBIDDEN)
+        );
     }
 }

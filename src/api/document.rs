@@ -43,7 +43,10 @@ impl ParsedDocument {
     }
 }
 
-/// Parses a document. A list yields its items; kinds that are not inputs are skipped.
+/// Code of the diagnostic about a kind that is not an input.
+pub const UNKNOWN_KIND: &str = "UnknownKind";
+
+/// Parses a document. A list yields its items; kinds that are not inputs are skipped with a warning.
 pub fn parse(cluster: &ClusterId, value: &Value) -> ParsedDocument {
     if value.is_null() {
         return ParsedDocument::default();
@@ -85,7 +88,7 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
         .copied()
         .find(|kind| kind.is_object() && kind.name() == kind_name && kind.group() == group);
     let Some(kind) = known else {
-        return unknown_kind(group, kind_name, value);
+        return unknown_kind(api_version, kind_name, value);
     };
     if !kind.versions().contains(&version) {
         let message = format!(
@@ -119,15 +122,15 @@ const ISTIO_GROUPS: [&str; 4] = [
     "extensions.istio.io",
 ];
 
-fn unknown_kind(group: &str, kind_name: &str, value: &Value) -> ParsedDocument {
-    if !ISTIO_GROUPS.contains(&group) {
-        return ParsedDocument::default();
-    }
+fn unknown_kind(api_version: &str, kind_name: &str, value: &Value) -> ParsedDocument {
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let name = value["metadata"]["name"].as_str().unwrap_or_default();
-    let mut parsed = ParsedDocument::error(
-        "UnknownKind",
-        format!("{group} has no kind {kind_name} (object {name:?})"),
-    );
+    let message = if ISTIO_GROUPS.contains(&group) {
+        format!("{group} has no kind {kind_name} (object {name:?})")
+    } else {
+        format!("objects of kind {kind_name} ({api_version}) are not read")
+    };
+    let mut parsed = ParsedDocument::error(UNKNOWN_KIND, message);
     parsed.diagnostics[0].severity = Severity::Warning;
     parsed
 }

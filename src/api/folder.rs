@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{
     Config, Diagnostic, FieldError, Kind, Meta, Row, Severity,
-    document::{self, ParsedDocument},
+    document::{self, ParsedDocument, UNKNOWN_KIND},
     mesh_config, mesh_networks,
     meta::DEFAULT_CREATION,
     yaml::{self, YamlError},
@@ -192,9 +192,13 @@ impl FileContent {
             }
         }
         self.rejected.extend(parsed.rejected.iter().cloned());
-        let diagnostics = parsed.diagnostics.iter().cloned();
-        self.diagnostics
-            .extend(diagnostics.map(|diagnostic| diagnostic.at(place)));
+        for diagnostic in &parsed.diagnostics {
+            // One warning for a file is enough.
+            let is_same = |other: &Diagnostic| other.code == UNKNOWN_KIND && other.message == diagnostic.message;
+            if !self.diagnostics.iter().any(is_same) {
+                self.diagnostics.push(diagnostic.clone().at(place));
+            }
+        }
     }
 
     fn variables(&mut self, value: &Value, place: &SmolStr) {

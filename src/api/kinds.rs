@@ -270,6 +270,12 @@ macro_rules! with_kinds {
                 resource: "mesh.istio.io" ["v1alpha1"] "fetchedkeys" Cluster,
                 names: "FetchedKeys" "fetched-keys"
             }
+            /// The roots for workloads of a mesh with several roots, which istiod merges itself.
+            TrustAnchors: trust_anchors::TrustAnchors {
+                table: trust_anchors, class: Internal, parser: internal(),
+                resource: "mesh.istio.io" ["v1alpha1"] "trustanchors" Cluster,
+                names: "TrustAnchors" "trust-anchors"
+            }
         }
     };
 }

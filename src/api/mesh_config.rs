@@ -133,6 +133,7 @@ pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldErro
     validate::mesh_config(&FieldPath::root("", ErrorPolicy::Reject, &validation), &config);
     let validation = validation.into_inner();
     if validation.errors.is_empty() {
+        validate::normalize(&mut config);
         Ok(ParsedMeshConfig {
             config,
             warnings: validation.warnings,

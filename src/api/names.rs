@@ -33,10 +33,16 @@ pub fn is_fqdn(text: &str) -> bool {
 /// True for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*` alone.
 pub fn is_wildcard_domain(text: &str) -> bool {
     match text.strip_prefix('*') {
-        None => is_fqdn(text),
+        // Parity (pkg/config/validation/agent/validation.go): a single label may consist of digits.
+        None => is_fqdn(text) || is_label(text),
         Some("") => true,
         Some(rest) => is_fqdn(rest.strip_prefix(['.', '-']).unwrap_or(rest)),
     }
+}
+
+/// True for a header name as Envoy accepts it: a token of RFC 9110, or a pseudo-header such as `:authority`.
+pub fn is_header_or_pseudo_header(text: &str) -> bool {
+    is_header_name(text.strip_prefix(':').unwrap_or(text))
 }
 
 /// True for a header name: a token of RFC 9110.

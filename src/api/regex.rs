@@ -150,6 +150,17 @@ impl Rewriter<'_> {
                 .iter()
                 .any(|start| self.rest.starts_with(start));
             let escaped = 1 + self.rest[1..].chars().next().map_or(0, char::len_utf8);
+            let octal = octal_length(&self.rest[1..]);
+            if let Some(code) = self
+                .rest
+                .get(1..=octal)
+                .and_then(|digits| u8::from_str_radix(digits, 8).ok())
+            {
+                let hexadecimal = format!("\\x{code:02x}");
+                self.out.push_str(&hexadecimal);
+                self.rest = &self.rest[1 + octal..];
+                return;
+            }
             let end = self.rest.find('}').filter(|_| named).map_or(escaped, |end| end + 1);
             self.keep(end);
         }
@@ -178,6 +189,21 @@ impl Rewriter<'_> {
         }
         self.repeated = true;
         Ok(())
+    }
+}
+
+/// Returns the length of an octal character code; 0 if there is none. A single digit is a reference to a group, except
+/// for `0`.
+fn octal_length(text: &str) -> usize {
+    let digits = text
+        .bytes()
+        .take(3)
+        .take_while(|byte| matches!(byte, b'0'..=b'7'))
+        .count();
+    if digits == 1 && !text.starts_with('0') {
+        0
+    } else {
+        digits
     }
 }
 
@@ -224,17 +250,21 @@ mod tests {
             r"\w{1,100}",
             "a|b",
             "",
+            r"\101[\102-\103]\0",
         ];
         for expression in good {
             assert!(compile(expression).is_ok(), "{expression}: {:?}", compile(expression));
         }
         assert!(compile("[a&&b]").unwrap().is_match(b"&"));
+        assert!(compile(r"^\101[\102-\103]$").unwrap().is_match(b"AC"));
         assert!(compile(r"\Qa.b\E").unwrap().is_match(b"a.b") && !compile(r"\Qa.b\E").unwrap().is_match(b"axb"));
     }
 
     #[test]
     fn r1_costly_or_invalid_expressions_are_refused() {
-        for expression in ["(", "a**", "[z-a]", "(?=x)", r"(a)\1", "*", "x{1001}", "a*+", "a{2}{3}"] {
+        for expression in [
+            "(", "a**", "[z-a]", "(?=x)", r"(a)\1", "*", "x{1001}", "a*+", "a{2}{3}", r"(a)\8",
+        ] {
             assert!(
                 matches!(compile(expression), Err(RegexError::Syntax(_))),
                 "{expression}"

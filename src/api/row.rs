@@ -6,7 +6,10 @@ use crate::base::{ObjectKey, Shared};
 /// The row type of each kind, named after the kind.
 pub mod types {
     use crate::{
-        api::{Config, access_review, fetched_keys, gateway_api, kinds::with_kinds, kube, mcs, resolved_host},
+        api::{
+            Config, access_review, fetched_keys, gateway_api, kinds::with_kinds, kube, mcs, resolved_host,
+            trust_anchors,
+        },
         proto::istio::{
             extensions::v1alpha1 as extensions, mesh::v1alpha1 as mesh, networking::v1alpha3 as networking,
             networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,

@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{ClusterId, boolean, cidr},
+    base::{ClusterId, cidr},
     ca::{TrustBundle, root::RootSource},
     environment::Environment,
     kube::health::WatchMetrics,
@@ -214,7 +214,10 @@ impl Controllers {
             client: cluster.client.clone(),
             namespace: self.installation.namespace.as_str().into(),
             identity: identity(&self.environment.settings),
-            revision: self.installation.revision.clone(),
+            revision: match self.installation.revision.as_str() {
+                "" => SmolStr::new_static("default"),
+                _ => self.installation.revision.clone(),
+            },
             remote: cluster.remote,
             enabled,
             default_revision,
@@ -288,7 +291,7 @@ impl Controllers {
 
 /// `EXTERNAL_ISTIOD`.
 pub fn is_external(settings: &Settings) -> bool {
-    settings.variable("EXTERNAL_ISTIOD").and_then(boolean::parse) == Some(true)
+    settings.is_on("EXTERNAL_ISTIOD")
 }
 
 /// Returns the identity of this replica in locks and WorkloadEntries: the pod name.

@@ -7,6 +7,7 @@ use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
 use tokio::{runtime::Handle, sync::watch};
 
+use super::grpc::{Health, Reflection};
 use crate::{
     auth::{
         Authenticators, TrustDomains,
@@ -81,6 +82,8 @@ pub(super) struct Identity {
     pub(super) security: Option<Security>,
     /// Roots of the mesh; `None` if this process does not distribute them.
     pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    /// Roots for workloads, merged with those of the mesh config; sorted PEM blocks.
+    pub(super) anchors: watch::Receiver<Arc<Vec<String>>>,
     /// Accepts TLS connections; `None` if nothing is served with TLS.
     pub(super) acceptor: Option<Acceptor>,
     /// Methods of the CA service.
@@ -89,17 +92,26 @@ pub(super) struct Identity {
 
 impl Identity {
     /// Returns the routers of the plaintext and the secure port. The CA service is on the secure port, if there is one.
-    pub(super) fn routers(self, xds: Server) -> (Router<Server>, Option<(Router<Server>, Acceptor)>) {
+    pub(super) fn routers(
+        self,
+        xds: Server,
+        ready: &watch::Receiver<bool>,
+    ) -> (Router<Server>, Option<(Router<Server>, Acceptor)>) {
         let xds = match self.security {
             Some(security) => xds.with_security(security),
             None => xds,
         };
+        let router = |xds: Server, mut methods: Vec<Arc<dyn Unary>>| {
+            let has_certificates = !methods.is_empty();
+            methods.push(Arc::new(Health { ready: ready.clone() }));
+            Router::new(xds, methods).with_exchange(Arc::new(Reflection { has_certificates }))
+        };
         match self.acceptor {
             Some(acceptor) => {
-                let secure = Router::new(xds.clone().with_stream_runtime(Handle::current()), self.methods);
-                (Router::new(xds, Vec::new()), Some((secure, acceptor)))
+                let secure = router(xds.clone().with_stream_runtime(Handle::current()), self.methods);
+                (router(xds, Vec::new()), Some((secure, acceptor)))
             }
-            None => (Router::new(xds, self.methods), None),
+            None => (router(xds, self.methods), None),
         }
     }
 }
@@ -144,7 +156,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let acceptor = if is_served {
         let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
         let options = TlsOptions::new(&settings.flags, compliance)?;
-        Some(Acceptor::new(&options, serving, trust.pools)?)
+        Some(Acceptor::new(&options, serving, trust.pools.clone())?)
     } else {
         None
     };
@@ -167,6 +179,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
+        anchors: trust.anchors,
         trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
         acceptor,
         methods,

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     base::{Hashed, Shared},
-    model::{fixture, installation::Installation},
+    model::{World, fixture, installation::Installation},
     proto::json,
     table::ChangeSet,
 };
@@ -76,10 +76,14 @@ pub(crate) fn store_of_requested(
     proxies: Vec<Proxy>,
     names: &RequestedResources,
 ) -> ConfigStore {
+    store_of_world(&fixture::folder_world(installation, files), proxies, names)
+}
+
+/// As [`store_of_requested`], of an existing mesh.
+pub(crate) fn store_of_world(world: &World, proxies: Vec<Proxy>, names: &RequestedResources) -> ConfigStore {
     let names = Shared::new(names.clone());
     let requested = (0..proxies.len()).map(|index| (ConnectionId(index as u64), names.clone()));
     let requested = requested.collect();
-    let world = fixture::folder_world(installation, files);
     let mut store = ConfigStore::default();
     let connected = proxies.into_iter().enumerate();
     let membership = ProxyEvents {

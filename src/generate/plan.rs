@@ -16,13 +16,14 @@ use super::{
     proxy::ProxyType,
     proxy_class::ProxyClass,
     requested::RequestedResources,
-    resource::Built,
+    resource::{Built, UnknownRoutes},
     route::{
         self, DefaultRoutesMemo,
         fragment::{FragmentKey, Fragments},
     },
     secret,
     selected::Selected,
+    trust_anchors,
 };
 use crate::{
     api::access_review::Subject,
@@ -47,6 +48,8 @@ pub enum Part {
     Grpc(grpc::GrpcPart),
     /// Secrets.
     Secrets(secret::SecretPart),
+    /// The trust bundle.
+    TrustAnchors(trust_anchors::TrustAnchorsKey),
 }
 
 /// The key of a part, hashed once and cheap to compare.
@@ -71,6 +74,8 @@ pub enum Resource {
     Grpc(grpc::GrpcKey),
     /// A secret.
     Secret(secret::SecretKey),
+    /// The trust bundle.
+    TrustAnchors(trust_anchors::TrustAnchorsKey),
 }
 
 /// The key of a resource, hashed once and cheap to compare.
@@ -149,6 +154,10 @@ impl Part {
                 ResourceType::NameTable,
                 Resource::NameTable(key.clone()),
             )],
+            Self::TrustAnchors(key) => vec![ListedResource::new(
+                ResourceType::ProxyConfig,
+                Resource::TrustAnchors(key.clone()),
+            )],
             Self::Secrets(part) => {
                 let resources = part.list().map(Resource::Secret);
                 resources.map(of_type(ResourceType::Secret)).collect()
@@ -178,6 +187,7 @@ impl Resource {
             Self::NameTable(key) => key.build(ctx),
             Self::Grpc(key) => key.build(ctx),
             Self::Secret(key) => key.build(ctx),
+            Self::TrustAnchors(key) => key.build(ctx),
         }
     }
 }
@@ -189,8 +199,8 @@ pub struct GroupSpec {
     pub scope: ScopeKey,
     /// The parts, in order.
     pub parts: Vec<PartKey>,
-    /// True if an unknown route name is answered with an empty route configuration (gateways).
-    pub answers_unknown_routes: bool,
+    /// The answer to unknown names of route configurations.
+    pub unknown_routes: UnknownRoutes,
     /// The requested names, if the parts depend on them.
     pub requested: Option<Shared<RequestedResources>>,
 }
@@ -212,13 +222,15 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
             parts.extend(extension::select(ctx, &selected).map(Part::Extensions));
             parts.push(Part::NameTable(name_table::select(ctx, &selected)));
             parts.extend(secret::select(ctx, &selected).map(Part::Secrets));
+            parts.extend(trust_anchors::select(ctx).map(Part::TrustAnchors));
         }
         (ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
     }
+    let unknown_routes = route::unknown(ctx, &selected);
     Hashed::new(GroupSpec {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
-        answers_unknown_routes: proxy.proxy_type == ProxyType::Router,
+        unknown_routes,
         requested: class.requested.clone(),
     })
 }

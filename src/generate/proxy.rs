@@ -1,5 +1,6 @@
 //! `Proxy`: a connected client, parsed once from its node. The node itself is not kept.
 
+mod metadata_form;
 mod metadata_key;
 mod node_metadata;
 mod node_metadata_pool;
@@ -185,6 +186,14 @@ pub enum NodeError {
         "invalid node id {0:?}, want <type>~<ip>~<id>~<domain> with type sidecar, router, waypoint, ztunnel or agentgateway"
     )]
     Id(String),
+    /// A value of the metadata has the wrong type.
+    #[error("invalid node metadata: {key} has the wrong type, want {want}")]
+    Metadata {
+        /// Its key.
+        key: &'static str,
+        /// The type that it must have.
+        want: &'static str,
+    },
     /// No valid address.
     #[error("no valid IP address in node id {0:?} or INSTANCE_IPS")]
     Address(String),
@@ -200,6 +209,10 @@ impl Proxy {
                 .map(|(key, value)| (key.clone(), json_of(value)))
                 .collect()
         });
+        let metadata: BTreeMap<String, Value> = metadata.unwrap_or_default();
+        if let Some((key, want)) = metadata_form::mismatch(&metadata) {
+            return Err(NodeError::Metadata { key, want });
+        }
         let extensions = (!node.extensions.is_empty()).then(|| {
             Hashed::new(
                 node.extensions
@@ -218,7 +231,7 @@ impl Proxy {
         Self::new(
             &node.id,
             &node.cluster,
-            metadata.unwrap_or_default(),
+            metadata,
             locality,
             Extensions { listed: extensions },
         )

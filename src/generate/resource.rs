@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use imbl::OrdMap;
+use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
@@ -13,7 +15,11 @@ use super::{
 use crate::{
     base::{Shared, Version},
     model::Revision,
+    proto::envoy::config::route::v3::RouteConfiguration,
 };
+
+/// Name of the route configuration of HTTP proxy listeners.
+const HTTP_PROXY: &str = "http_proxy";
 
 /// A finding while a resource was built, for metrics and debug pages: a conflict, an omitted filter, a missing
 /// reference.
@@ -162,26 +168,66 @@ pub struct Difference {
     pub removed: Vec<SmolStr>,
 }
 
+/// The answer to the name of a route configuration that does not exist.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum UnknownRoutes {
+    /// None.
+    #[default]
+    Omitted,
+    /// A route configuration without virtual hosts.
+    Empty,
+    /// This encoded route configuration, which lacks its name.
+    ///
+    /// Parity (pilot/pkg/networking/core/httproute.go): every name that a sidecar requests is answered. An Envoy whose
+    /// listener refers to a route configuration that never arrives does not become ready.
+    Sidecar(Bytes),
+}
+
+impl UnknownRoutes {
+    fn configuration(&self, name: &str) -> Option<EncodedResource> {
+        let empty = || EncodedResource::new(name, &constant::empty_route_configuration(name));
+        let template = match self {
+            Self::Omitted => return None,
+            Self::Empty => return Some(empty()),
+            Self::Sidecar(template) => template,
+        };
+        let is_unix = name.starts_with("unix:");
+        let (is_sniffed, port) = match name.split_once(':').filter(|_| !is_unix) {
+            Some((_, port)) => (true, port),
+            None => (false, name),
+        };
+        if port.parse::<i64>().is_err() && !is_unix && name != HTTP_PROXY {
+            return Some(empty());
+        }
+        let mut routes = RouteConfiguration::decode(template.clone()).unwrap_or_default();
+        if is_sniffed {
+            routes.virtual_hosts.clear();
+        }
+        routes.name = name.to_owned();
+        Some(EncodedResource::new(name, &routes))
+    }
+}
+
 /// All resources of a group at one revision.
 #[derive(Clone, Debug)]
 pub struct ResourceSnapshot {
     /// The revision of the mesh.
     pub revision: Revision,
     types: Arc<[TypeResources]>,
-    /// True if an unknown route name is answered with an empty route configuration (gateways).
-    pub answers_unknown_routes: bool,
+    /// The answer to unknown names of route configurations.
+    pub unknown_routes: UnknownRoutes,
     /// The requested names that it was generated for; `None` if it contains all resources of the group.
     pub requested: Option<Shared<RequestedResources>>,
 }
 
 impl ResourceSnapshot {
     /// Assembles a snapshot; `types` are in the order of [`ResourceType::ALL`].
-    pub fn new(revision: Revision, types: Vec<TypeResources>, answers_unknown_routes: bool) -> Self {
+    pub fn new(revision: Revision, types: Vec<TypeResources>, unknown_routes: UnknownRoutes) -> Self {
         debug_assert_eq!(types.len(), ResourceType::ALL.len());
         Self {
             revision,
             types: types.into(),
-            answers_unknown_routes,
+            unknown_routes,
             requested: None,
         }
     }
@@ -197,7 +243,7 @@ impl ResourceSnapshot {
         Self::new(
             Revision::default(),
             ResourceType::ALL.iter().map(|_| TypeResources::default()).collect(),
-            false,
+            UnknownRoutes::Omitted,
         )
     }
 
@@ -214,7 +260,7 @@ impl ResourceSnapshot {
     }
 
     /// Returns the response for a name that does not exist: an empty load assignment, since the cluster is known but
-    /// its endpoints are not; an empty route configuration for gateways; otherwise nothing.
+    /// its endpoints are not; a route configuration as [`UnknownRoutes`] says; otherwise nothing.
     pub fn absent(&self, resource_type: ResourceType, name: &str) -> Option<EncodedResource> {
         use crate::proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
         match resource_type {
@@ -225,10 +271,45 @@ impl ResourceSnapshot {
                     ..Default::default()
                 },
             )),
-            ResourceType::Route if self.answers_unknown_routes => {
-                Some(EncodedResource::new(name, &constant::empty_route_configuration(name)))
-            }
+            ResourceType::Route => self.unknown_routes.configuration(name),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::envoy::config::route::v3::VirtualHost;
+
+    #[test]
+    fn every_route_name_of_a_sidecar_is_answered() {
+        let template = RouteConfiguration {
+            virtual_hosts: vec![VirtualHost {
+                name: "allow_any".into(),
+                ..Default::default()
+            }],
+            ignore_port_in_host_matching: true,
+            ..Default::default()
+        };
+        let unknown = UnknownRoutes::Sidecar(template.encode_to_vec().into());
+        for (name, hosts, ignores_port) in [
+            ("81", 1, true),
+            ("http_proxy", 1, true),
+            ("unix:///tmp/x", 1, true),
+            ("a.default.svc.cluster.local:81", 0, true),
+            ("a:b", 0, false),
+            ("anything", 0, false),
+        ] {
+            let resource = unknown.configuration(name).expect("an answer");
+            let routes = RouteConfiguration::decode(resource.any().value).expect("a route configuration");
+            let found = (
+                routes.name.as_str(),
+                routes.virtual_hosts.len(),
+                routes.ignore_port_in_host_matching,
+            );
+            assert_eq!(found, (name, hosts, ignores_port));
+        }
+        assert!(UnknownRoutes::Omitted.configuration("81").is_none());
     }
 }

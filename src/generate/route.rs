@@ -26,7 +26,11 @@ pub(crate) mod waypoint;
 
 pub(super) use http::DefaultRoutesMemo;
 
-use super::{BuildContext, EncodedResource, ProxyType, VipView, labels, resource::Built, selected::Selected};
+use super::{
+    BuildContext, EncodedResource, ProxyType, VipView, labels,
+    resource::{Built, UnknownRoutes},
+    selected::Selected,
+};
 use crate::{
     base::{Hashed, Labels, Namespace, Shared, SmolStr},
     proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
@@ -103,6 +107,19 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<RoutePart> {
         ProxyType::Sidecar => vec![RoutePart::Sidecar(sidecar::SidecarPart::of(selected, client))],
         ProxyType::Router => vec![RoutePart::Gateway(gateway::GatewayPart::of(ctx, selected, client))],
         ProxyType::Waypoint | ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
+    }
+}
+
+/// Returns the answer to names of route configurations that do not exist.
+pub fn unknown(ctx: &BuildContext, selected: &Selected) -> UnknownRoutes {
+    match selected.proxy.proxy_type {
+        _ if selected.proxy.is_proxyless() => UnknownRoutes::Omitted,
+        ProxyType::Sidecar => {
+            let client = RouteConfigProxyView::of(ctx, selected);
+            UnknownRoutes::Sidecar(sidecar::unknown(ctx, selected, &client))
+        }
+        ProxyType::Router | ProxyType::Waypoint => UnknownRoutes::Empty,
+        ProxyType::Ztunnel | ProxyType::Agentgateway => UnknownRoutes::Omitted,
     }
 }
 

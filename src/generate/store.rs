@@ -523,7 +523,7 @@ impl ConfigStore {
             let types = ResourceType::ALL.iter().map(|resource_type| TypeResources {
                 parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
             });
-            let snapshot = ResourceSnapshot::new(mesh.revision, types.collect(), key.answers_unknown_routes);
+            let snapshot = ResourceSnapshot::new(mesh.revision, types.collect(), key.unknown_routes.clone());
             group.snapshot = Arc::new(snapshot.with_requested(key.requested.clone()));
             published.push((key, group.snapshot.clone()));
         }

@@ -191,8 +191,9 @@ impl DiscoveryFilter {
     }
 
     fn counts(&self, kind: Kind, key: &ObjectKey, revision: Option<&SmolStr>) -> bool {
-        let of_revision =
-            revision.is_none_or(|revision| *revision == self.revision || self.filters.tags.contains(revision));
+        // Parity (pkg/config/model.go, LabelsInRevision): without a revision of its own, a control plane reads all.
+        let of_revision = self.revision.is_empty()
+            || revision.is_none_or(|revision| *revision == self.revision || self.filters.tags.contains(revision));
         let has_revision = kind.is_istio() || kind.is_gateway_api();
         (of_revision || !has_revision) && (kind.is_cluster_scoped() || self.selects(&key.namespace))
     }

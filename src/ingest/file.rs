@@ -194,6 +194,11 @@ impl FileSource {
         let beside = |file: &PathBuf| file.parent().map(|parent| parent.join("."));
         let files = [&self.settings.mesh_file, &self.settings.networks_file];
         let mut folders = vec![self.settings.folder.clone()];
+        folders.extend(
+            disk::subfolders(&self.settings.folder)
+                .into_iter()
+                .map(|(path, _)| path),
+        );
         folders.extend(files.into_iter().flatten().filter_map(beside));
         folders
     }

@@ -259,6 +259,9 @@ struct Reader {
     key: ObjectKey,
     places: BTreeMap<Part, SmolStr>,
     standing: ActiveDiagnostics<Kind>,
+    /// The last valid base of the mesh config; null if there is none. An invalid base must not keep edits of the mesh
+    /// config itself from taking effect.
+    shared: Value,
     /// Last rows sent, by kind.
     sent: BTreeMap<Kind, Vec<Row>>,
 }
@@ -273,6 +276,7 @@ impl Reader {
             key: settings.mesh_key.clone(),
             places: BTreeMap::new(),
             standing: ActiveDiagnostics::new(report),
+            shared: Value::Null,
             sent: BTreeMap::new(),
         }
     }
@@ -303,27 +307,27 @@ impl Reader {
         changes
     }
 
-    fn mesh_config(&self, texts: &BTreeMap<Part, Text>) -> Read {
-        let mut layers = Vec::new();
-        for part in [Part::Shared, Part::Mesh] {
-            match value(texts.get(&part)) {
-                Ok(value) => layers.push(value),
-                Err(error) => {
-                    return (
-                        None,
-                        self.findings(Kind::MeshConfig, part, Severity::Error, vec![error]),
-                    );
-                }
+    fn mesh_config(&mut self, texts: &BTreeMap<Part, Text>) -> Read {
+        let shared_errors = match shared_layer(texts.get(&Part::Shared)) {
+            Ok(layer) => {
+                self.shared = layer;
+                Vec::new()
             }
-        }
-        let find = |severity, found| self.findings(Kind::MeshConfig, Part::Mesh, severity, found);
-        match mesh_config::parse_layers(&layers.iter().collect::<Vec<_>>()) {
+            Err(errors) => errors,
+        };
+        let mut findings = self.findings(Kind::MeshConfig, Part::Shared, Severity::Error, shared_errors);
+        let mut find = |severity, found| findings.extend(self.findings(Kind::MeshConfig, Part::Mesh, severity, found));
+        let rows = match own_layer(&self.shared, texts.get(&Part::Mesh)) {
             Ok(parsed) => {
-                let row = mesh_row(Kind::MeshConfig, &self.key, parsed.config).into();
-                (Some(vec![row]), find(Severity::Warning, parsed.warnings))
+                find(Severity::Warning, parsed.warnings);
+                Some(vec![mesh_row(Kind::MeshConfig, &self.key, parsed.config).into()])
             }
-            Err(errors) => (None, find(Severity::Error, errors)),
-        }
+            Err(errors) => {
+                find(Severity::Error, errors);
+                None
+            }
+        };
+        (rows, findings)
     }
 
     fn networks(&self, texts: &BTreeMap<Part, Text>) -> Read {
@@ -353,6 +357,19 @@ impl Reader {
         let diagnostic = |finding| Diagnostic::of_object(kind, self.key.clone(), severity, code, finding).at(&place);
         found.into_iter().map(diagnostic).collect()
     }
+}
+
+/// Returns the base of the mesh config, if it is valid on its own.
+fn shared_layer(text: Option<&Text>) -> Result<Value, Vec<FieldError>> {
+    let layer = value(text).map_err(|error| vec![error])?;
+    mesh_config::parse_layers(&[&layer])?;
+    Ok(layer)
+}
+
+/// Parses the mesh config over its base.
+fn own_layer(shared: &Value, text: Option<&Text>) -> Result<mesh_config::ParsedMeshConfig, Vec<FieldError>> {
+    let layer = value(text).map_err(|error| vec![error])?;
+    mesh_config::parse_layers(&[shared, &layer])
 }
 
 /// Returns the content of a text; empty if it does not exist.

@@ -37,7 +37,8 @@ impl Search<'_> {
             return Ok(Some(access));
         }
         if self.variable.is_some() {
-            tracing::warn!(?files, "KUBECONFIG names no file with a cluster");
+            // The charts of Istio set the variable always.
+            tracing::debug!(?files, "KUBECONFIG names no file with a cluster");
         }
         let in_pod = self.has_service && Path::new(TOKEN).is_file();
         Ok(in_pod.then_some(Access::InCluster))

@@ -4,6 +4,8 @@
 //! `time.ParseDuration`). A bad value keeps the default and is reported. Note: the fields of the ambient group are off
 //! unless `PILOT_ENABLE_AMBIENT` is set, whatever the values of their own variables.
 
+pub mod other;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use smol_str::SmolStr;
@@ -226,11 +228,11 @@ features! {
         /// Memory in MiB that the subscriptions of all clients may hold: names, and placeholders for those that do not
         /// exist. Beyond it, the largest ones of the source that holds most end.
         PILOT_XDS_SUBSCRIPTION_MEMORY_MB pilot_xds_subscription_memory_mb: u32 = 256;
-        /// Kept for configz: encoded resources are always shared here.
+        /// Caches encoded resources.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
-        /// Kept for configz, like `PILOT_ENABLE_XDS_CACHE`.
+        /// Caches encoded clusters.
         PILOT_ENABLE_CDS_CACHE pilot_enable_cds_cache: bool = true;
-        /// Kept for configz, like `PILOT_ENABLE_XDS_CACHE`.
+        /// Caches encoded routes.
         PILOT_ENABLE_RDS_CACHE pilot_enable_rds_cache: bool = true;
         /// Authenticates callers of xDS.
         XDS_AUTH xds_auth: bool = true;
@@ -330,9 +332,9 @@ features! {
         PILOT_ENVOY_FILTER_STATS pilot_envoy_filter_stats: bool = false;
 
         // Scoping.
-        /// Shown in configz; scopes are always built on demand.
+        /// Builds scopes of Sidecars on demand.
         ENABLE_LAZY_SIDECAR_EVALUATION enable_lazy_sidecar_evaluation: bool = true;
-        /// Shown in configz; has no effect.
+        /// Number of scopes of Sidecars that are built concurrently.
         PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY pilot_convert_sidecar_scope_concurrency: u32 = 1;
         /// Builds the default scope like a Sidecar with `*/*`.
         PILOT_UNIFIED_SIDECAR_SCOPE pilot_unified_sidecar_scope: bool = true;
@@ -622,19 +624,33 @@ mod tests {
         format!("| Variable | Default | Meaning |\n|---|---|---|\n{}", rows.concat())
     }
 
+    fn described(column: &str, rows: &[other::Described]) -> String {
+        let rows = rows.iter().map(|(name, text)| format!("| `{name}` | {text} |\n"));
+        let rows: Vec<String> = rows.collect();
+        format!("| Variable | {column} |\n|---|---|\n{}", rows.concat())
+    }
+
     /// Compares `docs/feature-variables.md` with the table above. `UPDATE_GOLDEN=1` rewrites the file.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "a developer asks the test to rewrite its file")]
     fn documentation_is_current() {
-        let [always, ambient] = Features::documentation();
+        let without_effect = |name: &str| other::WITHOUT_EFFECT.iter().any(|(other, _)| *other == name);
+        let [always, ambient] = Features::documentation().map(|mut rows| {
+            rows.retain(|row| !without_effect(row.name));
+            rows
+        });
         let text = format!(
             "# Feature variables\n\n\
              Environment variables of the Deployment, with Istio's names and defaults. This file is generated from\n\
              `src/model/features.rs`. Values have Go's syntax (`true`, `100ms`). A bad value is logged, and the default\n\
-             stays. Other `PILOT_*` variables are ignored.\n\n{}\n\
-             ## Ambient\n\nThese have an effect only with `PILOT_ENABLE_AMBIENT=true`; otherwise they are off.\n\n{}",
+             stays.\n\n{}\n\
+             ## Ambient\n\nThese have an effect only with `PILOT_ENABLE_AMBIENT=true`; otherwise they are off.\n\n{}\n\
+             ## Other variables\n\n{}\n\
+             ## Without effect\n\nThese are variables of Istio 1.30. istiod warns at the start if one of them is set.\n\n{}",
             table(always),
-            table(ambient)
+            table(ambient),
+            described("Meaning", other::OTHER_VARIABLES),
+            described("Reason", other::WITHOUT_EFFECT)
         );
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/feature-variables.md");
         if std::env::var_os("UPDATE_GOLDEN").is_some() {

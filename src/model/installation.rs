@@ -14,7 +14,7 @@ pub struct Installation {
     pub domain: SmolStr,
     /// `POD_NAMESPACE`: where the control plane runs.
     pub namespace: Namespace,
-    /// `REVISION`.
+    /// `REVISION`; empty for a control plane of all revisions.
     pub revision: SmolStr,
     /// True if API servers review access to Secrets. False if a folder is the only source: then a proxy with an
     /// identity may read the Secrets of its namespace.

@@ -6,6 +6,7 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    fmt,
     io::IoSlice,
     pin::Pin,
     sync::Arc,
@@ -13,6 +14,7 @@ use std::{
 };
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use futures::Stream;
 use http::HeaderMap;
 use http_body::Frame;
 use tokio::sync::{mpsc, oneshot};
@@ -134,6 +136,18 @@ struct Whole {
     trailers: HeaderMap,
 }
 
+/// Framed messages, then trailers.
+type AnswerStream = Pin<Box<dyn Stream<Item = Result<Bytes, HeaderMap>> + Send>>;
+
+/// Answers that are made one by one.
+struct Answers(AnswerStream);
+
+impl fmt::Debug for Answers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Answers")
+    }
+}
+
 /// The sending half of a [`Body`].
 #[derive(Debug)]
 pub struct ResponseSender<M> {
@@ -182,6 +196,7 @@ pub struct Body<M> {
     items: Option<mpsc::Receiver<Item<M>>>,
     current: Option<M>,
     whole: Option<Whole>,
+    answers: Option<Answers>,
 }
 
 impl<M> Default for Body<M> {
@@ -190,6 +205,7 @@ impl<M> Default for Body<M> {
             items: None,
             current: None,
             whole: None,
+            answers: None,
         }
     }
 }
@@ -200,6 +216,14 @@ impl<M> Body<M> {
         let message = Some(message);
         Self {
             whole: Some(Whole { message, trailers }),
+            ..Self::default()
+        }
+    }
+
+    /// Creates a body of answers, each made when there is room for it.
+    pub(super) fn of_answers(answers: AnswerStream) -> Self {
+        Self {
+            answers: Some(Answers(answers)),
             ..Self::default()
         }
     }
@@ -229,6 +253,22 @@ impl<M: Message> http_body::Body for Body<M> {
             data.push(message);
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
+        if let Some(answers) = &mut self.answers {
+            let answer = ready!(answers.0.as_mut().poll_next(cx));
+            if !matches!(answer, Some(Ok(_))) {
+                self.answers = None;
+            }
+            return Poll::Ready(answer.map(|answer| {
+                Ok(match answer {
+                    Ok(message) => {
+                        let mut data = BufList::default();
+                        data.push(message);
+                        Frame::data(data)
+                    }
+                    Err(trailers) => Frame::trailers(trailers),
+                })
+            }));
+        }
         loop {
             if let Some(data) = self.current.as_mut().and_then(Message::next_data) {
                 return Poll::Ready(Some(Ok(Frame::data(data))));
@@ -249,7 +289,7 @@ impl<M: Message> http_body::Body for Body<M> {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.items.is_none() && self.current.is_none() && self.whole.is_none()
+        self.items.is_none() && self.current.is_none() && self.whole.is_none() && self.answers.is_none()
     }
 }
 

@@ -8,9 +8,9 @@ use http::{Method, Request, Response, StatusCode, header};
 use tonic::Status;
 
 use super::{
-    Call, GRPC, Service, Unary, UnauthenticatedConnection,
+    Call, Exchange, GRPC, Service, Unary, UnauthenticatedConnection,
     body::{Body, BufList, Message},
-    framing, headers, is_grpc, trailers_only,
+    exchange, framing, headers, is_grpc, trailers_only,
 };
 
 /// A service with streaming methods.
@@ -34,6 +34,7 @@ pub trait StreamService: Clone + Send + Sync + 'static {
 pub struct Router<S> {
     streams: S,
     methods: Arc<[Arc<dyn Unary>]>,
+    exchange: Option<Arc<dyn Exchange>>,
 }
 
 impl<S: StreamService> Router<S> {
@@ -42,7 +43,15 @@ impl<S: StreamService> Router<S> {
         Self {
             streams,
             methods: methods.into(),
+            exchange: None,
         }
+    }
+
+    /// Returns the same router, with a bidirectional service.
+    #[must_use]
+    pub fn with_exchange(mut self, exchange: Arc<dyn Exchange>) -> Self {
+        self.exchange = Some(exchange);
+        self
     }
 
     /// Returns the streaming service.
@@ -66,6 +75,9 @@ impl<S: StreamService> Router<S> {
         let path = request.uri().path();
         if self.streams.has_method(path) {
             return self.streams.call(request).await;
+        }
+        if let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.has_method(path)) {
+            return exchange::respond(exchange.clone(), request);
         }
         match self.methods.iter().find(|method| method.path() == path) {
             Some(method) => call_unary(method.as_ref(), request).await,

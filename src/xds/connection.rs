@@ -247,7 +247,8 @@ impl Connection {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
-        let wildcard = is_wildcard && (names.is_empty() || names.wildcard());
+        // Parity (pilot/pkg/xds/cds.go, lds.go): names do not restrict these types.
+        let wildcard = is_wildcard;
         if let Some(error) = error {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
@@ -328,7 +329,7 @@ impl Connection {
         if first {
             let names_nothing = subscribe.is_empty();
             watched.on_demand = on_demand;
-            watched.wildcard = is_wildcard && names_nothing;
+            watched.wildcard = is_wildcard;
             watched.must_respond = true;
             watched.initial_versions = initial_versions;
             if !watched.wildcard && names_nothing {
@@ -416,6 +417,11 @@ impl Connection {
                 Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.cache),
             };
             let Some(content) = content else { continue };
+            // Parity (pilot/pkg/xds/sds.go, pcds.go): a response without resources is not sent.
+            let is_sent_empty = !matches!(resource_type, ResourceType::Secret | ResourceType::ProxyConfig);
+            if content.resources.is_empty() && !is_sent_empty {
+                continue;
+            }
             if *resource_type == ResourceType::Cluster {
                 self.warm(&content.resources);
             }

@@ -125,6 +125,23 @@ impl Message {
         Self::of(protocol, head, Content::Resources(answer.resources.into()), len)
     }
 
+    /// Encodes a response without resources.
+    pub(super) fn empty(
+        protocol: Protocol,
+        type_url: String,
+        nonce: String,
+        removed: Vec<String>,
+    ) -> Result<(Self, Sent), TooLarge> {
+        let head = Head {
+            url: type_url,
+            version: nonce.clone(),
+            nonce,
+            removed,
+            control_plane: None,
+        };
+        Self::of(protocol, head, Content::Resources(Arc::default()), 0)
+    }
+
     /// Encodes the head in front of content of `frames` bytes.
     fn of(protocol: Protocol, fields: Head, content: Content, frames: usize) -> Result<(Self, Sent), TooLarge> {
         let mut head = BytesMut::zeroed(PREFIX_LEN);

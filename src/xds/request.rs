@@ -2,7 +2,7 @@
 
 mod buffer;
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{hash::BuildHasher, ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
@@ -10,6 +10,7 @@ use prost::{
     Message,
     encoding::{self, DecodeContext},
 };
+use rustc_hash::FxBuildHasher;
 use smol_str::SmolStr;
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -47,6 +48,9 @@ const ERROR_BYTES: usize = 8 << 10;
 /// is not much larger than the encoded one.
 const MAX_FIELDS: usize = 250_000;
 
+/// The number of names of a type that is not served which are kept until it is answered.
+const MAX_UNSERVED_NAMES: usize = 4096;
+
 /// A request with more bytes needs a permit from the budget for large requests. The node of an Envoy is smaller.
 const SMALL_BYTES: usize = 24 << 10;
 /// The time limit for the arrival of a large request, including the wait for its permit.
@@ -70,10 +74,25 @@ pub(super) struct IncomingRequest {
     pub(super) request: Option<Request>,
     /// The names of a debug request.
     pub(super) debug_names: Vec<SmolStr>,
+    /// The request; `None` if the type is served.
+    pub(super) unserved: Option<UnservedRequest>,
     /// Size of the message.
     pub(super) size_bytes: usize,
     /// The permit of a large request, held until it is answered.
     pub(super) permit: Option<Permit>,
+}
+
+/// A request for a type that is not served.
+#[derive(Debug)]
+pub(super) struct UnservedRequest {
+    /// The nonce of the response that it acknowledges.
+    pub(super) nonce: SmolStr,
+    /// Its names, some thousands at most.
+    pub(super) names: Vec<String>,
+    /// A hash of all its names.
+    pub(super) names_hash: u64,
+    /// True if it rejects a response.
+    pub(super) is_rejection: bool,
 }
 
 /// An error that ends the requests of a stream.
@@ -292,7 +311,17 @@ impl IncomingRequest {
             }
             _ => Vec::new(),
         };
-        let request = ResourceType::of_url(&type_url).map(|resource_type| Request {
+        let resource_type = ResourceType::of_url(&type_url);
+        let unserved = resource_type.is_none().then(|| {
+            let (SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }) = &change;
+            UnservedRequest {
+                nonce: SmolStr::new(&nonce),
+                names: names.iter().take(MAX_UNSERVED_NAMES).map(String::from).collect(),
+                names_hash: FxBuildHasher.hash_one(names.iter().collect::<Vec<_>>()),
+                is_rejection: error.is_some(),
+            }
+        });
+        let request = resource_type.map(|resource_type| Request {
             resource_type,
             nonce: nonce.into(),
             error: error.take(),
@@ -305,6 +334,7 @@ impl IncomingRequest {
             complaint: error,
             request,
             debug_names,
+            unserved,
             size_bytes,
             permit: None,
         })

@@ -1,6 +1,13 @@
 //! The gRPC service `AggregatedDiscoveryService`.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -18,7 +25,7 @@ use super::{
     registry::Registry,
     request::{RequestOptions, Requests},
     share::{held::HeldBytes, names::NameListInterner},
-    stream::{EndReason, Shared, Stream, StreamTimeouts},
+    stream::{Ambient, EndReason, Shared, Stream, StreamTimeouts},
 };
 use crate::{
     auth::{Authenticators, Caller},
@@ -30,7 +37,7 @@ use crate::{
         connection::{ConnectionOptions, Draining},
         trailers_only,
     },
-    settings::{ConnectionAge, DiscoveryFlags},
+    settings::{ConnectionAge, Settings},
     task::Tasks,
 };
 
@@ -62,6 +69,8 @@ pub struct ServerOptions {
     pub max_message_bytes: usize,
     /// The memory that the subscriptions of all clients may hold (`PILOT_XDS_SUBSCRIPTION_MEMORY_MB`).
     pub max_held_bytes: usize,
+    /// True if ztunnel is served (`PILOT_ENABLE_AMBIENT`).
+    pub serves_ambient: bool,
     /// The limits of work in flight.
     pub limits: Limits,
     /// The time limits of streams.
@@ -81,6 +90,7 @@ impl Default for ServerOptions {
             max_streams: 100_000,
             max_message_bytes: 4 << 20,
             max_held_bytes: 256 << 20,
+            serves_ambient: false,
             limits: Limits {
                 // Parity (pilot/pkg/features/tuning.go): the default of PILOT_PUSH_THROTTLE.
                 first_configurations: (15 + 5 * cores).min(100),
@@ -96,15 +106,17 @@ impl Default for ServerOptions {
 
 impl ServerOptions {
     /// Returns the defaults with the values of flags. The caller applies feature variables.
-    pub fn from_flags(flags: &DiscoveryFlags) -> Self {
+    pub fn of(settings: &Settings) -> Self {
+        let (flags, defaults) = (&settings.flags, Self::default());
+        let (interval, timeout) = (flags.keepalive_interval, flags.keepalive_timeout);
         Self {
-            keepalive_interval: flags.keepalive_interval,
-            keepalive_timeout: flags.keepalive_timeout,
+            keepalive_interval: settings.duration(interval, "GRPC_KEEPALIVE_INTERVAL", defaults.keepalive_interval),
+            keepalive_timeout: settings.duration(timeout, "GRPC_KEEPALIVE_TIMEOUT", defaults.keepalive_timeout),
             max_connection_age: match flags.keepalive_max_server_connection_age {
                 Some(ConnectionAge::AtMost(age)) => Some(age),
                 Some(ConnectionAge::Infinite) | None => None,
             },
-            ..Self::default()
+            ..defaults
         }
     }
 }
@@ -157,6 +169,12 @@ impl Server {
             debug_handler: Arc::default(),
             name_lists: Arc::new(NameListInterner::new(held)),
             kinds: NodeMetadataPool::default(),
+            ambient: if options.serves_ambient {
+                Ambient::On
+            } else {
+                Ambient::Off
+            },
+            refuses_first: AtomicBool::new(environment.settings.variable("K_REVISION").is_some()),
             aliases: environment.settings.flags.aliases(),
         };
         Ok(Self {
@@ -243,6 +261,9 @@ impl StreamService for Server {
         let Some(protocol) = Protocol::of_path(request.uri().path()) else {
             return trailers_only(&Status::unimplemented("unknown method"));
         };
+        if self.shared.refuses_first.swap(false, Ordering::Relaxed) {
+            return trailers_only(&Status::unavailable("server warmup not complete; try again"));
+        }
         if !*self.ready.borrow() {
             let message = "server is not ready to serve discovery information";
             return trailers_only(&Status::unavailable(message));

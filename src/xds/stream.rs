@@ -9,6 +9,7 @@ mod debug_responder;
 mod end;
 mod session;
 mod shared;
+mod unserved;
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -25,6 +26,7 @@ use self::{
 pub(super) use self::{
     end::EndReason,
     shared::{Shared, StreamTimeouts},
+    unserved::Ambient,
 };
 use super::{
     admission::Source,
@@ -36,7 +38,7 @@ use super::{
 };
 use crate::{
     auth::Caller,
-    generate::proxy::{Identity, NodeError, Proxy},
+    generate::proxy::{Identity, NodeError, Proxy, ProxyType},
     rpc::{UnauthenticatedConnection, connection::reached},
 };
 
@@ -99,6 +101,10 @@ where
             return Ok(());
         };
         let _served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
+        // Parity (pilot/pkg/xds/ads.go): refused before the identity is checked.
+        if proxy.node.proxy_type == ProxyType::Ztunnel && self.shared.ambient == Ambient::Off {
+            return Err(EndReason::NoAmbient);
+        }
         self.check_identity(&mut proxy)?;
         self.shared.resolve_alias(&mut proxy);
         // A client that only sends debug requests is not a proxy; no configuration is generated for it.

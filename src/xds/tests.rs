@@ -20,7 +20,7 @@ use crate::{
     generate::{
         EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
         requested::ON_DEMAND,
-        resource::{PartResources, TypeResources},
+        resource::{PartResources, TypeResources, UnknownRoutes},
     },
     model::Revision,
     proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
@@ -95,7 +95,11 @@ impl World {
             });
             TypeResources { parts: parts.collect() }
         });
-        Arc::new(ResourceSnapshot::new(Revision(self.revision), views.collect(), false))
+        Arc::new(ResourceSnapshot::new(
+            Revision(self.revision),
+            views.collect(),
+            UnknownRoutes::Omitted,
+        ))
     }
 
     /// Returns the snapshot of a client that is served on demand: only the requested resources.
@@ -117,7 +121,7 @@ impl World {
                 parts: [Arc::new(view)].into(),
             }
         });
-        let snapshot = ResourceSnapshot::new(as_single_list.revision, views.collect(), false);
+        let snapshot = ResourceSnapshot::new(as_single_list.revision, views.collect(), UnknownRoutes::Omitted);
         Arc::new(snapshot.with_requested(Some(Shared::new(demand))))
     }
 }
@@ -572,6 +576,76 @@ fn unknown_endpoints_are_answered_with_an_empty_assignment() {
     client.request(1, SmolStr::default(), None, delta(&["missing"]));
     let response = client.inbox.pop_front().expect("a response");
     assert_eq!(names(&response), ["missing"]);
+}
+
+/// Istio sends nothing where a secret does not exist or is not allowed, rather than an empty response.
+#[test]
+fn secrets_that_do_not_exist_are_not_answered() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let (secret, mut part) = (ResourceType::Secret, PartResources::default());
+        let snapshot = |revision: u64, part: &PartResources| {
+            let types = ResourceType::ALL.iter().map(|of| TypeResources {
+                parts: if *of == secret {
+                    [Arc::new(part.clone())].into()
+                } else {
+                    [].into()
+                },
+            });
+            let types = types.collect();
+            Arc::new(ResourceSnapshot::new(Revision(revision), types, UnknownRoutes::Omitted))
+        };
+        let mut connection = Connection::new(protocol);
+        assert!(connection.on_snapshot(snapshot(1, &part)).is_empty());
+        let subscribed: Arc<Names> = Arc::new([SmolStr::new("r1")].into_iter().collect());
+        let change = match protocol {
+            Protocol::Sotw => SubscriptionChange::Names(subscribed),
+            Protocol::Delta => SubscriptionChange::Change {
+                subscribe: subscribed,
+                unsubscribe: Vec::new(),
+                initial_versions: InitialVersions::default(),
+            },
+        };
+        let request = Request {
+            resource_type: secret,
+            nonce: SmolStr::default(),
+            error: None,
+            change,
+        };
+        let reaction = connection.on_request(request).expect("a valid request");
+        assert!(reaction.responses.is_empty(), "{protocol:?}");
+        assert!(connection.is_up_to_date());
+        part.resources.insert("r1".into(), resource(1, 0));
+        let responses = connection.on_snapshot(snapshot(2, &part));
+        assert_eq!(
+            responses.iter().map(names).collect::<Vec<_>>(),
+            [["r1"]],
+            "{protocol:?}"
+        );
+    }
+}
+
+/// Istio ignores the names of clusters and listeners.
+#[test]
+fn names_do_not_restrict_wildcard_types() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let mut world = World::default();
+        world.contents[0] = [(0, 0), (1, 0)].into();
+        let mut connection = Connection::new(protocol);
+        let _ = connection.on_snapshot(world.snapshot());
+        let change = match protocol {
+            Protocol::Sotw => sotw(&["r0"]),
+            Protocol::Delta => delta(&["r0"]),
+        };
+        let request = Request {
+            resource_type: ResourceType::Cluster,
+            nonce: SmolStr::default(),
+            error: None,
+            change,
+        };
+        let reaction = connection.on_request(request).expect("a valid request");
+        let sent: Vec<_> = reaction.responses.iter().map(names).collect();
+        assert_eq!(sent, [["r0", "r1"]], "{protocol:?}");
+    }
 }
 
 #[test]

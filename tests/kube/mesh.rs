@@ -215,7 +215,9 @@ fn other_revisions_are_ignored(name: &str) -> Result<(), Failed> {
     canary["metadata"] = json!({ "namespace": tenant.app, "name": "a-canary", "labels": { "istio.io/rev": "canary" } });
     tenant.cluster.api.apply(&canary)?;
 
-    let stable = tenant.daemon("stable")?;
+    let stable = tenant.daemon_with("stable", |command| {
+        command.env("REVISION", "default");
+    })?;
     // The mesh config of a revision is in a separate ConfigMap.
     let map = documents(
         &tenant.fill("{apiVersion: v1, kind: ConfigMap, metadata: {namespace: '{system}', name: istio-canary}}"),

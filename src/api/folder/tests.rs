@@ -80,7 +80,10 @@ fn folder_is_parsed() {
     assert_eq!(names(&folder, "west"), ["Node false"], "{:?}", messages(&folder));
     assert_eq!(
         messages(&folder),
-        ["kube-west.yaml:4: Sidecar default/a: config counts only in the config cluster"]
+        [
+            "kube-west.yaml:4: Sidecar default/a: config counts only in the config cluster",
+            "kube.yaml:4: objects of kind Deployment (apps/v1) are not read"
+        ]
     );
     let Row::Node(node) = &folder.rows["west"][0] else {
         panic!()

@@ -421,3 +421,25 @@ fn telemetry_and_extensions() {
         ],
     );
 }
+
+/// Istio accepts these objects.
+#[test]
+fn unusual_names_and_expressions_are_accepted() {
+    good(
+        "DestinationRule",
+        "{host: a, trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: ':authority'}}}}",
+    );
+    // A short name.
+    warned(
+        "ServiceEntry",
+        "{hosts: ['123'], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}",
+        &[".hosts[0]"],
+    );
+    let to_a = "route: [{destination: {host: a}}]";
+    good("VirtualService", &format!("{{hosts: ['123'], http: [{{{to_a}}}]}}"));
+    let regex = r"match: [{uri: {regex: '/\101'}}]";
+    good(
+        "VirtualService",
+        &format!("{{hosts: [a], http: [{{{regex}, {to_a}}}]}}"),
+    );
+}

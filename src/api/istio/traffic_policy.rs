@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::{common, field_path::FieldPath};
 use crate::{
-    api::names::{is_fqdn, is_header_name},
+    api::names::{is_fqdn, is_header_or_pseudo_header},
     base::cidr,
     proto::istio::networking::v1alpha3::{
         ClientTlsSettings, ConnectionPoolSettings, LoadBalancerSettings, LocalityLoadBalancerSetting, OutlierDetection,
@@ -205,7 +205,7 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
     match &hash.hash_key {
         Some(HashKey::HttpHeaderName(name)) => {
             at.field("httpHeaderName")
-                .require(is_header_name(name), "is not a header name");
+                .require(is_header_or_pseudo_header(name), "is not a header name");
         }
         Some(HashKey::HttpCookie(cookie)) => {
             let at = at.field("httpCookie");

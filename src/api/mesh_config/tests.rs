@@ -162,3 +162,27 @@ fn resources_change_the_config_of_a_proxy() {
     let laid = lay_over_proxy_config(&default_proxy_config(), &json!({"statusPort": 1})).unwrap();
     assert_eq!((laid.status_port, laid.proxy_admin_port), (1, 15000));
 }
+
+/// Istio accepts these values, which must not cost the rest of the mesh config.
+#[test]
+fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
+    let file = json!({"dnsRefreshRate": "0s", "protocolDetectionTimeout": "-5s", "trustDomain": "t",
+        "defaultConfig": {"tracing": {"sampling": 150}}});
+    let parsed = parse(&file).expect("a mesh config with warnings");
+    let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(
+        warned,
+        [
+            "protocolDetectionTimeout",
+            "dnsRefreshRate",
+            "defaultConfig.tracing.sampling"
+        ]
+    );
+    let config = parsed.config;
+    assert_eq!(config.trust_domain, "t");
+    assert_eq!(config.dns_refresh_rate, None);
+    assert_eq!(
+        config.protocol_detection_timeout,
+        Some(prost_types::Duration::default())
+    );
+}

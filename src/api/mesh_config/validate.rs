@@ -70,10 +70,33 @@ fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
     }
     if let Some(timeout) = &config.protocol_detection_timeout {
         let at = at.field("protocolDetectionTimeout");
-        at.require(timeout.seconds >= 0 && timeout.nanos >= 0, "must not be negative");
+        if is_negative(timeout) {
+            at.warning("is negative and counts as 0s");
+        }
         at.require(timeout.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
     }
-    common::duration(&at.field("dnsRefreshRate"), config.dns_refresh_rate.as_ref());
+    if config.dns_refresh_rate.as_ref().is_some_and(is_below_a_millisecond) {
+        at.field("dnsRefreshRate")
+            .warning("is below 1ms, which proxies reject; their default applies");
+    }
+}
+
+/// Replaces values that Istio accepts and proxies reject.
+pub(super) fn normalize(config: &mut MeshConfig) {
+    if config.protocol_detection_timeout.as_ref().is_some_and(is_negative) {
+        config.protocol_detection_timeout = Some(Duration::default());
+    }
+    if config.dns_refresh_rate.as_ref().is_some_and(is_below_a_millisecond) {
+        config.dns_refresh_rate = None;
+    }
+}
+
+fn is_negative(duration: &Duration) -> bool {
+    duration.seconds < 0 || duration.nanos < 0
+}
+
+fn is_below_a_millisecond(duration: &Duration) -> bool {
+    is_negative(duration) || duration.seconds == 0 && duration.nanos < 1_000_000
 }
 
 fn trust_domains(at: &FieldPath<'_>, config: &MeshConfig) {
@@ -169,8 +192,12 @@ fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
         address.is_empty() || is_host_and_port(address),
         "the address: want host:port",
     );
-    at.field("sampling")
-        .require((0.0..=100.0).contains(&tracing.sampling), "want 0 to 100");
+    let at = at.field("sampling");
+    at.require(tracing.sampling >= 0.0, "must not be negative");
+    if tracing.sampling > 100.0 {
+        // Parity (pilot/pkg/networking/core/tracing.go).
+        at.warning("is above 100 and counts as 1");
+    }
 }
 
 fn whole_seconds(at: &FieldPath<'_>, duration: &Duration) {

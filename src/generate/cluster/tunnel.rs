@@ -229,10 +229,14 @@ fn peer_socket(ctx: &BuildContext, certificates: &ServerCertificates, peers_of: 
 
 /// Uses HTTP/2, where each connection is a stream.
 fn open_streams(builder: &mut ClusterBuilder, ctx: &BuildContext) {
+    let features = &ctx.mesh.installation.features;
+    let window = |bytes: u32| (bytes > 0).then_some(bytes);
     builder.http_mut().upstream_protocol_options =
         Some(UpstreamProtocolOptions::ExplicitHttpConfig(ExplicitHttpConfig {
             protocol_config: Some(ProtocolConfig::Http2ProtocolOptions(Http2ProtocolOptions {
                 allow_connect: true,
+                initial_stream_window_size: window(features.pilot_hbone_initial_stream_window_size),
+                initial_connection_window_size: window(features.pilot_hbone_initial_connection_window_size),
                 ..Default::default()
             })),
         }));

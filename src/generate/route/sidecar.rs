@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use prost::Message;
 
 use super::{
     RouteConfigProxyView,
@@ -116,6 +117,13 @@ struct HostGroup {
     hosts: Vec<Hostname>,
     /// Encoded field `routes` of a virtual host.
     routes: Bytes,
+}
+
+/// Returns the encoded route configuration of a port without services, without its name.
+pub(super) fn unknown(ctx: &BuildContext, selected: &Selected, client: &RouteConfigProxyView) -> Bytes {
+    let catch_all = listing::catch_all(&ctx.scope(&selected.scope));
+    let routes = configuration("", vec![virtual_host::catch_all(&catch_all, client)]);
+    routes.encode_to_vec().into()
 }
 
 /// Returns true for protocols with routes: HTTP, and protocols that sniffing may find to be HTTP.

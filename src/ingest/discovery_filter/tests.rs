@@ -99,6 +99,16 @@ fn a_namespace_is_selected_by_its_labels() {
 }
 
 #[test]
+fn without_a_revision_the_objects_of_all_revisions_count() {
+    let mut filter = DiscoveryFilter::new(cluster(), SmolStr::default());
+    let mut output = FilterOutput::default();
+    for (name, revision) in [("all", None), ("one", Some("v1")), ("other", Some("v2"))] {
+        filter.apply(sidecar("a", name, revision, &json!(["*/*"])), &mut output);
+    }
+    assert_eq!(summary(&output), ["+a/all", "+a/one", "+a/other"]);
+}
+
+#[test]
 fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
     let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
     let mut output = FilterOutput::default();

@@ -56,22 +56,68 @@ fn fingerprint(metadata: &fs::Metadata) -> Fingerprint {
     )
 }
 
-/// Lists the relevant files of a folder. Links are followed, because a mounted ConfigMap consists of them.
+/// The maximum depth of subfolders.
+const MAX_DEPTH: usize = 32;
+
+/// Lists the relevant files of a folder and its subfolders. Links to files are followed, because a mounted ConfigMap
+/// consists of them; links to folders are not, and neither are hidden folders.
 pub(super) fn list(folder: &Path) -> io::Result<Vec<Entry>> {
     let mut entries = Vec::new();
+    add_files(folder, "", &mut entries)?;
+    for (subfolder, name) in subfolders(folder) {
+        // A subfolder that is being removed has no files.
+        if let Err(error) = add_files(&subfolder, &format!("{name}/"), &mut entries)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
+    }
+    entries.sort_by(|left, right| left.name.cmp(&right.name));
+    Ok(entries)
+}
+
+/// Adds the relevant files of one folder. Files in subfolders contain objects only.
+fn add_files(folder: &Path, prefix: &str, entries: &mut Vec<Entry>) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let Ok(name) = entry.file_name().into_string() else {
             continue;
         };
-        let role = Role::of(&name);
+        let role = match Role::of(&name) {
+            role @ (Role::Ignored | Role::Objects(_)) => role,
+            role if prefix.is_empty() => role,
+            _ => Role::Objects(None),
+        };
         // Folders, pipes and devices are ignored whatever their names.
         if role != Role::Ignored && !fs::metadata(entry.path()).is_ok_and(|metadata| !metadata.is_file()) {
-            entries.push(Entry::new(name, role, entry.path()));
+            entries.push(Entry::new(format!("{prefix}{name}"), role, entry.path()));
         }
     }
-    entries.sort_by(|left, right| left.name.cmp(&right.name));
-    Ok(entries)
+    Ok(())
+}
+
+/// Returns the subfolders of a folder at any depth, with their relative paths.
+pub(super) fn subfolders(folder: &Path) -> Vec<(PathBuf, String)> {
+    let mut found: Vec<(PathBuf, String)> = Vec::new();
+    let mut waiting = vec![(folder.to_owned(), String::new(), 0)];
+    while let Some((folder, prefix, depth)) = waiting.pop() {
+        if depth == MAX_DEPTH {
+            continue;
+        }
+        // The list of files reports a folder that cannot be read.
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let is_folder = entry.file_type().is_ok_and(|file_type| file_type.is_dir());
+            let Ok(name) = entry.file_name().into_string() else {
+                continue;
+            };
+            if is_folder && !name.starts_with('.') {
+                let name = format!("{prefix}{name}");
+                waiting.push((entry.path(), format!("{name}/"), depth + 1));
+                found.push((entry.path(), name));
+            }
+        }
+    }
+    found
 }
 
 /// Reads a file up to one byte beyond the limit, which shows that it is too large.

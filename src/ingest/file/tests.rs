@@ -315,3 +315,47 @@ fn objects_come_and_go_with_the_labels_of_their_namespace() {
     fixture.write("namespace.yaml", &namespace("{env: y}"));
     assert!(summary(&source.look(&Noticed::any())).contains(&"Kubernetes Service: ".to_owned()));
 }
+
+#[test]
+fn subfolders_are_read_and_watched() {
+    let fixture = Fixture::new(&[("kube.yaml", SERVICE)]);
+    let inner = fixture.path().join("apps/web");
+    fs::create_dir_all(&inner).unwrap();
+    fs::write(inner.join("mesh.yaml"), SERVICE.replace("name: a", "name: b")).unwrap();
+    fs::create_dir(fixture.path().join(".git")).unwrap();
+    fs::write(
+        fixture.path().join(".git/x.yaml"),
+        SERVICE.replace("name: a", "name: hidden"),
+    )
+    .unwrap();
+    // A link to a folder could lead around in a circle.
+    symlink(fixture.path(), inner.join("circle")).unwrap();
+    let (mut source, changes) = fixture.open(fixture.settings());
+    assert!(summary(&changes).contains(&"Kubernetes Service: default/a default/b".to_owned()));
+    assert!(source.watched_folders().contains(&inner));
+    fs::write(inner.join("more.yaml"), SERVICE.replace("name: a", "name: c")).unwrap();
+    assert_eq!(
+        summary(&source.look(&Noticed::default())),
+        ["Kubernetes Service: +default/c"]
+    );
+    fs::remove_dir_all(fixture.path().join("apps")).unwrap();
+    assert_eq!(
+        summary(&source.look(&Noticed::default())),
+        ["Kubernetes Service: -default/b", "Kubernetes Service: -default/c"]
+    );
+    assert!(fixture.reported().is_empty());
+}
+
+#[test]
+fn unknown_kinds_are_reported_once_for_each_file() {
+    let deployment = "---\napiVersion: apps/v1\nkind: Deployment\nmetadata: {name: NAME}\n";
+    let two = deployment.replace("NAME", "a") + &deployment.replace("NAME", "b");
+    let fixture = Fixture::new(&[("kube.yaml", &two), ("more.yaml", &two)]);
+    fixture.open(fixture.settings());
+    let reported = fixture.reported();
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert!(
+        reported[0].contains("kube.yaml:1: objects of kind Deployment (apps/v1) are not read"),
+        "{reported:?}"
+    );
+}

@@ -75,6 +75,29 @@ fn the_own_config_overrides_the_shared_config() {
 }
 
 #[test]
+fn an_invalid_shared_config_does_not_freeze_the_own_one() {
+    let mut fixture = Fixture::new();
+    fixture.reader.places.insert(Part::Shared, "shared".into());
+    fixture.set(Part::Shared, "enableTracing: false\n");
+    fixture.set(Part::Mesh, "trustDomain: first\n");
+    for bad in ["enableTracing: [\n", "enableTracing: maybe\n"] {
+        fixture.set(Part::Shared, bad);
+        let changes = fixture.set(Part::Mesh, &format!("trustDomain: d{}\n", bad.len()));
+        let config = mesh_config(&changes);
+        assert_eq!(config.trust_domain, format!("d{}", bad.len()));
+        assert!(!config.enable_tracing, "the last valid shared config stays");
+    }
+    let reported = fixture.reported.lock().unwrap().clone();
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert!(
+        reported.iter().all(|report| report.starts_with("shared: ")),
+        "{reported:?}"
+    );
+    let changes = fixture.set(Part::Shared, "enableTracing: true\n");
+    assert!(mesh_config(&changes).enable_tracing);
+}
+
+#[test]
 fn an_invalid_document_keeps_the_last_valid_one() {
     let mut fixture = Fixture::new();
     fixture.set(Part::Mesh, "trustDomain: good\n");

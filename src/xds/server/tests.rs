@@ -24,7 +24,7 @@ use super::*;
 use crate::{
     generate::{
         EncodedResource, ResourceSnapshot, ResourceType,
-        resource::{PartResources, TypeResources},
+        resource::{PartResources, TypeResources, UnknownRoutes},
     },
     model::Revision,
     proto::{
@@ -39,7 +39,7 @@ use crate::{
     },
     push::testing::manual_groups,
     rpc::{Connections, Router, Unary},
-    settings::Settings,
+    settings::{DiscoveryFlags, Settings},
 };
 
 #[derive(Parser)]
@@ -62,11 +62,16 @@ impl Fixture {
     }
 
     fn with_clock(options: ServerOptions, clock: fn() -> Instant) -> Self {
+        Self::of(options, clock, BTreeMap::new())
+    }
+
+    fn with_variables(variables: BTreeMap<String, String>) -> Self {
+        Self::of(ServerOptions::default(), environment::now, variables)
+    }
+
+    fn of(options: ServerOptions, clock: fn() -> Instant, variables: BTreeMap<String, String>) -> Self {
         let flags = Line::try_parse_from(["istiod"]).expect("no flags are required").flags;
-        let environment = Environment::new(Settings {
-            flags,
-            variables: BTreeMap::new(),
-        });
+        let environment = Environment::new(Settings { flags, variables });
         environment.ready.send_replace(true);
         let (groups, feed) = manual_groups(&environment.tasks);
         let mut server = Server::new(&environment, groups, options, None).expect("an empty registry");
@@ -177,7 +182,11 @@ fn snapshot(revision: u64, content: &[(ResourceType, &str, &str)]) -> Arc<Resour
             parts: [Arc::new(part)].into(),
         }
     });
-    Arc::new(ResourceSnapshot::new(Revision(revision), views.collect(), false))
+    Arc::new(ResourceSnapshot::new(
+        Revision(revision),
+        views.collect(),
+        UnknownRoutes::Omitted,
+    ))
 }
 
 fn node() -> Option<Node> {
@@ -399,7 +408,7 @@ async fn invalid_requests_end_the_stream() {
 }
 
 #[tokio::test]
-async fn unknown_methods_types_and_health_reports_are_ignored() {
+async fn unknown_methods_are_rejected_and_health_reports_are_not_answered() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut client = fixture.client().await;
@@ -413,8 +422,19 @@ async fn unknown_methods_types_and_health_reports_are_ignored() {
         stream.requests.send(request).await.expect("an open stream");
     };
     of_type("type.googleapis.com/istio.v1.HealthInformation", None).await;
+    // An unknown type is answered without resources, because clients may wait for it.
     of_type("type.googleapis.com/some.Thing", node()).await;
-    of_type(ResourceType::Cluster.url(), None).await;
+    let response = stream.response().await;
+    assert_eq!(response.type_url, "type.googleapis.com/some.Thing");
+    assert!(response.resources.is_empty() && !response.nonce.is_empty());
+    let of_type = async |type_url: &str| {
+        let request = DiscoveryRequest {
+            type_url: type_url.into(),
+            ..Default::default()
+        };
+        stream.requests.send(request).await.expect("an open stream");
+    };
+    of_type(ResourceType::Cluster.url()).await;
     assert_eq!(texts(&stream.response().await), ["1"]);
 
     let request = Request::post("/envoy.service.cluster.v3.ClusterDiscoveryService/StreamClusters")
@@ -430,6 +450,57 @@ async fn unknown_methods_types_and_health_reports_are_ignored() {
         fixture.router().handle(request).await.status(),
         StatusCode::UNSUPPORTED_MEDIA_TYPE
     );
+}
+
+#[tokio::test]
+async fn nodes_that_istio_refuses_are_refused() {
+    let fixture = Fixture::new(ServerOptions::default());
+    let mut client = fixture.client().await;
+    let number = prost_types::Value {
+        kind: Some(prost_types::value::Kind::NumberValue(5.0)),
+    };
+    let metadata = prost_types::Struct {
+        fields: [("NAMESPACE".to_owned(), number)].into(),
+    };
+    let wrong = Node {
+        metadata: Some(metadata),
+        ..node().expect("a node")
+    };
+    let ztunnel = Node {
+        id: "ztunnel~10.0.0.1~ztunnel.istio-system~istio-system.svc.cluster.local".into(),
+        ..Default::default()
+    };
+    for (node, code, message) in [
+        (
+            wrong,
+            Code::InvalidArgument,
+            "invalid node metadata: NAMESPACE has the wrong type, want a string",
+        ),
+        (ztunnel, Code::Unknown, "ztunnel requires PILOT_ENABLE_AMBIENT=true"),
+    ] {
+        let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
+        let request = DiscoveryRequest {
+            node: Some(node),
+            type_url: ResourceType::Cluster.url().into(),
+            ..Default::default()
+        };
+        stream.requests.send(request).await.expect("an open stream");
+        let status = stream.end().await;
+        assert_eq!((status.code(), status.message()), (code, message));
+    }
+}
+
+/// Knative (`K_REVISION`) routes one request to a new server before it scales.
+#[tokio::test]
+async fn the_first_stream_warms_a_knative_server_up() {
+    let fixture = Fixture::with_variables(BTreeMap::from([("K_REVISION".to_owned(), "1".to_owned())]));
+    let mut client = fixture.client().await;
+    let status = Sotw::open(&mut client).await.err().expect("a refused stream");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "server warmup not complete; try again")
+    );
+    assert!(Sotw::open(&mut client).await.is_ok());
 }
 
 #[tokio::test]

@@ -17,7 +17,10 @@ use super::{
     held::{Charge, HeldBytes, size_of_private},
     names::Names,
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
+use crate::generate::{
+    EncodedResource, ResourceSnapshot, ResourceType,
+    resource::{TypeResources, UnknownRoutes},
+};
 
 /// The number of cached responses; the most recently used stay. Proxies that connect at the same time are of few kinds.
 const CACHE_ENTRIES: usize = 32;
@@ -53,7 +56,7 @@ pub(in crate::xds) struct ResponseCache {
 struct CacheEntry {
     resource_type: ResourceType,
     view: TypeResources,
-    answers_unknown_routes: bool,
+    unknown_routes: UnknownRoutes,
     /// `None` for a wildcard subscription.
     names: Option<Weak<Names>>,
     response: CachedResponse,
@@ -102,7 +105,7 @@ impl ResponseCache {
         let view = latest.resources(resource_type);
         let is_same = |entry: &CacheEntry| {
             entry.resource_type == resource_type
-                && entry.answers_unknown_routes == latest.answers_unknown_routes
+                && entry.unknown_routes == latest.unknown_routes
                 && entry.names.as_ref().map(Weak::as_ptr) == names.map(Arc::as_ptr)
                 && entry.view.same(view)
         };
@@ -139,7 +142,7 @@ impl ResponseCache {
         entries.push_back(CacheEntry {
             resource_type,
             view: view.clone(),
-            answers_unknown_routes: latest.answers_unknown_routes,
+            unknown_routes: latest.unknown_routes.clone(),
             names: names.map(Arc::downgrade),
             response: response.clone(),
         });
@@ -206,7 +209,11 @@ pub(in crate::xds) mod tests {
             },
             _ => TypeResources::default(),
         };
-        ResourceSnapshot::new(Revision(revision), ResourceType::ALL.iter().map(view).collect(), false)
+        ResourceSnapshot::new(
+            Revision(revision),
+            ResourceType::ALL.iter().map(view).collect(),
+            UnknownRoutes::Omitted,
+        )
     }
 
     fn answer(cache: &ResponseCache, snapshot: &ResourceSnapshot) -> Arc<[Arc<EncodedResource>]> {

@@ -26,6 +26,8 @@ pub(in crate::xds) enum EndReason {
     Silent,
     #[error("the credentials of the client have expired; connect again")]
     Expired,
+    #[error("ztunnel requires PILOT_ENABLE_AMBIENT=true")]
+    NoAmbient,
     #[error("authorization failed: {0}")]
     Forbidden(String),
     #[error(transparent)]
@@ -73,6 +75,7 @@ impl EndReason {
             Self::Draining | Self::ShuttingDown => Code::Unavailable,
             Self::Silent => Code::DeadlineExceeded,
             Self::Expired => Code::Unauthenticated,
+            Self::NoAmbient => Code::Unknown,
             Self::Forbidden(_) => Code::PermissionDenied,
             Self::Node(_) => Code::InvalidArgument,
             Self::Busy { .. }

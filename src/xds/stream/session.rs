@@ -15,6 +15,7 @@ use super::{
     debug_responder::DebugResponder,
     end::{EndReason, EndSignals},
     shared::Shared,
+    unserved::UnservedTypes,
 };
 use crate::{
     base,
@@ -28,7 +29,7 @@ use crate::{
         events::{Attachment, Health},
         message::{Message, ResponseSender},
         registry::{NewConnection, Registration},
-        request::IncomingRequest,
+        request::{IncomingRequest, UnservedRequest},
     },
 };
 
@@ -61,6 +62,7 @@ pub(super) struct Session {
     /// Held while the client represents a machine.
     attachment: Option<Attachment>,
     debug_responder: DebugResponder,
+    unserved: UnservedTypes,
 }
 
 impl Session {
@@ -107,6 +109,7 @@ impl Session {
             requested: None,
             attachment,
             debug_responder: stream.debug_responder(),
+            unserved: UnservedTypes::default(),
         }
     }
 
@@ -121,12 +124,8 @@ impl Session {
                 self.on_health(incoming.complaint).await;
             } else if debug::is_debug(&incoming.type_url) {
                 return Box::pin(self.debug_responder.answer(incoming)).await;
-            } else {
-                tracing::debug!(
-                    node = self.node(),
-                    r#type = incoming.type_url,
-                    "ignored request for an unknown type"
-                );
+            } else if let Some(unserved) = incoming.unserved {
+                return Box::pin(self.on_unserved(incoming.type_url, unserved)).await;
             }
             return Ok(());
         };
@@ -136,6 +135,24 @@ impl Session {
         // A slow reader must not delay the requests of others.
         drop(incoming.permit);
         self.write(responses, rendering).await
+    }
+
+    /// Answers a request for a type that is not served.
+    async fn on_unserved(&mut self, type_url: String, request: UnservedRequest) -> Result<(), EndReason> {
+        let protocol = self.registration.connection.protocol;
+        let answer = self.unserved.answer(protocol, &type_url, request, self.shared.ambient);
+        tracing::debug!(
+            node = self.node(),
+            r#type = type_url,
+            answered = answer.is_some(),
+            "received request for a type that is not served"
+        );
+        let Some(answer) = answer else { return Ok(()) };
+        let (message, _) = Message::empty(protocol, type_url, answer.nonce.into(), answer.removed)?;
+        tokio::select! {
+            sent = self.sender.send(message) => Ok(sent?),
+            end = self.ends.next() => Err(end),
+        }
     }
 
     /// Handles a health report of an agent: a complaint, or none.

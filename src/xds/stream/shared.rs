@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, OnceLock},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::{Duration, Instant, SystemTime},
 };
 
+use super::unserved::Ambient;
 use crate::{
     base::ClusterId,
     generate::proxy::{NodeMetadataPool, Proxy},
@@ -63,6 +64,12 @@ pub(in crate::xds) struct Shared {
     pub(in crate::xds) name_lists: Arc<NameListInterner>,
     /// The node metadata of clients: equal metadata is stored once.
     pub(in crate::xds) kinds: NodeMetadataPool,
+    /// Ambient mode (`PILOT_ENABLE_AMBIENT`).
+    pub(in crate::xds) ambient: Ambient,
+    /// True until the first stream was refused.
+    ///
+    /// Parity (pilot/pkg/xds/ads.go): with `K_REVISION` the first request warms the server up.
+    pub(in crate::xds) refuses_first: AtomicBool,
     /// The clusters of aliases (`--clusterAliases`).
     pub(in crate::xds) aliases: BTreeMap<ClusterId, ClusterId>,
 }

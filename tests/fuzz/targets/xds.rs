@@ -11,7 +11,7 @@ use istiod::{
     generate::{
         EncodedResource, Proxy, ResourceSnapshot, ResourceType,
         proxy::Extensions,
-        resource::{PartResources, TypeResources},
+        resource::{PartResources, TypeResources, UnknownRoutes},
     },
     model::Revision,
     proto::envoy::config::{cluster::v3::Cluster, core::v3::Node},
@@ -172,7 +172,7 @@ fn mesh() -> ResourceSnapshot {
             parts: [Arc::new(part)].into(),
         }
     });
-    ResourceSnapshot::new(Revision(1), views.collect(), false)
+    ResourceSnapshot::new(Revision(1), views.collect(), UnknownRoutes::Omitted)
 }
 
 thread_local! {

@@ -513,6 +513,18 @@ fn tunnels_use_the_certificates_that_the_node_names() {
 }
 
 #[test]
+fn windows_of_tunnels_are_those_of_the_variables() {
+    let mut installation = installation();
+    installation.features.pilot_hbone_initial_stream_window_size = 70_000;
+    let store = store_in(installation, None, "");
+    let cluster = fixture::resource(&store, 0, ResourceType::Cluster, "connect_originate");
+    let options = &cluster["typedExtensionProtocolOptions"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
+    let http2 = &options["explicitHttpConfig"]["http2ProtocolOptions"];
+    assert_eq!(http2["initialStreamWindowSize"], 70_000);
+    assert_eq!(http2["initialConnectionWindowSize"], Value::Null);
+}
+
+#[test]
 fn tunnels_carry_baggage_if_it_is_enabled() {
     let rule = "
 apiVersion: networking.istio.io/v1

@@ -253,7 +253,7 @@ fn sniffed_name(host: &VisibleHost, port: u32) -> SmolStr {
         .collect()
 }
 
-fn catch_all(scope: &SidecarScope) -> CatchAll {
+pub(super) fn catch_all(scope: &SidecarScope) -> CatchAll {
     if scope.registry_only {
         CatchAll::BlockAll
     } else if scope.egress_proxy.is_empty() {

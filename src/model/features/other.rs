@@ -1,0 +1,178 @@
+//! Variables of Istio that are not feature variables: those that other parts read, and those without effect.
+
+/// A variable with its meaning, or with the reason why it has no effect.
+pub type Described = (&'static str, &'static str);
+
+/// Variables that other parts read.
+pub const OTHER_VARIABLES: &[Described] = &[
+    ("AUDIENCE", "Audience of the tokens that `JWT_RULE` accepts."),
+    (
+        "CERT_SIGNER_DOMAIN",
+        "Domain of the Kubernetes signers that workloads may name.",
+    ),
+    (
+        "CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR",
+        "Spreads the checks of the self-signed root.",
+    ),
+    ("CITADEL_SELF_SIGNED_CA_CERT_TTL", "Validity of the self-signed root."),
+    (
+        "CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE",
+        "Size of the self-signed root's RSA key.",
+    ),
+    (
+        "CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL",
+        "Interval of the checks of the self-signed root.",
+    ),
+    (
+        "CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE",
+        "Part of the root's validity, in percent, before whose end it is replaced.",
+    ),
+    ("CLUSTER_ID", "Default of `--clusterID`."),
+    (
+        "EXTERNAL_CA",
+        "`ISTIOD_RA_KUBERNETES_API`: Kubernetes signs workload certificates.",
+    ),
+    (
+        "EXTERNAL_ISTIOD",
+        "The control plane runs outside the clusters that it serves.",
+    ),
+    ("GRPC_KEEPALIVE_INTERVAL", "Default of `--keepaliveInterval`."),
+    ("GRPC_KEEPALIVE_TIMEOUT", "Default of `--keepaliveTimeout`."),
+    (
+        "HOME",
+        "Folder whose `.kube/config` is read if `KUBECONFIG` is not set.",
+    ),
+    (
+        "ISTIOD_CUSTOM_HOST",
+        "Further DNS names of the serving certificate, separated by commas.",
+    ),
+    ("ISTIO_WATCH_NAMESPACE", "The only namespace that is read."),
+    ("JWT_RULE", "OpenID Connect provider of callers."),
+    (
+        "K8S_SIGNER",
+        "Kubernetes signer of workload certificates, with `EXTERNAL_CA`.",
+    ),
+    (
+        "KUBECONFIG",
+        "Kubeconfig files of the config cluster, separated by colons.",
+    ),
+    (
+        "KUBERNETES_SERVICE_HOST",
+        "Address of the API server for the service account.",
+    ),
+    (
+        "KUBERNETES_SERVICE_PORT",
+        "Port of the API server for the service account.",
+    ),
+    ("K_REVISION", "Set by Knative: the first stream is refused."),
+    (
+        "METRICS_LOCALHOST_ACCESS_ONLY",
+        "Serves `/metrics` to this machine only.",
+    ),
+    (
+        "PILOT_CERT_PROVIDER",
+        "Source of the serving certificate: `istiod`, or `k8s.io/` and a signer.",
+    ),
+    (
+        "POD_NAME",
+        "Name of this replica in locks, WorkloadEntries and debug pages.",
+    ),
+    ("POD_NAMESPACE", "Default of `--namespace`."),
+    ("REVISION", "Revision of this control plane; empty for all revisions."),
+    ("ROOT_CA_DIR", "Folder of the plugged-in CA."),
+    (
+        "SHARED_MESH_CONFIG",
+        "ConfigMap whose mesh config is the base of the own one.",
+    ),
+    ("TOKEN_ISSUER", "Issuer of the tokens that `JWT_RULE` accepts."),
+    (
+        "USE_CACERTS_FOR_SELF_SIGNED_CA",
+        "Stores the self-signed root in Secret `cacerts`.",
+    ),
+];
+
+const GATEWAY_API: &str = "Gateway API objects are not converted yet";
+const WEBHOOKS: &str = "there are no webhooks yet";
+const AMBIENT: &str = "ztunnel is not served yet";
+const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
+const GO: &str = "it configures the Go runtime or Go libraries";
+const AGENT: &str = "agents read it, not the control plane";
+const ON_DEMAND: &str = "scopes are built on demand, once for all proxies";
+
+/// Variables without effect, with the reason. The daemon warns about those that are set.
+pub const WITHOUT_EFFECT: &[Described] = &[
+    ("AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY", AMBIENT),
+    (
+        "AMBIENT_ENABLE_MULTI_NETWORK",
+        "waypoints between networks are not served yet",
+    ),
+    (
+        "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
+        "waypoints between networks are not served yet",
+    ),
+    ("AMBIENT_ENABLE_STATUS", AMBIENT),
+    ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
+    ("ENABLE_GATEWAY_API_INFERENCE_EXTENSION", GATEWAY_API),
+    ("ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT", GATEWAY_API),
+    ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
+    ("ENABLE_NATIVE_SIDECARS", WEBHOOKS),
+    ("ENABLE_VTPROTOBUF", GO),
+    ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", WEBHOOKS),
+    ("INJECTION_WEBHOOK_CONFIG_NAME", WEBHOOKS),
+    ("INJECT_ENABLED", WEBHOOKS),
+    ("ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", AGENT),
+    ("ISTIO_DELTA_XDS", AGENT),
+    (
+        "ISTIO_ENABLE_CONTROLLER_QUEUE_METRICS",
+        "there are no controller queues",
+    ),
+    (
+        "ISTIO_KUBE_CLIENT_CONTENT_TYPE",
+        "the API server is always asked for JSON",
+    ),
+    ("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", AGENT),
+    ("K8S_INGRESS_NS", "Ingress objects are not converted yet"),
+    ("MUTEX_PROFILE_FRACTION", GO),
+    ("PILOT_AGENT_MERGE_ENVOY_STATS", AGENT),
+    ("PILOT_AUTO_ALLOW_WAYPOINT_POLICY", AMBIENT),
+    ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
+    ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
+    ("PILOT_ENABLE_ALPHA_GATEWAY_API", GATEWAY_API),
+    ("PILOT_ENABLE_CDS_CACHE", SHARED),
+    ("PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS", GATEWAY_API),
+    ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
+    ("PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER", GATEWAY_API),
+    ("PILOT_ENABLE_GATEWAY_API_STATUS", GATEWAY_API),
+    (
+        "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS",
+        "the untaint controller does not exist yet",
+    ),
+    ("PILOT_ENABLE_RDS_CACHE", SHARED),
+    ("PILOT_ENABLE_XDS_CACHE", SHARED),
+    ("PILOT_GATEWAY_API_CONTROLLER_NAME", GATEWAY_API),
+    ("PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME", GATEWAY_API),
+    (
+        "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME",
+        "the untaint controller does not exist yet",
+    ),
+    (
+        "PILOT_PUSH_THROTTLE",
+        "configuration is generated once for all proxies that share it; responses are bounded by their bytes",
+    ),
+    ("PILOT_STATUS_MAX_WORKERS", "status writers do not queue"),
+    ("PILOT_XDS_CACHE_INDEX_CLEAR_INTERVAL", SHARED),
+    ("PILOT_XDS_CACHE_SIZE", SHARED),
+    ("PILOT_XDS_CACHE_STATS", SHARED),
+    ("PLATFORM", WEBHOOKS),
+    (
+        "UNSAFE_ENABLE_ADMIN_ENDPOINTS",
+        "the pages that it enables do not exist",
+    ),
+    ("UNSAFE_PILOT_ENABLE_DELTA_TEST", "it serves tests of Istio itself"),
+    (
+        "UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS",
+        "it serves tests of Istio itself",
+    ),
+    ("USE_REMOTE_CERTS", "the plugged-in CA is read from ROOT_CA_DIR"),
+    ("VALIDATION_WEBHOOK_CONFIG_NAME", WEBHOOKS),
+];
