@@ -21,13 +21,15 @@ CARGO_FUZZ_VERSION := 0.13.1
 FUZZ_TOOLCHAIN := nightly-2026-05-20
 # Time for each fuzz target.
 FUZZ_SECONDS := 60
+# First seed of `make fuzz-meshes`.
+FUZZ_SEED := $(shell date +%s)
 FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 
 # Length of `make soak`, and the seed of its random events.
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test graph lab soak bench bench-soak fuzz audit run envoy tools clean help
+.PHONY: build test graph lab soak bench bench-soak fuzz fuzz-inputs fuzz-meshes audit run envoy tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
@@ -78,9 +80,18 @@ bench: tools ## all benches (see tests/README.md); compares with the kept figure
 bench-soak: ## 100,000 short connections and changes; fails if memory varies by over 5 % (SOAK_PART: fraction)
 	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
 
+fuzz: fuzz-meshes fuzz-inputs ## random meshes, then libFuzzer
+
+fuzz-meshes: envoy ## rules that random meshes keep, and real Envoys (as root), FUZZ_SECONDS (60) each, from seed FUZZ_SEED (the time)
+	@echo 'ISTIOD_FUZZ_SEED=$(FUZZ_SEED)'
+	@for trial in properties::meshes_are_consistent accept::random_meshes; do \
+	  ISTIOD_FUZZ_SEED=$(FUZZ_SEED) ISTIOD_FUZZ_SECONDS=$(FUZZ_SECONDS) \
+	    cargo test --quiet --locked --test integration -- $$trial --exact; \
+	done
+
 # Findings are written to target/fuzz. Add a failing input to tests/fuzz/corpus. The daemon's lock file is used, so that
 # the fuzzed dependencies are those of the release.
-fuzz: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer on the targets of tests/fuzz, FUZZ_SECONDS (60) each; FUZZ_TARGETS="a b" selects targets
+fuzz-inputs: $(TOOLS)/bin/cargo-fuzz $(TOOLS)/rustup/$(FUZZ_TOOLCHAIN) ## libFuzzer on the targets of tests/fuzz, FUZZ_SECONDS (60) each; FUZZ_TARGETS="a b" selects targets
 	cp Cargo.lock tests/fuzz/Cargo.lock
 	@for target in $(FUZZ_TARGETS); do \
 	  mkdir -p target/fuzz/corpus/$$target target/fuzz/artifacts/$$target; \

@@ -3,7 +3,8 @@
 //!
 //! Each Envoy runs in its own network namespace, where the scenario's addresses can be bound. It reaches the daemon
 //! over a Unix socket, through a relay that records the exchange. `accept/refused.txt` lists the rejected
-//! configurations with reasons; a line without a rejection fails the test too.
+//! configurations with reasons; a line without a rejection fails the test too. Some random meshes are served in the
+//! same way.
 
 mod agent;
 mod proxy;
@@ -19,6 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use libtest_mimic::{Completion, Failed, Trial};
 
 use crate::golden::folders;
+use crate::properties::meshes::{Mesh, Seeds};
 use crate::support::daemon::Daemon;
 use crate::support::{envoy, http, missing, netns, project, scratch};
 use proxy::Proxy;
@@ -48,18 +50,44 @@ const GROUPS: [&str; 16] = [
 /// compensates for their different sizes.
 const AT_A_TIME: usize = 2;
 
+/// Number of random meshes; each has four Envoys.
+const RANDOM_MESHES: u64 = 4;
+
 pub(crate) fn trials() -> Vec<Trial> {
-    GROUPS
+    let groups = GROUPS
         .into_iter()
-        .map(|group| Trial::ignorable_test(format!("accept::{group}"), move || accepted(group)))
+        .map(|group| Trial::ignorable_test(format!("accept::{group}"), move || accepted(group)));
+    groups
+        .chain([Trial::ignorable_test("accept::random_meshes", random_meshes)])
         .collect()
 }
 
-fn accepted(group: &str) -> Result<Completion, Failed> {
+fn missing_component() -> Option<&'static str> {
     if envoy::binary().is_none() {
-        return missing("Envoy is missing; `make tools` installs it");
+        return Some("Envoy is missing; `make tools` installs it");
     }
-    if let Some(reason) = netns::unavailable() {
+    netns::unavailable()
+}
+
+/// Real Envoys accept the configuration of random meshes. The folder of a rejected one stays.
+fn random_meshes() -> Result<Completion, Failed> {
+    if let Some(reason) = missing_component() {
+        return missing(reason);
+    }
+    let list = ExpectedRejections::read()?;
+    let folder = scratch("accept/random-meshes");
+    for seed in Seeds::new(RANDOM_MESHES)? {
+        let mesh = folder.join(seed.to_string());
+        let random = Mesh::loadable(seed, secrets::CERTIFICATE, secrets::KEY);
+        random.write(&mesh).map_err(|error| error.to_string())?;
+        check(&mesh, &format!("random/{seed}"), &list)
+            .map_err(|error| format!("seed {seed}, mesh folder {}: {error}", mesh.display()))?;
+    }
+    Ok(Completion::Completed)
+}
+
+fn accepted(group: &str) -> Result<Completion, Failed> {
+    if let Some(reason) = missing_component() {
         return missing(reason);
     }
     let set = project().join("../shared/conformance/scenarios");

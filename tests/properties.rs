@@ -1,6 +1,9 @@
-//! Oracles over random meshes: proxies receive the same bytes, however the world reached its state.
+//! Oracles over random meshes: proxies receive the same bytes, however the world reached its state, and every
+//! reference in them has a target.
 
+mod control_plane;
 mod corpus;
+pub(crate) mod meshes;
 mod oracles;
 
 use libtest_mimic::Trial;
@@ -28,5 +31,6 @@ pub(crate) fn trials() -> Vec<Trial> {
             "properties::dependencies_grow_linearly",
             oracles::dependencies_grow_linearly,
         ),
+        Trial::test("properties::meshes_are_consistent", meshes::are_consistent),
     ]
 }

@@ -139,7 +139,8 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     Ok(report)
 }
 
-fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
+/// Returns the proxies of a folder, with their names.
+pub fn proxies(folder: &Folder) -> Result<Vec<(String, Arc<Proxy>)>, RenderError> {
     let text = |value: &Value, key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     folder
         .proxies

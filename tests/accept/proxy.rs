@@ -43,9 +43,9 @@ impl Proxy {
         let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
         let envoys = folder.proxies.iter().filter(|entry| {
             let id = entry["node"].as_str().unwrap_or_default();
-            ["sidecar~", "router~", "waypoint~"]
-                .iter()
-                .any(|kind| id.starts_with(kind))
+            let is_envoy = entry["metadata"]["GENERATOR"] != "grpc";
+            let kinds = ["sidecar~", "router~", "waypoint~"];
+            is_envoy && kinds.iter().any(|kind| id.starts_with(kind))
         });
         Ok(envoys.map(Proxy::of).collect())
     }

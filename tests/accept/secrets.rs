@@ -12,13 +12,17 @@ use serde_json::{Value, json};
 
 use crate::support::daemon;
 
+/// A certificate that is also its own root, and its key, as PEM.
+pub(super) const CERTIFICATE: &str = include_str!("identity.pem");
+pub(super) const KEY: &str = include_str!("identity-key.pem");
+
 /// A secret of the agent: roots for the well-known root names, a certificate for all others.
 pub(super) fn of_agent(name: &str) -> Any {
-    let certificate = json!({ "inlineString": include_str!("identity.pem") });
+    let certificate = json!({ "inlineString": CERTIFICATE });
     let body = if name == "ROOTCA" || name.starts_with("file-root:") || name.ends_with("-cacert") {
         json!({ "validationContext": { "trustedCa": certificate } })
     } else {
-        let key = json!({ "inlineString": include_str!("identity-key.pem") });
+        let key = json!({ "inlineString": KEY });
         json!({ "tlsCertificate": { "certificateChain": certificate, "privateKey": key } })
     };
     let mut secret = json!({ "@type": super::record::SECRET, "name": name });

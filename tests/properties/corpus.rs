@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::support::random::Random;
 
-const NAMESPACES: [&str; 3] = ["a", "b", "istio-system"];
-const APPS: [&str; 4] = ["s0", "s1", "s2", "s3"];
+pub(super) const NAMESPACES: [&str; 3] = ["a", "b", "istio-system"];
+pub(super) const APPS: [&str; 4] = ["s0", "s1", "s2", "s3"];
 pub(super) const PORTS: [(&str, u32); 6] = [
     ("http", 80),
     ("grpc-api", 81),
@@ -45,7 +45,7 @@ pub(super) fn rows(random: &mut Random) -> Vec<Row> {
     if kind == KINDS - 1 {
         return vec![resolved_host(random).into()];
     }
-    let object = object(random, kind);
+    let object = object_of(random, kind);
     let elsewhere = document::parse(&ClusterId::new("c2"), &object);
     let counts = elsewhere.rows.iter().all(|row| row.kind().counts_in_remote_clusters());
     if counts && random.one_in(3) {
@@ -65,7 +65,13 @@ fn resolved_host(random: &mut Random) -> ResolvedHost {
     }
 }
 
-fn object(random: &mut Random, kind: usize) -> Value {
+/// A random object of any kind that a mesh folder may contain.
+pub(super) fn object(random: &mut Random) -> Value {
+    let kind = random.below(KINDS - 1);
+    object_of(random, kind)
+}
+
+fn object_of(random: &mut Random, kind: usize) -> Value {
     let namespace = random.pick(&NAMESPACES).to_owned();
     let name = random.pick(&APPS).to_owned();
     let meta = json!({ "name": name, "namespace": namespace,

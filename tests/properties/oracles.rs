@@ -4,91 +4,26 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use istiod::{
     api::{Kind, document},
-    base::{ClusterId, ObjectKey, Shared, SmolStr},
+    base::{ClusterId, ObjectKey, SmolStr},
     generate::{
         Proxy, RequestedResources, ResourceType,
         proxy::{Extensions, Identity},
-        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
+        store::ConnectionId,
     },
-    model::{Change, Installation, World, features::Features, inputs::Row},
-    table::ChangeSet,
+    model::{Change, Installation, features::Features, inputs::Row},
 };
 use libtest_mimic::Failed;
 use serde_json::{Value, json};
 
+use super::control_plane::{ControlPlane, first_difference, upserts};
 use super::corpus;
 use crate::support::random::Random;
 
-/// The resources of all proxies: (proxy, type, name) → version.
-type Bytes = BTreeMap<(u64, ResourceType, String), String>;
-
-/// A control plane without time and sockets.
-struct ControlPlane {
-    world: World,
-    store: ConfigStore,
-}
-
-impl ControlPlane {
-    fn new() -> Self {
-        Self::of(Installation::default())
-    }
-
-    fn of(installation: Installation) -> Self {
-        let mut control_plane = Self {
-            world: World::new(installation),
-            store: ConfigStore::default(),
-        };
-        let connected = proxies()
-            .into_iter()
-            .enumerate()
-            .map(|(index, proxy)| (ConnectionId(index as u64), Arc::new(proxy)));
-        let requested = std::iter::once((ConnectionId(GRPC), Shared::new(requested_names())));
-        let membership = ProxyEvents {
-            connected: connected.collect(),
-            requested: requested.collect(),
-            ..ProxyEvents::default()
-        };
-        let mesh = control_plane.world.snapshot();
-        control_plane
-            .store
-            .update(&mesh, &ChangeSet::default(), membership, &Serial);
-        control_plane
-    }
-
-    /// Commits a batch. Returns the number of resources built.
-    fn commit(&mut self, batch: Vec<Change>) -> Result<usize, Failed> {
-        let commit = self.world.commit(batch);
-        let update = self
-            .store
-            .update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
-        if update.panics.is_empty() {
-            Ok(update.built)
-        } else {
-            Err(format!("panics: {:?}", update.panics).into())
-        }
-    }
-
-    fn bytes(&self) -> Bytes {
-        let mut bytes = Bytes::new();
-        for index in 0..proxies().len() as u64 {
-            let snapshot = self
-                .store
-                .group_of(ConnectionId(index))
-                .and_then(|key| self.store.snapshot(key));
-            for resource_type in ResourceType::ALL {
-                for resource in snapshot
-                    .iter()
-                    .flat_map(|snapshot| snapshot.resources(*resource_type).iter())
-                {
-                    bytes.insert(
-                        (index, *resource_type, resource.name.to_string()),
-                        resource.version.to_string(),
-                    );
-                }
-            }
-        }
-        bytes
-    }
+/// A control plane with [`proxies`].
+fn fresh(installation: Installation) -> ControlPlane {
+    let proxies = proxies().into_iter().map(Arc::new);
+    let requested = [(ConnectionId(GRPC), requested_names())];
+    ControlPlane::new(installation, proxies, requested)
 }
 
 /// The proxyless gRPC client and server; the first one is a sidecar of the same workload.
@@ -98,7 +33,7 @@ const SERVED: u64 = 0;
 const WAYPOINT: u64 = 6;
 
 /// The subscriptions of the gRPC client: all resources that may exist, and some that do not.
-fn requested_names() -> RequestedResources {
+pub(super) fn requested_names() -> RequestedResources {
     let hosts = corpus::HOSTS
         .iter()
         .flat_map(|host| corpus::PORTS.map(|(_, port)| (*host, port)));
@@ -192,23 +127,8 @@ fn mesh_rows() -> Vec<Row> {
     folder.rows.into_values().flatten().chain(waypoint_rows()).collect()
 }
 
-fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
-    rows.into_iter().map(Change::Upsert).collect()
-}
-
 /// The base seed of all random numbers.
 const SEED: u64 = 20_261;
-
-fn first_difference(a: &Bytes, b: &Bytes) -> String {
-    let keys: std::collections::BTreeSet<_> = a.keys().chain(b.keys()).collect();
-    let differing: Vec<String> = keys
-        .into_iter()
-        .filter(|key| a.get(key) != b.get(key))
-        .take(5)
-        .map(|key| format!("{key:?}"))
-        .collect();
-    differing.join("; ")
-}
 
 /// Applies 10,000 random edits, and compares the incremental result with one built from scratch at intervals.
 pub(super) fn incremental_equals_from_scratch() -> Result<(), Failed> {
@@ -234,7 +154,7 @@ fn ambient() -> Installation {
 
 fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Failed> {
     let mut random = Random::new(seed);
-    let mut control_plane = ControlPlane::of(installation.clone());
+    let mut control_plane = fresh(installation.clone());
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
     let mut rejected = 0;
     let mut served_by_waypoint = 0;
@@ -261,7 +181,7 @@ fn edited(installation: &Installation, seed: u64, edits: usize) -> Result<(), Fa
         }
         control_plane.commit(batch)?;
         if edit % 50 == 0 || edit + 1 == edits {
-            let mut scratch = ControlPlane::of(installation.clone());
+            let mut scratch = fresh(installation.clone());
             scratch.commit(upserts(mesh_rows().into_iter().chain(objects.values().cloned())))?;
             let (incremental, scratch) = (control_plane.bytes(), scratch.bytes());
             let behind = incremental.keys().filter(|(proxy, resource_type, name)| {
@@ -311,7 +231,7 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
             for index in (1..rows.len()).rev() {
                 rows.swap(index, random.below(index + 1));
             }
-            let mut control_plane = ControlPlane::of(installation.clone());
+            let mut control_plane = fresh(installation.clone());
             let mut rest = rows.as_slice();
             while !rest.is_empty() {
                 let (batch, later) = rest.split_at((1 + random.below(20)).min(rest.len()));
@@ -352,7 +272,7 @@ pub(super) fn grpc_clients_get_the_routes_of_sidecars() -> Result<(), Failed> {
     let mut random = Random::new(SEED + 3);
     let mut compared = 0;
     for round in 0..120 {
-        let mut control_plane = ControlPlane::new();
+        let mut control_plane = fresh(Installation::default());
         let rows = (0..60).flat_map(|_| corpus::rows(&mut random));
         let rows = rows.filter(|row| !matches!(row, Row::EnvoyFilter(_)));
         let rows: Vec<Row> = mesh_rows().into_iter().chain(rows).collect();
@@ -419,7 +339,7 @@ fn slice(namespace: &str, name: &str, addresses: &[&str]) -> Value {
 /// An endpoint change affects one load assignment, a VirtualService affects no clusters and no endpoints, and a service
 /// outside the Sidecar affects nothing.
 pub(super) fn irrelevant_changes_cause_no_updates() -> Result<(), Failed> {
-    let mut control_plane = ControlPlane::new();
+    let mut control_plane = fresh(Installation::default());
     let mut objects = vec![];
     for index in 0..20 {
         let name = format!("web{index}");
@@ -470,7 +390,7 @@ pub(super) fn irrelevant_changes_cause_no_updates() -> Result<(), Failed> {
 /// Twice as many services record about twice as many dependencies, at most.
 pub(super) fn dependencies_grow_linearly() -> Result<(), Failed> {
     let reads = |services: usize| -> Result<usize, Failed> {
-        let mut control_plane = ControlPlane::new();
+        let mut control_plane = fresh(Installation::default());
         let objects = (0..services).flat_map(|index| {
             let name = format!("web{index}");
             [

@@ -1,0 +1,106 @@
+//! A control plane without time and sockets.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use istiod::{
+    base::Shared,
+    generate::{
+        Proxy, RequestedResources, ResourceType,
+        store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
+    },
+    model::{Change, Installation, World, inputs::Row},
+    table::ChangeSet,
+};
+
+/// The resources of all proxies: (proxy, type, name) → version.
+pub(super) type Bytes = BTreeMap<(u64, ResourceType, String), String>;
+
+/// The model and the generated resources of some proxies, which are numbered from 0.
+pub(super) struct ControlPlane {
+    world: World,
+    pub(super) store: ConfigStore,
+    proxies: u64,
+}
+
+impl ControlPlane {
+    /// Creates a control plane with an empty mesh and these proxies. `requested` has the subscriptions of gRPC clients.
+    pub(super) fn new(
+        installation: Installation,
+        proxies: impl IntoIterator<Item = Arc<Proxy>>,
+        requested: impl IntoIterator<Item = (ConnectionId, RequestedResources)>,
+    ) -> Self {
+        let connected: Vec<_> = (0..).map(ConnectionId).zip(proxies).collect();
+        let requested = requested.into_iter();
+        let mut control_plane = Self {
+            world: World::new(installation),
+            store: ConfigStore::default(),
+            proxies: connected.len() as u64,
+        };
+        let membership = ProxyEvents {
+            connected,
+            requested: requested.map(|(id, names)| (id, Shared::new(names))).collect(),
+            ..ProxyEvents::default()
+        };
+        let mesh = control_plane.world.snapshot();
+        control_plane
+            .store
+            .update(&mesh, &ChangeSet::default(), membership, &Serial);
+        control_plane
+    }
+
+    /// Commits a batch. Returns the number of resources built.
+    pub(super) fn commit(&mut self, batch: Vec<Change>) -> Result<usize, String> {
+        let commit = self.world.commit(batch);
+        let update = self
+            .store
+            .update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
+        if update.panics.is_empty() {
+            Ok(update.built)
+        } else {
+            Err(format!("panics: {:?}", update.panics))
+        }
+    }
+
+    /// Returns the versions of all resources.
+    pub(super) fn bytes(&self) -> Bytes {
+        let mut bytes = Bytes::new();
+        for index in 0..self.proxies {
+            let snapshot = self
+                .store
+                .group_of(ConnectionId(index))
+                .and_then(|key| self.store.snapshot(key));
+            for resource_type in ResourceType::ALL {
+                for resource in snapshot
+                    .iter()
+                    .flat_map(|snapshot| snapshot.resources(*resource_type).iter())
+                {
+                    bytes.insert(
+                        (index, *resource_type, resource.name.to_string()),
+                        resource.version.to_string(),
+                    );
+                }
+            }
+        }
+        bytes
+    }
+}
+
+/// Returns changes that add these rows.
+pub(super) fn upserts(rows: impl IntoIterator<Item = Row>) -> Vec<Change> {
+    rows.into_iter().map(Change::Upsert).collect()
+}
+
+/// Names the first resources that differ.
+pub(super) fn first_difference(a: &Bytes, b: &Bytes) -> String {
+    let keys: BTreeSet<_> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<String> = keys
+        .into_iter()
+        .filter(|key| a.get(key) != b.get(key))
+        .take(5)
+        .map(|key| format!("{key:?}"))
+        .collect();
+    differing.join("; ")
+}
