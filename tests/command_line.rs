@@ -254,6 +254,9 @@ fn first_line_of(mut stream: TcpStream) -> std::io::Result<String> {
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
+/// Sets arguments and variables of a command.
+type Arguments<'a> = &'a dyn Fn(&mut Command);
+
 fn kubeconfigs_are_found_like_istios() -> Result<(), Failed> {
     let folder = scratch("command-line-kubeconfigs");
     let used = TcpListener::bind("127.0.0.1:0")?;
@@ -264,7 +267,7 @@ fn kubeconfigs_are_found_like_istios() -> Result<(), Failed> {
     let home = folder.join("home");
     kubeconfig(&home.join(".kube/config"), &server, None)?;
     let list = format!("{}:{}:{}", missing.display(), good.display(), other.display());
-    let cases: [(&str, &dyn Fn(&mut Command)); 4] = [
+    let cases: [(&str, Arguments<'_>); 4] = [
         ("flag", &|command| {
             command.arg("--kubeconfig").arg(&good).env("KUBECONFIG", &other);
         }),

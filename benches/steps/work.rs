@@ -306,6 +306,7 @@ impl Work {
             resources: view.iter().cloned().collect(),
             coalesced: None,
             removed: Vec::new(),
+            held: None,
         };
         let Ok((message, sent)) = Message::new(Protocol::Delta, response) else {
             self.wrong = Some("the response is too large".into());

@@ -108,6 +108,7 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
             Part::Routes(_) => ResourceType::Route,
             Part::Extensions(_) => ResourceType::Extension,
             Part::NameTable(_) => ResourceType::NameTable,
+            Part::TrustAnchors(_) => ResourceType::ProxyConfig,
             Part::Secrets(_) => ResourceType::Secret,
         });
     }
@@ -122,6 +123,7 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
         Resource::Route(_) => ResourceType::Route,
         Resource::Extension(_) => ResourceType::Extension,
         Resource::NameTable(_) => ResourceType::NameTable,
+        Resource::TrustAnchors(_) => ResourceType::ProxyConfig,
         Resource::Secret(_) => ResourceType::Secret,
     })
 }

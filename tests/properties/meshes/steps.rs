@@ -99,9 +99,10 @@ impl Mesh {
         mesh.steps.retain(|step| {
             let (_, _, kind, ..) = step.identity();
             let spec = step.object["spec"].to_string();
-            !["EnvoyFilter", "Secret", "ConfigMap"].contains(&kind.as_str())
-                && !spec.contains("file:///")
-                && !(kind == "DestinationRule" && spec.contains("credentialName"))
+            let is_excluded = ["EnvoyFilter", "Secret", "ConfigMap"].contains(&kind.as_str())
+                || spec.contains("file:///")
+                || kind == "DestinationRule" && spec.contains("credentialName");
+            !is_excluded
         });
         for name in corpus::APPS {
             let data = json!({ "tls.crt": certificate, "tls.key": key, "ca.crt": certificate });
@@ -164,7 +165,7 @@ impl Mesh {
         let read = |path: &Path| std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()));
         let parse = |path: &Path| -> Result<Value, String> {
             let text = read(path)?;
-            let first = yaml::documents(&text).first().map(|document| document.parse());
+            let first = yaml::documents(&text).first().map(yaml::Document::parse);
             let value = first.unwrap_or(Ok(json!({})));
             value.map_err(|error| format!("{}: {error}", path.display()))
         };

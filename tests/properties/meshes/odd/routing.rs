@@ -105,15 +105,15 @@ fn http_route(random: &mut Random) -> Value {
             2 => route["retries"] = json!({ "attempts": 2, "perTryTimeout": "1s", "retryOn": "5xx,reset" }),
             3 => {
                 route["fault"] = json!({ "abort": { "httpStatus": 500, "percentage": { "value": 1.0 } },
-                "delay": { "fixedDelay": "1s", "percentage": { "value": 1.0 } } })
+                "delay": { "fixedDelay": "1s", "percentage": { "value": 1.0 } } });
             }
             4 => {
                 route["corsPolicy"] = json!({ "allowOrigins": [{ "exact": "https://a.example.com" }],
-                "allowMethods": ["GET"], "maxAge": "60s" })
+                "allowMethods": ["GET"], "maxAge": "60s" });
             }
             5 => {
                 route["headers"] = json!({ "request": { "set": { "x-a": "b" }, "remove": ["x-c"] },
-                "response": { "add": { "x-d": "e" } } })
+                "response": { "add": { "x-d": "e" } } });
             }
             6 => route["timeout"] = json!("3s"),
             _ => {}
