@@ -19,7 +19,7 @@ const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
 const PAGE: &str = "istio.io/debug";
 
 /// Silence of a stream after which no response is expected.
-const SILENCE: Duration = Duration::from_millis(700);
+const SILENCE: Duration = Duration::from_millis(1500);
 
 /// Returns an error, with the reason, if the request is refused.
 pub(super) async fn attempt(
