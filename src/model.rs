@@ -20,6 +20,7 @@ pub mod inputs;
 pub mod installation;
 pub mod locality_dependencies;
 pub mod network;
+pub mod output_limit;
 pub mod per_replica;
 pub mod policy;
 pub mod reference;

@@ -11,7 +11,7 @@ use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, Int
 use crate::{
     api::{Diagnostic, Kind},
     generate::{self, patch::set, resource::Note, secret, store::StoreSize},
-    model::reference,
+    model::{output_limit, reference},
     push::push_loop::{Observer, PushReport},
     table::Cx,
 };
@@ -32,9 +32,10 @@ pub struct PushMetrics {
     updates: IntCounterVec,
     without_effect: IntGaugeVec,
     missing: IntGauge,
+    oversized: IntGauge,
     pending: IntGauge,
     held: SizeMetrics,
-    /// Missing references that were logged. Only the world's thread locks it; the lock makes the observer shareable.
+    /// Findings that were logged. Only the world's thread locks it; the lock makes the observer shareable.
     logged: Mutex<BTreeSet<Diagnostic>>,
 }
 
@@ -83,12 +84,17 @@ impl PushMetrics {
             "istiod_missing_references",
             "References of VirtualServices to objects that do not exist.",
         )?;
+        let oversized = IntGauge::new(
+            "istiod_oversized_objects",
+            "Objects that do not apply as a whole because they, or their namespace, exceed a limit.",
+        )?;
         let pending = IntGauge::new(
             "pilot_k8s_endpoints_pending_pod",
             "Number of endpoints that do not currently have any corresponding pods.",
         )?;
         registry.register(Box::new(pending.clone()))?;
         registry.register(Box::new(missing.clone()))?;
+        registry.register(Box::new(oversized.clone()))?;
         registry.register(Box::new(without_effect.clone()))?;
         registry.register(Box::new(triggers.clone()))?;
         registry.register(Box::new(updates.clone()))?;
@@ -120,6 +126,7 @@ impl PushMetrics {
             updates,
             without_effect,
             missing,
+            oversized,
             pending,
             held: SizeMetrics::new(registry)?,
             logged: Mutex::default(),
@@ -128,8 +135,8 @@ impl PushMetrics {
 }
 
 impl PushMetrics {
-    /// Logs dangling references, once while each exists. Endpoints cannot change them.
-    fn log_missing(&self, push: &PushReport) {
+    /// Logs dangling references and exceeded limits, once while each exists. Endpoints cannot change them.
+    fn log_findings(&self, push: &PushReport) {
         if push
             .kinds
             .keys()
@@ -137,8 +144,11 @@ impl PushMetrics {
         {
             return;
         }
-        let found = reference::missing(&Cx::untracked(), &push.mesh);
+        let mut found = reference::missing(&Cx::untracked(), &push.mesh);
         self.missing.set(found.len() as i64);
+        let exceeded = output_limit::exceeded(&Cx::untracked(), &push.mesh);
+        self.oversized.set(exceeded.len() as i64);
+        found.extend(exceeded);
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         for finding in found.difference(&logged) {
             tracing::error!(code = %finding.code, "{finding}");
@@ -172,7 +182,7 @@ impl Observer for PushMetrics {
             self.triggers.with_label_values(&[trigger(*kind)]).inc();
             self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
         }
-        self.log_missing(push);
+        self.log_findings(push);
         let awaiting = push.mesh.services_awaiting_pods.get(&Cx::untracked(), &());
         let pending: usize = awaiting.map(|(_, endpoints)| endpoints.pending).sum();
         self.pending.set(pending as i64);

@@ -31,7 +31,7 @@ use crate::{
         resource::Note,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, Installation, World, features::Features, reference},
+    model::{Change, Installation, World, features::Features, output_limit, reference},
     proto::json,
     table::Cx,
 };
@@ -121,6 +121,9 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);
     report.diagnostics.extend(reference::missing(&Cx::untracked(), &mesh));
+    report
+        .diagnostics
+        .extend(output_limit::exceeded(&Cx::untracked(), &mesh));
     report.panics = update.panics;
     let targets = folder.proxies.iter().map(proxyless::targets).enumerate();
     let targets = targets.map(|(index, targets)| (ConnectionId(index as u64), targets));

@@ -12,11 +12,12 @@ use super::{
     MeshSnapshot,
     inputs::Inputs,
     installation::Installation,
+    output_limit::{self, Demand, Limits, SMALL},
     policy,
     service::{Service, ServiceKey},
 };
 use crate::{
-    api::{Config, Meta},
+    api::{Config, Kind, Meta},
     base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
     model::export::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
@@ -157,7 +158,7 @@ pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRul
     let enhanced = mesh.installation.features.enable_enhanced_destinationrule_merge;
     let [mut local, mut exported, mut private] = [(); 3].map(|()| ConsolidatedRules::new(enhanced));
     for rule in raw {
-        let candidate = Candidate::new(rule, key);
+        let candidate = Candidate::new(rule, key, applied_subsets(cx, mesh, rule));
         if candidate.is_local(&key.namespace) {
             local.add(&candidate);
         }
@@ -199,6 +200,34 @@ fn raw_rules<'a>(
         .collect()
 }
 
+/// Returns true if the rule has more subsets than a small object.
+pub fn may_be_large(rule: &networking::DestinationRule) -> bool {
+    rule.subsets.len() as u64 > SMALL
+}
+
+/// Derives the number of subsets of one rule that is not small.
+pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
+    let raw = mesh.raw_destination_rules.get(cx, key)?;
+    let declared = raw.spec.subsets.len() as u64;
+    let applied = declared.min(Limits::of(mesh, Kind::DestinationRule).object);
+    may_be_large(&raw.spec).then(|| Demand {
+        meta: raw.meta.clone(),
+        declared,
+        applied,
+        parts: raw.spec.subsets.len(),
+        kept: applied as usize,
+    })
+}
+
+/// Returns how many subsets of a rule apply.
+fn applied_subsets(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::DestinationRule>) -> usize {
+    if !may_be_large(&raw.spec) {
+        return raw.spec.subsets.len();
+    }
+    let kept = output_limit::kept(cx, mesh, Kind::DestinationRule, &raw.meta.key);
+    kept.unwrap_or(raw.spec.subsets.len())
+}
+
 fn has(values: &[String], expected: &str) -> bool {
     values.iter().any(|value| value == expected)
 }
@@ -210,7 +239,8 @@ struct Candidate {
 }
 
 impl Candidate {
-    fn new(raw: &Config<networking::DestinationRule>, key: &RuleKey) -> Self {
+    /// Returns a rule with its first subsets, at most this many.
+    fn new(raw: &Config<networking::DestinationRule>, key: &RuleKey, most_subsets: usize) -> Self {
         // A rule with a selector applies to workloads of its own namespace, whatever its `exportTo`.
         let written: Vec<String> = match raw.spec.workload_selector {
             None => raw.spec.export_to.clone(),
@@ -225,6 +255,7 @@ impl Candidate {
         };
         let mut spec = raw.spec.clone();
         spec.host = key.host.to_string();
+        spec.subsets.truncate(most_subsets);
         Self {
             rule: Shared::new(DestinationRule {
                 meta: raw.meta.clone(),

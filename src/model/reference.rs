@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MeshSnapshot, network, virtual_service::VirtualService};
+use super::{MeshSnapshot, network, output_limit, virtual_service::VirtualService};
 use crate::{
     api::{Diagnostic, Kind, Severity, field::FieldError},
     base::{Hostname, Namespace, ObjectKey, host},
@@ -25,7 +25,8 @@ impl MeshSnapshot {
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     let declared = DeclaredNames::of(cx, mesh);
     let mut findings = BTreeSet::new();
-    for (key, virtual_service) in mesh.virtual_services.iter(cx) {
+    let declared_ones = mesh.virtual_services.iter(cx);
+    for (key, virtual_service) in declared_ones.filter(|(key, _)| output_limit::surplus_of(key).is_none()) {
         let mut report = |field: &str, message: String| {
             let finding = FieldError {
                 field: field.to_owned(),

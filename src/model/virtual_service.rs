@@ -1,6 +1,7 @@
 //! VirtualServices with delegates merged, short names resolved and `exportTo` parsed.
 
 mod delegate;
+mod output;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,7 @@ use std::collections::BTreeSet;
 
 use smol_str::SmolStr;
 
+pub use self::output::{demand, may_be_large};
 use super::{
     MeshSnapshot, destination_rule::resolve_host, export, installation::Installation, policy, service::Registry,
 };
@@ -210,9 +212,17 @@ fn ordered<'a>(
     rows
 }
 
-/// Derives one VirtualService; delegates (without hosts) have no row.
+/// Derives one VirtualService, or the row that refuses its surplus; delegates (without hosts) have no row.
 pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualService> {
-    let raw = mesh.raw_virtual_services.get(cx, key)?;
+    output::limited(cx, mesh, key)
+}
+
+fn resolved(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    key: &ObjectKey,
+    raw: &Config<networking::VirtualService>,
+) -> Option<VirtualService> {
     if raw.spec.hosts.is_empty() {
         return None;
     }
@@ -314,26 +324,36 @@ fn delegated(
 ) -> Vec<networking::HttpRoute> {
     let mut merged = Vec::new();
     for route in routes {
-        let Some(delegate) = &route.delegate else {
+        if route.delegate.is_none() {
             merged.push(route.clone());
             continue;
-        };
-        let namespace = match delegate.namespace.as_str() {
-            "" => root.namespace.clone(),
-            namespace => Namespace::new(namespace),
-        };
-        let key = ObjectKey::new(&root.cluster, namespace, delegate.name.as_str());
-        let Some(raw) = mesh.raw_virtual_services.get(cx, &key) else {
-            continue;
-        };
-        if !raw.spec.hosts.is_empty() || !exported(cx, mesh, raw).visible_to(&root.namespace) {
-            continue;
         }
+        let Some(raw) = delegate_of(cx, mesh, root, route) else {
+            continue;
+        };
         let mut spec = raw.spec.clone();
         Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
         merged.extend(delegate::merged(route, &spec.http));
     }
     merged
+}
+
+/// Returns the delegate of a route, if there is one that the root may use.
+fn delegate_of<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    root: &ObjectKey,
+    route: &networking::HttpRoute,
+) -> Option<&'a Shared<Config<networking::VirtualService>>> {
+    let delegate = route.delegate.as_ref()?;
+    let namespace = match delegate.namespace.as_str() {
+        "" => root.namespace.clone(),
+        namespace => Namespace::new(namespace),
+    };
+    let key = ObjectKey::new(&root.cluster, namespace, delegate.name.as_str());
+    let raw = mesh.raw_virtual_services.get(cx, &key)?;
+    let may_use = raw.spec.hosts.is_empty() && exported(cx, mesh, raw).visible_to(&root.namespace);
+    may_use.then_some(raw)
 }
 
 /// Expands names, as seen from the namespace of an object.

@@ -1,5 +1,5 @@
-//! Writes dangling references of an object into its status (`PILOT_ENABLE_ANALYSIS`), in the form of `istioctl analyze`
-//! and Istio's own analysis: `status.validationMessages`.
+//! Writes dangling references and exceeded limits of an object into its status (`PILOT_ENABLE_ANALYSIS`), in the form
+//! of `istioctl analyze` and Istio's own analysis: `status.validationMessages`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,7 +53,7 @@ async fn analyse(
             changed = mesh.changed() => if changed.is_err() { return },
         }
         let snapshot = mesh.borrow_and_update().clone();
-        let found = messages(&snapshot.missing_references(&Cx::untracked()));
+        let found = messages(&findings(&snapshot));
         for id in changes(&published, &found) {
             let messages = found.get(&id).cloned().unwrap_or_default();
             let (kind, key) = &id;
@@ -77,6 +77,13 @@ async fn analyse(
             () = tokio::time::sleep(interval) => {}
         }
     }
+}
+
+fn findings(mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
+    let cx = Cx::untracked();
+    let mut findings = mesh.missing_references(&cx);
+    findings.extend(mesh.exceeded_limits(&cx));
+    findings
 }
 
 /// Returns the messages of each object, in order.

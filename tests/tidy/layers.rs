@@ -62,6 +62,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "policy",
             "authentication",
             "inputs",
+            "output_limit",
             "change",
             "cluster_local",
             "credential",

@@ -17,6 +17,7 @@ use crate::model::{
     inputs::{InputTables, Inputs},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
+    output_limit::{self, Demand, DemandKey, RefusedObjects},
     per_replica::{self, PerReplicaInputs},
     service::{
         self, Service, ServiceKey, Visibility,
@@ -27,13 +28,13 @@ use crate::model::{
     workload::{self, Workload, WorkloadKey},
 };
 use crate::{
-    api::{self, Config},
+    api::{self, Config, Kind},
     base::{ClusterId, Namespace, ObjectKey},
     proto::istio::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
-    table::{Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
+    table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
 };
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
@@ -165,6 +166,36 @@ macro_rules! candidates {
 
 fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
     table.changes().iter().map(|(key, ..)| key.clone()).collect()
+}
+
+/// Returns the changed objects whose output may be above that of small ones.
+fn large_objects(inputs: &Inputs) -> Vec<DemandKey> {
+    let rules = inputs.raw_destination_rules.changes().iter();
+    let rules = rules.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|rule| destination_rule::may_be_large(&rule.spec))
+    });
+    let services = inputs.raw_virtual_services.changes().iter();
+    let services = services.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|service| virtual_service::may_be_large(&service.spec))
+    });
+    let key = |kind, object: &ObjectKey| DemandKey {
+        kind,
+        object: object.clone(),
+    };
+    let rules = rules.map(|(object, ..)| key(Kind::DestinationRule, object));
+    rules
+        .chain(services.map(|(object, ..)| key(Kind::VirtualService, object)))
+        .collect()
+}
+
+/// Derives the output of an object.
+fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
+    match key.kind {
+        Kind::DestinationRule => destination_rule::demand(cx, mesh, &key.object),
+        _ => virtual_service::demand(cx, mesh, &key.object),
+    }
 }
 
 /// Calls a source; gives the parameters of the closure their types.
@@ -368,9 +399,24 @@ graph! {
     index services_awaiting_pods ((), ServiceKey, ServiceEndpoints) from (endpoints) = endpoint::pending;
     /// Traits of endpoints that clusters and listeners depend on.
     table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
-    /// Resolved VirtualServices.
-    table virtual_services (ObjectKey, VirtualService)
-        from (inputs.raw_virtual_services) = virtual_service::virtual_service;
+    /// Gateways prepared for merging.
+    table declared_gateways (ObjectKey, DeclaredGateway) from (inputs.gateways) = gateway::declared;
+    /// Objects that produce more than small ones.
+    table demands (DemandKey, Demand) from (with |_, inputs, _| large_objects(inputs)) = demand;
+    /// Objects that produce more than small ones, by kind and namespace.
+    index demands_by_namespace ((Kind, Namespace), DemandKey, Demand) from (demands) = output_limit::namespace_key;
+    /// Objects that do not apply because those of their namespace produce too much.
+    table refused_objects ((Kind, Namespace), RefusedObjects)
+        from (with |graph, _, _| graph.demands_by_namespace.changed().iter().cloned().collect()) =
+            output_limit::refused;
+    /// Resolved VirtualServices, and rows that refuse the surplus of very large ones.
+    table virtual_services (ObjectKey, VirtualService) from (with |graph, inputs, _| {
+            let mut keys = changed_keys(&inputs.raw_virtual_services);
+            let large = graph.demands.writer().changes().iter().map(|(key, ..)| key);
+            let large = large.filter(|key| key.kind == Kind::VirtualService);
+            keys.extend(large.map(|key| output_limit::surplus_key(&key.object)));
+            keys
+        }) = virtual_service::virtual_service;
     /// Visibility and destinations of VirtualServices.
     table virtual_service_summaries (ObjectKey, VirtualServiceSummary)
         from (virtual_services) = virtual_service::summary;
@@ -399,8 +445,6 @@ graph! {
     index locality_services ((), ServiceKey, Service) from (services) = locality_dependencies::service_entry;
     /// Location attributes that endpoints depend on.
     table locality_dependencies ((), LocalityDependencies) from (once) = locality_dependencies::dependencies;
-    /// Gateways prepared for merging.
-    table declared_gateways (ObjectKey, DeclaredGateway) from (inputs.gateways) = gateway::declared;
     /// Credentials in EnvoyFilters; no row without any.
     table filter_credentials (ObjectKey, Vec<SmolStr>) from (inputs.envoy_filters) = references::of_filter;
     /// Compiled EnvoyFilters.

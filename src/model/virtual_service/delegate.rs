@@ -12,6 +12,12 @@ pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl
     delegate.iter().filter_map(|route| merged_route(root, route))
 }
 
+/// Returns an upper bound of the number of matches in the routes of [`merged`].
+pub(super) fn number(root: &HttpRoute, delegate: &[HttpRoute]) -> u64 {
+    let matches = |route: &HttpRoute| route.r#match.len().max(1) as u64;
+    delegate.iter().map(|route| matches(root) * matches(route)).sum()
+}
+
 fn merged_route(root: &HttpRoute, delegate: &HttpRoute) -> Option<HttpRoute> {
     let mut route = delegate.clone();
     route.r#match = merged_matches(&root.r#match, &delegate.r#match)?;

@@ -1,0 +1,185 @@
+//! Limits of what the objects of a tenant may produce. One object with thousands of hosts, matches or subsets can cost
+//! all proxies that see it more than the rest of the mesh.
+//!
+//! An object beyond its limit applies in part, and the objects of a namespace apply in order of age until the limit of
+//! the namespace is reached. Small objects always apply and count nothing. The decision depends on the objects alone,
+//! so every replica takes the same one.
+//!
+//! A cut never opens anything: requests and connections that the surplus of a VirtualService would route are refused
+//! instead of falling through to other routes, and clusters of surplus subsets do not exist.
+
+use std::collections::BTreeSet;
+
+use super::MeshSnapshot;
+use crate::{
+    api::{Diagnostic, Kind, Meta, Severity, field::FieldError},
+    base::{Namespace, ObjectKey, Shared},
+    table::Cx,
+};
+
+/// The number of routes or subsets up to which an object always applies.
+pub const SMALL: u64 = 20;
+/// The code of the diagnostics.
+const CODE: &str = "OutputLimitExceeded";
+/// The end of the name of the row that refuses the surplus of a VirtualService. No object has such a name.
+const SURPLUS: &str = "~surplus";
+
+/// An object whose output is limited: a DestinationRule or a VirtualService.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DemandKey {
+    /// The kind.
+    pub kind: Kind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+/// The output of an object that is not small.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Demand {
+    /// The metadata, for the order of age.
+    pub meta: Shared<Meta>,
+    /// The number of routes or subsets that it declares.
+    pub declared: u64,
+    /// The number of these that apply by its own limit.
+    pub applied: u64,
+    /// The number of hosts or subsets that it declares.
+    pub parts: usize,
+    /// The number of these, from the first, that apply by its own limit.
+    pub kept: usize,
+}
+
+/// The objects of a namespace that do not apply because others have used up the limit of the namespace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RefusedObjects(BTreeSet<ObjectKey>);
+
+/// The limits of a kind; no limit is `u64::MAX`.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The limit of one object.
+    pub object: u64,
+    /// The limit of the objects of one namespace together.
+    pub namespace: u64,
+}
+
+impl Limits {
+    /// Returns the limits of a kind.
+    pub fn of(mesh: &MeshSnapshot, kind: Kind) -> Self {
+        let features = &mesh.installation.features;
+        let (object, namespace) = match kind {
+            Kind::DestinationRule => (
+                features.pilot_max_subsets_per_object,
+                features.pilot_max_subsets_per_namespace,
+            ),
+            _ => (
+                features.pilot_max_routes_per_object,
+                features.pilot_max_routes_per_namespace,
+            ),
+        };
+        let limit = |number: u32| if number == 0 { u64::MAX } else { u64::from(number) };
+        Self {
+            object: limit(object),
+            namespace: limit(namespace),
+        }
+    }
+}
+
+/// Emits the index key of a demand: kind and namespace.
+pub fn namespace_key(key: &DemandKey, _: &Demand, emit: &mut dyn FnMut((Kind, Namespace))) {
+    emit((key.kind, key.object.namespace.clone()));
+}
+
+/// Derives the refused objects of a namespace; no row without any.
+pub fn refused(cx: &Cx, mesh: &MeshSnapshot, key: &(Kind, Namespace)) -> Option<RefusedObjects> {
+    let mut demands: Vec<_> = mesh.demands_by_namespace.get(cx, key).collect();
+    demands.sort_by_key(|(_, demand)| demand.meta.age_order());
+    let mut left = Limits::of(mesh, key.0).namespace;
+    let mut refused = BTreeSet::new();
+    for (key, demand) in demands {
+        match left.checked_sub(demand.applied) {
+            Some(rest) => left = rest,
+            None => drop(refused.insert(key.object.clone())),
+        }
+    }
+    (!refused.is_empty()).then_some(RefusedObjects(refused))
+}
+
+/// Returns how many hosts or subsets of an object apply, from the first; `None` if all do.
+pub fn kept(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> Option<usize> {
+    let key = DemandKey {
+        kind,
+        object: object.clone(),
+    };
+    let demand = mesh.demands.get(cx, &key)?;
+    let refused = mesh.refused_objects.get(cx, &(kind, object.namespace.clone()));
+    if refused.is_some_and(|refused| refused.0.contains(object)) {
+        return Some(0);
+    }
+    (demand.kept < demand.parts).then_some(demand.kept)
+}
+
+/// Returns the key of the row that refuses the surplus of a VirtualService.
+pub fn surplus_key(of: &ObjectKey) -> ObjectKey {
+    ObjectKey::new(&of.cluster, of.namespace.clone(), [&of.name, SURPLUS].concat())
+}
+
+/// Returns the VirtualService whose surplus the row with this key refuses.
+pub fn surplus_of(key: &ObjectKey) -> Option<ObjectKey> {
+    let name = key.name.strip_suffix(SURPLUS)?;
+    Some(ObjectKey::new(&key.cluster, key.namespace.clone(), name))
+}
+
+impl MeshSnapshot {
+    /// Returns the result of [`exceeded`] for this snapshot.
+    pub fn exceeded_limits(&self, cx: &Cx) -> BTreeSet<Diagnostic> {
+        exceeded(cx, self)
+    }
+}
+
+/// Returns a diagnostic for each object that does not apply as a whole.
+pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
+    let cut = mesh.demands.iter(cx).filter_map(|(key, demand)| {
+        let kept = kept(cx, mesh, key.kind, &key.object)?;
+        let limits = Limits::of(mesh, key.kind);
+        let is_large = demand.declared > limits.object;
+        let message = match key.kind {
+            Kind::DestinationRule => subsets_message(demand, kept, is_large, limits),
+            _ => routes_message(demand, kept, is_large, limits),
+        };
+        let field = match key.kind {
+            Kind::DestinationRule => "spec.subsets",
+            _ => "spec.hosts",
+        };
+        let finding = FieldError {
+            field: field.to_owned(),
+            message,
+        };
+        let object = key.object.clone();
+        Some(Diagnostic::of_object(key.kind, object, Severity::Error, CODE, finding))
+    });
+    cut.collect()
+}
+
+fn subsets_message(demand: &Demand, kept: usize, is_large: bool, limits: Limits) -> String {
+    let reason = if is_large {
+        let (declared, limit) = (demand.declared, limits.object);
+        format!("{declared} subsets exceed the limit of {limit} (PILOT_MAX_SUBSETS_PER_OBJECT)")
+    } else {
+        let limit = limits.namespace;
+        format!("the subsets of the namespace exceed the limit of {limit} (PILOT_MAX_SUBSETS_PER_NAMESPACE)")
+    };
+    format!("{reason}; the first {kept} apply, requests to the others fail")
+}
+
+fn routes_message(demand: &Demand, kept: usize, is_large: bool, limits: Limits) -> String {
+    let reason = if is_large {
+        let (declared, limit) = (demand.declared, limits.object);
+        format!("{declared} routes of all hosts exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_OBJECT)")
+    } else {
+        let limit = limits.namespace;
+        format!("the routes of the namespace exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_NAMESPACE)")
+    };
+    format!("{reason}; routes of the first {kept} hosts apply, requests to the others are refused")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,272 @@
+//! The output of a VirtualService, and the row that refuses its surplus.
+
+use super::{MESH_GATEWAY, Resolver, Semantics, VirtualService, delegate};
+use crate::{
+    api::{Config, Kind},
+    base::{Hostname, Namespace, ObjectKey, host},
+    model::{
+        MeshSnapshot,
+        gateway::DeclaredServer,
+        output_limit::{self, Demand, Limits, SMALL},
+    },
+    proto::istio::networking::v1alpha3::{
+        self as networking, Destination, HttpDirectResponse, HttpMatchRequest, HttpRoute, RouteDestination,
+        StringMatch, TcpRoute, TlsMatchAttributes, TlsRoute, string_match::MatchType,
+    },
+    table::Cx,
+};
+
+/// The number of comparisons of hosts with those of servers beyond which all hosts are surplus.
+const MAX_COMPARISONS: usize = 10_000_000;
+/// The number of servers, on different ports, that usually have one exact host.
+const USUAL_PORTS: u64 = 4;
+/// The status of requests to surplus hosts.
+const REFUSED_STATUS: u32 = 404;
+/// The destination of connections to surplus hosts. There is no such service (RFC 2606).
+const NOWHERE: &str = "surplus.invalid";
+
+/// Returns true if the output may be above that of a small object, as far as the object alone shows.
+pub fn may_be_large(spec: &networking::VirtualService) -> bool {
+    let is_elsewhere = spec.gateways.iter().any(|gateway| gateway != MESH_GATEWAY);
+    let delegates = spec.http.iter().any(|route| route.delegate.is_some());
+    let declared = Entries::of(spec, |_| 0);
+    let hosts = spec.hosts.len() as u64;
+    // Servers of Gateways multiply the routes of wildcard hosts, and TLS routes.
+    let multiplies = is_elsewhere && (declared.streams() > 0 || spec.hosts.iter().any(|name| host::is_wildcard(name)));
+    let ports = if is_elsewhere { USUAL_PORTS } else { 1 };
+    delegates || multiplies || hosts * declared.http * ports + declared.streams() > SMALL
+}
+
+/// Derives the output of one VirtualService that is not small.
+pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
+    let raw = mesh.raw_virtual_services.get(cx, key)?;
+    if raw.spec.hosts.is_empty() {
+        return None;
+    }
+    let mut spec = networking::VirtualService {
+        hosts: raw.spec.hosts.clone(),
+        gateways: raw.spec.gateways.clone(),
+        ..Default::default()
+    };
+    if super::semantics_of(&raw.meta) != Semantics::Gateway {
+        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
+    }
+    let delegated = |route: &HttpRoute| {
+        let delegate = super::delegate_of(cx, mesh, key, route);
+        delegate.map_or(0, |delegate| delegate::number(route, &delegate.spec.http))
+    };
+    let entries = Entries::of(&raw.spec, delegated);
+    let places = Places::of(cx, mesh, raw, &spec);
+    let limit = Limits::of(mesh, Kind::VirtualService).object;
+    let collapses = mesh.installation.features.pilot_enable_route_collapse_optimization;
+    let output = places.output(&spec.hosts, entries, collapses, limit);
+    (output.declared > SMALL).then(|| Demand {
+        meta: raw.meta.clone(),
+        declared: output.declared,
+        applied: output.applied,
+        parts: spec.hosts.len(),
+        kept: output.kept,
+    })
+}
+
+/// Numbers of routes, one for each match.
+#[derive(Clone, Copy)]
+struct Entries {
+    http: u64,
+    tls: u64,
+    tcp: u64,
+}
+
+impl Entries {
+    fn of(spec: &networking::VirtualService, delegated: impl Fn(&HttpRoute) -> u64) -> Self {
+        let http = spec.http.iter().map(|route| match &route.delegate {
+            Some(_) => delegated(route),
+            None => route.r#match.len().max(1) as u64,
+        });
+        Self {
+            http: http.sum(),
+            tls: spec.tls.iter().map(|route| route.r#match.len() as u64).sum(),
+            tcp: spec.tcp.iter().map(|route| route.r#match.len().max(1) as u64).sum(),
+        }
+    }
+
+    /// Returns the number of routes of connections. Part of a list of these cannot be refused alone.
+    fn streams(self) -> u64 {
+        self.tls + self.tcp
+    }
+}
+
+/// The places where a VirtualService applies.
+struct Places {
+    /// True if it applies to sidecars.
+    mesh: bool,
+    /// The hosts of each server of its Gateways that its namespace may use.
+    servers: Vec<Vec<String>>,
+}
+
+/// The routes of a VirtualService in all places together.
+struct Output {
+    declared: u64,
+    applied: u64,
+    kept: usize,
+}
+
+impl Places {
+    fn of(
+        cx: &Cx,
+        mesh: &MeshSnapshot,
+        raw: &Config<networking::VirtualService>,
+        spec: &networking::VirtualService,
+    ) -> Self {
+        let named = spec.gateways.iter().filter_map(|gateway| gateway.split_once('/'));
+        let gateways = named.filter_map(|(namespace, name)| {
+            let key = ObjectKey::new(&raw.meta.key.cluster, Namespace::new(namespace), name);
+            mesh.declared_gateways.get(cx, &key)
+        });
+        let servers = gateways.flat_map(|gateway| gateway.servers.iter().flatten());
+        let hosts = |server: &DeclaredServer| {
+            let hosts = server.hosts_for(raw.meta.namespace());
+            hosts.into_iter().map(str::to_owned).collect()
+        };
+        Self {
+            mesh: spec.gateways.is_empty() || spec.gateways.iter().any(|gateway| gateway == MESH_GATEWAY),
+            servers: servers.map(|server| hosts(server)).collect(),
+        }
+    }
+
+    /// Counts the routes of each host in order. With collapsed routes, hosts of a server share them.
+    fn output(&self, hosts: &[String], entries: Entries, collapses: bool, limit: u64) -> Output {
+        let offered: usize = self.servers.iter().map(Vec::len).sum();
+        if hosts.len().saturating_mul(offered) > MAX_COMPARISONS {
+            let declared = (hosts.len() as u64).saturating_mul(offered as u64);
+            return Output {
+                declared: declared.saturating_mul(entries.http + entries.streams()).max(limit),
+                applied: 0,
+                kept: 0,
+            };
+        }
+        let mut served = vec![false; self.servers.len()];
+        let (mut declared, mut applied, mut kept) = (0_u64, 0, 0);
+        for (position, name) in hosts.iter().enumerate() {
+            let mut own = if self.mesh { entries.http } else { 0 };
+            for (server, served) in self.servers.iter().zip(&mut served) {
+                let common = server.iter().filter(|offered| host::overlaps(offered, name)).count() as u64;
+                let virtual_hosts = if entries.http > 0 { common } else { 0 };
+                own += match (common, collapses, *served) {
+                    (0, ..) => 0,
+                    (_, true, true) => virtual_hosts,
+                    (_, true, false) => virtual_hosts + entries.http + entries.streams(),
+                    (_, false, _) => common * entries.http + entries.streams(),
+                };
+                *served |= common > 0;
+            }
+            declared += own;
+            if declared <= limit {
+                (applied, kept) = (declared, position + 1);
+            }
+        }
+        if self.mesh {
+            declared += entries.streams();
+            applied += entries.streams();
+        }
+        if entries.streams() > 0 && declared > limit {
+            (applied, kept) = (0, 0);
+        }
+        Output {
+            declared,
+            applied,
+            kept,
+        }
+    }
+}
+
+/// Returns the part of a VirtualService that applies, or the row that refuses the rest.
+pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualService> {
+    let surplus_of = output_limit::surplus_of(key);
+    let object = surplus_of.as_ref().unwrap_or(key);
+    let raw = mesh.raw_virtual_services.get(cx, object)?;
+    let large = may_be_large(&raw.spec);
+    let kept = large.then(|| output_limit::kept(cx, mesh, Kind::VirtualService, object));
+    let kept = kept.flatten();
+    match (surplus_of.is_some(), kept) {
+        (false, None) => super::resolved(cx, mesh, object, raw),
+        (true, None) => None,
+        (false, Some(0)) => None,
+        (false, Some(kept)) => {
+            let mut row = super::resolved(cx, mesh, object, raw)?;
+            row.hosts.truncate(kept);
+            row.spec.hosts.truncate(kept);
+            Some(row)
+        }
+        (true, Some(kept)) => {
+            let mut row = super::resolved(cx, mesh, object, raw)?;
+            row.hosts.drain(..kept);
+            row.spec.hosts.drain(..kept);
+            refuse(&mut row);
+            Some(row)
+        }
+    }
+}
+
+/// Replaces all routes by refusals.
+fn refuse(row: &mut VirtualService) {
+    let spec = &mut row.spec;
+    if !spec.http.is_empty() {
+        spec.http = vec![refusal()];
+    }
+    let matches = spec.tls.iter().flat_map(|route| &route.r#match);
+    let mut names: Vec<String> = matches.flat_map(|by| by.sni_hosts.iter().cloned()).collect();
+    names.sort();
+    names.dedup();
+    if !names.is_empty() {
+        let condition = TlsMatchAttributes {
+            sni_hosts: names,
+            ..Default::default()
+        };
+        spec.tls = vec![TlsRoute {
+            r#match: vec![condition],
+            route: nowhere(),
+        }];
+    }
+    if !spec.tcp.is_empty() {
+        spec.tcp = vec![TcpRoute {
+            route: nowhere(),
+            ..Default::default()
+        }];
+    }
+    row.destinations = if spec.tls.is_empty() && spec.tcp.is_empty() {
+        Vec::new()
+    } else {
+        vec![Hostname::new(NOWHERE)]
+    };
+}
+
+/// Returns a route that refuses every request. Its match is a condition, so that the catch-all route of another
+/// VirtualService with the same host does not precede it.
+fn refusal() -> HttpRoute {
+    let everything = HttpMatchRequest {
+        uri: Some(StringMatch {
+            match_type: Some(MatchType::Regex("(.*)".to_owned())),
+        }),
+        ..Default::default()
+    };
+    HttpRoute {
+        name: "surplus".to_owned(),
+        r#match: vec![everything],
+        direct_response: Some(HttpDirectResponse {
+            status: REFUSED_STATUS,
+            body: None,
+        }),
+        ..Default::default()
+    }
+}
+
+fn nowhere() -> Vec<RouteDestination> {
+    vec![RouteDestination {
+        destination: Some(Destination {
+            host: NOWHERE.to_owned(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }]
+}
