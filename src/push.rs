@@ -2,6 +2,7 @@
 
 pub mod debounce;
 pub mod groups;
+mod lanes;
 pub mod push_loop;
 pub mod testing;
 mod turns;

@@ -9,13 +9,13 @@
 //! passed in, so tests need no clock.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
 use crate::{
     api::Kind,
-    base::{ClusterId, ObjectKey},
+    base::{ClusterId, Namespace, ObjectKey},
     model::{Batch, Change, SourceId},
 };
 
@@ -44,6 +44,19 @@ const ENDPOINT_BURST_PERIODS: u32 = 1;
 /// or this many times the duration of the last push, whichever is longer.
 const BURST_PART: u32 = 10;
 
+/// The changes of a push.
+#[derive(Debug)]
+pub struct Taken {
+    /// The changes.
+    pub batch: Batch,
+    /// The arrival time of the oldest one.
+    pub since: Instant,
+    /// Their number before merging.
+    pub events: usize,
+    /// The namespaces of changed objects.
+    pub namespaces: BTreeSet<Namespace>,
+}
+
 /// Pending changes.
 #[derive(Default)]
 pub struct Pending {
@@ -64,9 +77,6 @@ impl Pending {
     /// Adds changes that arrived at this time.
     pub fn add(&mut self, changes: impl IntoIterator<Item = Change>, now: Instant) {
         for change in changes {
-            self.events += 1;
-            self.oldest.get_or_insert(now);
-            self.newest = Some(now);
             match &change {
                 Change::Upsert(row) => {
                     self.objects.insert((row.kind(), row.key().clone()), change);
@@ -74,23 +84,25 @@ impl Pending {
                 Change::Remove(kind, key) => {
                     self.objects.insert((*kind, key.clone()), change);
                 }
-                Change::Replace(source, _) => {
-                    let source = source.clone();
-                    self.drop_older(&source);
-                    self.sources.push(change);
-                }
-                Change::RemoveCluster(cluster) => {
-                    let cluster = cluster.clone();
-                    self.drop_cluster(&cluster);
+                Change::Replace(..) | Change::RemoveCluster(_) => {
+                    self.drop_replaced(&change);
                     self.sources.push(change);
                 }
             }
+            self.events += 1;
+            self.oldest.get_or_insert(now);
+            self.newest = Some(now);
         }
     }
 
-    /// Returns the number of changes since the last batch.
-    pub fn events(&self) -> usize {
-        self.events
+    /// Returns true if a whole source or cluster has changed.
+    pub fn has_sources(&self) -> bool {
+        !self.sources.is_empty()
+    }
+
+    /// Returns the namespaces of changed objects.
+    pub fn namespaces(&self) -> BTreeSet<Namespace> {
+        self.objects.keys().map(|(_, key)| key.namespace.clone()).collect()
     }
 
     /// Returns the time of the next push if no more changes arrive; `None` without pending changes.
@@ -130,17 +142,49 @@ impl Pending {
         self.sources.is_empty() && self.events <= FEW_EVENTS && self.last.is_some_and(since_last)
     }
 
-    /// Takes the batch and the arrival time of its oldest change.
-    pub fn take(&mut self) -> Option<(Batch, Instant)> {
-        let oldest = self.oldest?;
+    /// Takes all changes.
+    pub fn take(&mut self) -> Option<Taken> {
+        let since = self.oldest?;
+        let namespaces = self.namespaces();
         let rest = Self {
             last: self.newest,
             took: self.took,
             ..Self::default()
         };
         let taken = std::mem::replace(self, rest);
-        let batch = taken.sources.into_iter().chain(taken.objects.into_values()).collect();
-        Some((batch, oldest))
+        Some(Taken {
+            batch: taken.sources.into_iter().chain(taken.objects.into_values()).collect(),
+            since,
+            events: taken.events,
+            namespaces,
+        })
+    }
+
+    /// Takes the changes of all namespaces but one.
+    pub fn take_except(&mut self, left: &Namespace) -> Option<Taken> {
+        let (oldest, newest) = (self.oldest, self.newest);
+        let stays = |(_, key): &(Kind, ObjectKey), _: &mut Change| key.namespace == *left;
+        let staying: BTreeMap<_, _> = self.objects.extract_if(.., stays).collect();
+        let mut taken = self.take()?;
+        if !staying.is_empty() {
+            taken.events = taken.events.saturating_sub(staying.len());
+            self.events = staying.len();
+            self.objects = staying;
+            (self.oldest, self.newest) = (oldest, newest);
+        }
+        Some(taken)
+    }
+
+    /// Drops changes that a newer change of their whole source or cluster replaces.
+    pub fn drop_replaced(&mut self, by: &Change) {
+        match by {
+            Change::Replace(source, _) => self.drop_older(source),
+            Change::RemoveCluster(cluster) => self.drop_cluster(cluster),
+            Change::Upsert(_) | Change::Remove(..) => {}
+        }
+        if self.objects.is_empty() && self.sources.is_empty() {
+            self.oldest = None;
+        }
     }
 
     fn drop_older(&mut self, source: &SourceId) {
@@ -191,9 +235,9 @@ mod tests {
         );
         pending.record_duration(Duration::from_secs(30));
         assert_eq!(pending.due(&TIMING), Some(start + TIMING.max));
-        let (batch, oldest) = pending.take().expect("a batch");
+        let taken = pending.take().expect("a batch");
         assert_eq!(
-            (batch.len(), oldest),
+            (taken.batch.len(), taken.since),
             (1, start),
             "only the last change of an object counts"
         );

@@ -2,7 +2,7 @@
 //! between.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,8 +12,9 @@ use rustc_hash::FxHashMap;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
-    debounce::{DebounceOptions, Pending},
+    debounce::{DebounceOptions, Taken},
     groups::{Groups, Parallel, ProxyEvent, Publication},
+    lanes::{Lane, Lanes},
     turns::{Connected, Turns},
 };
 use crate::{
@@ -99,11 +100,9 @@ pub struct PushLoop {
     mesh: watch::Sender<Arc<MeshSnapshot>>,
     subjects: watch::Sender<OrdSet<Subject>>,
     senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
-    pending: Pending,
+    pending: Lanes,
     /// Proxies of namespaces whose first configurations take long.
     turns: Turns,
-    /// True after a batch of proxies of other namespaces.
-    turn_is_due: bool,
     clock: fn() -> Instant,
 }
 
@@ -135,9 +134,8 @@ impl PushHandle {
             mesh: mesh_out,
             subjects: subjects_out,
             senders: FxHashMap::default(),
-            pending: Pending::default(),
+            pending: Lanes::default(),
             turns: Turns::default(),
-            turn_is_due: false,
             clock,
         };
         (handle, run)
@@ -171,7 +169,7 @@ enum Event {
     Turn,
     Inspect(Inspect),
     Flush(FlushRequest),
-    Due,
+    Due(Lane),
     Closed,
 }
 
@@ -181,12 +179,8 @@ impl PushLoop {
         loop {
             match self.next().await {
                 Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
-                Event::Proxy(first) => {
-                    self.apply_proxy_events(first, &observer);
-                    self.turn_is_due = self.turns.is_waiting();
-                }
+                Event::Proxy(first) => self.apply_proxy_events(first, &observer),
                 Event::Turn => {
-                    self.turn_is_due = false;
                     if let Some(connected) = self.turns.next() {
                         self.connect(connected, &observer);
                     }
@@ -197,7 +191,10 @@ impl PushLoop {
                     // The requester may have stopped waiting.
                     let _ = answer.send(());
                 }
-                Event::Due => self.push(&observer),
+                Event::Due(lane) => {
+                    let taken = self.pending.take(lane);
+                    self.push(taken, lane, &observer);
+                }
                 Event::Closed => return,
             }
         }
@@ -207,17 +204,18 @@ impl PushLoop {
     /// update.
     async fn next(&mut self) -> Event {
         let due = self.pending.due(&self.options.debounce);
-        let wait = due.map(|due| due.saturating_duration_since((self.clock)()));
+        let lane = due.map_or(Lane::Fast, |(_, lane)| lane);
+        let wait = due.map(|(due, _)| due.saturating_duration_since((self.clock)()));
         tokio::select! {
             biased;
-            () = std::future::ready(()), if self.turn_is_due => Event::Turn,
+            () = std::future::ready(()), if self.turns.is_due() => Event::Turn,
             Some(event) = self.proxy_events.recv() => Event::Proxy(event),
             () = std::future::ready(()), if self.turns.is_waiting() => Event::Turn,
             Some(query) = self.inspect.recv() => Event::Inspect(query),
             Some(answer) = self.flushes.recv() => Event::Flush(answer),
-            () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due,
+            () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due(lane),
             changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
-            () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due,
+            () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due(lane),
         }
     }
 
@@ -290,14 +288,21 @@ impl PushLoop {
         while let Ok(changes) = self.changes.try_recv() {
             self.pending.add(changes, (self.clock)());
         }
-        self.push(observer);
+        let taken = self.pending.take_all();
+        self.push(taken, Lane::Fast, observer);
     }
 
-    fn push(&mut self, observer: &impl Observer) {
-        let events = self.pending.events();
-        let Some((batch, since)) = self.pending.take() else {
-            return;
-        };
+    fn push(&mut self, taken: Option<Taken>, lane: Lane, observer: &impl Observer) {
+        let Some(taken) = taken else { return };
+        let Taken {
+            batch,
+            since,
+            events,
+            namespaces,
+        } = taken;
+        let is_whole_source = batch
+            .iter()
+            .any(|change| matches!(change, Change::Replace(..) | Change::RemoveCluster(_)));
         let started = (self.clock)();
         let kinds = kinds(&batch);
         let commit = self.world.commit(batch);
@@ -310,8 +315,10 @@ impl PushLoop {
         };
         let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
         self.regenerate(&mesh, &commit.changes, none, timeline, observer);
-        self.pending
-            .record_duration((self.clock)().saturating_duration_since(started));
+        let took = (self.clock)().saturating_duration_since(started);
+        // The objects of whole sources may be of any namespace.
+        let namespaces = if is_whole_source { BTreeSet::new() } else { namespaces };
+        self.pending.record(lane, &namespaces, took);
         self.mesh.send_replace(mesh);
     }
 

@@ -1,9 +1,10 @@
 //! The order of first configurations. Generation for a namespace with very large objects must not delay the proxies of
-//! other namespaces. So namespaces whose generation took long are generated one at a time, in turns, after all others.
+//! other namespaces. So namespaces whose generation took long are generated one at a time, after all others: the one
+//! that has used the least time goes first, and its turn comes when the others have used as much time as it needs, or
+//! when none of them waits.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    ops::Bound,
     sync::Arc,
     time::Duration,
 };
@@ -16,6 +17,8 @@ use crate::{
 /// The duration of a batch after which its namespaces wait for others. Each then has a batch of its own, which shows
 /// whether it was the cause.
 const SLOW: Duration = Duration::from_millis(100);
+/// The maximum time that others use before the turn of a slow namespace.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// The maximum number of slow namespaces that are remembered.
 const MAX_SLOW: usize = 1024;
 
@@ -25,17 +28,26 @@ pub(super) type Connected = Vec<(ConnectionId, Arc<Proxy>)>;
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Turns {
-    slow: BTreeSet<Namespace>,
+    slow: BTreeMap<Namespace, Cost>,
     waiting: BTreeMap<Namespace, Connected>,
-    /// The namespace of the last turn.
-    last: Option<Namespace>,
+    /// The time that others have used since the last turn.
+    others: Duration,
+}
+
+/// The measured cost of a slow namespace.
+#[derive(Clone, Copy, Default)]
+struct Cost {
+    /// The duration of its last batch.
+    last: Duration,
+    /// The time that it has used in turns, since the time at which it became slow.
+    used: Duration,
 }
 
 impl Turns {
     /// Takes the proxies of slow namespaces out of a batch. They wait for their turn, except clients that are served on
     /// demand: their requests must follow them.
     pub(super) fn defer(&mut self, connected: &mut Connected) {
-        let waits = |proxy: &Proxy| self.slow.contains(&proxy.node.namespace) && !proxy.node.is_proxyless();
+        let waits = |proxy: &Proxy| self.slow.contains_key(&proxy.node.namespace) && !proxy.node.is_proxyless();
         for (id, proxy) in connected.extract_if(.., |(_, proxy)| waits(proxy)) {
             let waiting = self.waiting.entry(proxy.node.namespace.clone()).or_default();
             waiting.push((id, proxy));
@@ -47,15 +59,25 @@ impl Turns {
         !self.waiting.is_empty()
     }
 
+    /// Returns true if a namespace waits whose turn precedes proxies of other namespaces.
+    pub(super) fn is_due(&self) -> bool {
+        let next = self.next_namespace();
+        next.is_some_and(|next| self.others >= self.cost(&next).last.min(LONGEST_WAIT))
+    }
+
     /// Returns the waiting proxies of the next namespace.
     pub(super) fn next(&mut self) -> Option<Connected> {
-        let after = self.last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
-        let following = self.waiting.range::<Namespace, _>((after, Bound::Unbounded)).next();
-        let (namespace, _) = following.or_else(|| self.waiting.first_key_value())?;
-        let namespace = namespace.clone();
-        let connected = self.waiting.remove(&namespace);
-        self.last = Some(namespace);
-        connected
+        self.others = Duration::ZERO;
+        self.waiting.remove(&self.next_namespace()?)
+    }
+
+    fn next_namespace(&self) -> Option<Namespace> {
+        let least = self.waiting.keys().min_by_key(|namespace| self.cost(namespace).used);
+        least.cloned()
+    }
+
+    fn cost(&self, namespace: &Namespace) -> Cost {
+        self.slow.get(namespace).copied().unwrap_or_default()
     }
 
     /// Removes a waiting proxy that has disconnected. Returns false if it does not wait.
@@ -72,10 +94,22 @@ impl Turns {
 
     /// Records how long a batch took.
     pub(super) fn record(&mut self, namespaces: BTreeSet<Namespace>, worked: Duration) {
+        let is_turn = namespaces.iter().any(|namespace| self.slow.contains_key(namespace));
         if worked < SLOW {
-            self.slow.retain(|slow| !namespaces.contains(slow));
-        } else if self.slow.len() + namespaces.len() <= MAX_SLOW {
-            self.slow.extend(namespaces);
+            self.others += if is_turn { Duration::ZERO } else { worked };
+            self.slow.retain(|slow, _| !namespaces.contains(slow));
+            return;
+        }
+        if self.slow.len() + namespaces.len() > MAX_SLOW {
+            return;
+        }
+        // A namespace that becomes slow precedes none that has been slow for longer.
+        let least = self.slow.values().map(|cost| cost.used).min().unwrap_or_default();
+        for namespace in namespaces {
+            let last = worked;
+            let cost = self.slow.entry(namespace).or_insert(Cost { last, used: least });
+            cost.last = worked;
+            cost.used += worked;
         }
     }
 }
@@ -103,12 +137,17 @@ mod tests {
     }
 
     #[test]
-    fn r20_slow_namespaces_wait_for_others() {
+    fn r21_slow_namespaces_wait_for_others() {
         let mut turns = Turns::default();
         turns.record(set(&["a", "b", "c"]), 2 * SLOW);
         let mut batch = connected(&["a", "x", "b", "a", "c"]);
         turns.defer(&mut batch);
         assert_eq!(ids(&batch), [1], "the others go first");
+        assert!(!turns.is_due(), "others have used less time");
+        turns.record(set(&["x"]), SLOW / 2);
+        assert!(!turns.is_due());
+        (0..3).for_each(|_| turns.record(set(&["x"]), SLOW / 2));
+        assert!(turns.is_due());
         assert_eq!(turns.next().as_ref().map(ids), Some(vec![0, 3]));
         turns.record(set(&["a"]), Duration::ZERO);
         let mut batch = connected(&["a"]);
