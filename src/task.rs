@@ -3,7 +3,7 @@
 use std::{future::Future, panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for them. Cheap to clone.
@@ -45,6 +45,15 @@ impl Tasks {
         self.shutdown.cancel();
         self.tracker.close();
         tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
+    }
+}
+
+/// Does work that takes long. Other tasks of this thread continue on another thread in the meantime.
+pub fn aside<R>(work: impl FnOnce() -> R) -> R {
+    let runtime = Handle::try_current().map(|runtime| runtime.runtime_flavor());
+    match runtime {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
     }
 }
 

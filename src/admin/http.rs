@@ -12,6 +12,7 @@ use std::{
 };
 
 use axum::{Router, body::Body, extract::ConnectInfo};
+use futures::future::BoxFuture;
 use http::Request;
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
@@ -42,9 +43,14 @@ const WINDOW_BYTES: u32 = 64 << 10;
 const STREAMS: u32 = 128;
 /// Concurrent connections of one port. Idle ones are closed within [`HEADER_TIMEOUT`], which makes room for others.
 const CONNECTIONS: usize = 8192;
+/// The first bytes of an HTTP/2 connection.
+const HTTP2_START: &[u8; 4] = b"PRI ";
 
-/// Serves pages until shutdown.
-pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
+/// A server of HTTP/2 connections, in place of the one of this module.
+pub type Http2 = Arc<dyn Fn(TcpStream, SocketAddr) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// Serves pages until shutdown; HTTP/2 connections by another server if there is one.
+pub async fn serve(listener: TcpListener, router: Router, http2: Option<Http2>, tasks: Tasks) {
     let shutdown = tasks.shutdown().clone();
     let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
@@ -58,9 +64,13 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
         };
         match accepted {
             Ok((stream, address)) => {
-                let serving = connection(stream, canonical(address), router.clone(), tasks.clone());
+                let (address, http2) = (canonical(address), http2.clone());
+                let (router, running) = (router.clone(), tasks.clone());
                 tasks.spawn("http connection", async move {
-                    serving.await;
+                    match http2 {
+                        Some(http2) if starts_http2(&stream, &running).await => http2(stream, address).await,
+                        _ => connection(stream, address, router, running).await,
+                    }
                     drop(permit);
                 });
             }
@@ -70,6 +80,18 @@ pub async fn serve(listener: TcpListener, router: Router, tasks: Tasks) {
             }
         }
     }
+}
+
+/// Returns true if the client begins with the preface of HTTP/2 (RFC 9113, section 3.4). No method of HTTP/1 begins
+/// like it.
+async fn starts_http2(stream: &TcpStream, tasks: &Tasks) -> bool {
+    let mut start = [0; HTTP2_START.len()];
+    tokio::select! {
+        read = stream.peek(&mut start) => drop(read),
+        () = tokio::time::sleep(HEADER_TIMEOUT) => {}
+        () = tasks.shutdown().cancelled() => {}
+    }
+    start == *HTTP2_START
 }
 
 async fn connection(stream: TcpStream, address: SocketAddr, router: Router, tasks: Tasks) {

@@ -8,16 +8,21 @@ use std::{
 
 use axum::{
     Router,
-    extract::{ConnectInfo, Request},
-    http::StatusCode,
+    body::Body,
+    extract::ConnectInfo,
+    http::{Request, Response, StatusCode},
     response::IntoResponse,
 };
+use bytes::Bytes;
+use http_body_util::Either;
+use hyper::body::Incoming;
 use rustix::{io::Errno, net::sockopt::set_ipv6_v6only};
 use tokio::{
     net::{TcpListener, TcpSocket, lookup_host},
     runtime::Handle,
     sync::watch,
 };
+use tower::ServiceExt;
 
 use super::AppError;
 use crate::{
@@ -33,7 +38,7 @@ use crate::{
     environment::Environment,
     rpc::{self, Connections, Peer, body::FlatBody, is_grpc},
     settings::Address,
-    xds::server::Server,
+    xds::{message::Message, server::Server},
 };
 
 /// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`. They are rendered on `runtime`.
@@ -68,15 +73,20 @@ pub(super) async fn pages(
     let monitoring = server::monitoring(environment, inspect, &renderer)?;
     match &flags.monitoring_addr {
         Address(Some(address)) => {
-            serve_http(environment, "--monitoringAddr", address, monitoring.merge(pages())).await?;
+            serve_http(
+                environment,
+                "--monitoringAddr",
+                address,
+                monitoring.merge(pages()),
+                None,
+            )
+            .await?;
         }
         Address(None) => http = http.merge(monitoring),
     }
-    if flags.grpc_addr == Address(None) {
-        http = with_grpc(http, grpc, environment.ready.subscribe());
-    }
     if let Address(Some(address)) = &flags.http_addr {
-        serve_http(environment, "--httpAddr", address, http).await?;
+        let http2 = (flags.grpc_addr == Address(None)).then(|| with_grpc(environment, &http, grpc));
+        serve_http(environment, "--httpAddr", address, http, http2).await?;
     }
     Ok(())
 }
@@ -119,28 +129,52 @@ pub(super) async fn secure(
     Ok(())
 }
 
-/// Routes gRPC requests on an HTTP port to the xDS server, once the process is ready.
-fn with_grpc(router: Router, grpc: &rpc::Router<Server>, ready: watch::Receiver<bool>) -> Router {
-    let grpc = grpc.clone();
-    router.fallback(move |mut request: Request| {
-        let grpc = grpc.clone();
-        let is_ready = *ready.borrow();
-        async move {
-            if !is_grpc(request.headers()) {
-                return StatusCode::NOT_FOUND.into_response();
+/// Serves HTTP/2 connections of the HTTP port like those of the xDS port, with the same limits.
+fn with_grpc(environment: &Environment, pages: &Router, grpc: &rpc::Router<Server>) -> http::Http2 {
+    let service = GrpcAndPages {
+        grpc: grpc.clone(),
+        pages: pages.clone(),
+        ready: environment.ready.subscribe(),
+    };
+    let options = grpc.streams().connection_options();
+    let connections = Connections::new(service, options, environment.tasks.clone());
+    Arc::new(move |stream, address| {
+        let connections = connections.clone();
+        Box::pin(async move {
+            // Responses are written when they are complete, so Nagle's algorithm would only delay them.
+            if let Err(error) = stream.set_nodelay(true) {
+                tracing::debug!(%error, %address, "failed to set TCP_NODELAY");
             }
-            if !is_ready {
-                return StatusCode::SERVICE_UNAVAILABLE.into_response();
-            }
-            let peer = request.extensions().get::<ConnectInfo<SocketAddr>>();
-            if let Some(peer) = peer.map(|ConnectInfo(address)| Peer::plaintext(*address)) {
-                request.extensions_mut().insert(peer);
-            }
-            grpc.handle(request)
-                .await
-                .map(|body| axum::body::Body::new(FlatBody::from(body)))
-        }
+            connections.connection(stream, Peer::plaintext(address)).await;
+        })
     })
+}
+
+/// The services of the HTTP port if there is no xDS port.
+#[derive(Clone)]
+struct GrpcAndPages {
+    grpc: rpc::Router<Server>,
+    pages: Router,
+    ready: watch::Receiver<bool>,
+}
+
+impl rpc::Service for GrpcAndPages {
+    type Data = Bytes;
+    type Body = Either<FlatBody<Message>, Body>;
+
+    async fn handle(&self, mut request: Request<Incoming>) -> Response<Self::Body> {
+        if is_grpc(request.headers()) && *self.ready.borrow() {
+            return self.grpc.handle(request).await.map(|body| Either::Left(body.into()));
+        }
+        if is_grpc(request.headers()) {
+            return StatusCode::SERVICE_UNAVAILABLE.into_response().map(Either::Right);
+        }
+        if let Some(address) = request.extensions().get::<Peer>().map(|peer| peer.address) {
+            request.extensions_mut().insert(ConnectInfo(address));
+        }
+        let Ok(response) = self.pages.clone().oneshot(request.map(Body::new)).await;
+        response.map(Either::Right)
+    }
 }
 
 fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connections<rpc::Router<Server>> {
@@ -208,11 +242,12 @@ async fn serve_http(
     flag: &'static str,
     address: &HostPort,
     router: Router,
+    http2: Option<http::Http2>,
 ) -> Result<(), AppError> {
     let listener = bind(flag, address).await?;
     let tasks = environment.tasks.clone();
     environment
         .tasks
-        .spawn("http", async move { http::serve(listener, router, tasks).await });
+        .spawn("http", async move { http::serve(listener, router, http2, tasks).await });
     Ok(())
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::hash_map::RandomState,
     convert::Infallible,
+    error::Error,
     future::Future,
     hash::BuildHasher,
     io,
@@ -90,7 +91,7 @@ pub trait Service: Clone + Send + Sync + 'static {
     /// The payload of a DATA frame.
     type Data: Buf + Send + 'static;
     /// The body of a response.
-    type Body: http_body::Body<Data = Self::Data, Error = Infallible> + Send + 'static;
+    type Body: http_body::Body<Data = Self::Data, Error: Into<Box<dyn Error + Send + Sync>>> + Send + 'static;
     /// Answers a request. Its extensions have the [`Peer`], the [`UnauthenticatedConnection`] and [`Draining`].
     fn handle(&self, request: Request<Incoming>) -> impl Future<Output = Response<Self::Body>> + Send;
 }

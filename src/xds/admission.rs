@@ -19,6 +19,10 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// The budget for large requests that are arriving, over all streams.
 const REQUEST_BYTES: usize = 64 << 20;
 
+/// The size of large requests whose names are processed at the same time. The largest ones take turns, and smaller ones
+/// need not wait for them.
+const PROCESSED_BYTES: usize = 6 << 20;
+
 /// The limits of work in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -54,6 +58,7 @@ pub struct Admission {
     first: FairBudget,
     responses: FairBudget,
     requests: FairBudget,
+    processed: FairBudget,
     /// The time at which the next stream may start. Locked for two comparisons.
     next_stream: Mutex<Option<Instant>>,
     clock: fn() -> Instant,
@@ -68,6 +73,7 @@ impl Admission {
             first: FairBudget::new(limits.first_configurations),
             responses: FairBudget::new(limits.bytes_in_flight),
             requests: FairBudget::new(REQUEST_BYTES),
+            processed: FairBudget::new(PROCESSED_BYTES),
             next_stream: Mutex::new(None),
             clock,
         }
@@ -110,6 +116,11 @@ impl Admission {
     /// Waits until a request of this size may be held. Slower requests are evicted for it.
     pub async fn request(&self, source: &Source, size_bytes: usize) -> Permit {
         self.requests.acquire_from_slow(source, size_bytes).await
+    }
+
+    /// Waits until a very large request of this size may be processed.
+    pub async fn processing(&self, source: &Source, size_bytes: usize) -> Permit {
+        self.processed.acquire(source, size_bytes).await
     }
 
     /// Waits until a response of this size may be sent. A very large one is sent alone.

@@ -5,6 +5,7 @@ mod buffer;
 use std::{hash::BuildHasher, ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http_body_util::BodyExt;
 use prost::{
     Message,
@@ -35,6 +36,7 @@ use crate::{
         google::rpc,
     },
     rpc::UnauthenticatedConnection,
+    task,
 };
 
 /// The field number of the requested names: `resource_names` and `resource_names_subscribe`.
@@ -53,6 +55,9 @@ const MAX_UNSERVED_NAMES: usize = 4096;
 
 /// A request with more bytes needs a permit from the budget for large requests. The node of an Envoy is smaller.
 const SMALL_BYTES: usize = 24 << 10;
+/// A request with more bytes is processed in turn with others, aside from the threads that serve streams. It may have
+/// thousands of names.
+const VERY_LARGE_BYTES: usize = 256 << 10;
 /// The time limit for the arrival of a large request, including the wait for its permit.
 const LARGE_REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -80,6 +85,8 @@ pub(super) struct IncomingRequest {
     pub(super) size_bytes: usize,
     /// The permit of a large request, held until it is answered.
     pub(super) permit: Option<Permit>,
+    /// The turn of a very large request, held until its response is made.
+    pub(super) turn: Option<Permit>,
 }
 
 /// A request for a type that is not served.
@@ -149,6 +156,8 @@ pub(super) struct Requests<B> {
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
     /// The permit of a large request that is arriving, and its deadline.
     permit: Option<(Option<Permit>, Instant)>,
+    /// A complete request that waits for its turn.
+    waiting: Option<(Received, BoxFuture<'static, Permit>)>,
 }
 
 impl<B> Requests<B>
@@ -166,16 +175,28 @@ where
             interner: options.interner,
             pre_auth: options.pre_auth,
             permit: None,
+            waiting: None,
         }
     }
 
     /// Returns the next request; `None` when the client has closed its side. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<IncomingRequest>, RequestError> {
         loop {
+            if let Some((_, turn)) = &mut self.waiting {
+                let turn = turn.await;
+                if let Some((received, _)) = self.waiting.take() {
+                    let decoded = task::aside(|| self.decode(received))?;
+                    return Ok(Some(self.admitted(decoded, Some(turn))));
+                }
+            }
             if let Some(received) = self.buffer.next_message()? {
-                let permit = self.permit.take().and_then(|(permit, _)| permit);
+                if received.message.len() > VERY_LARGE_BYTES {
+                    let turn = self.turn(received.message.len());
+                    self.waiting = Some((received, turn));
+                    continue;
+                }
                 let decoded = self.decode(received)?;
-                return Ok(Some(IncomingRequest { permit, ..decoded }));
+                return Ok(Some(self.admitted(decoded, None)));
             }
             let is_large = self.large().await?;
             let frame = match &self.permit {
@@ -207,6 +228,22 @@ where
                     }
                 }
             }
+        }
+    }
+
+    /// Waits for the turn of a very large request.
+    fn turn(&self, size_bytes: usize) -> BoxFuture<'static, Permit> {
+        let (admission, source) = (self.admission.clone(), self.source.clone());
+        Box::pin(async move { admission.processing(&source, size_bytes).await })
+    }
+
+    /// Adds the permits of a request.
+    fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> IncomingRequest {
+        let permit = self.permit.take().and_then(|(permit, _)| permit);
+        IncomingRequest {
+            permit,
+            turn,
+            ..decoded
         }
     }
 
@@ -337,6 +374,7 @@ impl IncomingRequest {
             unserved,
             size_bytes,
             permit: None,
+            turn: None,
         })
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     generate::{RequestedResources, ResourceType, proxy::Proxy},
     push::groups::{Publication, Subscription},
     rpc::UnauthenticatedConnection,
+    task,
     xds::{
         admission::{Permit, Source},
         connection::{Outcome, Request, Response},
@@ -130,10 +131,13 @@ impl Session {
             return Ok(());
         };
         let rendering = (self.shared.clock)();
-        let responses = self.handle(request, incoming.error_code)?;
+        let responses = match incoming.turn {
+            None => self.handle(request, incoming.error_code)?,
+            Some(_) => task::aside(|| self.handle(request, incoming.error_code))?,
+        };
         self.make_room()?;
         // A slow reader must not delay the requests of others.
-        drop(incoming.permit);
+        drop((incoming.permit, incoming.turn));
         self.write(responses, rendering).await
     }
 
