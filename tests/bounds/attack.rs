@@ -1,10 +1,19 @@
-//! R20: the cost of admitted clients. Each attack runs beside an honest proxy, which connects again and again from the
-//! same address. The proxy must be served, and memory must stay bounded.
+//! R20: the cost of admitted clients and of tenants. Each attack runs beside an honest proxy, which connects again and
+//! again from the same address. The proxy must be served, and memory must stay bounded.
+//!
+//! `ATTACK_BIN` names an optimised daemon, and `ATTACK_ONLY` selects attacks by the start of their name. With
+//! `ATTACK_SECONDS`, they run for so long, on a larger mesh, and the CPU time of an honest request is measured: time
+//! with honest requests alternates with time without them, and the difference is theirs.
+
+mod clients;
+mod port;
+mod tenant;
 
 use std::{
     fs,
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -12,52 +21,58 @@ use std::{
     time::Duration,
 };
 
-use futures::{StreamExt, future::BoxFuture, stream};
-use istiod::proto::envoy::{
-    config::core::v3,
-    service::discovery::v3::{
-        DiscoveryRequest, DiscoveryResponse,
-        aggregated_discovery_service_client::AggregatedDiscoveryServiceClient as Client,
-    },
-};
+use futures::future::BoxFuture;
 use libtest_mimic::Failed;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    sync::mpsc,
-};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Streaming, transport::Endpoint};
 
-use super::{
-    exact,
-    flood::{PREFACE, field, frame, headers},
-    memory,
-};
-use crate::support::{
-    daemon::Daemon,
-    http::{self, RUNTIME},
-    scratch, wait,
+use self::port::{AdsStream, ENDPOINT, Port, names, request, sidecar, text};
+use super::{exact, flood::frame, memory};
+use crate::{
+    secure::authority::Authority,
+    support::{daemon::Daemon, http::RUNTIME, project, scratch, variable, wait},
 };
 
-/// The number of services of the mesh.
-const SERVICES: usize = 300;
-/// The duration of an attack.
-const DURATION: Duration = Duration::from_secs(4);
 /// The time limit of the honest proxy, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The memory limit of the daemon, in MiB.
 const MEMORY_MIB: usize = 640;
+/// The interval at which honest requests begin and end in a measurement.
+const SPAN: Duration = Duration::from_secs(2);
 
-const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
-const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
-
-/// The addresses of the daemon.
+/// The size of a run.
 #[derive(Clone, Copy)]
+struct Scale {
+    services: usize,
+    duration: Duration,
+    /// True if the figures are for people, so that limits do not apply.
+    is_measurement: bool,
+}
+
+impl Scale {
+    fn of_run() -> Self {
+        let seconds = variable("ATTACK_SECONDS").and_then(|text| text.parse().ok());
+        match seconds {
+            None => Self {
+                services: 300,
+                duration: Duration::from_secs(3),
+                is_measurement: false,
+            },
+            Some(seconds) => Self {
+                services: 2000,
+                duration: Duration::from_secs(seconds),
+                is_measurement: true,
+            },
+        }
+    }
+}
+
+/// The daemon as attackers and the honest proxy see it.
+#[derive(Clone)]
 struct Target {
-    xds: u16,
+    attackers: Port,
+    honest: Port,
     pages: SocketAddr,
     monitoring: SocketAddr,
+    mesh: PathBuf,
 }
 
 /// The request of the honest proxy.
@@ -68,8 +83,21 @@ enum Size {
     Large,
 }
 
+/// The ports of the attackers and of the honest proxy.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ports {
+    Plaintext,
+    /// The secure port, with a certificate each.
+    Secure,
+    /// Attackers without credentials at the plaintext port, and an honest proxy at the secure one.
+    Both,
+    /// The port of the pages.
+    Http,
+}
+
 struct Attack {
     what: &'static str,
+    ports: Ports,
     honest: Size,
     /// Runs until it is cancelled. Counts connections that the daemon has closed.
     run: fn(Target, Arc<AtomicUsize>) -> BoxFuture<'static, ()>,
@@ -77,9 +105,21 @@ struct Attack {
     is_cut_off: bool,
 }
 
-fn attacks() -> Vec<Attack> {
+impl Attack {
+    fn at(self, what: &'static str, ports: Ports) -> Self {
+        Self { what, ports, ..self }
+    }
+
+    fn with_large_requests(self) -> Self {
+        let honest = Size::Large;
+        Self { honest, ..self }
+    }
+}
+
+fn attacks(scale: Scale) -> Vec<Attack> {
     let attack = |what, run: fn(Target, Arc<AtomicUsize>) -> BoxFuture<'static, ()>| Attack {
         what,
+        ports: Ports::Plaintext,
         honest: Size::Small,
         run,
         is_cut_off: false,
@@ -88,53 +128,95 @@ fn attacks() -> Vec<Attack> {
         is_cut_off: true,
         ..attack(what, run)
     };
-    vec![
-        attack("no attack", |_, _| Box::pin(std::future::pending())),
+    let by_index = || {
         attack("headers by table index", |target, cut| {
-            Box::pin(flood(target.xds, cut, repeated_headers))
-        }),
-        attack("many names", |target, _| Box::pin(many_names(target.xds))),
-        Attack {
-            honest: Size::Large,
-            ..attack("large requests that stall", |target, _| {
-                Box::pin(stalled_requests(target.xds))
-            })
-        },
+            Box::pin(clients::flood(target.attackers, cut, clients::repeated_headers))
+        })
+    };
+    let names = || {
+        attack("many names", |target, _| {
+            Box::pin(clients::many_names(target.attackers))
+        })
+    };
+    let stalled = || {
+        let stalled = attack("large requests that stall", |target, _| {
+            Box::pin(clients::stalled_requests(target.attackers))
+        });
+        stalled.with_large_requests()
+    };
+    let unread = || {
         attack("first configurations that are not read", |target, _| {
-            Box::pin(unread_configurations(target.xds))
+            Box::pin(clients::unread_configurations(target.attackers))
+        })
+    };
+    let settings = || {
+        frames("settings", |target, cut| {
+            Box::pin(clients::flood(target.attackers, cut, |_| frame(4, 0, 0, &[])))
+        })
+    };
+    let mut attacks = vec![
+        attack("no attack", |_, _| Box::pin(std::future::pending())),
+        by_index(),
+        names(),
+        stalled(),
+        unread(),
+        attack("windows that stay closed", |target, _| {
+            Box::pin(clients::closed_windows(target.attackers))
+        }),
+        attack("slow readers", |target, _| {
+            Box::pin(clients::slow_readers(target.attackers))
         }),
         attack("config dumps", |target, _| {
-            Box::pin(pages(target.pages, "/debug/config_dump?proxyID=held"))
+            Box::pin(clients::pages(target.pages, "/debug/config_dump?proxyID=held"))
         }),
-        attack("metrics", |target, _| Box::pin(pages(target.monitoring, "/metrics"))),
-        frames("settings", |target, cut| {
-            Box::pin(flood(target.xds, cut, |_| frame(4, 0, 0, &[])))
+        attack("metrics", |target, _| {
+            Box::pin(clients::pages(target.monitoring, "/metrics"))
         }),
+        settings(),
         frames("pings", |target, cut| {
-            Box::pin(flood(target.xds, cut, |_| frame(6, 0, 0, &[7; 8])))
+            Box::pin(clients::flood(target.attackers, cut, |_| frame(6, 0, 0, &[7; 8])))
         }),
         frames("priorities", |target, cut| {
-            Box::pin(flood(target.xds, cut, |_| frame(2, 0, 1, &[0, 0, 0, 0, 9])))
+            let priority = |_| frame(2, 0, 1, &[0, 0, 0, 0, 9]);
+            Box::pin(clients::flood(target.attackers, cut, priority))
         }),
         frames("window updates", |target, cut| {
-            Box::pin(flood(target.xds, cut, |_| frame(8, 0, 0, &[0, 0, 0, 1])))
+            Box::pin(clients::flood(target.attackers, cut, |_| frame(8, 0, 0, &[0, 0, 0, 1])))
         }),
         frames("calls of unknown methods", |target, cut| {
-            Box::pin(flood(target.xds, cut, unknown_call))
+            Box::pin(clients::flood(target.attackers, cut, clients::unknown_call))
         }),
-    ]
+        settings().at("settings at the HTTP port", Ports::Http),
+        stalled().at("large requests that stall, honest proxy with TLS", Ports::Both),
+        by_index().at("headers by table index with TLS", Ports::Secure),
+        unread().at("first configurations that are not read with TLS", Ports::Secure),
+    ];
+    if scale.is_measurement {
+        attacks.extend([
+            attack("no attack with TLS", |_, _| Box::pin(std::future::pending()))
+                .at("no attack with TLS", Ports::Secure),
+            names().at("many names with TLS", Ports::Secure),
+            stalled().at("large requests that stall with TLS", Ports::Secure),
+            settings().at("settings with TLS", Ports::Secure),
+            attack("tenant: subsets", |target, _| Box::pin(tenant::many_subsets(target))),
+            attack("tenant: filter chains", |target, _| {
+                Box::pin(tenant::many_chains(target))
+            }),
+        ]);
+    }
+    attacks
 }
 
 pub(super) fn admitted_clients_do_not_harm_others() -> Result<(), Failed> {
-    let folder = scratch("bounds-attacks");
-    let mesh = folder.join("mesh");
-    fs::create_dir(&mesh).expect("target/ is writable");
-    fs::write(mesh.join("objects.yaml"), objects()).expect("target/ is writable");
-    let failures: Vec<String> = attacks()
+    let (folder, scale) = (scratch("bounds-attacks"), Scale::of_run());
+    let authority = Authority::new("attacks");
+    authority.plug_into(&folder.join("cacerts"));
+    let only = variable("ATTACK_ONLY").unwrap_or_default();
+    let failures: Vec<String> = attacks(scale)
         .into_iter()
+        .filter(|attack| attack.what.starts_with(&only))
         .filter_map(|attack| {
-            let log = folder.join(format!("{}.log", attack.what));
-            let failure = endured(&mesh, &log, &attack).err()?;
+            let failure = endured(&folder, &authority, &attack, scale).err()?;
             Some(format!("{}: {failure}", attack.what))
         })
         .collect();
@@ -144,37 +226,80 @@ pub(super) fn admitted_clients_do_not_harm_others() -> Result<(), Failed> {
     Err(failures.join("\n").into())
 }
 
+/// Starts a daemon for an attack.
+fn daemon(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -> Result<(Daemon, Target), String> {
+    let mesh = folder.join(attack.what);
+    fs::create_dir(&mesh).expect("target/ is writable");
+    fs::write(mesh.join("objects.yaml"), objects(scale.services)).expect("target/ is writable");
+    let log = folder.join(format!("{}.log", attack.what));
+    let daemon = match attack.ports {
+        Ports::Plaintext | Ports::Http => Daemon::configured(&log, |command| {
+            exact(measured(command)).arg("--configDir").arg(&mesh);
+            if attack.ports == Ports::Http {
+                command.arg("--grpcAddr=");
+            }
+        })?,
+        Ports::Secure | Ports::Both => Daemon::secured(&log, |command| {
+            let cacerts = folder.join("cacerts");
+            exact(measured(command))
+                .arg("--configDir")
+                .arg(&mesh)
+                .env("ROOT_CA_DIR", cacerts);
+        })?,
+    };
+    let plaintext = match attack.ports {
+        Ports::Http => Port::plaintext(daemon.http.port()),
+        _ => Port::plaintext(daemon.xds),
+    };
+    let secure = |account| Port::secure(daemon.secure, authority, account);
+    let (attackers, honest) = match attack.ports {
+        Ports::Plaintext | Ports::Http => (plaintext.clone(), plaintext),
+        Ports::Secure => (secure("attacker")?, secure("honest")?),
+        Ports::Both => (plaintext, secure("honest")?),
+    };
+    let target = Target {
+        attackers,
+        honest,
+        pages: daemon.http,
+        monitoring: daemon.monitoring,
+        mesh,
+    };
+    Ok((daemon, target))
+}
+
+/// Makes a command start the binary that is measured, if there is one (`ATTACK_BIN`).
+fn measured(command: &mut Command) -> &mut Command {
+    if let Some(binary) = variable("ATTACK_BIN") {
+        let mut other = Command::new(binary);
+        other.env_clear().current_dir(project().join("target"));
+        other.args(command.get_args());
+        *command = other;
+    }
+    command
+}
+
 /// Runs one attack on a new daemon, and the honest proxy beside it.
-fn endured(mesh: &Path, log: &Path, attack: &Attack) -> Result<(), String> {
-    let daemon = Daemon::configured(log, |command| {
-        exact(command).arg("--configDir").arg(mesh);
-    })?;
-    let (id, target) = (
-        daemon.process.id,
-        Target {
-            xds: daemon.xds,
-            pages: daemon.http,
-            monitoring: daemon.monitoring,
-        },
-    );
+fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -> Result<(), String> {
+    let (daemon, target) = daemon(folder, authority, attack, scale)?;
+    let id = daemon.process.id;
     // The proxy whose configuration is dumped.
-    let _held = RUNTIME.block_on(AdsStream::open(target.xds, "held", Vec::new()))?;
-    RUNTIME.block_on(first_configuration(target.xds, attack.honest))?;
+    let _held = RUNTIME.block_on(AdsStream::open(&target.honest, "held", Vec::new()))?;
+    let honest = Honest {
+        port: target.honest.clone(),
+        size: attack.honest,
+        services: scale.services,
+        process: id,
+    };
+    RUNTIME.block_on(honest.first_configuration())?;
     let (before, cpu) = (memory(id).0, cpu_ticks(id));
     let cut_off = Arc::new(AtomicUsize::new(0));
     let running = RUNTIME.spawn((attack.run)(target, cut_off.clone()));
     let started_at = wait::now();
-    let (mut waits, mut failure) = (Vec::new(), None);
-    while started_at.elapsed() < DURATION && failure.is_none() {
-        let asked_at = wait::now();
-        let served = RUNTIME
-            .block_on(async { tokio::time::timeout(PATIENCE, first_configuration(target.xds, attack.honest)).await });
-        match served {
-            Ok(Ok(())) => waits.push(asked_at.elapsed()),
-            Ok(Err(error)) => failure = Some(format!("the honest proxy is refused: {error}")),
-            Err(_) => failure = Some(format!("the honest proxy is not served within {PATIENCE:?}")),
-        }
-        std::thread::park_timeout(Duration::from_millis(50));
+    let mut served = Served::default();
+    while started_at.elapsed() < scale.duration && served.failure.is_none() {
+        let quiet = scale.is_measurement.then(|| honest.quiet());
+        let span = if scale.is_measurement { SPAN } else { scale.duration };
+        honest.connects(span, quiet, &mut served);
     }
     let (used, seconds) = (cpu_ticks(id) - cpu, started_at.elapsed().as_secs_f64());
     let is_cut_off = !attack.is_cut_off
@@ -184,24 +309,19 @@ fn endured(mesh: &Path, log: &Path, attack: &Attack) -> Result<(), String> {
         .is_ok();
     running.abort();
     let peak = memory(id).1;
-    waits.sort();
-    let at = |share: f64| waits.get((waits.len() as f64 * share) as usize).or(waits.last());
     println!(
-        "bounds: {}: {} served, p50 {:?}, p99 {:?}, {} MiB before, {} MiB at most, {} CPU-s in {seconds:.1} s, \
-         {} closed",
+        "bounds: {}: {}, {} MiB before, {} MiB at most, {} CPU-s in {seconds:.1} s, {} closed",
         attack.what,
-        waits.len(),
-        at(0.5).unwrap_or(&PATIENCE),
-        at(0.99).unwrap_or(&PATIENCE),
+        served.figures(),
         before >> 20,
         peak >> 20,
         used as f64 / 100.0,
         cut_off.load(Ordering::Relaxed),
     );
-    if let Some(failure) = failure {
+    if let Some(failure) = served.failure {
         return Err(failure);
     }
-    if peak > MEMORY_MIB << 20 {
+    if peak > MEMORY_MIB << 20 && !scale.is_measurement {
         return Err(format!("{} MiB of memory", peak >> 20));
     }
     if !is_cut_off {
@@ -210,8 +330,87 @@ fn endured(mesh: &Path, log: &Path, attack: &Attack) -> Result<(), String> {
     Ok(())
 }
 
+/// The honest proxy.
+struct Honest {
+    port: Port,
+    size: Size,
+    services: usize,
+    process: u32,
+}
+
+/// The figures of the honest proxy.
+#[derive(Default)]
+struct Served {
+    waits: Vec<Duration>,
+    /// The CPU time of the daemon beyond that of spans without honest requests, in hundredths of a second.
+    cpu: Option<f64>,
+    failure: Option<String>,
+}
+
+impl Served {
+    fn figures(&self) -> String {
+        let mut waits = self.waits.clone();
+        waits.sort();
+        let at = |share: f64| waits.get((waits.len() as f64 * share) as usize).or(waits.last());
+        let number = waits.len();
+        let cpu = self
+            .cpu
+            .map(|ticks| format!(", {:.1} CPU-ms each", ticks * 10.0 / number.max(1) as f64));
+        format!(
+            "{number} served, p50 {:.1?}, p99 {:.1?}{}",
+            at(0.5).unwrap_or(&PATIENCE),
+            at(0.99).unwrap_or(&PATIENCE),
+            cpu.unwrap_or_default()
+        )
+    }
+}
+
+impl Honest {
+    /// Waits without requests. Returns the CPU time that the daemon uses in a second.
+    fn quiet(&self) -> f64 {
+        let (started_at, before) = (wait::now(), cpu_ticks(self.process));
+        std::thread::park_timeout(SPAN);
+        (cpu_ticks(self.process) - before) as f64 / started_at.elapsed().as_secs_f64()
+    }
+
+    /// Connects again and again.
+    fn connects(&self, span: Duration, quiet: Option<f64>, served: &mut Served) {
+        let (started_at, before) = (wait::now(), cpu_ticks(self.process));
+        while started_at.elapsed() < span && served.failure.is_none() {
+            let asked_at = wait::now();
+            let connected =
+                RUNTIME.block_on(async { tokio::time::timeout(PATIENCE, self.first_configuration()).await });
+            match connected {
+                Ok(Ok(())) => served.waits.push(asked_at.elapsed()),
+                Ok(Err(error)) => served.failure = Some(format!("the honest proxy is refused: {error}")),
+                Err(_) => served.failure = Some(format!("the honest proxy is not served within {PATIENCE:?}")),
+            }
+            std::thread::park_timeout(Duration::from_millis(50));
+        }
+        if let Some(quiet) = quiet {
+            let used = (cpu_ticks(self.process) - before) as f64 - quiet * started_at.elapsed().as_secs_f64();
+            served.cpu = Some(served.cpu.unwrap_or_default() + used);
+        }
+    }
+
+    /// Connects and returns when it is configured.
+    async fn first_configuration(&self) -> Result<(), String> {
+        let mut proxy = AdsStream::open(&self.port, "honest", Vec::new()).await?;
+        let clusters = proxy.response().await?;
+        if clusters.resources.len() < self.services {
+            return Err(format!("only {} clusters", clusters.resources.len()));
+        }
+        if self.size == Size::Large {
+            let endpoints = request(&sidecar("honest"), ENDPOINT, names(0, 2000));
+            proxy.requests.send(endpoints).await.map_err(text)?;
+            proxy.response().await?;
+        }
+        Ok(())
+    }
+}
+
 /// Services with one port each.
-fn objects() -> String {
+fn objects(services: usize) -> String {
     let service = |number| {
         format!(
             "apiVersion: v1\nkind: Service\nmetadata: {{name: web-{number}, namespace: app}}\n\
@@ -220,7 +419,7 @@ fn objects() -> String {
             number % 250 + 1
         )
     };
-    (0..SERVICES).map(service).collect()
+    (0..services).map(service).collect()
 }
 
 /// Returns the CPU time of a process, in hundredths of a second.
@@ -232,239 +431,4 @@ fn cpu_ticks(id: u32) -> usize {
         .take(2)
         .filter_map(|ticks| ticks.parse::<usize>().ok())
         .sum()
-}
-
-/// A stream of a client, with its first request sent.
-struct AdsStream {
-    requests: mpsc::Sender<DiscoveryRequest>,
-    responses: Streaming<DiscoveryResponse>,
-}
-
-fn request(pod: &str, type_url: &str, names: Vec<String>) -> DiscoveryRequest {
-    DiscoveryRequest {
-        node: Some(v3::Node {
-            id: format!("sidecar~10.0.0.9~{pod}.app~app.svc.cluster.local"),
-            ..Default::default()
-        }),
-        type_url: type_url.to_owned(),
-        resource_names: names,
-        ..Default::default()
-    }
-}
-
-fn text(error: impl std::fmt::Display) -> String {
-    error.to_string()
-}
-
-async fn client(xds: u16) -> Result<Client<tonic::transport::Channel>, String> {
-    let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).map_err(text)?;
-    let endpoint = endpoint.initial_stream_window_size(65_535);
-    Ok(Client::new(endpoint.connect().await.map_err(text)?).max_decoding_message_size(256 << 20))
-}
-
-impl AdsStream {
-    /// Subscribes to endpoints of these names, or to clusters.
-    async fn open(xds: u16, pod: &str, names: Vec<String>) -> Result<Self, String> {
-        Self::of_client(&mut client(xds).await?, pod, names).await
-    }
-
-    async fn of_client(
-        client: &mut Client<tonic::transport::Channel>,
-        pod: &str,
-        names: Vec<String>,
-    ) -> Result<Self, String> {
-        let type_url = if names.is_empty() { CLUSTER } else { ENDPOINT };
-        let (requests, outbox) = mpsc::channel(4);
-        requests.send(request(pod, type_url, names)).await.map_err(text)?;
-        let responses = client.stream_aggregated_resources(ReceiverStream::new(outbox)).await;
-        Ok(Self {
-            requests,
-            responses: responses.map_err(text)?.into_inner(),
-        })
-    }
-
-    async fn response(&mut self) -> Result<DiscoveryResponse, String> {
-        let response = self.responses.message().await.map_err(text)?;
-        response.ok_or_else(|| "the stream has ended".to_owned())
-    }
-}
-
-/// Returns distinct names, each about 45 bytes long.
-fn names(list: usize, number: usize) -> Vec<String> {
-    let name = |name| format!("outbound|80||{list}-{name}.app.svc.cluster.local");
-    (0..number).map(name).collect()
-}
-
-/// Connects as an honest proxy and returns when it is configured.
-async fn first_configuration(xds: u16, size: Size) -> Result<(), String> {
-    let mut proxy = AdsStream::open(xds, "honest", Vec::new()).await?;
-    let clusters = proxy.response().await?;
-    if clusters.resources.len() < SERVICES {
-        return Err(format!("only {} clusters", clusters.resources.len()));
-    }
-    if size == Size::Large {
-        let endpoints = request("honest", ENDPOINT, names(0, 2000));
-        proxy.requests.send(endpoints).await.map_err(text)?;
-        proxy.response().await?;
-    }
-    Ok(())
-}
-
-/// Opens ten connections, each with a stream that was answered, and floods them with frames, which are numbered.
-async fn flood(xds: u16, cut_off: Arc<AtomicUsize>, next: fn(usize) -> Vec<u8>) {
-    let floods = (0..10).map(|_| {
-        let cut_off = cut_off.clone();
-        async move {
-            loop {
-                if flooded(xds, next).await.is_err() {
-                    cut_off.fetch_add(1, Ordering::Relaxed);
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    });
-    stream::iter(floods).for_each_concurrent(None, |flood| flood).await;
-}
-
-/// Floods one connection until it is closed.
-async fn flooded(xds: u16, next: fn(usize) -> Vec<u8>) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect(("127.0.0.1", xds)).await?;
-    let first = prost::Message::encode_to_vec(&request("flood", ENDPOINT, names(9, 1)));
-    let message = [&[0][..], &(first.len() as u32).to_be_bytes(), &first].concat();
-    let opened = [
-        PREFACE.to_vec(),
-        frame(4, 0, 0, &[]),
-        frame(1, 4, 1, &headers(&[])),
-        frame(0, 0, 1, &message),
-    ];
-    stream.write_all(&opened.concat()).await?;
-    let (mut reader, mut writer) = stream.into_split();
-    let mut answered = 0;
-    let mut buffer = vec![0; 16 << 10];
-    // The head of the response, and the response.
-    while answered < 200 {
-        let read = reader.read(&mut buffer).await?;
-        if read == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        answered += read;
-    }
-    let reading = async {
-        while reader.read(&mut buffer).await? > 0 {}
-        Err::<(), std::io::Error>(std::io::ErrorKind::UnexpectedEof.into())
-    };
-    let writing = async {
-        let mut number = 0;
-        loop {
-            let frames: Vec<u8> = (number..number + 1000).flat_map(next).collect();
-            number += 1000;
-            writer.write_all(&frames).await?;
-        }
-    };
-    tokio::select! {
-        ended = reading => ended,
-        ended = writing => ended,
-    }
-}
-
-/// Returns a request whose headers are in the dynamic table: a few bytes are almost 4 KiB. The first one fills the
-/// table.
-fn repeated_headers(number: usize) -> Vec<u8> {
-    let stream = 2 * number as u32 + 3;
-    if number > 0 {
-        return frame(1, 4, stream, &[0x83, 0x86, 0xc1, 0xc0, 0xbf, 0xbe]);
-    }
-    // Literals with incremental indexing begin with 0x40 instead of 0.
-    let indexed = |name: &str, value: &str| {
-        let mut field = field(name, value);
-        field[0] = 0x40;
-        field
-    };
-    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
-    let fields = [
-        b"\x83\x86".to_vec(),
-        indexed(":path", path),
-        indexed(":authority", "istiod"),
-        indexed("content-type", "application/grpc"),
-        indexed("x-large", &"x".repeat(3600)),
-    ];
-    frame(1, 4, stream, &fields.concat())
-}
-
-fn unknown_call(number: usize) -> Vec<u8> {
-    let fields = [
-        b"\x83\x86".to_vec(),
-        field(":path", "/unknown.Service/Method"),
-        field(":authority", "istiod"),
-        field("content-type", "application/grpc"),
-    ];
-    frame(1, 5, 2 * number as u32 + 3, &fields.concat())
-}
-
-/// Subscribes to distinct names on 100 streams of 4 connections.
-async fn many_names(xds: u16) {
-    let connections = (0..4).map(async |connection| {
-        let Ok(mut client) = client(xds).await else { return };
-        let mut held = Vec::new();
-        for stream in 0..25 {
-            let names = names(1 + 100 * connection + stream, 80_000);
-            if let Ok(mut stream) = AdsStream::of_client(&mut client, "names", names).await {
-                // Requests of one connection share its window, so they are sent one after the other.
-                let _ = stream.response().await;
-                held.push(stream);
-            }
-        }
-        std::future::pending::<()>().await;
-    });
-    futures::future::join_all(connections).await;
-}
-
-/// Opens 16 connections each half second, which begin a request of 4 MiB and stall.
-async fn stalled_requests(xds: u16) {
-    let message = [&b"\x00\x00\x3f\xff\xff"[..], &vec![0x1a; 16_379]].concat();
-    let sends = [
-        PREFACE.to_vec(),
-        frame(4, 0, 0, &[]),
-        frame(1, 4, 1, &headers(&[])),
-        frame(0, 0, 1, &message),
-        frame(0, 0, 1, &[0x1a; 12_000]),
-    ]
-    .concat();
-    let mut held = Vec::new();
-    loop {
-        for _ in 0..16 {
-            let Ok(mut stream) = TcpStream::connect(("127.0.0.1", xds)).await else {
-                continue;
-            };
-            let _ = stream.write_all(&sends).await;
-            held.push(stream);
-        }
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
-}
-
-/// Opens 40 streams a second, each of which asks for a first configuration and does not read it.
-async fn unread_configurations(xds: u16) {
-    let mut held = tokio::task::JoinSet::new();
-    let mut ticks = tokio::time::interval(Duration::from_millis(25));
-    for number in 0.. {
-        ticks.tick().await;
-        held.spawn(async move {
-            let stream = AdsStream::open(xds, "unread", names(1000 + number, 12_000)).await;
-            std::future::pending::<()>().await;
-            drop(stream);
-        });
-    }
-}
-
-/// Requests a page over 50 connections, again and again.
-async fn pages(address: SocketAddr, path: &'static str) {
-    let readers = (0..50).map(async |_| {
-        loop {
-            if http::request(address, "istiod", path).await.is_err() {
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    });
-    futures::future::join_all(readers).await;
 }

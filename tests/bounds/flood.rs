@@ -121,11 +121,11 @@ fn attack_cases() -> Vec<AttackCase> {
     ]
 }
 
-trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+pub(super) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
-type Stream = Box<dyn Duplex>;
+pub(super) type Stream = Box<dyn Duplex>;
 
 /// Opens connections that each send some bytes and then stall. They use different source addresses.
 async fn connect(port: u16, tls: Option<&TlsConnector>, number: usize, sends: &[u8]) -> Vec<Stream> {
