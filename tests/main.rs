@@ -19,6 +19,7 @@ mod policy;
 mod properties;
 mod secure;
 mod support;
+mod template;
 mod tidy;
 
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ fn main() -> ExitCode {
         e2e::trials(),
         accept::trials(),
         fuzz::trials(),
+        template::trials(),
         bounds::trials(),
     ]
     .into_iter()

@@ -4,6 +4,7 @@
 mod document;
 mod identity;
 mod setting;
+mod template;
 mod text;
 mod xds;
 
@@ -38,6 +39,7 @@ pub(crate) const ALL: &[Target] = &[
     setting::KUBECONFIG,
     text::REGEX,
     text::NAMES,
+    template::TEMPLATE,
 ];
 
 /// Returns the class of an outcome from its text, without numbers and quoted parts.

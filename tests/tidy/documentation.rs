@@ -10,7 +10,7 @@ use super::{
 };
 use crate::support::project;
 
-const DOCUMENTED: &[&str] = &["base", "table", "model"];
+const DOCUMENTED: &[&str] = &["base", "table", "template", "model"];
 
 /// The beginnings of public items. `pub mod` is excluded: a module is documented in its own file.
 const ITEMS: &[&str] = &[
@@ -108,7 +108,10 @@ fn public_items_are_documented() -> Result<(), Failed> {
         .filter(|source| source.layer().is_some_and(|layer| DOCUMENTED.contains(&layer)))
         .flat_map(undocumented)
         .collect();
-    verdict("public items of base, table and model have a doc comment", breaches)
+    verdict(
+        "public items of base, table, template and model have a doc comment",
+        breaches,
+    )
 }
 
 fn undocumented(source: &Source) -> Vec<String> {

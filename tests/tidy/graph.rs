@@ -9,6 +9,8 @@ pub(super) const FOLDERS: &[&str] = &[
     "",
     "base",
     "table",
+    "template",
+    "template/sprig",
     "api",
     "model",
     "generate",

@@ -25,6 +25,7 @@ const TABLE: &[Rule] = &[
     rule("proto", &[]),
     rule("base", &[]),
     rule("table", &["base"]),
+    rule("template", &["base"]),
     rule("api", &["base", "proto"]),
     rule("model", &["base", "proto", "api", "table"]),
     // The engine's read side records what a generator reads, and its memos are derived tables.

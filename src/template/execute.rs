@@ -1,0 +1,535 @@
+//! Rendering: walks a tree with data. Errors name the place that Go names.
+
+use std::sync::Arc;
+
+use super::{
+    Error, ErrorKind, Templates, Tree, format,
+    limits::{Context, Exceeded, Failure},
+    node::{Branch, Command, Invocation, Node, Operand, Pipe, Place, Term},
+    text::Text,
+    value::{Function, Value},
+};
+
+mod argument;
+mod field;
+
+/// A value and the static type of the expression: `interface {}`, or that of the value.
+#[derive(Clone)]
+pub(super) struct Slot {
+    value: Value,
+    is_interface: bool,
+}
+
+impl Slot {
+    fn concrete(value: Value) -> Self {
+        Self {
+            is_interface: matches!(value, Value::Nil),
+            value,
+        }
+    }
+
+    fn interface(value: Value) -> Self {
+        Self {
+            is_interface: !matches!(value, Value::Missing),
+            value,
+        }
+    }
+
+    /// Returns the value without the interface around it: nil becomes no value.
+    fn unwrapped(self) -> Self {
+        let value = match self.value {
+            Value::Nil if self.is_interface => Value::Missing,
+            value => value,
+        };
+        Self {
+            value,
+            is_interface: false,
+        }
+    }
+
+    /// Returns the name of the static type.
+    fn type_name(&self) -> String {
+        if self.is_interface {
+            "interface {}".to_owned()
+        } else {
+            self.value.type_of().to_string()
+        }
+    }
+}
+
+/// The reason to leave a list.
+enum Exit {
+    Break,
+    Continue,
+    Error(Fault),
+}
+
+/// An error. It is boxed, because results are moved often.
+struct Fault(Box<Error>);
+
+impl From<Fault> for Exit {
+    fn from(error: Fault) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// Renders a template of a group.
+pub(super) fn render(
+    templates: &Templates,
+    tree: &Tree,
+    data: &Value,
+    context: &mut Context<'_>,
+) -> Result<Vec<u8>, Error> {
+    let mut state = State {
+        templates,
+        tree,
+        place: None,
+        variables: vec![("$".into(), Slot::concrete(data.clone()).unwrapped())],
+        context,
+        arguments: Vec::new(),
+        out: Vec::new(),
+        calls: 0,
+        depth: 0,
+    };
+    let dot = state.variables[0].1.clone();
+    match state.list(&dot, &tree.list) {
+        Err(Exit::Error(error)) => Err(*error.0),
+        // The parser permits `break` and `continue` inside `range` only.
+        Ok(()) | Err(Exit::Break | Exit::Continue) => Ok(state.out),
+    }
+}
+
+struct State<'a, 'b, 'c> {
+    templates: &'a Templates,
+    tree: &'a Tree,
+    /// The node that an error names.
+    place: Option<Place<'a>>,
+    variables: Vec<(Arc<str>, Slot)>,
+    context: &'b mut Context<'c>,
+    /// The arguments of all calls whose arguments are being evaluated.
+    arguments: Vec<Value>,
+    out: Vec<u8>,
+    /// The number of templates that are being called.
+    calls: usize,
+    depth: usize,
+}
+
+impl<'a> State<'a, '_, '_> {
+    fn at(&mut self, place: Place<'a>) {
+        self.place = Some(place);
+    }
+
+    fn error<T>(&self, message: impl std::fmt::Display) -> Result<T, Fault> {
+        Err(self.error_of(ErrorKind::Execute, &message))
+    }
+
+    fn error_of(&self, kind: ErrorKind, message: &dyn std::fmt::Display) -> Fault {
+        let name = self.tree.name.to_str();
+        let Some(place) = self.place else {
+            return Fault(Box::new(Error {
+                kind,
+                message: format!("template: {name}: {message}"),
+                template: name.into_owned(),
+                line: 0,
+                column: 0,
+            }));
+        };
+        let source = &self.tree.source;
+        let (line, column) = source.place(place.position());
+        let executing = super::quote::quote(self.tree.name.bytes(), super::quote::Charset::Unicode);
+        let shown = shortened(place.to_string());
+        let message = shortened(message.to_string());
+        Fault(Box::new(Error {
+            kind,
+            message: format!(
+                "template: {}:{line}:{column}: executing {executing} at <{shown}>: {message}",
+                source.name
+            ),
+            template: source.name.to_string(),
+            line,
+            column,
+        }))
+    }
+
+    fn limit(&self, limit: Exceeded) -> Fault {
+        self.error_of(ErrorKind::Limit(limit), &limit)
+    }
+
+    fn step(&mut self) -> Result<(), Fault> {
+        self.context.step(1).map_err(|limit| self.limit(limit))
+    }
+
+    /// Runs a part one level deeper.
+    fn nested<T, E: From<Fault>>(&mut self, part: impl FnOnce(&mut Self) -> Result<T, E>) -> Result<T, E> {
+        let most = self.context.limits.nesting;
+        if self.depth >= most {
+            return Err(self.limit(Exceeded::Nesting(most)).into());
+        }
+        self.depth += 1;
+        let result = part(self);
+        self.depth -= 1;
+        result
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Fault> {
+        let most = self.context.limits.output_bytes;
+        if self.out.len().saturating_add(bytes.len()) > most {
+            return Err(self.limit(Exceeded::Output(most)));
+        }
+        self.out.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn list(&mut self, dot: &Slot, list: &'a [Node]) -> Result<(), Exit> {
+        for node in list {
+            self.step()?;
+            self.node(dot, node)?;
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, dot: &Slot, node: &'a Node) -> Result<(), Exit> {
+        self.at(Place::Node(node));
+        match node {
+            Node::Text(text) => Ok(self.write(text.bytes())?),
+            Node::Action(pipe) => {
+                let value = self.pipeline(dot, pipe)?;
+                if pipe.variables.is_empty() {
+                    self.print(node, &value)?;
+                }
+                Ok(())
+            }
+            Node::Break(_) => Err(Exit::Break),
+            Node::Continue(_) => Err(Exit::Continue),
+            Node::If(branch) => self.branch(dot, branch, false),
+            Node::With(branch) => self.branch(dot, branch, true),
+            Node::Range(branch) => {
+                let variables = self.variables.len();
+                let result = self.range(dot, branch);
+                self.variables.truncate(variables);
+                result
+            }
+            Node::Template(invocation) => self.call_template(dot, invocation),
+        }
+    }
+
+    fn print(&mut self, node: &'a Node, slot: &Slot) -> Result<(), Fault> {
+        self.at(Place::Node(node));
+        if let Value::String(text) = &slot.value {
+            return self.write(text.bytes());
+        }
+        let value = format::printable(&slot.value);
+        if matches!(value, Value::Function(_)) {
+            return self.error(format!(
+                "can't print {} of type {}",
+                Place::Node(node),
+                slot.type_name()
+            ));
+        }
+        match format::display(self.context, &value) {
+            Ok(bytes) => self.write(&bytes),
+            Err(Failure::Limit(limit)) => Err(self.limit(limit)),
+            Err(Failure::Message(message)) => self.error(message),
+        }
+    }
+
+    fn branch(&mut self, dot: &Slot, branch: &'a Branch, sets_dot: bool) -> Result<(), Exit> {
+        let variables = self.variables.len();
+        let value = self.pipeline(dot, &branch.pipe)?;
+        let result = if value.value.is_true() {
+            let dot = if sets_dot { &value } else { dot };
+            self.nested(|state| state.list(dot, &branch.list))
+        } else if let Some(otherwise) = &branch.otherwise {
+            self.nested(|state| state.list(dot, otherwise))
+        } else {
+            Ok(())
+        };
+        self.variables.truncate(variables);
+        result
+    }
+
+    fn range(&mut self, dot: &Slot, branch: &'a Branch) -> Result<(), Exit> {
+        let over = self.pipeline(dot, &branch.pipe)?;
+        let over = over.value.indirect().unwrap_or(over.value);
+        let mut ran = false;
+        let result = self.iterate(&over, branch, &mut ran);
+        match result {
+            Err(Exit::Break) => return Ok(()),
+            Err(exit) => return Err(exit),
+            Ok(()) if ran => return Ok(()),
+            Ok(()) => {}
+        }
+        match &branch.otherwise {
+            Some(otherwise) => self.nested(|state| state.list(dot, otherwise)),
+            None => Ok(()),
+        }
+    }
+
+    fn iterate(&mut self, over: &Value, branch: &'a Branch, ran: &mut bool) -> Result<(), Exit> {
+        let basic = over.to_basic();
+        match &basic {
+            Value::Int(..) | Value::Uint(..) if branch.pipe.variables.len() > 1 => {
+                let shown = self.shown(&basic)?;
+                Ok(self.error(format!("can't use {shown} to iterate over more than one variable"))?)
+            }
+            Value::Int(size, number) => {
+                for index in 0..*number {
+                    *ran = true;
+                    let element = Slot::concrete(Value::Int(*size, index));
+                    self.iteration(branch, Slot::concrete(Value::Missing), element)?;
+                }
+                Ok(())
+            }
+            Value::Uint(size, number) => {
+                for index in 0..*number {
+                    *ran = true;
+                    let element = Slot::concrete(Value::Uint(*size, index));
+                    self.iteration(branch, Slot::concrete(Value::Missing), element)?;
+                }
+                Ok(())
+            }
+            Value::List(list) => {
+                for (index, item) in list.items().iter().enumerate() {
+                    *ran = true;
+                    let element = field::element(list.element(), item.clone());
+                    self.iteration(branch, Slot::concrete(Value::int(index as i64)), element)?;
+                }
+                Ok(())
+            }
+            Value::Map(map) => {
+                for (key, item) in map.snapshot() {
+                    *ran = true;
+                    let element = field::element(map.element(), item);
+                    self.iteration(branch, Slot::concrete(Value::String(key)), element)?;
+                }
+                Ok(())
+            }
+            Value::Missing => Ok(()),
+            value => {
+                let shown = self.shown(value)?;
+                Ok(self.error(format!("range can't iterate over {shown}"))?)
+            }
+        }
+    }
+
+    /// Returns a value as errors show it.
+    fn shown(&mut self, value: &Value) -> Result<String, Fault> {
+        match format::display(self.context, value) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(Failure::Limit(limit)) => Err(self.limit(limit)),
+            Err(Failure::Message(message)) => self.error(message),
+        }
+    }
+
+    fn iteration(&mut self, branch: &'a Branch, index: Slot, element: Slot) -> Result<(), Exit> {
+        self.step()?;
+        let variables = &branch.pipe.variables;
+        let pair = match variables.as_slice() {
+            [] => None,
+            [one] => Some((one, None)),
+            [first, second, ..] => Some((second, Some(first))),
+        };
+        if let Some((of_element, of_index)) = pair {
+            if branch.pipe.is_assignment {
+                if let Some(name) = of_index {
+                    self.assign(name, index)?;
+                }
+                self.assign(of_element, element.clone())?;
+            } else {
+                self.set_top(1, element.clone());
+                if of_index.is_some() {
+                    self.set_top(2, index);
+                }
+            }
+        }
+        let mark = self.variables.len();
+        let result = self.nested(|state| state.list(&element, &branch.list));
+        self.variables.truncate(mark);
+        match result {
+            Err(Exit::Continue) => Ok(()),
+            result => result,
+        }
+    }
+
+    fn set_top(&mut self, below: usize, slot: Slot) {
+        let position = self.variables.len().checked_sub(below);
+        if let Some((_, variable)) = position.and_then(|position| self.variables.get_mut(position)) {
+            *variable = slot;
+        }
+    }
+
+    fn assign(&mut self, name: &str, slot: Slot) -> Result<(), Fault> {
+        match self.variables.iter_mut().rev().find(|(other, _)| **other == *name) {
+            Some((_, variable)) => {
+                *variable = slot;
+                Ok(())
+            }
+            None => self.error(format!("undefined variable: {name}")),
+        }
+    }
+
+    fn call_template(&mut self, dot: &Slot, invocation: &'a Invocation) -> Result<(), Exit> {
+        let Some(tree) = self.templates.tree(&invocation.name) else {
+            let name = super::quote::quote(invocation.name.bytes(), super::quote::Charset::Unicode);
+            return Ok(self.error(format!("template {name} not defined"))?);
+        };
+        let most = self.context.limits.call_depth;
+        if self.calls >= most {
+            return Err(self.limit(Exceeded::CallDepth(most)).into());
+        }
+        let dot = match &invocation.pipe {
+            Some(pipe) => self.pipeline(dot, pipe)?,
+            None => Slot::concrete(Value::Missing),
+        };
+        let outer_tree = std::mem::replace(&mut self.tree, tree);
+        let outer_place = self.place;
+        let outer_variables = std::mem::replace(&mut self.variables, vec![("$".into(), dot.clone())]);
+        self.calls += 1;
+        let result = self.nested(|state| state.list(&dot, &tree.list));
+        self.calls -= 1;
+        self.tree = outer_tree;
+        self.place = outer_place;
+        self.variables = outer_variables;
+        result
+    }
+
+    fn pipeline(&mut self, dot: &Slot, pipe: &'a Pipe) -> Result<Slot, Fault> {
+        self.at(Place::Pipe(pipe));
+        let mut value: Option<Slot> = None;
+        for command in &pipe.commands {
+            self.step()?;
+            let last = value.take();
+            value = Some(self.command(dot, command, last)?.unwrapped());
+        }
+        let value = value.unwrap_or_else(|| Slot::concrete(Value::Missing));
+        for name in &pipe.variables {
+            if pipe.is_assignment {
+                self.assign(name, value.clone())?;
+            } else {
+                self.variables.push((name.clone(), value.clone()));
+            }
+        }
+        Ok(value)
+    }
+
+    fn no_arguments(&self, operands: &'a [Operand], last: Option<&Slot>) -> Result<(), Fault> {
+        match operands.first() {
+            Some(first) if operands.len() > 1 || last.is_some() => {
+                self.error(format!("can't give argument to non-function {first}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn command(&mut self, dot: &Slot, command: &'a Command, last: Option<Slot>) -> Result<Slot, Fault> {
+        let operands = command.operands.as_slice();
+        let Some(first) = operands.first() else {
+            return Ok(Slot::concrete(Value::Missing));
+        };
+        match &first.term {
+            Term::Field(names) => {
+                self.at(Place::Operand(first));
+                let call = Arguments::of(operands, last);
+                return self.fields(dot, dot, Place::Operand(first), names, call);
+            }
+            Term::Chain(inner, names) => {
+                let call = Arguments::of(operands, last);
+                return self.chain(dot, first, inner, names, call);
+            }
+            Term::Function(name, function) => {
+                self.at(Place::Operand(first));
+                let call = Arguments::of(operands, last);
+                return self.call(dot, function, Place::Command(command), name, call);
+            }
+            Term::Pipe(pipe) => {
+                self.no_arguments(operands, last.as_ref())?;
+                return self.nested(|state| state.pipeline(dot, pipe));
+            }
+            Term::Variable(name, names) => {
+                self.at(Place::Operand(first));
+                let value = self.variable(name)?;
+                if names.is_empty() {
+                    self.no_arguments(operands, last.as_ref())?;
+                    return Ok(value);
+                }
+                let call = Arguments::of(operands, last);
+                return self.fields(dot, &value, Place::Operand(first), names, call);
+            }
+            _ => {}
+        }
+        self.at(Place::Operand(first));
+        self.no_arguments(operands, last.as_ref())?;
+        match &first.term {
+            Term::Bool(value) => Ok(Slot::concrete(Value::Bool(*value))),
+            Term::Dot => Ok(dot.clone()),
+            Term::Number(number) => self.constant(number),
+            Term::String(literal) => Ok(Slot::concrete(literal.value.clone())),
+            _ => self.error("nil is not a command"),
+        }
+    }
+
+    fn variable(&self, name: &str) -> Result<Slot, Fault> {
+        match self.variables.iter().rev().find(|(other, _)| **other == *name) {
+            Some((_, slot)) => Ok(slot.clone()),
+            None => self.error(format!("undefined variable: {name}")),
+        }
+    }
+
+    fn chain(
+        &mut self,
+        dot: &Slot,
+        operand: &'a Operand,
+        inner: &'a Operand,
+        names: &'a [Text],
+        call: Arguments<'a>,
+    ) -> Result<Slot, Fault> {
+        self.at(Place::Operand(operand));
+        let receiver = self.expression(dot, inner)?;
+        self.fields(dot, &receiver, Place::Operand(operand), names, call)
+    }
+}
+
+/// The maximum length of the node, and of the reason, in an error.
+const MAX_SHOWN: usize = 4096;
+
+/// Cuts a part of an error: a node may be as long as its text, and a value as the budget permits.
+fn shortened(mut text: String) -> String {
+    if text.len() > MAX_SHOWN {
+        text.truncate(text.floor_char_boundary(MAX_SHOWN));
+        text.push('…');
+    }
+    text
+}
+
+/// The arguments of a call: operands, and the result of the command before.
+struct Arguments<'a> {
+    operands: &'a [Operand],
+    last: Option<Slot>,
+}
+
+impl<'a> Arguments<'a> {
+    const NONE: Self = Self {
+        operands: &[],
+        last: None,
+    };
+
+    /// Returns the operands behind the first one, which is called.
+    fn of(operands: &'a [Operand], last: Option<Slot>) -> Self {
+        Self {
+            operands: operands.get(1..).unwrap_or_default(),
+            last,
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.operands.is_empty() && self.last.is_none()
+    }
+}
+
+/// Returns the result of a function with its static type.
+fn result(function: &Function, value: Value) -> Slot {
+    match function.result {
+        super::types::Type::Any => Slot::interface(value),
+        _ => Slot::concrete(value),
+    }
+}

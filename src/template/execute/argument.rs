@@ -1,0 +1,256 @@
+//! Arguments: constants take the type of the parameter, other values must have it.
+
+use std::sync::Arc;
+
+use crate::template::{
+    limits::Failure,
+    node::{Number, Operand, Place, Term},
+    types::Type,
+    value::{Evaluation, Function, Value},
+};
+
+use super::{Arguments, ErrorKind, Fault, Slot, State, result};
+
+impl<'a> State<'a, '_, '_> {
+    /// Calls a function. `place` is the node of errors that the function returns.
+    pub(super) fn call(
+        &mut self,
+        dot: &Slot,
+        function: &Arc<Function>,
+        place: Place<'a>,
+        name: &str,
+        call: Arguments<'a>,
+    ) -> Result<Slot, Fault> {
+        let given = call.operands.len() + usize::from(call.last.is_some());
+        let fixed = function.fixed();
+        if function.is_variadic && given < fixed {
+            let count = call.operands.len();
+            return self.error(format!(
+                "wrong number of args for {name}: want at least {fixed} got {count}"
+            ));
+        }
+        if !function.is_variadic && given != fixed {
+            return self.error(format!("wrong number of args for {name}: want {fixed} got {given}"));
+        }
+        match function.evaluation {
+            Evaluation::And => return self.short_circuit(dot, call, false),
+            Evaluation::Or => return self.short_circuit(dot, call, true),
+            Evaluation::Eager | Evaluation::Call => {}
+        }
+        // Arguments are kept on one stack, which saves an allocation for each call.
+        let start = self.arguments.len();
+        for (position, operand) in call.operands.iter().enumerate() {
+            self.step()?;
+            let argument = self.typed(dot, function.parameter(position), operand)?;
+            self.arguments.push(argument.value);
+        }
+        if let Some(last) = call.last {
+            let parameter = function.parameter(call.operands.len());
+            let last = self.fit(last.value, parameter)?;
+            self.arguments.push(last);
+        }
+        let outcome = if function.evaluation == Evaluation::Call {
+            let callee = call.operands.first().map(ToString::to_string);
+            let arguments = self.arguments.split_off(start);
+            self.call_value(callee.as_deref(), &arguments)
+        } else {
+            let value = function.call(self.context, &self.arguments[start..]);
+            self.arguments.truncate(start);
+            value.map(|value| result(function, value))
+        };
+        outcome.or_else(|failure| {
+            self.at(place);
+            match failure {
+                Failure::Message(message) => self.error(format!("error calling {name}: {message}")),
+                Failure::Limit(limit) => {
+                    let message = format!("error calling {name}: {limit}");
+                    Err(self.error_of(ErrorKind::Limit(limit), &message))
+                }
+            }
+        })
+    }
+
+    fn short_circuit(&mut self, dot: &Slot, call: Arguments<'a>, until: bool) -> Result<Slot, Fault> {
+        let mut value = Slot::concrete(Value::Missing);
+        for operand in call.operands {
+            self.step()?;
+            value = self.typed(dot, &Type::Reflect, operand)?;
+            if value.value.is_true() == until {
+                return Ok(value);
+            }
+        }
+        Ok(call.last.unwrap_or(value))
+    }
+
+    /// Calls the function that is the first argument.
+    fn call_value(&mut self, callee: Option<&str>, arguments: &[Value]) -> Result<Slot, Failure> {
+        let name = callee.unwrap_or("<reflect.Value Value>");
+        let function = match arguments.first() {
+            None | Some(Value::Missing | Value::Nil) => return Err(Failure::message("call of nil")),
+            Some(Value::Function(function)) => function,
+            Some(value) => {
+                let message = format!("non-function {name} of type {}", value.type_of());
+                return Err(Failure::Message(message));
+            }
+        };
+        let given = arguments.len() - 1;
+        let fixed = function.fixed();
+        if function.is_variadic && given < fixed {
+            let message = format!("wrong number of args for {name}: got {given} want at least {fixed}");
+            return Err(Failure::Message(message));
+        }
+        if !function.is_variadic && given != fixed {
+            let message = format!("wrong number of args for {name}: got {given} want {fixed}");
+            return Err(Failure::Message(message));
+        }
+        let mut prepared = Vec::with_capacity(given);
+        for (position, value) in arguments[1..].iter().enumerate() {
+            let value = prepare(value, function.parameter(position));
+            prepared.push(value.map_err(|message| Failure::Message(format!("arg {position}: {message}")))?);
+        }
+        Ok(result(function, function.call(self.context, &prepared)?))
+    }
+
+    /// Evaluates an operand for a parameter.
+    fn typed(&mut self, dot: &Slot, parameter: &Type, operand: &'a Operand) -> Result<Slot, Fault> {
+        self.at(Place::Operand(operand));
+        match &operand.term {
+            Term::Nil => {
+                if !parameter.can_be_nil() {
+                    return self.error(format!("cannot assign nil to {parameter}"));
+                }
+                return Ok(Slot::concrete(match parameter {
+                    Type::Reflect => Value::Missing,
+                    parameter => Value::zero(parameter),
+                }));
+            }
+            Term::Bool(_) | Term::Number(_) | Term::String(_) => {
+                return self.literal(parameter, operand).map(Slot::concrete);
+            }
+            _ => {}
+        }
+        let Slot { value, is_interface } = self.expression(dot, operand)?;
+        let value = self.fit(value, parameter)?;
+        Ok(Slot { value, is_interface })
+    }
+
+    /// Evaluates an operand of any type.
+    pub(super) fn expression(&mut self, dot: &Slot, operand: &'a Operand) -> Result<Slot, Fault> {
+        let place = Place::Operand(operand);
+        self.at(place);
+        match &operand.term {
+            Term::Field(names) => self.fields(dot, dot, place, names, Arguments::NONE),
+            Term::Variable(name, names) => {
+                let value = self.variable(name)?;
+                if names.is_empty() {
+                    return Ok(value);
+                }
+                self.fields(dot, &value, place, names, Arguments::NONE)
+            }
+            Term::Pipe(pipe) => self.nested(|state| state.pipeline(dot, pipe)),
+            Term::Function(name, function) => self.call(dot, function, place, name, Arguments::NONE),
+            Term::Chain(inner, names) => self.nested(|state| state.chain(dot, operand, inner, names, Arguments::NONE)),
+            _ => Ok(dot.clone()),
+        }
+    }
+
+    /// Returns a constant as a value of a type.
+    fn literal(&self, parameter: &Type, operand: &'a Operand) -> Result<Value, Fault> {
+        let expected = match (parameter, &operand.term) {
+            (Type::Any | Type::Reflect | Type::Bool, Term::Bool(value)) => return Ok(Value::Bool(*value)),
+            (Type::Any | Type::Reflect | Type::String, Term::String(literal)) => return Ok(literal.value.clone()),
+            (Type::Any | Type::Reflect, Term::Number(number)) => return self.constant(number).map(|slot| slot.value),
+            (_, Term::Number(number)) if number.fits(parameter).is_some() => {
+                return Ok(number.fits(parameter).unwrap_or(Value::Nil));
+            }
+            (Type::Bool, _) => "bool",
+            (Type::String, _) => "string",
+            (Type::Int(_), _) => "integer",
+            (Type::Uint(_), _) => "unsigned integer",
+            (Type::Float32 | Type::Float64, _) => "float",
+            (Type::Complex, _) => "complex",
+            _ => return self.error(format!("can't handle {operand} for arg of type {parameter}")),
+        };
+        self.error(format!("expected {expected}; found {operand}"))
+    }
+
+    /// Returns a number constant where nothing asks for a type.
+    pub(super) fn constant(&self, number: &Number) -> Result<Slot, Fault> {
+        if let Some((real, imaginary)) = number.complex {
+            return Ok(Slot::concrete(Value::Complex(real, imaginary)));
+        }
+        let text = &number.text;
+        let is_char = text.starts_with('\'');
+        let has_prefix = text.len() > 2 && text.to_ascii_lowercase().starts_with("0x");
+        let is_hexadecimal = has_prefix && !text.contains(['p', 'P']);
+        if let Some(float) = number.float
+            && !is_char
+            && !is_hexadecimal
+            && text.contains(['.', 'e', 'E', 'p', 'P'])
+        {
+            return Ok(Slot::concrete(Value::Float(float)));
+        }
+        match number.int {
+            Some(int) => Ok(Slot::concrete(Value::int(int))),
+            None => self.error(format!("{text} overflows int")),
+        }
+    }
+
+    /// Returns a value for a parameter, if it has the type.
+    fn fit(&self, value: Value, parameter: &Type) -> Result<Value, Fault> {
+        match (&value, parameter) {
+            (_, Type::Reflect) => return Ok(value),
+            (Value::Missing | Value::Nil, Type::Any) => return Ok(Value::Nil),
+            (_, Type::Any) => return Ok(value),
+            (Value::Missing, parameter) if parameter.can_be_nil() => return Ok(Value::zero(parameter)),
+            (Value::Missing, parameter) => return self.error(format!("invalid value; expected {parameter}")),
+            _ => {}
+        }
+        let own = value.type_of();
+        if own.assignable_to(parameter) {
+            return Ok(value);
+        }
+        match &value {
+            Value::Pointer(target) if target.type_of().assignable_to(parameter) => Ok(target.as_ref().clone()),
+            Value::NilPointer(target) if target.assignable_to(parameter) => {
+                self.error(format!("dereference of nil pointer of type {parameter}"))
+            }
+            _ => self.error(format!("wrong type for value; expected {parameter}; got {own}")),
+        }
+    }
+}
+
+impl Number {
+    /// Returns the literal as a value of a type, if it fits.
+    fn fits(&self, parameter: &Type) -> Option<Value> {
+        match parameter {
+            Type::Int(size) => self.int.map(|number| Value::Int(*size, size.wrap(number))),
+            Type::Uint(size) => self.uint.map(|number| Value::Uint(*size, size.wrap(number))),
+            Type::Float32 => self.float.map(|number| Value::Float32(number as f32)),
+            Type::Float64 => self.float.map(Value::Float),
+            Type::Complex => self.complex.map(|(real, imaginary)| Value::Complex(real, imaginary)),
+            _ => None,
+        }
+    }
+}
+
+/// Returns an argument of `call`, whose integers are converted.
+fn prepare(value: &Value, parameter: &Type) -> Result<Value, String> {
+    if matches!(value, Value::Missing | Value::Nil) {
+        if !parameter.can_be_nil() {
+            return Err(format!("value is nil; should be of type {parameter}"));
+        }
+        return Ok(Value::zero(parameter));
+    }
+    let own = value.type_of();
+    if own.assignable_to(parameter) {
+        return Ok(value.clone());
+    }
+    match (value.to_basic(), parameter) {
+        (Value::Int(_, number), Type::Int(size)) => Ok(Value::Int(*size, size.wrap(number))),
+        (Value::Int(_, number), Type::Uint(size)) => Ok(Value::Uint(*size, size.wrap(number as u64))),
+        (Value::Uint(_, number), Type::Int(size)) => Ok(Value::Int(*size, size.wrap(number as i64))),
+        (Value::Uint(_, number), Type::Uint(size)) => Ok(Value::Uint(*size, size.wrap(number))),
+        _ => Err(format!("value has type {own}; should be {parameter}")),
+    }
+}

@@ -1,0 +1,116 @@
+//! Fields of structs, keys of maps, and methods.
+
+use crate::template::{
+    MissingKey,
+    node::Place,
+    quote::{Charset, quote},
+    text::Text,
+    types::Type,
+    value::Value,
+};
+
+use super::{Arguments, Fault, Slot, State};
+
+/// Returns an element of a list or map with its static type.
+pub(super) fn element(of: &Type, value: Value) -> Slot {
+    match of {
+        Type::Any => Slot::interface(value),
+        _ => Slot::concrete(value),
+    }
+}
+
+impl<'a> State<'a, '_, '_> {
+    /// Reads a chain of fields. The last one may be a method with arguments.
+    pub(super) fn fields(
+        &mut self,
+        dot: &Slot,
+        receiver: &Slot,
+        place: Place<'a>,
+        names: &'a [Text],
+        call: Arguments<'a>,
+    ) -> Result<Slot, Fault> {
+        let Some((last, before)) = names.split_last() else {
+            return Ok(receiver.clone());
+        };
+        let Some((first, between)) = before.split_first() else {
+            return self.field(dot, last, place, call, receiver);
+        };
+        let mut inner = self.field(dot, first, place, Arguments::NONE, receiver)?;
+        for name in between {
+            inner = self.field(dot, name, place, Arguments::NONE, &inner)?;
+        }
+        self.field(dot, last, place, call, &inner)
+    }
+
+    fn field(
+        &mut self,
+        dot: &Slot,
+        name: &'a Text,
+        place: Place<'a>,
+        call: Arguments<'a>,
+        receiver: &Slot,
+    ) -> Result<Slot, Fault> {
+        self.step()?;
+        if matches!(receiver.value, Value::Missing) {
+            if self.templates.missing_key == MissingKey::Error {
+                let key = quote(name.bytes(), Charset::Unicode);
+                return self.error(format!("nil data; no entry for key {key}"));
+            }
+            return Ok(Slot::concrete(Value::Missing));
+        }
+        if let Value::Object(object) = &receiver.value {
+            let shown = name.to_str();
+            if let Some(method) = object.method(&shown) {
+                return self.call(dot, &method, place, &shown, call);
+            }
+            // A nil pointer knows its fields as well, so that other names have another error.
+            let field = object.field(&shown);
+            if object.is_nil() && (field.is_some() || object.field_names().is_empty()) {
+                return self.nil_pointer(receiver, name);
+            }
+            return match field {
+                Some(_) if !call.is_empty() => {
+                    self.error(format!("{shown} has arguments but cannot be invoked as function"))
+                }
+                Some(field) => Ok(Slot::concrete(field)),
+                None => self.no_field(receiver, name),
+            };
+        }
+        let behind;
+        let map = match &receiver.value {
+            Value::Map(map) => map,
+            value => {
+                behind = value.indirect();
+                match &behind {
+                    Some(Value::Map(map)) => map,
+                    Some(_) => return self.no_field(receiver, name),
+                    None => return self.nil_pointer(receiver, name),
+                }
+            }
+        };
+        if !call.is_empty() {
+            return self.error(format!("{} is not a method but has arguments", name.to_str()));
+        }
+        match map.get(name.bytes()) {
+            Some(value) => Ok(element(map.element(), value)),
+            None => match self.templates.missing_key {
+                MissingKey::Invalid => Ok(Slot::concrete(Value::Missing)),
+                MissingKey::Zero => Ok(element(map.element(), Value::zero(map.element()))),
+                MissingKey::Error => {
+                    let key = quote(name.bytes(), Charset::Unicode);
+                    self.error(format!("map has no entry for key {key}"))
+                }
+            },
+        }
+    }
+
+    fn nil_pointer(&self, receiver: &Slot, name: &Text) -> Result<Slot, Fault> {
+        let (of, name) = (receiver.type_name(), name.to_str());
+        self.error(format!("nil pointer evaluating {of}.{name}"))
+    }
+
+    fn no_field(&self, receiver: &Slot, name: &Text) -> Result<Slot, Fault> {
+        let (of, name) = (receiver.type_name(), name.to_str());
+        self.error(format!("can't evaluate field {name} in type {of}"))
+    }
+}

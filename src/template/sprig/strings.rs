@@ -1,0 +1,293 @@
+//! Strings: cutting, joining, padding and searching.
+
+use super::{
+    super::{
+        format,
+        limits::{Context, Exceeded, Failure},
+        number::parse_decimal,
+        quote::{Charset, quote},
+        text::{Text, chars, find, is_space, split, trim, trim_matches},
+        types::Type,
+        value::{Function, List, Map, Value},
+    },
+    bytes,
+    convert::{to_text, to_texts},
+    int, of_strings, text,
+};
+
+pub(super) fn functions() -> Vec<Function> {
+    use Type::{Any, Bool, String};
+    let texts = String.list();
+    let int_type = Type::INT;
+    vec![
+        Function::new("hello", &[], String, |_, _| Ok("Hello!".into())),
+        of_strings("trim", 1, String, |context, arguments| {
+            text(context, trim(bytes(arguments, 0)))
+        }),
+        of_strings("trimAll", 2, String, |context, arguments| {
+            let set = bytes(arguments, 0);
+            let is_member = |character| chars(set).any(|(member, _)| member == character);
+            context.step(bytes(arguments, 1).len().saturating_mul(set.len()) / 16)?;
+            text(context, trim_matches(bytes(arguments, 1), is_member))
+        }),
+        of_strings("trimSuffix", 2, String, |context, arguments| {
+            let whole = bytes(arguments, 1);
+            text(context, whole.strip_suffix(bytes(arguments, 0)).unwrap_or(whole))
+        }),
+        of_strings("trimPrefix", 2, String, |context, arguments| {
+            let whole = bytes(arguments, 1);
+            text(context, whole.strip_prefix(bytes(arguments, 0)).unwrap_or(whole))
+        }),
+        of_strings("nospace", 1, String, |context, arguments| {
+            let whole = bytes(arguments, 0);
+            context.allocate(whole.len().saturating_mul(2))?;
+            // Each byte counts as a character, also that of a longer one.
+            let kept = whole.iter().map(|byte| char::from(*byte));
+            Ok(kept
+                .filter(|character| !is_space(*character))
+                .collect::<std::string::String>()
+                .into())
+        }),
+        of_strings("contains", 2, Bool, |context, arguments| {
+            Ok(position(context, bytes(arguments, 1), bytes(arguments, 0))?
+                .is_some()
+                .into())
+        }),
+        of_strings("hasPrefix", 2, Bool, |_, arguments| {
+            Ok(bytes(arguments, 1).starts_with(bytes(arguments, 0)).into())
+        }),
+        of_strings("hasSuffix", 2, Bool, |_, arguments| {
+            Ok(bytes(arguments, 1).ends_with(bytes(arguments, 0)).into())
+        }),
+        of_strings("replace", 3, String, replace),
+        Function::new("trunc", &[int_type.clone(), String], String, trunc),
+        Function::new("substr", &[int_type.clone(), int_type.clone(), String], String, substr),
+        Function::new("repeat", &[int_type.clone(), String], String, |context, arguments| {
+            Ok(repeat(context, bytes(arguments, 1), int(arguments, 0))?.into())
+        }),
+        Function::new("indent", &[int_type.clone(), String], String, |context, arguments| {
+            Ok(indent(context, bytes(arguments, 1), int(arguments, 0))?.into())
+        }),
+        Function::new("nindent", &[int_type.clone(), String], String, |context, arguments| {
+            let mut out = indent(context, bytes(arguments, 1), int(arguments, 0))?;
+            out.insert(0, b'\n');
+            Ok(out.into())
+        }),
+        Function::new("plural", &[String, String, int_type.clone()], String, |_, arguments| {
+            Ok(arguments[usize::from(int(arguments, 2) != 1)].clone())
+        }),
+        Function::variadic("quote", &[Any], String, |context, arguments| {
+            joined(context, arguments, |context, value| {
+                let text = to_text(context, value)?;
+                context.allocate(text.len().saturating_mul(4))?;
+                Ok(quote(text.bytes(), Charset::Unicode).into_bytes())
+            })
+        }),
+        Function::variadic("squote", &[Any], String, |context, arguments| {
+            joined(context, arguments, |context, value| {
+                Ok([b"'", format::display(context, value)?.as_slice(), b"'"].concat())
+            })
+        }),
+        Function::variadic("cat", &[Any], String, |context, arguments| {
+            joined(context, arguments, format::display)
+        }),
+        Function::new("toString", &[Any], String, |context, arguments| {
+            Ok(to_text(context, &arguments[0])?.into())
+        }),
+        Function::new(
+            "toStrings",
+            &[Any],
+            texts.clone(),
+            |context, arguments| match &arguments[0] {
+                Value::List(list) if *list.element() == Type::String => Ok(list.clone().into()),
+                value => Ok(List::of_strings(to_texts(context, value)?).into()),
+            },
+        ),
+        Function::new("join", &[String, Any], String, |context, arguments| {
+            let texts = to_texts(context, &arguments[1])?;
+            let parts: Vec<&[u8]> = texts.iter().map(Text::bytes).collect();
+            Ok(join(context, &parts, bytes(arguments, 0))?.into())
+        }),
+        Function::new("sortAlpha", &[Any], texts.clone(), |context, arguments| {
+            let mut texts = to_texts(context, &arguments[0])?;
+            context.step(texts.len().saturating_mul(16))?;
+            texts.sort();
+            if matches!(arguments[0], Value::Nil) {
+                // Go prints nil here.
+                texts = vec!["<nil>".into()];
+            }
+            Ok(List::of_strings(texts).into())
+        }),
+        of_strings("splitList", 2, texts, |context, arguments| {
+            let parts = parts(context, bytes(arguments, 1), bytes(arguments, 0), usize::MAX)?;
+            Ok(List::of_strings(parts).into())
+        }),
+        of_strings("split", 2, String.map(), |context, arguments| {
+            let parts = parts(context, bytes(arguments, 1), bytes(arguments, 0), usize::MAX)?;
+            Ok(numbered(parts))
+        }),
+        Function::new(
+            "splitn",
+            &[String, int_type.clone(), String],
+            String.map(),
+            |context, arguments| {
+                let most = int(arguments, 1);
+                if most == 0 {
+                    return Ok(numbered(Vec::new()));
+                }
+                let most = usize::try_from(most).unwrap_or(usize::MAX);
+                Ok(numbered(parts(
+                    context,
+                    bytes(arguments, 2),
+                    bytes(arguments, 0),
+                    most,
+                )?))
+            },
+        ),
+        of_strings("atoi", 1, int_type, |_, arguments| {
+            let text = std::string::String::from_utf8_lossy(bytes(arguments, 0));
+            Ok(Value::int(atoi(&text)))
+        }),
+        of_strings("fail", 1, String, |_, arguments| {
+            let message = std::string::String::from_utf8_lossy(bytes(arguments, 0));
+            Err(Failure::message(message))
+        }),
+    ]
+}
+
+/// Reads a decimal integer; 0 for other texts, and the nearest one for numbers that are too large.
+fn atoi(text: &str) -> i64 {
+    if let Some(number) = parse_decimal(text) {
+        return number;
+    }
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+    if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return 0;
+    }
+    if text.starts_with('-') { i64::MIN } else { i64::MAX }
+}
+
+/// Joins the arguments that are not nil by spaces.
+fn joined(
+    context: &mut Context<'_>,
+    arguments: &[Value],
+    show: fn(&mut Context<'_>, &Value) -> Result<Vec<u8>, Failure>,
+) -> Result<Value, Failure> {
+    let mut out = Vec::new();
+    let shown = arguments
+        .iter()
+        .filter(|value| !matches!(value, Value::Nil | Value::Missing));
+    for (position, value) in shown.enumerate() {
+        if position > 0 {
+            out.push(b' ');
+        }
+        let text = show(context, value)?;
+        context.allocate(text.len())?;
+        out.extend(text);
+    }
+    Ok(out.into())
+}
+
+/// Searches a part, which may take the product of both lengths.
+fn position(context: &mut Context<'_>, whole: &[u8], part: &[u8]) -> Result<Option<usize>, Exceeded> {
+    let tries = whole.len().saturating_sub(part.len());
+    context.step(tries.saturating_mul(part.len().min(64)) / 64)?;
+    Ok(find(whole, part))
+}
+
+fn parts<'a>(context: &mut Context<'_>, whole: &'a [u8], by: &[u8], most: usize) -> Result<Vec<&'a [u8]>, Exceeded> {
+    position(context, whole, by)?;
+    context.allocate(whole.len())?;
+    let count = if by.is_empty() {
+        whole.len()
+    } else {
+        whole.split(|byte| *byte == by[0]).count()
+    };
+    context.allocate_elements(count.min(most) + 1)?;
+    Ok(split(whole, by, most))
+}
+
+fn numbered(parts: Vec<&[u8]>) -> Value {
+    let parts = parts.into_iter().enumerate();
+    Map::of_strings(parts.map(|(position, part)| (format!("_{position}"), part))).into()
+}
+
+fn join(context: &mut Context<'_>, parts: &[&[u8]], by: &[u8]) -> Result<Vec<u8>, Exceeded> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    context.allocate(length.saturating_add(by.len().saturating_mul(parts.len())))?;
+    Ok(parts.join(by))
+}
+
+fn repeat(context: &mut Context<'_>, part: &[u8], count: i64) -> Result<Vec<u8>, Failure> {
+    let count = usize::try_from(count).map_err(|_| Failure::message("strings: negative Repeat count"))?;
+    context.allocate(part.len().saturating_mul(count))?;
+    Ok(if part.is_empty() {
+        Vec::new()
+    } else {
+        part.repeat(count)
+    })
+}
+
+fn indent(context: &mut Context<'_>, whole: &[u8], spaces: i64) -> Result<Vec<u8>, Failure> {
+    let pad = repeat(context, b" ", spaces)?;
+    let lines: Vec<&[u8]> = whole.split(|byte| *byte == b'\n').collect();
+    let mut by = vec![b'\n'];
+    by.extend_from_slice(&pad);
+    let inner = join(context, &lines, &by)?;
+    Ok([pad, inner].concat())
+}
+
+fn replace(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+    let (old, new, whole) = (bytes(arguments, 0), bytes(arguments, 1), bytes(arguments, 2));
+    if old.is_empty() {
+        let mut parts: Vec<&[u8]> = vec![b""];
+        parts.extend(parts_of(context, whole)?);
+        parts.push(b"");
+        return Ok(join(context, &parts, new)?.into());
+    }
+    let parts = parts(context, whole, old, usize::MAX)?;
+    Ok(join(context, &parts, new)?.into())
+}
+
+/// Returns the characters of a text.
+fn parts_of<'a>(context: &mut Context<'_>, whole: &'a [u8]) -> Result<Vec<&'a [u8]>, Exceeded> {
+    parts(context, whole, b"", usize::MAX)
+}
+
+fn trunc(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+    let whole = bytes(arguments, 1);
+    let count = int(arguments, 0);
+    let size = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
+    let cut = if count < 0 && size < whole.len() {
+        &whole[whole.len() - size..]
+    } else if count >= 0 && size < whole.len() {
+        &whole[..size]
+    } else {
+        return Ok(arguments[1].clone());
+    };
+    text(context, cut)
+}
+
+fn substr(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+    let whole = bytes(arguments, 2);
+    let length = whole.len() as i64;
+    let (start, end) = (int(arguments, 0), int(arguments, 1));
+    let outside = |bounds: String| Failure::Message(format!("runtime error: slice bounds out of range {bounds}"));
+    let (start, end) = if start < 0 {
+        if end < 0 {
+            return Err(outside(format!("[:{end}]")));
+        }
+        if end > length {
+            return Err(outside(format!("[:{end}] with length {length}")));
+        }
+        (0, end)
+    } else if end < 0 || end > length {
+        (start, length)
+    } else {
+        (start, end)
+    };
+    if start > end {
+        return Err(outside(format!("[{start}:{end}]")));
+    }
+    text(context, &whole[start as usize..end as usize])
+}
