@@ -26,7 +26,7 @@ use crate::auth::{Credentials, tls::PeerCertificate};
 
 pub use connection::{Connections, Service};
 pub use exchange::Exchange;
-pub use pre_auth::UnauthenticatedConnection;
+pub use pre_auth::{ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};
 pub use status::{headers, trailers_only};
 pub use unary::{Call, Unary};

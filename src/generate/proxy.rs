@@ -1,9 +1,11 @@
 //! `Proxy`: a connected client, parsed once from its node. The node itself is not kept.
 
+mod machine_metadata;
 mod metadata_form;
 mod metadata_key;
 mod node_metadata;
 mod node_metadata_pool;
+mod raw_metadata;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,10 +23,12 @@ use crate::{
     },
     proto::envoy::config::core::v3 as core,
 };
+pub use machine_metadata::MachineMetadata;
 pub use metadata_key::MetadataKey;
 use metadata_key::MetadataValues;
 pub use node_metadata::NodeMetadata;
 pub use node_metadata_pool::NodeMetadataPool;
+pub use raw_metadata::RawMetadata;
 
 /// The annotation with the service name in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
@@ -160,9 +164,9 @@ pub struct Proxy {
     /// Its addresses, the main one first; never empty.
     pub addresses: Vec<SmolStr>,
     /// `LABELS`. Selection prefers the pod labels of the registry.
-    pub node_labels: Labels,
+    pub node_labels: Hashed<Labels>,
     /// `STATIC_LABELS`.
-    pub static_labels: Labels,
+    pub static_labels: Hashed<Labels>,
     /// `node.locality` as `region/zone/subzone`.
     pub node_locality: SmolStr,
     /// `SERVICE_ACCOUNT`.
@@ -171,8 +175,10 @@ pub struct Proxy {
     pub node_name: SmolStr,
     /// The verified identity; `None` on plaintext streams. Secrets require an identity.
     pub identity: Option<Identity>,
-    /// All node metadata, for rare keys and `proxy.metadata` of EnvoyFilters.
-    pub metadata: Shared<BTreeMap<String, Value>>,
+    /// The metadata of a virtual machine.
+    pub machine: Option<Box<MachineMetadata>>,
+    /// All node metadata.
+    pub metadata: RawMetadata,
 }
 
 /// The reason for which a node is rejected.
@@ -302,13 +308,14 @@ impl Proxy {
             id: id.into(),
             node_id: node_id.into(),
             addresses,
-            node_labels: label_map(metadata.get("LABELS")),
-            static_labels: label_map(metadata.get("STATIC_LABELS")),
+            node_labels: Hashed::new(label_map(metadata.get("LABELS"))),
+            static_labels: Hashed::new(label_map(metadata.get("STATIC_LABELS"))),
             node_locality,
             service_account: text("SERVICE_ACCOUNT"),
             node_name: text("NODE_NAME"),
             identity: None,
-            metadata: Shared::new(metadata),
+            machine: MachineMetadata::of(&metadata).map(Box::new),
+            metadata: RawMetadata::new(&metadata),
         })
     }
 
@@ -320,25 +327,10 @@ impl Proxy {
         });
     }
 
-    /// Returns a metadata value as text; empty if absent.
-    pub fn text(&self, key: &str) -> SmolStr {
-        self.metadata.get(key).map(scalar_text).unwrap_or_default()
-    }
-
-    /// Returns a metadata value as a boolean: `"true"`, `"1"` and the JSON `true` are true.
-    pub fn flag(&self, key: &str) -> bool {
-        is_on(&self.text(key))
-    }
-
-    /// Returns a metadata value as JSON, also from JSON in a text: `PROXY_CONFIG`.
-    pub fn json(&self, key: &str) -> Option<Value> {
-        self.metadata.get(key).map(parsed_json)
-    }
-
     /// Returns the labels of the node: `LABELS` over `STATIC_LABELS`.
     pub fn labels(&self) -> Labels {
-        let mut labels = self.static_labels.clone();
-        labels.extend(self.node_labels.clone());
+        let mut labels = Labels::clone(&self.static_labels);
+        labels.extend(Labels::clone(&self.node_labels));
         labels
     }
 }

@@ -116,7 +116,11 @@ fn of_all_replicas(mut labels: Labels, needs: Option<&PerReplicaInputs>) -> Labe
 }
 
 fn metadata(needs: &PerReplicaInputs, proxy: &Proxy) -> Labels {
-    let text = |key: &SmolStr| Some((key.clone(), proxy.metadata.get(key.as_str())?.as_str()?.into()));
+    if needs.metadata.is_empty() {
+        return Labels::default();
+    }
+    let values = proxy.metadata.values();
+    let text = |key: &SmolStr| Some((key.clone(), values.get(key.as_str())?.as_str()?.into()));
     needs.metadata.iter().filter_map(text).collect()
 }
 

@@ -291,11 +291,12 @@ impl<S: Service> Connections<S> {
             request.extensions_mut().insert(pre_auth.clone());
             request.extensions_mut().insert(draining.clone());
             let service = self.service.clone();
-            async move {
+            // Boxed, since the task of a stream lives on with the body of its response: 0.7 instead of 3 KiB.
+            Box::pin(async move {
                 let response = service.handle(request).await;
                 stream.answered();
                 Ok::<_, Infallible>(response)
-            }
+            })
         });
         let limited = TokioIo::new(LimitedTransport::new(io, pre_auth.clone()));
         let mut connection = pin!(self.builder(handoff, peer.is_tls).serve_connection(limited, service));

@@ -27,9 +27,10 @@ use super::{
 /// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a
 /// request.
 const UNAUTHENTICATED_BYTES: usize = 24 << 10;
-/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent. It must
-/// have room for a frame of the maximum size (16 KiB), since a frame is only consumed as a whole.
-const UNCONSUMED_BYTES: usize = 32 << 10;
+/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent: a frame
+/// of the maximum size (16 KiB), which is only consumed as a whole, and a few small ones. A frame that exceeds it is not
+/// begun, since the HTTP/2 server allocates memory for all of it.
+const UNCONSUMED_BYTES: usize = 20 << 10;
 /// The number of bytes of an unauthenticated client that are read in one poll.
 const BYTES_PER_READ: usize = 4 << 10;
 /// The error code of a GOAWAY frame for a client that floods its connection (RFC 9113, section 7).
@@ -71,11 +72,19 @@ impl<I> LimitedTransport<I> {
     fn admit(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let (most, now) = (self.pre_auth.max_open_streams(), Instant::now());
         let (budget, pause) = (&mut self.budget, &mut self.pause);
+        let consumed = (!self.pre_auth.is_read_unlimited()).then(|| self.pre_auth.consumed());
         let mut is_flood = false;
         let before = budget.open_streams();
-        let passing = self
-            .received
-            .parse(bytes, |head| match budget.receive(head, most, now) {
+        let passing = self.received.parse(bytes, |head| {
+            if let Some(consumed) = consumed
+                && head.kind == kind::DATA
+            {
+                let unconsumed = budget.received_bytes().saturating_sub(consumed);
+                if unconsumed > 0 && unconsumed + head.len > UNCONSUMED_BYTES {
+                    return Verdict::Hold;
+                }
+            }
+            match budget.receive(head, most, now) {
                 Received::Pass => Verdict::Pass,
                 Received::TooManyStreams => Verdict::Hold,
                 Received::Wait(until) => {
@@ -86,7 +95,8 @@ impl<I> LimitedTransport<I> {
                     is_flood = true;
                     Verdict::Hold
                 }
-            });
+            }
+        });
         self.pre_auth.count_open_streams(before, budget.open_streams());
         if is_flood {
             return Err(io::Error::other("the client floods its connection with control frames"));
@@ -350,19 +360,26 @@ mod tests {
     #[tokio::test]
     async fn unauthenticated_clients_are_read_up_to_a_limit() {
         let data = frame(kind::DATA, 0, 1, 16 << 10);
+        let frames = [headers(0..1), vec![data; 6]].concat();
+        let mut fixture = Fixture::sent(&frames).await;
+        fixture.pre_auth.record_consumed(1 << 20);
+        assert_eq!(fixture.readable().await, UNAUTHENTICATED_BYTES);
+    }
+
+    #[tokio::test]
+    async fn a_frame_is_begun_when_others_are_consumed() {
+        let data = frame(kind::DATA, 0, 1, 16 << 10);
         let frames = [headers(0..1), vec![data.clone(); 6]].concat();
         let all = PREFACE.len() + frames.concat().len();
         let mut fixture = Fixture::sent(&frames).await;
-        let mut len = fixture.readable().await;
-        assert_eq!(len, UNAUTHENTICATED_BYTES);
+        let first = PREFACE.len() + HEADERS_BYTES + data.len() + INCOMPLETE_HEAD_BYTES;
+        assert_eq!(fixture.readable().await, first);
         fixture.pre_auth.accept_credentials();
-        len += fixture.readable().await;
-        assert!(len < UNAUTHENTICATED_BYTES + UNCONSUMED_BYTES, "not consumed");
+        assert_eq!(fixture.readable().await, 0, "not consumed");
         fixture.pre_auth.record_consumed(16 << 10);
-        let more = fixture.readable().await;
-        assert!((1..=32 << 10).contains(&more), "{more}");
+        assert_eq!(fixture.readable().await, data.len());
         fixture.pre_auth.lift_read_limit();
-        assert_eq!(len + more + fixture.readable().await, all);
+        assert_eq!(first + data.len() + fixture.readable().await, all);
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 /// The pause between streams at the lowest rate.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// The budget for large requests that are arriving, over all streams.
-const REQUEST_BYTES: usize = 64 << 20;
+const REQUEST_BYTES: usize = 32 << 20;
 
 /// The size of large requests whose names are processed at the same time. The largest ones take turns, and smaller ones
 /// need not wait for them.

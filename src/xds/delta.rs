@@ -5,14 +5,18 @@ use std::{
     sync::Arc,
 };
 
+use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
     order,
-    share::response_cache::{ResponseCache, resource},
+    share::response_cache::{CachedUpdate, ResponseCache, resource},
     watched::{InFlight, WatchedResource},
 };
-use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
+use crate::{
+    base::Version,
+    generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources},
+};
 
 /// Returns what must be sent now, if anything. Then the view counts as sent; removals that must wait are recorded.
 pub(super) fn content(
@@ -52,42 +56,53 @@ fn first(
 ) -> InFlight {
     let view = latest.resources(resource_type);
     let initial_versions = std::mem::take(&mut watched.initial_versions);
-    let held = initial_versions.versions();
-    let is_held = |resource: &EncodedResource| held.get(&*resource.name) == Some(&Some(resource.version));
     let mut pending = std::mem::take(&mut watched.pending);
     let resend_all = std::mem::take(&mut watched.resend_all);
     watched.must_respond = false;
     let mut content = Content::default();
     let mut charge = None;
+    let gone = |watched: &WatchedResource, held: &FxHashMap<&str, Option<Version>>| -> Vec<SmolStr> {
+        // A name that the client subscribes to may have a placeholder, which is not removed.
+        let has_placeholder =
+            |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
+        let is_gone = |name: &SmolStr| watched.asks_for(name) && view.get(name).is_none() && !has_placeholder(name);
+        held.keys().map(SmolStr::new).filter(is_gone).collect()
+    };
     let (resources, coalesced) = match watched.as_single_list() {
         Ok(names) if !watched.on_demand => {
             let all = cache.all(resource_type, latest, names);
             content.removed.extend(all.missing.iter().cloned());
-            charge = all.held;
-            if held.is_empty() {
+            charge = all.held.clone();
+            if initial_versions.is_empty() {
                 (all.resources, Some(all.coalesced))
             } else {
-                let unheld = all.resources.iter().filter(|resource| !is_held(resource));
-                (unheld.cloned().collect(), None)
+                let update = cache.update(&all, &initial_versions, |held| CachedUpdate {
+                    resources: all
+                        .resources
+                        .iter()
+                        .filter(|resource| !is_held(held, resource))
+                        .cloned()
+                        .collect(),
+                    removed: gone(watched, held).into(),
+                });
+                content.removed.extend(update.removed.iter().cloned());
+                (update.resources, None)
             }
         }
         Ok(_) | Err(_) => {
+            let held = initial_versions.versions();
             if watched.wildcard || watched.on_demand {
-                let unheld = view.iter().filter(|resource| resend_all || !is_held(resource));
+                let unheld = view.iter().filter(|resource| resend_all || !is_held(&held, resource));
                 content.send.extend(by_name(unheld));
             }
-            let is_unheld = |name: &&SmolStr| resend_all || !view.get(name).is_some_and(|resource| is_held(resource));
+            let is_unheld =
+                |name: &&SmolStr| resend_all || !view.get(name).is_some_and(|resource| is_held(&held, resource));
             pending.extend(watched.names.iter().filter(is_unheld).cloned());
             content.add_names(watched, resource_type, latest, pending);
+            content.removed.extend(gone(watched, &held));
             (std::mem::take(&mut content.send).into_values().collect(), None)
         }
     };
-    // A name that the client subscribes to may have a placeholder, which is not removed.
-    let has_placeholder = |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
-    let gone = held.keys().map(SmolStr::new);
-    content
-        .removed
-        .extend(gone.filter(|name| watched.asks_for(name) && view.get(name).is_none() && !has_placeholder(name)));
     if !order::is_removed(resource_type) {
         content.removed.clear();
     }
@@ -97,6 +112,10 @@ fn first(
         removed: content.removed.into_iter().collect(),
         held: charge,
     }
+}
+
+fn is_held(held: &FxHashMap<&str, Option<Version>>, resource: &EncodedResource) -> bool {
+    held.get(&*resource.name) == Some(&Some(resource.version))
 }
 
 /// Resources that a response sends and removes, by name.

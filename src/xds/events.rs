@@ -9,7 +9,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use serde_json::Value;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, oneshot};
 
@@ -149,27 +148,24 @@ impl Events {
 
     /// Returns the machine that the proxy represents; `None` for all other proxies.
     pub fn machine(&self, proxy: &Proxy, identity: Option<Identity>) -> Option<Machine> {
-        let group = proxy.text("AUTO_REGISTER_GROUP");
-        let entry = proxy.text("WORKLOAD_ENTRY");
-        let binding = if self.registration && !group.is_empty() {
-            Binding::Group(group)
-        } else if self.health && !entry.is_empty() {
-            Binding::Entry(entry)
+        let metadata = proxy.machine.as_deref()?;
+        let binding = if self.registration && !metadata.group.is_empty() {
+            Binding::Group(metadata.group.clone())
+        } else if self.health && !metadata.entry.is_empty() {
+            Binding::Entry(metadata.entry.clone())
         } else {
             return None;
         };
-        let config = proxy.json("PROXY_CONFIG");
-        let probe = config.as_ref().and_then(|config| config.get("readinessProbe"));
         Some(Machine {
             proxy: proxy.id.clone(),
             binding,
             namespace: proxy.node.namespace.clone(),
             address: proxy.addresses.first()?.clone(),
             network: proxy.node.network.clone(),
-            labels: proxy.node_labels.clone(),
+            labels: Labels::clone(&proxy.node_labels),
             locality: proxy.node_locality.clone(),
-            hbone: proxy.flag("ENABLE_HBONE"),
-            probed: probe.is_some_and(|probe| *probe != Value::Null),
+            hbone: metadata.accepts_hbone,
+            probed: metadata.is_probed,
             identity,
         })
     }

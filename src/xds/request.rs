@@ -21,10 +21,7 @@ use super::{
     connection::{Request, SubscriptionChange},
     debug,
     protocol::Protocol,
-    share::{
-        initial_versions::InitialVersions,
-        names::{NameListInterner, Names},
-    },
+    share::{Interners, initial_versions::InitialVersions, names::Names},
 };
 use crate::{
     generate::ResourceType,
@@ -140,7 +137,7 @@ pub(super) struct RequestOptions {
     pub(super) admission: Arc<Admission>,
     /// The source of the requests, whose share of the budget they use.
     pub(super) source: Source,
-    pub(super) interner: Arc<NameListInterner>,
+    pub(super) interners: Arc<Interners>,
     pub(super) pre_auth: Option<Arc<UnauthenticatedConnection>>,
 }
 
@@ -151,13 +148,15 @@ pub(super) struct Requests<B> {
     buffer: RequestBuffer,
     admission: Arc<Admission>,
     source: Source,
-    interner: Arc<NameListInterner>,
+    interners: Arc<Interners>,
     /// The connection, whose consumed bytes are counted.
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
     /// The permit of a large request that is arriving, and its deadline.
     permit: Option<(Option<Permit>, Instant)>,
     /// A complete request that waits for its turn.
     waiting: Option<(Received, BoxFuture<'static, Permit>)>,
+    /// The bytes that have arrived last. While they are not consumed, the transport reads no more.
+    arrived: Bytes,
 }
 
 impl<B> Requests<B>
@@ -172,10 +171,11 @@ where
             buffer: RequestBuffer::new(options.limit_bytes),
             admission: options.admission,
             source: options.source,
-            interner: options.interner,
+            interners: options.interners,
             pre_auth: options.pre_auth,
             permit: None,
             waiting: None,
+            arrived: Bytes::new(),
         }
     }
 
@@ -199,6 +199,10 @@ where
                 return Ok(Some(self.admitted(decoded, None)));
             }
             let is_large = self.large().await?;
+            if !self.arrived.is_empty() {
+                self.consume();
+                continue;
+            }
             let frame = match &self.permit {
                 Some((Some(permit), until)) if is_large => tokio::select! {
                     biased;
@@ -218,13 +222,7 @@ where
                 Some(Err(error)) => return Err(RequestError::Broken(error.to_string())),
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
-                        if let Some(pre_auth) = &self.pre_auth {
-                            pre_auth.record_consumed(data.len());
-                        }
-                        if let Some((Some(permit), _)) = &self.permit {
-                            permit.record_progress(data.len());
-                        }
-                        self.buffer.append(&data);
+                        self.arrived = data;
                     }
                 }
             }
@@ -247,6 +245,18 @@ where
         }
     }
 
+    /// Moves the bytes that have arrived into the buffer.
+    fn consume(&mut self) {
+        let data = std::mem::take(&mut self.arrived);
+        if let Some(pre_auth) = &self.pre_auth {
+            pre_auth.record_consumed(data.len());
+        }
+        if let Some((Some(permit), _)) = &self.permit {
+            permit.record_progress(data.len());
+        }
+        self.buffer.append(&data);
+    }
+
     /// Discards the data that the client still sends on a stream that has ended. Before the read limit of a connection
     /// is lifted, data that is not consumed would block its other streams.
     pub(super) async fn discard(&mut self) {
@@ -255,6 +265,7 @@ where
         };
         self.permit = None;
         self.buffer.clear();
+        pre_auth.record_consumed(std::mem::take(&mut self.arrived).len());
         let rest = async {
             while let Some(Ok(frame)) = self.body.frame().await {
                 pre_auth.record_consumed(frame.data_ref().map_or(0, Bytes::len));
@@ -264,18 +275,21 @@ where
         let _ = timeout(DISCARD_TIMEOUT, rest).await;
     }
 
-    /// Waits for the permit of a large request. Returns false for a small one.
+    /// Waits for the permit of a large request. Returns false for a small one. If nothing of it can be a repetition, the
+    /// permit precedes the second of its frames: thousands of reconnecting clients wait with 16 KiB each.
     async fn large(&mut self) -> Result<bool, RequestError> {
-        if self.buffer.len() < SMALL_BYTES {
+        let size_bytes = self.buffer.size_bytes_with(&self.arrived);
+        let is_announced = size_bytes >= SMALL_BYTES && !self.buffer.may_repeat();
+        if self.buffer.len() < SMALL_BYTES && !is_announced {
             return Ok(false);
         }
         let (permit, until) = self
             .permit
             .get_or_insert_with(|| (None, Instant::now() + LARGE_REQUEST_TIMEOUT));
         if permit.is_none() {
-            let turn = self.admission.request(&self.source, self.buffer.size_bytes());
+            let turn = self.admission.request(&self.source, size_bytes);
             *permit = Some(timeout_at(*until, turn).await.map_err(|_| RequestError::Slow)?);
-            self.buffer.reserve();
+            self.buffer.reserve(size_bytes);
         }
         Ok(true)
     }
@@ -289,9 +303,9 @@ where
         let parts = split.ok_or(RequestError::TooMany)?;
         let names = match repeated {
             Some(names) => names,
-            None => self.interner.read(parts.names).map_err(malformed)?,
+            None => self.interners.names.read(parts.names).map_err(malformed)?,
         };
-        let initial_versions = InitialVersions::read(parts.initial_versions);
+        let initial_versions = self.interners.initial_versions.read(&parts.initial_versions);
         let initial_versions = initial_versions.map_err(|error| RequestError::Malformed(error.to_string()))?;
         self.buffer.remember(&names);
         let decoded = DecodedFields {
@@ -476,7 +490,7 @@ mod tests {
             limit_bytes: 4 << 20,
             admission: Arc::new(Admission::new(limits, environment::now)),
             source: Source::Address(None),
-            interner: Arc::default(),
+            interners: Arc::default(),
             pre_auth: None,
         }
     }

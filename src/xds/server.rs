@@ -24,7 +24,7 @@ use super::{
     protocol::Protocol,
     registry::Registry,
     request::{RequestOptions, Requests},
-    share::{held::HeldBytes, names::NameListInterner},
+    share::{Interners, held::HeldBytes},
     stream::{Ambient, EndReason, Shared, Stream, StreamTimeouts},
 };
 use crate::{
@@ -167,7 +167,7 @@ impl Server {
             wall_clock: environment::wall_clock,
             events,
             debug_handler: Arc::default(),
-            name_lists: Arc::new(NameListInterner::new(held)),
+            interners: Arc::new(Interners::new(held)),
             kinds: NodeMetadataPool::default(),
             ambient: if options.serves_ambient {
                 Ambient::On
@@ -305,7 +305,7 @@ impl StreamService for Server {
             Some(identity) => Source::Identity(identity.clone()),
             None => Source::Address(peer.as_ref().map(|peer| peer.address.ip())),
         };
-        let stream = Stream {
+        let stream = Box::new(Stream {
             shared: self.shared.clone(),
             protocol,
             peer: peer.map(|peer| peer.address),
@@ -319,14 +319,14 @@ impl StreamService for Server {
                     limit_bytes: self.shared.max_message_bytes,
                     admission: self.shared.admission.clone(),
                     source,
-                    interner: self.shared.name_lists.clone(),
+                    interners: self.shared.interners.clone(),
                     pre_auth: pre_auth.clone(),
                 },
             ),
             pre_auth,
             sender: sender.clone(),
             draining,
-        };
+        });
         match &self.stream_runtime {
             Some(runtime) => self.tasks.spawn_on(runtime, "xds stream", run(stream, sender)),
             None => self.tasks.spawn("xds stream", run(stream, sender)),
@@ -337,8 +337,8 @@ impl StreamService for Server {
     }
 }
 
-/// Runs a stream and sends its status.
-async fn run<B>(mut stream: Stream<B>, sender: ResponseSender)
+/// Runs a stream and sends its status. The stream is boxed, since an async function holds an argument twice.
+async fn run<B>(mut stream: Box<Stream<B>>, sender: ResponseSender)
 where
     B: http_body::Body<Data = Bytes> + Unpin,
     B::Error: std::fmt::Display,

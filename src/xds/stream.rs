@@ -39,7 +39,7 @@ use super::{
 use crate::{
     auth::Caller,
     generate::proxy::{Identity, NodeError, Proxy, ProxyType},
-    rpc::{UnauthenticatedConnection, connection::reached},
+    rpc::{ServedStream, UnauthenticatedConnection, connection::reached},
 };
 
 /// The type of health reports by agents; these messages are not requests.
@@ -62,6 +62,14 @@ pub(super) struct Stream<B> {
     pub(super) draining: CancellationToken,
 }
 
+/// A stream whose first request is handled next.
+struct BegunStream {
+    session: Session,
+    first: IncomingRequest,
+    /// Held until the stream ends.
+    served: Option<ServedStream>,
+}
+
 impl<B> Stream<B>
 where
     B: http_body::Body<Data = Bytes> + Unpin,
@@ -82,6 +90,41 @@ where
     }
 
     async fn serve(&mut self) -> Result<(), EndReason> {
+        // Its future is larger than the rest of the stream's task and is gone before the stream is idle. The same holds
+        // for the handling of a request.
+        let Some(begun) = Box::pin(self.begin()).await? else {
+            return Ok(());
+        };
+        let BegunStream {
+            mut session,
+            first,
+            served: _served,
+        } = begun;
+        Box::pin(session.on_request(first)).await?;
+        loop {
+            let held_until = session.first_permit.as_ref().map(|(_, until)| *until);
+            // Requests are handled before pushes, since they decide what a push contains.
+            tokio::select! {
+                biased;
+                end = session.ends.next() => return Err(end),
+                request = self.requests.next() => match request? {
+                    Some(request) => Box::pin(session.on_request(request)).await?,
+                    None => return Ok(()),
+                },
+                publication = session.subscription.receiver.changed() => {
+                    publication.map_err(|_| EndReason::ShuttingDown)?;
+                    let publication = session.subscription.receiver.borrow_and_update().clone();
+                    Box::pin(session.on_publication(publication)).await?;
+                }
+                () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => {
+                    session.first_permit = None;
+                }
+            }
+        }
+    }
+
+    /// Waits for the first request, checks the client and admits it; `None` if the client has closed the stream.
+    async fn begin(&mut self) -> Result<Option<BegunStream>, EndReason> {
         let waiting = self
             .pre_auth
             .as_ref()
@@ -98,9 +141,9 @@ where
             }
         }
         let Some((mut proxy, mut first)) = first? else {
-            return Ok(());
+            return Ok(None);
         };
-        let _served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
+        let served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
         // Parity (pilot/pkg/xds/ads.go): refused before the identity is checked.
         if proxy.node.proxy_type == ProxyType::Ztunnel && self.shared.ambient == Ambient::Off {
             return Err(EndReason::NoAmbient);
@@ -109,13 +152,12 @@ where
         self.shared.resolve_alias(&mut proxy);
         // A client that only sends debug requests is not a proxy; no configuration is generated for it.
         while debug::is_debug(&first.type_url) {
-            // Boxed to keep the future of all other streams small.
-            Box::pin(self.debug_responder().answer(first)).await?;
+            self.debug_responder().answer(first).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,
                 end = ends.next() => return Err(end),
             };
-            let Some(next) = next else { return Ok(()) };
+            let Some(next) = next else { return Ok(None) };
             first = next;
         }
         self.shared.kinds.share(&mut proxy);
@@ -133,28 +175,11 @@ where
             attachment,
             permit,
         };
-        let mut session = Session::new(self, ends, client);
-        session.on_request(first).await?;
-        loop {
-            let held_until = session.first_permit.as_ref().map(|(_, until)| *until);
-            // Requests are handled before pushes, since they decide what a push contains.
-            tokio::select! {
-                biased;
-                end = session.ends.next() => return Err(end),
-                request = self.requests.next() => match request? {
-                    Some(request) => session.on_request(request).await?,
-                    None => return Ok(()),
-                },
-                publication = session.subscription.receiver.changed() => {
-                    publication.map_err(|_| EndReason::ShuttingDown)?;
-                    let publication = session.subscription.receiver.borrow_and_update().clone();
-                    session.on_publication(publication).await?;
-                }
-                () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => {
-                    session.first_permit = None;
-                }
-            }
-        }
+        Ok(Some(BegunStream {
+            session: Session::new(self, ends, client),
+            first,
+            served,
+        }))
     }
 
     fn debug_responder(&self) -> DebugResponder {

@@ -671,5 +671,5 @@ fn initial_versions(held: impl Iterator<Item = (String, String)>) -> InitialVers
         initial_resource_versions: held.collect(),
         ..Default::default()
     };
-    InitialVersions::read(request.encode_to_vec().into()).expect("a valid request")
+    InitialVersions::read(&request.encode_to_vec()).expect("a valid request")
 }

@@ -253,7 +253,7 @@ pub(super) fn client(live: &LiveConnection) -> Value {
         .map(|status| (status.resource_type.url().to_owned(), json!(status.names)))
         .collect();
     client["labels"] = json!(live.proxy.labels());
-    client["metadata"] = json!(*live.proxy.metadata);
+    client["metadata"] = json!(live.proxy.metadata.values());
     client["locality"] = json!(live.proxy.node_locality);
     client["watches"] = Value::Object(watches);
     client

@@ -9,21 +9,35 @@ use std::{
 use smol_str::SmolStr;
 
 use super::{NodeMetadata, Proxy};
-use crate::base::Hashed;
+use crate::base::{Hashed, Labels};
 
 /// The number of values below which unused ones are not collected.
 const MIN_COLLECTED: usize = 64;
 
-/// The node metadata of connected proxies and their lists of extensions, each value held once. An Envoy lists hundreds
-/// of extensions.
+/// The node metadata of connected proxies, their labels and their lists of extensions, each value held once. An Envoy
+/// lists hundreds of extensions.
 #[derive(Default)]
-pub struct NodeMetadataPool(Mutex<(Pool<NodeMetadata>, Pool<BTreeSet<SmolStr>>)>);
+pub struct NodeMetadataPool(Mutex<Pools>);
+
+#[derive(Default)]
+struct Pools {
+    nodes: Pool<NodeMetadata>,
+    extensions: Pool<BTreeSet<SmolStr>>,
+    labels: Pool<Labels>,
+}
 
 impl NodeMetadataPool {
     /// Replaces a proxy's metadata by an equal value that another proxy holds.
     pub fn share(&self, proxy: &mut Proxy) {
         let mut pools = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (nodes, extensions) = &mut *pools;
+        let Pools {
+            nodes,
+            extensions,
+            labels,
+        } = &mut *pools;
+        for own in [&mut proxy.node_labels, &mut proxy.static_labels] {
+            *own = labels.share(own);
+        }
         if let Some(held) = nodes.get(&proxy.node) {
             proxy.node = held;
             return;
@@ -93,6 +107,7 @@ mod tests {
         };
         let [one, two, other] = [shared(1, "w"), shared(2, "w"), shared(3, "v")];
         assert!(one.node.same(&two.node) && !one.node.same(&other.node));
+        assert!(one.node_labels.same(&two.node_labels));
         let listed = |proxy: &Proxy| proxy.node.extensions.listed.clone().expect("a list of extensions");
         assert!(listed(&one).same(&listed(&other)));
         assert_eq!(one.node, proxy(1, "w").node, "sharing changes nothing");
@@ -110,6 +125,10 @@ mod tests {
         pool.share(&mut again);
         assert!(again.node.same(&held.node));
         let pools = pool.0.lock().expect("an unpoisoned lock");
-        assert!(pools.0.values.len() <= MIN_COLLECTED + 1, "{}", pools.0.values.len());
+        assert!(
+            pools.nodes.values.len() <= MIN_COLLECTED + 1,
+            "{}",
+            pools.nodes.values.len()
+        );
     }
 }

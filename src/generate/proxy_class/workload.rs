@@ -105,11 +105,11 @@ pub(crate) fn labels_and_locality(
     let mut labels = match registered {
         Some(registered) if proxy.static_labels.is_empty() => registered,
         Some(registered) => {
-            let mut labels = proxy.static_labels.clone();
+            let mut labels = Labels::clone(&proxy.static_labels);
             labels.extend(registered);
             labels
         }
-        None => proxy.node_labels.clone(),
+        None => Labels::clone(&proxy.node_labels),
     };
     let locality = locality(&labels).unwrap_or_else(|| proxy.node_locality.clone());
     workload::augment(

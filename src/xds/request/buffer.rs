@@ -76,13 +76,27 @@ impl RequestBuffer {
     }
 
     /// Returns the size of the next request, or 0 if it is not known yet.
-    pub(super) fn size_bytes(&self) -> usize {
+    fn size_bytes(&self) -> usize {
         Prefix::read(&self.bytes).map_or(0, |prefix| prefix.size_bytes)
     }
 
-    /// Reserves memory for the rest of the next request, so that it is not copied as it grows.
-    pub(super) fn reserve(&mut self) {
-        let missing = (PREFIX_LEN + self.size_bytes()).saturating_sub(self.bytes.len());
+    /// Returns the size of the next request, of which these bytes have arrived last; 0 if it is not known yet.
+    pub(super) fn size_bytes_with(&self, arrived: &[u8]) -> usize {
+        if self.bytes.is_empty() {
+            Prefix::read(arrived).map_or(0, |prefix| prefix.size_bytes)
+        } else {
+            self.size_bytes()
+        }
+    }
+
+    /// Returns true if the next request may repeat a list, which is not stored again.
+    pub(super) fn may_repeat(&self) -> bool {
+        !self.recent.is_empty()
+    }
+
+    /// Reserves memory for the rest of a request of this size, so that it is not copied as it grows.
+    pub(super) fn reserve(&mut self, size_bytes: usize) {
+        let missing = (PREFIX_LEN + size_bytes).saturating_sub(self.bytes.len());
         self.bytes.reserve(missing.min(self.limit_bytes));
     }
 

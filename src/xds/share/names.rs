@@ -4,9 +4,7 @@
 //! time, and peak memory would be 65 % higher (bench `scale sotw`).
 
 use std::{
-    collections::hash_map::RandomState,
     fmt,
-    hash::BuildHasher,
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
@@ -17,12 +15,13 @@ use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::held::{Charge, HeldBytes, size_of_names};
+use super::{
+    held::{Charge, HeldBytes, size_of_names},
+    set_hash::{SetHash, SetHasher, insert},
+};
 
 /// Shorter lists are not interned.
 const SMALL_BYTES: usize = 1 << 10;
-/// The number of lists below which unused ones are not removed.
-const FEW: usize = 64;
 
 /// The name for all resources.
 const WILDCARD: &str = "*";
@@ -114,8 +113,7 @@ pub(in crate::xds) struct NameListInterner {
     held: Arc<HeldBytes>,
     /// Locked for one lookup or one insertion.
     lists: Mutex<Lists>,
-    /// Randomly keyed, so that a client cannot create two sets with the same hash.
-    hashers: [RandomState; 2],
+    hasher: SetHasher,
 }
 
 #[derive(Default)]
@@ -125,9 +123,6 @@ struct Lists {
     /// By a hash of the set of names.
     by_set: FxHashMap<SetHash, Weak<Names>>,
 }
-
-/// The number of names, and the sums of two hashes of each; independent of their order.
-type SetHash = (usize, u64, u64);
 
 impl NameListInterner {
     /// Creates an interner that charges its lists here.
@@ -148,7 +143,7 @@ impl NameListInterner {
         if let Some(known) = known.filter(|known| known.fields == fields) {
             return Ok(known);
         }
-        let set_hash = self.set_hash(&fields)?;
+        let set_hash = self.hasher.hash(&fields)?;
         let known = self.lock().by_set.get(&set_hash).and_then(Weak::upgrade);
         if let Some(known) = known {
             return Ok(known);
@@ -167,38 +162,15 @@ impl NameListInterner {
         Ok(names)
     }
 
-    fn set_hash(&self, fields: &[u8]) -> Result<SetHash, DecodeError> {
-        let mut hash: SetHash = (0, 0, 0);
-        let mut rest = fields;
-        while !rest.is_empty() {
-            let (tag, wire_type) = encoding::decode_key(&mut rest)?;
-            let from = rest;
-            encoding::skip_field(wire_type, tag, &mut rest, encoding::DecodeContext::default())?;
-            // The name with its length prefix.
-            let name = &from[..from.len() - rest.len()];
-            hash.0 += 1;
-            hash.1 = hash.1.wrapping_add(self.hashers[0].hash_one(name));
-            hash.2 = hash.2.wrapping_add(self.hashers[1].hash_one(name));
-        }
-        Ok(hash)
-    }
-
     fn lock(&self) -> std::sync::MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Adds a list. Removes unused lists when the map is full.
-fn insert<K: Eq + std::hash::Hash>(lists: &mut FxHashMap<K, Weak<Names>>, key: K, names: &Arc<Names>) {
-    if lists.len() >= FEW && lists.len() == lists.capacity() {
-        lists.retain(|_, names| names.strong_count() > 0);
-    }
-    lists.insert(key, Arc::downgrade(names));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::xds::share::set_hash::FEW;
 
     fn fields(names: &[String]) -> Bytes {
         let mut bytes = Vec::new();

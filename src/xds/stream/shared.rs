@@ -13,7 +13,7 @@ use crate::{
     push::groups::Groups,
     xds::{
         admission::Admission, debug::DebugHandler, events::Events, metrics::Metrics, registry::Registry,
-        share::names::NameListInterner,
+        share::Interners,
     },
 };
 
@@ -61,7 +61,7 @@ pub(in crate::xds) struct Shared {
     /// The handler of debug requests; set once it exists.
     pub(in crate::xds) debug_handler: Arc<OnceLock<Arc<dyn DebugHandler>>>,
     /// The name lists of requests: equal lists are stored once.
-    pub(in crate::xds) name_lists: Arc<NameListInterner>,
+    pub(in crate::xds) interners: Arc<Interners>,
     /// The node metadata of clients: equal metadata is stored once.
     pub(in crate::xds) kinds: NodeMetadataPool,
     /// Ambient mode (`PILOT_ENABLE_AMBIENT`).

@@ -292,7 +292,7 @@ fn node(bytes: &[u8]) -> u64 {
                 proxy.node.ip_mode,
                 proxy.node.is_proxyless(),
                 proxy.labels(),
-                proxy.flag("X"),
+                proxy.metadata.values(),
             );
             2
         }

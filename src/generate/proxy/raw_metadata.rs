@@ -1,0 +1,30 @@
+//! Node metadata as it was received.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde_json::Value;
+
+use crate::base::Shared;
+
+/// All metadata of a node, for rare keys, `proxy.metadata` of EnvoyFilters and debug pages. Held as JSON text, since
+/// every connection has its own: a tree is three times as large.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RawMetadata(Shared<Box<str>>);
+
+impl RawMetadata {
+    pub(super) fn new(values: &BTreeMap<String, Value>) -> Self {
+        let text = serde_json::to_string(values).expect("because the keys of JSON objects are text");
+        Self(Shared::new(text.into()))
+    }
+
+    /// Parses the metadata.
+    pub fn values(&self) -> BTreeMap<String, Value> {
+        serde_json::from_str(&self.0).expect("because the text was written from a map")
+    }
+}
+
+impl fmt::Debug for RawMetadata {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
