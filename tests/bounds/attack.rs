@@ -342,8 +342,9 @@ struct Honest {
 #[derive(Default)]
 struct Served {
     waits: Vec<Duration>,
-    /// The CPU time of the daemon beyond that of spans without honest requests, in hundredths of a second.
-    cpu: Option<f64>,
+    /// The CPU time of a request in each span, in milliseconds: what the daemon uses beyond that of the span without
+    /// requests before it.
+    cpu: Vec<f64>,
     failure: Option<String>,
 }
 
@@ -353,9 +354,11 @@ impl Served {
         waits.sort();
         let at = |share: f64| waits.get((waits.len() as f64 * share) as usize).or(waits.last());
         let number = waits.len();
-        let cpu = self
-            .cpu
-            .map(|ticks| format!(", {:.1} CPU-ms each", ticks * 10.0 / number.max(1) as f64));
+        let mut cpu = self.cpu.clone();
+        cpu.sort_by(f64::total_cmp);
+        let cpu = cpu
+            .get(cpu.len() / 2)
+            .map(|median| format!(", {median:.1} CPU-ms each"));
         format!(
             "{number} served, p50 {:.1?}, p99 {:.1?}{}",
             at(0.5).unwrap_or(&PATIENCE),
@@ -376,6 +379,7 @@ impl Honest {
     /// Connects again and again.
     fn connects(&self, span: Duration, quiet: Option<f64>, served: &mut Served) {
         let (started_at, before) = (wait::now(), cpu_ticks(self.process));
+        let known = served.waits.len();
         while started_at.elapsed() < span && served.failure.is_none() {
             let asked_at = wait::now();
             let connected =
@@ -389,7 +393,8 @@ impl Honest {
         }
         if let Some(quiet) = quiet {
             let used = (cpu_ticks(self.process) - before) as f64 - quiet * started_at.elapsed().as_secs_f64();
-            served.cpu = Some(served.cpu.unwrap_or_default() + used);
+            let requests = served.waits.len() - known;
+            served.cpu.push(used * 10.0 / requests.max(1) as f64);
         }
     }
 
