@@ -19,9 +19,10 @@ const LONGEST_PAUSE: Duration = Duration::from_hours(1);
 /// The budget for large requests that are arriving, over all streams.
 const REQUEST_BYTES: usize = 32 << 20;
 
-/// The size of large requests whose names are processed at the same time. The largest ones take turns, and smaller ones
-/// need not wait for them.
+/// The size of very large requests whose names are processed at the same time, and the size that each counts as at
+/// least. So clients without authentication have two at a time, and the largest ones take turns.
 const PROCESSED_BYTES: usize = 6 << 20;
+const LEAST_PROCESSED_BYTES: usize = 2 << 20;
 
 /// The limits of work in flight.
 #[derive(Clone, Copy, Debug)]
@@ -120,6 +121,7 @@ impl Admission {
 
     /// Waits until a very large request of this size may be processed.
     pub async fn processing(&self, source: &Source, size_bytes: usize) -> Permit {
+        let size_bytes = size_bytes.max(LEAST_PROCESSED_BYTES);
         self.processed.acquire(source, size_bytes).await
     }
 
@@ -167,6 +169,22 @@ mod tests {
             error.to_string().starts_with("request rate limit exceeded: "),
             "{error}"
         );
+    }
+
+    #[tokio::test]
+    async fn r20_few_very_large_requests_are_processed_at_once() {
+        let admission = Admission::new(limits(), environment::now);
+        let source = Source::Address(None);
+        let held = [
+            admission.processing(&source, 300 << 10).await,
+            admission.processing(&source, 300 << 10).await,
+        ];
+        let mut third = std::pin::pin!(admission.processing(&source, 300 << 10));
+        assert!(futures::poll!(third.as_mut()).is_pending());
+        let authenticated = Source::Identity("spiffe://cluster.local/ns/app/sa/web".into());
+        let other = admission.processing(&authenticated, 300 << 10).await;
+        drop((held, other));
+        third.await;
     }
 
     #[tokio::test]
