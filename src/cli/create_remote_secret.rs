@@ -6,6 +6,7 @@
 
 mod account;
 mod output;
+mod retry;
 
 use std::{path::PathBuf, process::ExitCode};
 
@@ -16,7 +17,10 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 
-use self::output::{Access, Credentials};
+use self::{
+    output::{Access, Credentials},
+    retry::Retry,
+};
 use super::FAILURE;
 use crate::{
     api::names::is_label,
@@ -142,15 +146,11 @@ enum CreateError {
 }
 
 impl CreateError {
-    /// Wraps a failed request with its purpose.
-    fn request(purpose: impl Into<String>) -> impl FnOnce(kube::Error) -> Self {
-        let purpose = purpose.into();
-        move |error| {
-            let message = match error {
-                kube::Error::Api(status) => status.message.clone(),
-                other => other.to_string(),
-            };
-            Self::Request(purpose, message)
+    /// Returns the message of a failed request.
+    fn message(error: &kube::Error) -> String {
+        match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => other.to_string(),
         }
     }
 }
@@ -187,7 +187,7 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
     let client = client::client(&client::Access::Given(Box::new(config)), unlimited).await?;
     let cluster = match &flags.name {
         Some(name) => name.clone(),
-        None => cluster_uid(client.clone()).await?,
+        None => cluster_uid(client.clone(), &Retry::within(retry::LIMIT)).await?,
     };
     let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
     let account = account::AccountRequest {
@@ -251,13 +251,10 @@ fn server(flags: &CreateRemoteSecretFlags, current: String) -> String {
     current
 }
 
-async fn cluster_uid(client: kube::Client) -> Result<String, CreateError> {
+async fn cluster_uid(client: kube::Client, retry: &Retry) -> Result<String, CreateError> {
     let namespaces: Api<Namespace> = Api::all(client);
     let purpose = "read the namespace kube-system, whose UID is the default of --name";
-    let namespace = namespaces
-        .get("kube-system")
-        .await
-        .map_err(CreateError::request(purpose))?;
+    let namespace = retry.request(purpose, || namespaces.get("kube-system")).await?;
     Ok(namespace.metadata.uid.unwrap_or_default())
 }
 

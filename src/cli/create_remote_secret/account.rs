@@ -12,7 +12,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::CreateError;
+use super::{
+    CreateError,
+    retry::{LIMIT, Retry},
+};
 
 /// Account of the charts for control planes of other clusters.
 pub(super) const READER: &str = "istio-reader-service-account";
@@ -21,9 +24,8 @@ pub(super) const READER: &str = "istio-reader-service-account";
 const TOKEN_TYPE: &str = "kubernetes.io/service-account-token";
 /// Annotation with the account of such a Secret.
 const OF_ACCOUNT: &str = "kubernetes.io/service-account.name";
-/// Attempts to read a token Secret, and the delay between them. A busy cluster needs several seconds to fill it.
-const RETRIES: usize = 30;
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Delay between two readings of a token Secret.
+const READ_AFTER: Duration = Duration::from_secs(1);
 
 /// Requested account.
 pub(super) struct AccountRequest {
@@ -47,8 +49,9 @@ pub(super) struct Token {
 
 /// Returns the token of a service account; creates both if needed.
 pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<Token, CreateError> {
+    let retry = Retry::within(LIMIT);
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), &request.namespace);
-    if let Err(error) = accounts.get(&request.name).await {
+    if let Err(error) = retry.send(|| accounts.get(&request.name)).await {
         if !request.create {
             return Err(CreateError::NoAccount {
                 account: request.name.clone(),
@@ -56,29 +59,28 @@ pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<To
                 error: error.to_string(),
             });
         }
-        create(&client, request).await?;
+        create(&client, request, &retry).await?;
     }
     let secrets: Api<Secret> = Api::namespaced(client, &request.namespace);
-    let mut secret = token_secret(&secrets, request).await?;
-    for _ in 0..RETRIES {
-        if let Ok(token) = content(&secret, request) {
-            return Ok(token);
+    let mut secret = token_secret(&secrets, request, &retry).await?;
+    let retry = Retry::within(LIMIT);
+    loop {
+        match content(&secret, request) {
+            Err(_) if !retry.is_over() => tokio::time::sleep(READ_AFTER).await,
+            content => return content,
         }
-        tokio::time::sleep(RETRY_AFTER).await;
         let name = secret.metadata.name.clone().unwrap_or_default();
-        secret = secrets
-            .get(&name)
-            .await
-            .map_err(CreateError::request(format!("read the Secret {name}")))?;
+        secret = retry
+            .request(format!("read the Secret {name}"), || secrets.get(&name))
+            .await?;
     }
-    content(&secret, request)
 }
 
-async fn token_secret(secrets: &Api<Secret>, request: &AccountRequest) -> Result<Secret, CreateError> {
+async fn token_secret(secrets: &Api<Secret>, request: &AccountRequest, retry: &Retry) -> Result<Secret, CreateError> {
     let namespace = &request.namespace;
     if let Some(name) = request.secret.as_ref().filter(|name| !name.is_empty()) {
-        let secret = secrets.get(name).await;
-        let secret = secret.map_err(CreateError::request(format!("get specified secret {namespace}/{name}")))?;
+        let purpose = format!("get specified secret {namespace}/{name}");
+        let secret = retry.request(purpose, || secrets.get(name)).await?;
         if !is_of(&secret, &request.name) {
             return Err(CreateError::NotOfAccount {
                 namespace: namespace.clone(),
@@ -89,22 +91,43 @@ async fn token_secret(secrets: &Api<Secret>, request: &AccountRequest) -> Result
         return Ok(secret);
     }
     let of_type = ListParams::default().fields(&format!("type={TOKEN_TYPE}"));
-    let listed = secrets.list(&of_type).await;
-    let listed = listed.map_err(CreateError::request(format!("list the Secrets of {namespace}")))?;
+    let purpose = format!("list the Secrets of {namespace}");
+    let listed = retry.request(purpose, || secrets.list(&of_type)).await?;
     if let Some(secret) = listed.items.into_iter().find(|secret| is_of(secret, &request.name)) {
         return Ok(secret);
     }
+    let name = format!("{}-istio-remote-secret-token", request.name);
     let secret = Secret {
         metadata: ObjectMeta {
-            name: Some(format!("{}-istio-remote-secret-token", request.name)),
+            name: Some(name.clone()),
             annotations: Some(BTreeMap::from([(OF_ACCOUNT.to_owned(), request.name.clone())])),
             ..ObjectMeta::default()
         },
         type_: Some(TOKEN_TYPE.to_owned()),
         ..Secret::default()
     };
-    let created = secrets.create(&PostParams::default(), &secret).await;
-    created.map_err(CreateError::request(format!("create a token Secret in {namespace}")))
+    let purpose = format!("create a token Secret in {namespace}");
+    retry
+        .request(purpose, || async {
+            match secrets.create(&PostParams::default(), &secret).await {
+                // An attempt whose answer was lost created it.
+                Err(error) if exists(&error) => {
+                    let found = secrets.get(&name).await?;
+                    if is_of(&found, &request.name) {
+                        Ok(found)
+                    } else {
+                        Err(error)
+                    }
+                }
+                created => created,
+            }
+        })
+        .await
+}
+
+/// Returns true if the object of a request exists already.
+fn exists(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
 fn is_of(secret: &Secret, account: &str) -> bool {
@@ -130,12 +153,13 @@ fn content(secret: &Secret, request: &AccountRequest) -> Result<Token, CreateErr
 }
 
 /// Creates the account, its namespace, and its permissions.
-async fn create(client: &Client, request: &AccountRequest) -> Result<(), CreateError> {
+async fn create(client: &Client, request: &AccountRequest, retry: &Retry) -> Result<(), CreateError> {
     let AccountRequest { name, namespace, .. } = request;
     let namespaces: Api<Namespace> = Api::all(client.clone());
-    let found = namespaces.get_opt(namespace).await;
-    if found
-        .map_err(CreateError::request(format!("read the namespace {namespace}")))?
+    let purpose = format!("read the namespace {namespace}");
+    if retry
+        .request(purpose, || namespaces.get_opt(namespace))
+        .await?
         .is_none()
     {
         let new = Namespace {
@@ -145,31 +169,44 @@ async fn create(client: &Client, request: &AccountRequest) -> Result<(), CreateE
             },
             ..Namespace::default()
         };
-        let created = namespaces.create(&PostParams::default(), &new).await;
-        created.map_err(CreateError::request(format!("create the namespace {namespace}")))?;
+        let create = || async {
+            match namespaces.create(&PostParams::default(), &new).await {
+                Err(error) if !exists(&error) => Err(error),
+                _ => Ok(()),
+            }
+        };
+        retry
+            .request(format!("create the namespace {namespace}"), create)
+            .await?;
     }
     let role = format!("istio-reader-clusterrole-{namespace}");
     let apply = PatchParams::apply("istiod").force();
     let labels = json!({ "app": "istio-reader" });
-    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-        "metadata": { "name": name, "namespace": namespace, "labels": labels } });
+    let account = Patch::Apply(json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": { "name": name, "namespace": namespace, "labels": labels } }));
     let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), namespace);
-    let applied = accounts.patch(name, &apply, &Patch::Apply(account)).await;
-    applied.map_err(CreateError::request(format!(
-        "create the service account {name}.{namespace}"
-    )))?;
-    let rules = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": { "name": role, "labels": labels }, "rules": rules() });
+    let purpose = format!("create the service account {name}.{namespace}");
+    retry
+        .request(purpose, || accounts.patch(name, &apply, &account))
+        .await?;
+    let rules = Patch::Apply(
+        json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
+        "metadata": { "name": role, "labels": labels }, "rules": rules() }),
+    );
     let roles: Api<ClusterRole> = Api::all(client.clone());
-    let applied = roles.patch(&role, &apply, &Patch::Apply(rules)).await;
-    applied.map_err(CreateError::request(format!("create the ClusterRole {role}")))?;
-    let binding = json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
+    let purpose = format!("create the ClusterRole {role}");
+    retry.request(purpose, || roles.patch(&role, &apply, &rules)).await?;
+    let binding = Patch::Apply(
+        json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
         "metadata": { "name": role, "labels": labels },
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role },
-        "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }] });
+        "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }] }),
+    );
     let bindings: Api<ClusterRoleBinding> = Api::all(client.clone());
-    let applied = bindings.patch(&role, &apply, &Patch::Apply(binding)).await;
-    applied.map_err(CreateError::request(format!("create the ClusterRoleBinding {role}")))?;
+    let purpose = format!("create the ClusterRoleBinding {role}");
+    retry
+        .request(purpose, || bindings.patch(&role, &apply, &binding))
+        .await?;
     Ok(())
 }
 
