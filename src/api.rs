@@ -14,6 +14,7 @@ pub mod istio;
 pub mod kind;
 pub(crate) mod kinds;
 pub mod kube;
+pub mod manifest;
 pub mod mcs;
 pub mod mesh_config;
 pub mod mesh_networks;

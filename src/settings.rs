@@ -47,6 +47,13 @@ pub struct DiscoveryFlags {
     /// Folder with a whole mesh as YAML files, watched.
     #[arg(long)]
     pub config_dir: Option<PathBuf>,
+    /// Folder for the last known states of remote clusters, which serve after a start until the clusters are read
+    /// (default: none are kept).
+    #[arg(long)]
+    pub remote_state_dir: Option<PathBuf>,
+    /// Age at which such a state no longer serves; 0: no limit.
+    #[arg(long, default_value = "24h", value_parser = go_duration)]
+    pub remote_state_max_age: Duration,
     /// DNS suffix of Kubernetes services.
     #[arg(long, default_value = "cluster.local")]
     pub domain: String,

@@ -10,6 +10,7 @@ mod remote;
 mod remote_secret;
 mod signers;
 mod status;
+mod stored_state;
 pub(crate) mod tenant;
 mod tokens;
 
@@ -27,6 +28,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         remote_secret::trials(),
         signers::trials(),
         status::trials(),
+        stored_state::trials(),
         tokens::trials(),
     ]
     .into_iter()

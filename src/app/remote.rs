@@ -21,6 +21,7 @@ use crate::{
         kinds::{Role, resource},
         remote::{
             Declarations, Remote, RemoteClusters, RemoteSettings, RemoteSource, RunningCluster, SECRET_SELECTOR, Start,
+            stored::{StoredSettings, StoredStates},
         },
         source::{RunningSource, Sources},
     },
@@ -74,10 +75,32 @@ pub async fn start(
     let rate = clients::rate(&environment.settings);
     let report = parts.shared.report.clone();
     let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
-    let (remote, shown) = Remote::new(&environment.registry, settings, start, report)?;
+    let stored = stored(&parts)?;
+    let (remote, shown) = Remote::new(&environment.registry, settings, start, report, stored)?;
     let declarations = declarations(&parts, rate).await?;
     sources.start(RemoteSource { remote, declarations });
     Ok(shown)
+}
+
+/// Returns the stored states, if a folder for them is set, and starts writing them.
+fn stored(parts: &Parts<'_>) -> Result<Option<StoredStates>, prometheus::Error> {
+    let environment = parts.environment;
+    let flags = &environment.settings.flags;
+    let folder = flags
+        .remote_state_dir
+        .clone()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let Some(folder) = folder else { return Ok(None) };
+    let settings = StoredSettings {
+        folder,
+        max_age: flags.remote_state_max_age,
+    };
+    let (rules, watches) = (&parts.shared.rules, parts.shared.watch_metrics.clone());
+    let (stored, writer) = StoredStates::new(&environment.registry, settings, rules, parts.filters.clone(), watches)?;
+    let tasks = &environment.tasks;
+    // Not cancelled at shutdown: it writes what is left.
+    tasks.spawn("stored states", writer.run(tasks.shutdown().clone()));
+    Ok(Some(stored))
 }
 
 /// Returns a function that creates the client of a cluster and starts reading it.

@@ -1,6 +1,6 @@
 //! Label selection: equality maps (`selector`, `workloadSelector`) and Kubernetes `LabelSelector`s.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
 use super::Labels;
@@ -18,7 +18,7 @@ pub fn subset(selector: &Labels, labels: &Labels) -> bool {
 }
 
 /// A Kubernetes `metav1.LabelSelector`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LabelSelector {
     /// Pairs that must all be present.
@@ -28,7 +28,7 @@ pub struct LabelSelector {
 }
 
 /// One requirement of a [`LabelSelector`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Requirement {
     /// The label's key.

@@ -349,7 +349,7 @@ fn custom_kind(rules: &Rules, kind: Kind) -> CustomKind {
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Parses an object.
-fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
+pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedObject {
     let metadata = &object.metadata;
     let labels = metadata.labels.as_ref();
     let namespace = if kind.is_cluster_scoped() {

@@ -3,37 +3,46 @@
 //! One task owns all of it. Each source has its own channel, and this task alone forwards changes. So changes of a
 //! cluster never interleave with those of a replaced source, and none arrive after its removal. Note: a cluster whose
 //! kubeconfig changed, or whose API server is unreachable, keeps its rows. It loses rows only if its new source,
-//! completely listed, lacks them, or if no Secret names it any more.
+//! completely listed, lacks them, or if no Secret names it any more. Before its first source is complete, it has the
+//! rows of its stored state, if there is one.
 
 mod folder;
 mod metrics;
 mod origin;
 mod reconcile;
+pub mod stored;
+mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
-use futures::{StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use futures::{
+    StreamExt,
+    future::BoxFuture,
+    stream::{BoxStream, FuturesUnordered},
+};
 use prometheus::Registry;
-use serde_json::{Value, json};
 use tokio::{
     sync::{mpsc, watch},
     time::{self, Instant},
 };
 use tokio_stream::{StreamMap, wrappers::ReceiverStream};
 
+pub use self::view::{RemoteCluster, RemoteClusters, SyncStatus};
 use self::{
     metrics::RemoteMetrics,
     origin::Allowed,
     reconcile::{Action, Event, Origin, Problem, ProblemAt, Reconciler},
+    stored::{StoredState, StoredStates},
 };
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity},
     base::{ClusterId, ObjectKey},
+    environment::wall_clock,
     ingest::{
         file::Report,
         source::{self, Readiness},
@@ -104,75 +113,6 @@ impl Drop for RunningCluster {
     }
 }
 
-/// Synchronisation state of a cluster, with Istio's names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SyncStatus {
-    /// Complete.
-    Synced,
-    /// Its first lists are being read.
-    Syncing,
-    /// As before, but for longer than the start of istiod waits. It joins once it is complete.
-    Timeout,
-    /// Its kubeconfig is refused, so it is not contacted.
-    Closed,
-}
-
-impl SyncStatus {
-    const ALL: [Self; 4] = [Self::Synced, Self::Syncing, Self::Timeout, Self::Closed];
-
-    /// Returns the name in metrics and debug pages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Synced => "synced",
-            Self::Syncing => "syncing",
-            Self::Timeout => "timeout",
-            Self::Closed => "closed",
-        }
-    }
-}
-
-/// State of a remote cluster.
-#[derive(Clone)]
-pub struct RemoteCluster {
-    /// Secret or file that names it.
-    pub origin: ObjectKey,
-    /// Synchronisation state.
-    pub status: SyncStatus,
-    /// Problem of its present declaration; the previous one may still be in use.
-    pub problem: Option<String>,
-    /// Client of the serving source, if any.
-    pub client: Option<::kube::Client>,
-    /// Number of that source; another number means another client.
-    pub source: u64,
-}
-
-/// All remote clusters at one time.
-#[derive(Clone, Default)]
-pub struct RemoteClusters {
-    /// True if every cluster declared at the start is complete, refused or timed out. Stays true.
-    pub ready: bool,
-    /// Clusters.
-    pub clusters: BTreeMap<ClusterId, RemoteCluster>,
-}
-
-impl RemoteClusters {
-    /// Returns the rows of `/debug/clusterz`, without the config cluster.
-    pub fn dump(&self) -> Vec<Value> {
-        let rows = self.clusters.iter().map(|(id, cluster)| {
-            let mut row = json!({
-                "id": id.as_str(),
-                "secretName": cluster.origin.to_string(),
-                "syncStatus": cluster.status.name(),
-            });
-            if let Some(problem) = &cluster.problem {
-                row["error"] = json!(problem);
-            }
-            row
-        });
-        rows.collect()
-    }
-}
-
 /// Declarations of an origin.
 enum Declared {
     All(BTreeMap<ObjectKey, Origin>),
@@ -189,8 +129,21 @@ struct Connection {
     /// `None` while it is starting.
     running: Option<RunningCluster>,
     status: SyncStatus,
-    /// Time at which it counts as timed out.
+    /// Time at which it counts as timed out, or at which a stored state is too old.
     deadline: Option<Instant>,
+}
+
+/// Use of the stored state of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Storage {
+    /// None: a source serves, or nothing.
+    Unused,
+    /// The file is being read for the connection with this number.
+    Reading(u64),
+    /// It is the serving connection, and its rows follow.
+    Read(SystemTime),
+    /// Its rows, which were current at this time, were forwarded.
+    Serving(SystemTime),
 }
 
 /// State of one cluster.
@@ -204,6 +157,20 @@ struct ClusterState {
     kinds: BTreeSet<Kind>,
     /// Reason why the last source could not start.
     problem: Option<String>,
+    storage: Storage,
+}
+
+impl ClusterState {
+    /// Returns true if the start of istiod waits for the cluster.
+    fn is_awaited(&self) -> bool {
+        let status = self.replacement.as_ref().map(|source| source.status);
+        match self.storage {
+            Storage::Unused => status == Some(SyncStatus::Syncing),
+            // Soon known, but a broken disk must not delay the start for ever.
+            Storage::Reading(_) | Storage::Read(_) => status.is_none_or(|status| status == SyncStatus::Syncing),
+            Storage::Serving(_) => false,
+        }
+    }
 }
 
 /// Controller of remote clusters, see the module's documentation.
@@ -215,7 +182,9 @@ pub struct Remote {
     reconciler: Reconciler,
     states: BTreeMap<ClusterId, ClusterState>,
     starting: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Result<RunningCluster, String>)>>,
-    batches: StreamMap<ConnectionKey, ReceiverStream<Vec<Change>>>,
+    batches: StreamMap<ConnectionKey, BoxStream<'static, Vec<Change>>>,
+    stored: Option<StoredStates>,
+    reading: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Option<StoredState>)>>,
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
@@ -231,6 +200,7 @@ impl Remote {
         settings: RemoteSettings,
         start: Start,
         report: Report,
+        stored: Option<StoredStates>,
     ) -> Result<(Self, watch::Receiver<Arc<RemoteClusters>>), prometheus::Error> {
         let (view, shown) = watch::channel(Arc::default());
         let remote = Self {
@@ -242,6 +212,8 @@ impl Remote {
             states: BTreeMap::new(),
             starting: FuturesUnordered::new(),
             batches: StreamMap::new(),
+            stored,
+            reading: FuturesUnordered::new(),
             number: 0,
             problems: BTreeMap::new(),
             is_declared: false,
@@ -279,9 +251,14 @@ impl Remote {
                     self.started(&key, started);
                     Vec::new()
                 }
-                () = time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
-                    self.time_out(Instant::now());
+                Some((key, stored)) = self.reading.next() => {
+                    self.read(key, stored);
                     Vec::new()
+                }
+                () = time::sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    let now = Instant::now();
+                    self.time_out(now);
+                    self.expire(now)
                 }
                 Some((key, batch)) = self.batches.next() => self.pass(&key, batch),
             };
@@ -312,7 +289,11 @@ impl Remote {
         let mut removals = Vec::new();
         for (cluster, (origin, action)) in actions {
             match action {
-                Action::Start(kubeconfig) | Action::Replace(kubeconfig) => self.begin(cluster, origin, kubeconfig),
+                Action::Start(kubeconfig) => {
+                    self.begin(cluster.clone(), origin, kubeconfig);
+                    self.read_stored(cluster);
+                }
+                Action::Replace(kubeconfig) => self.begin(cluster, origin, kubeconfig),
                 Action::Adopt => {
                     if let Some(state) = self.states.get_mut(&cluster) {
                         state.origin = origin;
@@ -325,11 +306,57 @@ impl Remote {
                         self.drop_source(&cluster, state.serving);
                         self.drop_source(&cluster, state.replacement);
                     }
+                    if let Some(stored) = &self.stored {
+                        stored.publish(|live| live.remove(&cluster));
+                    }
                     removals.push(Change::RemoveCluster(cluster));
                 }
             }
         }
+        self.publish_names();
         removals
+    }
+
+    /// Publishes the named clusters, whose stored states stay. An origin that cannot be read may name any cluster.
+    fn publish_names(&self) {
+        let Some(stored) = &self.stored else { return };
+        let is_known = self.is_declared && self.problems.keys().all(|(_, cluster)| cluster.is_some());
+        let refused = self.problems.keys().filter_map(|(_, cluster)| cluster.clone());
+        let named = is_known.then(|| self.states.keys().cloned().chain(refused).collect());
+        stored.publish(|live| live.named = named);
+    }
+
+    /// Starts reading the stored state of a new cluster.
+    fn read_stored(&mut self, cluster: ClusterId) {
+        let (Some(stored), Some(state)) = (&self.stored, self.states.get_mut(&cluster)) else {
+            return;
+        };
+        self.number += 1;
+        state.storage = Storage::Reading(self.number);
+        let (key, read) = ((cluster.clone(), self.number), stored.read(cluster));
+        self.reading.push(Box::pin(async move { (key, read.await) }));
+    }
+
+    /// Lets a stored state serve until the first source is complete.
+    fn read(&mut self, (cluster, number): ConnectionKey, read: Option<StoredState>) {
+        let state = self.states.get_mut(&cluster);
+        let Some(state) = state.filter(|state| state.storage == Storage::Reading(number)) else {
+            return;
+        };
+        self.is_changed = true;
+        state.storage = Storage::Unused;
+        let (Some(stored), Some(read)) = (&self.stored, read) else {
+            return;
+        };
+        state.storage = Storage::Read(read.since);
+        state.serving = Some(Connection {
+            number,
+            running: None,
+            status: SyncStatus::Closed,
+            deadline: read.remaining.map(|remaining| Instant::now() + remaining),
+        });
+        let changes = stored.changes(&cluster, read);
+        self.batches.insert((cluster, number), changes);
     }
 
     /// Starts a source in addition to the serving one, if any.
@@ -344,7 +371,7 @@ impl Remote {
         });
         let named = key.clone();
         self.starting.push(Box::pin(async move { (named, started.await) }));
-        self.batches.insert(key, ReceiverStream::new(receiver));
+        self.batches.insert(key, ReceiverStream::new(receiver).boxed());
         let source = Connection {
             number: self.number,
             running: None,
@@ -358,6 +385,7 @@ impl Remote {
             replacement: None,
             kinds: BTreeSet::new(),
             problem: None,
+            storage: Storage::Unused,
         });
         state.origin = origin;
         state.problem = None;
@@ -422,7 +450,19 @@ impl Remote {
             state.kinds.clear();
             self.is_changed = true;
             previous = std::mem::replace(&mut state.serving, synced);
+            state.storage = Storage::Unused;
             tracing::info!(%cluster, origin = %state.origin, "remote cluster synced");
+        }
+        if let Storage::Read(since) = state.storage {
+            state.storage = Storage::Serving(since);
+            self.is_changed = true;
+            tracing::warn!(
+                %cluster, origin = %state.origin, age = ?wall_clock().duration_since(since).unwrap_or_default(),
+                "serving the stored state of a remote cluster until it is synced"
+            );
+        }
+        if let (Storage::Unused, Some(stored)) = (state.storage, &self.stored) {
+            stored.publish(|live| live.apply(cluster, &batch));
         }
         state.kinds.extend(sent);
         self.drop_source(cluster, previous);
@@ -430,8 +470,11 @@ impl Remote {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let sources = self.states.values().filter_map(|state| state.replacement.as_ref());
-        sources.filter_map(|source| source.deadline).min()
+        let sources = self
+            .states
+            .values()
+            .flat_map(|state| [&state.replacement, &state.serving]);
+        sources.flatten().filter_map(|source| source.deadline).min()
     }
 
     fn time_out(&mut self, now: Instant) {
@@ -448,6 +491,27 @@ impl Remote {
                 );
             }
         }
+    }
+
+    /// Drops stored states that are too old. Returns the removal of their rows.
+    fn expire(&mut self, now: Instant) -> Vec<Change> {
+        let is_due = |source: &mut Connection| source.deadline.is_some_and(|deadline| deadline <= now);
+        let mut removals = Vec::new();
+        for (cluster, state) in &mut self.states {
+            let Some(source) = state.serving.take_if(is_due) else {
+                continue;
+            };
+            self.batches.remove(&(cluster.clone(), source.number));
+            state.storage = Storage::Unused;
+            state.kinds.clear();
+            self.is_changed = true;
+            tracing::error!(
+                %cluster, origin = %state.origin,
+                "stored state of remote cluster too old, removing its objects until it is synced"
+            );
+            removals.push(Change::RemoveCluster(cluster.clone()));
+        }
+        removals
     }
 
     /// Logs new problems.
@@ -480,6 +544,11 @@ impl Remote {
                 (None, None) => SyncStatus::Closed,
             };
             self.metrics.status(cluster, status);
+            let stale_since = match state.storage {
+                Storage::Serving(since) => Some(since),
+                Storage::Unused | Storage::Reading(_) | Storage::Read(_) => None,
+            };
+            self.metrics.stale(cluster, stale_since);
             let running = state.serving.as_ref().and_then(|source| source.running.as_ref());
             let shown = RemoteCluster {
                 origin: state.origin.clone(),
@@ -487,6 +556,7 @@ impl Remote {
                 problem: state.problem.clone(),
                 client: running.and_then(|running| running.client.clone()),
                 source: state.serving.as_ref().map_or(0, |source| source.number),
+                stale_since,
             };
             clusters.insert(cluster.clone(), shown);
         }
@@ -499,19 +569,14 @@ impl Remote {
                 problem: None,
                 client: None,
                 source: 0,
+                stale_since: None,
             });
             // A duplicate is a problem of the other origin, not of the cluster.
             if shown.origin == *origin {
                 shown.problem = Some(problem.message.clone());
             }
         }
-        let waiting = |state: &ClusterState| {
-            state
-                .replacement
-                .as_ref()
-                .is_some_and(|source| source.status == SyncStatus::Syncing)
-        };
-        let is_ready = self.is_declared && !self.states.values().any(waiting);
+        let is_ready = self.is_declared && !self.states.values().any(ClusterState::is_awaited);
         self.view.send_modify(|view| {
             let ready = view.ready || is_ready;
             *view = Arc::new(RemoteClusters { ready, clusters });

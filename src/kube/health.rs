@@ -1,6 +1,9 @@
 //! Health of watches, for debug pages and metrics.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::Serialize;
@@ -152,6 +155,18 @@ impl WatchMetrics {
     /// Returns the state of all watches, by cluster and resource.
     pub fn reports(&self) -> Vec<WatchReport> {
         self.watches.reports()
+    }
+
+    /// Returns the time since the last event, bookmark or list of a cluster's most silent watch; `None` without
+    /// watches.
+    pub fn silence(&self, cluster: &ClusterId) -> Option<Duration> {
+        let all = self.watches.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let watches = all.iter().filter_map(Weak::upgrade);
+        let of_cluster = watches.filter(|health| health.cluster == cluster.as_str());
+        of_cluster
+            .filter_map(|health| health.facts().last_event)
+            .map(|at| at.elapsed())
+            .max()
     }
 }
 

@@ -19,6 +19,10 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial("charts::istiod::selectors_match_the_pods", selectors_match_the_pods),
         helm::trial("charts::istiod::flags_are_known", flags_are_known),
         helm::trial(
+            "charts::istiod::remote_states_have_a_volume",
+            remote_states_have_a_volume,
+        ),
+        helm::trial(
             "charts::istiod::roles_allow_all_watched_kinds",
             roles_allow_all_watched_kinds,
         ),
@@ -276,6 +280,36 @@ fn flags_are_known() -> Result<(), Failed> {
         ("ENABLE_MCS_AUTO_EXPORT", "true"),
     ] {
         assert_eq!(environment.get(&Some(name)), Some(&Some(value)), "{name}");
+    }
+    Ok(())
+}
+
+fn remote_states_have_a_volume() -> Result<(), Failed> {
+    let claim = "remoteState.volume.persistentVolumeClaim.claimName=states";
+    let of_claim = json!({ "name": "remote-state", "persistentVolumeClaim": { "claimName": "states" } });
+    for (values, volume) in [
+        (&[][..], Some(json!({ "name": "remote-state", "emptyDir": {} }))),
+        (&[claim][..], Some(of_claim)),
+        (&["remoteState.enabled=false"][..], None),
+    ] {
+        let objects = helm::objects("istiod", values)?;
+        let pod = &find(&objects, "Deployment", "istiod")["spec"]["template"]["spec"];
+        let named = |list: &Value| {
+            let mut entries = list.as_array().into_iter().flatten();
+            entries.find(|entry| entry["name"] == "remote-state").cloned()
+        };
+        assert_eq!(named(&pod["volumes"]), volume);
+        let container = &pod["containers"][0];
+        let mounted = named(&container["volumeMounts"]).map(|mount| mount["mountPath"].clone());
+        let flags = container["args"].as_array().into_iter().flatten();
+        let mut flags = flags.filter_map(Value::as_str);
+        let folder = flags.find_map(|flag| flag.strip_prefix("--remoteStateDir="));
+        assert_eq!(
+            mounted,
+            folder.map(Value::from),
+            "the flag must name the mounted folder"
+        );
+        assert_eq!(mounted.is_some(), volume.is_some());
     }
     Ok(())
 }

@@ -53,11 +53,11 @@ impl TwoClusters {
     }
 
     /// The remote Secret.
-    fn secret(&self) -> Reference {
+    pub(super) fn secret(&self) -> Reference {
         Reference::new("v1", "Secret", &self.tenant.system, "remote")
     }
 
-    fn set_secret(&self, kubeconfig: &Value) -> Result<(), String> {
+    pub(super) fn set_secret(&self, kubeconfig: &Value) -> Result<(), String> {
         let secret = self.secret();
         self.tenant
             .cluster
@@ -95,7 +95,7 @@ impl TwoClusters {
     }
 
     /// The endpoints of `web`, if they are as in one of the variants.
-    fn endpoints(&self, resources: &Resources) -> Option<Endpoints> {
+    pub(super) fn endpoints(&self, resources: &Resources) -> Option<Endpoints> {
         let assignment = resources.get(&(Type::Endpoints, self.tenant.outbound(80, "web")))?;
         let found = ads::endpoints(assignment).ok()?;
         let [local, remote] = ["1", "3"].map(|last| self.tenant.fill(&format!("10.{{n}}.3.{last}:8080")));

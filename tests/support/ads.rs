@@ -117,7 +117,21 @@ impl AdsClient {
 
     /// Connects as a proxy that lists these extensions in its node.
     pub(crate) fn connect_with_extensions(xds: u16, node: &Node, extensions: Vec<String>) -> AdsClient {
-        let state = Arc::new(Mutex::new(State::default()));
+        AdsClient::connect_holding(xds, node, extensions, Resources::new())
+    }
+
+    /// Connects as a proxy that was connected before and still has these resources, whose versions it reports.
+    pub(crate) fn reconnect(xds: u16, node: &Node, held: &Resources) -> AdsClient {
+        AdsClient::connect_holding(xds, node, Vec::new(), held.clone())
+    }
+
+    fn connect_holding(xds: u16, node: &Node, extensions: Vec<String>, held: Resources) -> AdsClient {
+        let by_name = |(resource_type, _): &&(Type, String)| matches!(resource_type, Type::Endpoints | Type::Route);
+        let state = Arc::new(Mutex::new(State {
+            requested: held.keys().filter(by_name).cloned().collect(),
+            resources: held,
+            ..State::default()
+        }));
         let metadata = node.metadata.as_object().map(struct_from_json);
         let extension = |name| v3::Extension {
             name,
@@ -243,14 +257,11 @@ async fn follow(
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).map_err(|error| error.to_string())?;
     let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
     let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(1 << 30);
-    let first = |resource_type: Type, node| DeltaDiscoveryRequest {
-        node,
-        type_url: resource_type.url().into(),
-        ..Default::default()
-    };
     let closed = |_| "stream is closed".to_owned();
-    requests.send(first(Type::Cluster, Some(node))).await.map_err(closed)?;
-    requests.send(first(Type::Listener, None)).await.map_err(closed)?;
+    let first = first_requests(&lock(state), node);
+    for request in first {
+        requests.send(request).await.map_err(closed)?;
+    }
     let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
     let mut responses = stream.map_err(|status| status.to_string())?.into_inner();
     while let Some(response) = responses.message().await.map_err(|status| status.to_string())? {
@@ -266,6 +277,33 @@ async fn follow(
         }
     }
     Ok(())
+}
+
+/// Returns the requests of a new stream: clusters and listeners, and everything else that the proxy has.
+fn first_requests(state: &State, node: v3::Node) -> Vec<DeltaDiscoveryRequest> {
+    let mut node = Some(node);
+    let mut requests = Vec::new();
+    for resource_type in Type::ALL {
+        let of_type = |key: &&(Type, String)| key.0 == resource_type;
+        let names: Vec<String> = state
+            .requested
+            .iter()
+            .filter(of_type)
+            .map(|key| key.1.clone())
+            .collect();
+        let held = state.resources.iter().filter(|(key, _)| key.0 == resource_type);
+        let versions = held.map(|(key, resource)| (key.1.clone(), resource.version.clone()));
+        if matches!(resource_type, Type::Cluster | Type::Listener) || !names.is_empty() {
+            requests.push(DeltaDiscoveryRequest {
+                node: node.take(),
+                type_url: resource_type.url().into(),
+                resource_names_subscribe: names,
+                initial_resource_versions: versions.collect(),
+                ..Default::default()
+            });
+        }
+    }
+    requests
 }
 
 impl State {

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
 /// The API group of the main kinds.
 pub const GROUP: &str = "gateway.networking.k8s.io";
 
 /// A reference to an object. The namespace defaults to that of the referring object.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct ObjectReference {
     /// The group; the default depends on the field.
     pub group: Option<SmolStr>,

@@ -1,13 +1,13 @@
 //! Gateway and ListenerSet.
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use smol_str::SmolStr;
 
 use super::common::{ObjectReference, Options, ParentReference};
 use crate::base::{Labels, select::LabelSelector};
 
 /// An entry point for traffic: listeners and addresses.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Gateway {
     /// The class, which decides the controller.
@@ -38,7 +38,7 @@ pub struct ListenerSet {
 }
 
 /// A listener.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listener {
     /// The name.
@@ -56,7 +56,7 @@ pub struct Listener {
 }
 
 /// TLS settings of a listener.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ListenerTls {
     /// `Terminate` or `Passthrough`; `Terminate` if absent.
@@ -68,7 +68,7 @@ pub struct ListenerTls {
 }
 
 /// The routes that may attach to a listener.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AllowedRoutes {
     /// The namespaces of the routes.
@@ -78,7 +78,7 @@ pub struct AllowedRoutes {
 }
 
 /// A set of namespaces.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FromNamespaces {
     /// `All`, `Same`, `Selector` or `None`; the default depends on the field.
@@ -88,7 +88,7 @@ pub struct FromNamespaces {
 }
 
 /// A kind of routes.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct RouteKind {
     /// The group; that of the Gateway API if absent.
     pub group: Option<SmolStr>,
@@ -97,7 +97,7 @@ pub struct RouteKind {
 }
 
 /// An address of a Gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct Address {
     /// `IPAddress`, `Hostname` or `NamedAddress`; API servers default to `IPAddress`.
     #[serde(rename = "type")]
@@ -108,7 +108,7 @@ pub struct Address {
 }
 
 /// Metadata for the deployment of a Gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Infrastructure {
     /// Labels.
@@ -120,7 +120,7 @@ pub struct Infrastructure {
 }
 
 /// The ListenerSets that may add listeners.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct AllowedListeners {
     /// The namespaces of the ListenerSets; none if absent.
@@ -128,7 +128,7 @@ pub struct AllowedListeners {
 }
 
 /// TLS settings of a Gateway as a whole.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct GatewayTls {
     /// TLS towards backends.
@@ -138,7 +138,7 @@ pub struct GatewayTls {
 }
 
 /// TLS towards backends.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct BackendTls {
     /// The client certificate for backends.
@@ -146,7 +146,7 @@ pub struct BackendTls {
 }
 
 /// TLS towards clients: the default, and settings of ports.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct FrontendTls {
     /// The default.
@@ -156,7 +156,7 @@ pub struct FrontendTls {
 }
 
 /// TLS towards clients on one port.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct PortTls {
     /// The port.
     pub port: u16,
@@ -166,7 +166,7 @@ pub struct PortTls {
 }
 
 /// TLS towards clients.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct ClientTls {
     /// The validation of client certificates; none if absent.
@@ -174,7 +174,7 @@ pub struct ClientTls {
 }
 
 /// The validation of client certificates.
-#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientValidation {
     /// The CA certificates.

@@ -1,5 +1,7 @@
 //! Metrics of remote clusters, under Istio's names.
 
+use std::time::SystemTime;
+
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::{SyncStatus, reconcile::Event};
@@ -12,6 +14,7 @@ pub(super) struct RemoteMetrics {
     status: IntGaugeVec,
     events: IntCounterVec,
     timeouts: IntCounterVec,
+    stale: IntGaugeVec,
 }
 
 impl RemoteMetrics {
@@ -41,6 +44,14 @@ impl RemoteMetrics {
             ),
             &["cluster"],
         )?;
+        let stale = IntGaugeVec::new(
+            Opts::new(
+                "istiod_remote_cluster_stale_since_seconds",
+                "Unix time at which the stored state of a remote cluster was current, while it serves.",
+            ),
+            &["cluster"],
+        )?;
+        registry.register(Box::new(stale.clone()))?;
         registry.register(Box::new(managed.clone()))?;
         registry.register(Box::new(status.clone()))?;
         registry.register(Box::new(events.clone()))?;
@@ -52,6 +63,7 @@ impl RemoteMetrics {
             status,
             events,
             timeouts,
+            stale,
         })
     }
 
@@ -81,8 +93,22 @@ impl RemoteMetrics {
         }
     }
 
+    /// Records since when the rows of a cluster are those of its stored state, if they are.
+    pub(super) fn stale(&self, cluster: &ClusterId, since: Option<SystemTime>) {
+        let since = since.map(|since| since.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        match since {
+            Some(since) => {
+                let gauge = self.stale.with_label_values(&[cluster.as_str()]);
+                gauge.set(since.as_secs() as i64);
+            }
+            // An error means that the series does not exist, as intended.
+            None => drop(self.stale.remove_label_values(&[cluster.as_str()])),
+        }
+    }
+
     /// Removes the series of a cluster.
     pub(super) fn gone(&self, cluster: &ClusterId) {
+        self.stale(cluster, None);
         for status in SyncStatus::ALL {
             // An error means that the series does not exist, as intended.
             let _ = self

@@ -1,7 +1,10 @@
+mod stored;
+
 use std::sync::Mutex;
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
+use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::{
@@ -53,12 +56,18 @@ struct Fixture {
 }
 
 impl Fixture {
-    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn new(timeout: Duration) -> Self {
+        Self::storing(timeout, |_| None)
+    }
+
+    /// A controller with stored states.
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    fn storing(timeout: Duration, stored: impl FnOnce(&Registry) -> Option<StoredStates>) -> Self {
         let (events, events_in) = mpsc::channel(8);
         let (played_out, played) = mpsc::channel(8);
         let (changes_out, changes) = mpsc::channel(8);
         let registry = Registry::new();
+        let stored = stored(&registry);
         let findings = Arc::new(Mutex::new(Vec::new()));
         let noted = findings.clone();
         let start: Start = Arc::new(move |start| {
@@ -86,7 +95,7 @@ impl Fixture {
             allowed: BTreeSet::new(),
         };
         let report: Report = Arc::new(move |finding| noted.lock().unwrap().push(finding.to_string()));
-        let (remote, shown) = Remote::new(&registry, settings, start, report).unwrap();
+        let (remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
         let task = tokio::spawn(remote.run(Declarations::Secrets(events_in), changes_out));
         Self {
             events,
