@@ -205,13 +205,18 @@ fn write_proxy(snapshot: &ResourceSnapshot, folder: &Path) -> Result<BTreeMap<Re
     // All other types refer to secrets, and some are pushed after them.
     let types = ResourceType::ALL.iter().filter(|it| **it != ResourceType::Secret);
     for resource_type in types.chain([&ResourceType::Secret]) {
-        let on_demand = snapshot.requested.is_some() && ON_DEMAND.contains(resource_type);
-        let documents: Vec<(SmolStr, Value)> = if resource_type.is_wildcard() || on_demand {
-            snapshot
-                .resources(*resource_type)
-                .iter()
-                .map(|resource| document(resource))
+        let requested = snapshot
+            .requested
+            .as_ref()
+            .filter(|_| ON_DEMAND.contains(resource_type));
+        let documents: Vec<(SmolStr, Value)> = if let Some(requested) = requested {
+            requested
+                .names(*resource_type)
+                .filter_map(|name| answer(snapshot, *resource_type, name))
                 .collect()
+        } else if resource_type.is_wildcard() {
+            let resources = snapshot.resources(*resource_type).iter();
+            resources.map(|resource| document(resource)).collect()
         } else {
             let names = named.get(resource_type).cloned().unwrap_or_default();
             names

@@ -146,9 +146,11 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Upst
         IpMode::V6 => &service.auto_ipv6,
         IpMode::V4 | IpMode::Dual => &service.auto_ipv4,
     };
-    let mut addresses = own.chain([&service.default_address, auto]);
-    addresses
-        .find(|address| !address.is_empty() && **address != UNSPECIFIED_IP)
+    let others = [&service.default_address, auto].into_iter();
+    // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): the waypoint of a headless Service is asked for 0.0.0.0, an
+    // address that its listener matches.
+    own.chain(others.filter(|address| **address != UNSPECIFIED_IP))
+        .find(|address| !address.is_empty())
         .cloned()
 }
 

@@ -67,7 +67,7 @@ pub struct UpstreamProxyView {
     pub cluster: ClusterId,
     /// Labels that DestinationRules of the namespace select clients by.
     pub rule_labels: Labels,
-    /// True if it never sends HBONE: `DISABLE_HBONE_SEND` of the node.
+    /// True if it never sends HBONE: proxyless clients, and `DISABLE_HBONE_SEND` of the node.
     pub no_tunnels: bool,
     /// EnvoyFilter patches of clusters that apply, in order.
     pub patches: Shared<[PatchRef]>,
@@ -83,7 +83,8 @@ impl UpstreamProxyView {
             network: selected.network.clone(),
             network_view: proxy.network_view.clone(),
             cluster: proxy.cluster.clone(),
-            no_tunnels: proxy.has(MetadataKey::DisableHboneSend),
+            // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): gRPC has no tunnels.
+            no_tunnels: proxy.is_proxyless() || proxy.has(MetadataKey::DisableHboneSend),
             rule_labels: rule_labels(ctx, selected.scope.namespace(), &selected.labels),
             patches: selected.patches.clusters.clone(),
         })

@@ -42,6 +42,11 @@ impl RequestedResources {
         self.0.iter().map(|(resource_type, names)| (*resource_type, names))
     }
 
+    /// Returns the names of a type.
+    pub fn names(&self, resource_type: ResourceType) -> impl Iterator<Item = &SmolStr> {
+        self.0.get(&resource_type).into_iter().flat_map(|names| names.iter())
+    }
+
     /// Returns true if the client requests exactly these names of the type.
     pub fn is(&self, resource_type: ResourceType, names: &OrdSet<SmolStr>) -> bool {
         match self.0.get(&resource_type) {

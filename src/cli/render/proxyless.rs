@@ -11,6 +11,7 @@ use crate::{
     base::Shared,
     generate::{
         RequestedResources, ResourceSnapshot, ResourceType,
+        name::ClusterName,
         requested::ON_DEMAND,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
@@ -69,6 +70,13 @@ fn follow(snapshot: &ResourceSnapshot, requested: &mut RequestedNames) {
             clusters.extend(clusters_of(&body).map(str::to_owned));
         }
     }
+    // A client asks for the endpoints of a cluster that does not exist too, and gets none.
+    let clusters = named.get(&ResourceType::Cluster).into_iter().flatten();
+    let clusters: Vec<String> = clusters
+        .filter(|name| ClusterName::outbound(name).is_some())
+        .cloned()
+        .collect();
+    named.entry(ResourceType::Endpoint).or_default().extend(clusters);
     for resource_type in [ResourceType::Route, ResourceType::Cluster, ResourceType::Endpoint] {
         let names = named.remove(&resource_type).unwrap_or_default();
         let requested = requested.entry(resource_type).or_default();

@@ -67,11 +67,20 @@ impl WaypointPart {
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
             };
+            let mut own = Vec::new();
             for port in service.ports.iter().filter(served) {
                 for traffic in VipTraffic::of(port.protocol) {
-                    self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut listed);
+                    self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut own);
                 }
             }
+            // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not see
+            // has clusters, but no endpoints.
+            let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
+            let is_visible = row.is_some_and(|row| row.export_to.visible_to(&self.waypoint.namespace));
+            listed.extend(
+                own.into_iter()
+                    .filter(|one| is_visible || matches!(one, ClusterResource::Cluster(_))),
+            );
         }
         listed
     }

@@ -418,6 +418,37 @@ fn endpoints_are_filtered_by_subset() {
     assert_eq!([addresses(""), addresses("v1"), addresses("hashed")], [1, 1, 0]);
 }
 
+#[test]
+fn endpoints_in_the_ambient_mesh_are_reached_without_tunnels() {
+    let config = "
+apiVersion: v1
+kind: Service
+metadata: {name: t}
+spec: {clusterIP: 10.0.0.7, ports: [{name: grpc, port: 7070}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: t-0, labels: {networking.istio.io/tunnel: http}}
+status: {phase: Running, podIP: 10.1.0.7, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: t-1, labels: {kubernetes.io/service-name: t}}
+addressType: IPv4
+endpoints: [{addresses: [10.1.0.7], conditions: {ready: true}, targetRef: {kind: Pod, name: t-0, namespace: default}}]
+ports: [{name: grpc, port: 7070}]
+";
+    let features = Features {
+        pilot_enable_ambient: true,
+        pilot_enable_sending_hbone: true,
+        ..Features::default()
+    };
+    let name = "outbound|7070||t.default.svc.cluster.local";
+    let assignment = only(ask_with(config, features, client(), ResourceType::Endpoint, &[name]));
+    let endpoint = &assignment["endpoints"][0]["lbEndpoints"][0];
+    assert_eq!(endpoint["endpoint"]["address"]["socketAddress"]["address"], "10.1.0.7");
+}
+
 fn routes(config: &str, name: &str) -> Value {
     only(ask(config, client(), ResourceType::Route, &[name]))
 }

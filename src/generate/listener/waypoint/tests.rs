@@ -432,6 +432,41 @@ spec:
 }
 
 #[test]
+fn services_hidden_from_the_namespace_of_the_waypoint_have_no_endpoints() {
+    let more = |export_to: &str| {
+        format!(
+            "
+apiVersion: v1
+kind: Service
+metadata:
+  name: x
+  labels: {{istio.io/use-waypoint: waypoint}}
+  annotations: {{networking.istio.io/exportTo: '{export_to}'}}
+spec: {{clusterIP: 10.0.0.5, ports: [{{name: http, port: 80}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: x-1, labels: {{kubernetes.io/service-name: x}}}}
+addressType: IPv4
+ports: [{{name: http, port: 80}}]
+endpoints: [{{addresses: [10.1.0.3], conditions: {{ready: true}}}}]
+"
+        )
+    };
+    for (export_to, is_served) in [("default", true), ("other", false)] {
+        let store = store(&more(export_to));
+        let name = "inbound-vip|80|http|x.default.svc.cluster.local";
+        let resource = |kind| fixture::resource(&store, 0, kind, name);
+        assert_eq!(resource(ResourceType::Cluster)["type"], "EDS", "{export_to}");
+        assert_eq!(
+            resource(ResourceType::Endpoint)["endpoints"].is_array(),
+            is_served,
+            "{export_to}"
+        );
+    }
+}
+
+#[test]
 fn filters_unknown_to_upstream_envoy_are_omitted() {
     let store = store_with(Some(&["envoy.filters.http.grpc_stats"]), "");
     for name in ["connect_terminate", "main_internal"] {
@@ -451,6 +486,11 @@ apiVersion: v1
 kind: Service
 metadata: {name: c, labels: {istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'}}
 spec: {clusterIP: 10.0.0.4, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: h, labels: {istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'}}
+spec: {clusterIP: None, ports: [{name: http, port: 80}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -479,6 +519,8 @@ endpoints: [{addresses: [10.1.0.2], conditions: {ready: true}}]
     };
     let through = json!({"local": "10.0.0.4:80", "waypoint": "10.1.0.9:15008"});
     assert_eq!(destination(0, "c"), through);
+    let headless = json!({"local": "0.0.0.0:80", "waypoint": "10.1.0.9:15008"});
+    assert_eq!(destination(0, "h"), headless);
     // Others did not ask for it, or their own sidecars' ztunnel leads there.
     assert_eq!(destination(0, "b"), Value::Null);
     assert_eq!(destination(1, "c"), Value::Null);
