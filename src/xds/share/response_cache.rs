@@ -49,7 +49,7 @@ pub(in crate::xds) struct CachedResponse {
     pub(in crate::xds) held: Option<Arc<Charge>>,
 }
 
-/// What a client that reconnects has to be sent.
+/// The changes that a client lacks when it reconnects.
 #[derive(Clone, Debug)]
 pub(in crate::xds) struct CachedUpdate {
     /// The resources that it does not hold in this version.
