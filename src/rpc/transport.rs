@@ -27,9 +27,9 @@ use super::{
 /// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a
 /// request.
 const UNAUTHENTICATED_BYTES: usize = 24 << 10;
-/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent: a frame
-/// of the maximum size (16 KiB), which is only consumed as a whole, and a few small ones. A frame that exceeds it is not
-/// begun, since the HTTP/2 server allocates memory for all of it.
+/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent: a
+/// frame of the maximum size (16 KiB), which is only consumed as a whole, and a few small ones. A frame that exceeds it
+/// is not begun, since the HTTP/2 server allocates memory for all of it.
 const UNCONSUMED_BYTES: usize = 20 << 10;
 /// The number of bytes of an unauthenticated client that are read in one poll.
 const BYTES_PER_READ: usize = 4 << 10;

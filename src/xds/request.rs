@@ -275,8 +275,8 @@ where
         let _ = timeout(DISCARD_TIMEOUT, rest).await;
     }
 
-    /// Waits for the permit of a large request. Returns false for a small one. If nothing of it can be a repetition, the
-    /// permit precedes the second of its frames: thousands of reconnecting clients wait with 16 KiB each.
+    /// Waits for the permit of a large request. Returns false for a small one. If nothing of it can be a repetition,
+    /// the permit precedes the second of its frames: thousands of reconnecting clients wait with 16 KiB each.
     async fn large(&mut self) -> Result<bool, RequestError> {
         let size_bytes = self.buffer.size_bytes_with(&self.arrived);
         let is_announced = size_bytes >= SMALL_BYTES && !self.buffer.may_repeat();

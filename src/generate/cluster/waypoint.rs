@@ -73,8 +73,8 @@ impl WaypointPart {
                     self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut own);
                 }
             }
-            // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not see
-            // has clusters, but no endpoints.
+            // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not
+            // see has clusters, but no endpoints.
             let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
             let is_visible = row.is_some_and(|row| row.export_to.visible_to(&self.waypoint.namespace));
             listed.extend(
