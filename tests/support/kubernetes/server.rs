@@ -42,8 +42,8 @@ impl Server {
         etcd.arg("--data-dir")
             .arg(folder.join("etcd"))
             .args(["--logger", "zap", "--log-level", "warn"]);
-        // No test outlives a crash of the machine. While builds write gigabytes, one fsync can take longer than the time
-        // limit of a request, and the API server then answers neither reads nor watches.
+        // No test outlives a crash of the machine. While builds write gigabytes, one fsync can take longer than the
+        // time limit of a request, and the API server then answers neither reads nor watches.
         etcd.arg("--unsafe-no-fsync");
         etcd.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
         etcd.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
