@@ -159,8 +159,11 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
         "{log}"
     );
     let rejected = format!("pilot_total_rejected_configs{{name=\"{secret_name}\",type=\"Secret\"}} 1");
-    let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
-    assert!(metrics.contains(&rejected), "{metrics}");
+    // The page shows the error a moment before it is counted.
+    wait::until(&rejected, TIMEOUT, || {
+        let metrics = http::get(daemon.monitoring, "istiod", "/metrics").ok()?.body;
+        metrics.contains(&rejected).then_some(())
+    })?;
     proxy.until_same(&all, TIMEOUT)?;
 
     tenant.cluster.api.delete(&reference)?;
