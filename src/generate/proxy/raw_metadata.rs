@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::base::Shared;
 
 /// All metadata of a node, for rare keys, `proxy.metadata` of EnvoyFilters and debug pages. Held as JSON text, since
-/// every connection has its own: a tree is three times as large.
+/// every connection has its own: 0.4 KiB for a small node, which needs 2.9 KiB as a tree (heap profile).
 #[derive(Clone, PartialEq, Eq)]
 pub struct RawMetadata(Shared<Box<str>>);
 
