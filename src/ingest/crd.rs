@@ -12,7 +12,7 @@ use std::{
 use ::kube::{Client, core::ApiResource};
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use super::{context::IngestContext, kinds::resource};
@@ -28,6 +28,8 @@ use crate::{
 
 /// First retry delay of discovery.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
+/// Timeout of a request for the resources of a group version.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest retry delay of discovery.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -202,7 +204,15 @@ impl Definitions {
 
 /// Returns the resources of a group version; empty if the API server does not know it, `None` without a response.
 async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String>> {
-    match client.list_api_group_resources(group_version).await {
+    let request = client.list_api_group_resources(group_version);
+    let Ok(answer) = timeout(REQUEST_TIMEOUT, request).await else {
+        tracing::warn!(
+            group_version, timeout = ?REQUEST_TIMEOUT,
+            "failed to list API resources in time"
+        );
+        return None;
+    };
+    match answer {
         Ok(list) => Some(list.resources.into_iter().map(|resource| resource.name).collect()),
         Err(::kube::Error::Api(status)) if status.code == 404 => Some(BTreeSet::new()),
         Err(error) => {

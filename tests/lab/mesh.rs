@@ -348,6 +348,20 @@ impl Mesh {
         })
     }
 
+    /// Describes the clusters that a control plane reads, and its watches that wait or failed last, for messages.
+    pub(crate) fn sources(&self, control_plane: usize) -> String {
+        let address = self.control_planes[control_plane].daemon.monitoring;
+        let page = |path: &str| http::get(address, "istiod", path).map_or_else(|error| error, |page| page.body);
+        let watches: Vec<Value> = serde_json::from_str(&page("/debug/watchz")).unwrap_or_default();
+        let failing = watches.iter().filter(|watch| watch["state"] != "watching");
+        let failing: Vec<String> = failing.map(Value::to_string).collect();
+        format!(
+            "clusters: {}; watches that do not receive changes: [{}]",
+            page("/debug/clusterz"),
+            failing.join(", ")
+        )
+    }
+
     /// A step: no proxy has rejected an update.
     pub(crate) fn no_update_is_rejected(&mut self) -> Result<(), String> {
         let mut count = 0;

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs::File;
 use std::io::Write;
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::kube::tenant::TIMEOUT;
 use crate::support::wait::now;
@@ -52,11 +52,22 @@ impl Report {
         &mut self,
         what: &str,
         expected: &dyn Display,
+        look: impl FnMut() -> Result<Observed, String>,
+    ) -> Result<(), String> {
+        self.step_within(TIMEOUT, what, expected, look)
+    }
+
+    /// Like [`Self::step`], with a time limit of its own.
+    pub(crate) fn step_within(
+        &mut self,
+        limit: Duration,
+        what: &str,
+        expected: &dyn Display,
         mut look: impl FnMut() -> Result<Observed, String>,
     ) -> Result<(), String> {
         let started_at = now();
         let mut seen = String::new();
-        let outcome = wait::until(what, TIMEOUT, || {
+        let outcome = wait::until(what, limit, || {
             let (is_good, text) = look().unwrap_or_else(|error| (false, error));
             seen = text;
             is_good.then_some(())

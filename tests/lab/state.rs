@@ -1,6 +1,7 @@
 //! Comparison of long-lived proxies with the configuration of freshly started control planes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -9,6 +10,11 @@ use super::proxy::Proxy;
 use crate::support::ads::{AdsClient, Resources, Type, weighted_endpoints};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
+
+/// The time limit for the changes of a soak to reach every proxy. After restarts of API servers and control planes, four
+/// back-offs of up to 30 s may follow one another: those of the watch of remote Secrets, of the discovery of kinds and
+/// the lists of the remote cluster, and of the proxy's connection.
+const SETTLED: Duration = Duration::from_mins(3);
 
 /// The resources of a proxy: the version of each, or its content where the proxy does not keep the version.
 type HeldResources = BTreeMap<(Type, String), String>;
@@ -34,7 +40,7 @@ pub(super) fn equals_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
         });
         let fresh: Vec<_> = fresh.collect::<Result<_, String>>()?;
         let what = format!("resources of the proxies of {}", cluster.name);
-        mesh.report.step(&what, &"those of a fresh start", || {
+        let compared = mesh.report.step_within(SETTLED, &what, &"those of a fresh start", || {
             let mut count = 0;
             for (name, proxy, fresh) in &fresh {
                 let given = fresh
@@ -48,7 +54,9 @@ pub(super) fn equals_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
                 count += expected.len();
             }
             Ok((true, format!("the same {count} resources in {} proxies", fresh.len())))
-        })?;
+        });
+        let reader = index.min(mesh.control_planes.len() - 1);
+        compared.map_err(|error| format!("{}\n{error}", mesh.sources(reader)))?;
     }
     Ok(())
 }

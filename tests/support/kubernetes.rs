@@ -10,6 +10,7 @@ mod server;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -183,9 +184,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Writes a kubeconfig for `url` with `token`.
+    /// Writes a kubeconfig for `url` with `token`. Replaces an existing file as a whole, because a daemon of another
+    /// test may be reading it.
     pub(crate) fn write_kubeconfig(&self, path: &Path, url: &str, token: &str) {
-        std::fs::write(path, self.kubeconfig(url, token).to_string()).expect("the folder is writable");
+        static DRAFTS: AtomicUsize = AtomicUsize::new(0);
+        let draft = path.with_extension(format!("draft-{}", DRAFTS.fetch_add(1, Ordering::Relaxed)));
+        std::fs::write(&draft, self.kubeconfig(url, token).to_string()).expect("the folder is writable");
+        std::fs::rename(&draft, path).expect("the folder is writable");
     }
 
     /// Returns a kubeconfig as JSON, which is valid YAML.
