@@ -84,7 +84,7 @@ pub async fn follow(
     let health = WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics);
     let (sender, mut events) = mpsc::channel(64);
     let name = |object: Object| SmolStr::new(object.name());
-    let watching = watch_as(client.clone(), target, health, name, sender);
+    let watching = watch_as(client.clone(), target, health.clone(), name, sender);
     shared.environment.tasks.spawn_until_shutdown("watch", watching);
     let mut definitions = Definitions::new(kinds);
     let mut wait = FIRST_WAIT;
@@ -108,6 +108,7 @@ pub async fn follow(
                 }
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
+            () = health.recovered(), if waiting => wait = FIRST_WAIT,
         }
         let known = definitions.resolve(&client).await;
         if definitions.listed && (known || out.borrow().is_some()) {

@@ -1,13 +1,18 @@
-//! Health of watches, for debug pages and metrics.
+//! Health of watches, for debug pages and metrics, and for other watches of the same cluster: the first one that
+//! reaches the API server again wakes those that wait for their next attempt.
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
 use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use serde::Serialize;
-use tokio::time::Instant;
+use tokio::{
+    sync::{Notify, futures::Notified},
+    time::Instant,
+};
 
 use crate::base::{ClusterId, SmolStr};
 
@@ -72,6 +77,8 @@ pub struct WatchHealth {
     restarts: IntCounter,
     undecodable: IntCounter,
     errors: IntCounter,
+    /// Signal that a watch of the cluster succeeded after a failure.
+    recovery: Arc<Notify>,
     /// Present state. A lock instead of a message: it is held for a copy, and pages read it at any time.
     facts: Mutex<Facts>,
 }
@@ -81,9 +88,23 @@ pub struct WatchHealth {
 struct Watches {
     /// A lock instead of a message: it is held for a copy, when a watch starts and when a page is built.
     all: Mutex<Vec<Weak<WatchHealth>>>,
+    /// The recovery signals of clusters. Locked when a watch starts.
+    recoveries: Mutex<BTreeMap<SmolStr, Weak<Notify>>>,
 }
 
 impl Watches {
+    /// Returns the signal that all watches of a cluster share.
+    fn recovery(&self, cluster: &ClusterId) -> Arc<Notify> {
+        let mut recoveries = self.recoveries.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(recovery) = recoveries.get(cluster.as_str()).and_then(Weak::upgrade) {
+            return recovery;
+        }
+        recoveries.retain(|_, recovery| recovery.strong_count() > 0);
+        let recovery = Arc::new(Notify::new());
+        recoveries.insert(SmolStr::new(cluster.as_str()), Arc::downgrade(&recovery));
+        recovery
+    }
+
     /// Adds a watch; it is removed when it ends.
     fn add(&self, health: &Arc<WatchHealth>) {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -181,6 +202,7 @@ impl WatchHealth {
             restarts: of(&metrics.restarts),
             undecodable: of(&metrics.undecodable),
             errors: metrics.errors.with_label_values(&[cluster.as_str()]),
+            recovery: metrics.watches.recovery(cluster),
             facts: Mutex::default(),
         });
         metrics.watches.add(&health);
@@ -209,6 +231,11 @@ impl WatchHealth {
         self.facts().listed
     }
 
+    /// Completes when a watch of the same cluster succeeds after a failure: the API server is back.
+    pub fn recovered(&self) -> Notified<'_> {
+        self.recovery.notified()
+    }
+
     fn facts(&self) -> MutexGuard<'_, Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -219,6 +246,9 @@ impl WatchHealth {
         if !(facts.state == WatchState::Silent && state == WatchState::Watching) {
             facts.state = state;
         }
+        if state == WatchState::Watching && facts.failures > 0 {
+            self.recovery.notify_waiters();
+        }
     }
 
     pub(super) fn listed(&self, objects: usize, resource_version: &str) {
@@ -226,6 +256,9 @@ impl WatchHealth {
         if facts.listed {
             facts.restarts += 1;
             self.restarts.inc();
+        }
+        if facts.failures > 0 {
+            self.recovery.notify_waiters();
         }
         facts.listed = true;
         facts.objects = objects;

@@ -261,7 +261,10 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             };
             if !wait.is_zero() {
                 self.health.enter(WatchState::Waiting);
-                sleep(self.second.mul_f64(wait.as_secs_f64())).await;
+                tokio::select! {
+                    () = sleep(self.second.mul_f64(wait.as_secs_f64())) => {}
+                    () = self.health.recovered() => {}
+                }
             }
         }
     }

@@ -135,7 +135,8 @@ impl<T> Machine<T> {
         }
     }
 
-    /// Returns the delay: doubled with each consecutive failure, plus a jitter of up to a quarter.
+    /// Returns the delay: between an eighth and all of a period that doubles with each consecutive failure. Each watch
+    /// of a cluster has other delays, so that one of them soon finds that the server is back, and wakes the others.
     fn back_off(&mut self, first_at_once: bool) -> Duration {
         let failures = self.failures;
         self.failures = failures.saturating_add(1);
@@ -144,8 +145,8 @@ impl<T> Machine<T> {
             (failures, true) => failures - 1,
             (failures, false) => failures,
         };
-        let wait = FIRST_WAIT * (1 << doublings.min(6));
-        let spread = self.seed.rotate_left(failures * 7) % 256;
-        (wait + wait * (spread as u32) / 1024).min(LONGEST_WAIT)
+        let period = (FIRST_WAIT * (1 << doublings.min(6))).min(LONGEST_WAIT);
+        let part = self.seed.rotate_left(failures * 7) % 8 + 1;
+        period * part as u32 / 8
     }
 }
