@@ -18,9 +18,6 @@ use libtest_mimic::Failed;
 use crate::support::{project, scratch, variable, wait};
 pub(crate) use steps::Mesh;
 
-/// The list of seeds whose meshes break a rule, with reasons.
-const KNOWN: &str = "tests/properties/meshes/known.txt";
-
 /// Number of meshes, unless a time is given.
 const MESHES: u64 = 40;
 
@@ -76,19 +73,12 @@ pub(super) fn are_consistent() -> Result<(), Failed> {
     }
     let folder = scratch("properties/meshes");
     let mut tally = check::Tally::default();
-    let known = known()?;
     // One report for each rule: the first mesh that breaks it.
     let mut reports: BTreeMap<&str, String> = BTreeMap::new();
     for seed in Seeds::new(MESHES)? {
         let mesh = Mesh::random(seed);
         match check::all(&mesh, &folder.join("work")) {
-            Ok(checked) => {
-                if let Some(rule) = known.get(&seed) {
-                    return Err(format!("seed {seed} no longer breaks {rule}: remove its line from {KNOWN}").into());
-                }
-                tally += checked;
-            }
-            Err(failure) if known.get(&seed).is_some_and(|rule| rule == failure.rule) => {}
+            Ok(checked) => tally += checked,
             Err(failure) => {
                 let report = || report(seed, &mesh, failure.clone(), &folder);
                 reports.entry(failure.rule).or_insert_with(report);
@@ -100,24 +90,6 @@ pub(super) fn are_consistent() -> Result<(), Failed> {
         return Err(reports.join("\n\n").into());
     }
     Ok(tally.is_enough()?)
-}
-
-/// Returns the rules that meshes are known to break, by seed.
-fn known() -> Result<BTreeMap<u64, String>, String> {
-    let path = project().join(KNOWN);
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let entry = |line: &str| -> Result<(u64, String), String> {
-        let parts: Vec<&str> = line.split(" | ").collect();
-        let [seed, rule, _reason] = parts.as_slice() else {
-            return Err(format!("{KNOWN}: not of the form SEED | RULE | REASON: {line}"));
-        };
-        let seed = seed
-            .parse::<u64>()
-            .map_err(|error| format!("{KNOWN}: {line}: {error}"))?;
-        Ok((seed, (*rule).to_owned()))
-    };
-    let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
-    lines.map(entry).collect()
 }
 
 /// Writes the smallest mesh that fails in the same way, and says how to repeat the test with it.

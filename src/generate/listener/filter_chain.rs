@@ -70,7 +70,8 @@ impl Chain {
         self.any_sni() && self.alpns.is_empty() && self.transport.is_empty() && self.ranges.is_empty()
     }
 
-    fn any_sni(&self) -> bool {
+    /// Returns true if the chain matches any server name.
+    pub fn any_sni(&self) -> bool {
         self.sni.is_empty() || self.sni.iter().any(|sni| sni == "*")
     }
 

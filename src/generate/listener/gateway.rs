@@ -4,6 +4,8 @@
 mod listing;
 mod tcp;
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use prost::Message;
 
@@ -59,6 +61,9 @@ use crate::{
         },
     },
 };
+
+/// Code of the note of a Gateway with a server, or some names of one, that cannot be served.
+const REJECTED: &str = "pilot_total_rejected_configs";
 
 /// Inputs of the selection of a gateway's listeners.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -136,6 +141,8 @@ enum ServerChain {
     },
     /// HTTP over terminated TLS.
     Https {
+        /// `namespace/name` of the Gateway.
+        gateway: SmolStr,
         /// Route configuration.
         route: SmolStr,
         /// Server.
@@ -149,6 +156,8 @@ enum ServerChain {
     Passthrough(TcpServer),
     /// Mutual TLS of the mesh passed through to the cluster in the SNI.
     AutoPassthrough {
+        /// `namespace/name` of the Gateway.
+        gateway: SmolStr,
         /// Services that can be reached.
         services: Vec<ScopedService>,
     },
@@ -212,12 +221,33 @@ struct Chains {
     listener: EncodedListener,
     /// True if some chain matches the client hello.
     needs_hello: bool,
+    /// Server names that chains match, with the ALPN values; an empty name is any.
+    taken: BTreeSet<(SmolStr, &'static [&'static str])>,
 }
 
 impl Chains {
-    fn add(&mut self, chain: Chain, features: &Features) {
+    /// Adds a chain for the server names that no earlier chain matches, because Envoy refuses a listener in which two
+    /// chains match the same. Returns false if a name was taken.
+    ///
+    /// Unlike Istio, which compares the hosts of servers together with their namespaces: two tenants who declare one
+    /// host would take the listener from everyone.
+    fn add(&mut self, mut chain: Chain, features: &Features) -> bool {
+        let alpns = chain.alpns;
+        let names = chain.sni.len();
+        if chain.any_sni() {
+            if !self.taken.insert((SmolStr::default(), alpns)) {
+                return false;
+            }
+        } else {
+            chain.sni.retain(|name| self.taken.insert((SmolStr::new(name), alpns)));
+            if chain.sni.is_empty() {
+                return false;
+            }
+        }
+        let is_whole = chain.sni.len() == names;
         self.needs_hello |= !chain.sni.is_empty() || chain.transport_socket.is_some();
         self.listener.add_chain(|out| chain.write(out, features));
+        is_whole
     }
 }
 
@@ -226,33 +256,54 @@ impl ListenerBuilder<'_> {
         let mut passed_on = tcp::TakenNames::default();
         let mut extended = false;
         let features = self.stack.features();
-        let mut add = |chain| chains.add(chain, features);
+        let mut add = |gateway: &SmolStr, chain| {
+            if !chains.add(chain, features) {
+                self.stack.note(REJECTED, gateway.clone());
+            }
+        };
         let unnamed = name::delimited_stat(&["outbound_", &self.key.name()].concat());
         let (mut https, mut sockets) = (None, None);
         for chain in &self.key.chains {
             match chain {
-                ServerChain::Http { route, protocol } => add(Chain {
-                    filters: self.http_filters(&self.manager(*protocol), route, &unnamed, true),
-                    ..Default::default()
-                }),
-                ServerChain::Https { route, server, sni } => {
+                ServerChain::Http { route, protocol } => {
+                    let filters = self.http_filters(&self.manager(*protocol), route, &unnamed, true);
+                    let chain = Chain {
+                        filters,
+                        ..Default::default()
+                    };
+                    add(route, chain);
+                }
+                ServerChain::Https {
+                    gateway,
+                    route,
+                    server,
+                    sni,
+                } => {
                     let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
                     let stat_prefix = if server.name.is_empty() { &unnamed } else { &server.name };
-                    add(Chain {
+                    let chain = Chain {
                         sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
                         filters: self.http_filters(manager, route, stat_prefix, first),
                         transport_socket: self.known_socket(&mut sockets, server),
                         ..Default::default()
-                    });
+                    };
+                    add(gateway, chain);
                 }
-                ServerChain::Tcp(server) => self.tcp_chain(server).into_iter().for_each(&mut add),
+                ServerChain::Tcp(server) => {
+                    if let Some(chain) = self.tcp_chain(server) {
+                        add(&server.gateway, chain);
+                    }
+                }
                 ServerChain::Passthrough(server) => {
-                    let chains = self.passthrough_chains(server, &mut passed_on);
-                    chains.into_iter().for_each(&mut add);
+                    for chain in self.passthrough_chains(server, &mut passed_on) {
+                        add(&server.gateway, chain);
+                    }
                 }
-                ServerChain::AutoPassthrough { services } => {
-                    self.auto_passthrough_chains(services).into_iter().for_each(&mut add);
+                ServerChain::AutoPassthrough { gateway, services } => {
+                    for chain in self.auto_passthrough_chains(services) {
+                        add(gateway, chain);
+                    }
                 }
             }
         }

@@ -443,3 +443,46 @@ spec:
         assert!(clusters.iter().any(|known| known == name), "{name}");
     }
 }
+
+#[test]
+fn hosts_of_two_tenants_leave_the_listener_valid() {
+    let gateway = |namespace: &str, day: u32, hosts: &str, names: &str| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: g, namespace: {namespace}, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}
+spec:
+  selector: {{istio: edge}}
+  servers:
+  - {{port: {{number: 443, name: https, protocol: HTTPS}}, hosts: [{hosts}], tls: {{mode: SIMPLE, credentialName: c}}}}
+  - {{port: {{number: 443, name: tls, protocol: TLS}}, hosts: ['./*.pass.com'], tls: {{mode: PASSTHROUGH}}}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: v, namespace: {namespace}}}
+spec:
+  hosts: ['*.pass.com']
+  gateways: [g]
+  tls: [{{match: [{{sniHosts: [{names}]}}], route: [{{destination: {{host: a.default.svc.cluster.local, port: {{number: 90}}}}}}]}}]
+---"
+        )
+    };
+    let config = [
+        gateway("one", 1, "./x.com, ./y.pass.com", "x.pass.com"),
+        gateway("two", 2, "./x.com, ./z.com", "y.pass.com"),
+        gateway("three", 3, "./z.com", "x.pass.com"),
+    ]
+    .concat();
+    let metadata = json!({"SERVICE_ACCOUNT": "edge", "LABELS": {"istio": "edge"}});
+    let router = fixture::client("router~10.1.0.7~edge.edge~edge.svc.cluster.local", &metadata);
+    let fixture = Fixture::new("", &[("kube.yaml", WORKLOAD), ("config.yaml", &config)], vec![router]);
+    let names: Vec<Value> = chains(&fixture.get("0.0.0.0_443"))
+        .into_iter()
+        .map(|(by, _)| by["serverNames"].clone())
+        .collect();
+    assert_eq!(
+        names,
+        [json!(["x.com", "y.pass.com"]), json!(["z.com"]), json!(["x.pass.com"])]
+    );
+}

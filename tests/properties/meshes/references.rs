@@ -1,6 +1,6 @@
 //! Every name that a resource refers to has an answer.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -22,6 +22,8 @@ pub(super) struct Named {
     hosts: BTreeSet<String>,
     /// Names of credentials.
     credentials: BTreeSet<String>,
+    /// What decides whether the services of a host are merged, for each object that declares the host.
+    declared: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Named {
@@ -30,11 +32,49 @@ impl Named {
         let mut named = Named {
             hosts: BTreeSet::new(),
             credentials: BTreeSet::new(),
+            declared: BTreeMap::new(),
         };
         for object in objects {
             named.collect(object);
+            named.declare(object);
         }
         named
+    }
+
+    /// Records the hosts of a Service or ServiceEntry.
+    fn declare(&mut self, object: &Value) {
+        let (metadata, spec) = (&object["metadata"], &object["spec"]);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (hosts, class) = match object["kind"].as_str() {
+            Some("Service") => {
+                let (name, namespace) = (text(&metadata["name"]), text(&metadata["namespace"]));
+                (
+                    vec![format!("{name}.{namespace}.svc.cluster.local")],
+                    "Kubernetes".to_owned(),
+                )
+            }
+            Some("ServiceEntry") => {
+                let hosts = spec["hosts"].as_array().into_iter().flatten().map(text);
+                let parts = [
+                    &metadata["namespace"],
+                    &metadata["labels"],
+                    &spec["resolution"],
+                    &spec["workloadSelector"],
+                    &spec["exportTo"],
+                ];
+                (hosts.collect(), parts.map(Value::to_string).join(" "))
+            }
+            _ => return,
+        };
+        for host in hosts {
+            self.declared.entry(host).or_default().insert(class.clone());
+        }
+    }
+
+    /// Returns true if objects that are not merged declare this host. Parity (pilot/pkg/model/sidecar.go,
+    /// `appendSidecarServices`): listeners and routes have the ports of each, clusters those of one.
+    fn is_disputed(&self, host: &str) -> bool {
+        self.declared.get(host).is_some_and(|classes| classes.len() > 1)
     }
 
     fn collect(&mut self, value: &Value) {
@@ -151,21 +191,52 @@ impl Check<'_> {
     }
 
     /// A cluster may be absent if an object of the user names its host: the host, its port or its subset may be
-    /// unknown or invisible. Envoy then answers with 503 or closes the connection.
+    /// unknown or invisible. So may a port of a disputed host, and a subset without endpoints of a service that is
+    /// resolved by DNS. Envoy then answers with 503 or closes the connection.
     fn cluster(&self, name: &str, place: &str, violations: &mut Violations) {
         if name.is_empty() || BOOTSTRAP.contains(&name) || self.received.has("cds", name) {
             return;
         }
-        let mut parts = name.split('|').skip(1);
-        let (port, subset, host) = (parts.next(), parts.next(), parts.next());
-        let (Some(port), Some(subset), Some(host)) = (port, subset, host) else {
-            violations.add("no-cluster", format!("{place}: cluster {name} is missing"));
-            return;
-        };
-        let is_named = self.named.has_host(host);
-        let is_known = subset.is_empty() && self.received.has("cds", &format!("outbound|{port}||{host}"));
-        if !is_named || is_known {
+        if !Outbound::parse(name).is_some_and(|cluster| self.may_be_absent(&cluster)) {
             violations.add("no-cluster", format!("{place}: cluster {name} is missing"));
         }
+    }
+
+    fn may_be_absent(&self, cluster: &Outbound) -> bool {
+        let of_port = Outbound { subset: "", ..*cluster }.name();
+        let mut of_port = self.received.all("cds").filter(|(name, _)| *name == of_port);
+        let is_dns = |cluster: &Value| matches!(cluster["type"].as_str(), Some("STRICT_DNS" | "LOGICAL_DNS"));
+        match of_port.next() {
+            Some((_, service)) => self.named.has_host(cluster.host) || is_dns(service),
+            None => self.named.has_host(cluster.host) || self.named.is_disputed(cluster.host),
+        }
+    }
+}
+
+/// The name of an outbound cluster, or of one that a gateway passes mutual TLS through to.
+struct Outbound<'a> {
+    separator: &'a str,
+    port: &'a str,
+    subset: &'a str,
+    host: &'a str,
+}
+
+impl<'a> Outbound<'a> {
+    fn parse(name: &'a str) -> Option<Self> {
+        let separator = if name.starts_with("outbound_.") { "_." } else { "|" };
+        let parts: Vec<&str> = name.splitn(4, separator).collect();
+        let ["outbound", port, subset, host] = parts[..] else {
+            return None;
+        };
+        Some(Self {
+            separator,
+            port,
+            subset,
+            host,
+        })
+    }
+
+    fn name(&self) -> String {
+        ["outbound", self.port, self.subset, self.host].join(self.separator)
     }
 }

@@ -102,6 +102,7 @@ impl GatewayPart {
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
                     Some(TlSmode::AutoPassthrough) => ServerChain::AutoPassthrough {
+                        gateway: server.gateway.clone(),
                         services: reachable(ctx, scope, server),
                     },
                     Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(ctx, scope, server)),
@@ -137,6 +138,7 @@ impl GatewayPart {
 
 fn https_chain(server: &GatewayServer) -> ServerChain {
     ServerChain::Https {
+        gateway: server.gateway.clone(),
         route: server.route.clone(),
         server: server.server.clone(),
         sni: server.sni.clone(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{ListenerBuilder, TcpServer};
+use super::{ListenerBuilder, REJECTED, TcpServer};
 use crate::{
     generate::{
         filter::{
@@ -82,7 +82,7 @@ impl ListenerBuilder<'_> {
                         continue;
                     }
                     if !taken.take(&condition.sni_hosts) {
-                        self.stack.note("pilot_total_rejected_configs", server.gateway.clone());
+                        self.stack.note(REJECTED, server.gateway.clone());
                         continue;
                     }
                     chains.push(Chain {
