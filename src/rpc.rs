@@ -1,4 +1,4 @@
-//! gRPC over HTTP/2: connections, credentials of their peers, routing by path, and unary methods. The messages of
+//! gRPC over HTTP/2: connections, credentials of their peers, routing by path, and simple methods. The messages of
 //! streaming methods belong to the services that implement them.
 //!
 //! A connection is unauthenticated until one of its streams is admitted. Until then it holds little memory, has a short
@@ -13,6 +13,7 @@ pub mod framing;
 mod handoff;
 pub mod pre_auth;
 pub mod router;
+mod server_stream;
 mod socket;
 mod status;
 mod transport;
@@ -28,6 +29,7 @@ pub use connection::{Connections, Service};
 pub use exchange::Exchange;
 pub use pre_auth::{ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};
+pub use server_stream::ServerStream;
 pub use status::{headers, trailers_only};
 pub use unary::{Call, Unary};
 

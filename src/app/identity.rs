@@ -103,8 +103,11 @@ impl Identity {
         };
         let router = |xds: Server, mut methods: Vec<Arc<dyn Unary>>| {
             let has_certificates = !methods.is_empty();
-            methods.push(Arc::new(Health { ready: ready.clone() }));
-            Router::new(xds, methods).with_exchange(Arc::new(Reflection { has_certificates }))
+            let health = Arc::new(Health { ready: ready.clone() });
+            methods.push(health.clone());
+            Router::new(xds, methods)
+                .with_server_stream(health)
+                .with_exchange(Arc::new(Reflection { has_certificates }))
         };
         match self.acceptor {
             Some(acceptor) => {

@@ -32,6 +32,8 @@ pub(super) const MAX_WAITING_STREAMS: usize = 256;
 /// The number of such streams of all connections above which each connection may have only [`FEW_WAITING_STREAMS`].
 const MANY_WAITING_STREAMS: isize = 4096;
 const FEW_WAITING_STREAMS: usize = 8;
+/// The maximum number of streams of a connection that [`UnauthenticatedConnection::serve_long_stream`] counts.
+pub(super) const MAX_LONG_STREAMS: u32 = 4;
 /// The number of violations after which a connection is closed, and the rate at which they are forgotten.
 const MAX_VIOLATIONS: f64 = 100.0;
 const VIOLATIONS_FORGOTTEN_PER_SECOND: f64 = 1.0;
@@ -103,6 +105,7 @@ impl PreAuthLimiter {
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
             served: AtomicUsize::new(0),
+            long: AtomicU32::new(0),
             consumed: AtomicUsize::new(0),
             waiting: AtomicU32::new(0),
             violations: Mutex::new((0.0, Instant::now())),
@@ -174,6 +177,8 @@ pub struct UnauthenticatedConnection {
     streams: AtomicU32,
     /// The number of streams that are served after their first message.
     served: AtomicUsize,
+    /// The number of streams of [`Self::serve_long_stream`].
+    long: AtomicU32,
     /// The number of request bytes that the service has consumed.
     consumed: AtomicUsize,
     /// The number of streams with a response that wait for their first message.
@@ -267,6 +272,15 @@ impl UnauthenticatedConnection {
         ServedStream(self.clone())
     }
 
+    /// Records a stream that has no other limits and may last as long as the connection; `None` if the connection has
+    /// too many. Such a stream does not keep others waiting, before admission either: clients may watch the health of a
+    /// server before they use it.
+    pub(super) fn serve_long_stream(self: &Arc<Self>) -> Option<LongStream> {
+        let more = |streams| (streams < MAX_LONG_STREAMS).then_some(streams + 1);
+        let counted = self.long.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        counted.ok().map(|_| LongStream(self.serve_stream()))
+    }
+
     /// Records request bytes that the service has consumed.
     pub fn record_consumed(&self, bytes: usize) {
         if !self.is_read_unlimited() {
@@ -356,6 +370,16 @@ impl Drop for ServedStream {
     fn drop(&mut self) {
         self.0.served.fetch_sub(1, Ordering::AcqRel);
         self.0.count_open_streams(0, 1);
+    }
+}
+
+/// A stream of [`UnauthenticatedConnection::serve_long_stream`].
+#[derive(Debug)]
+pub(super) struct LongStream(ServedStream);
+
+impl Drop for LongStream {
+    fn drop(&mut self) {
+        self.0.0.long.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,4 +1,4 @@
-//! The gRPC router: maps the path of a request to a unary method or to the service with streaming methods.
+//! The gRPC router: maps the path of a request to a simple method or to the service with streaming methods.
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc};
 
@@ -8,9 +8,9 @@ use http::{Method, Request, Response, StatusCode, header};
 use tonic::Status;
 
 use super::{
-    Call, Exchange, GRPC, Service, Unary, UnauthenticatedConnection,
+    Call, Exchange, GRPC, ServerStream, Service, Unary, UnauthenticatedConnection,
     body::{Body, BufList, Message},
-    exchange, framing, headers, is_grpc, trailers_only,
+    exchange, framing, headers, is_grpc, server_stream, trailers_only,
 };
 
 /// A service with streaming methods.
@@ -35,6 +35,7 @@ pub struct Router<S> {
     streams: S,
     methods: Arc<[Arc<dyn Unary>]>,
     exchange: Option<Arc<dyn Exchange>>,
+    server_stream: Option<Arc<dyn ServerStream>>,
 }
 
 impl<S: StreamService> Router<S> {
@@ -44,6 +45,7 @@ impl<S: StreamService> Router<S> {
             streams,
             methods: methods.into(),
             exchange: None,
+            server_stream: None,
         }
     }
 
@@ -51,6 +53,13 @@ impl<S: StreamService> Router<S> {
     #[must_use]
     pub fn with_exchange(mut self, exchange: Arc<dyn Exchange>) -> Self {
         self.exchange = Some(exchange);
+        self
+    }
+
+    /// Returns the same router, with a method that answers with a stream.
+    #[must_use]
+    pub fn with_server_stream(mut self, method: Arc<dyn ServerStream>) -> Self {
+        self.server_stream = Some(method);
         self
     }
 
@@ -78,6 +87,9 @@ impl<S: StreamService> Router<S> {
         }
         if let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.has_method(path)) {
             return exchange::respond(exchange.clone(), request);
+        }
+        if let Some(method) = self.server_stream.as_ref().filter(|method| method.path() == path) {
+            return server_stream::respond(method.as_ref(), request).await;
         }
         match self.methods.iter().find(|method| method.path() == path) {
             Some(method) => call_unary(method.as_ref(), request).await,
