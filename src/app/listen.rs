@@ -34,7 +34,7 @@ use crate::{
         server,
     },
     auth::{Authenticators, tls::Acceptor},
-    base::address::HostPort,
+    base::address::{HostPort, Port},
     environment::Environment,
     rpc::{self, Connections, Peer, body::FlatBody, is_grpc},
     settings::Address,
@@ -186,6 +186,9 @@ fn connections(environment: &Environment, grpc: &rpc::Router<Server>) -> Connect
 /// and connections beyond the backlog are reset.
 const BACKLOG: u32 = 1 << 16;
 
+/// The file with the names of services. Without it, those that are built in are known.
+const SERVICES: &str = "/etc/services";
+
 async fn bind(flag: &'static str, address: &HostPort) -> Result<TcpListener, AppError> {
     let listener = listener(address).await.map_err(|source| AppError::Listen {
         address: address.clone(),
@@ -197,17 +200,24 @@ async fn bind(flag: &'static str, address: &HostPort) -> Result<TcpListener, App
 }
 
 /// Listens as Go does (`net.Listen`): without a host on both address families, at a host name on its first IPv4
-/// address, or else its first address.
+/// address, or else its first address. A port may be the name of a service.
 async fn listener(address: &HostPort) -> io::Result<TcpListener> {
+    let services = match address.port {
+        Port::Number(_) => String::new(),
+        Port::Service(_) => tokio::fs::read_to_string(SERVICES).await.unwrap_or_default(),
+    };
+    let port = address.port.number(&services).ok_or_else(|| {
+        let message = format!("unknown port: {SERVICES} has no TCP service {}", address.port);
+        io::Error::new(io::ErrorKind::InvalidInput, message)
+    })?;
     if address.is_wildcard() {
-        let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, address.port));
-        return match socket(both) {
+        return match socket((Ipv6Addr::UNSPECIFIED, port).into()) {
             // A machine without IPv6.
-            Err(error) if is_unsupported(&error) => socket((Ipv4Addr::UNSPECIFIED, address.port).into()),
+            Err(error) if is_unsupported(&error) => socket((Ipv4Addr::UNSPECIFIED, port).into()),
             listening => listening,
         };
     }
-    let found: Vec<SocketAddr> = lookup_host((address.host.as_str(), address.port)).await?.collect();
+    let found: Vec<SocketAddr> = lookup_host((address.host.as_str(), port)).await?.collect();
     let first = found.iter().find(|address| address.is_ipv4()).or(found.first());
     let first = first.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address"))?;
     socket(*first)

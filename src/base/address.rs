@@ -10,8 +10,73 @@ use std::{
 pub struct HostPort {
     /// A host name, an IP address without brackets, or empty.
     pub host: String,
-    /// The port; 0 means that the kernel chooses one.
-    pub port: u16,
+    /// The port.
+    pub port: Port,
+}
+
+/// A port as written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// A number; 0 means that the kernel chooses one.
+    Number(u16),
+    /// The name of a service, such as `https`.
+    Service(String),
+}
+
+/// TCP services that Go knows without a file.
+const SERVICES: [(&str, u16); 15] = [
+    ("domain", 53),
+    ("ftp", 21),
+    ("ftps", 990),
+    ("gopher", 70),
+    ("http", 80),
+    ("https", 443),
+    ("imap2", 143),
+    ("imap3", 220),
+    ("imaps", 993),
+    ("pop3", 110),
+    ("pop3s", 995),
+    ("smtp", 25),
+    ("submissions", 465),
+    ("ssh", 22),
+    ("telnet", 23),
+];
+
+impl Port {
+    /// Parses a port as Go does: digits with a sign are a number, and anything else is a name.
+    fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+        if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Some(Self::Service(text.to_owned()));
+        }
+        if digits.is_empty() {
+            return Some(Self::Number(0));
+        }
+        let number = digits.parse().ok();
+        number
+            .filter(|number| *number == 0 || !text.starts_with('-'))
+            .map(Self::Number)
+    }
+
+    /// Returns the number. `services` is the content of `/etc/services`, whose lines are added to the services that
+    /// are known without it.
+    pub fn number(&self, services: &str) -> Option<u16> {
+        let name = match self {
+            Self::Number(number) => return Some(*number),
+            Self::Service(name) => name.to_ascii_lowercase(),
+        };
+        let known = SERVICES.iter().find(|(known, _)| *known == name);
+        let listed = services.lines().rev().find_map(|line| tcp_service(line, &name));
+        listed.or(known.map(|(_, number)| *number))
+    }
+}
+
+/// Returns the number in a line such as `http 80/tcp www # World Wide Web` if it is about the TCP service.
+fn tcp_service(line: &str, name: &str) -> Option<u16> {
+    let mut words = line.split('#').next()?.split_ascii_whitespace();
+    let (official, port) = (words.next()?, words.next()?);
+    let number = port.strip_suffix("/tcp")?.parse().ok().filter(|number| *number > 0)?;
+    (official == name || words.any(|alias| alias == name)).then_some(number)
 }
 
 /// Reason why a text is not an address. The messages are those of Go.
@@ -26,13 +91,13 @@ pub enum AddressError {
     /// Brackets that do not enclose the host.
     #[error("address {0}: brackets do not enclose the host")]
     Brackets(String),
-    /// The port is not a number of 16 bits.
-    #[error("address {0}: invalid port {1:?}; hint: want a number up to 65535")]
+    /// The port is a number of more than 16 bits, or negative.
+    #[error("address {0}: invalid port {1:?}; hint: want a number up to 65535 or the name of a service")]
     InvalidPort(String, String),
 }
 
 impl HostPort {
-    /// Parses `host:port`, `[host]:port`, `:port` and, without a port number, `host:`.
+    /// Parses `host:port`, `[host]:port`, `:port` and, without a port, `host:`.
     pub fn parse(text: &str) -> Result<Self, AddressError> {
         let all = || text.to_owned();
         let (host, port) = text.rsplit_once(':').ok_or_else(|| AddressError::MissingPort(all()))?;
@@ -50,15 +115,10 @@ impl HostPort {
         if host.contains(['[', ']']) {
             return Err(AddressError::Brackets(all()));
         }
-        let number = match port {
-            "" => 0,
-            port => port
-                .parse()
-                .map_err(|_| AddressError::InvalidPort(all(), port.to_owned()))?,
-        };
+        let port = Port::parse(port).ok_or_else(|| AddressError::InvalidPort(all(), port.to_owned()))?;
         Ok(Self {
             host: host.to_owned(),
-            port: number,
+            port,
         })
     }
 
@@ -70,6 +130,15 @@ impl HostPort {
                 .host
                 .parse::<IpAddr>()
                 .is_ok_and(|address| address.is_unspecified())
+    }
+}
+
+impl fmt::Display for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Service(name) => name.fmt(f),
+        }
     }
 }
 
@@ -100,13 +169,15 @@ mod tests {
             (":", "", 0),
             ("localhost:8080", "localhost", 8080),
             ("istiod.local:", "istiod.local", 0),
+            (":+8080", "", 8080),
+            (":0080", "", 80),
             ("127.0.0.1:1", "127.0.0.1", 1),
             ("[::1]:8080", "::1", 8080),
             ("[fe80::1%eth0]:0", "fe80::1%eth0", 0),
         ] {
             let want = HostPort {
                 host: host.to_owned(),
-                port,
+                port: Port::Number(port),
             };
             assert_eq!(HostPort::parse(text), Ok(want), "{text}");
         }
@@ -124,6 +195,32 @@ mod tests {
                 error.as_ref().is_err_and(|error| error.contains(message)),
                 "{text}: {error:?}"
             );
+        }
+    }
+
+    #[test]
+    fn services_have_the_numbers_that_go_finds() {
+        let file = "\
+            http            8000/tcp        www # a comment\n\
+            local           9000/udp\n\
+            local           9001/tcp        alias\n\
+            # https         1/tcp\n\
+            broken          x/tcp\n";
+        for (text, without_file, with_file) in [
+            (":http", Some(80), Some(8000)),
+            (":HTTP", Some(80), Some(8000)),
+            (":https", Some(443), Some(443)),
+            (":www", None, Some(8000)),
+            (":alias", None, Some(9001)),
+            (":local", None, Some(9001)),
+            (":broken", None, None),
+            (":80x", None, None),
+            (":80", Some(80), Some(80)),
+        ] {
+            let address = HostPort::parse(text).expect("an address");
+            assert_eq!(address.port.number(""), without_file, "{text}");
+            assert_eq!(address.port.number(file), with_file, "{text}");
+            assert_eq!(address.to_string(), text);
         }
     }
 
