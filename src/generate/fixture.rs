@@ -110,7 +110,8 @@ pub(crate) fn names(store: &ConfigStore, client: u64, resource_type: ResourceTyp
     all.map(|resource| resource.name.to_string()).collect()
 }
 
-fn snapshot(store: &ConfigStore, client: u64) -> &ResourceSnapshot {
+/// Returns the resources of a proxy.
+pub(crate) fn snapshot(store: &ConfigStore, client: u64) -> &ResourceSnapshot {
     let group = store.group_of(ConnectionId(client)).expect("the client has a group");
     store.snapshot(group).expect("the group has a snapshot")
 }

@@ -1,6 +1,6 @@
 //! Results of generation: one built resource with its notes, the resources of one type, and the snapshot of a group.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use imbl::OrdMap;
@@ -176,33 +176,62 @@ pub enum UnknownRoutes {
     Omitted,
     /// A route configuration without virtual hosts.
     Empty,
-    /// This encoded route configuration, which lacks its name.
+    /// One of these.
     ///
     /// Parity (pilot/pkg/networking/core/httproute.go): every name that a sidecar requests is answered. An Envoy whose
     /// listener refers to a route configuration that never arrives does not become ready.
-    Sidecar(Bytes),
+    Sidecar(Shared<RoutePlaceholders>),
+}
+
+/// Encoded route configurations of a sidecar, which lack their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RoutePlaceholders {
+    /// That of a port, of HTTP proxies or of a Unix socket.
+    pub of_port: Bytes,
+    /// That of a port of one host, which sniffing listeners request.
+    pub of_host: Bytes,
+    /// Those of names that patches match.
+    pub by_name: BTreeMap<SmolStr, Bytes>,
+}
+
+/// Meaning of the name of a sidecar's route configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteNameKind {
+    /// A port, HTTP proxies or a Unix socket.
+    Port,
+    /// A host and a port.
+    Host,
+}
+
+impl RouteNameKind {
+    /// Returns the kind of a name; `None` if it means nothing.
+    pub fn of(name: &str) -> Option<Self> {
+        if name.starts_with("unix:") || name == HTTP_PROXY {
+            return Some(Self::Port);
+        }
+        let (kind, port) = match name.split_once(':') {
+            Some((_, port)) => (Self::Host, port),
+            None => (Self::Port, name),
+        };
+        port.parse::<i64>().is_ok().then_some(kind)
+    }
 }
 
 impl UnknownRoutes {
     fn configuration(&self, name: &str) -> Option<EncodedResource> {
         let empty = || EncodedResource::new(name, &constant::empty_route_configuration(name));
-        let template = match self {
+        let placeholders = match self {
             Self::Omitted => return None,
             Self::Empty => return Some(empty()),
-            Self::Sidecar(template) => template,
+            Self::Sidecar(placeholders) => placeholders,
         };
-        let is_unix = name.starts_with("unix:");
-        let (is_sniffed, port) = match name.split_once(':').filter(|_| !is_unix) {
-            Some((_, port)) => (true, port),
-            None => (false, name),
+        let general = match RouteNameKind::of(name) {
+            Some(RouteNameKind::Port) => &placeholders.of_port,
+            Some(RouteNameKind::Host) => &placeholders.of_host,
+            None => return Some(empty()),
         };
-        if port.parse::<i64>().is_err() && !is_unix && name != HTTP_PROXY {
-            return Some(empty());
-        }
+        let template = placeholders.by_name.get(name).unwrap_or(general);
         let mut routes = RouteConfiguration::decode(template.clone()).unwrap_or_default();
-        if is_sniffed {
-            routes.virtual_hosts.clear();
-        }
         routes.name = name.to_owned();
         Some(EncodedResource::new(name, &routes))
     }
@@ -284,17 +313,22 @@ mod tests {
 
     #[test]
     fn every_route_name_of_a_sidecar_is_answered() {
-        let template = RouteConfiguration {
-            virtual_hosts: vec![VirtualHost {
-                name: "allow_any".into(),
+        let template = |hosts: usize| {
+            let routes = RouteConfiguration {
+                virtual_hosts: vec![VirtualHost::default(); hosts],
+                ignore_port_in_host_matching: true,
                 ..Default::default()
-            }],
-            ignore_port_in_host_matching: true,
-            ..Default::default()
+            };
+            Bytes::from(routes.encode_to_vec())
         };
-        let unknown = UnknownRoutes::Sidecar(template.encode_to_vec().into());
+        let unknown = UnknownRoutes::Sidecar(Shared::new(RoutePlaceholders {
+            of_port: template(1),
+            of_host: template(0),
+            by_name: [("82".into(), template(2))].into(),
+        }));
         for (name, hosts, ignores_port) in [
             ("81", 1, true),
+            ("82", 2, true),
             ("http_proxy", 1, true),
             ("unix:///tmp/x", 1, true),
             ("a.default.svc.cluster.local:81", 0, true),

@@ -116,7 +116,7 @@ pub fn unknown(ctx: &BuildContext, selected: &Selected) -> UnknownRoutes {
         _ if selected.proxy.is_proxyless() => UnknownRoutes::Omitted,
         ProxyType::Sidecar => {
             let client = RouteConfigProxyView::of(ctx, selected);
-            UnknownRoutes::Sidecar(sidecar::unknown(ctx, selected, &client))
+            UnknownRoutes::Sidecar(sidecar::placeholders(ctx, selected, &client).into())
         }
         ProxyType::Router | ProxyType::Waypoint => UnknownRoutes::Empty,
         ProxyType::Ztunnel | ProxyType::Agentgateway => UnknownRoutes::Omitted,

@@ -204,8 +204,23 @@ impl Connection {
     /// Handles a newer snapshot of the connection's group, which may be another group than before.
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
         self.cache.advance(&resources);
-        self.latest = Some(resources);
+        if let Some(before) = self.latest.replace(resources) {
+            self.renew_placeholders(&before);
+        }
         self.flush()
+    }
+
+    /// Marks the requested route configurations that do not exist, if the answer to their names changed.
+    fn renew_placeholders(&mut self, before: &ResourceSnapshot) {
+        let (Some(latest), Some(routes)) = (&self.latest, &mut self.types[ResourceType::Route as usize]) else {
+            return;
+        };
+        if before.unknown_routes == latest.unknown_routes {
+            return;
+        }
+        let view = latest.resources(ResourceType::Route);
+        let absent = routes.names.iter().filter(|name| view.get(name).is_none());
+        routes.pending.extend(absent.cloned());
     }
 
     /// Handles a request of the client.

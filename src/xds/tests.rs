@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use proptest::prelude::*;
 use prost::Message;
 use smol_str::{SmolStr, format_smolstr};
@@ -20,7 +21,7 @@ use crate::{
     generate::{
         EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
         requested::ON_DEMAND,
-        resource::{PartResources, TypeResources, UnknownRoutes},
+        resource::{PartResources, RoutePlaceholders, TypeResources, UnknownRoutes},
     },
     model::Revision,
     proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
@@ -576,6 +577,55 @@ fn unknown_endpoints_are_answered_with_an_empty_assignment() {
     client.request(1, SmolStr::default(), None, delta(&["missing"]));
     let response = client.inbox.pop_front().expect("a response");
     assert_eq!(names(&response), ["missing"]);
+}
+
+/// An EnvoyFilter may patch route configurations that only its own listeners request.
+#[test]
+fn changed_placeholders_of_routes_are_sent() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let snapshot = |revision: u64, unknown_routes: UnknownRoutes| {
+            let types = ResourceType::ALL.iter().map(|_| TypeResources::default());
+            Arc::new(ResourceSnapshot::new(
+                Revision(revision),
+                types.collect(),
+                unknown_routes,
+            ))
+        };
+        let placeholders = |of_port: &'static [u8]| {
+            UnknownRoutes::Sidecar(Shared::new(RoutePlaceholders {
+                of_port: Bytes::from_static(of_port),
+                ..Default::default()
+            }))
+        };
+        let mut connection = Connection::new(protocol);
+        assert!(connection.on_snapshot(snapshot(1, placeholders(b""))).is_empty());
+        let request = |nonce: SmolStr| Request {
+            resource_type: ResourceType::Route,
+            change: match protocol {
+                Protocol::Sotw => sotw(&["81"]),
+                Protocol::Delta if nonce.is_empty() => delta(&["81"]),
+                Protocol::Delta => delta(&[]),
+            },
+            nonce,
+            error: None,
+        };
+        let first = connection
+            .on_request(request(SmolStr::default()))
+            .expect("a valid request");
+        let nonce = first.responses[0].nonce.clone();
+        assert!(
+            connection
+                .on_request(request(nonce))
+                .expect("an ACK")
+                .responses
+                .is_empty()
+        );
+        assert!(connection.on_snapshot(snapshot(2, placeholders(b""))).is_empty());
+        // `ignore_port_in_host_matching: true`.
+        let responses = connection.on_snapshot(snapshot(3, placeholders(b"\x70\x01")));
+        let sent: Vec<_> = responses.iter().map(names).collect();
+        assert_eq!(sent, [["81"]], "{protocol:?}");
+    }
 }
 
 /// Istio sends nothing where a secret does not exist or is not allowed, rather than an empty response.

@@ -127,6 +127,14 @@ impl<'a> RoutePatchList<'a> {
         self.by_name.keys().copied()
     }
 
+    /// Returns the ports of route configurations that patches match, once for each patch.
+    pub fn ports(&self) -> impl Iterator<Item = u32> {
+        let conditions = self.patches.iter().filter_map(|patch| patch.route_configuration());
+        conditions
+            .map(|condition| condition.port_number)
+            .filter(|port| *port != 0)
+    }
+
     /// Returns the patches that match a route configuration, or all if one of these renames it. For `ports`, see
     /// [`RoutePatches`].
     pub fn concerning(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>) -> RoutePatches {

@@ -26,9 +26,12 @@ use crate::{
     base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
         BuildContext, EncodedResource, name,
-        patch::{self, PatchContext, PatchRef, route::RoutePatches},
+        patch::{
+            self, PatchContext, PatchRef,
+            route::{RoutePatchList, RoutePatches},
+        },
         proxy::{InterceptionMode, MetadataKey},
-        resource::Built,
+        resource::{Built, RouteNameKind, RoutePlaceholders},
         selected::Selected,
     },
     model::{
@@ -119,11 +122,41 @@ struct HostGroup {
     routes: Bytes,
 }
 
-/// Returns the encoded route configuration of a port without services, without its name.
-pub(super) fn unknown(ctx: &BuildContext, selected: &Selected, client: &RouteConfigProxyView) -> Bytes {
-    let catch_all = listing::catch_all(&ctx.scope(&selected.scope));
-    let routes = configuration("", vec![virtual_host::catch_all(&catch_all, client)]);
-    routes.encode_to_vec().into()
+/// Returns the route configurations of names without services, patched like all others.
+pub(super) fn placeholders(
+    ctx: &BuildContext,
+    selected: &Selected,
+    client: &RouteConfigProxyView,
+) -> RoutePlaceholders {
+    let catch_all = virtual_host::catch_all(&listing::catch_all(&ctx.scope(&selected.scope)), client);
+    let context = PatchContext::SidecarOutbound;
+    let patches = RoutePatchList::of(ctx, &selected.patches.routes, context);
+    let placeholder = |name: &str, kind: RouteNameKind| -> Bytes {
+        let hosts = match kind {
+            RouteNameKind::Port => vec![catch_all.clone()],
+            RouteNameKind::Host => Vec::new(),
+        };
+        let concerning = patches.concerning(name, BTreeSet::new);
+        let routes = configuration(name, hosts);
+        let mut routes = patch::route::apply(ctx, &concerning, context, routes, &mut Vec::new());
+        routes.name.clear();
+        routes.encode_to_vec().into()
+    };
+    let named = patches.names().map(SmolStr::new);
+    let names = named.chain(
+        patches
+            .ports()
+            .map(|port| SmolStr::new(itoa::Buffer::new().format(port))),
+    );
+    let by_name = names.filter_map(|name| {
+        let patched = placeholder(&name, RouteNameKind::of(&name)?);
+        Some((name, patched))
+    });
+    RoutePlaceholders {
+        of_port: placeholder("", RouteNameKind::Port),
+        of_host: placeholder("", RouteNameKind::Host),
+        by_name: by_name.collect(),
+    }
 }
 
 /// Returns true for protocols with routes: HTTP, and protocols that sniffing may find to be HTTP.
