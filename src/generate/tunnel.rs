@@ -38,6 +38,8 @@ pub const INNER_CONNECT_ORIGINATE: &str = "inner_connect_originate";
 pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
 /// The metadata namespace with the destination of a tunnel.
 pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
+/// Filter state with the host and port that a client asked a tunnel for.
+pub const CONNECT_AUTHORITY: &str = "io.istio.connect_authority";
 
 /// Secrets of a tunnel.
 pub struct TunnelSecrets {

@@ -30,7 +30,9 @@ use crate::{
         proxy::IstioVersion,
         resource::Built,
         selected::Selected,
-        tunnel::{self, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, tls_context},
+        tunnel::{
+            self, CONNECT_AUTHORITY, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, tls_context,
+        },
     },
     proto::{
         Any,
@@ -343,7 +345,7 @@ impl FilterStack<'_> {
         let factory = self.client.hashable_string();
         let values = [
             ("envoy.filters.listener.original_dst.local_ip", "%REQ(:AUTHORITY)%", ""),
-            ("io.istio.connect_authority", "%REQ(:AUTHORITY)%", factory),
+            (CONNECT_AUTHORITY, "%REQ(:AUTHORITY)%", factory),
             (
                 "envoy.filters.listener.original_dst.remote_ip",
                 "%DOWNSTREAM_REMOTE_ADDRESS%",

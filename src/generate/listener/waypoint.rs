@@ -50,16 +50,19 @@ use crate::{
         Any,
         envoy::{
             config::{
-                core::v3::{Http2ProtocolOptions, TrafficDirection},
+                core::v3::{Http2ProtocolOptions, TrafficDirection, TypedExtensionConfig},
                 listener::v3::{Filter, FilterChain, Listener, ListenerFilter},
                 route::v3::RouteConfiguration,
             },
-            extensions::filters::{
-                common::set_filter_state::v3::filter_state_value::SharedWithUpstream,
-                network::{
-                    set_filter_state,
-                    tcp_proxy::v3::{TcpProxy, tcp_proxy::TunnelingConfig},
+            extensions::{
+                filters::{
+                    common::set_filter_state::v3::filter_state_value::{self, SharedWithUpstream},
+                    network::{
+                        set_filter_state,
+                        tcp_proxy::v3::{TcpProxy, tcp_proxy::TunnelingConfig},
+                    },
                 },
+                formatter::cel::v3::Cel,
             },
         },
         field::filter_chain,
@@ -69,6 +72,8 @@ use matcher::PortChain;
 
 /// Chains for connections to workloads, with the traffic that each reads.
 const DIRECT: [(&str, VipTraffic); 2] = [("direct-tcp", VipTraffic::Tcp), ("direct-http", VipTraffic::Http)];
+/// Filter state with the destination of a connection.
+const ORIGINAL_DESTINATION: &str = "envoy.network.transport_socket.original_dst_address";
 /// Target of the outer tunnel.
 const HBONE_TARGET: &str = "istio.double_hbone.hbone_target_address";
 
@@ -250,7 +255,8 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
     };
     let mut listener = EncodedListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
-    let mut matched = Vec::new();
+    let (mut matched, mut asked) = (Vec::new(), Vec::new());
+    let spans_networks = ctx.mesh.installation.features.ambient_enable_multi_network;
     for service in &making.served.services {
         let filters = making.filters_for(service);
         let stack = FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound);
@@ -268,6 +274,11 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
             making.stack.note(note.code, note.detail);
         }
         let addresses = client.vip.virtual_addresses(service);
+        if spans_networks && !addresses.is_empty() {
+            let host = &service.key.hostname;
+            let chains = chains.iter().cloned();
+            asked.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
+        }
         matched.extend(matcher::service(&addresses, chains));
     }
     for (name, traffic) in DIRECT {
@@ -275,7 +286,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
     }
     listener.rest = Listener {
         traffic_direction: TrafficDirection::Inbound as i32,
-        filter_chain_matcher: Some(matcher::by_address(matched)),
+        filter_chain_matcher: Some(matcher::by_authority(asked, matcher::by_address(matched))),
         listener_filters: inspectors(&ports),
         access_log: making.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)
@@ -318,15 +329,18 @@ impl MainInternal<'_> {
                 port: port.number,
                 cluster: &name,
             };
+            let mut filters = self.destination(service, port.number);
             let filters = match traffic {
-                VipTraffic::Tcp => tcp::filters(stack, &target, port),
+                VipTraffic::Tcp => {
+                    filters.append(&tcp::filters(stack, &target, port));
+                    filters
+                }
                 VipTraffic::Http => {
                     let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
                     let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
                     let routes = route::of_port(&stack.ctx, &target, forwarded);
                     let host = &service.key.hostname;
                     let wildcard = host::is_wildcard(host).then_some(host);
-                    let filters = NetworkFilters::new();
                     http_filters(stack, filters, port.protocol, port.number, routes, wildcard)
                 }
             };
@@ -342,6 +356,17 @@ impl MainInternal<'_> {
             },
             None => PortChain::One(first),
         })
+    }
+
+    /// Returns the filter that sets the destination of connections to a service that came without one, as they do
+    /// from other networks; none for a single network.
+    fn destination(&self, service: &Service, port: u32) -> NetworkFilters {
+        let mut filters = NetworkFilters::new();
+        let has_address = !self.client.vip.virtual_addresses(service).is_empty();
+        if has_address && self.stack.features().ambient_enable_multi_network {
+            filters.push(&default_destination(&self.client.vip.address(service), port));
+        }
+        filters
     }
 
     /// Adds a chain for connections to workloads, to which no service's policies apply.
@@ -398,6 +423,24 @@ fn connect_authority() -> Filter {
         ..Default::default()
     };
     network_filter("connect_authority", Any::pack(&config))
+}
+
+/// Keeps the destination of the connection, or sets this one if it has none.
+fn default_destination(address: &str, port: u32) -> Filter {
+    let local = local_address();
+    let value = format!("%CEL('{local}' in filter_state ? filter_state['{local}']: r'{address}:{port}')%");
+    let mut state = state_value(ORIGINAL_DESTINATION, &value, "", SharedWithUpstream::None);
+    if let Some(filter_state_value::Value::FormatString(format)) = &mut state.value {
+        format.formatters.push(TypedExtensionConfig {
+            name: "envoy.formatter.cel".to_owned(),
+            typed_config: Some(Any::pack(&Cel::default())),
+        });
+    }
+    let config = set_filter_state::v3::Config {
+        on_new_connection: vec![state],
+        ..Default::default()
+    };
+    network_filter("set_dst_address", Any::pack(&config))
 }
 
 /// Adds a connection manager with these routes to filters. A `wildcard` host is resolved per request.

@@ -103,10 +103,6 @@ const ON_DEMAND: &str = "scopes are built on demand, once for all proxies";
 pub const WITHOUT_EFFECT: &[Described] = &[
     ("AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY", AMBIENT),
     (
-        "AMBIENT_ENABLE_MULTI_NETWORK",
-        "waypoints between networks are not served yet",
-    ),
-    (
         "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
         "waypoints between networks are not served yet",
     ),

@@ -1,14 +1,16 @@
 //! Matcher that selects the chain of a connection in a waypoint's inner listener: by destination address, then by port,
-//! then by detected protocol on ports without a declared one.
+//! then by detected protocol on ports without a declared one. With several networks, the host and port that the client
+//! asked for come before the address.
 
 use smol_str::SmolStr;
 
 use crate::{
     base::cidr,
+    generate::tunnel::CONNECT_AUTHORITY,
     proto::{
         Any,
         envoy::extensions::matching::common_inputs::network::v3::{
-            ApplicationProtocolInput, DestinationIpInput, DestinationPortInput,
+            ApplicationProtocolInput, DestinationIpInput, DestinationPortInput, FilterStateInput,
         },
         xds::{
             core::v3::{CidrRange, TypedExtensionConfig},
@@ -26,6 +28,7 @@ use crate::{
 };
 
 /// Chain of a port's connections.
+#[derive(Clone)]
 pub(super) enum PortChain {
     /// A single chain.
     One(String),
@@ -49,6 +52,23 @@ pub(super) fn by_address(services: Vec<IpRangeMatcher>) -> Matcher {
     tree_by("ip", Any::pack(&DestinationIpInput {}), tree)
 }
 
+/// Returns the matcher of the whole listener by what clients asked for (`host:port`), before `rest`.
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): addresses of services may overlap between networks.
+pub(super) fn by_authority(chains: Vec<(String, PortChain)>, rest: Matcher) -> Matcher {
+    if chains.is_empty() {
+        return rest;
+    }
+    let input = FilterStateInput {
+        key: CONNECT_AUTHORITY.to_owned(),
+        ..Default::default()
+    };
+    Matcher {
+        on_no_match: Some(Box::new(nested(rest))),
+        ..tree_by("authority-filter-state", Any::pack(&input), exact(chains))
+    }
+}
+
 /// Returns the matcher of one service; `None` without addresses or ports.
 pub(super) fn service(addresses: &[SmolStr], chains: Vec<(u32, PortChain)>) -> Option<IpRangeMatcher> {
     let ranges = addresses.iter().filter_map(|address| cidr::parse(address));
@@ -66,16 +86,18 @@ pub(super) fn service(addresses: &[SmolStr], chains: Vec<(u32, PortChain)>) -> O
 }
 
 fn by_port(chains: Vec<(u32, PortChain)>) -> Matcher {
+    let chains = chains.into_iter().map(|(port, chain)| (port.to_string(), chain));
+    tree_by("port", Any::pack(&DestinationPortInput {}), exact(chains))
+}
+
+/// Selects a chain by a text.
+fn exact(chains: impl IntoIterator<Item = (String, PortChain)>) -> TreeType {
     let chosen = |chain| match chain {
         PortChain::One(name) => to_chain(name),
         PortChain::Sniffed { tcp, http, alpns } => nested(by_protocol(tcp, &http, alpns)),
     };
-    let map = chains
-        .into_iter()
-        .map(|(port, chain)| (port.to_string(), chosen(chain)))
-        .collect();
-    let tree = TreeType::ExactMatchMap(MatchMap { map });
-    tree_by("port", Any::pack(&DestinationPortInput {}), tree)
+    let map = chains.into_iter().map(|(text, chain)| (text, chosen(chain))).collect();
+    TreeType::ExactMatchMap(MatchMap { map })
 }
 
 /// Matches the result of the HTTP inspector.

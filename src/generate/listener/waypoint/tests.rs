@@ -141,6 +141,44 @@ fn a_chain_is_chosen_by_address_port_and_protocol() {
 }
 
 #[test]
+fn services_of_several_networks_are_told_apart_by_host() {
+    let mut installation = installation();
+    installation.features.ambient_enable_multi_network = true;
+    let listener = main_internal(&store_in(installation, None, ""));
+    let matcher = &listener["filterChainMatcher"];
+    let input = &matcher["matcherTree"]["input"];
+    assert_eq!(input["typedConfig"]["key"], "io.istio.connect_authority");
+    let by_authority = &matcher["matcherTree"]["exactMatchMap"]["map"];
+    let asked: Vec<&String> = by_authority.as_object().expect("a map").keys().collect();
+    let of = |host: &str, ports: &[u32]| {
+        let ports = ports
+            .iter()
+            .map(|port| format!("{host}.default.svc.cluster.local:{port}"));
+        ports.collect::<Vec<_>>()
+    };
+    assert_eq!(
+        asked,
+        [of("a", &[100, 80, 90]), of("b", &[443, 80])]
+            .concat()
+            .iter()
+            .collect::<Vec<_>>()
+    );
+    assert_eq!(by_authority["a.default.svc.cluster.local:80"]["action"]["name"], A80);
+    let by_address = &matcher["onNoMatch"]["matcher"]["matcherTree"]["customMatch"]["typedConfig"]["rangeMatchers"];
+    assert_eq!(by_address.as_array().map(Vec::len), Some(2));
+    // Connections from other networks have no destination address yet.
+    let first = &chain(&listener, A80)["filters"][0];
+    assert_eq!(first["name"], "set_dst_address");
+    let state = &first["typedConfig"]["onNewConnection"][0];
+    let text = &state["formatString"]["textFormatSource"]["inlineString"];
+    assert!(
+        text.as_str().is_some_and(|text| text.ends_with("r'10.0.0.1:80')%")),
+        "{text}"
+    );
+    assert_ne!(chain(&listener, "direct-tcp")["filters"][0]["name"], "set_dst_address");
+}
+
+#[test]
 fn policies_of_a_service_stand_in_its_chains_alone() {
     let policy = "
 apiVersion: security.istio.io/v1
