@@ -45,6 +45,8 @@ printf '%-8s %-6s %5d s\n' '$(1)' "$$outcome" "$$(($$(date +%s) - begun))" >> $(
 [ "$$outcome" = ok ] || { printf '\n'; cat $(STEPS); exit 1; }
 endef
 
+# A build from scratch is faster without the state of incremental compilation, which is kept only where it exists.
+test: export CARGO_INCREMENTAL := $(if $(wildcard target/debug/incremental),1,0)
 test: ## format check, lints, unit and integration tests; prints the time of each step
 	@mkdir -p target && : > $(STEPS)
 	$(call step,format,cargo fmt --all --check)
