@@ -7,6 +7,15 @@ use smol_str::SmolStr;
 use super::Kind;
 use crate::base::ObjectKey;
 
+/// Code of an error in a field: it breaks a rule of its kind.
+pub const INVALID: &str = "InvalidField";
+/// Code of an error in a field: it has a wrong type.
+pub const MALFORMED: &str = "MalformedField";
+/// Code of a warning: the object applies, but admission refuses it.
+pub const REFUSED: &str = "RefusedOnAdmission";
+/// Code of a warning: the object applies, but likely not as the user meant.
+pub const SUSPICIOUS: &str = "Suspicious";
+
 /// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::{
     Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    diagnostics::INVALID,
     field::scalar_text,
     gateway_api,
     istio::{
@@ -110,7 +111,7 @@ fn object(cluster: &ClusterId, api_version: &str, kind_name: &str, value: &Value
 pub fn parse_object(cluster: &ClusterId, kind: Kind, value: &Value) -> ParsedDocument {
     match Meta::parse(kind, cluster, value) {
         Ok(meta) => parse_row(Shared::new(meta), value),
-        Err(errors) => rejected(cluster, kind, value, "InvalidField", errors),
+        Err(errors) => rejected(cluster, kind, value, INVALID, errors),
     }
 }
 
@@ -182,7 +183,7 @@ fn single_row(meta: &Meta, manifest: &Value, parsed: Result<impl Into<Row>, Vec<
             rows: vec![row.into()],
             ..ParsedDocument::default()
         },
-        Err(errors) => rejected(&meta.key.cluster, meta.kind, manifest, "InvalidField", errors),
+        Err(errors) => rejected(&meta.key.cluster, meta.kind, manifest, INVALID, errors),
     }
 }
 

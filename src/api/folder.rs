@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{
     Config, Diagnostic, FieldError, Kind, Meta, Row, Severity,
+    diagnostics::{INVALID, SUSPICIOUS},
     document::{self, ParsedDocument, UNKNOWN_KIND},
     mesh_config, mesh_networks,
     meta::DEFAULT_CREATION,
@@ -233,9 +234,9 @@ impl FileContent {
 
     fn findings(&mut self, place: &SmolStr, kind: Kind, severity: Severity, findings: Vec<FieldError>) {
         let code = if severity == Severity::Error {
-            "InvalidField"
+            INVALID
         } else {
-            "Suspicious"
+            SUSPICIOUS
         };
         let key = ObjectKey {
             name: SmolStr::new_static("istio"),

@@ -21,12 +21,13 @@ use serde_json::Value;
 
 use self::field_path::FieldPath;
 use super::{
-    Config, Diagnostic, FieldError, Meta, Severity,
+    Config, Diagnostic, FieldError, Kind, Meta, Severity,
+    diagnostics::{INVALID, MALFORMED, REFUSED, SUSPICIOUS},
     regex::{self, RegexError},
     unknown::unknown_fields,
 };
 use crate::{
-    base::Shared,
+    base::{Shared, boolean},
     proto::{
         descriptor_pool,
         json::{Unknown, from_json},
@@ -48,12 +49,19 @@ pub enum ErrorPolicy {
 pub struct Validation {
     /// Errors; the kind's [`ErrorPolicy`] decides if the object applies.
     pub errors: Vec<FieldError>,
+    /// Violations that only admission refuses: the object applies.
+    pub refusals: Vec<FieldError>,
     /// Problems of an object that applies, but likely not as the user meant.
     pub warnings: Vec<FieldError>,
+    /// True if a field has a wrong type.
+    is_malformed: bool,
     /// The regular expressions that were checked, with their errors.
     regexes: BTreeMap<String, Option<RegexError>>,
 }
 
+/// The limit of errors, refusals and warnings of an object, each. An object has room for a million, and a user reads
+/// the first ones.
+const MAX_FINDINGS: usize = 1000;
 /// The limit of different regular expressions of an object that are compiled. Compiling one may take a millisecond, and
 /// an object has room for ten thousand.
 const MAX_REGEXES: usize = 64;
@@ -70,18 +78,17 @@ pub enum RegexUsage {
 impl Validation {
     /// Records an error of a field.
     pub fn error(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.errors.push(FieldError {
-            field: field.into(),
-            message: message.into(),
-        });
+        add(&mut self.errors, field, message);
+    }
+
+    /// Records a violation that only admission refuses.
+    pub fn refusal(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        add(&mut self.refusals, field, message);
     }
 
     /// Records a warning about a field.
     pub fn warning(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.warnings.push(FieldError {
-            field: field.into(),
-            message: message.into(),
-        });
+        add(&mut self.warnings, field, message);
     }
 
     /// Checks a regular expression. Repeated ones are compiled once.
@@ -104,18 +111,35 @@ impl Validation {
         checked
     }
 
+    /// Returns warnings and refusals, for what admission does not check.
+    pub fn into_warnings(mut self) -> Vec<FieldError> {
+        self.warnings.append(&mut self.refusals);
+        self.warnings
+    }
+
     /// Returns the diagnostics of the object.
     pub fn diagnostics(self, meta: &Meta) -> Vec<Diagnostic> {
         let of = |severity, code, problem| Diagnostic::of_object(meta.kind, meta.key.clone(), severity, code, problem);
-        let errors = self
-            .errors
-            .into_iter()
-            .map(|error| of(Severity::Error, "InvalidField", error));
-        let warnings = self
-            .warnings
-            .into_iter()
-            .map(|warning| of(Severity::Warning, "Suspicious", warning));
-        errors.chain(warnings).collect()
+        let invalid = if self.is_malformed { MALFORMED } else { INVALID };
+        let all = [
+            (self.errors, Severity::Error, invalid),
+            (self.refusals, Severity::Warning, REFUSED),
+            (self.warnings, Severity::Warning, SUSPICIOUS),
+        ];
+        let all = all.into_iter().flat_map(|(found, severity, code)| {
+            let found = found.into_iter();
+            found.map(move |found| (severity, code, found))
+        });
+        all.map(|(severity, code, found)| of(severity, code, found)).collect()
+    }
+}
+
+fn add(findings: &mut Vec<FieldError>, field: impl Into<String>, message: impl Into<String>) {
+    if findings.len() < MAX_FINDINGS {
+        findings.push(FieldError {
+            field: field.into(),
+            message: message.into(),
+        });
     }
 }
 
@@ -133,6 +157,7 @@ pub fn parse<M: prost::Message + prost::Name + Clone + Default>(
         Value::Null => &empty,
         spec => spec,
     };
+    annotations(&FieldPath::root("metadata", error_policy, &validation), &meta);
     let descriptor = descriptor_pool()
         .get_message_by_name(&M::full_name())
         .expect("because the pool has every message of the API");
@@ -157,11 +182,44 @@ pub fn parse<M: prost::Message + prost::Name + Clone + Default>(
             } else {
                 format!("spec.{}", error.path)
             };
-            validation.borrow_mut().error(field, error.message);
+            let mut validation = validation.borrow_mut();
+            validation.is_malformed = true;
+            validation.error(field, error.message);
             None
         }
     };
     (config, validation.into_inner().diagnostics(&meta))
+}
+
+/// Annotations that istiod sets on objects that it generates. Users must not.
+const INTERNAL_ANNOTATIONS: [&str; 3] = [
+    ALWAYS_REJECTED,
+    "internal.istio.io/parent-namespace",
+    "internal.istio.io/parents",
+];
+/// Annotation of an object that the validation webhook refuses, which shows that the webhook works.
+pub const ALWAYS_REJECTED: &str = "internal.istio.io/webhook-always-reject";
+/// Annotation of a policy whose decisions are only reported.
+pub const DRY_RUN: &str = "istio.io/dry-run";
+
+/// Checks the annotations that all kinds share.
+///
+/// Parity (pkg/config/validation/validation.go, ValidateConfig and validateAnnotations).
+fn annotations(metadata: &FieldPath<'_>, meta: &Meta) {
+    let at = metadata.field("annotations");
+    for name in INTERNAL_ANNOTATIONS {
+        if meta.annotations.contains_key(name) {
+            at.field(name).refuse("is set by istiod only");
+        }
+    }
+    if let Some(value) = meta.annotations.get(DRY_RUN) {
+        let at = at.field(DRY_RUN);
+        at.require_on_admission(
+            meta.kind == Kind::AuthorizationPolicy,
+            "is allowed on AuthorizationPolicies only",
+        );
+        at.require_on_admission(boolean::parse(value).is_some(), "want true or false");
+    }
 }
 
 #[cfg(test)]

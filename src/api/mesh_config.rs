@@ -136,7 +136,7 @@ pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldErro
         validate::normalize(&mut config);
         Ok(ParsedMeshConfig {
             config,
-            warnings: validation.warnings,
+            warnings: validation.into_warnings(),
         })
     } else {
         Err(validation.errors)

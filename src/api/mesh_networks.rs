@@ -37,7 +37,7 @@ pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
     if validation.errors.is_empty() {
         Ok(ParsedMeshNetworks {
             networks,
-            warnings: validation.warnings,
+            warnings: validation.into_warnings(),
         })
     } else {
         Err(validation.errors)

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     api::{
         Diagnostic, FieldError, Kind, Row, Severity,
+        diagnostics::{INVALID, SUSPICIOUS},
         folder::mesh_row,
         mesh_config, mesh_networks,
         yaml::{self, MAX_FILE_BYTES},
@@ -350,8 +351,8 @@ impl Reader {
 
     fn findings(&self, kind: Kind, part: Part, severity: Severity, found: Vec<FieldError>) -> BTreeSet<Diagnostic> {
         let code = match severity {
-            Severity::Error => "InvalidField",
-            Severity::Warning => "Suspicious",
+            Severity::Error => INVALID,
+            Severity::Warning => SUSPICIOUS,
         };
         let place = self.places.get(&part).cloned().unwrap_or_default();
         let diagnostic = |finding| Diagnostic::of_object(kind, self.key.clone(), severity, code, finding).at(&place);

@@ -4,7 +4,7 @@ use prost_types::Duration;
 
 use super::{RegexUsage, field_path::FieldPath};
 use crate::{
-    api::names::{is_fqdn, is_label, is_wildcard_domain},
+    api::names::{is_fqdn, is_header_name, is_label, is_wildcard_domain},
     base::cidr,
     proto::istio::{
         networking::v1alpha3::{Percent, StringMatch, string_match::MatchType},
@@ -94,8 +94,11 @@ pub fn selector_labels<'l>(at: &FieldPath<'_>, labels: impl IntoIterator<Item = 
 
 /// Checks the selector of a policy.
 pub fn selector(at: &FieldPath<'_>, selector: Option<&WorkloadSelector>) {
-    if let Some(selector) = selector {
-        selector_labels(&at.field("selector").field("matchLabels"), &selector.match_labels);
+    let Some(selector) = selector else { return };
+    let at = at.field("selector");
+    selector_labels(&at.field("matchLabels"), &selector.match_labels);
+    if selector.match_labels.is_empty() {
+        at.warning("without labels selects all workloads of the namespace");
     }
 }
 
@@ -151,13 +154,26 @@ pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allo
         if !known {
             at.error(format!("{entry:?} is not a namespace, want a name, `.` or `*`"));
         } else if seen.contains(&namespace) {
-            at.warning(format!("{entry:?} is a duplicate"));
+            at.refuse(format!("{entry:?} is a duplicate"));
         }
         seen.push(namespace);
     });
     if entries.len() > 1 && entries.iter().any(|entry| entry == "*" || entry == "~") {
-        at.field("exportTo").warning("`*` and `~` stand for themselves alone");
+        at.field("exportTo").refuse("`*` and `~` stand for themselves alone");
     }
+}
+
+/// Checks the path of a Unix socket. Abstract sockets begin with `@`.
+pub fn unix_path(at: &FieldPath<'_>, path: &str) {
+    let is_file = path.starts_with('/') && !path.ends_with('/');
+    at.require(
+        path.starts_with(['/', '@']),
+        "the path of a unix socket must be absolute",
+    );
+    at.require_on_admission(
+        is_file || path.starts_with('@') || !path.starts_with('/'),
+        "the path of a unix socket names a file",
+    );
 }
 
 /// Checks an IP address or an address range.
@@ -178,6 +194,20 @@ pub fn wildcard_domain(at: &FieldPath<'_>, text: &str) {
 pub fn host(at: &FieldPath<'_>, text: &str) {
     if !is_fqdn(text) {
         at.error(format!("{text:?} is not a host name"));
+    }
+}
+
+/// Checks the name of a header. Admission accepts letters, digits, `-` and `_`.
+pub fn header_name(at: &FieldPath<'_>, name: &str) {
+    let is_plain = name
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    if !is_header_name(name) {
+        at.error(format!("{name:?} is not a header name"));
+    } else if !is_plain {
+        at.refuse(format!(
+            "{name:?} has other characters than letters, digits, `-` and `_`"
+        ));
     }
 }
 

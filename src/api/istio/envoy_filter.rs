@@ -24,7 +24,7 @@ use crate::{
         istio::networking::v1alpha3::{
             EnvoyFilter,
             envoy_filter::{
-                ApplyTo, EnvoyConfigObjectMatch, EnvoyConfigObjectPatch, ListenerMatch, ProxyMatch,
+                ApplyTo, EnvoyConfigObjectMatch, EnvoyConfigObjectPatch, ListenerMatch, PatchContext, ProxyMatch,
                 envoy_config_object_match::ObjectTypes, patch::Operation,
             },
         },
@@ -75,12 +75,19 @@ pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
     }
     at.each("targetRefs", &filter.target_refs, common::target_reference);
     at.each("configPatches", &filter.config_patches, patch);
+    // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): admission warns of every valid EnvoyFilter.
+    if at.is_valid() {
+        at.warning("depends on the implementation of proxies, which may change at any time; hint: prefer other kinds");
+    }
 }
 
 fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
     let apply_to = ApplyTo::try_from(patch.apply_to).unwrap_or(ApplyTo::Invalid);
     at.field("applyTo").require(apply_to != ApplyTo::Invalid, "is required");
+    let context = patch.r#match.as_ref().map(|matched| matched.context);
     match &patch.patch {
+        // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): those of waypoints are not checked.
+        None if context == Some(PatchContext::Waypoint as i32) => at.field("patch").warning("is missing"),
         None => at.field("patch").error("is required"),
         Some(patch) => {
             let at = at.field("patch");

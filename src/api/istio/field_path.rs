@@ -77,14 +77,25 @@ impl<'a> FieldPath<'a> {
         }
     }
 
-    /// Records a warning unless the condition holds: Istio's admission refuses the object, but serving it is safe. For
-    /// kinds with [`ErrorPolicy::Tolerate`] the violation is an error.
-    pub fn require_on_admission(&self, condition: bool, message: &str) {
+    /// Records a violation that only admission refuses, because serving the object is safe. For kinds with
+    /// [`ErrorPolicy::Tolerate`] it is an error.
+    pub fn refuse(&self, message: impl Into<String>) {
         match self.error_policy {
-            _ if condition => {}
-            ErrorPolicy::Reject => self.warning(message),
+            ErrorPolicy::Reject => self.validation.borrow_mut().refusal(self.to_string(), message),
             ErrorPolicy::Tolerate => self.error(message),
         }
+    }
+
+    /// Calls [`Self::refuse`] unless the condition holds.
+    pub fn require_on_admission(&self, condition: bool, message: &str) {
+        if !condition {
+            self.refuse(message);
+        }
+    }
+
+    /// Returns true if the object has no error so far.
+    pub fn is_valid(&self) -> bool {
+        self.validation.borrow().errors.is_empty()
     }
 
     /// Records an error unless the condition holds.

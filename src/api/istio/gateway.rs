@@ -18,8 +18,13 @@ use crate::{
     },
 };
 
+/// The annotation of Gateways that are converted from the Gateway API. Their names may have dots.
+const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+
 /// Checks a Gateway.
-pub fn check(at: &FieldPath<'_>, gateway: &Gateway, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, gateway: &Gateway, meta: &Meta) {
+    let is_label_like = is_label(meta.name()) || meta.annotations.contains_key(SEMANTICS_ANNOTATION);
+    at.require_on_admission(is_label_like, "the name of a Gateway has no dots");
     at.field("servers").require(!gateway.servers.is_empty(), "is required");
     common::selector_labels(&at.field("selector"), &gateway.selector);
     let mut names = BTreeSet::new();
@@ -30,7 +35,7 @@ pub fn check(at: &FieldPath<'_>, gateway: &Gateway, _meta: &Meta) {
         {
             at.field("port")
                 .field("name")
-                .warning(format!("{:?} is a duplicate", port.name));
+                .refuse(format!("{:?} is a duplicate", port.name));
         }
     });
 }
@@ -45,12 +50,20 @@ fn server(at: &FieldPath<'_>, server: &Server) {
         );
         if !is_wildcard_domain(host) && cidr::parse_ip(host).is_none() {
             at.error(format!("{host:?} is not a host name"));
+        } else if host != "*" && !host.contains(['.', ':']) {
+            at.refuse(format!("{host:?} is a short name, want a full one"));
         }
     });
     let Some(port) = &server.port else {
         return at.field("port").error("is required");
     };
     let unix = server.bind.starts_with("unix://");
+    if let Some(path) = server.bind.strip_prefix("unix://") {
+        at.field("bind").require_on_admission(
+            path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
+            "is not the absolute path of a unix socket",
+        );
+    }
     if !server.bind.is_empty() && !unix && cidr::parse_ip(&server.bind).is_none() {
         at.field("bind")
             .error(format!("{:?} is not an IP address", server.bind));
@@ -67,7 +80,7 @@ fn server(at: &FieldPath<'_>, server: &Server) {
             .require_on_admission(!port.name.is_empty(), "is required");
         if !is_protocol(&port.protocol) {
             at.field("protocol")
-                .warning(format!("{:?} is not a protocol", port.protocol));
+                .refuse(format!("{:?} is not a protocol", port.protocol));
         }
         at.field("targetPort")
             .require_on_admission(port.target_port == 0, "has no meaning in a Gateway");
@@ -92,8 +105,8 @@ fn tls_and_protocol(at: &FieldPath<'_>, server: &Server, protocol: &str) {
         let files = [&tls.server_certificate, &tls.private_key, &tls.ca_certificates];
         let other = Mode::try_from(tls.mode) != Ok(Mode::Passthrough) || files.iter().any(|file| !file.is_empty());
         at.require(!other, "plain HTTP takes httpsRedirect only");
-    } else if !protocol.eq_ignore_ascii_case("TCP") && !protocol.eq_ignore_ascii_case("MONGO") {
-        at.warning("has no meaning for this protocol");
+    } else {
+        at.refuse("has no meaning for this protocol");
     }
 }
 
@@ -127,6 +140,14 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
             if mode == Mode::Mutual {
                 at.field("caCertificates")
                     .require(!tls.ca_certificates.is_empty(), "is required with MUTUAL");
+            }
+            if mode == Mode::OptionalMutual {
+                at.field("caCertificates")
+                    .require_on_admission(!tls.ca_certificates.is_empty(), "is required with OPTIONAL_MUTUAL");
+            }
+            if mode == Mode::Simple {
+                at.field("caCrl")
+                    .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with SIMPLE");
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Validation of the security kinds. Errors are violations that admission refuses. A policy that was created without
 //! admission still applies, without its invalid parts, as ignoring it would leave workloads unprotected.
 
-use super::{common, field_path::FieldPath};
+use super::{DRY_RUN, common, field_path::FieldPath};
 use crate::{
-    api::{Meta, names::is_header_name},
+    api::Meta,
     proto::istio::security::v1beta1::{
         AuthorizationPolicy, Condition, JwtRule, Operation, PeerAuthentication, RequestAuthentication, Rule, Source,
         authorization_policy::{Action, ActionDetail},
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Checks an AuthorizationPolicy.
-pub fn authorization_policy(at: &FieldPath<'_>, policy: &AuthorizationPolicy, _meta: &Meta) {
+pub fn authorization_policy(at: &FieldPath<'_>, policy: &AuthorizationPolicy, meta: &Meta) {
     common::attachment(
         at,
         policy.selector.as_ref(),
@@ -20,6 +20,10 @@ pub fn authorization_policy(at: &FieldPath<'_>, policy: &AuthorizationPolicy, _m
     );
     let action = Action::try_from(policy.action).unwrap_or(Action::Allow);
     let provider = policy.action_detail.as_ref();
+    if !matches!(action, Action::Allow | Action::Deny) && meta.annotations.contains_key(DRY_RUN) {
+        at.field("action")
+            .refuse(format!("a policy with the annotation {DRY_RUN} is ALLOW or DENY"));
+    }
     match (action, provider) {
         (Action::Custom, Some(ActionDetail::Provider(provider))) => {
             at.field("provider")
@@ -329,11 +333,12 @@ fn jwt_rule(at: &FieldPath<'_>, rule: &JwtRule) {
     });
     not_empty(&at.field("fromParams"), &rule.from_params);
     not_empty(&at.field("fromCookies"), &rule.from_cookies);
-    not_empty(&at.field("spaceDelimitedClaims"), &rule.space_delimited_claims);
+    if rule.space_delimited_claims.iter().any(String::is_empty) {
+        at.field("spaceDelimitedClaims").warning("a value is empty");
+    }
     common::duration(&at.field("timeout"), rule.timeout.as_ref());
     at.each("outputClaimToHeaders", &rule.output_claim_to_headers, |at, output| {
-        at.field("header")
-            .require(is_header_name(&output.header), "is not a header name");
+        common::header_name(&at.field("header"), &output.header);
         at.field("claim").require(!output.claim.is_empty(), "is required");
     });
 }

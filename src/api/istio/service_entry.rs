@@ -42,6 +42,8 @@ fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
     at.each("hosts", &entry.hosts, |at, host| {
         if host == "*" || !is_wildcard_domain(host) {
             at.error(format!("{host:?} is not a host name"));
+        } else if host.starts_with('*') && !host.starts_with("*.") {
+            at.warning(format!("{host:?} has a partial wildcard, want a whole label"));
         }
     });
 }
@@ -52,14 +54,16 @@ fn ports(at: &FieldPath<'_>, entry: &ServiceEntry) {
         common::port(&at.field("number"), port.number);
         at.field("number")
             .require_on_admission(numbers.insert(port.number), "is a duplicate");
-        if !port.name.is_empty() {
+        if port.name.is_empty() {
+            at.field("name").refuse("is required");
+        } else {
             common::port_name(&at.field("name"), &port.name);
         }
         at.field("name")
             .require_on_admission(names.insert(port.name.as_str()), "is a duplicate");
         if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
             at.field("protocol")
-                .warning(format!("{:?} is not a protocol; the port counts as TCP", port.protocol));
+                .refuse(format!("{:?} is not a protocol; the port counts as TCP", port.protocol));
         }
         if port.target_port != 0 {
             common::port(&at.field("targetPort"), port.target_port);
@@ -114,7 +118,21 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
             at.field("addresses")
                 .require_on_admission(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
             endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
+            at.each("ports", &entry.ports, |at, port| {
+                let names_hosts = common::is_plain_http(&port.protocol) || common::is_tls(&port.protocol);
+                at.field("protocol")
+                    .require_on_admission(names_hosts, "resolution DYNAMIC_DNS needs a protocol with host names");
+            });
         }
+    }
+    if entry.hosts.len() > 1 && resolution != Resolution::None {
+        at.each("ports", &entry.ports, |at, port| {
+            let names_hosts = common::is_plain_http(&port.protocol) || common::is_tls(&port.protocol);
+            at.field("protocol").require_on_admission(
+                names_hosts,
+                "several hosts need a protocol with host names, HTTP or TLS",
+            );
+        });
     }
     at.each("endpoints", &entry.endpoints, |at, endpoint| {
         for name in endpoint.ports.keys() {

@@ -36,11 +36,14 @@ pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, _meta: &Meta) {
         &at.field("inboundConnectionPool"),
         sidecar.inbound_connection_pool.as_ref(),
     );
-    let mut ports = BTreeSet::new();
+    let (mut ports, mut numbers) = (BTreeSet::new(), BTreeSet::new());
     at.each("ingress", &sidecar.ingress, |at, listener| {
         ingress(at, listener);
-        let socket = (listener.bind.as_str(), listener.port.as_ref().map(|port| port.number));
+        let number = listener.port.as_ref().map(|port| port.number);
+        let socket = (listener.bind.as_str(), number);
         at.field("port").require(ports.insert(socket), "is a duplicate");
+        at.field("port")
+            .require_on_admission(numbers.insert(number), "has the number of another listener");
     });
     egress(at, &sidecar.egress);
     if let Some(policy) = &sidecar.outbound_traffic_policy {
@@ -69,16 +72,21 @@ fn ingress(at: &FieldPath<'_>, listener: &IstioIngressListener) {
         at.field("mode").require(!passes, "a sidecar terminates TLS");
         at.field("httpsRedirect")
             .require_on_admission(!tls.https_redirect, "has no meaning in a Sidecar");
+        at.field("mode").require_on_admission(
+            mode != Ok(server_tls_settings::TlSmode::IstioMutual),
+            "ISTIO_MUTUAL is that of PeerAuthentication",
+        );
+        at.field("credentialName")
+            .require_on_admission(tls.credential_name.is_empty(), "is not supported in a Sidecar");
+        at.field("subjectAltNames")
+            .require_on_admission(tls.subject_alt_names.is_empty(), "is not supported in a Sidecar");
         gateway::server_tls(&at, tls);
     }
 }
 
 fn default_endpoint(at: &FieldPath<'_>, endpoint: &str) {
     if let Some(path) = endpoint.strip_prefix("unix://") {
-        return at.require(
-            path.starts_with(['/', '@']),
-            "the path of a unix socket must be absolute",
-        );
+        return common::unix_path(at, path);
     }
     let Some((address, port)) = endpoint.rsplit_once(':') else {
         return at.error("want 127.0.0.1:port, 0.0.0.0:port, [::1]:port, [::]:port or unix:///path");
@@ -97,7 +105,7 @@ fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {
     }
     if !port.protocol.is_empty() && !common::is_protocol(&port.protocol) {
         at.field("protocol")
-            .warning(format!("{:?} is not a protocol", port.protocol));
+            .refuse(format!("{:?} is not a protocol", port.protocol));
     }
 }
 

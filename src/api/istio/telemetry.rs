@@ -4,8 +4,8 @@ use super::{common, field_path::FieldPath};
 use crate::{
     api::Meta,
     proto::istio::telemetry::v1alpha1::{
-        AccessLogging, Metrics, ProviderRef, Telemetry, Tracing, metrics_overrides::tag_override::Operation,
-        tracing::custom_tag::Type,
+        AccessLogging, Metrics, ProviderRef, Telemetry, Tracing, metric_selector::MetricMatch,
+        metrics_overrides::tag_override::Operation, tracing::custom_tag::Type,
     },
 };
 
@@ -63,6 +63,13 @@ fn tracing(at: &FieldPath<'_>, tracing: &Tracing) {
 fn metrics(at: &FieldPath<'_>, metrics: &Metrics) {
     providers(at, &metrics.providers);
     at.each("overrides", &metrics.overrides, |at, change| {
+        if let Some(MetricMatch::CustomMetric(name)) =
+            change.r#match.as_ref().and_then(|found| found.metric_match.as_ref())
+        {
+            at.field("match")
+                .field("customMetric")
+                .require_on_admission(!name.is_empty(), "is empty");
+        }
         let tags = at.field("tagOverrides");
         for (name, tag) in &change.tag_overrides {
             let at = tags.field(name);

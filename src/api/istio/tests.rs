@@ -1,11 +1,16 @@
 use super::*;
 use crate::{
-    api::{Kind, document, yaml},
+    api::{
+        Kind,
+        diagnostics::REFUSED,
+        document::{self, ParsedDocument},
+        yaml,
+    },
     base::ClusterId,
 };
 
-/// Parses an object of a kind and a YAML `spec`. Returns its diagnostics as `severity field`, and true if it applies.
-fn findings(kind: &str, spec: &str) -> (Vec<String>, bool) {
+/// Parses an object of a kind and a YAML `spec`.
+fn parsed(kind: &str, spec: &str) -> ParsedDocument {
     let kind = Kind::ALL.iter().find(|known| known.name() == kind).unwrap();
     let version = kind.version();
     let text = format!(
@@ -14,7 +19,12 @@ fn findings(kind: &str, spec: &str) -> (Vec<String>, bool) {
         kind.name()
     );
     let value = yaml::documents(&text)[0].parse().unwrap();
-    let parsed = document::parse(&ClusterId::new("c"), &value);
+    document::parse(&ClusterId::new("c"), &value)
+}
+
+/// Parses an object. Returns its diagnostics as `severity field`, and true if it applies.
+fn findings(kind: &str, spec: &str) -> (Vec<String>, bool) {
+    let parsed = parsed(kind, spec);
     let line = |diagnostic: &Diagnostic| format!("{:?} {}", diagnostic.severity, diagnostic.field);
     (parsed.diagnostics.iter().map(line).collect(), !parsed.rows.is_empty())
 }
@@ -442,4 +452,51 @@ fn unusual_names_and_expressions_are_accepted() {
         "VirtualService",
         &format!("{{hosts: [a], http: [{{{regex}, {to_a}}}]}}"),
     );
+}
+
+/// Serving these objects is safe, but Istio's admission refuses them.
+#[test]
+fn admission_refuses_more_than_parsing() {
+    let refused = |kind: &str, spec: &str, field: &str| {
+        let parsed = parsed(kind, spec);
+        let codes: Vec<_> = parsed
+            .diagnostics
+            .iter()
+            .map(|found| (found.code.as_str(), found.field.as_str()))
+            .collect();
+        assert!(codes.contains(&(REFUSED, field)), "{kind} {spec}: {codes:?}");
+        assert_eq!(parsed.rows.len(), 1, "{kind} {spec}");
+    };
+    let route = "route: [{destination: {host: a}}]";
+    for (rest, field) in [
+        ("retries: {attempts: 1, retryOn: never}", "spec.http[0].retries.retryOn"),
+        (
+            "headers: {response: {set: {host: x}}}",
+            "spec.http[0].headers.response.set",
+        ),
+    ] {
+        let spec = format!("{{hosts: [a], http: [{{{route}, {rest}}}]}}");
+        refused("VirtualService", &spec, field);
+    }
+    refused("VirtualService", "{hosts: [a]}", "spec");
+    refused("DestinationRule", "{host: a, exportTo: [b, b]}", "spec.exportTo[1]");
+    let distribute = "[{from: a/b, to: {c: 100}}, {from: 'a/*', to: {d: 50, d/e: 50}}]";
+    let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{{policy}}}}}");
+    let spec = policy(&format!(
+        "loadBalancer: {{localityLbSetting: {{distribute: {distribute}}}}}"
+    ));
+    let at = "spec.trafficPolicy.loadBalancer.localityLbSetting.distribute[1]";
+    refused("DestinationRule", &spec, &format!("{at}.from"));
+    refused("DestinationRule", &spec, &format!("{at}.to.d/e"));
+    let port = "port: {number: 80, name: http, protocol: HTTP}";
+    let gateway = |host: &str| format!("{{servers: [{{hosts: [{host}], {port}}}]}}");
+    refused("Gateway", &gateway("short"), "spec.servers[0].hosts[0]");
+    good("Gateway", &gateway("'*'"));
+    let entry = |protocol: &str| {
+        format!("{{hosts: [a.b, c.d], resolution: DNS, ports: [{{number: 80, name: p, protocol: {protocol}}}]}}")
+    };
+    refused("ServiceEntry", &entry("TCP"), "spec.ports[0].protocol");
+    good("ServiceEntry", &entry("HTTP"));
+    let socket = "{address: 'unix:///a/'}";
+    refused("WorkloadEntry", socket, "spec.address");
 }

@@ -27,7 +27,7 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
     let Some(policy) = policy else { return };
     let at = at.field("trafficPolicy");
     if *policy == TrafficPolicy::default() {
-        at.warning("has no field");
+        at.refuse("has no field");
     }
     // Without `..`, so that a new field cannot be forgotten.
     let TrafficPolicy {
@@ -149,10 +149,15 @@ pub fn connection_pool(at: &FieldPath<'_>, pool: Option<&ConnectionPoolSettings>
     }
 }
 
-/// Checks a duration that may be 0, which disables the feature.
+/// Checks a duration that may be 0, which disables the feature, although admission refuses it.
 fn not_negative(at: &FieldPath<'_>, duration: Option<&prost_types::Duration>) {
-    if duration.is_some_and(|duration| duration.seconds < 0 || duration.nanos < 0) {
+    let Some(duration) = duration else { return };
+    if duration.seconds < 0 || duration.nanos < 0 {
         at.error("must not be negative");
+    } else {
+        let is_short = duration.seconds == 0 && duration.nanos < 1_000_000;
+        at.require_on_admission(!is_short, "the duration must be at least 1ms");
+        at.require_on_admission(duration.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
     }
 }
 
@@ -227,11 +232,12 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             "cannot be combined with ringHash or maglev",
         );
     }
-    if let Some(HashAlgorithm::Maglev(maglev)) = &hash.hash_algorithm
-        && maglev.table_size != 0
-    {
+    if let Some(HashAlgorithm::Maglev(maglev)) = &hash.hash_algorithm {
         let maglev_at = at.field("maglev");
         let at = maglev_at.field("tableSize");
+        if maglev.table_size == 0 {
+            return at.refuse("is required");
+        }
         at.require(maglev.table_size < MAX_MAGLEV, "must be below 5000011");
         at.require(is_prime(maglev.table_size.min(MAX_MAGLEV)), "must be a prime number");
     }
@@ -251,10 +257,15 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
         setting.distribute.is_empty() || !failover,
         "distribute and failover cannot be combined",
     );
-    let mut sources = BTreeSet::new();
+    let mut sources = BTreeSet::<&String>::new();
     at.each("distribute", &setting.distribute, |at, distribute| {
-        at.field("from")
-            .require(sources.insert(&distribute.from), "is a duplicate");
+        let from = at.field("from");
+        let overlaps = sources.iter().any(|other| overlap(other, &distribute.from));
+        if !sources.insert(&distribute.from) {
+            from.error("is a duplicate");
+        } else if overlaps {
+            from.refuse("overlaps with another one");
+        }
         let at = at.field("to");
         let sum: u64 = distribute.to.values().map(|weight| u64::from(*weight)).sum();
         at.require(sum == 100, "the weights must add up to 100");
@@ -266,6 +277,10 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
                 star.is_none_or(|star| star + 1 == locality.len()),
                 "`*` may only come last",
             );
+            let others = distribute.to.keys().filter(|other| *other < locality);
+            if others.into_iter().any(|other| overlap(other, locality)) {
+                at.field(locality).refuse("overlaps with another one");
+            }
         }
     });
     at.each("failover", &setting.failover, |at, failover| {
@@ -277,6 +292,12 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
             at.require(!region.contains(['*', '/']), "names regions only, without `*` and `/`");
         }
     });
+}
+
+/// Returns true if one of two localities contains the other: `region` and `region/*` contain `region/zone`.
+fn overlap(one: &str, other: &str) -> bool {
+    let mut parts = one.split('/').zip(other.split('/'));
+    parts.all(|(one, other)| one == other || one == "*" || other == "*")
 }
 
 /// Checks the TLS settings of a client.

@@ -41,7 +41,7 @@ pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
             .require_on_admission(service.tcp.is_empty(), "a delegate has only http routes");
     }
     if service.http.is_empty() && service.tcp.is_empty() && service.tls.is_empty() {
-        at.warning("has no http, tcp or tls routes");
+        at.refuse("has no http, tcp or tls routes");
     }
     gateways(at, &service.gateways);
     hosts(at, service);
@@ -60,7 +60,7 @@ fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
             None => is_fqdn(gateway),
         };
         if !fits {
-            at.warning(format!("{gateway:?} is not a gateway, want name or namespace/name"));
+            at.refuse(format!("{gateway:?} is not a gateway, want name or namespace/name"));
         } else if !gateway.contains('/') && gateway.contains('.') {
             at.warning(format!("{gateway:?}: write namespace/name"));
         }
@@ -75,10 +75,10 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
             at.error(format!("{host:?} is not a host name"));
         }
         if host == "*" && mesh {
-            at.warning("`*` needs a gateway other than mesh");
+            at.refuse("`*` needs a gateway other than mesh");
         }
         if !seen.insert(host) {
-            at.warning(format!("{host:?} is a duplicate"));
+            at.refuse(format!("{host:?} is a duplicate"));
         }
     });
 }
@@ -351,7 +351,7 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     at.field("attempts")
         .require(retries.attempts >= 0, "must not be negative");
     if retries.attempts == 0 && (!retries.retry_on.is_empty() || retries.per_try_timeout.is_some()) {
-        at.warning("attempts is 0, so the other fields have no effect");
+        at.refuse("attempts is 0, so the other fields have no effect");
     }
     if let Some(timeout) = retries
         .per_try_timeout
@@ -374,7 +374,7 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
             .is_ok_and(|status| (100..600).contains(&status));
         if !status && !RETRY_ON.contains(&condition) {
             at.field("retryOn")
-                .warning(format!("{condition:?} is not a condition for retries"));
+                .refuse(format!("{condition:?} is not a condition for retries"));
         }
     }
 }
@@ -445,24 +445,34 @@ fn cors_policy(at: &FieldPath<'_>, policy: &CorsPolicy) {
 fn headers(at: &FieldPath<'_>, headers: Option<&crate::proto::istio::networking::v1alpha3::Headers>) {
     let Some(headers) = headers else { return };
     let at = at.field("headers");
-    for (name, operations) in [("request", &headers.request), ("response", &headers.response)] {
-        if let Some(operations) = operations {
-            header_operations(&at.field(name), operations);
-        }
+    if let Some(operations) = &headers.request {
+        header_operations(&at.field("request"), operations, Direction::Request);
+    }
+    if let Some(operations) = &headers.response {
+        header_operations(&at.field("response"), operations, Direction::Response);
     }
 }
 
-fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations) {
-    // Pseudo headers and `host` have no effect, except to set the authority.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    Request,
+    Response,
+}
+
+fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, direction: Direction) {
+    // Pseudo headers and `host` have no effect, except to set the authority of a request.
     let named = |at: &FieldPath<'_>, name: &str| {
         let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
         if internal {
-            at.warning(format!("{name:?} is not a header that can be changed here"));
+            at.refuse(format!("{name:?} is not a header that can be changed here"));
         } else if !is_header_name(name) {
             at.error(format!("{name:?} is not a header name"));
         }
     };
-    let is_authority = |name: &&String| name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
+    let is_authority = |name: &&String| {
+        let is_authority = name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
+        direction == Direction::Request && is_authority
+    };
     for (field, map) in [("set", &operations.set), ("add", &operations.add)] {
         let names = map.keys().filter(|name| !is_authority(name));
         names.for_each(|name| named(&at.field(field), name));

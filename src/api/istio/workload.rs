@@ -2,10 +2,7 @@
 
 use super::{common, field_path::FieldPath};
 use crate::{
-    api::{
-        Meta,
-        names::{is_fqdn, is_header_name},
-    },
+    api::{Meta, names::is_fqdn},
     base::cidr,
     proto::istio::networking::v1alpha3::{
         ReadinessProbe, WorkloadEntry, WorkloadGroup, readiness_probe::HealthCheckMethod,
@@ -22,10 +19,7 @@ pub fn entry(at: &FieldPath<'_>, entry: &WorkloadEntry, _meta: &Meta) {
             address_at.warning("without an address the entry is reached through a gateway of its network only");
         }
     } else if let Some(path) = address.strip_prefix("unix://") {
-        address_at.require(
-            path.starts_with(['/', '@']),
-            "the path of a unix socket must be absolute",
-        );
+        common::unix_path(&address_at, path);
         at.field("ports")
             .require(entry.ports.is_empty(), "a unix socket has no ports");
     } else {
@@ -83,8 +77,7 @@ fn probe(at: &FieldPath<'_>, probe: &ReadinessProbe) {
             at.field("scheme")
                 .require(matches!(scheme, "" | "HTTP" | "HTTPS"), "want HTTP or HTTPS");
             at.each("httpHeaders", &http.http_headers, |at, header| {
-                at.field("name")
-                    .require(is_header_name(&header.name), "is not a header name");
+                common::header_name(&at.field("name"), &header.name);
             });
         }
         Some(HealthCheckMethod::TcpSocket(tcp)) => common::port(&at.field("tcpSocket").field("port"), tcp.port),

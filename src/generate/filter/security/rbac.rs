@@ -9,7 +9,7 @@ use super::{
     trust_domain::TrustDomains,
 };
 use crate::{
-    api::Config,
+    api::{Config, istio::DRY_RUN},
     base::ObjectKey,
     generate::{
         BuildContext,
@@ -32,9 +32,6 @@ use crate::{
         istio::security::v1beta1::{AuthorizationPolicy, authorization_policy::Action},
     },
 };
-
-/// Annotation of dry-run policies.
-const DRY_RUN: &str = "istio.io/dry-run";
 
 /// Rules of an RBAC filter, for all traffic.
 #[derive(Clone, Debug, Default, PartialEq)]
