@@ -24,7 +24,10 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-use self::{identity::IdentityError, kubernetes::Kubernetes, remote::RemoteError, trust_anchors::TrustAnchorsSource};
+use self::{
+    identity::IdentityError, kubernetes::Kubernetes, listen::Webhooks, remote::RemoteError,
+    trust_anchors::TrustAnchorsSource,
+};
 use crate::{
     admin::{debug, metrics::PushMetrics},
     auth::tls::Acceptor,
@@ -228,6 +231,8 @@ struct Parts<'a> {
     kubernetes: Option<Kubernetes>,
     grpc: Router<Server>,
     secure: Option<(Router<Server>, Acceptor)>,
+    /// The webhooks, if they are served with TLS.
+    webhooks: Option<(Webhooks, Acceptor)>,
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
     /// Connection events of workloads that register themselves.
     events: Option<mpsc::Receiver<Event>>,
@@ -297,6 +302,7 @@ impl<'a> Parts<'a> {
             let anchors = identity.anchors.clone();
             sources.start(TrustAnchorsSource { cluster, anchors });
         }
+        let webhook_acceptor = identity.webhooks.clone();
         let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
         let settings = JwksSettings {
             cluster: installation.cluster.clone(),
@@ -315,7 +321,8 @@ impl<'a> Parts<'a> {
             keys: jwks.reports(),
         };
         sources.start(jwks);
-        listen::pages(environment, shown, &grpc, authenticators, page_runtime).await?;
+        let webhooks = Webhooks::new(environment)?;
+        listen::pages(environment, shown, &grpc, authenticators, &webhooks, page_runtime).await?;
         let cluster = installation.cluster.clone();
         sources.start(DnsResolver { cluster, dependencies });
         if let Some(folder) = folder {
@@ -329,6 +336,7 @@ impl<'a> Parts<'a> {
             kubernetes,
             grpc,
             secure,
+            webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
             trust,
             events,
         })
@@ -346,6 +354,9 @@ impl<'a> Parts<'a> {
             listen::xds(self.environment, &self.grpc).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;
+            }
+            if let Some((webhooks, acceptor)) = self.webhooks.take() {
+                listen::webhooks(self.environment, webhooks, acceptor, ca_runtime).await?;
             }
             tracing::info!("ready");
             self.environment.ready.send_replace(true);

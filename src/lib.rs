@@ -21,6 +21,7 @@ pub mod status;
 pub mod table;
 pub mod task;
 pub mod template;
+pub mod webhook;
 pub mod xds;
 
 /// The global allocator. It returns freed memory to the system soon (options in `.cargo/config.toml`). The allocator of

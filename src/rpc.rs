@@ -4,6 +4,7 @@
 //! A connection is unauthenticated until one of its streams is admitted. Until then it holds little memory, has a short
 //! timeout, and is evicted first when there are too many of its kind.
 
+pub mod accept;
 pub mod body;
 pub mod connection;
 mod exchange;
@@ -25,9 +26,10 @@ use http::{HeaderMap, HeaderValue, header};
 
 use crate::auth::{Credentials, tls::PeerCertificate};
 
+pub use accept::{Accepting, Established};
 pub use connection::{Connections, Service};
 pub use exchange::Exchange;
-pub use pre_auth::{ServedStream, UnauthenticatedConnection};
+pub use pre_auth::{PreAuthLimiter, ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};
 pub use server_stream::ServerStream;
 pub use status::{headers, trailers_only};

@@ -21,6 +21,7 @@ mod secure;
 mod support;
 mod template;
 mod tidy;
+mod webhook;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         accept::trials(),
         fuzz::trials(),
         template::trials(),
+        webhook::trials(),
         bounds::trials(),
     ]
     .into_iter()

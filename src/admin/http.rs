@@ -20,15 +20,18 @@ use hyper_util::{
     server::conn::auto::Builder,
 };
 use tokio::{
+    io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
 };
 use tower::ServiceExt;
 
-use crate::{base::address::canonical, task::Tasks};
+use crate::{base::address::canonical, rpc::Established, task::Tasks};
 
 /// Timeout for the header of a request, including later requests of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the header of a request to a webhook. API servers keep idle connections for the next request.
+const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout for running responses at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay of accepting after an error such as "too many open files".
@@ -69,7 +72,7 @@ pub async fn serve(listener: TcpListener, router: Router, http2: Option<Http2>, 
                 tasks.spawn("http connection", async move {
                     match http2 {
                         Some(http2) if starts_http2(&stream, &running).await => http2(stream, address).await,
-                        _ => connection(stream, address, router, running).await,
+                        _ => connection(stream, address, router, &builder(), running).await,
                     }
                     drop(permit);
                 });
@@ -94,7 +97,27 @@ async fn starts_http2(stream: &TcpStream, tasks: &Tasks) -> bool {
     start == *HTTP2_START
 }
 
-async fn connection(stream: TcpStream, address: SocketAddr, router: Router, tasks: Tasks) {
+/// Serves a connection of the webhooks over HTTP/1.1 until it ends or is evicted. Its requests come one after the
+/// other, so it holds one body at most. It stays unauthenticated: the API server sends no credentials.
+pub async fn webhooks<I>(established: Established<I>, router: Router, tasks: Tasks)
+where
+    I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let Established {
+        io, address, pre_auth, ..
+    } = established;
+    let mut builder = builder().http1_only();
+    builder.http1().header_read_timeout(WEBHOOK_IDLE_TIMEOUT);
+    tokio::select! {
+        () = connection(io, address, router, &builder, tasks) => {}
+        () = pre_auth.evicted() => tracing::debug!(%address, reason = "evicted", "closing connection"),
+    }
+}
+
+async fn connection<I>(io: I, address: SocketAddr, router: Router, builder: &Builder<TokioExecutor>, tasks: Tasks)
+where
+    I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
     let asked = AtomicBool::new(false);
     let service = service_fn(|request: Request<Incoming>| {
         asked.store(true, Ordering::Release);
@@ -103,8 +126,7 @@ async fn connection(stream: TcpStream, address: SocketAddr, router: Router, task
         let router = router.clone();
         async move { router.oneshot(request).await }
     });
-    let builder = builder();
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(io), service));
     let silent = async {
         tokio::time::sleep(HEADER_TIMEOUT).await;
         if asked.load(Ordering::Acquire) {

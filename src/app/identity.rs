@@ -86,6 +86,8 @@ pub(super) struct Identity {
     pub(super) anchors: watch::Receiver<Arc<Vec<String>>>,
     /// Accepts TLS connections; `None` if nothing is served with TLS.
     pub(super) acceptor: Option<Acceptor>,
+    /// Accepts TLS connections of the webhooks; `None` if they are not served with TLS.
+    pub(super) webhooks: Option<Acceptor>,
     /// Methods of the CA service.
     pub(super) methods: Vec<Arc<dyn Unary>>,
 }
@@ -136,7 +138,9 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         &installation.revision,
         features.enable_ca_server,
     )?;
-    let is_served = rules.source != ServingSource::None && settings.flags.secure_grpc_addr.0.is_some();
+    let has_certificate = rules.source != ServingSource::None;
+    let is_served = has_certificate && settings.flags.secure_grpc_addr.0.is_some();
+    let serves_webhooks = has_certificate && settings.flags.https_addr.0.is_some();
     let inputs = ServingInputs {
         authority: ca.authority.clone(),
         trust: ca.trust.clone(),
@@ -156,13 +160,17 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     );
     let domains = domains(environment, mesh_trust);
     let chains = chains(&parts, &domains)?;
-    let acceptor = if is_served {
+    let (mut acceptor, mut webhooks) = (None, None);
+    if is_served || serves_webhooks {
         let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
         let options = TlsOptions::new(&settings.flags, compliance)?;
-        Some(Acceptor::new(&options, serving, trust.pools.clone())?)
-    } else {
-        None
-    };
+        if serves_webhooks {
+            webhooks = Some(Acceptor::of_webhooks(&options, serving.clone())?);
+        }
+        if is_served {
+            acceptor = Some(Acceptor::new(&options, serving, trust.pools.clone())?);
+        }
+    }
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
         let may_impersonate = may_impersonate(&parts, &domains);
@@ -185,6 +193,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         anchors: trust.anchors,
         trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
         acceptor,
+        webhooks,
         methods,
     })
 }

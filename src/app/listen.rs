@@ -33,13 +33,35 @@ use crate::{
         renderer::Renderer,
         server,
     },
-    auth::{Authenticators, tls::Acceptor},
+    auth::{
+        Authenticators,
+        tls::{Acceptor, HANDSHAKE_TIMEOUT},
+    },
     base::address::{HostPort, Port},
     environment::Environment,
-    rpc::{self, Connections, Peer, body::FlatBody, is_grpc},
+    rpc::{self, Accepting, Connections, Peer, PreAuthLimiter, body::FlatBody, is_grpc},
     settings::Address,
+    webhook,
     xds::{message::Message, server::Server},
 };
+
+/// The maximum number of connections of the webhooks. API servers keep tens of connections.
+const MAX_WEBHOOK_CONNECTIONS: u32 = 512;
+
+/// The webhooks, and the bounded set of connections that reach them over TLS.
+pub(super) struct Webhooks {
+    router: Router,
+    limiter: PreAuthLimiter,
+}
+
+impl Webhooks {
+    /// Creates the pages of the webhooks.
+    pub(super) fn new(environment: &Environment) -> Result<Self, AppError> {
+        let limiter = PreAuthLimiter::new(MAX_WEBHOOK_CONNECTIONS);
+        let router = webhook::server::pages(&environment.registry, limiter.clone())?;
+        Ok(Self { router, limiter })
+    }
+}
 
 /// Opens the HTTP ports. Pages of empty addresses move to `--httpAddr`. They are rendered on `runtime`.
 pub(super) async fn pages(
@@ -47,6 +69,7 @@ pub(super) async fn pages(
     sources: debug::Sources,
     grpc: &rpc::Router<Server>,
     authenticators: Authenticators,
+    webhooks: &Webhooks,
     runtime: &Handle,
 ) -> Result<(), AppError> {
     let renderer = Renderer::new(environment.tasks.clone(), runtime.clone());
@@ -83,6 +106,9 @@ pub(super) async fn pages(
             .await?;
         }
         Address(None) => http = http.merge(monitoring),
+    }
+    if flags.https_addr == Address(None) {
+        http = http.merge(webhooks.router.clone());
     }
     if let Address(Some(address)) = &flags.http_addr {
         let http2 = (flags.grpc_addr == Address(None)).then(|| with_grpc(environment, &http, grpc));
@@ -125,6 +151,42 @@ pub(super) async fn secure(
     };
     environment.tasks.spawn_on(ca_runtime, "secure xds", async move {
         connections.serve_tls(listener, handshake).await;
+    });
+    Ok(())
+}
+
+/// Opens the port of the webhooks once a serving certificate exists. Requests are answered on `ca_runtime`, which
+/// pushes do not block.
+pub(super) async fn webhooks(
+    environment: &Arc<Environment>,
+    webhooks: Webhooks,
+    mut acceptor: Acceptor,
+    ca_runtime: &Handle,
+) -> Result<(), AppError> {
+    let Address(Some(address)) = &environment.settings.flags.https_addr else {
+        return Ok(());
+    };
+    if !acceptor.ready().await {
+        return Ok(());
+    }
+    let listener = bind("--httpsAddr", address).await?;
+    let handshake = move |stream| {
+        let acceptor = acceptor.clone();
+        async move { acceptor.accept(stream).await.map_err(io::Error::other) }
+    };
+    let router = server::readiness(environment).merge(webhooks.router);
+    let tasks = environment.tasks.clone();
+    let serve = move |established| {
+        let serving = http::webhooks(established, router.clone(), tasks.clone());
+        tasks.spawn("webhook connection", serving);
+    };
+    let accepting = Accepting {
+        tasks: environment.tasks.clone(),
+        limiter: webhooks.limiter,
+        handshake_timeout: HANDSHAKE_TIMEOUT,
+    };
+    environment.tasks.spawn_on(ca_runtime, "webhooks", async move {
+        accepting.run(listener, handshake, serve).await;
     });
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! HTTP/2 connections: accepts them, runs the TLS handshake, and serves them until they must close.
+//! HTTP/2 connections: serves them until they must close.
 
 use std::{
     collections::hash_map::RandomState,
@@ -27,18 +27,17 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Peer,
+    accept::{Accepting, Established},
     frame_budget::WINDOW_BYTES,
     handoff::RuntimeHandoff,
     pre_auth::{PreAuthLimiter, UnauthenticatedConnection},
     socket::{Socket, Uncork},
     transport::LimitedTransport,
 };
-use crate::{auth::tls::PeerCertificate, base::address::canonical, task::Tasks};
+use crate::{auth::tls::PeerCertificate, task::Tasks};
 
 /// The time limit for the last trailers of a connection.
 const TRAILERS_TIMEOUT: Duration = Duration::from_secs(1);
-/// The pause after an accept error such as "too many open files".
-const ACCEPT_BACKOFF: Duration = Duration::from_millis(20);
 /// The maximum size of request headers with authentication: they carry a token, or a certificate chain from a gateway.
 /// Headers of 16 KiB have room for the fields of every call.
 const HEADER_BYTES: u32 = 17 << 10;
@@ -182,70 +181,29 @@ impl<S: Service> Connections<S> {
         F: Future<Output = io::Result<(I, Option<Arc<PeerCertificate>>)>> + Send + 'static,
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
-        let shutdown = self.tasks.shutdown().clone();
-        loop {
-            let accepted = tokio::select! {
-                () = shutdown.cancelled() => return,
-                accepted = listener.accept() => accepted,
+        let accepting = Accepting {
+            tasks: self.tasks.clone(),
+            limiter: self.limiter.clone(),
+            handshake_timeout: self.options.handshake_timeout,
+        };
+        let server = self.clone();
+        let serve = move |established: Established<I>| {
+            let handoff = RuntimeHandoff::new(server.tasks.clone(), server.stream_runtime.clone());
+            let peer = Peer {
+                address: established.address,
+                is_tls,
+                certificate: established.certificate,
             };
-            let (stream, address) = match accepted {
-                Ok((stream, address)) => (stream, canonical(address)),
-                Err(error) => {
-                    let evicted = self.limiter.evict_oldest();
-                    tracing::warn!(
-                        %error,
-                        evicted,
-                        "failed to accept connection; hint: check the limit of open files"
-                    );
-                    tokio::time::sleep(ACCEPT_BACKOFF).await;
-                    continue;
-                }
-            };
-            let pre_auth = loop {
-                match self.limiter.register(address.ip()) {
-                    Ok(pre_auth) => break pre_auth,
-                    // More connections wait in the backlog of the listener.
-                    Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
-                }
-            };
-            // Responses are written when they are complete, so Nagle's algorithm would only delay them.
-            if let Err(error) = stream.set_nodelay(true) {
-                tracing::debug!(%error, %address, "failed to set TCP_NODELAY");
-            }
-            let server = self.clone();
-            let socket = Socket::new(stream);
-            let uncork = socket.uncork();
-            let handshake = handshake(socket);
-            let handoff = RuntimeHandoff::new(self.tasks.clone(), self.stream_runtime.clone());
-            self.tasks.spawn("handshake", async move {
-                let established = tokio::select! {
-                    established = tokio::time::timeout(server.options.handshake_timeout, handshake) => established,
-                    () = pre_auth.evicted() => {
-                        return tracing::debug!(%address, error = "evicted", "handshake failed");
-                    }
-                };
-                match established {
-                    Ok(Ok((io, certificate))) => {
-                        let peer = Peer {
-                            address,
-                            is_tls,
-                            certificate,
-                        };
-                        let accepted = Accepted {
-                            io,
-                            uncork,
-                            peer,
-                            pre_auth,
-                            handoff: handoff.clone(),
-                        };
-                        let serving = server.serve_connection(accepted);
-                        handoff.spawn("connection", serving);
-                    }
-                    Ok(Err(error)) => tracing::debug!(%address, %error, "handshake failed"),
-                    Err(_) => tracing::debug!(%address, error = "timeout", "handshake failed"),
-                }
+            let serving = server.clone().serve_connection(Accepted {
+                io: established.io,
+                uncork: established.uncork,
+                peer,
+                pre_auth: established.pre_auth,
+                handoff: handoff.clone(),
             });
-        }
+            handoff.spawn("connection", serving);
+        };
+        accepting.run(listener, handshake, serve).await;
     }
 
     /// Serves one HTTP/2 connection over `io` until it closes.

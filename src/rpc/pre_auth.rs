@@ -314,7 +314,7 @@ impl UnauthenticatedConnection {
     }
 
     /// Waits until the connection must be closed at once.
-    pub(super) async fn evicted(&self) {
+    pub async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
 

@@ -188,6 +188,9 @@ async fn grpc_status(port: u16, message: Bytes) -> Result<String, String> {
     exchanged.unwrap_or_else(|_| Err("no response on the stream".to_owned()))
 }
 
+/// The maximum size of a body that a webhook reads.
+const WEBHOOK_BYTES: usize = 6 << 20;
+
 /// Pages are read-only: large bodies and heads are refused or ignored, and not buffered.
 pub(super) fn pages_do_not_buffer_request_bodies() -> Result<(), Failed> {
     let (daemon, _) = daemon("bounds-pages")?;
@@ -205,9 +208,12 @@ pub(super) fn pages_do_not_buffer_request_bodies() -> Result<(), Failed> {
         ] {
             for body in [&deep, &large] {
                 let answer = RUNTIME.block_on(post(address, path, body.clone(), ""));
+                // The webhook answers a short body that is not a review with a refusal.
+                let is_read = path == "/validate" && body.len() <= WEBHOOK_BYTES;
                 // The server may close the connection before it has received everything.
                 if let Ok(status) = answer
                     && !status.is_client_error()
+                    && !is_read
                 {
                     return Err(format!("POST {path} with {} bytes: {status}", body.len()).into());
                 }

@@ -6,6 +6,7 @@ mod identity;
 mod setting;
 mod template;
 mod text;
+mod webhook;
 mod xds;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -40,6 +41,7 @@ pub(crate) const ALL: &[Target] = &[
     text::REGEX,
     text::NAMES,
     template::TEMPLATE,
+    webhook::REVIEW,
 ];
 
 /// Returns the class of an outcome from its text, without numbers and quoted parts.

@@ -39,6 +39,8 @@ pub(crate) struct Daemon {
     pub(crate) http: SocketAddr,
     /// Metrics, version and debug pages.
     pub(crate) monitoring: SocketAddr,
+    /// The webhooks over TLS; 0 unless the daemon is [`Daemon::with_webhooks`], otherwise they are at [`Self::http`].
+    pub(crate) webhooks: u16,
 }
 
 impl Daemon {
@@ -113,6 +115,19 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Starts `istiod discovery` with the webhooks on a port of their own and waits until it is ready. `configure` adds
+    /// its sources.
+    pub(crate) fn with_webhooks(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
+        let webhooks = ports::free();
+        let mut daemon = Daemon::spawn_serving(log, |command| {
+            command.arg(format!("--httpsAddr=127.0.0.1:{webhooks}"));
+            configure(command);
+        });
+        daemon.webhooks = webhooks;
+        daemon.until_ready()?;
+        Ok(daemon)
+    }
+
     /// Kills the daemon and starts it again on the same ports, like [`Self::secured`] and with the same `configure`.
     /// Does not wait until it is ready.
     pub(crate) fn restart_unready(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
@@ -176,6 +191,7 @@ impl Daemon {
             secure: 0,
             http,
             monitoring,
+            webhooks: 0,
         }
     }
 

@@ -34,6 +34,7 @@ pub(super) const FOLDERS: &[&str] = &[
     "ca",
     "status",
     "admin",
+    "webhook",
     "app",
     "cli",
 ];

@@ -146,11 +146,13 @@ const TABLE: &[Rule] = &[
             "ingest",
             "push",
             "auth",
+            "rpc",
             "xds",
             "ca",
             "status",
         ],
     ),
+    rule("webhook", &["base", "api", "task", "rpc"]),
     Rule {
         module: "app",
         may: EVERYTHING,

@@ -66,13 +66,33 @@ impl Acceptor {
             .with_client_cert_verifier(Arc::new(verifier))
             .with_cert_resolver(Arc::new(CurrentCertificate(serving.clone())));
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self::of(config, serving))
+    }
+
+    /// Creates an acceptor of the webhooks: HTTP/1.1, and no client certificates.
+    ///
+    /// Parity (pilot/pkg/bootstrap/server.go): certificates are not requested, since that of an API server may be of
+    /// any CA.
+    pub fn of_webhooks(
+        options: &TlsOptions,
+        serving: watch::Receiver<Option<Arc<ServingCertificate>>>,
+    ) -> Result<Self, rustls::Error> {
+        let mut config = ServerConfig::builder_with_provider(options.provider.clone())
+            .with_protocol_versions(&options.versions)?
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(CurrentCertificate(serving.clone())));
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self::of(config, serving))
+    }
+
+    fn of(mut config: ServerConfig, serving: watch::Receiver<Option<Arc<ServingCertificate>>>) -> Self {
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
-        Ok(Self {
+        Self {
             serving,
             tls: TlsAcceptor::from(Arc::new(config)),
             timeout: HANDSHAKE_TIMEOUT,
-        })
+        }
     }
 
     /// Waits for a serving certificate. Returns false if there will never be one.
