@@ -238,6 +238,11 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
+    /// Returns true if a variable is set, and empty.
+    pub fn is_emptied(&self, name: &str) -> bool {
+        self.variables.get(name).is_some_and(String::is_empty)
+    }
+
     /// Returns true if a variable is set to a true value.
     pub fn is_on(&self, name: &str) -> bool {
         self.variable(name).and_then(boolean::parse) == Some(true)

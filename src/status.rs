@@ -10,5 +10,6 @@ pub mod mcs_export;
 pub mod root_cert;
 pub mod store;
 pub mod watching;
+pub mod webhook_configuration;
 
 pub use leader::{Election, Lock};

@@ -22,6 +22,7 @@ use crate::{
         leader::{self, Election},
         mcs_export, root_cert,
         watching::Watches,
+        webhook_configuration,
     },
     xds::events::{Event, EventOptions, Events},
 };
@@ -63,6 +64,7 @@ pub struct Controllers {
     installation: Installation,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     texts: root_cert::DistributedTexts,
+    webhooks: webhook_configuration::Metrics,
 }
 
 /// Publishes the root certificates and the revocation lists of the trust bundle.
@@ -116,6 +118,7 @@ impl Controllers {
             installation: installation.clone(),
             mesh,
             texts: root_cert::DistributedTexts { roots, revoked },
+            webhooks: webhook_configuration::Metrics::new(&environment.registry)?,
         };
         match trust {
             Some(trust) => environment
@@ -135,6 +138,7 @@ impl Controllers {
             }
         }
         let election = controllers.start_in(config);
+        controllers.keep_validators(config, &election);
         // Objects of a folder have no writable status.
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
@@ -168,6 +172,7 @@ impl Controllers {
         let watches = cluster.watches();
         let tasks = &self.environment.tasks;
         if cluster.led {
+            self.keep_injectors(cluster, &election.revision);
             let rules = root_cert::RootCertOptions {
                 config_map: features.pilot_ca_cert_configmap.clone(),
                 revoked: features
@@ -195,6 +200,42 @@ impl Controllers {
             });
         }
         election
+    }
+
+    /// Starts to keep the CA bundles of the injector's webhook configurations.
+    fn keep_injectors(&self, cluster: &Cluster, revision: &SmolStr) {
+        if self.environment.settings.is_emptied("INJECTION_WEBHOOK_CONFIG_NAME") {
+            return;
+        }
+        let (inputs, until) = (self.webhook_inputs(cluster, revision), cluster.until.clone());
+        self.environment.tasks.spawn("injector webhooks", async move {
+            let keeping = Box::pin(webhook_configuration::keep_injectors(inputs));
+            until.run_until_cancelled_owned(keeping).await;
+        });
+    }
+
+    /// Starts to keep the webhook configurations of the validator, which only the config cluster has.
+    fn keep_validators(&self, cluster: &Cluster, election: &Election) {
+        if self.environment.settings.is_emptied("VALIDATION_WEBHOOK_CONFIG_NAME") {
+            return;
+        }
+        let inputs = self.webhook_inputs(cluster, &election.revision);
+        let keeping = Box::pin(webhook_configuration::keep_validators(
+            inputs,
+            election.namespace.clone(),
+        ));
+        self.environment
+            .tasks
+            .spawn_until_shutdown("validator webhooks", keeping);
+    }
+
+    fn webhook_inputs(&self, cluster: &Cluster, revision: &SmolStr) -> webhook_configuration::Inputs {
+        webhook_configuration::Inputs {
+            watches: cluster.watches(),
+            revision: revision.clone(),
+            roots: self.texts.roots.clone(),
+            metrics: self.webhooks.clone(),
+        }
     }
 
     fn election(&self, cluster: &Cluster) -> Election {

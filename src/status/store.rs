@@ -106,6 +106,16 @@ impl Store {
             .await
     }
 
+    /// Asks whether an object could be created, without storing it (dry run).
+    pub async fn try_create(&self, namespace: &str, object: &Value) -> Result<Value, WriteError> {
+        let parameters = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let body = object.to_string().into_bytes();
+        self.send(self.request(namespace).create(&parameters, body)).await
+    }
+
     /// Replaces an object if its resource version is still that of the new content.
     pub async fn replace(&self, namespace: &str, name: &str, object: &Value) -> Result<Value, WriteError> {
         let body = object.to_string().into_bytes();

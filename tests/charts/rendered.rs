@@ -110,15 +110,16 @@ fn base_installs_the_crds() -> Result<(), Failed> {
         assert_eq!(installed["metadata"]["labels"]["app.kubernetes.io/instance"], "mesh");
     }
     for objects in [plain, templated] {
-        assert_eq!(objects.len(), crd::definitions().len() + 1, "{:?}", names(&objects));
+        assert_eq!(objects.len(), crd::definitions().len() + 2, "{:?}", names(&objects));
         find(&objects, "ServiceAccount", "istio-reader-service-account");
+        find(&objects, "ValidatingWebhookConfiguration", "istiod-default-validator");
     }
     Ok(())
 }
 
 fn base_omits_excluded_crds() -> Result<(), Failed> {
     let objects = helm::objects("base", &["base.excludedCRDs={envoyfilters.networking.istio.io}"])?;
-    assert_eq!(objects.len(), crd::definitions().len());
+    assert_eq!(objects.len(), crd::definitions().len() + 1);
     assert!(!names(&objects).contains("CustomResourceDefinition /envoyfilters.networking.istio.io"));
     let objects = helm::objects(
         "base",
@@ -151,6 +152,7 @@ fn object_names_match_istio() -> Result<(), Failed> {
         "RoleBinding istio-system/istiod",
         "Service istio-system/istiod",
         "ServiceAccount istio-system/istiod",
+        "ValidatingWebhookConfiguration /istio-validator-istio-system",
     ];
     assert_eq!(
         names(&helm::objects("istiod", &[])?),
@@ -172,6 +174,7 @@ fn object_names_match_istio() -> Result<(), Failed> {
         "Service istio-system/istiod-revision-tag-prod",
         "Service istio-system/istiod-revision-tag-stage",
         "ServiceAccount istio-system/istiod-canary",
+        "ValidatingWebhookConfiguration /istio-validator-canary-istio-system",
     ];
     assert_eq!(
         names(&helm::objects("istiod", ALL)?),

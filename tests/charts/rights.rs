@@ -177,6 +177,25 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     })?;
     // The roots change, so the ConfigMaps are updated, not only created.
     cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;
+    let version = "admissionregistration.k8s.io/v1";
+    cluster
+        .api
+        .apply(&json!({ "apiVersion": version, "kind": "MutatingWebhookConfiguration",
+        "metadata": { "name": "injector", "labels": { "istio.io/rev": "default" } },
+        "webhooks": [{ "name": "object.sidecar-injector.istio.io", "admissionReviewVersions": ["v1"],
+            "sideEffects": "None", "clientConfig": { "url": "https://localhost/inject" } }] }))?;
+    for (kind, name) in [
+        ("MutatingWebhookConfiguration", "injector"),
+        ("ValidatingWebhookConfiguration", "istio-validator-istio-system"),
+    ] {
+        let reference = Reference::new(version, kind, "", name);
+        wait::until(&format!("the CA bundle of {name}"), Duration::from_mins(1), || {
+            let found = cluster.get(&reference).ok()??;
+            found["webhooks"][0]["clientConfig"]["caBundle"]
+                .is_string()
+                .then_some(())
+        })?;
+    }
     let machine = AdsClient::connect(
         daemon.xds,
         &Node {

@@ -43,6 +43,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "Folder whose `.kube/config` is read if `KUBECONFIG` is not set.",
     ),
     (
+        "INJECTION_WEBHOOK_CONFIG_NAME",
+        "If set and empty, CA bundles of the injector's webhooks are not written.",
+    ),
+    (
         "ISTIOD_CUSTOM_HOST",
         "Further DNS names of the serving certificate, separated by commas.",
     ),
@@ -89,6 +93,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "USE_CACERTS_FOR_SELF_SIGNED_CA",
         "Stores the self-signed root in Secret `cacerts`.",
     ),
+    (
+        "VALIDATION_WEBHOOK_CONFIG_NAME",
+        "If set and empty, webhook configurations of the validator are not written.",
+    ),
 ];
 
 const GATEWAY_API: &str = "Gateway API objects are not converted yet";
@@ -114,7 +122,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("ENABLE_NATIVE_SIDECARS", WEBHOOKS),
     ("ENABLE_VTPROTOBUF", GO),
     ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", WEBHOOKS),
-    ("INJECTION_WEBHOOK_CONFIG_NAME", WEBHOOKS),
     ("INJECT_ENABLED", WEBHOOKS),
     ("ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", AGENT),
     ("ISTIO_DELTA_XDS", AGENT),
@@ -170,5 +177,4 @@ pub const WITHOUT_EFFECT: &[Described] = &[
         "it serves tests of Istio itself",
     ),
     ("USE_REMOTE_CERTS", "the plugged-in CA is read from ROOT_CA_DIR"),
-    ("VALIDATION_WEBHOOK_CONFIG_NAME", WEBHOOKS),
 ];
