@@ -11,9 +11,9 @@ use crate::support::ads::{AdsClient, Resources, Type, weighted_endpoints};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 
-/// The time limit for the changes of a soak to reach every proxy. After restarts of API servers and control planes, four
-/// back-offs of up to 30 s may follow one another: those of the watch of remote Secrets, of the discovery of kinds and
-/// the lists of the remote cluster, and of the proxy's connection.
+/// The time limit for the changes of a soak to reach every proxy. After restarts of API servers and control planes,
+/// four back-offs of up to 30 s may follow one another: those of the watch of remote Secrets, of the discovery of kinds
+/// and the lists of the remote cluster, and of the proxy's connection.
 const SETTLED: Duration = Duration::from_mins(3);
 
 /// The resources of a proxy: the version of each, or its content where the proxy does not keep the version.
