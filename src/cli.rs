@@ -3,6 +3,7 @@
 pub mod crds;
 pub mod create_remote_secret;
 pub mod discovery;
+pub mod inject;
 pub mod render;
 pub mod request;
 pub mod version;
@@ -39,6 +40,8 @@ enum Command {
     Crds,
     /// Print a Secret with which a control plane in another cluster can read this one.
     CreateRemoteSecret(Box<create_remote_secret::CreateRemoteSecretFlags>),
+    /// Add the sidecar to the workloads of a file, as the webhook would to their pods.
+    Inject(Box<inject::InjectFlags>),
     /// Write the configuration of each proxy of a mesh folder, without serving.
     Render {
         /// Mesh folder.
@@ -73,6 +76,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Request(flags) => request::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
+        Command::Inject(flags) => inject::run(&flags),
         Command::Render { folder, out } => render::run(&folder, &out),
     }
 }

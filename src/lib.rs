@@ -11,6 +11,7 @@ pub mod environment;
 pub mod fetch;
 pub mod generate;
 pub mod ingest;
+pub mod inject;
 pub mod kube;
 pub mod model;
 pub mod proto;

@@ -11,6 +11,7 @@ mod command_line;
 mod e2e;
 mod fuzz;
 mod golden;
+mod inject;
 mod kube;
 mod lab;
 mod matrix;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
     let trials = [
         tidy::trials(),
         golden::trials(),
+        inject::trials(),
         parity::trials(),
         policy::trials(),
         properties::trials(),

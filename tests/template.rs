@@ -1,4 +1,4 @@
-//! Templates: the outputs and errors of Go for every case in `template/cases`, limits, and real templates of Istio.
+//! Templates: the outputs and errors of Go for every case in `template/cases`, and limits.
 //!
 //! A small Go program (`template/main.go`) renders the cases with text/template and sprig. Its results are kept in
 //! `template/expected.json`; where Go is installed, a test renders them again. After an edit of the cases:
@@ -8,14 +8,10 @@
 mod bounds;
 mod cases;
 mod data;
-mod istio;
 
 use libtest_mimic::Trial;
 
 /// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
-    [cases::trials(), bounds::trials(), istio::trials()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [cases::trials(), bounds::trials()].into_iter().flatten().collect()
 }

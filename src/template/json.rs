@@ -107,6 +107,10 @@ impl Encoder<'_, '_> {
             self.write("null");
             return Ok(());
         }
+        if let Some(members) = object.json_members() {
+            let members = members.into_iter().map(|(name, value)| (Some(Text::from(name)), value));
+            return self.members('{', members, '}');
+        }
         let names = object.field_names();
         let fields = names.into_iter().map(|name| {
             let value = object.field(name).unwrap_or(Value::Nil);

@@ -139,6 +139,11 @@ pub trait Object: Send + Sync {
         None
     }
 
+    /// Returns the members of a JSON object in order, where their names or their number differ from the fields.
+    fn json_members(&self) -> Option<Vec<(&str, Value)>> {
+        None
+    }
+
     /// Returns the address of the struct that a pointer points to. Pointers with the same address are equal.
     fn address(&self) -> Option<usize> {
         None

@@ -27,6 +27,7 @@ const TABLE: &[Rule] = &[
     rule("table", &["base"]),
     rule("template", &["base"]),
     rule("api", &["base", "proto"]),
+    rule("inject", &["base", "proto", "api", "template"]),
     rule("model", &["base", "proto", "api", "table"]),
     // The engine's read side records what a generator reads, and its memos are derived tables.
     Rule {

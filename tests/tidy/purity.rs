@@ -6,7 +6,9 @@ use libtest_mimic::{Failed, Trial};
 use super::source::sources;
 use super::verdict;
 
-const PURE: &[&str] = &["proto", "base", "api", "table", "template", "model", "generate"];
+const PURE: &[&str] = &[
+    "proto", "base", "api", "table", "template", "inject", "model", "generate",
+];
 
 /// Names that pure code must not contain, with what they give access to.
 const IMPURE: &[(&str, &str)] = &[

@@ -29,6 +29,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     ("CLUSTER_ID", "Default of `--clusterID`."),
     (
+        "ENABLE_NATIVE_SIDECARS",
+        "Native sidecars of `istiod inject`: `true`, `false` or `auto`.",
+    ),
+    (
         "EXTERNAL_CA",
         "`ISTIOD_RA_KUBERNETES_API`: Kubernetes signs workload certificates.",
     ),
@@ -78,6 +82,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "Source of the serving certificate: `istiod`, or `k8s.io/` and a signer.",
     ),
     (
+        "PLATFORM",
+        "Platform of `istiod inject`; `openshift` takes user ids from namespaces.",
+    ),
+    (
         "POD_NAME",
         "Name of this replica in locks, WorkloadEntries and debug pages.",
     ),
@@ -119,7 +127,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("ENABLE_GATEWAY_API_INFERENCE_EXTENSION", GATEWAY_API),
     ("ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT", GATEWAY_API),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
-    ("ENABLE_NATIVE_SIDECARS", WEBHOOKS),
     ("ENABLE_VTPROTOBUF", GO),
     ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", WEBHOOKS),
     ("INJECT_ENABLED", WEBHOOKS),
@@ -166,7 +173,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_XDS_CACHE_INDEX_CLEAR_INTERVAL", SHARED),
     ("PILOT_XDS_CACHE_SIZE", SHARED),
     ("PILOT_XDS_CACHE_STATS", SHARED),
-    ("PLATFORM", WEBHOOKS),
     (
         "UNSAFE_ENABLE_ADMIN_ENDPOINTS",
         "the pages that it enables do not exist",

@@ -1,0 +1,253 @@
+//! Validation of the annotations that configure the sidecar.
+
+use std::net::IpAddr;
+
+use serde_json::Value as Json;
+
+use super::schema::canonical_quantity;
+use crate::{
+    api::{mesh_config, yaml},
+    base::boolean,
+};
+
+type Check = fn(&str) -> Result<(), String>;
+
+/// The annotations with their checks.
+///
+/// Parity (pkg/kube/inject/validate.go): texts begin with the short name of the setting.
+const CHECKS: &[(&str, Check)] = &[
+    ("sidecar.istio.io/interceptionMode", |value| {
+        let is_known = matches!(value, "REDIRECT" | "TPROXY" | "NONE");
+        ensure(is_known, || {
+            format!("interceptionMode invalid: {value:?} is not REDIRECT, TPROXY or NONE")
+        })
+    }),
+    ("status.sidecar.istio.io/port", |value| port("port", value)),
+    ("readiness.status.sidecar.istio.io/initialDelaySeconds", |value| {
+        unsigned("initialDelaySeconds", value)
+    }),
+    ("readiness.status.sidecar.istio.io/periodSeconds", |value| {
+        unsigned("periodSeconds", value)
+    }),
+    ("readiness.status.sidecar.istio.io/failureThreshold", |value| {
+        unsigned("failureThreshold", value)
+    }),
+    (
+        "traffic.sidecar.istio.io/includeOutboundIPRanges",
+        |value| match value {
+            "*" => Ok(()),
+            ranges => cidrs("includeIPRanges", ranges),
+        },
+    ),
+    ("traffic.sidecar.istio.io/excludeOutboundIPRanges", |value| {
+        cidrs("excludeIPRanges", value)
+    }),
+    ("traffic.sidecar.istio.io/includeInboundPorts", |value| match value {
+        "*" => Ok(()),
+        list => ports("includeInboundPorts", list),
+    }),
+    ("traffic.sidecar.istio.io/excludeInboundPorts", |value| {
+        ports("excludeInboundPorts", value)
+    }),
+    ("traffic.sidecar.istio.io/includeOutboundPorts", |value| {
+        ports("includeOutboundPorts", value)
+    }),
+    ("traffic.sidecar.istio.io/excludeOutboundPorts", |value| {
+        ports("excludeOutboundPorts", value)
+    }),
+    ("traffic.sidecar.istio.io/excludeInterfaces", |value| {
+        interfaces("excludeInterfaces", value)
+    }),
+    ("traffic.sidecar.istio.io/kubevirtInterfaces", |value| {
+        interfaces("kubevirtInterfaces", value)
+    }),
+    ("istio.io/reroute-virtual-interfaces", |value| {
+        interfaces("reroute-virtual-interfaces", value)
+    }),
+    ("prometheus.istio.io/merge-metrics", |value| {
+        ensure(boolean::parse(value).is_some(), || {
+            format!("merge-metrics invalid: {value:?} is not a boolean")
+        })
+    }),
+    ("sidecar.istio.io/proxyCPU", |value| quantity("proxyCPU", value)),
+    ("sidecar.istio.io/proxyCPULimit", |value| {
+        quantity("proxyCPULimit", value)
+    }),
+    ("sidecar.istio.io/proxyMemory", |value| quantity("proxyMemory", value)),
+    ("sidecar.istio.io/proxyMemoryLimit", |value| {
+        quantity("proxyMemoryLimit", value)
+    }),
+    (PROXY_CONFIG, proxy_config),
+];
+
+/// The annotation with the proxy config of a pod.
+pub(super) const PROXY_CONFIG: &str = "proxy.istio.io/config";
+
+/// Returns the errors of all annotations.
+pub(super) fn errors(pod: &Json) -> Vec<String> {
+    let Some(annotations) = pod.pointer("/metadata/annotations").and_then(Json::as_object) else {
+        return Vec::new();
+    };
+    let present = CHECKS.iter().filter_map(|(name, check)| {
+        let value = annotations.get(*name)?.as_str()?;
+        Some((name, check(value).err()?))
+    });
+    present
+        .map(|(name, reason)| format!("annotation {name}: {reason}"))
+        .collect()
+}
+
+fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(error()) }
+}
+
+fn port(name: &str, value: &str) -> Result<(), String> {
+    ensure(value.parse::<u16>().is_ok(), || {
+        format!("{name} invalid: {value:?} is not a port")
+    })
+}
+
+fn unsigned(name: &str, value: &str) -> Result<(), String> {
+    ensure(value.parse::<u32>().is_ok(), || {
+        format!("{name} invalid: {value:?} is not a number of 32 bits")
+    })
+}
+
+fn ports(name: &str, list: &str) -> Result<(), String> {
+    let mut listed = list.split(',').map(str::trim).filter(|port| !port.is_empty());
+    listed.try_for_each(|value| port(name, value))
+}
+
+fn cidrs(name: &str, list: &str) -> Result<(), String> {
+    if list.is_empty() {
+        return Ok(());
+    }
+    list.split(',').try_for_each(|text| {
+        ensure(is_cidr(text.trim()), || {
+            format!("{name} invalid: {text:?} is not a CIDR range")
+        })
+    })
+}
+
+fn is_cidr(text: &str) -> bool {
+    let Some((address, length)) = text.split_once('/') else {
+        return false;
+    };
+    let limit = match address.parse() {
+        Ok(IpAddr::V4(_)) => 32,
+        Ok(IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    length.parse::<u8>().is_ok_and(|length| length <= limit)
+}
+
+fn interfaces(name: &str, list: &str) -> Result<(), String> {
+    let is_name = |text: &str| {
+        text.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-:@+*".contains(&byte))
+    };
+    list.split(',').map(str::trim).try_for_each(|text| {
+        ensure(is_name(text), || {
+            format!("{name} invalid: {text:?} is not the name of an interface")
+        })
+    })
+}
+
+fn quantity(name: &str, value: &str) -> Result<(), String> {
+    let is_valid = !value.contains(char::is_control) && canonical_quantity(value).is_some();
+    ensure(is_valid, || {
+        format!("{name} invalid: {value:?} is not a quantity such as 100m or 1Gi")
+    })
+}
+
+/// Returns the proxy config in an annotation as JSON.
+pub(super) fn proxy_config_value(text: &str) -> Result<Json, String> {
+    match yaml::documents(text).first().map(yaml::Document::parse) {
+        None => Ok(serde_json::json!({})),
+        Some(Ok(Json::Null)) => Ok(serde_json::json!({})),
+        Some(Ok(value @ Json::Object(_))) => Ok(value),
+        Some(Ok(_)) => Err("must be a mapping".to_owned()),
+        Some(Err(error)) => Err(error.to_string()),
+    }
+}
+
+fn proxy_config(text: &str) -> Result<(), String> {
+    let value = proxy_config_value(text)?;
+    let mesh = serde_json::json!({ "defaultConfig": value });
+    match mesh_config::parse(&mesh) {
+        Ok(_) => Ok(()),
+        Err(errors) => Err(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn error(name: &str, value: &str) -> String {
+        errors(&json!({"metadata": {"annotations": {name: value}}})).join("; ")
+    }
+
+    #[test]
+    fn invalid_annotations_are_named() {
+        for (name, value, expected) in [
+            ("sidecar.istio.io/interceptionMode", "redirect", "is not REDIRECT"),
+            ("status.sidecar.istio.io/port", "65536", "is not a port"),
+            (
+                "readiness.status.sidecar.istio.io/periodSeconds",
+                "-1",
+                "is not a number",
+            ),
+            (
+                "traffic.sidecar.istio.io/includeOutboundIPRanges",
+                "10.0.0.0/8,*",
+                "includeIPRanges invalid: \"*\"",
+            ),
+            (
+                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+                "10.0.0.0/33",
+                "is not a CIDR range",
+            ),
+            (
+                "traffic.sidecar.istio.io/includeInboundPorts",
+                "80,x",
+                "includeInboundPorts invalid: \"x\"",
+            ),
+            (
+                "traffic.sidecar.istio.io/excludeInterfaces",
+                "eth0;reboot",
+                "is not the name of an interface",
+            ),
+            ("prometheus.istio.io/merge-metrics", "maybe", "is not a boolean"),
+            ("sidecar.istio.io/proxyCPU", "100m\n", "is not a quantity"),
+            ("proxy.istio.io/config", "[a]", "must be a mapping"),
+            ("proxy.istio.io/config", "{concurrency: many}", "concurrency"),
+        ] {
+            let error = error(name, value);
+            assert!(error.starts_with(&format!("annotation {name}: ")), "{error}");
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn valid_annotations_pass() {
+        for (name, value) in [
+            ("sidecar.istio.io/interceptionMode", "TPROXY"),
+            ("status.sidecar.istio.io/port", "0"),
+            ("traffic.sidecar.istio.io/includeOutboundIPRanges", ""),
+            (
+                "traffic.sidecar.istio.io/includeOutboundIPRanges",
+                "127.0.0.1/24,fd00::/8",
+            ),
+            ("traffic.sidecar.istio.io/includeInboundPorts", "*"),
+            ("traffic.sidecar.istio.io/excludeInboundPorts", "4,5, 6"),
+            ("sidecar.istio.io/proxyMemory", "1Gi"),
+            ("proxy.istio.io/config", "concurrency: 2"),
+            ("other", "anything"),
+        ] {
+            assert_eq!(error(name, value), "", "{name}={value}");
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! The injector's configuration: the keys `config` and `values` of its ConfigMap, parsed and compiled.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value as Json;
+
+use super::functions::functions;
+use crate::{
+    api::yaml,
+    base::{Labels, select::LabelSelector},
+    template::{Limits, Templates, Value},
+};
+
+/// An invalid injector configuration. The caller keeps the last valid one.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {}{message}{}", prefix(.field.as_ref()), place(.line, .column))]
+pub struct ConfigError {
+    /// Key of the ConfigMap: `config` or `values`.
+    pub key: &'static str,
+    /// The field, such as `templates.sidecar`.
+    pub field: Option<String>,
+    /// The line, in the template if the field is one, else in the text of the key; 0 if unknown.
+    pub line: u64,
+    /// The column; 0 if unknown.
+    pub column: u64,
+    /// The reason.
+    pub message: String,
+}
+
+fn prefix(field: Option<&String>) -> String {
+    field.map(|field| format!("{field}: ")).unwrap_or_default()
+}
+
+fn place(line: &u64, column: &u64) -> String {
+    match (line, column) {
+        (0, _) => String::new(),
+        (line, 0) => format!(" (line {line})"),
+        (line, column) => format!(" (line {line}, column {column})"),
+    }
+}
+
+/// The treatment of pods that do not say whether they want a sidecar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// They are injected.
+    Enabled,
+    /// They are not injected.
+    Disabled,
+    /// Nothing is injected: the configuration has another word.
+    Unknown(String),
+}
+
+/// The parsed key `config`.
+pub(super) struct Config {
+    pub(super) policy: Policy,
+    pub(super) default_templates: Vec<String>,
+    pub(super) aliases: BTreeMap<String, Vec<String>>,
+    /// Compiled templates by name.
+    pub(super) templates: BTreeMap<String, Templates>,
+    pub(super) never: Vec<LabelSelector>,
+    pub(super) always: Vec<LabelSelector>,
+    pub(super) injected_annotations: BTreeMap<String, String>,
+    /// The parsed key `values`.
+    pub(super) values: Values,
+}
+
+impl Config {
+    pub(super) fn parse(config: &str, values: &str, limits: &Limits) -> Result<Self, ConfigError> {
+        let fields = Fields(document("config", config)?);
+        let mut default_templates = fields.strings("defaultTemplates")?;
+        if default_templates.is_empty() {
+            default_templates.push("sidecar".to_owned());
+        }
+        let policy = fields.get("policy").and_then(Json::as_str).unwrap_or_default();
+        Ok(Self {
+            policy: match policy {
+                "enabled" => Policy::Enabled,
+                "disabled" => Policy::Disabled,
+                other => Policy::Unknown(other.to_owned()),
+            },
+            default_templates,
+            aliases: fields.aliases()?,
+            templates: fields.templates(limits)?,
+            never: fields.selectors("neverInjectSelector")?,
+            always: fields.selectors("alwaysInjectSelector")?,
+            injected_annotations: fields.map("injectedAnnotations")?,
+            values: Values::parse(values)?,
+        })
+    }
+
+    /// Returns the templates that names stand for. Aliases are expanded once.
+    pub(super) fn resolve<'a>(&'a self, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+        let expand = |name: &'a str| match self.aliases.get(name) {
+            Some(names) => names.iter().map(String::as_str).collect(),
+            None => vec![name],
+        };
+        names.flat_map(expand).collect()
+    }
+}
+
+fn document(key: &'static str, text: &str) -> Result<serde_json::Map<String, Json>, ConfigError> {
+    let error = |line, column, message: String| ConfigError {
+        key,
+        field: None,
+        line,
+        column,
+        message,
+    };
+    let text = yaml::text(text.as_bytes()).map_err(|it| error(it.line, it.column, it.message))?;
+    let documents = yaml::documents(text);
+    let Some(document) = documents.first() else {
+        return Ok(serde_json::Map::new());
+    };
+    match document.parse() {
+        Ok(Json::Object(fields)) => Ok(fields),
+        Ok(Json::Null) => Ok(serde_json::Map::new()),
+        Ok(_) => Err(error(document.line, 0, "must be a mapping".to_owned())),
+        Err(it) => Err(error(it.line, it.column, it.message)),
+    }
+}
+
+/// The fields of the key `config`.
+struct Fields(serde_json::Map<String, Json>);
+
+impl Fields {
+    fn get(&self, name: &str) -> Option<&Json> {
+        self.0.get(name).filter(|value| !value.is_null())
+    }
+
+    fn invalid(field: String, message: impl Into<String>) -> ConfigError {
+        ConfigError {
+            key: "config",
+            field: Some(field),
+            line: 0,
+            column: 0,
+            message: message.into(),
+        }
+    }
+
+    fn object(&self, name: &str) -> Result<impl Iterator<Item = (&String, &Json)>, ConfigError> {
+        match self.get(name) {
+            None => Ok(None),
+            Some(Json::Object(entries)) => Ok(Some(entries)),
+            Some(_) => Err(Self::invalid(name.to_owned(), "must be a mapping")),
+        }
+        .map(|entries| entries.into_iter().flatten())
+    }
+
+    fn strings(&self, name: &str) -> Result<Vec<String>, ConfigError> {
+        match self.get(name) {
+            None => Ok(Vec::new()),
+            Some(value) => strings(value).ok_or_else(|| Self::invalid(name.to_owned(), "must be a list of strings")),
+        }
+    }
+
+    fn map(&self, name: &str) -> Result<BTreeMap<String, String>, ConfigError> {
+        let entry = |(key, value): (&String, &Json)| match value {
+            Json::String(value) => Ok((key.clone(), value.clone())),
+            _ => Err(Self::invalid(
+                format!("{name}[{key:?}]"),
+                "must be a string (hint: quote it)",
+            )),
+        };
+        self.object(name)?.map(entry).collect()
+    }
+
+    fn aliases(&self) -> Result<BTreeMap<String, Vec<String>>, ConfigError> {
+        let alias = |(name, names): (&String, &Json)| match strings(names) {
+            Some(names) => Ok((name.clone(), names)),
+            None => Err(Self::invalid(format!("aliases.{name}"), "must be a list of strings")),
+        };
+        self.object("aliases")?.map(alias).collect()
+    }
+
+    fn selectors(&self, name: &str) -> Result<Vec<LabelSelector>, ConfigError> {
+        match self.get(name) {
+            None => Ok(Vec::new()),
+            Some(value) => serde_json::from_value(value.clone())
+                .map_err(|error| Self::invalid(name.to_owned(), format!("must be a list of label selectors: {error}"))),
+        }
+    }
+
+    fn templates(&self, limits: &Limits) -> Result<BTreeMap<String, Templates>, ConfigError> {
+        let compile = |(name, text): (&String, &Json)| {
+            let field = format!("templates.{name}");
+            let Json::String(text) = text else {
+                return Err(Self::invalid(field, "must be a string (hint: begin the block with |)"));
+            };
+            let mut templates = Templates::new(functions(), limits.clone());
+            match templates.parse(name, text) {
+                Ok(()) => Ok((name.clone(), templates)),
+                Err(error) => Err(ConfigError {
+                    line: error.line as u64,
+                    column: error.column as u64,
+                    ..Self::invalid(field, error.message)
+                }),
+            }
+        };
+        self.object("templates")?.map(compile).collect()
+    }
+}
+
+fn strings(value: &Json) -> Option<Vec<String>> {
+    let items = value.as_array()?.iter();
+    items.map(|item| item.as_str().map(str::to_owned)).collect()
+}
+
+/// The parsed key `values`: the values of the chart that templates read.
+pub(super) struct Values {
+    json: Json,
+    template: Value,
+}
+
+impl Values {
+    fn parse(text: &str) -> Result<Self, ConfigError> {
+        let json = Json::Object(document("values", text)?);
+        let values = Self {
+            template: Value::from_json(&json),
+            json,
+        };
+        for path in [HUB, IMAGE, VARIANT, CLUSTER, NETWORK] {
+            values.check(path, "must be a string", Json::is_string)?;
+        }
+        for path in [HOLD, REWRITE_PROBES] {
+            values.check(path, "must be a boolean", Json::is_boolean)?;
+        }
+        Ok(values)
+    }
+
+    fn check(&self, path: &str, message: &str, is_valid: impl Fn(&Json) -> bool) -> Result<(), ConfigError> {
+        match self.json.pointer(path) {
+            Some(value) if !value.is_null() && !is_valid(value) => Err(ConfigError {
+                key: "values",
+                field: Some(path.trim_start_matches('/').replace('/', ".")),
+                line: 0,
+                column: 0,
+                message: message.to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the values for one rendering, which may change them.
+    pub(super) fn for_template(&self) -> Value {
+        self.template.deep_clone()
+    }
+
+    fn text(&self, path: &str) -> &str {
+        self.json.pointer(path).and_then(Json::as_str).unwrap_or_default()
+    }
+
+    fn is_true(&self, path: &str) -> bool {
+        self.json.pointer(path).and_then(Json::as_bool).unwrap_or_default()
+    }
+
+    /// Returns `global.multiCluster.clusterName`.
+    pub(super) fn cluster(&self) -> &str {
+        self.text(CLUSTER)
+    }
+
+    /// Returns `global.network`.
+    pub(super) fn network(&self) -> &str {
+        self.text(NETWORK)
+    }
+
+    /// True if containers of applications start after the proxy.
+    pub(super) fn holds_application(&self) -> bool {
+        self.is_true(HOLD)
+    }
+
+    /// True if the proxy answers probes for the application.
+    pub(super) fn rewrites_probes(&self) -> bool {
+        self.is_true(REWRITE_PROBES)
+    }
+
+    /// Returns the image of the proxy.
+    ///
+    /// Parity (pkg/kube/inject/inject.go, ProxyImage): a type replaces a known type at the end of the tag.
+    pub(super) fn proxy_image(&self, image_type: Option<&str>) -> String {
+        let tag = match self.json.pointer("/global/tag") {
+            Some(Json::String(tag)) => tag.clone(),
+            None | Some(Json::Null) => String::new(),
+            Some(other) => other.to_string(),
+        };
+        let name = Some(self.text(IMAGE))
+            .filter(|name| !name.is_empty())
+            .unwrap_or("proxyv2");
+        let image_type = image_type.unwrap_or_else(|| self.text(VARIANT));
+        let base = ["-distroless", "-debug"].iter().find_map(|it| tag.strip_suffix(it));
+        let tag = match image_type {
+            "" => tag.clone(),
+            "default" => base.unwrap_or(&tag).to_owned(),
+            other => format!("{}-{other}", base.unwrap_or(&tag)),
+        };
+        format!("{}/{name}:{tag}", self.text(HUB))
+    }
+}
+
+const HUB: &str = "/global/hub";
+const IMAGE: &str = "/global/proxy/image";
+const VARIANT: &str = "/global/variant";
+const CLUSTER: &str = "/global/multiCluster/clusterName";
+const NETWORK: &str = "/global/network";
+const HOLD: &str = "/global/proxy/holdApplicationUntilProxyStarts";
+const REWRITE_PROBES: &str = "/sidecarInjectorWebhook/rewriteAppHTTPProbe";
+
+/// True if a selector selects pods by their labels. An empty selector selects none.
+pub(super) fn selects(selector: &LabelSelector, labels: &Labels) -> bool {
+    let is_empty = selector.match_labels.is_empty() && selector.match_expressions.is_empty();
+    !is_empty && selector.matches(labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(config: &str, values: &str) -> String {
+        match Config::parse(config, values, &Limits::default()) {
+            Ok(_) => "valid".to_owned(),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn errors_name_template_and_line() {
+        let config = "templates:\n  sidecar: |\n    spec:\n    {{ nothing . }}\n";
+        assert_eq!(
+            error(config, ""),
+            "config: templates.sidecar: template: sidecar:2: function \"nothing\" not defined (line 2)"
+        );
+        assert!(
+            error("policy: [", "").starts_with("config: "),
+            "{}",
+            error("policy: [", "")
+        );
+        assert_eq!(error("templates: [a]", ""), "config: templates: must be a mapping");
+        assert_eq!(
+            error("injectedAnnotations: {a: 1}", ""),
+            "config: injectedAnnotations[\"a\"]: must be a string (hint: quote it)"
+        );
+        assert_eq!(error("", "global: {hub: [a]}"), "values: global.hub: must be a string");
+        assert_eq!(error("", ""), "valid");
+    }
+
+    #[test]
+    fn images_have_types() {
+        let image = |tag: &str, image_type| {
+            let values = Values::parse(&format!("global: {{hub: h, tag: {tag}, variant: debug}}")).expect("valid");
+            values.proxy_image(image_type)
+        };
+        assert_eq!(image("v1", None), "h/proxyv2:v1-debug");
+        assert_eq!(image("v1-debug", Some("distroless")), "h/proxyv2:v1-distroless");
+        assert_eq!(image("v1-distroless", Some("default")), "h/proxyv2:v1");
+        assert_eq!(image("1.5", Some("")), "h/proxyv2:1.5");
+    }
+}

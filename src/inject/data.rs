@@ -1,0 +1,89 @@
+//! The data of templates: Istio's `SidecarTemplateData` with the types that it has in Go.
+
+mod kube;
+mod message;
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use crate::template::{Context, Escapes, Failure, Layout, Limits, NoHost, Object, Type, Value, encode_json};
+
+pub(super) use kube::value as kube_value;
+pub(super) use message::{call, message};
+
+/// A struct with fields.
+pub(super) struct Fields {
+    type_name: &'static str,
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Fields {
+    /// Returns a pointer to a struct.
+    pub(super) fn pointer(type_name: &'static str, fields: Vec<(&'static str, Value)>) -> Value {
+        Value::object(Self { type_name, fields })
+    }
+}
+
+impl Object for Fields {
+    fn type_of(&self) -> Type {
+        Type::named(self.type_name).pointer()
+    }
+
+    fn field_names(&self) -> Vec<&str> {
+        self.fields.iter().map(|(name, _)| *name).collect()
+    }
+
+    fn field(&self, name: &str) -> Option<Value> {
+        let found = self.fields.iter().find(|(field, _)| *field == name);
+        found.map(|(_, value)| value.clone())
+    }
+}
+
+/// A value of a named type that prints as text, such as a quantity.
+struct Scalar {
+    type_name: &'static str,
+    text: Arc<str>,
+    basic: Option<Value>,
+    json: Value,
+}
+
+impl Object for Scalar {
+    fn type_of(&self) -> Type {
+        Type::named(self.type_name)
+    }
+
+    fn basic(&self) -> Option<Value> {
+        self.basic.clone()
+    }
+
+    fn to_text(&self) -> Option<String> {
+        Some(self.text.as_ref().to_owned())
+    }
+
+    fn to_json(&self) -> Option<Value> {
+        Some(self.json.clone())
+    }
+
+    fn method(&self, name: &str) -> Option<Arc<crate::template::Function>> {
+        let text = self.text.as_ref();
+        (name == "String").then(|| Arc::new(crate::template::Function::getter(name, text.into())))
+    }
+}
+
+/// Returns the text of a JSON scalar.
+fn text_of(value: &Json) -> String {
+    match value {
+        Json::String(text) => text.clone(),
+        Json::Null => String::new(),
+        other => other.to_string(),
+    }
+}
+
+/// Returns a value as Go's JSON, with escapes for HTML.
+pub(super) fn go_json(value: &Value) -> Result<String, Failure> {
+    let limits = Limits::default();
+    let mut context = Context::new(&limits, &NoHost);
+    let bytes = encode_json(&mut context, value, Layout::Compact, Escapes::Html)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}

@@ -1,0 +1,136 @@
+//! Kubernetes' objects as templates see them: structs of Go with all their fields.
+
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use super::{Scalar, text_of};
+use crate::{
+    inject::schema::{self, Field, Presence, Struct, Type as Schema},
+    template::{IntType, List, Map, Object, Text, Type, Value},
+};
+
+/// Returns the value of an object of a struct of the table.
+pub(in crate::inject) fn value(type_name: &str, object: &Json) -> Value {
+    structure(schema::of(type_name), object)
+}
+
+/// A struct of Kubernetes' API, with the values of all its fields.
+struct Kube {
+    kind: &'static Struct,
+    fields: Vec<Value>,
+}
+
+impl Object for Kube {
+    fn type_of(&self) -> Type {
+        named(self.kind)
+    }
+
+    fn field_names(&self) -> Vec<&str> {
+        self.kind.fields.iter().map(|field| field.go.as_str()).collect()
+    }
+
+    fn field(&self, name: &str) -> Option<Value> {
+        let position = self.kind.fields.iter().position(|field| field.go == name)?;
+        self.fields.get(position).cloned()
+    }
+
+    fn json_members(&self) -> Option<Vec<(&str, Value)>> {
+        let members = self.kind.fields.iter().zip(&self.fields);
+        let written = members.filter(|(field, value)| field.presence == Presence::Required || !is_empty(field, value));
+        Some(written.map(|(field, value)| (field.json, value.clone())).collect())
+    }
+}
+
+/// True for a value that Go omits from JSON.
+fn is_empty(field: &Field, value: &Value) -> bool {
+    match value {
+        Value::Missing | Value::Nil | Value::NilPointer(_) => true,
+        Value::Bool(value) => !value,
+        Value::Int(_, number) => *number == 0,
+        Value::String(text) => text.is_empty(),
+        Value::List(list) => list.items().is_empty(),
+        Value::Map(map) => map.entries().is_empty(),
+        Value::Object(object) => field.of == Schema::Time && object.to_text().is_some_and(|text| text.is_empty()),
+        _ => false,
+    }
+}
+
+fn named(kind: &Struct) -> Type {
+    let package = if kind.name == "ObjectMeta" { "metav1" } else { "v1" };
+    Type::named(&format!("{package}.{}", kind.name))
+}
+
+fn structure(kind: &'static Struct, object: &Json) -> Value {
+    let fields = kind.fields.iter();
+    Value::object(Kube {
+        kind,
+        fields: fields
+            .map(|field| of(&field.of, object.get(field.json).filter(|value| !value.is_null())))
+            .collect(),
+    })
+}
+
+/// Returns a value of a type, or its zero value.
+fn of(kind: &Schema, value: Option<&Json>) -> Value {
+    match kind {
+        Schema::String => Value::string(value.and_then(Json::as_str).unwrap_or_default()),
+        Schema::Bool => Value::Bool(value.and_then(Json::as_bool).unwrap_or_default()),
+        Schema::Int32 => Value::Int(IntType::Int32, value.and_then(Json::as_i64).unwrap_or_default()),
+        Schema::Int64 => Value::int64(value.and_then(Json::as_i64).unwrap_or_default()),
+        Schema::Quantity => scalar("resource.Quantity", value, "0"),
+        Schema::IntOrString => scalar("intstr.IntOrString", value, "0"),
+        Schema::Time => scalar("metav1.Time", value, ""),
+        Schema::Any => value.map_or(Value::Nil, Value::from_json),
+        Schema::Struct(name) => structure(schema::of(name), value.unwrap_or(&Json::Null)),
+        Schema::Pointer(target) => match (value, target.as_ref()) {
+            (None, Schema::Any) => Value::Nil,
+            (None, target) => Value::NilPointer(template_type(target)),
+            (Some(_), Schema::Struct(_) | Schema::Any | Schema::Quantity | Schema::Time) => of(target, value),
+            (Some(_), target) => Value::Pointer(Arc::new(of(target, value))),
+        },
+        Schema::List(element) => match value.and_then(Json::as_array) {
+            None => Value::List(List::nil(template_type(element))),
+            Some(items) => {
+                let items = items.iter().map(|item| of(element, Some(item)));
+                Value::List(List::of(template_type(element), items.collect()))
+            }
+        },
+        Schema::Map(element) => match value.and_then(Json::as_object) {
+            None => Value::Map(Map::nil(template_type(element))),
+            Some(entries) => {
+                let entries = entries.iter();
+                let entries = entries.map(|(key, value)| (Text::from(key.as_str()), of(element, Some(value))));
+                Value::Map(Map::of(template_type(element), entries.collect()))
+            }
+        },
+    }
+}
+
+fn scalar(type_name: &'static str, value: Option<&Json>, unset: &str) -> Value {
+    let json = value.map_or_else(|| Value::string(unset), Value::from_json);
+    let text = value.map_or_else(|| unset.to_owned(), text_of);
+    Value::object(Scalar {
+        type_name,
+        text: text.into(),
+        basic: None,
+        json,
+    })
+}
+
+fn template_type(kind: &Schema) -> Type {
+    match kind {
+        Schema::String => Type::String,
+        Schema::Bool => Type::Bool,
+        Schema::Int32 => Type::Int(IntType::Int32),
+        Schema::Int64 => Type::INT64,
+        Schema::Quantity => Type::named("resource.Quantity"),
+        Schema::IntOrString => Type::named("intstr.IntOrString"),
+        Schema::Time => Type::named("metav1.Time"),
+        Schema::Any => Type::Any,
+        Schema::Struct(name) => named(schema::of(name)),
+        Schema::Pointer(target) => template_type(target).pointer(),
+        Schema::List(element) => template_type(element).list(),
+        Schema::Map(element) => template_type(element).map(),
+    }
+}

@@ -1,0 +1,289 @@
+//! Istio's functions of templates, beside sprig's. Where both have a function, Istio's takes its place.
+//!
+//! Parity (pkg/kube/inject/template.go).
+
+mod lists;
+mod otel;
+
+use std::sync::LazyLock;
+
+use serde_json::Value as Json;
+
+use super::data;
+use crate::{
+    api::{mesh_config, yaml},
+    proto::json::to_json,
+    template::{
+        Context, Escapes, Failure, Function, Functions, Layout, Map, Type, Value, encode_json, print, sprig_functions,
+    },
+};
+
+/// Returns the functions that templates of injection may call.
+pub(super) fn functions() -> Functions {
+    static FUNCTIONS: LazyLock<Functions> = LazyLock::new(|| {
+        let mut functions = sprig_functions();
+        functions.extend(texts());
+        functions.extend(maps());
+        functions.extend(formats());
+        functions.extend(lists::functions());
+        functions.add(otel::function());
+        functions
+    });
+    FUNCTIONS.clone()
+}
+
+fn texts() -> [Function; 8] {
+    use Type::{Any, Bool, String as Text};
+    [
+        Function::new("annotation", &[Any, Text, Any], Text, |context, arguments| {
+            let Value::Object(meta) = &arguments[0] else {
+                return Err(Failure::message("annotation: the first argument must be ObjectMeta"));
+            };
+            let annotations = meta.field("Annotations").unwrap_or(Value::Nil);
+            match entry(&annotations, &arguments[1]) {
+                Some(value) => Ok(value),
+                None => Ok(print(context, &arguments[2..])?.into()),
+            }
+        }),
+        Function::new("contains", &[Text, Text], Bool, |_, arguments| {
+            Ok(text(&arguments[1]).contains(&text(&arguments[0])).into())
+        }),
+        Function::new("directory", &[Text], Text, |_, arguments| {
+            let path = text(&arguments[0]);
+            let end = path.rfind('/').map_or(0, |slash| slash + 1);
+            Ok(path[..end].into())
+        }),
+        Function::new("toLower", &[Text], Text, |context, arguments| {
+            let text = text(&arguments[0]);
+            context.allocate(text.len())?;
+            Ok(text.to_lowercase().into())
+        }),
+        Function::new("indent", &[Type::INT, Text], Text, |context, arguments| {
+            let Value::Int(_, spaces) = arguments[0] else {
+                return Ok(Value::Nil);
+            };
+            let spaces = usize::try_from(spaces).unwrap_or(0);
+            let text = text(&arguments[1]);
+            let lines = text.matches('\n').count();
+            context.allocate(text.len().saturating_add(lines.saturating_mul(spaces)))?;
+            Ok(text.replace('\n', &format!("\n{}", " ".repeat(spaces))).into())
+        }),
+        Function::new("env", &[Text, Text], Text, |context, arguments| {
+            let found = context
+                .host
+                .variable(&text(&arguments[0]))
+                .filter(|value| !value.is_empty());
+            Ok(found.map_or_else(|| arguments[1].clone(), Value::from))
+        }),
+        Function::new("formatDuration", &[Any], Text, |context, arguments| {
+            let seconds = data::call(context, &arguments[0], "GetSeconds")?;
+            let nanos = data::call(context, &arguments[0], "GetNanos")?;
+            let (Value::Int(_, seconds), Value::Int(_, nanos)) = (seconds, nanos) else {
+                return Err(Failure::message("formatDuration: the argument must be a duration"));
+            };
+            Ok(go_duration(seconds, nanos).into())
+        }),
+        Function::new("valueOrDefault", &[Any, Any], Any, |_, arguments| {
+            let is_set = match &arguments[0] {
+                Value::Missing | Value::Nil => false,
+                Value::String(text) => !text.is_empty(),
+                _ => true,
+            };
+            Ok(arguments[usize::from(!is_set)].clone())
+        }),
+    ]
+}
+
+fn maps() -> [Function; 7] {
+    use Type::{Any, Bool, String as Text};
+    [
+        Function::new("isset", &[Text.map(), Text], Bool, |_, arguments| {
+            Ok(entry(&arguments[0], &arguments[1]).is_some().into())
+        }),
+        Function::variadic("omit", &[Any, Text], Any, |context, arguments| {
+            let Value::Map(map) = &arguments[0] else {
+                return Ok(arguments[0].clone());
+            };
+            context.allocate_elements(map.entries().len())?;
+            let mut entries = map.entries().clone();
+            for key in &arguments[1..] {
+                entries.remove(text(key).as_bytes());
+            }
+            Ok(Value::Map(Map::of(map.element().clone(), entries)))
+        }),
+        Function::variadic("strdict", &[Text], Text.map(), |context, arguments| {
+            context.allocate_elements(arguments.len())?;
+            let pairs = arguments.chunks(2);
+            let pairs = pairs.map(|pair| (text(&pair[0]), pair.get(1).map(text).unwrap_or_default()));
+            Ok(Map::of_strings(pairs).into())
+        }),
+        Function::variadic("mergeMaps", &[Any], Any, merged),
+        Function::variadic("toJsonMap", &[Any], Text, |context, arguments| {
+            let merged = merged(context, arguments)?;
+            Ok(encode_json(context, &merged, Layout::Compact, Escapes::Html)?.into())
+        }),
+        Function::new("omitNil", &[Any], Any, |context, arguments| {
+            without_nil(context, &arguments[0], 0)
+        }),
+        Function::new("fromJSON", &[Text], Any, |context, arguments| {
+            let text = text(&arguments[0]);
+            context.allocate(text.len().saturating_mul(8))?;
+            // As in Istio, a text that is not JSON becomes the text of an empty object.
+            Ok(serde_json::from_str::<Json>(&text).map_or_else(|_| "{}".into(), |json| Value::from_json(&json)))
+        }),
+    ]
+}
+
+fn formats() -> [Function; 4] {
+    use Type::{Any, String as Text};
+    [
+        Function::new("toYaml", &[Any], Text, |context, arguments| {
+            let json = encode_json(context, &arguments[0], Layout::Compact, Escapes::Necessary)?;
+            let value: Json = serde_json::from_slice(&json).map_err(|error| Failure::message(error.to_string()))?;
+            let text = yaml::to_text(&value);
+            context.allocate(text.len())?;
+            Ok(text.into())
+        }),
+        Function::new("toJSON", &[Text.map()], Text, |context, arguments| {
+            match &arguments[0] {
+                Value::Map(map) if map.is_nil() => Ok("{}".into()),
+                value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
+            }
+        }),
+        Function::new("structToJSON", &[Any], Text, |context, arguments| match &arguments[0] {
+            Value::Nil | Value::Missing => Ok("{}".into()),
+            // The proxy intercepts no UDP, so these ports are left out of its list.
+            Value::Object(port) if port.field("Protocol").is_some_and(|it| text(&it) == "UDP") => Ok("".into()),
+            value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
+        }),
+        Function::new("protoToJSON", &[Any], Text, |context, arguments| {
+            let Value::Object(message) = &arguments[0] else {
+                return Ok("{}".into());
+            };
+            let members = message.json_members().unwrap_or_default();
+            let is_proxy_config = message.type_of().to_string() == "*v1alpha1.ProxyConfig";
+            let mut text = String::from("{");
+            for (name, value) in members {
+                let encoded = encode_json(context, &value, Layout::Compact, Escapes::Necessary)?;
+                if is_proxy_config && is_default(name, &encoded) {
+                    continue;
+                }
+                if text.len() > 1 {
+                    text.push(',');
+                }
+                text.push_str(&[&format!("{name:?}:"), &*String::from_utf8_lossy(&encoded)].concat());
+            }
+            text.push('}');
+            Ok(text.into())
+        }),
+    ]
+}
+
+/// Fields of ProxyConfig that are left out of the pod if they have their default.
+const DEFAULTED: &[&str] = &[
+    "configPath",
+    "binaryPath",
+    "controlPlaneAuthPolicy",
+    "serviceCluster",
+    "drainDuration",
+    "terminationDrainDuration",
+    "discoveryAddress",
+    "envoyMetricsService",
+    "envoyAccessLogService",
+    "tracing",
+    "proxyAdminPort",
+    "statNameLength",
+    "statusPort",
+    "concurrency",
+];
+
+/// True for a field of ProxyConfig with its default.
+fn is_default(name: &str, encoded: &[u8]) -> bool {
+    static DEFAULTS: LazyLock<Json> = LazyLock::new(|| to_json(&mesh_config::default_proxy_config()));
+    let value = || serde_json::from_slice::<Json>(encoded).ok();
+    DEFAULTED.contains(&name)
+        && DEFAULTS
+            .get(name)
+            .is_some_and(|default| value().as_ref() == Some(default))
+}
+
+/// Returns the entries of all maps; later maps take precedence.
+fn merged(context: &mut Context<'_>, maps: &[Value]) -> Result<Value, Failure> {
+    let mut entries = std::collections::BTreeMap::new();
+    let mut element = None;
+    for map in maps {
+        match map {
+            Value::Map(map) => {
+                context.allocate_elements(map.entries().len())?;
+                element.get_or_insert_with(|| map.element().clone());
+                entries.extend(map.snapshot());
+            }
+            Value::Missing | Value::Nil => {}
+            other => return Err(Failure::message(format!("{} is not a map", other.type_of()))),
+        }
+    }
+    Ok(Value::Map(Map::of(element.unwrap_or(Type::String), entries)))
+}
+
+/// Returns a value without the nil entries of its maps.
+fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<Value, Failure> {
+    let Value::Map(map) = value else {
+        return Ok(value.clone());
+    };
+    let depth = context.deeper(depth)?;
+    let entries = map.snapshot();
+    context.allocate_elements(entries.len())?;
+    let mut kept = std::collections::BTreeMap::new();
+    for (key, value) in entries {
+        if !matches!(value, Value::Nil | Value::Missing) {
+            kept.insert(key, without_nil(context, &value, depth)?);
+        }
+    }
+    Ok(Value::Map(Map::of(map.element().clone(), kept)))
+}
+
+fn entry(map: &Value, key: &Value) -> Option<Value> {
+    match map {
+        Value::Map(map) => map.get(text(key).as_bytes()),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.to_str().into_owned(),
+        _ => String::new(),
+    }
+}
+
+/// Returns a duration as Go prints it: `1h0m23.5s`.
+fn go_duration(seconds: i64, nanos: i64) -> String {
+    let total = i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+    let sign = if total < 0 { "-" } else { "" };
+    let total = total.unsigned_abs();
+    let fraction = |value: u128, digits: usize| {
+        let unit = 10_u128.pow(digits as u32);
+        let rest = format!("{:0digits$}", value % unit);
+        let rest = rest.trim_end_matches('0');
+        let point = if rest.is_empty() { "" } else { "." };
+        format!("{}{point}{rest}", value / unit)
+    };
+    match total {
+        0 => "0s".to_owned(),
+        1..1_000 => format!("{sign}{total}ns"),
+        1_000..1_000_000 => format!("{sign}{}µs", fraction(total, 3)),
+        1_000_000..1_000_000_000 => format!("{sign}{}ms", fraction(total, 6)),
+        _ => {
+            let (minutes, rest) = (total / 60_000_000_000, total % 60_000_000_000);
+            let seconds = fraction(rest, 9);
+            match (minutes / 60, minutes % 60) {
+                (0, 0) => format!("{sign}{seconds}s"),
+                (0, minutes) => format!("{sign}{minutes}m{seconds}s"),
+                (hours, minutes) => format!("{sign}{hours}h{minutes}m{seconds}s"),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! Unit tests of Istio's functions.
+
+use super::*;
+use crate::template::{Limits, NoHost, Templates};
+
+fn render(template: &str) -> String {
+    let data = Value::map([
+        ("nil", Value::Nil),
+        ("map", Map::of_strings([("a", "1"), ("b", "2")]).into()),
+        (
+            "nested",
+            Value::map([("a", Value::Nil), ("b", Value::map([("c", Value::Nil)]))]),
+        ),
+    ]);
+    let mut templates = Templates::new(functions(), Limits::default());
+    templates.parse("test", template).expect("the template is valid");
+    templates
+        .render("test", &data, &NoHost)
+        .unwrap_or_else(|error| error.to_string())
+}
+
+#[test]
+fn functions_render() {
+    for (template, expected) in [
+        ("{{ contains \"a\" \"banana\" }}", "true"),
+        ("{{ contains \"banana\" \"a\" }}", "false"),
+        ("{{ indent 2 \"a\\nb\" }}", "a\n  b"),
+        ("{{ directory \"/etc/certs/ca.pem\" }}", "/etc/certs/"),
+        (
+            "{{ valueOrDefault .nil \"d\" }}{{ valueOrDefault \"\" 1 }}{{ valueOrDefault 0 2 }}",
+            "d10",
+        ),
+        ("{{ isset .map \"a\" }} {{ isset .map \"c\" }}", "true false"),
+        (
+            "{{ toJsonMap .map (strdict \"b\" \"3\" \"c\" \"4\") }}",
+            "{\"a\":\"1\",\"b\":\"3\",\"c\":\"4\"}",
+        ),
+        ("{{ toJSON (omit .map \"a\") }}", "{\"b\":\"2\"}"),
+        ("{{ (mergeMaps .map (strdict \"a\" \"9\")).a }}", "9"),
+        ("{{ toYaml (omitNil .nested) }}", "b: {}\n"),
+        ("{{ toYaml .map }}", "a: \"1\"\nb: \"2\"\n"),
+        ("{{ fromJSON \"[1, true]\" }} {{ fromJSON \"no\" }}", "[1 true] {}"),
+        ("{{ env \"HOME\" \"none\" }}", "none"),
+        ("{{ structToJSON .map }}", "{\"a\":\"1\",\"b\":\"2\"}"),
+    ] {
+        assert_eq!(render(template), expected, "{template}");
+    }
+}
+
+#[test]
+fn durations_print_as_in_go() {
+    for (seconds, nanos, expected) in [
+        (0, 0, "0s"),
+        (45, 0, "45s"),
+        (3600, 0, "1h0m0s"),
+        (90, 500_000_000, "1m30.5s"),
+        (0, 1_500_000, "1.5ms"),
+        (-5, 0, "-5s"),
+    ] {
+        assert_eq!(go_duration(seconds, nanos), expected);
+    }
+}

@@ -1,0 +1,257 @@
+//! Objects as Go would write them after it has read them into its types.
+
+use serde_json::{Map, Number, Value};
+
+use super::{Field, Presence, Struct, Type, find, of, quantity};
+
+/// A form of objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::inject) enum Form {
+    /// Without fields that Go omits. Two objects that mean the same are equal, and no field is added, so that a patch
+    /// between two such forms also fits the objects as they were.
+    Sparse,
+    /// With empty fields that Go writes, such as `resources: {}`.
+    Complete,
+}
+
+/// A value that does not fit its type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: expected {expected}, found {found}")]
+pub struct TypeError {
+    /// Path of the value.
+    pub path: String,
+    /// Expected type.
+    pub expected: &'static str,
+    /// Description of the value.
+    pub found: String,
+}
+
+/// Converts an object of a struct of the table. Unknown fields stay as they are.
+pub(in crate::inject) fn canonical(type_name: &str, value: Value, form: Form) -> Result<Value, TypeError> {
+    convert(&Type::Struct(of(type_name).name), value, form).map_err(|mut error| {
+        error.path = error.path.trim_start_matches('.').to_owned();
+        if error.path.is_empty() {
+            error.path = type_name.to_owned();
+        }
+        error
+    })
+}
+
+fn convert(kind: &Type, value: Value, form: Form) -> Result<Value, TypeError> {
+    match (kind, value) {
+        (Type::Pointer(inner), value) => convert(inner, value, form),
+        (Type::Struct(name), Value::Object(entries)) => object(of(name), entries, form).map(Value::Object),
+        (Type::List(element), Value::Array(items)) => {
+            let items = items.into_iter().enumerate();
+            let items = items.map(|(index, item)| match item {
+                Value::Null => Ok(zero(element)),
+                item => convert(element, item, form).map_err(|error| error.within(&format!("[{index}]"))),
+            });
+            items.collect::<Result<_, _>>().map(Value::Array)
+        }
+        (Type::Map(element), Value::Object(entries)) => {
+            let entries = entries.into_iter().map(|(key, value)| match value {
+                Value::Null => Ok((key, zero(element))),
+                value => match convert(element, value, form) {
+                    Ok(value) => Ok((key, value)),
+                    Err(error) => Err(error.within(&format!("[{key:?}]"))),
+                },
+            });
+            entries.collect::<Result<_, _>>().map(Value::Object)
+        }
+        (Type::Quantity, value @ (Value::String(_) | Value::Number(_))) => quantity_of(&value),
+        (Type::Int32 | Type::Int64 | Type::IntOrString, Value::Number(number)) => integer(number),
+        (Type::String | Type::Time | Type::IntOrString, value @ Value::String(_))
+        | (Type::Bool, value @ Value::Bool(_))
+        | (Type::Any, value) => Ok(value),
+        (kind, value) => Err(TypeError {
+            path: String::new(),
+            expected: kind.description(),
+            found: described(&value),
+        }),
+    }
+}
+
+fn object(kind: &Struct, entries: Map<String, Value>, form: Form) -> Result<Map<String, Value>, TypeError> {
+    let mut converted = Map::new();
+    for (key, value) in entries {
+        let Some(field) = kind.field(&key) else {
+            converted.insert(key, value);
+            continue;
+        };
+        if value.is_null() {
+            continue;
+        }
+        let value = convert(&field.of, value, form).map_err(|error| error.within(&format!(".{key}")))?;
+        if field.presence == Presence::Required
+            || form == Form::Complete && field.is_struct()
+            || !field.is_empty(&value)
+        {
+            converted.insert(key, value);
+        }
+    }
+    if form == Form::Complete {
+        for field in &kind.fields {
+            if (field.presence == Presence::Required || field.is_struct()) && !converted.contains_key(field.json) {
+                converted.insert(field.json.to_owned(), zero(&field.of));
+            }
+        }
+    }
+    Ok(converted)
+}
+
+impl Field {
+    /// True for structs that are not pointers; Go does not omit them.
+    fn is_struct(&self) -> bool {
+        matches!(&self.of, Type::Struct(_) | Type::Quantity)
+    }
+
+    /// True for a value that Go omits.
+    fn is_empty(&self, value: &Value) -> bool {
+        match (&self.of, value) {
+            (Type::Pointer(_) | Type::Any | Type::Quantity | Type::Time, _) => false,
+            (_, Value::Object(entries)) => entries.is_empty(),
+            (_, Value::Array(items)) => items.is_empty(),
+            (_, Value::String(text)) => text.is_empty(),
+            (_, Value::Bool(value)) => !value,
+            (_, Value::Number(number)) => number.as_i64() == Some(0),
+            (_, Value::Null) => true,
+        }
+    }
+}
+
+/// Returns the value of an unset field in JSON.
+fn zero(kind: &Type) -> Value {
+    match kind {
+        Type::String => Value::String(String::new()),
+        Type::Bool => Value::Bool(false),
+        Type::Int32 | Type::Int64 | Type::IntOrString => Value::from(0),
+        Type::Quantity => Value::from("0"),
+        Type::Struct(name) => {
+            let empty = find(name).map(|kind| object(kind, Map::new(), Form::Complete));
+            Value::Object(empty.and_then(Result::ok).unwrap_or_default())
+        }
+        Type::Time | Type::Any | Type::Pointer(_) | Type::List(_) | Type::Map(_) => Value::Null,
+    }
+}
+
+fn quantity_of(value: &Value) -> Result<Value, TypeError> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    quantity::canonical(&text).map(Value::String).ok_or_else(|| TypeError {
+        path: String::new(),
+        expected: "a quantity such as 100m or 1Gi",
+        found: described(value),
+    })
+}
+
+/// Returns an integer. YAML may have read one such as `1e3` as a float.
+fn integer(number: Number) -> Result<Value, TypeError> {
+    if number.is_i64() || number.is_u64() {
+        return Ok(Value::Number(number));
+    }
+    let float = number.as_f64().unwrap_or(f64::NAN);
+    if float.fract() == 0.0 && float.abs() < 9e15 {
+        return Ok(Value::from(float as i64));
+    }
+    Err(TypeError {
+        path: String::new(),
+        expected: "an integer",
+        found: number.to_string(),
+    })
+}
+
+impl Type {
+    fn description(&self) -> &'static str {
+        match self {
+            Self::String | Self::Time => "a string",
+            Self::Bool => "a boolean",
+            Self::Int32 | Self::Int64 => "an integer",
+            Self::Quantity => "a quantity such as 100m or 1Gi",
+            Self::IntOrString => "an integer or a string",
+            Self::Any => "a value",
+            Self::Struct(_) | Self::Map(_) => "an object",
+            Self::Pointer(inner) => inner.description(),
+            Self::List(_) => "a list",
+        }
+    }
+}
+
+impl TypeError {
+    fn within(mut self, parent: &str) -> Self {
+        self.path.insert_str(0, parent);
+        self
+    }
+}
+
+/// Describes a value without printing large ones.
+fn described(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_owned(),
+        Value::Object(_) => "an object".to_owned(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::String(text) => format!("the string {:?}", text.chars().take(64).collect::<String>()),
+        Value::Bool(value) => format!("the boolean {value}"),
+        Value::Number(number) => format!("the number {number}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn sparse_form_omits_what_go_omits() {
+        let pod = json!({
+            "metadata": {"annotations": null, "labels": {}, "name": ""},
+            "spec": {
+                "hostNetwork": false,
+                "enableServiceLinks": false,
+                "vendor": {"kept": null},
+                "containers": [{"name": "app", "resources": {"limits": {"cpu": "2000m"}},
+                    "env": [{"name": "A", "value": ""}],
+                    "readinessProbe": {"initialDelaySeconds": 0, "grpc": {"port": 1}}}],
+            }
+        });
+        let expected = json!({
+            "spec": {
+                "enableServiceLinks": false,
+                "vendor": {"kept": null},
+                "containers": [{"name": "app", "resources": {"limits": {"cpu": "2"}}, "env": [{"name": "A"}],
+                    "readinessProbe": {"grpc": {"port": 1}}}],
+            }
+        });
+        assert_eq!(canonical("Pod", pod, Form::Sparse), Ok(expected));
+    }
+
+    #[test]
+    fn complete_form_has_structs_and_required_fields() {
+        let deployment = json!({"spec": {"template": {"spec": {"containers": [{"name": "app"}]}}}});
+        let expected = json!({
+            "metadata": {},
+            "spec": {"strategy": {}, "template": {"metadata": {},
+                "spec": {"containers": [{"name": "app", "resources": {}}]}}},
+            "status": {},
+        });
+        assert_eq!(canonical("Deployment", deployment, Form::Complete), Ok(expected));
+    }
+
+    #[test]
+    fn errors_name_the_path() {
+        let error = |pod| canonical("Pod", pod, Form::Sparse).unwrap_err().to_string();
+        assert_eq!(
+            error(json!({"spec": {"containers": [{"name": "a"}, {"name": "b", "args": [1]}]}})),
+            "spec.containers[1].args[0]: expected a string, found the number 1"
+        );
+        assert_eq!(
+            error(json!({"spec": {"containers": [{"resources": {"limits": {"cpu": "two"}}}]}})),
+            "spec.containers[0].resources.limits[\"cpu\"]: expected a quantity such as 100m or 1Gi, \
+             found the string \"two\""
+        );
+        assert_eq!(error(json!({"spec": []})), "spec: expected an object, found a list");
+    }
+}

@@ -1,0 +1,387 @@
+//! Unit tests of whole injections.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::*;
+
+/// A small template with a proxy, an init container and a volume.
+const SIDECAR: &str = "
+policy: enabled
+aliases: {both: [sidecar, extra]}
+injectedAnnotations: {injected: \"yes\"}
+templates:
+  sidecar: |
+    metadata:
+      labels:
+        tls: {{ index .ObjectMeta.Labels `tls` | default `istio` | quote }}
+    spec:
+      initContainers:
+      - name: istio-init
+        args: [\"-u\", \"{{ .ProxyUID }}\"]
+      containers:
+      - name: istio-proxy
+        image: {{ .ProxyImage }}
+        ports:
+        - containerPort: 15090
+        env:
+        - name: OWNER
+          value: {{ .TypeMeta.Kind }}/{{ .DeploymentMeta.Name }}
+        - name: APPS
+          value: '{{ range .Spec.Containers }}{{ if ne .Name `istio-proxy` }}{{ .Name }};{{ end }}{{ end }}'
+        resources:
+          limits:
+            cpu: 2000m
+      volumes:
+      - name: istio-data
+        emptyDir: {}
+  extra: |
+    spec:
+      containers:
+      - name: istio-proxy
+        env:
+        - name: EXTRA
+          value: \"{{ .NativeSidecars }}\"
+  native: |
+    spec:
+      initContainers:
+      - name: istio-proxy
+        image: {{ .ProxyImage }}
+        restartPolicy: Always
+  loop: '{{ range until 100000 }}{{ range until 100000 }}x{{ end }}{{ end }}'
+  list: '[a]'
+  broken: 'a: b: c'
+  typed: 'spec: {containers: [{name: a, args: [1]}]}'
+  nil: '{{ .Spec.SecurityContext.RunAsUser }}'
+";
+
+const VALUES: &str = "
+global: {hub: hub, tag: v1, network: n1}
+sidecarInjectorWebhook: {rewriteAppHTTPProbe: true}
+";
+
+fn injector() -> Injector {
+    Injector::parse(SIDECAR, VALUES).expect("the configuration is valid")
+}
+
+fn environment() -> Environment {
+    Environment {
+        namespace: Arc::new(Namespace {
+            name: "ns".to_owned(),
+            ..Namespace::default()
+        }),
+        ..Environment::default()
+    }
+}
+
+/// Applies operations as the API server does.
+fn applied(mut document: Json, patch: &Patch) -> Json {
+    for operation in patch.operations() {
+        let path = operation["path"].as_str().expect("a path");
+        let (parent, member) = path.rsplit_once('/').expect("not the root");
+        let member = member.replace("~1", "/").replace("~0", "~");
+        let target = document
+            .pointer_mut(parent)
+            .unwrap_or_else(|| panic!("{parent} exists"));
+        let value = || operation["value"].clone();
+        match (operation["op"].as_str(), target) {
+            (Some("remove"), Json::Object(entries)) => drop(entries.remove(&member).expect("it exists")),
+            (Some("remove"), Json::Array(items)) => drop(items.remove(member.parse().expect("an index"))),
+            (Some("add"), Json::Array(items)) => items.insert(member.parse().expect("an index"), value()),
+            (Some("replace"), Json::Array(items)) => items[member.parse::<usize>().expect("an index")] = value(),
+            (Some("add" | "replace"), Json::Object(entries)) => drop(entries.insert(member, value())),
+            other => panic!("{other:?}"),
+        }
+    }
+    document
+}
+
+fn inject(pod: &Json, environment: &Environment) -> Json {
+    match injector().inject(pod, environment) {
+        Ok(Outcome::Patch(patch)) => applied(pod.clone(), &patch),
+        other => panic!("{pod} is not injected: {other:?}"),
+    }
+}
+
+fn error(template: &str) -> String {
+    let pod = json!({"metadata": {"annotations": {"inject.istio.io/templates": template}}});
+    injector().inject(&pod, &environment()).unwrap_err().to_string()
+}
+
+fn names(pod: &Json, field: &str) -> Vec<String> {
+    pod::list(pod, field)
+        .iter()
+        .map(|it| pod::name(it).to_owned())
+        .collect()
+}
+
+fn variable<'a>(pod: &'a Json, name: &str) -> Option<&'a str> {
+    let variables = pod::sidecar(pod)?.get("env")?.as_array()?;
+    pod::find(variables, name)?.get("value")?.as_str()
+}
+
+fn web() -> Json {
+    json!({
+        "metadata": {"generateName": "web-5d9-", "labels": {"pod-template-hash": "5d9"}, "ownerReferences": [
+            {"controller": true, "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web-5d9", "uid": "u"}]},
+        "spec": {"containers": [
+            {"name": "web", "ports": [{"name": "http", "containerPort": 80}],
+             "readinessProbe": {"httpGet": {"port": "http", "path": "/ok?a=1&b=2", "scheme": "HTTPS"},
+                                "timeoutSeconds": 3},
+             "livenessProbe": {"grpc": {"port": 81}},
+             "startupProbe": {"exec": {"command": ["true"]}},
+             "lifecycle": {"preStop": {"tcpSocket": {"port": 82}}, "postStart": {"sleep": {"seconds": 1}}}},
+        ]},
+    })
+}
+
+/// A pod for each treatment that injection knows.
+fn pods() -> Vec<Json> {
+    let annotated = |annotations: Json, containers: Json| {
+        let metadata = json!({"name": "p", "annotations": annotations});
+        json!({"metadata": metadata, "spec": {"containers": containers}})
+    };
+    let app = || json!([{"name": "app", "image": "a"}]);
+    vec![
+        web(),
+        annotated(json!({"prometheus.io/port": "9090", "prometheus.io/path": "/m"}), app()),
+        annotated(json!({"prometheus-io/scrape": "false"}), app()),
+        annotated(json!({"inject.istio.io/templates": "both"}), app()),
+        annotated(
+            json!({}),
+            json!([{"name": "istio-proxy", "image": "auto", "resources": {"limits": {"cpu": "1"}},
+                    "securityContext": {"runAsUser": 7}}, {"name": "app"}]),
+        ),
+        annotated(
+            json!({"inject.istio.io/templates": "native"}),
+            json!([{"name": "istio-proxy", "image": "own", "args": ["x"]}, {"name": "app"}]),
+        ),
+        annotated(
+            json!({"proxy.istio.io/config": "holdApplicationUntilProxyStarts: true"}),
+            app(),
+        ),
+        annotated(json!(null), json!([])),
+    ]
+}
+
+#[test]
+fn templates_see_the_workload() {
+    let pod = inject(&web(), &environment());
+    assert_eq!(variable(&pod, "OWNER"), Some("Deployment/web"));
+    assert_eq!(variable(&pod, "APPS"), Some("web;"));
+    assert_eq!(names(&pod, "containers"), ["web", "istio-proxy"]);
+    assert_eq!(pod::annotation(&pod, "injected"), Some("yes"));
+    assert_eq!(pod::label(&pod, "tls"), Some("istio"));
+    assert_eq!(pod::label(&pod, pod::NETWORK_LABEL), Some("n1"));
+    assert_eq!(variable(&pod, "ISTIO_META_NETWORK"), Some("n1"));
+    let sidecar = pod::sidecar(&pod).expect("a proxy");
+    assert_eq!(sidecar["image"], "hub/proxyv2:v1");
+    assert_eq!(sidecar["resources"]["limits"]["cpu"], "2");
+}
+
+#[test]
+fn second_injection_changes_nothing() {
+    for pod in pods() {
+        let once = inject(&pod, &environment());
+        match injector().inject(&once, &environment()) {
+            Ok(Outcome::Patch(patch)) => assert_eq!(patch.operations(), &[] as &[Json], "{once:#}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn patches_fit_pods_as_they_were_written() {
+    let sparse = json!({"spec": {"containers": [{"name": "istio-proxy", "image": "auto"}]}});
+    let verbose = json!({
+        "metadata": {"annotations": null, "labels": {}, "creationTimestamp": null, "managedFields": [{"manager": "m"}]},
+        "spec": {"containers": [{"name": "istio-proxy", "image": "auto", "resources": {}, "env": [], "args": null}],
+                 "initContainers": [], "volumes": null, "unknownField": {"kept": 1}},
+    });
+    let (sparse, verbose) = (inject(&sparse, &environment()), inject(&verbose, &environment()));
+    assert_eq!(verbose["spec"]["unknownField"]["kept"], 1);
+    assert_eq!(verbose["metadata"]["managedFields"][0]["manager"], "m");
+    assert_eq!(verbose["spec"]["initContainers"], sparse["spec"]["initContainers"]);
+    assert_eq!(verbose["spec"]["volumes"], sparse["spec"]["volumes"]);
+}
+
+#[test]
+fn probes_are_redirected() {
+    let pod = inject(&web(), &environment());
+    let web = pod::find(pod::list(&pod, "containers"), "web").expect("the application");
+    assert_eq!(
+        web["readinessProbe"],
+        json!({"httpGet": {"path": "/app-health/web/readyz", "port": 15020, "scheme": "HTTP"}, "timeoutSeconds": 3})
+    );
+    assert_eq!(
+        web["livenessProbe"],
+        json!({"httpGet": {"path": "/app-health/web/livez", "port": 15020}})
+    );
+    assert_eq!(web["startupProbe"], json!({"exec": {"command": ["true"]}}));
+    assert_eq!(
+        web["lifecycle"],
+        json!({"preStop": {"httpGet": {"path": "/app-lifecycle/web/prestopz", "port": 15020}},
+               "postStart": {"sleep": {"seconds": 1}}})
+    );
+    assert_eq!(
+        variable(&pod, "ISTIO_KUBE_APP_PROBERS"),
+        Some(
+            "{\"/app-health/web/livez\":{\"grpc\":{\"port\":81,\"service\":null}},\
+             \"/app-health/web/readyz\":{\"httpGet\":{\"path\":\"/ok?a=1\\u0026b=2\",\"port\":80,\"scheme\":\"HTTPS\"},\
+             \"timeoutSeconds\":3},\"/app-lifecycle/web/prestopz\":{\"tcpSocket\":{\"port\":82}}}"
+        )
+    );
+}
+
+#[test]
+fn annotation_and_port_keep_probes() {
+    let mut pod = web();
+    pod["metadata"]["annotations"] = json!({"sidecar.istio.io/rewriteAppHTTPProbers": "false"});
+    let kept = inject(&pod, &environment());
+    assert_eq!(
+        kept["spec"]["containers"][0]["readinessProbe"],
+        pod["spec"]["containers"][0]["readinessProbe"]
+    );
+    pod["metadata"]["annotations"] = json!({"status.sidecar.istio.io/port": "9"});
+    let moved = inject(&pod, &environment());
+    assert_eq!(moved["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"], 9);
+}
+
+#[test]
+fn prometheus_scrapes_the_agent() {
+    let annotated = |annotations: Json| {
+        let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "a"}]}});
+        inject(&pod, &environment())
+    };
+    let merged = annotated(json!({"prometheus.io/port": "9090", "prometheus_io_scrape": "true"}));
+    assert_eq!(
+        variable(&merged, "ISTIO_PROMETHEUS_ANNOTATIONS"),
+        Some("{\"scrape\":\"true\",\"path\":\"\",\"port\":\"9090\"}")
+    );
+    assert_eq!(pod::annotation(&merged, "prometheus_io_scrape"), None);
+    assert_eq!(pod::annotation(&merged, "prometheus.io/port"), Some("15020"));
+    let unmerged = annotated(json!({"prometheus.io/scrape": "false"}));
+    assert_eq!(pod::annotation(&unmerged, "prometheus.io/port"), None);
+    let opted_out = annotated(json!({"prometheus.istio.io/merge-metrics": "false", "prometheus.io/port": "9090"}));
+    assert_eq!(pod::annotation(&opted_out, "prometheus.io/port"), Some("9090"));
+}
+
+#[test]
+fn settings_of_users_take_precedence() {
+    let pod = inject(&pods()[4], &environment());
+    let sidecar = pod::sidecar(&pod).expect("a proxy");
+    assert_eq!(sidecar["image"], "hub/proxyv2:v1");
+    assert_eq!(sidecar["resources"]["limits"]["cpu"], "1");
+    assert_eq!(pod["spec"]["initContainers"][0]["args"], json!(["-u", "7"]));
+    assert_eq!(
+        pod::annotation(&pod, "proxy.istio.io/overrides"),
+        Some(
+            "{\"containers\":[{\"name\":\"istio-proxy\",\"resources\":{\"limits\":{\"cpu\":\"1\"}},\
+             \"securityContext\":{\"runAsUser\":7}}]}"
+        )
+    );
+    let native = inject(&pods()[5], &environment());
+    assert_eq!(names(&native, "containers"), ["app"]);
+    assert_eq!(native["spec"]["initContainers"][0]["image"], "own");
+    assert_eq!(native["spec"]["initContainers"][0]["restartPolicy"], "Always");
+}
+
+#[test]
+fn proxy_comes_first_if_applications_wait() {
+    assert_eq!(
+        names(&inject(&pods()[6], &environment()), "containers"),
+        ["istio-proxy", "app"]
+    );
+}
+
+#[test]
+fn path_sets_variables_of_the_proxy() {
+    let mut environment = environment();
+    environment.proxy_variables = proxy_variables("/inject/cluster/east/net/n2/owner/path");
+    let pod = inject(&web(), &environment);
+    assert_eq!(variable(&pod, "ISTIO_META_CLUSTER_ID"), Some("east"));
+    assert_eq!(variable(&pod, "ISTIO_META_NETWORK"), Some("n2"));
+    assert_eq!(variable(&pod, "OWNER"), Some("path"));
+    let mut labeled = web();
+    labeled["metadata"]["labels"][pod::NETWORK_LABEL] = json!("n3");
+    assert_eq!(
+        variable(&inject(&labeled, &environment), "ISTIO_META_NETWORK"),
+        Some("n3")
+    );
+}
+
+#[test]
+fn proxy_config_resources_apply_by_scope() {
+    let resource = |namespace: &str, json: Json| {
+        let config = crate::proto::json::from_json(&json, crate::proto::json::Unknown::Deny);
+        (namespace.to_owned(), config.expect("a ProxyConfig"))
+    };
+    let mut environment = environment();
+    environment.proxy_configs = Arc::new([
+        resource("istio-system", json!({"image": {"imageType": "debug"}})),
+        resource(
+            "ns",
+            json!({"selector": {"matchLabels": {"app": "x"}}, "image": {"imageType": "distroless"}}),
+        ),
+    ]);
+    let image = |labels: Json| {
+        let pod = json!({"metadata": {"labels": labels}, "spec": {"containers": []}});
+        pod::sidecar(&inject(&pod, &environment)).map(|sidecar| sidecar["image"].clone())
+    };
+    assert_eq!(image(json!({})), Some(json!("hub/proxyv2:v1-debug")));
+    assert_eq!(image(json!({"app": "x"})), Some(json!("hub/proxyv2:v1-distroless")));
+}
+
+#[test]
+fn errors_name_template_and_place() {
+    for (template, expected) in [
+        ("none", "requested template \"none\" not found; have broken, extra, "),
+        ("loop", "failed to run injection template: template: loop:1:"),
+        (
+            "list",
+            "template \"list\": failed applying injection overlay: the output must be an object",
+        ),
+        (
+            "broken",
+            "template \"broken\": failed applying injection overlay: the output is not YAML: line 1",
+        ),
+        (
+            "typed",
+            "spec.containers[0].args[0]: expected a string, found the number 1",
+        ),
+        (
+            "nil",
+            "template: nil:1:8: executing \"nil\" at <.Spec.SecurityContext.RunAsUser>: nil pointer",
+        ),
+    ] {
+        let error = error(template);
+        assert!(error.contains(expected), "{error}");
+    }
+    let error_of_loop = error("loop");
+    assert!(
+        error_of_loop.contains("values take more than 33554432 bytes"),
+        "{error_of_loop}"
+    );
+    let pod = json!({"spec": {"containers": "none"}});
+    let error = injector().inject(&pod, &environment()).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "cannot read the pod: spec.containers: expected a list, found the string \"none\""
+    );
+}
+
+#[test]
+fn files_keep_what_is_no_workload() {
+    let text = "# first\nkind: Service\napiVersion: v1\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n  \
+                hostNetwork: true\n  containers:\n  - name: a\n";
+    let result = workload::inject_text(&injector(), &environment(), text).expect("the file is valid");
+    let kept = "# first\nkind: Service\napiVersion: v1\n---\n";
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n  containers:\n  - name: a\n    \
+               resources: {}\n  hostNetwork: true\nstatus: {}\n---\n";
+    assert_eq!(result.text, format!("{kept}{pod}"));
+    assert_eq!(
+        result.warnings,
+        ["===> Skipping injection because Pod \"p\" has host networking enabled"]
+    );
+}

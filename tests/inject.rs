@@ -1,0 +1,14 @@
+//! Sidecar injection: Istio's own cases with the templates, values and mesh configs that a cluster holds, as files
+//! (`istiod inject`) and as admitted pods.
+
+mod cases;
+mod command;
+mod compare;
+mod pods;
+
+use libtest_mimic::Trial;
+
+/// The tests of this module.
+pub(crate) fn trials() -> Vec<Trial> {
+    [cases::trials(), command::trials()].into_iter().flatten().collect()
+}
