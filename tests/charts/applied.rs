@@ -248,9 +248,9 @@ fn is_installed() -> Result<Completion, Failed> {
         "--set",
         &root,
         "--set",
-        "taint.enabled=true,global.network=a",
+        "taint.enabled=true,global.waypoint.affinity=a",
     ])?;
-    assert!(output.contains("no effect yet: taint, global.network."), "{output}");
+    assert!(output.contains("no effect yet: taint, global.waypoint."), "{output}");
     let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true";
     helm(&["install", "canary", "istiod", "--set", &root, "--set", canary])?;
     helm(&[

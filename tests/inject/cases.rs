@@ -1,9 +1,10 @@
 //! The cases of Istio's conformance set: each is injected as a file, and each of its pods through the webhook's path.
+//! The templates of the project's own chart make the same objects.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
-    sync::{Arc, LazyLock, Mutex},
+    sync::{Arc, LazyLock, Mutex, OnceLock},
 };
 
 use istiod::{
@@ -17,7 +18,7 @@ use super::{
     compare::{assert_same, patched},
     pods::{self, AdmittedPod},
 };
-use crate::support::project;
+use crate::support::{helm, missing, project};
 
 /// The cases have to be as many, so that a missing file does not go unnoticed.
 const CASES: usize = 125;
@@ -39,6 +40,7 @@ pub(super) fn trials() -> Vec<Trial> {
         .map(|fields| Case {
             folder: folder.clone(),
             fields: fields.clone(),
+            templates: Templates::OfCase,
         })
         .collect();
     let count = cases.len();
@@ -51,6 +53,14 @@ pub(super) fn trials() -> Vec<Trial> {
     }));
     for (number, case) in cases.into_iter().enumerate() {
         let name = case.name(number + 1);
+        if case.fits_chart().expect("the files of the case are readable") {
+            let case = Case {
+                templates: Templates::OfChart,
+                ..case.clone()
+            };
+            let name = format!("inject::chart::{name}");
+            trials.push(Trial::ignorable_test(name, move || case.check_chart()));
+        }
         if !case.is_set("skipInjection") {
             let case = case.clone();
             trials.push(Trial::test(format!("inject::file::{name}"), move || case.check_file()));
@@ -81,18 +91,40 @@ fn chart_is_valid(path: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Returns the injector configuration that the project's own chart renders.
+fn chart_config() -> Result<String, Failed> {
+    static CONFIG: OnceLock<Result<String, String>> = OnceLock::new();
+    let config = CONFIG.get_or_init(|| {
+        let objects = helm::objects("istiod", &[])?;
+        let injector = objects
+            .iter()
+            .find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "istio-sidecar-injector");
+        let config = injector.and_then(|injector| injector["data"]["config"].as_str());
+        Ok(config.ok_or("the chart has no injector configuration")?.to_owned())
+    });
+    Ok(config.clone()?)
+}
+
 fn read(path: &Path) -> Result<Value, Failed> {
     let text = std::fs::read_to_string(path)?;
     Ok(yaml::documents(&text).first().ok_or("the file is empty")?.parse()?)
 }
 
 /// Compiled configurations by the names of their files.
-type Injectors = BTreeMap<(String, String), Arc<Injector>>;
+type Injectors = BTreeMap<(Templates, String, String), Arc<Injector>>;
+
+/// The source of the templates.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Templates {
+    OfCase,
+    OfChart,
+}
 
 #[derive(Clone)]
 struct Case {
     folder: PathBuf,
     fields: Value,
+    templates: Templates,
 }
 
 impl Case {
@@ -118,12 +150,16 @@ impl Case {
     fn injector(&self) -> Result<Arc<Injector>, Failed> {
         static INJECTORS: LazyLock<Mutex<Injectors>> = LazyLock::new(Mutex::default);
         let key = |field: &str| self.text(field).unwrap_or_default().to_owned();
-        let key = (key("configFile"), key("valuesFile"));
+        let key = (self.templates, key("configFile"), key("valuesFile"));
         let mut injectors = INJECTORS.lock().map_err(|_| "another case failed")?;
         if let Some(injector) = injectors.get(&key) {
             return Ok(injector.clone());
         }
-        let injector = Arc::new(Injector::parse(&self.file("configFile")?, &self.file("valuesFile")?)?);
+        let config = match self.templates {
+            Templates::OfCase => self.file("configFile")?,
+            Templates::OfChart => chart_config()?,
+        };
+        let injector = Arc::new(Injector::parse(&config, &self.file("valuesFile")?)?);
         injectors.insert(key, injector.clone());
         Ok(injector)
     }
@@ -147,6 +183,27 @@ impl Case {
             },
             ..Environment::default()
         })
+    }
+
+    /// True if the case has no templates of its own, and its pods do not name the template grpc-simple: the chart's
+    /// writes the same bootstrap file with another script.
+    fn fits_chart(&self) -> Result<bool, Failed> {
+        let values = read(
+            &self
+                .folder
+                .join(self.text("valuesFile").ok_or("the case has no values")?),
+        )?;
+        let own = &values["sidecarInjectorWebhook"]["templates"];
+        let has_none = own.as_object().is_none_or(serde_json::Map::is_empty);
+        Ok(has_none && !self.is_set("skipInjection") && !self.file("input")?.contains("grpc-simple"))
+    }
+
+    fn check_chart(&self) -> Result<Completion, Failed> {
+        if !helm::is_installed() {
+            return missing("Helm is missing; `make tools` installs it");
+        }
+        self.check_file()?;
+        Ok(Completion::Completed)
     }
 
     fn check_file(&self) -> Result<(), Failed> {

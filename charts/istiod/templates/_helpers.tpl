@@ -135,3 +135,15 @@ istio: pilot
 {{- end -}}
 {{ mustMergeOverwrite $mesh .Values.meshConfig | toYaml }}
 {{- end -}}
+
+{{/* The values that injection templates read, as JSON: what Istio's chart passes, at the same places. */}}
+{{- define "istiod.injectionValues" -}}
+{{- $pilot := dict "cni" .Values.cni "env" .Values.env "crlConfigMapName" .Values.crlConfigMapName -}}
+{{- dict
+  "global" .Values.global
+  "gateways" .Values.gateways
+  "pilot" $pilot
+  "revision" .Values.revision
+  "sidecarInjectorWebhook" .Values.sidecarInjectorWebhook
+  | mustToPrettyJson -}}
+{{- end -}}
