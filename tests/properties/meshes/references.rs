@@ -197,13 +197,13 @@ impl Check<'_> {
         if name.is_empty() || BOOTSTRAP.contains(&name) || self.received.has("cds", name) {
             return;
         }
-        if !Outbound::parse(name).is_some_and(|cluster| self.may_be_absent(&cluster)) {
+        if !ServiceCluster::parse(name).is_some_and(|cluster| self.may_be_absent(&cluster)) {
             violations.add("no-cluster", format!("{place}: cluster {name} is missing"));
         }
     }
 
-    fn may_be_absent(&self, cluster: &Outbound) -> bool {
-        let of_port = Outbound { subset: "", ..*cluster }.name();
+    fn may_be_absent(&self, cluster: &ServiceCluster) -> bool {
+        let of_port = ServiceCluster { subset: "", ..*cluster }.name();
         let mut of_port = self.received.all("cds").filter(|(name, _)| *name == of_port);
         let is_dns = |cluster: &Value| matches!(cluster["type"].as_str(), Some("STRICT_DNS" | "LOGICAL_DNS"));
         match of_port.next() {
@@ -213,23 +213,25 @@ impl Check<'_> {
     }
 }
 
-/// The name of an outbound cluster, or of one that a gateway passes mutual TLS through to.
-struct Outbound<'a> {
+/// The name of a cluster of a service port: the direction, the port, the subset and the host.
+struct ServiceCluster<'a> {
     separator: &'a str,
+    direction: &'a str,
     port: &'a str,
     subset: &'a str,
     host: &'a str,
 }
 
-impl<'a> Outbound<'a> {
+impl<'a> ServiceCluster<'a> {
     fn parse(name: &'a str) -> Option<Self> {
         let separator = if name.starts_with("outbound_.") { "_." } else { "|" };
         let parts: Vec<&str> = name.splitn(4, separator).collect();
-        let ["outbound", port, subset, host] = parts[..] else {
+        let [direction, port, subset, host] = parts[..] else {
             return None;
         };
         Some(Self {
             separator,
+            direction,
             port,
             subset,
             host,
@@ -237,6 +239,6 @@ impl<'a> Outbound<'a> {
     }
 
     fn name(&self) -> String {
-        ["outbound", self.port, self.subset, self.host].join(self.separator)
+        [self.direction, self.port, self.subset, self.host].join(self.separator)
     }
 }
