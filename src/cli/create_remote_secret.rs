@@ -12,10 +12,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::{Args, ValueEnum};
 use k8s_openapi::api::core::v1::Namespace;
-use kube::{
-    Api, Config,
-    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
-};
+use kube::{Api, config::KubeconfigError};
 
 use self::{
     output::{Access, Credentials},
@@ -26,7 +23,7 @@ use crate::{
     api::names::is_label,
     kube::{
         client::{self, ClientError, Rate},
-        kubeconfig::client_config,
+        kubeconfig::selected_config,
     },
 };
 
@@ -178,7 +175,7 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         return Err(CreateError::Name(name.clone()));
     }
     client::install_cryptography();
-    let config = config(flags).await?;
+    let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let current = config.cluster_url.to_string().trim_end_matches('/').to_owned();
     let unlimited = Rate {
         per_second: 0.0,
@@ -216,18 +213,6 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         Format::Yaml => output::yaml(&secret),
         Format::Json => format!("{secret:#}\n"),
     })
-}
-
-async fn config(flags: &CreateRemoteSecretFlags) -> Result<Config, KubeconfigError> {
-    let options = KubeConfigOptions {
-        context: flags.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    let kubeconfig = match &flags.kubeconfig {
-        Some(path) => Kubeconfig::read_from(path)?,
-        None => Kubeconfig::read()?,
-    };
-    client_config(kubeconfig, &options).await
 }
 
 fn service_account(flags: &CreateRemoteSecretFlags) -> &str {

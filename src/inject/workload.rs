@@ -25,7 +25,7 @@ pub struct InjectedText {
     pub warnings: Vec<String>,
 }
 
-/// Where a kind of workload has its pods: pointers to the metadata and the spec.
+/// The place of pods in a kind of workload, as pointers to the metadata and the spec.
 struct Template {
     metadata: &'static [&'static str],
     spec: &'static [&'static str],

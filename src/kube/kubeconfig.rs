@@ -4,7 +4,7 @@
 //! credentials. The rules follow Istio's sanitisation of kubeconfigs (pkg/kube/multicluster). Note: no message of this
 //! module may contain text of the kubeconfig except names of users, contexts, clusters and fields.
 
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeSet, fmt, path::Path};
 
 use kube::{
     Config,
@@ -107,6 +107,20 @@ pub async fn client_config(kubeconfig: Kubeconfig, options: &KubeConfigOptions) 
         config.proxy_url = None;
     }
     Ok(config)
+}
+
+/// Returns the client configuration that flags of a command select: of this file, or of `KUBECONFIG` and then
+/// `~/.kube/config`, and of this context, or the current one.
+pub async fn selected_config(file: Option<&Path>, context: Option<&str>) -> Result<Config, LoadError> {
+    let kubeconfig = match file {
+        Some(path) => Kubeconfig::read_from(path)?,
+        None => Kubeconfig::read()?,
+    };
+    let options = KubeConfigOptions {
+        context: context.map(str::to_owned),
+        ..KubeConfigOptions::default()
+    };
+    client_config(kubeconfig, &options).await
 }
 
 /// Returns the cluster of a context.

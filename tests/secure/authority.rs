@@ -67,4 +67,15 @@ impl Authority {
             roots: self.root.clone(),
         }
     }
+
+    /// Writes a certificate of a server to `tls.crt`, `tls.key` and `root.crt`. Each file is replaced as a whole, as in
+    /// a mounted Secret: a reader never sees a partial file.
+    pub(crate) fn write_serving_certificate(&self, folder: &Path, server: &str) {
+        let own = self.certificate(server);
+        for (file, text) in [("tls.crt", own.chain), ("tls.key", own.key), ("root.crt", own.roots)] {
+            let part = folder.join(format!("{file}.part"));
+            std::fs::write(&part, text).expect("the test's folder is writable");
+            std::fs::rename(part, folder.join(file)).expect("the test's folder is writable");
+        }
+    }
 }

@@ -119,15 +119,7 @@ fn serving_certificate_is_reloaded() -> Result<(), Failed> {
     let folder = scratch("secure-swap");
     old.plug_into(&folder.join("cacerts"));
     let server = "istiod.istio-system.svc";
-    let write = |authority: &Authority| {
-        let own = authority.certificate(server);
-        for (file, text) in [("tls.crt", own.chain), ("tls.key", own.key), ("root.crt", own.roots)] {
-            // Atomically, as for a mounted Secret: a reader never sees a partial file.
-            let part = folder.join(format!("{file}.part"));
-            std::fs::write(&part, text).expect("the test's folder is writable");
-            std::fs::rename(part, folder.join(file)).expect("the test's folder is writable");
-        }
-    };
+    let write = |authority: &Authority| authority.write_serving_certificate(&folder, server);
     write(&old);
     let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample());

@@ -203,15 +203,7 @@ fn refuses_other_requests() -> Result<(), Failed> {
 fn serves_a_new_certificate() -> Result<(), Failed> {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
     let folder = scratch("webhook/certificate");
-    let write = |authority: &Authority| {
-        let own = authority.certificate(SERVER);
-        for (file, text) in [("tls.crt", own.chain), ("tls.key", own.key), ("root.crt", own.roots)] {
-            // Atomically, as for a mounted Secret: a reader never sees a partial file.
-            let part = folder.join(format!("{file}.part"));
-            std::fs::write(&part, text).expect("the test's folder is writable");
-            std::fs::rename(part, folder.join(file)).expect("the test's folder is writable");
-        }
-    };
+    let write = |authority: &Authority| authority.write_serving_certificate(&folder, SERVER);
     write(&old);
     let daemon = Daemon::with_webhooks(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample());

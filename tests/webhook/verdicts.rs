@@ -28,7 +28,7 @@ pub(super) fn trials() -> Vec<Trial> {
 
 fn verdict(mut object: Value) -> Outcome {
     if let Some(fields) = object.as_object_mut() {
-        // What the error message of the CRD must contain; not part of the object.
+        // The expected error message of the CRD is not part of the object.
         fields.remove("_err");
     }
     validation::validate(&mut Request {

@@ -1,18 +1,14 @@
 //! Reads the injector's configuration and the mesh config from a cluster.
 
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::{
-    Api, Client,
-    api::ListParams,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Api, Client, api::ListParams};
 
 use super::{InjectCommandError, InjectFlags, Sources};
 use crate::{
     inject::kubelet_minor,
     kube::{
         client::{self, Access, Rate},
-        kubeconfig::client_config,
+        kubeconfig::selected_config,
     },
 };
 
@@ -47,15 +43,7 @@ async fn request(flags: &InjectFlags) -> Result<Sources, InjectCommandError> {
 
 async fn connect(flags: &InjectFlags) -> Result<Client, InjectCommandError> {
     client::install_cryptography();
-    let options = KubeConfigOptions {
-        context: flags.context.clone(),
-        ..KubeConfigOptions::default()
-    };
-    let kubeconfig = match &flags.kubeconfig {
-        Some(path) => Kubeconfig::read_from(path)?,
-        None => Kubeconfig::read()?,
-    };
-    let config = client_config(kubeconfig, &options).await?;
+    let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let unlimited = Rate {
         per_second: 0.0,
         burst: 0,

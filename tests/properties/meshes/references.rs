@@ -22,7 +22,7 @@ pub(super) struct Named {
     hosts: BTreeSet<String>,
     /// Names of credentials.
     credentials: BTreeSet<String>,
-    /// What decides whether the services of a host are merged, for each object that declares the host.
+    /// The properties that decide whether services of a host are merged, for each object that declares the host.
     declared: BTreeMap<String, BTreeSet<String>>,
 }
 
