@@ -1,6 +1,6 @@
 //! Validation of Sidecars.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{common, field_path::FieldPath, gateway, traffic_policy};
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Checks a Sidecar.
-pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, _meta: &Meta) {
+pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, meta: &Meta) {
     if let Some(selector) = &sidecar.workload_selector {
         let at = at.field("workloadSelector");
         common::selector_labels(&at.field("labels"), &selector.labels);
@@ -45,7 +45,7 @@ pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, _meta: &Meta) {
         at.field("port")
             .require_on_admission(numbers.insert(number), "has the number of another listener");
     });
-    egress(at, &sidecar.egress);
+    egress(at, &sidecar.egress, meta);
     if let Some(policy) = &sidecar.outbound_traffic_policy {
         outbound_policy(&at.field("outboundTrafficPolicy"), policy);
     }
@@ -115,7 +115,7 @@ fn bind(at: &FieldPath<'_>, bind: &str) {
     }
 }
 
-fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener]) {
+fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener], meta: &Meta) {
     let mut sockets = BTreeSet::new();
     at.each("egress", listeners, |at, listener| {
         let unix = listener.bind.starts_with("unix://");
@@ -131,6 +131,7 @@ fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener]) {
         }
         at.field("hosts").require(!listener.hosts.is_empty(), "is required");
         at.each("hosts", &listener.hosts, |at, host| egress_host(at, host));
+        duplicate_hosts(at, &listener.hosts, meta.namespace());
     });
     let without_port = listeners.iter().position(|listener| listener.port.is_none());
     if let Some(position) = without_port {
@@ -138,6 +139,31 @@ fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener]) {
         at.field("egress")
             .item(position)
             .require(last, "the one listener without port must be the last");
+    }
+}
+
+/// Warns of hosts that others of the same listener select as well.
+fn duplicate_hosts(at: &FieldPath<'_>, hosts: &[String], own: &str) {
+    let mut seen: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    at.each("hosts", hosts, |at, text| {
+        let Some((namespace, host)) = text.split_once('/') else {
+            return;
+        };
+        let namespace = if namespace == "." { own } else { namespace };
+        let others = seen.entry(namespace).or_default();
+        let is_duplicate = match host {
+            "*" => !others.is_empty(),
+            _ => others.contains(host) || others.contains("*"),
+        };
+        if is_duplicate {
+            at.warning(format!("{text:?} is a duplicate"));
+        }
+        others.insert(host);
+    });
+    let selects_all = seen.get("*").is_some_and(|hosts| hosts.contains("*"));
+    if selects_all && seen.len() > 1 {
+        at.field("hosts")
+            .warning("\"*/*\" selects everything, so other hosts have no effect");
     }
 }
 

@@ -154,6 +154,37 @@ fn virtual_services() {
         &[".http[0].timeouts"],
     );
     warned("VirtualService", "{hosts: [a]}", &[""]);
+    for (route, field) in [
+        (
+            "headers: {request: {set: {x: '50%'}}}",
+            ".http[0].headers.request.set.x",
+        ),
+        (
+            "headers: {response: {add: {x: '%REQ(y)'}}}",
+            ".http[0].headers.response.add.x",
+        ),
+        (
+            "rewrite: {authority: a}, headers: {request: {set: {host: b}}}",
+            ".http[0]",
+        ),
+        (
+            "headers: {request: {set: {host: b}, add: {':authority': c}}}",
+            ".http[0]",
+        ),
+    ] {
+        warned("VirtualService", &http(&format!("{to_a}, {route}")), &[field]);
+    }
+    good(
+        "VirtualService",
+        &http(&format!(
+            "{to_a}, headers: {{request: {{set: {{x: '%REQ(y)% 50%%'}}}}}}"
+        )),
+    );
+    let hosts = |hosts: &str| format!("{{hosts: [{hosts}], gateways: [gw], http: [{{{to_a}}}]}}");
+    good("VirtualService", &hosts("'*.a.com', a.com, '*.b.com', c.b.org"));
+    warned("VirtualService", &hosts("'*.a.com', x.a.com"), &[".hosts[1]"]);
+    warned("VirtualService", &hosts("'*.x.a.com', '*.a.com'"), &[".hosts[0]"]);
+    warned("VirtualService", &hosts("a.com, '*'"), &[".hosts[0]"]);
 }
 
 #[test]
@@ -328,6 +359,12 @@ fn gateways_entries_and_sidecars() {
         "{ingress: [{defaultEndpoint: '10.0.0.1:8080'}]}",
         &[".ingress[0].port", ".ingress[0].defaultEndpoint"],
     );
+    let egress = |hosts: &str| format!("{{egress: [{{hosts: [{hosts}]}}]}}");
+    good("Sidecar", &egress("./*, istio-system/*, '*/a.com'"));
+    warned("Sidecar", &egress("./a, ns/a"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("x/*, x/a"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("x/a, x/*"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("'*/*', x/a"), &[".egress[0].hosts"]);
 }
 
 #[test]

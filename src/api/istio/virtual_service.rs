@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{common, field_path::FieldPath};
+use super::{common, field_path::FieldPath, format_string};
 use crate::{
     api::{
         Meta,
@@ -69,6 +69,7 @@ fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
 
 fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
     let mesh = service.gateways.is_empty() || service.gateways.iter().any(|gateway| gateway == "mesh");
+    let wildcards: BTreeSet<_> = service.hosts.iter().filter_map(|host| host.strip_prefix('*')).collect();
     let mut seen = BTreeSet::new();
     at.each("hosts", &service.hosts, |at, host| {
         if cidr::parse_ip(host).is_none() && !is_wildcard_domain(host) {
@@ -79,8 +80,20 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
         }
         if !seen.insert(host) {
             at.refuse(format!("{host:?} is a duplicate"));
+        } else if let Some(wildcard) = covering(host, &wildcards) {
+            at.refuse(format!("{host:?} is a duplicate, \"*{wildcard}\" covers it"));
         }
     });
+}
+
+/// Returns the suffix of another wildcard that covers a host. The cost is that of the host's length, because a tenant
+/// may write thousands of hosts.
+fn covering<'w>(host: &str, wildcards: &BTreeSet<&'w str>) -> Option<&'w str> {
+    let own = host.strip_prefix('*');
+    let name = own.unwrap_or(host);
+    let suffixes = name.char_indices().map(|(start, _)| &name[start..]).chain([""]);
+    let mut others = suffixes.filter(|suffix| Some(*suffix) != own);
+    others.find_map(|suffix| wildcards.get(suffix).copied())
 }
 
 fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &[String]) {
@@ -115,6 +128,23 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
     }
     mirrors(at, route);
     headers(at, route.headers.as_ref());
+    authority(at, route);
+}
+
+/// Checks that at most one field of a route sets the authority.
+fn authority(at: &FieldPath<'_>, route: &HttpRoute) {
+    let rewrite = route.rewrite.as_ref().map(|rewrite| rewrite.authority.as_str());
+    let operations = route.headers.as_ref().and_then(|headers| headers.request.as_ref());
+    let names = operations
+        .into_iter()
+        .flat_map(|operations| operations.set.keys().chain(operations.add.keys()));
+    let set = names.filter(|name| is_authority(name)).count();
+    let rewritten = rewrite.is_some_and(|authority| !authority.is_empty());
+    at.require_on_admission(set + usize::from(rewritten) < 2, "sets the authority more than once");
+}
+
+fn is_authority(name: &str) -> bool {
+    name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority")
 }
 
 /// Checks that exactly one of route, redirect and directResponse is set; a root that delegates has none.
@@ -469,13 +499,16 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
             at.error(format!("{name:?} is not a header name"));
         }
     };
-    let is_authority = |name: &&String| {
-        let is_authority = name.eq_ignore_ascii_case("host") || name.eq_ignore_ascii_case(":authority");
-        direction == Direction::Request && is_authority
-    };
     for (field, map) in [("set", &operations.set), ("add", &operations.add)] {
-        let names = map.keys().filter(|name| !is_authority(name));
-        names.for_each(|name| named(&at.field(field), name));
+        let at = at.field(field);
+        for (name, value) in map {
+            if direction == Direction::Response || !is_authority(name) {
+                named(&at, name);
+            }
+            if let Err(error) = format_string::check(value) {
+                at.field(name).refuse(error);
+            }
+        }
     }
     at.each("remove", &operations.remove, |at, name| named(at, name));
 }
