@@ -16,6 +16,9 @@ mod tests {
     pub(crate) mod support;
 }
 
+#[path = "support/usage.rs"]
+mod usage;
+
 #[path = "scale"]
 mod scale {
     mod ads_stream;
@@ -41,9 +44,10 @@ use scale::churn::Churn;
 use scale::fleet::{Load, Plan, Times};
 use scale::mesh::{self, Mesh};
 use scale::report::Report;
-use scale::source::{Source, Usage};
+use scale::source::Source;
 use scale::ticker::Ticker;
 use tests::support;
+use usage::Usage;
 
 use support::ads::Type;
 use support::daemon::Daemon;

@@ -6,6 +6,7 @@ mod external_dependencies;
 mod folder;
 mod grpc;
 mod identity;
+mod injection;
 mod keys;
 mod kubernetes;
 mod listen;
@@ -25,7 +26,7 @@ use tokio::{
 };
 
 use self::{
-    identity::IdentityError, kubernetes::Kubernetes, listen::Webhooks, remote::RemoteError,
+    identity::IdentityError, injection::Injection, kubernetes::Kubernetes, listen::Webhooks, remote::RemoteError,
     trust_anchors::TrustAnchorsSource,
 };
 use crate::{
@@ -231,6 +232,7 @@ struct Parts<'a> {
     kubernetes: Option<Kubernetes>,
     grpc: Router<Server>,
     secure: Option<(Router<Server>, Acceptor)>,
+    injection: Option<Injection>,
     /// The webhooks, if they are served with TLS.
     webhooks: Option<(Webhooks, Acceptor)>,
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
@@ -258,6 +260,7 @@ impl<'a> Parts<'a> {
         let options = server_options(&environment.settings, features);
         let xds = Server::new(environment, push.groups.clone(), options, event_sender)?;
         let watches = WatchMetrics::new(&environment.registry)?;
+        let injector_watches = watches.clone();
         let dependencies = external_dependencies::follow(environment, push.mesh.clone());
         let mut sources = Sources::new(&environment.tasks, push.changes.clone());
         let kubernetes = match client {
@@ -321,7 +324,17 @@ impl<'a> Parts<'a> {
             keys: jwks.reports(),
         };
         sources.start(jwks);
-        let webhooks = Webhooks::new(environment)?;
+        let injection = Injection::start(
+            environment,
+            &installation,
+            kubernetes.as_ref().map(Kubernetes::client),
+            injector_watches,
+            push.mesh.clone(),
+        )?;
+        let inputs = injection
+            .as_ref()
+            .map(|injection| injection.inputs(&environment.settings));
+        let webhooks = Webhooks::new(environment, inputs)?;
         listen::pages(environment, shown, &grpc, authenticators, &webhooks, page_runtime).await?;
         let cluster = installation.cluster.clone();
         sources.start(DnsResolver { cluster, dependencies });
@@ -336,6 +349,7 @@ impl<'a> Parts<'a> {
             kubernetes,
             grpc,
             secure,
+            injection,
             webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
             trust,
             events,
@@ -354,6 +368,9 @@ impl<'a> Parts<'a> {
             listen::xds(self.environment, &self.grpc).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;
+            }
+            if let Some(injection) = &mut self.injection {
+                injection.prepared().await;
             }
             if let Some((webhooks, acceptor)) = self.webhooks.take() {
                 listen::webhooks(self.environment, webhooks, acceptor, ca_runtime).await?;

@@ -7,10 +7,11 @@ use serde_json::Value;
 
 use super::fleet::{Load, Plan};
 use super::mesh::Mesh;
-use super::source::{Source, Usage};
+use super::source::Source;
 use super::ticker::Ticker;
 use crate::tests::support::daemon::Daemon;
 use crate::tests::support::{self, http, wait};
+use crate::usage::Usage;
 
 const MESH: Mesh = Mesh {
     services: 100,

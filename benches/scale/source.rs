@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 
 use super::mesh::Mesh;
+use crate::tests::support;
 use crate::tests::support::daemon::Daemon;
 use crate::tests::support::kubernetes::api::Reference;
 use crate::tests::support::kubernetes::{self, Cluster};
-use crate::tests::support::{self, process};
 
 /// Number of parallel requests while a mesh is written to an API server.
 const WRITERS: usize = 8;
@@ -130,46 +130,4 @@ fn write_all(cluster: &Cluster, objects: &[Value]) -> Result<(), String> {
             .into_iter()
             .try_for_each(|writer| join(writer).unwrap_or_else(|_| Err("a writer panicked".into())))
     })
-}
-
-/// The resources that a process has used so far.
-#[derive(Clone, Copy)]
-pub(crate) struct Usage {
-    /// User and system time of all cores.
-    pub(crate) cpu_seconds: f64,
-    pub(crate) resident_mib: f64,
-    pub(crate) highest_mib: f64,
-}
-
-impl Usage {
-    pub(crate) fn of(process: &process::Process) -> Result<Usage, String> {
-        /// `USER_HZ`, which is the same on every Linux machine.
-        const TICKS: f64 = 100.0;
-        let read = |name: &str| {
-            let path = format!("/proc/{}/{name}", process.id);
-            std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
-        };
-        let (stat, status) = (read("stat")?, read("status")?);
-        // The command name is in parentheses and may contain spaces.
-        let fields: Vec<&str> = stat
-            .rsplit_once(')')
-            .map_or("", |(_, rest)| rest)
-            .split_whitespace()
-            .collect();
-        let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok());
-        let mib = |name: &str| {
-            let line = status
-                .lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            let kib = line.and_then(|line| line.trim().split(' ').next()?.parse::<f64>().ok());
-            kib.map(|kib| kib / 1024.0)
-                .ok_or_else(|| format!("no {name} in {status}"))
-        };
-        let (user, system) = ticks(11).zip(ticks(12)).ok_or_else(|| format!("no times in {stat}"))?;
-        Ok(Usage {
-            cpu_seconds: (user + system) / TICKS,
-            resident_mib: mib("VmRSS")?,
-            highest_mib: mib("VmHWM")?,
-        })
-    }
 }

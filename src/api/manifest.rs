@@ -96,7 +96,11 @@ fn metadata(meta: &Meta) -> Map<String, Value> {
 fn node(node: &Node) -> Map<String, Value> {
     let address = |address| json!({ "type": "ExternalIP", "address": address });
     let addresses: Vec<Value> = node.external_ips.iter().map(address).collect();
-    Map::from_iter([("status".to_owned(), json!({ "addresses": addresses }))])
+    let mut status = json!({ "addresses": addresses });
+    if !node.kubelet_version.is_empty() {
+        status["nodeInfo"] = json!({ "kubeletVersion": node.kubelet_version });
+    }
+    Map::from_iter([("status".to_owned(), status)])
 }
 
 /// Name of an owner whose name does not count, because a label names the workload.

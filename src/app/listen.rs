@@ -41,7 +41,7 @@ use crate::{
     environment::Environment,
     rpc::{self, Accepting, Connections, Peer, PreAuthLimiter, body::FlatBody, is_grpc},
     settings::Address,
-    webhook,
+    webhook::{self, server::InjectionInputs},
     xds::{message::Message, server::Server},
 };
 
@@ -55,10 +55,10 @@ pub(super) struct Webhooks {
 }
 
 impl Webhooks {
-    /// Creates the pages of the webhooks.
-    pub(super) fn new(environment: &Environment) -> Result<Self, AppError> {
+    /// Creates the pages of the webhooks; that of injection only with its inputs.
+    pub(super) fn new(environment: &Environment, injection: Option<InjectionInputs>) -> Result<Self, AppError> {
         let limiter = PreAuthLimiter::new(MAX_WEBHOOK_CONNECTIONS);
-        let router = webhook::server::pages(&environment.registry, limiter.clone())?;
+        let router = webhook::server::pages(&environment.registry, limiter.clone(), injection)?;
         Ok(Self { router, limiter })
     }
 }

@@ -1,8 +1,8 @@
 //! Metrics of the webhooks, with the names of Istio.
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry};
 
-use super::validation::Reason;
+use super::{injection::Injection, validation::Reason};
 use crate::api::Kind;
 
 /// Counters of `/validate`.
@@ -56,5 +56,67 @@ impl ValidationMetrics {
     /// Counts a refused request by its HTTP status.
     pub fn count_http_error(&self, status: u16) {
         self.http_errors.with_label_values(&[status.to_string().as_str()]).inc();
+    }
+}
+
+/// The upper bounds of `sidecar_injection_time_seconds`, in seconds.
+const INJECTION_SECONDS: [f64; 8] = [0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0];
+
+/// Metrics of `/inject`.
+pub struct InjectionMetrics {
+    requests: IntCounter,
+    answered: IntCounter,
+    failed: IntCounter,
+    skipped: IntCounter,
+    seconds: Histogram,
+}
+
+impl InjectionMetrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// If a name is in use.
+    pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
+        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let name = "sidecar_injection_time_seconds";
+        let seconds = HistogramOpts::new(name, "Duration of the injection of a pod, in seconds.");
+        let seconds = Histogram::with_opts(seconds.buckets(INJECTION_SECONDS.to_vec()))?;
+        registry.register(Box::new(seconds.clone()))?;
+        Ok(Self {
+            requests: counter("sidecar_injection_requests_total", "Requests to inject a pod.")?,
+            // Parity (pkg/kube/inject/webhook.go): skipped and refused pods count as well.
+            answered: counter("sidecar_injection_success_total", "Answered requests to inject a pod.")?,
+            failed: counter(
+                "sidecar_injection_failure_total",
+                "Requests to inject a pod that failed.",
+            )?,
+            skipped: counter("sidecar_injection_skip_total", "Pods that are not injected.")?,
+            seconds,
+        })
+    }
+
+    /// Counts a request on its arrival.
+    pub fn count_request(&self) {
+        self.requests.inc();
+    }
+
+    /// Counts a request that is not a review.
+    pub fn count_malformed(&self) {
+        self.failed.inc();
+    }
+
+    /// Counts an answered request.
+    pub fn count(&self, injection: &Injection, seconds: f64) {
+        match injection {
+            Injection::Injected => {}
+            Injection::Skipped(_) => self.skipped.inc(),
+            Injection::Failed => self.failed.inc(),
+        }
+        self.answered.inc();
+        self.seconds.observe(seconds);
     }
 }

@@ -1,5 +1,6 @@
 //! Requests and responses of admission webhooks (`AdmissionReview` of `admission.k8s.io`, v1 and v1beta1).
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
@@ -61,6 +62,8 @@ pub struct Verdict {
     pub refusal: Option<String>,
     /// Texts for the user, who sees each on a line of its own.
     pub warnings: Vec<String>,
+    /// A JSON patch of the object, as text.
+    pub patch: Option<Vec<u8>>,
 }
 
 impl Verdict {
@@ -68,7 +71,15 @@ impl Verdict {
     pub fn refused(reason: impl Into<String>) -> Self {
         Self {
             refusal: Some(reason.into()),
-            warnings: Vec::new(),
+            ..Self::default()
+        }
+    }
+
+    /// Returns an approval with a JSON patch of the object.
+    pub fn patched(patch: Vec<u8>) -> Self {
+        Self {
+            patch: Some(patch),
+            ..Self::default()
         }
     }
 }
@@ -121,6 +132,10 @@ fn response(api_version: &str, uid: &str, verdict: &Verdict) -> Value {
     if !verdict.warnings.is_empty() {
         response["warnings"] = json!(verdict.warnings);
     }
+    if let Some(patch) = &verdict.patch {
+        response["patchType"] = json!("JSONPatch");
+        response["patch"] = json!(STANDARD.encode(patch));
+    }
     json!({"kind": KIND, "apiVersion": api_version, "response": response})
 }
 
@@ -143,6 +158,9 @@ mod tests {
             let refused = review.response(&Verdict::refused("no"));
             assert_eq!(refused["response"]["allowed"], false);
             assert_eq!(refused["response"]["status"], json!({"metadata": {}, "message": "no"}));
+            let patched = review.response(&Verdict::patched(b"[]".to_vec()));
+            let want = json!({"uid": "7", "allowed": true, "patchType": "JSONPatch", "patch": "W10="});
+            assert_eq!(patched["response"], want);
         }
     }
 

@@ -1,22 +1,52 @@
 //! The HTTP handlers of the webhooks.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant, UNIX_EPOCH},
+};
 
 use axum::{
     Json, Router,
     extract::{Request, State},
+    http::StatusCode,
     response::{IntoResponse, Response},
     routing::any,
 };
 use prometheus::Registry;
+use tokio::sync::watch;
 
 use super::{
-    body::Bodies,
-    metrics::ValidationMetrics,
+    body::{Bodies, Body},
+    injection::{self, Injection},
+    injector::{InjectorReceiver, InjectorState},
+    metrics::{InjectionMetrics, ValidationMetrics},
     review::{Review, unparsed},
     validation::{self, Reason},
 };
-use crate::{api::Kind, rpc::PreAuthLimiter};
+use crate::{
+    api::Kind,
+    environment,
+    inject::{self, Injector},
+    model::MeshSnapshot,
+    rpc::PreAuthLimiter,
+    template::Host,
+};
+
+/// The time limit for the templates of one pod. An API server waits 10 s by default.
+const INJECTION_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The inputs of injection.
+pub struct InjectionInputs {
+    /// The injector.
+    pub injector: InjectorReceiver,
+    /// The environment of pods, without what a request decides.
+    pub environment: watch::Receiver<inject::Environment>,
+    /// The mesh.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// The environment variables of the process, which templates may read.
+    pub variables: Arc<BTreeMap<String, String>>,
+}
 
 /// The state of `/validate`.
 struct Validation {
@@ -24,20 +54,68 @@ struct Validation {
     metrics: ValidationMetrics,
 }
 
-/// Returns the pages of the webhooks. `limiter` has the connections of their server.
+/// The state of `/inject`.
+struct Injecting {
+    bodies: Bodies,
+    metrics: InjectionMetrics,
+    inputs: InjectionInputs,
+}
+
+/// The host of the templates of one request.
+struct RequestHost {
+    deadline: Instant,
+    variables: Arc<BTreeMap<String, String>>,
+}
+
+impl Host for RequestHost {
+    fn is_expired(&self) -> bool {
+        environment::now() >= self.deadline
+    }
+
+    fn now(&self) -> i128 {
+        let since = environment::wall_clock().duration_since(UNIX_EPOCH);
+        since.map_or(0, |since| since.as_nanos().cast_signed())
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).cloned()
+    }
+}
+
+/// Returns the pages of the webhooks. `limiter` has the connections of their server. Without inputs of injection there
+/// is no page for it.
 ///
 /// # Errors
 /// If the name of a metric is in use.
-pub fn pages(registry: &Registry, limiter: PreAuthLimiter) -> Result<Router, prometheus::Error> {
+pub fn pages(
+    registry: &Registry,
+    limiter: PreAuthLimiter,
+    injection: Option<InjectionInputs>,
+) -> Result<Router, prometheus::Error> {
+    let bodies = Bodies::new(limiter);
     let validation = Arc::new(Validation {
-        bodies: Bodies::new(limiter),
+        bodies: bodies.clone(),
         metrics: ValidationMetrics::new(registry)?,
     });
-    Ok(Router::new()
+    let router = Router::new()
         .route("/validate", any(validate))
         .route("/validate/", any(validate))
         .route("/validate/{*rest}", any(validate))
-        .with_state(validation))
+        .with_state(validation);
+    let Some(inputs) = injection else {
+        return Ok(router);
+    };
+    let injecting = Arc::new(Injecting {
+        bodies,
+        metrics: InjectionMetrics::new(registry)?,
+        inputs,
+    });
+    let injection = Router::new()
+        .route("/inject", any(inject))
+        .route("/inject/", any(inject))
+        .route("/inject/{*rest}", any(inject))
+        .with_state(injecting);
+    Ok(router.merge(injection))
 }
 
 async fn validate(State(validation): State<Arc<Validation>>, request: Request) -> Response {
@@ -53,6 +131,60 @@ async fn validate(State(validation): State<Arc<Validation>>, request: Request) -
         Err(error) => unparsed(error),
     });
     Json(response.await).into_response()
+}
+
+async fn inject(State(injecting): State<Arc<Injecting>>, request: Request) -> Response {
+    let state = injecting.inputs.injector.borrow().clone();
+    // Parity (pilot/pkg/bootstrap/sidecarinjector.go): without a configuration there is no handler.
+    let InjectorState::Valid(injector) = state else {
+        return (StatusCode::NOT_FOUND, "no injector configuration\n").into_response();
+    };
+    injecting.metrics.count_request();
+    let path = request.uri().path().to_owned();
+    match injecting.bodies.read(request).await {
+        Ok(body) => Json(answer(&injecting, &injector, &path, body).await).into_response(),
+        Err(error) => {
+            injecting.metrics.count_malformed();
+            error.into_response()
+        }
+    }
+}
+
+async fn answer(injecting: &Injecting, injector: &Injector, path: &str, body: Body) -> serde_json::Value {
+    let started = environment::now();
+    let response = body.process(|body| match Review::parse(body) {
+        Ok(review) => {
+            let host = RequestHost {
+                deadline: started + INJECTION_TIMEOUT,
+                variables: injecting.inputs.variables.clone(),
+            };
+            let environment = inject::Environment {
+                host: Arc::new(host),
+                ..injecting.inputs.environment.borrow().clone()
+            };
+            let mesh = injecting.inputs.mesh.borrow().clone();
+            let (verdict, outcome) = injection::inject(injector, environment, &mesh, path, &review.request);
+            report(&review, &outcome, verdict.refusal.as_deref());
+            (review.response(&verdict), outcome)
+        }
+        Err(error) => (unparsed(error), Injection::Failed),
+    });
+    let (response, outcome) = response.await;
+    let took = environment::now().saturating_duration_since(started);
+    injecting.metrics.count(&outcome, took.as_secs_f64());
+    response
+}
+
+fn report(review: &Review, outcome: &Injection, error: Option<&str>) {
+    let request = &review.request;
+    let namespace = request.namespace.as_str();
+    let pod = ["name", "generateName"].map(|field| request.object["metadata"][field].as_str());
+    let pod = pod.into_iter().flatten().next().unwrap_or_default();
+    match outcome {
+        Injection::Injected => tracing::debug!(namespace, pod, "pod injected"),
+        Injection::Skipped(reason) => tracing::debug!(namespace, pod, reason, "pod not injected"),
+        Injection::Failed => tracing::error!(namespace, pod, error, "failed to inject pod"),
+    }
 }
 
 fn judge(metrics: &ValidationMetrics, mut review: Review) -> serde_json::Value {

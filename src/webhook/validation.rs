@@ -145,7 +145,11 @@ fn outcome_of(kind: Kind, diagnostics: &[Diagnostic]) -> Outcome {
         .map(text)
         .collect();
     Outcome {
-        verdict: Verdict { refusal, warnings },
+        verdict: Verdict {
+            refusal,
+            warnings,
+            patch: None,
+        },
         kind: Some(kind),
         reason,
     }

@@ -215,7 +215,8 @@ fn is_installed() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
         return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
     }
-    let cluster = kubernetes::shared(0)?;
+    // The injector's webhooks would refuse the pods of other tests.
+    let cluster = Cluster::start("charts/installed-cluster")?;
     let namespace = "charts-installed";
     let kubeconfig = scratch("charts/installed").join("kubeconfig");
     cluster.account_kubeconfig(namespace, "installer", &kubeconfig)?;

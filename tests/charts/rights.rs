@@ -72,7 +72,7 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     let folder = scratch("charts/rights-daemon");
     let kubeconfig = folder.join("kubeconfig");
     cluster.write_kubeconfig(&kubeconfig, &cluster.url(), &cluster.token(NAMESPACE, "istiod", &[])?);
-    let environment = environment(&objects);
+    let environment = helm::environment(&objects);
     let daemon = Daemon::in_kubernetes(&kubeconfig, NAMESPACE, &folder.join("istiod.log"), |command| {
         command
             .envs(environment)
@@ -100,19 +100,6 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
         "permissions that are granted but not used"
     );
     Ok(Completion::Completed)
-}
-
-/// The environment variables in the Deployment that have a literal value.
-fn environment(objects: &[Value]) -> Vec<(String, String)> {
-    let deployment = objects.iter().find(|object| object["kind"] == "Deployment");
-    let container = deployment.map(|deployment| &deployment["spec"]["template"]["spec"]["containers"][0]);
-    let entries = container
-        .and_then(|container| container["env"].as_array())
-        .into_iter()
-        .flatten();
-    entries
-        .filter_map(|entry| Some((entry["name"].as_str()?.to_owned(), entry["value"].as_str()?.to_owned())))
-        .collect()
 }
 
 /// Returns `verb group resource` of every permission of the account.

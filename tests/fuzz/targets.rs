@@ -42,6 +42,7 @@ pub(crate) const ALL: &[Target] = &[
     text::NAMES,
     template::TEMPLATE,
     webhook::REVIEW,
+    webhook::INJECTION,
 ];
 
 /// Returns the class of an outcome from its text, without numbers and quoted parts.

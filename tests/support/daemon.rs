@@ -39,7 +39,7 @@ pub(crate) struct Daemon {
     pub(crate) http: SocketAddr,
     /// Metrics, version and debug pages.
     pub(crate) monitoring: SocketAddr,
-    /// The webhooks over TLS; 0 unless the daemon is [`Daemon::with_webhooks`], otherwise they are at [`Self::http`].
+    /// The webhooks over TLS; 0 unless the daemon is [`Daemon::secured`], otherwise they are at [`Self::http`].
     pub(crate) webhooks: u16,
 }
 
@@ -91,7 +91,7 @@ impl Daemon {
         })
     }
 
-    /// Starts `istiod discovery` with its secure port and waits until it is ready. `configure` adds its sources.
+    /// Starts `istiod discovery` with its TLS ports and waits until it is ready. `configure` adds its sources.
     pub(crate) fn secured(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
         Daemon::secured_at(IpAddr::V4(Ipv4Addr::LOCALHOST), log, configure)
     }
@@ -105,25 +105,8 @@ impl Daemon {
         let local = |port| SocketAddr::from(([127, 0, 0, 1], port));
         let http = SocketAddr::new(pages, ports::free());
         let (xds, monitoring) = (ports::free(), local(ports::free()));
-        let secure = ports::free();
-        let mut daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
-            command.arg(format!("--secureGRPCAddr=127.0.0.1:{secure}"));
-            configure(command);
-        });
-        daemon.secure = secure;
-        daemon.until_ready()?;
-        Ok(daemon)
-    }
-
-    /// Starts `istiod discovery` with the webhooks on a port of their own and waits until it is ready. `configure` adds
-    /// its sources.
-    pub(crate) fn with_webhooks(log: &Path, configure: impl FnOnce(&mut Command)) -> Result<Daemon, String> {
-        let webhooks = ports::free();
-        let mut daemon = Daemon::spawn_serving(log, |command| {
-            command.arg(format!("--httpsAddr=127.0.0.1:{webhooks}"));
-            configure(command);
-        });
-        daemon.webhooks = webhooks;
+        let (secure, webhooks) = (ports::free(), ports::free());
+        let daemon = Daemon::spawned_secured((xds, http, monitoring), (secure, webhooks), log, configure);
         daemon.until_ready()?;
         Ok(daemon)
     }
@@ -132,12 +115,23 @@ impl Daemon {
     /// Does not wait until it is ready.
     pub(crate) fn restart_unready(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {
         self.process.kill();
-        let secure = self.secure;
-        *self = Daemon::spawned(self.xds, self.http, self.monitoring, log, |command| {
+        let plaintext = (self.xds, self.http, self.monitoring);
+        *self = Daemon::spawned_secured(plaintext, (self.secure, self.webhooks), log, configure);
+    }
+
+    fn spawned_secured(
+        (xds, http, monitoring): (u16, SocketAddr, SocketAddr),
+        (secure, webhooks): (u16, u16),
+        log: &Path,
+        configure: impl FnOnce(&mut Command),
+    ) -> Daemon {
+        let mut daemon = Daemon::spawned(xds, http, monitoring, log, |command| {
             command.arg(format!("--secureGRPCAddr=127.0.0.1:{secure}"));
+            command.arg(format!("--httpsAddr=127.0.0.1:{webhooks}"));
             configure(command);
         });
-        self.secure = secure;
+        (daemon.secure, daemon.webhooks) = (secure, webhooks);
+        daemon
     }
 
     fn spawn_serving(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use libtest_mimic::{Failed, Trial};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{missing, project};
 
@@ -68,4 +68,28 @@ pub(crate) fn objects_in(namespace: &str, chart: &str, values: &[&str]) -> Resul
         .iter()
         .map(|document| document.parse().map_err(|error| error.to_string()))
         .collect()
+}
+
+/// Returns the environment variables with a literal value in the Deployment of a chart.
+pub(crate) fn environment(objects: &[Value]) -> Vec<(String, String)> {
+    let deployment = objects.iter().find(|object| object["kind"] == "Deployment");
+    let container = deployment.map(|deployment| &deployment["spec"]["template"]["spec"]["containers"][0]);
+    let entries = container
+        .and_then(|container| container["env"].as_array())
+        .into_iter()
+        .flatten();
+    entries
+        .filter_map(|entry| Some((entry["name"].as_str()?.to_owned(), entry["value"].as_str()?.to_owned())))
+        .collect()
+}
+
+/// Returns a webhook configuration that calls this port of the machine instead of a Service. `suffix` is appended to
+/// the paths.
+pub(crate) fn with_local_webhooks(configuration: &Value, port: u16, suffix: &str) -> Value {
+    let mut configuration = configuration.clone();
+    for webhook in configuration["webhooks"].as_array_mut().into_iter().flatten() {
+        let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap_or_default();
+        webhook["clientConfig"] = json!({ "url": format!("https://localhost:{port}{path}{suffix}") });
+    }
+    configuration
 }

@@ -153,7 +153,22 @@ const TABLE: &[Rule] = &[
             "status",
         ],
     ),
-    rule("webhook", &["base", "api", "task", "rpc"]),
+    rule(
+        "webhook",
+        &[
+            "base",
+            "api",
+            "task",
+            "rpc",
+            "environment",
+            "template",
+            "inject",
+            "kube",
+            "ca",
+            "table",
+            "model",
+        ],
+    ),
     Rule {
         module: "app",
         may: EVERYTHING,

@@ -10,9 +10,9 @@ use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
 use crate::support::{scratch, wait};
 
-const SYSTEM: &str = "istio-system";
+pub(super) const SYSTEM: &str = "istio-system";
 const VERSION: &str = "admissionregistration.k8s.io/v1";
-const TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -24,11 +24,11 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-fn start(cluster: &Cluster, folder: &str, name: &str) -> Result<Daemon, String> {
+pub(super) fn start(cluster: &Cluster, folder: &str, name: &str) -> Result<Daemon, String> {
     let folder = scratch(&format!("{folder}-{name}"));
     let kubeconfig = folder.join("kubeconfig");
     cluster.write_admin_kubeconfig(&kubeconfig, &cluster.url());
-    Daemon::with_webhooks(&folder.join("istiod.log"), |command| {
+    Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", SYSTEM]);
         command.env("POD_NAME", name).env("ISTIOD_CUSTOM_HOST", "localhost");
         command.env("ROOT_CA_DIR", folder.join("none"));
@@ -36,7 +36,7 @@ fn start(cluster: &Cluster, folder: &str, name: &str) -> Result<Daemon, String> 
 }
 
 /// Returns a configuration of the default revision with one webhook on this port.
-fn configuration(kind: &str, name: &str, port: u16) -> Value {
+pub(super) fn configuration(kind: &str, name: &str, port: u16) -> Value {
     let (webhook, path, rule) = match kind {
         "MutatingWebhookConfiguration" => (
             "object.sidecar-injector.istio.io",
@@ -58,7 +58,7 @@ fn configuration(kind: &str, name: &str, port: u16) -> Value {
 }
 
 /// Waits until the configuration has a CA bundle, and returns it.
-fn patched(cluster: &Cluster, kind: &str, name: &str) -> Result<Value, String> {
+pub(super) fn patched(cluster: &Cluster, kind: &str, name: &str) -> Result<Value, String> {
     let reference = Reference::new(VERSION, kind, "", name);
     wait::until(&format!("the CA bundle of {name}"), TIMEOUT, || {
         let found = cluster.get(&reference).ok()??;

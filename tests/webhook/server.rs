@@ -52,7 +52,7 @@ fn start(name: &str, authority: &Authority) -> Result<Daemon, String> {
     let folder = scratch(name);
     let plugged = folder.join("cacerts");
     authority.plug_into(&plugged);
-    Daemon::with_webhooks(&folder.join("istiod.log"), |command| {
+    Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample()).env("ROOT_CA_DIR", &plugged);
     })
 }
@@ -111,7 +111,7 @@ fn response(answer: &Answer) -> Result<Value, String> {
     Ok(body["response"].clone())
 }
 
-fn metric(daemon: &Daemon, line: &str) -> Result<bool, String> {
+pub(super) fn metric(daemon: &Daemon, line: &str) -> Result<bool, String> {
     Ok(http::get(daemon.monitoring, "istiod", "/metrics")?
         .body
         .lines()
@@ -205,7 +205,7 @@ fn serves_a_new_certificate() -> Result<(), Failed> {
     let folder = scratch("webhook/certificate");
     let write = |authority: &Authority| authority.write_serving_certificate(&folder, SERVER);
     write(&old);
-    let daemon = Daemon::with_webhooks(&folder.join("istiod.log"), |command| {
+    let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample());
         for (flag, file) in [
             ("--tlsCertFile", "tls.crt"),

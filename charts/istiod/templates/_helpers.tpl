@@ -147,3 +147,22 @@ istio: pilot
   "sidecarInjectorWebhook" .Values.sidecarInjectorWebhook
   | mustToPrettyJson -}}
 {{- end -}}
+
+{{/* The common part of the injector's webhooks. istiod adds the caBundle. */}}
+{{- define "istiod.injection" -}}
+clientConfig:
+  service:
+    name: istiod{{ include "istiod.suffix" . }}
+    namespace: {{ .Release.Namespace }}
+    path: /inject
+    port: 443
+rules:
+- operations: [CREATE]
+  apiGroups: [""]
+  apiVersions: [v1]
+  resources: [pods]
+failurePolicy: Fail
+reinvocationPolicy: {{ .Values.sidecarInjectorWebhook.reinvocationPolicy }}
+sideEffects: None
+admissionReviewVersions: [v1]
+{{- end -}}

@@ -19,6 +19,8 @@ pub struct Node {
     pub meta: Shared<Meta>,
     /// `status.addresses` of type `ExternalIP`.
     pub external_ips: Vec<SmolStr>,
+    /// `status.nodeInfo.kubeletVersion`; empty if unknown.
+    pub kubelet_version: SmolStr,
 }
 
 impl Node {
@@ -26,11 +28,17 @@ impl Node {
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
         let errors = FieldErrors::default();
         let root = Fields::root(object, &errors);
-        let addresses = root.object("status").objects("addresses");
+        let status = root.object("status");
+        let addresses = status.objects("addresses");
         let external = addresses.iter().filter(|address| address.text("type") == "ExternalIP");
         let external_ips = external.map(|address| address.text("address"));
         let external_ips = external_ips.filter(|address| !address.is_empty()).collect();
-        errors.finish(Self { meta, external_ips })
+        let kubelet_version = status.object("nodeInfo").text("kubeletVersion");
+        errors.finish(Self {
+            meta,
+            external_ips,
+            kubelet_version,
+        })
     }
 }
 

@@ -30,7 +30,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ("CLUSTER_ID", "Default of `--clusterID`."),
     (
         "ENABLE_NATIVE_SIDECARS",
-        "Native sidecars of `istiod inject`: `true`, `false` or `auto`.",
+        "Native sidecars: `true`, `false` or `auto`, which is by the versions of the nodes.",
     ),
     (
         "EXTERNAL_CA",
@@ -50,6 +50,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "INJECTION_WEBHOOK_CONFIG_NAME",
         "If set and empty, CA bundles of the injector's webhooks are not written.",
     ),
+    ("INJECT_ENABLED", "If false, `/inject` is not served."),
     (
         "ISTIOD_CUSTOM_HOST",
         "Further DNS names of the serving certificate, separated by commas.",
@@ -83,7 +84,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "PLATFORM",
-        "Platform of `istiod inject`; `openshift` takes user ids from namespaces.",
+        "`openshift` takes the user ids of injected containers from namespaces.",
     ),
     (
         "POD_NAME",
@@ -108,7 +109,6 @@ pub const OTHER_VARIABLES: &[Described] = &[
 ];
 
 const GATEWAY_API: &str = "Gateway API objects are not converted yet";
-const WEBHOOKS: &str = "there are no webhooks yet";
 const AMBIENT: &str = "ztunnel is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
@@ -128,8 +128,7 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT", GATEWAY_API),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
     ("ENABLE_VTPROTOBUF", GO),
-    ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", WEBHOOKS),
-    ("INJECT_ENABLED", WEBHOOKS),
+    ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", AGENT),
     ("ISTIO_AGENT_ENABLE_WASM_REMOTE_LOAD_CONVERSION", AGENT),
     ("ISTIO_DELTA_XDS", AGENT),
     (

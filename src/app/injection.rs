@@ -1,0 +1,116 @@
+//! Injection of pods: starts the tasks that follow its inputs.
+
+use std::{sync::Arc, time::Duration};
+
+use ::kube::Client;
+use tokio::sync::watch;
+
+use super::AppError;
+use crate::{
+    base::boolean,
+    environment::Environment,
+    inject::{self, NativeSidecars, Platform},
+    kube::health::WatchMetrics,
+    model::{Installation, MeshSnapshot},
+    settings::Settings,
+    webhook::{
+        injection,
+        injector::{FOLDER, InjectorReceiver, InjectorSource, InjectorState},
+        server::InjectionInputs,
+    },
+};
+
+/// The interval at which a changing mesh is prepared for injection.
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The running tasks of injection.
+pub(super) struct Injection {
+    injector: InjectorReceiver,
+    environment: Arc<watch::Sender<inject::Environment>>,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+}
+
+impl Injection {
+    /// Starts to follow the injector's configuration and the mesh. `None` if injection is switched off.
+    pub(super) fn start(
+        environment: &Arc<Environment>,
+        installation: &Installation,
+        client: Option<Client>,
+        watches: WatchMetrics,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    ) -> Result<Option<Self>, AppError> {
+        let settings = &environment.settings;
+        if settings.variable("INJECT_ENABLED").and_then(boolean::parse) == Some(false) {
+            return Ok(None);
+        }
+        let source = InjectorSource {
+            folder: FOLDER.into(),
+            cluster: client.map(|client| (installation.cluster.clone(), client)),
+            watches,
+            namespace: installation.namespace.as_str().into(),
+            revision: installation.revision.clone(),
+        };
+        let (injector, following) = source.start(&environment.registry)?;
+        let tasks = &environment.tasks;
+        tasks.spawn_until_shutdown("injector configuration", following);
+        let (pods, _) = watch::channel(of_process(settings, installation));
+        let pods = Arc::new(pods);
+        tasks.spawn_until_shutdown("injection inputs", follow(mesh.clone(), pods.clone()));
+        Ok(Some(Self {
+            injector,
+            environment: pods,
+            mesh,
+        }))
+    }
+
+    /// Returns the inputs of the webhook.
+    pub(super) fn inputs(&self, settings: &Settings) -> InjectionInputs {
+        InjectionInputs {
+            injector: self.injector.clone(),
+            environment: self.environment.subscribe(),
+            mesh: self.mesh.clone(),
+            variables: Arc::new(settings.variables.clone()),
+        }
+    }
+
+    /// Waits until the injector's configuration was read, and prepares the present mesh. From then on pods are injected
+    /// as they will be later.
+    pub(super) async fn prepared(&mut self) {
+        let is_known = |state: &InjectorState| !matches!(state, InjectorState::Unknown);
+        // An error means that the task has ended, as it does at shutdown.
+        let _ = self.injector.wait_for(is_known).await;
+        let mesh = self.mesh.borrow().clone();
+        self.environment
+            .send_modify(|environment| injection::follow_mesh(environment, &mesh));
+    }
+}
+
+/// Returns the part of the environment that does not change.
+fn of_process(settings: &Settings, installation: &Installation) -> inject::Environment {
+    let native = settings.variable("ENABLE_NATIVE_SIDECARS").unwrap_or_default();
+    let native_sidecars = NativeSidecars::parse(native).unwrap_or_else(|| {
+        tracing::warn!("ENABLE_NATIVE_SIDECARS: {native:?} is not true, false or auto; using auto");
+        NativeSidecars::default()
+    });
+    inject::Environment {
+        revision: installation.revision.to_string(),
+        native_sidecars,
+        platform: match settings.variable("PLATFORM") {
+            Some("openshift") => Platform::OpenShift,
+            _ => Platform::Other,
+        },
+        compliance_policy: installation.features.compliance_policy.to_string(),
+        ..inject::Environment::default()
+    }
+}
+
+async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, out: Arc<watch::Sender<inject::Environment>>) {
+    loop {
+        let snapshot = mesh.borrow_and_update().clone();
+        out.send_modify(|environment| injection::follow_mesh(environment, &snapshot));
+        tokio::time::sleep(INTERVAL).await;
+        if mesh.changed().await.is_err() {
+            return;
+        }
+    }
+}
