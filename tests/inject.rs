@@ -3,7 +3,7 @@
 
 mod cases;
 mod command;
-mod compare;
+pub(crate) mod compare;
 mod pods;
 
 use libtest_mimic::Trial;

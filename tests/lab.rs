@@ -9,6 +9,7 @@ mod endpoints;
 mod hbone;
 mod host;
 mod identity;
+mod injected;
 mod mesh;
 mod pods;
 mod proxy;
@@ -33,6 +34,9 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn missing_component() -> Option<&'static str> {
     if crate::support::envoy::binary().is_none() {
         return Some("Envoy is missing; `make tools` installs it");
+    }
+    if !crate::support::helm::is_installed() {
+        return Some("Helm is missing; `make tools` installs it");
     }
     if !rules::is_installed() {
         return Some("iptables is missing; `make tools` installs it");

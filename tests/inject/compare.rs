@@ -55,7 +55,7 @@ fn compare(path: &str, actual: &Value, expected: &Value, differences: &mut Vec<S
 }
 
 /// Applies a JSON patch as the API server does.
-pub(super) fn patched(document: &Value, operations: &[Value]) -> Result<Value, Failed> {
+pub(crate) fn patched(document: &Value, operations: &[Value]) -> Result<Value, Failed> {
     let mut document = document.clone();
     for operation in operations {
         apply(&mut document, operation).ok_or_else(|| format!("{operation} does not apply"))?;

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 use super::agent::Agent;
 use super::app::Application;
 use super::host::{Host, Network};
-use super::proxy::{Proxy, Role, Workload};
+use super::injected::Injected;
+use super::proxy::Proxy;
 use crate::kube::tenant::TIMEOUT;
 use crate::support::agent::ClientCredentials;
 use crate::support::kubernetes::Cluster;
@@ -108,7 +109,8 @@ enum State {
 pub(crate) struct Pod {
     pub(crate) spec: Spec,
     pub(crate) host: Arc<Host>,
-    pub(crate) workload: Workload,
+    /// The object in Kubernetes, as it was admitted.
+    object: Value,
     pub(crate) agent: Option<Agent>,
     proxy: Option<Proxy>,
     application: Option<Application>,
@@ -134,6 +136,12 @@ impl Pod {
     /// Returns its proxy. Panics if it has none.
     pub(crate) fn proxy(&self) -> &Proxy {
         self.proxy.as_ref().expect("this pod has a proxy")
+    }
+
+    /// Returns the node of its proxy.
+    pub(crate) fn node(&self) -> Result<Value, String> {
+        let injected = Injected::of(&self.object);
+        injected.ok_or("the pod has no proxy")?.node()
     }
 
     /// True if it answers and accepts new requests.
@@ -228,40 +236,7 @@ impl LabCluster {
             address,
             ..
         } = &spec;
-        let role = match spec.content {
-            Content::Gateway { .. } => Some(Role::Gateway),
-            Content::Application { has_sidecar: true, .. } => Some(Role::Sidecar),
-            Content::Application { .. } => None,
-        };
-        let mut labels = json!({ "app": app });
-        if !spec.version.is_empty() {
-            labels["version"] = json!(spec.version);
-        }
-        if role == Some(Role::Sidecar) {
-            labels["security.istio.io/tlsMode"] = json!("istio");
-        } else if role == Some(Role::Gateway) {
-            labels["istio"] = json!(app.trim_start_matches("istio-"));
-        }
-        let workload = Workload {
-            role: role.unwrap_or(Role::Sidecar),
-            name: name.clone(),
-            namespace: (*namespace).to_owned(),
-            account: (*app).to_owned(),
-            address: (*address).into(),
-            labels: labels.clone(),
-            cluster: self.name.to_owned(),
-            network: self.network.to_owned(),
-            is_edge: *app == EAST_WEST,
-        };
-        let api = &self.kubernetes.api;
-        api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
-            "metadata": { "namespace": namespace, "name": app } }))?;
-        api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "namespace": namespace, "name": name, "labels": labels },
-            "spec": { "serviceAccountName": app, "nodeName": "node",
-                "containers": [{ "name": "app", "image": "app" }] },
-            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
-                "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
+        let object = self.admitted(&spec)?;
         let host = Arc::new(Host::start(name, &self.folder)?);
         self.pods.attach(&host, "eth0", (*address).into(), true)?;
         let application = match spec.content {
@@ -273,13 +248,14 @@ impl LabCluster {
             Content::Application { .. } => Some(Application::start(&host, name, 5000)?),
         };
         let (mut agent, mut proxy) = (None, None);
-        if role.is_some() {
+        if let Some(injected) = Injected::of(&object) {
             let control_plane = self
                 .control_plane
                 .as_ref()
                 .ok_or("the control plane is not running yet")?;
-            let mut token = ClientCredentials::token(self.kubernetes.token(namespace, app, &["istio-ca"])?);
-            token.cluster = Some(self.name.to_owned());
+            let audience = injected.audience()?;
+            let mut token = ClientCredentials::token(self.kubernetes.token(namespace, app, &[audience])?);
+            token.cluster = Some(injected.cluster()?);
             // Retry: a control plane may not have read the cluster yet.
             let mut refused = String::new();
             let asking = wait::until("a certificate", TIMEOUT, || {
@@ -289,7 +265,7 @@ impl LabCluster {
             let asking = asking.map_err(|error| format!("{name}: {error}: {refused}"))?;
             proxy = Some(Proxy::start(
                 &host,
-                &workload,
+                &injected,
                 control_plane,
                 asking.known(),
                 &self.folder,
@@ -299,12 +275,34 @@ impl LabCluster {
         Ok(Pod {
             spec,
             host,
-            workload,
+            object,
             agent,
             proxy,
             application,
             state: State::Ready,
         })
+    }
+
+    /// Creates a pod as a ReplicaSet does, again and again until the injector has admitted it. A pod that exists was
+    /// restarted.
+    fn admitted(&self, spec: &Spec) -> Result<Value, String> {
+        let api = &self.kubernetes.api;
+        api.apply(&json!({ "apiVersion": "v1", "kind": "ServiceAccount",
+            "metadata": { "namespace": spec.namespace, "name": spec.app } }))?;
+        let wanted = spec.object(self.network);
+        let reference = Reference::of(&wanted);
+        let mut refused = String::new();
+        let created = wait::until("an admitted pod", TIMEOUT, || {
+            let existing = api.get(&reference).ok().flatten();
+            existing.or_else(|| api.create(&wanted).map_err(|error| refused = error).ok())
+        });
+        created.map_err(|error| format!("{}: {error}: {refused}", spec.name))?;
+        let address = spec.address;
+        let (version, kind) = (&wanted["apiVersion"], &wanted["kind"]);
+        api.apply_status(&json!({ "apiVersion": version, "kind": kind,
+            "metadata": { "namespace": spec.namespace, "name": spec.name },
+            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+                "conditions": [{ "type": "Ready", "status": "True" }] } }))
     }
 
     pub(crate) fn pod(&self, name: &str) -> &Pod {
@@ -431,6 +429,36 @@ impl LabCluster {
 
 fn network_label(label: Value) -> Value {
     json!({ "metadata": { "labels": { "topology.istio.io/network": label } } })
+}
+
+impl Spec {
+    /// The pod as its Deployment describes it, before injection.
+    fn object(&self, network: &str) -> Value {
+        let mut labels = json!({ "app": self.app });
+        if !self.version.is_empty() {
+            labels["version"] = json!(self.version);
+        }
+        let mut annotations = json!({});
+        let mut container = json!({ "name": "app", "image": "app", "ports": [{ "containerPort": 5000 }] });
+        match self.content {
+            Content::Application { has_sidecar: true, .. } => {}
+            Content::Application { .. } => labels["sidecar.istio.io/inject"] = json!("false"),
+            Content::Gateway { .. } => {
+                labels["istio"] = json!(self.app.trim_start_matches("istio-"));
+                labels["sidecar.istio.io/inject"] = json!("true");
+                annotations["inject.istio.io/templates"] = json!("gateway");
+                container = json!({ "name": "istio-proxy", "image": "auto" });
+            }
+        }
+        if self.app == EAST_WEST {
+            // It sees only endpoints of its own network: traffic from another one that arrives there goes no further.
+            container["env"] = json!([{ "name": "ISTIO_META_REQUESTED_NETWORK_VIEW", "value": network }]);
+        }
+        json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": self.namespace, "name": self.name, "labels": labels,
+                "annotations": annotations },
+            "spec": { "serviceAccountName": self.app, "nodeName": "node", "containers": [container] } })
+    }
 }
 
 impl Service {

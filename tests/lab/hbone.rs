@@ -14,8 +14,7 @@ use tokio_rustls::TlsConnector;
 
 use super::app::{Application, Call};
 use super::missing_component;
-use super::pods::{Mesh, Pod};
-use super::proxy::Role;
+use super::pods::{Mesh, Pod, Role};
 use crate::kube::tenant::TIMEOUT;
 use crate::support::agent::{Agent, Trust};
 use crate::support::http::RUNTIME;

@@ -15,8 +15,7 @@ use serde_json::{Value, json};
 
 use super::app::{Application, Load};
 use super::missing_component;
-use super::pods::{Mesh, published};
-use super::proxy::Role;
+use super::pods::{Mesh, Role, published};
 use crate::kube::tenant::TIMEOUT;
 use crate::support::kubernetes;
 use crate::support::{authority::Authority, missing, scratch, wait};

@@ -129,9 +129,43 @@ impl ControlPlane {
     }
 }
 
+/// Installs the chart's injector, which calls the control plane. The cluster of a control plane that runs elsewhere is
+/// named by the path of the webhook, so the values of its own cluster serve both.
+fn install_injector(cluster: &LabCluster, control_plane: &ControlPlane) -> Result<(), String> {
+    let name = format!("global.multiCluster.clusterName={}", cluster.name);
+    let network = format!("global.network={}", cluster.network);
+    // Envoy has one thread, since a machine runs all of the lab.
+    let values = [
+        name.as_str(),
+        &network,
+        "global.meshID=mesh1",
+        "global.proxy.resources.limits.cpu=1",
+    ];
+    let path = if control_plane.cluster == cluster.name {
+        String::new()
+    } else {
+        format!("/cluster/{}/net/{}", cluster.name, cluster.network)
+    };
+    for object in helm::objects("istiod", &values)? {
+        let api = &cluster.kubernetes.api;
+        if object["metadata"]["name"] != "istio-sidecar-injector" {
+            continue;
+        }
+        if object["kind"] == "MutatingWebhookConfiguration" {
+            let port = control_plane.daemon.webhooks;
+            api.apply(&helm::with_local_webhooks(&object, port, &path))?;
+        } else if path.is_empty() {
+            api.apply(&object)?;
+        }
+    }
+    Ok(())
+}
+
 fn configure(command: &mut Command, kubeconfig: &Path, cluster: &str, serves_remotes: bool) {
     command.arg("--kubeconfig").arg(kubeconfig).args(["-n", SYSTEM]);
-    command.env("CLUSTER_ID", cluster);
+    command
+        .env("CLUSTER_ID", cluster)
+        .env("ISTIOD_CUSTOM_HOST", "localhost");
     if serves_remotes {
         command.env("EXTERNAL_ISTIOD", "true");
     }
@@ -199,6 +233,9 @@ impl Mesh {
                 .map(|cluster| ControlPlane::start(cluster, false, &work));
             started.collect::<Result<_, _>>()?
         };
+        for (cluster, index) in clusters.iter().zip(0..) {
+            install_injector(cluster, control_planes.get(index).unwrap_or(&control_planes[0]))?;
+        }
         Ok(Mesh {
             report,
             clusters,

@@ -5,20 +5,38 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
+use istiod::inject::{Environment, Injector, Namespace, Outcome};
 use serde_json::{Value, json};
 
 use super::agent::Agent;
 use super::app::Call;
 use super::host::{Host, Network};
-use super::proxy::{Proxy, Role, Workload};
+use super::injected::Injected;
+use super::proxy::Proxy;
+use crate::inject::compare;
 use crate::kube::tenant::{TIMEOUT, Tenant};
 use crate::support::agent::{ClientCredentials, Trust};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
-use crate::support::{self, wait};
+use crate::support::{self, helm, wait};
+
+/// The variable that makes a proxy accept HBONE.
+const HBONE: &str = "ISTIO_META_ENABLE_HBONE";
+
+/// The role of a proxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Role {
+    /// It receives all traffic of an application.
+    Sidecar,
+    /// It is a sidecar that accepts HBONE, too.
+    HboneSidecar,
+    /// It is the workload itself, and enforces policies of an ambient mesh.
+    Waypoint,
+}
 
 /// A control plane and the network of the pods.
 pub(super) struct Mesh {
+    injector: Injector,
     pub(super) tenant: Tenant<'static>,
     control_plane: support::agent::Agent,
     network: Network,
@@ -50,6 +68,7 @@ impl Mesh {
         control_plane.server = format!("istiod.{}.svc", tenant.system);
         let network = Network::start("network", 16, &tenant.folder)?;
         Ok(Mesh {
+            injector: injector(&tenant.system)?,
             tenant,
             control_plane,
             network,
@@ -78,25 +97,8 @@ impl Mesh {
     /// Creates a pod in Kubernetes, and a host and, for a role, a proxy for it.
     pub(super) fn pod(&self, name: &str, last: u8, role: Option<Role>) -> Result<Pod, String> {
         let (tenant, address) = (&self.tenant, self.address(last));
-        let labels = labels(name, role);
-        let workload = Workload {
-            role: role.unwrap_or(Role::Sidecar),
-            name: name.to_owned(),
-            namespace: tenant.app.clone(),
-            account: name.to_owned(),
-            address,
-            labels: labels.clone(),
-            cluster: "Kubernetes".into(),
-            network: String::new(),
-            is_edge: false,
-        };
         tenant.cluster.service_account(&tenant.app, name)?;
-        tenant.cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Pod",
-            "metadata": { "namespace": tenant.app, "name": name, "labels": labels },
-            "spec": { "serviceAccountName": name, "nodeName": "node",
-                "containers": [{ "name": "app", "image": "app" }] },
-            "status": { "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
-                "conditions": [{ "type": "Ready", "status": "True" }] } }))?;
+        let object = tenant.cluster.api.apply(&self.injected(name, address, role)?)?;
         let host = Arc::new(Host::start(name, &tenant.folder)?);
         self.network.attach(&host, "eth0", address, true)?;
         let mut pod = Pod {
@@ -104,14 +106,14 @@ impl Mesh {
             agent: None,
             proxy: None,
         };
-        if role.is_some() {
-            let token = tenant.cluster.token(&tenant.app, name, &["istio-ca"])?;
+        if let Some(injected) = Injected::of(&object) {
+            let token = tenant.cluster.token(&tenant.app, name, &[injected.audience()?])?;
             let agent = Agent::start(self.control_plane.clone(), ClientCredentials::token(token))
                 .map_err(|error| format!("{name}: {error}\n{}", self.daemon.process.log_tail()))?;
             let known = agent.known();
             pod.proxy = Some(Proxy::start(
                 &pod.host,
-                &workload,
+                &injected,
                 &self.control_plane,
                 known,
                 &tenant.folder,
@@ -119,6 +121,40 @@ impl Mesh {
             pod.agent = Some(agent);
         }
         Ok(pod)
+    }
+
+    /// Returns the object of a pod after its injection. The test injects it itself: an API server that tests share can
+    /// have no webhooks of one of them.
+    fn injected(&self, name: &str, address: IpAddr, role: Option<Role>) -> Result<Value, String> {
+        let namespace = &self.tenant.app;
+        let pod = with_role(
+            json!({ "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "namespace": namespace, "name": name, "labels": { "app": name }, "annotations": {} },
+                "spec": { "serviceAccountName": name, "nodeName": "node",
+                    "containers": [{ "name": "app", "image": "app" }] } }),
+            role,
+        );
+        let environment = Environment {
+            namespace: Arc::new(Namespace {
+                name: namespace.clone(),
+                ..Namespace::default()
+            }),
+            ..Environment::default()
+        };
+        let mut object = match self.injector.inject(&pod, &environment) {
+            Ok(Outcome::Patch(patch)) => {
+                compare::patched(&pod, patch.operations()).map_err(|error| format!("{error:?}"))?
+            }
+            Ok(Outcome::Skipped(_)) => pod,
+            Err(error) => return Err(error.to_string()),
+        };
+        if role == Some(Role::Waypoint) {
+            // The pod of a waypoint is that of a gateway but for its role.
+            object["spec"]["containers"][0]["args"][1] = json!("waypoint");
+        }
+        object["status"] = json!({ "phase": "Running", "podIP": address, "podIPs": [{ "ip": address }],
+            "conditions": [{ "type": "Ready", "status": "True" }] });
+        Ok(object)
     }
 
     /// A request to a service at the cluster IP that ends in 50.
@@ -165,6 +201,16 @@ impl Pod {
     }
 }
 
+/// Returns the chart's injector.
+fn injector(system: &str) -> Result<Injector, String> {
+    // Envoy has one thread, since a machine runs all of the lab.
+    let objects = helm::objects_in(system, "istiod", &["global.proxy.resources.limits.cpu=1"])?;
+    let is_injector = |object: &&Value| object["kind"] == "ConfigMap" && object["data"]["config"].is_string();
+    let found = objects.iter().find(is_injector).ok_or("the chart has no injector")?;
+    let text = |key: &str| found["data"][key].as_str().unwrap_or_default();
+    Injector::parse(text("config"), text("values")).map_err(|error| error.to_string())
+}
+
 /// Returns the roots that the control plane publishes for workloads.
 pub(super) fn published(tenant: &Tenant) -> Option<String> {
     let map = Reference::new("v1", "ConfigMap", &tenant.app, "istio-ca-root-cert");
@@ -172,15 +218,23 @@ pub(super) fn published(tenant: &Tenant) -> Option<String> {
     map["data"]["root-cert.pem"].as_str().map(str::to_owned)
 }
 
-/// The labels of a pod, among them those that the injector sets for its proxy.
-fn labels(name: &str, role: Option<Role>) -> Value {
-    let mode = match role {
-        Some(Role::Sidecar | Role::HboneSidecar) => "istio",
-        Some(Role::Gateway | Role::Waypoint) | None => "disabled",
-    };
-    let mut labels = json!({ "app": name, "security.istio.io/tlsMode": mode });
-    if role == Some(Role::HboneSidecar) {
-        labels["networking.istio.io/tunnel"] = json!("http");
+/// Adds what a pod of this role says to the injector.
+fn with_role(mut pod: Value, role: Option<Role>) -> Value {
+    let metadata = &mut pod["metadata"];
+    match role {
+        None => metadata["labels"]["sidecar.istio.io/inject"] = json!("false"),
+        Some(Role::Sidecar) => metadata["labels"]["sidecar.istio.io/inject"] = json!("true"),
+        Some(Role::HboneSidecar) => {
+            metadata["labels"]["sidecar.istio.io/inject"] = json!("true");
+            let config = json!({ "proxyMetadata": { HBONE: "true" } });
+            metadata["annotations"]["proxy.istio.io/config"] = json!(config.to_string());
+        }
+        Some(Role::Waypoint) => {
+            metadata["labels"]["sidecar.istio.io/inject"] = json!("true");
+            metadata["annotations"]["inject.istio.io/templates"] = json!("gateway");
+            pod["spec"]["containers"] = json!([{ "name": "istio-proxy", "image": "auto",
+                "env": [{ "name": HBONE, "value": "true" }] }]);
+        }
     }
-    labels
+    pod
 }

@@ -7,30 +7,110 @@ use std::process::Stdio;
 use super::host::Host;
 use crate::support::project;
 
-/// The user id of sidecars. Their own traffic is not redirected.
-pub(crate) const SIDECAR: u32 = 1337;
+/// The port of HBONE, which is not redirected.
+const HBONE: &str = "15008";
 
-/// Redirects inbound traffic to 15006 and outbound traffic to 15001, except for the sidecar's own ports and traffic,
-/// and loopback. A pod that calls its own address passes both.
-const RULES: &str = "*nat
+/// The redirection of a pod's traffic to its proxy, as the arguments of istio-init say.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Redirection {
+    outbound: String,
+    inbound: String,
+    /// The user of the proxy, whose own traffic is not redirected.
+    user: String,
+    /// Ports whose inbound traffic is not redirected.
+    excluded_inbound: Vec<String>,
+    /// Ports and ranges of addresses to which outbound traffic is not redirected.
+    excluded_outbound: Vec<String>,
+    excluded_ranges: Vec<String>,
+}
+
+impl Redirection {
+    /// Reads the arguments of `pilot-agent` in the init container. Arguments that the lab does not implement are
+    /// errors.
+    pub(crate) fn parse(arguments: &[&str]) -> Result<Redirection, String> {
+        let Some(("istio-iptables", mut rest)) = arguments.split_first().map(|(first, rest)| (*first, rest)) else {
+            return Err(format!("istio-init runs {arguments:?}"));
+        };
+        let mut redirection = Redirection {
+            outbound: String::new(),
+            inbound: String::new(),
+            user: String::new(),
+            excluded_inbound: vec![HBONE.to_owned()],
+            excluded_outbound: Vec::new(),
+            excluded_ranges: Vec::new(),
+        };
+        let list = |text: &str| {
+            text.split(',')
+                .filter(|item| !item.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        while let Some((flag, values)) = rest.split_first() {
+            if flag.starts_with("--log_output_level=") {
+                rest = values;
+                continue;
+            }
+            let (value, others) = values.split_first().ok_or(format!("{flag} has no value"))?;
+            let value = *value;
+            match *flag {
+                "-p" => value.clone_into(&mut redirection.outbound),
+                "-z" => value.clone_into(&mut redirection.inbound),
+                "-u" => value.clone_into(&mut redirection.user),
+                "-x" => redirection.excluded_ranges = list(value),
+                "-o" => redirection.excluded_outbound = list(value),
+                "-d" => redirection.excluded_inbound.extend::<Vec<String>>(list(value)),
+                "-m" if value == "REDIRECT" => {}
+                "-i" | "-b" if value == "*" => {}
+                _ => return Err(format!("the lab does not implement {flag} {value} of istio-init")),
+            }
+            rest = others;
+        }
+        Ok(redirection)
+    }
+
+    /// The rules. A pod that calls its own address passes both redirections.
+    fn rules(&self) -> String {
+        let Redirection {
+            outbound,
+            inbound,
+            user,
+            excluded_inbound,
+            ..
+        } = self;
+        let ranges = self.excluded_ranges.iter().map(|range| format!("-d {range}"));
+        let ports = self
+            .excluded_outbound
+            .iter()
+            .map(|port| format!("-p tcp --dport {port}"));
+        let excluded: Vec<String> = ranges
+            .chain(ports)
+            .map(|which| format!("-A ISTIO_OUTPUT {which} -j RETURN\n"))
+            .collect();
+        let excluded = excluded.concat();
+        format!(
+            "*nat
 :ISTIO_INBOUND - [0:0]
 :ISTIO_IN_REDIRECT - [0:0]
 :ISTIO_OUTPUT - [0:0]
 :ISTIO_REDIRECT - [0:0]
 -A PREROUTING -p tcp -j ISTIO_INBOUND
 -A OUTPUT -p tcp -j ISTIO_OUTPUT
--A ISTIO_INBOUND -p tcp -m multiport --dports 15008,15020,15021,15090 -j RETURN
+-A ISTIO_INBOUND -p tcp -m multiport --dports {excluded_inbound} -j RETURN
 -A ISTIO_INBOUND -p tcp -j ISTIO_IN_REDIRECT
--A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports 15006
+-A ISTIO_IN_REDIRECT -p tcp -j REDIRECT --to-ports {inbound}
 -A ISTIO_OUTPUT -s 127.0.0.6/32 -o lo -j RETURN
--A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m tcp ! --dport 15008 -m owner --uid-owner 1337 -j ISTIO_IN_REDIRECT
--A ISTIO_OUTPUT -o lo -m owner ! --uid-owner 1337 -j RETURN
--A ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -p tcp -m tcp ! --dport {HBONE} -m owner --uid-owner {user} -j ISTIO_IN_REDIRECT
+-A ISTIO_OUTPUT -o lo -m owner ! --uid-owner {user} -j RETURN
+-A ISTIO_OUTPUT -m owner --uid-owner {user} -j RETURN
 -A ISTIO_OUTPUT -d 127.0.0.1/32 -j RETURN
--A ISTIO_OUTPUT -p tcp -j ISTIO_REDIRECT
--A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports 15001
+{excluded}-A ISTIO_OUTPUT -p tcp -j ISTIO_REDIRECT
+-A ISTIO_REDIRECT -p tcp -j REDIRECT --to-ports {outbound}
 COMMIT
-";
+",
+            excluded_inbound = excluded_inbound.join(",")
+        )
+    }
+}
 
 /// The folder into which `make tools` unpacks iptables.
 fn iptables() -> std::path::PathBuf {
@@ -42,9 +122,9 @@ pub(crate) fn is_installed() -> bool {
     iptables().join("usr/sbin/xtables-legacy-multi").is_file()
 }
 
-/// Redirects all TCP traffic of a host to its sidecar.
-pub(crate) fn redirect(host: &Host) -> Result<(), String> {
-    restore(host, RULES)
+/// Redirects the TCP traffic of a host to its sidecar.
+pub(crate) fn redirect(host: &Host, redirection: &Redirection) -> Result<(), String> {
+    restore(host, &redirection.rules())
 }
 
 /// Gives traffic that leaves a router through this device the router's own source address.

@@ -18,7 +18,7 @@ use super::mesh::{
 use super::missing_component;
 use super::report::Observed;
 use crate::support::kubernetes::{self, api::Reference};
-use crate::support::{helm, missing};
+use crate::support::missing;
 
 /// A number of requests large enough to measure traffic shares.
 const REQUESTS: usize = 200;
@@ -35,9 +35,6 @@ pub(super) fn trials() -> Vec<Trial> {
         kubernetes::optional_trial(name, move |folder| {
             if let Some(reason) = missing_component() {
                 return missing(reason);
-            }
-            if form == DeploymentModel::PrimaryRemote && !helm::is_installed() {
-                return missing("Helm is missing; `make tools` installs it");
             }
             let mut mesh = Mesh::start(title, form, folder)?;
             if form == DeploymentModel::PrimaryRemote {

@@ -30,7 +30,7 @@ pub(super) fn equals_fresh_start(mesh: &mut Mesh) -> Result<(), String> {
         let replica = twins.get(index).unwrap_or(&twins[0]);
         let cluster = &mesh.clusters[index];
         let fresh = cluster.proxies().map(|(pod, proxy)| {
-            let node = pod.workload.node();
+            let node = pod.node()?;
             let node = Node {
                 id: node["id"].as_str().unwrap_or_default().to_owned(),
                 metadata: node["metadata"].clone(),
