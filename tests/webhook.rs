@@ -1,6 +1,7 @@
 //! The admission webhooks: verdicts about objects, the HTTPS server, and real API servers that call them.
 
 mod cluster;
+mod files;
 mod injection;
 mod server;
 mod verdicts;
@@ -12,6 +13,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         verdicts::trials(),
         server::trials(),
         cluster::trials(),
+        files::trials(),
         injection::trials(),
     ]
     .into_iter()

@@ -3,6 +3,7 @@
 //! The templates, values and mesh config come from files, or from the ConfigMaps of a cluster. The flags are those of
 //! `istioctl kube-inject`.
 
+mod built_in;
 mod cluster;
 mod diff;
 
@@ -38,6 +39,9 @@ pub struct InjectFlags {
     /// Print what injection changes, in place of the injected objects.
     #[arg(long)]
     diff: bool,
+    /// Use the templates and values that the chart of this version installs by default, in place of a cluster's.
+    #[arg(long = "builtIn", conflicts_with_all = ["kubeconfig", "context"])]
+    built_in: bool,
     /// File with the key config of the injector's ConfigMap: policy and templates.
     #[arg(long = "injectConfigFile")]
     inject_config_file: Option<PathBuf>,
@@ -95,7 +99,8 @@ enum InjectCommandError {
     #[error("{path}: {source}")]
     Inject { path: PathBuf, source: InjectError },
     #[error(
-        "cannot use the kubeconfig: {0} (hint: --injectConfigFile, --valuesFile and --meshConfigFile need no cluster)"
+        "cannot use the kubeconfig: {0} (hint: --builtIn needs no cluster, nor do --injectConfigFile, --valuesFile and \
+         --meshConfigFile together)"
     )]
     Kubeconfig(#[from] kube::config::KubeconfigError),
     #[error(transparent)]
@@ -189,7 +194,11 @@ fn sources(flags: &InjectFlags) -> Result<Sources, InjectCommandError> {
             kubelets: Default::default(),
         });
     }
-    let found = cluster::read(flags)?;
+    let found = if flags.built_in {
+        built_in::sources(flags)?
+    } else {
+        cluster::read(flags)?
+    };
     Ok(Sources {
         config: config.unwrap_or(found.config),
         values: values.unwrap_or(found.values),

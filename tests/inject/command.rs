@@ -2,9 +2,11 @@
 
 use std::{fs, path::Path};
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::{Value, json};
 
-use crate::support::{daemon::istiod, scratch};
+use crate::support::kubernetes::{self, Cluster};
+use crate::support::{daemon::istiod, helm, missing, scratch};
 
 const CONFIG: &str = "
 policy: enabled
@@ -35,27 +37,36 @@ pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("inject::command::files_are_injected", files_are_injected),
         Trial::test("inject::command::errors_end_the_command", errors_end_the_command),
+        helm::trial("inject::command::built_in_templates_are_those_of_the_chart", || {
+            built_in_templates_are_those_of_the_chart()
+        }),
+        kubernetes::optional_trial("inject::command::clusters_have_templates", |name| {
+            if !helm::is_installed() {
+                return missing("Helm is missing; `make tools` installs it");
+            }
+            clusters_have_templates(name).map(|()| Completion::Completed)
+        }),
     ]
 }
 
-/// Runs `istiod inject` with files of a folder. Returns the exit code, the output, and the errors.
+/// Runs `istiod inject` with these arguments. Returns the exit code, the output, and the errors.
+fn run(arguments: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
+    let output = istiod().arg("inject").args(arguments).output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+}
+
+/// Runs `istiod inject` with files of a folder.
 fn inject(folder: &Path, more: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
-    let mut command = istiod();
-    command
-        .arg("inject")
-        .env_remove("ENABLE_NATIVE_SIDECARS")
-        .env_remove("PLATFORM");
-    for (flag, file) in [
+    let files = [
         ("-f", "pod.yaml"),
         ("--injectConfigFile", "config.yaml"),
         ("--valuesFile", "values.yaml"),
         ("--meshConfigFile", "mesh.yaml"),
-    ] {
-        command.arg(flag).arg(folder.join(file));
-    }
-    let output = command.args(more).output()?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+    ];
+    let files = files.map(|(flag, file)| [flag.to_owned(), folder.join(file).display().to_string()]);
+    let files = files.iter().flatten().map(String::as_str);
+    run(&files.chain(more.iter().copied()).collect::<Vec<_>>())
 }
 
 /// Writes the files of an injection.
@@ -113,5 +124,65 @@ fn errors_end_the_command() -> Result<(), Failed> {
         assert_eq!(code, Some(255), "{errors}");
         assert!(errors.contains(expected), "{errors}");
     }
+    Ok(())
+}
+
+/// Writes the chart's injector and mesh config into files.
+fn write_chart(folder: &Path, objects: &[Value]) -> Result<(), Failed> {
+    write(folder, "")?;
+    let data = |name: &str, key: &str| {
+        let found = objects
+            .iter()
+            .find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == name);
+        let text = found.and_then(|found| found["data"][key].as_str());
+        text.ok_or(format!("the chart has no {key} in {name}"))
+    };
+    fs::write(folder.join("config.yaml"), data("istio-sidecar-injector", "config")?)?;
+    fs::write(folder.join("values.yaml"), data("istio-sidecar-injector", "values")?)?;
+    fs::write(folder.join("mesh.yaml"), data("istio", "mesh")?)?;
+    Ok(())
+}
+
+fn built_in_templates_are_those_of_the_chart() -> Result<(), Failed> {
+    let folder = scratch("inject-command-built-in");
+    write_chart(&folder, &helm::objects("istiod", &[])?)?;
+    let pod = folder.join("pod.yaml").display().to_string();
+    let (code, of_chart, errors) = inject(&folder, &[])?;
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(of_chart.contains("name: istio-init"), "{of_chart}");
+    let (code, built_in, errors) = run(&["-f", &pod, "--builtIn"])?;
+    assert_eq!((code, &built_in), (Some(0), &of_chart), "{errors}");
+    let (code, canary, errors) = run(&["-f", &pod, "--builtIn", "--revision", "canary"])?;
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(canary.contains("istiod-canary.istio-system.svc:15012"), "{canary}");
+    let (code, _, errors) = run(&["-f", &pod])?;
+    assert_eq!(code, Some(255), "{errors}");
+    assert!(errors.contains("hint: --builtIn needs no cluster"), "{errors}");
+    Ok(())
+}
+
+fn clusters_have_templates(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(name)?;
+    let folder = scratch(&format!("{name}-files"));
+    let objects = helm::objects("istiod", &[])?;
+    write_chart(&folder, &objects)?;
+    let pod = folder.join("pod.yaml").display().to_string();
+    let kubeconfig = cluster.admin_kubeconfig().display().to_string();
+    let (code, _, errors) = run(&["-f", &pod, "--kubeconfig", &kubeconfig])?;
+    assert_eq!(code, Some(255), "{errors}");
+    assert!(
+        errors.contains("ConfigMap istio-system/istio-sidecar-injector"),
+        "{errors}"
+    );
+    cluster.namespace("istio-system", &json!({}))?;
+    for object in objects.iter().filter(|object| object["kind"] == "ConfigMap") {
+        cluster.api.apply(object)?;
+    }
+    let (code, of_cluster, errors) = run(&["-f", &pod, "--kubeconfig", &kubeconfig])?;
+    let (_, of_files, _) = inject(&folder, &[])?;
+    assert_eq!((code, of_cluster), (Some(0), of_files), "{errors}");
+    let (code, _, errors) = run(&["-f", &pod, "--kubeconfig", &kubeconfig, "--context", "nowhere"])?;
+    assert_eq!(code, Some(255), "{errors}");
+    assert!(errors.contains("nowhere"), "{errors}");
     Ok(())
 }

@@ -43,7 +43,7 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-fn sample() -> PathBuf {
+pub(super) fn sample() -> PathBuf {
     project().join("samples/helloworld")
 }
 
@@ -71,7 +71,7 @@ async fn connect(port: u16, root: &str) -> Result<TlsStream<TcpStream>, String> 
 }
 
 /// Sends a request with this content type and body.
-fn post(port: u16, root: &str, path: &str, content_type: &str, body: Vec<u8>) -> Result<Answer, String> {
+pub(super) fn post(port: u16, root: &str, path: &str, content_type: &str, body: Vec<u8>) -> Result<Answer, String> {
     let exchange = async {
         let stream = connect(port, root).await?;
         let connected = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;

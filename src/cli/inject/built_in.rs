@@ -1,0 +1,82 @@
+//! The templates and values that the chart of this version installs by default, for `--builtIn`.
+
+use serde_json::{Map, Value, json};
+
+use super::{InjectFlags, Sources};
+use crate::api::yaml::{self, YamlError};
+
+/// The default values of the chart.
+const VALUES: &str = include_str!("../../../charts/istiod/values.yaml");
+/// The part that the chart puts in front of each template.
+const SHARED: &str = include_str!("../../../charts/istiod/files/injection/shared.yaml");
+/// The templates by name.
+const TEMPLATES: [(&str, &str); 4] = [
+    (
+        "sidecar",
+        include_str!("../../../charts/istiod/files/injection/sidecar.yaml"),
+    ),
+    (
+        "gateway",
+        include_str!("../../../charts/istiod/files/injection/gateway.yaml"),
+    ),
+    (
+        "grpc-agent",
+        include_str!("../../../charts/istiod/files/injection/grpc-agent.yaml"),
+    ),
+    (
+        "grpc-simple",
+        include_str!("../../../charts/istiod/files/injection/grpc-simple.yaml"),
+    ),
+];
+
+/// Returns what the chart would install with its default values, for the revision and namespace of the control plane.
+pub(super) fn sources(flags: &InjectFlags) -> Result<Sources, YamlError> {
+    let revision = match flags.revision.as_str() {
+        "default" => "",
+        revision => revision,
+    };
+    let values = values(revision, &flags.istio_namespace)?;
+    let suffix = match revision {
+        "" => String::new(),
+        revision => format!("-{revision}"),
+    };
+    let address = format!("istiod{suffix}.{}.svc:15012", flags.istio_namespace);
+    Ok(Sources {
+        config: config(&values).to_string(),
+        values: values.to_string(),
+        mesh: json!({ "defaultConfig": { "discoveryAddress": address } }).to_string(),
+        kubelets: Default::default(),
+    })
+}
+
+/// Returns the values that the templates read (`istiod.injectionValues` in the chart).
+fn values(revision: &str, namespace: &str) -> Result<Value, YamlError> {
+    let documents = yaml::documents(VALUES);
+    let mut values = documents
+        .first()
+        .map(yaml::Document::parse)
+        .transpose()?
+        .unwrap_or_default();
+    values["global"]["istioNamespace"] = json!(namespace);
+    Ok(json!({
+        "global": values["global"],
+        "gateways": values["gateways"],
+        "pilot": { "cni": values["cni"], "env": values["env"], "crlConfigMapName": values["crlConfigMapName"] },
+        "revision": revision,
+        "sidecarInjectorWebhook": values["sidecarInjectorWebhook"],
+    }))
+}
+
+/// Returns the key `config` of the injector's ConfigMap.
+fn config(values: &Value) -> Value {
+    let injector = &values["sidecarInjectorWebhook"];
+    let templates = TEMPLATES.map(|(name, text)| (name.to_owned(), json!(format!("{SHARED}\n{text}"))));
+    json!({
+        "policy": values["global"]["proxy"]["autoInject"],
+        "defaultTemplates": ["sidecar"],
+        "alwaysInjectSelector": injector["alwaysInjectSelector"],
+        "neverInjectSelector": injector["neverInjectSelector"],
+        "injectedAnnotations": injector["injectedAnnotations"],
+        "templates": Map::from_iter(templates),
+    })
+}
