@@ -1,8 +1,14 @@
 //! The charts and the CRDs of the base chart, with the real Helm and a real API server.
 
 mod applied;
+mod effects;
+mod gateway;
+mod istio;
+mod names;
+mod presets;
 mod rendered;
 mod rights;
+mod stable;
 
 use libtest_mimic::{Failed, Trial};
 
@@ -17,8 +23,14 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("charts::versions_match_the_binary", versions_match_the_binary),
     ];
     trials.extend(rendered::trials());
+    trials.extend(names::trials());
+    trials.extend(presets::trials());
+    trials.extend(effects::trials());
+    trials.extend(gateway::trials());
+    trials.extend(istio::trials());
     trials.extend(applied::trials());
     trials.extend(rights::trials());
+    trials.extend(stable::trials());
     trials
 }
 
@@ -40,7 +52,7 @@ fn crds_are_current() -> Result<(), Failed> {
 }
 
 fn versions_match_the_binary() -> Result<(), Failed> {
-    for chart in ["base", "istiod"] {
+    for chart in names::CHARTS {
         let text = std::fs::read_to_string(project().join("charts").join(chart).join("Chart.yaml"))?;
         let chart = istiod::api::yaml::documents(&text)[0].parse()?;
         assert_eq!(chart["version"], env!("CARGO_PKG_VERSION"));

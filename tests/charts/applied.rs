@@ -249,7 +249,7 @@ fn is_installed() -> Result<Completion, Failed> {
         "--set",
         &root,
         "--set",
-        "taint.enabled=true,global.waypoint.affinity=a",
+        "taint.enabled=true,global.waypoint.nodeSelector.a=b",
     ])?;
     assert!(output.contains("no effect yet: taint, global.waypoint."), "{output}");
     let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true";

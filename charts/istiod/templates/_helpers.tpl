@@ -1,19 +1,3 @@
-{{/*
-Merges the values below `pilot` into the top level. Every template begins with it, as Helm chooses the order
-of templates.
-*/}}
-{{- define "istiod.values" -}}
-{{- $_ := mustMergeOverwrite .Values (.Values.pilot | default dict) -}}
-{{- range list .Values.profile .Values.global.profile .Values.compatibilityVersion -}}
-{{- if . -}}
-{{- fail (printf "profile and compatibilityVersion are not supported, but %q was requested" .) -}}
-{{- end -}}
-{{- end -}}
-{{- if (.Values.istiodRemote).enabled -}}
-{{- fail "istiodRemote.enabled is not supported: this chart always installs a control plane" -}}
-{{- end -}}
-{{- end -}}
-
 {{/* -REVISION, or an empty string. */}}
 {{- define "istiod.suffix" -}}
 {{- with .Values.revision }}-{{ . }}{{ end -}}
@@ -25,6 +9,30 @@ of templates.
 
 {{- define "istiod.inCluster" -}}
 {{- if has .Values.global.resourceScope (list "all" "cluster") }}true{{ end -}}
+{{- end -}}
+
+{{/* True if a control plane runs in this cluster. */}}
+{{- define "istiod.isLocal" -}}
+{{- if or (not .Values.istiodRemote.enabled) .Values.istiodRemote.enabledLocalInjectorIstiod }}true{{ end -}}
+{{- end -}}
+
+{{/* True if a control plane reads its configuration from this cluster. */}}
+{{- define "istiod.isConfigCluster" -}}
+{{- if or (include "istiod.isLocal" .) .Values.global.configCluster }}true{{ end -}}
+{{- end -}}
+
+{{/* The name of the Service, in this cluster, of a control plane in another one. */}}
+{{- define "istiod.remoteName" -}}
+istiod{{ include "istiod.suffix" . }}{{ if .Values.istiodRemote.enabledLocalInjectorIstiod }}-remote{{ end }}
+{{- end -}}
+
+{{/* IPv4 or IPv6 if the address of the control plane is an IP address. */}}
+{{- define "istiod.remoteFamily" -}}
+{{- if regexMatch "^[0-9]+(\\.[0-9]+){3}$" .Values.global.remotePilotAddress -}}
+IPv4
+{{- else if regexMatch "^[0-9a-fA-F:]*:[0-9a-fA-F:.]*$" .Values.global.remotePilotAddress -}}
+IPv6
+{{- end -}}
 {{- end -}}
 
 {{/* Labels of every object. */}}
@@ -48,6 +56,7 @@ app.kubernetes.io/name: istiod
 {{- define "istiod.revisionLabels" -}}
 {{ include "istiod.labels" . }}
 istio.io/rev: {{ .Values.revision | default "default" | quote }}
+install.operator.istio.io/owning-resource: {{ .Values.ownerName | default "unknown" }}
 operator.istio.io/component: Pilot
 {{- end -}}
 
@@ -73,8 +82,11 @@ istio: pilot
 {{- if contains "/" .Values.image -}}
 {{ .Values.image }}
 {{- else -}}
-{{- $variant := .Values.variant | default .Values.global.variant -}}
-{{ .Values.hub | default .Values.global.hub }}/{{ .Values.image }}:{{ .Values.tag | default .Values.global.tag }}{{ with $variant }}-{{ . }}{{ end }}
+{{- $tag := .Values.tag | default .Values.global.tag -}}
+{{- with .Values.variant | default .Values.global.variant -}}
+{{- $tag = printf "%v-%s" $tag . -}}
+{{- end -}}
+{{ .Values.hub | default .Values.global.hub }}/{{ .Values.image | default "pilot" }}:{{ $tag }}
 {{- end -}}
 {{- end -}}
 
@@ -114,12 +126,52 @@ istio: pilot
 {{- if or .Values.env.EXTERNAL_CA (hasPrefix "k8s.io/" .Values.global.pilotCertProvider) }}true{{ end -}}
 {{- end -}}
 
+{{/* Environment variables with plain values: those that follow from other values, and `env`, which replaces them. */}}
+{{- define "istiod.environment" -}}
+{{- $namespace := .Values.trustedZtunnelNamespace | default .Release.Namespace -}}
+{{- $environment := dict
+  "CA_TRUSTED_NODE_ACCOUNTS" (printf "%s/%s" $namespace (.Values.trustedZtunnelName | default "ztunnel"))
+  "CLUSTER_ID" (.Values.global.multiCluster.clusterName | default "Kubernetes")
+  "KUBECONFIG" "/var/run/secrets/remote/config"
+  "PILOT_CERT_PROVIDER" .Values.global.pilotCertProvider
+  "PLATFORM" (.Values.global.platform | default .Values.platform | default "")
+  "REVISION" (.Values.revision | default "default")
+  "TOKEN_AUDIENCES" .Values.global.sds.token.aud
+-}}
+{{- with .Values.traceSampling -}}
+{{- $_ := set $environment "PILOT_TRACE_SAMPLING" . -}}
+{{- end -}}
+{{- if .Values.global.externalIstiod -}}
+{{- $_ := set $environment "EXTERNAL_ISTIOD" true -}}
+{{- end -}}
+{{- with .Values.global.trustBundleName -}}
+{{- $_ := set $environment "PILOT_CA_CERT_CONFIGMAP" . -}}
+{{- end -}}
+{{- with .Values.crlConfigMapName -}}
+{{- $_ := set $environment "PILOT_CRL_CONFIGMAP" . -}}
+{{- end -}}
+{{- if .Values.global.istiod.enableAnalysis -}}
+{{- $_ := set $environment "PILOT_ENABLE_ANALYSIS" true -}}
+{{- end -}}
+{{- if .Values.taint.enabled -}}
+{{- $_ := set $environment "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS" true -}}
+{{- $_ := set $environment "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME" .Values.taint.name -}}
+{{- end -}}
+{{ mustMergeOverwrite $environment .Values.env | toYaml }}
+{{- end -}}
+
 {{/* MeshConfig: settings that follow from other values, with meshConfig merged over them. */}}
 {{- define "istiod.mesh" -}}
 {{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
+{{- if and .Values.global.remotePilotAddress .Values.istiodRemote.enabled -}}
+{{- $name = include "istiod.remoteName" . -}}
+{{- end -}}
 {{- $proxies := dict "discoveryAddress" (printf "%s.%s.svc:15012" $name .Release.Namespace) -}}
 {{- with .Values.global.meshID -}}
 {{- $_ := set $proxies "meshId" . -}}
+{{- end -}}
+{{- with .Values.global.proxy.variant | default .Values.global.variant -}}
+{{- $_ := set $proxies "image" (dict "imageType" .) -}}
 {{- end -}}
 {{- $tracer := .Values.global.proxy.tracer -}}
 {{- if and $tracer (ne $tracer "none") -}}
@@ -128,10 +180,19 @@ istio: pilot
 {{- $given := get .Values.global.tracer $tracer | default dict -}}
 {{- $_ := set $proxies "tracing" (dict $tracer (merge (dict) $given (get $usual $tracer | default dict))) -}}
 {{- end -}}
-{{- $mesh := dict "trustDomain" "cluster.local" "rootNamespace" .Values.global.istioNamespace "defaultConfig" $proxies -}}
+{{- $root := .Values.global.istioNamespace -}}
+{{- $mesh := dict "trustDomain" "cluster.local" "rootNamespace" $root "defaultConfig" $proxies -}}
 {{- $telemetry := .Values.telemetry -}}
-{{- if and $telemetry.enabled $telemetry.v2.enabled $telemetry.v2.prometheus.enabled (not .Values.meshConfig.defaultProviders) -}}
-{{- $_ := set $mesh "defaultProviders" (dict "metrics" (list "prometheus")) -}}
+{{- if and $telemetry.enabled $telemetry.v2.enabled (not .Values.meshConfig.defaultProviders) -}}
+{{- $metrics := ternary (list "prometheus") list $telemetry.v2.prometheus.enabled -}}
+{{- $providers := dict -}}
+{{- if $telemetry.v2.stackdriver.enabled -}}
+{{- $metrics = append $metrics "stackdriver" -}}
+{{- $_ := set $providers "accessLogging" (list "stackdriver") -}}
+{{- end -}}
+{{- if $metrics -}}
+{{- $_ := set $mesh "defaultProviders" (set $providers "metrics" $metrics) -}}
+{{- end -}}
 {{- end -}}
 {{ mustMergeOverwrite $mesh .Values.meshConfig | toYaml }}
 {{- end -}}
@@ -148,14 +209,21 @@ istio: pilot
   | mustToPrettyJson -}}
 {{- end -}}
 
-{{/* The common part of the injector's webhooks. istiod adds the caBundle. */}}
+{{/* The common part of the injector's webhooks. istiod adds a missing caBundle. */}}
 {{- define "istiod.injection" -}}
 clientConfig:
+  {{- with .Values.istiodRemote.injectionURL }}
+  url: {{ . | quote }}
+  {{- else }}
   service:
     name: istiod{{ include "istiod.suffix" . }}
     namespace: {{ .Release.Namespace }}
-    path: /inject
+    path: {{ .Values.istiodRemote.injectionPath | quote }}
     port: 443
+  {{- end }}
+  {{- with .Values.istiodRemote.injectionCABundle }}
+  caBundle: {{ . | quote }}
+  {{- end }}
 rules:
 - operations: [CREATE]
   apiGroups: [""]
