@@ -3,6 +3,7 @@
 mod applied;
 mod effects;
 mod gateway;
+mod installed;
 mod istio;
 mod names;
 mod presets;
@@ -29,6 +30,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.extend(gateway::trials());
     trials.extend(istio::trials());
     trials.extend(applied::trials());
+    trials.extend(installed::trials());
     trials.extend(rights::trials());
     trials.extend(stable::trials());
     trials

@@ -1,4 +1,4 @@
-//! The CRDs and the charts in a real API server.
+//! The CRDs in a real API server.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
-use crate::support::{helm, missing, project, scratch};
+use crate::support::{missing, project};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -22,7 +22,6 @@ pub(super) fn trials() -> Vec<Trial> {
             versions_share_one_object()
         }),
         Trial::ignorable_test("charts::crds::conformance", conformance),
-        Trial::ignorable_test("charts::istiod::is_installed", is_installed),
     ]
 }
 
@@ -209,75 +208,4 @@ fn has_message(error: &str, because: &str) -> bool {
         .split_once(" in body must be of type ")
         .filter(|(_, rest)| rest.ends_with("\"null\""));
     error.contains(because) || dropped.is_some_and(|(field, _)| error.contains(&format!("{field}: Required value")))
-}
-
-fn is_installed() -> Result<Completion, Failed> {
-    if !kubernetes::is_installed() || !helm::is_installed() {
-        return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
-    }
-    // The injector's webhooks would refuse the pods of other tests.
-    let cluster = Cluster::start("charts/installed-cluster")?;
-    let namespace = "charts-installed";
-    let kubeconfig = scratch("charts/installed").join("kubeconfig");
-    cluster.account_kubeconfig(namespace, "installer", &kubeconfig)?;
-    cluster.api.apply(
-        &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
-        "metadata": { "name": "charts-installer" },
-        "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
-        "subjects": [{ "kind": "ServiceAccount", "namespace": namespace, "name": "installer" }] }),
-    )?;
-    let kubeconfig = kubeconfig.display().to_string();
-    let root = format!("global.istioNamespace={namespace}");
-    let helm = |words: &[&str]| {
-        let common = ["--namespace", namespace, "--kubeconfig", &kubeconfig];
-        helm::run(&[words, &common].concat())
-    };
-    // The CRDs are already installed for all tests, and Helm would refuse to adopt them.
-    helm(&[
-        "install",
-        "base",
-        "base",
-        "--set",
-        &root,
-        "--set",
-        "global.resourceScope=namespace",
-    ])?;
-    let output = helm(&[
-        "install",
-        "istiod",
-        "istiod",
-        "--set",
-        &root,
-        "--set",
-        "taint.enabled=true,global.waypoint.nodeSelector.a=b",
-    ])?;
-    assert!(output.contains("no effect yet: taint, global.waypoint."), "{output}");
-    let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true";
-    helm(&["install", "canary", "istiod", "--set", &root, "--set", canary])?;
-    helm(&[
-        "upgrade",
-        "istiod",
-        "istiod",
-        "--set",
-        &root,
-        "--set",
-        "autoscaleEnabled=false,replicaCount=2",
-    ])?;
-    for name in ["istiod", "istiod-canary", "istio-reader-service-account"] {
-        cluster.token(namespace, name, &[])?;
-    }
-    let deployment = Reference::new("apps/v1", "Deployment", namespace, "istiod");
-    let found = cluster.get(&deployment)?.ok_or("the Deployment does not exist")?;
-    assert_eq!(found["spec"]["replicas"], 2);
-    let service = Reference::new("v1", "Service", namespace, "istiod-revision-tag-prod");
-    let service = cluster.get(&service)?.ok_or("the Service of the tag does not exist")?;
-    assert_eq!(service["spec"]["ports"].as_array().map(Vec::len), Some(4));
-    for release in ["canary", "istiod", "base"] {
-        helm(&["uninstall", release])?;
-    }
-    assert!(
-        cluster.get(&deployment)?.is_none(),
-        "uninstalling must remove the Deployment"
-    );
-    Ok(Completion::Completed)
 }

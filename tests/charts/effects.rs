@@ -1,5 +1,6 @@
 //! Values of the chart istiod, and what each changes.
 
+use istiod::api::yaml;
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
@@ -320,11 +321,19 @@ fn variables_are_set_once() -> Result<(), Failed> {
         ("PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME", "example.com/not-ready"),
         ("PILOT_CRL_CONFIGMAP", "crl"),
     ] {
-        assert_eq!(environment.get(name), Some(&value), "{name}");
+        assert_eq!(environment[name], value, "{name}");
     }
     let entries = at(find(&objects, "Deployment", "istiod"), CONTAINER)["env"].as_array();
     let literal = entries.into_iter().flatten().filter(|entry| entry["value"].is_string());
     assert_eq!(literal.count(), environment.len(), "a variable is set twice");
+    let numbers = r#"env={"LARGE": 1000000, "PART": 0.5, "TEXT": "007", "KUBECONFIG": null}"#;
+    let text = helm::run(&["template", "mesh", "istiod", "--set-json", numbers])?;
+    let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
+    let environment = self::environment(&documents?);
+    for (name, value) in [("LARGE", "1000000"), ("PART", "0.5"), ("TEXT", "007")] {
+        assert_eq!(environment[name], value, "{name}");
+    }
+    assert!(!environment.contains_key("KUBECONFIG"), "null removes a variable");
     let trusted = ["trustedZtunnelNamespace=ambient", "trustedZtunnelName=tunnels"];
     let objects = helm::objects("istiod", &trusted)?;
     assert_eq!(

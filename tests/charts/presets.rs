@@ -34,12 +34,9 @@ fn container(objects: &[Value]) -> &Value {
     &find(objects, "Deployment", "istiod")["spec"]["template"]["spec"]["containers"][0]
 }
 
-/// Returns the environment variables of istiod that have a literal value.
-pub(super) fn environment(objects: &[Value]) -> BTreeMap<&str, &str> {
-    let entries = container(objects)["env"].as_array().into_iter().flatten();
-    entries
-        .filter_map(|entry| Some((entry["name"].as_str()?, entry["value"].as_str()?)))
-        .collect()
+/// Returns the environment variables of istiod that have a literal value, by name.
+pub(super) fn environment(objects: &[Value]) -> BTreeMap<String, String> {
+    helm::environment(objects).into_iter().collect()
 }
 
 /// Parses a text in the data of a ConfigMap.
@@ -51,7 +48,10 @@ pub(super) fn data(objects: &[Value], name: &str, key: &str) -> Result<Value, Fa
 
 fn profiles_have_their_settings() -> Result<(), Failed> {
     let ambient = helm::objects("istiod", &["profile=ambient"])?;
-    assert_eq!(environment(&ambient).get("PILOT_ENABLE_AMBIENT"), Some(&"true"));
+    assert_eq!(
+        environment(&ambient).get("PILOT_ENABLE_AMBIENT"),
+        Some(&"true".to_owned())
+    );
     let mesh = data(&ambient, "istio", "mesh")?;
     assert_eq!(
         mesh["defaultConfig"]["proxyMetadata"],
@@ -68,7 +68,7 @@ fn profiles_have_their_settings() -> Result<(), Failed> {
     let demo = helm::objects("istiod", &["global.profile=demo"])?;
     let requests = &container(&demo)["resources"]["requests"];
     assert_eq!(*requests, json!({ "cpu": "10m", "memory": "100Mi" }));
-    assert_eq!(environment(&demo).get("PILOT_TRACE_SAMPLING"), Some(&"100"));
+    assert_eq!(environment(&demo).get("PILOT_TRACE_SAMPLING"), Some(&"100".to_owned()));
     assert!(
         !names(&demo)
             .iter()
@@ -114,8 +114,8 @@ fn compatibility_versions_set_variables() -> Result<(), Failed> {
         let objects = helm::objects("istiod", &[&value])?;
         let environment = environment(&objects);
         for variable in &all {
-            let want = set.contains(variable).then_some(&"false");
-            assert_eq!(environment.get(variable), want, "{version}: {variable}");
+            let want = set.contains(variable).then(|| "false".to_owned());
+            assert_eq!(environment.get(*variable), want.as_ref(), "{version}: {variable}");
         }
     }
     Ok(())
@@ -126,18 +126,26 @@ fn platforms_have_their_settings() -> Result<(), Failed> {
         "platform=openshift",
         "global.platform=openshift",
         "profile=platform-openshift",
+        "profile=openshift",
+        "profile=openshift-ambient",
     ] {
         let objects = helm::objects("istiod", &[value])?;
         let cni = &data(&objects, "istio-sidecar-injector", "values")?["pilot"]["cni"];
-        assert_eq!(*cni, json!({ "enabled": true, "provider": "multus" }), "{value}");
+        let (enabled, provider) = (&cni["enabled"], &cni["provider"]);
+        assert_eq!((enabled, provider), (&json!(true), &json!("multus")), "{value}");
         let environment = environment(&objects);
         assert_eq!(
             environment["CA_TRUSTED_NODE_ACCOUNTS"], "kube-system/ztunnel",
             "{value}"
         );
         // The profile is not the platform, as in Istio's chart.
-        let platform = if value.starts_with("profile") { "" } else { "openshift" };
+        let platform = if value.contains("platform-") { "" } else { "openshift" };
         assert_eq!(environment["PLATFORM"], platform, "{value}");
+        assert_eq!(
+            environment.contains_key("PILOT_ENABLE_AMBIENT"),
+            value.contains("ambient"),
+            "{value}"
+        );
     }
     for platform in ["gke", "k3d", "k3s", "microk8s", "minikube"] {
         let objects = helm::objects("istiod", &[&format!("platform={platform}")])?;
@@ -184,7 +192,7 @@ fn unknown_ones_are_refused() -> Result<(), Failed> {
     for (value, because) in [
         (
             "profile=ambiant",
-            "unknown profile \"ambiant\"; known are: ambient, demo, preview, remote, stable",
+            "unknown profile \"ambiant\"; known are: ambient, demo, openshift, openshift-ambient, preview,",
         ),
         (
             "compatibilityVersion=1.24",

@@ -16,19 +16,21 @@ replace the user's values at the top level.
 {{- $layers := list -}}
 {{- $presets := .Files.Get "files/profiles.yaml" | fromYaml -}}
 {{- $global := $given.global | default dict -}}
-{{- range list
-  (dict "kind" "profile" "name" (coalesce $given.profile $global.profile) "all" $presets.profiles)
-  (dict "kind" "compatibilityVersion" "name" $given.compatibilityVersion "all" $presets.compatibilityVersions)
-  (dict "kind" "platform" "name" (coalesce $given.platform $global.platform) "all" $presets.platforms) -}}
-{{- $name := toString (.name | default "") -}}
-{{- if and (eq .kind "profile") (hasPrefix "platform-" $name) -}}
+{{- $names := dict "compatibilityVersion" $given.compatibilityVersion -}}
+{{- $_ := set $names "profile" (coalesce $given.profile $global.profile) -}}
+{{- $_ := set $names "platform" (coalesce $given.platform $global.platform) -}}
+{{- range $kind := list "profile" "compatibilityVersion" "platform" -}}
+{{- $known := get $presets $kind -}}
+{{- $name := get $names $kind | default "" | toString -}}
+{{- if and (eq $kind "profile") (hasPrefix "platform-" $name) -}}
+{{- $known = $presets.platform -}}
+{{- end -}}
 {{- $name = trimPrefix "platform-" $name -}}
-{{- $_ := set . "all" $presets.platforms -}}
+{{- if and $name (not (hasKey $known $name)) -}}
+{{- fail (printf "unknown %s %q; known are: %s" $kind $name (keys $known | sortAlpha | join ", ")) -}}
 {{- end -}}
-{{- if and $name (not (hasKey .all $name)) -}}
-{{- fail (printf "unknown %s %q; known are: %s" .kind $name (keys .all | sortAlpha | join ", ")) -}}
-{{- end -}}
-{{- $preset := get .all $name | default dict -}}
+{{- $preset := get $known $name | default dict -}}
+{{- $_ := set $names "platform" ($names.platform | default $preset.platform) -}}
 {{- $layers = append $layers $preset -}}
 {{- with $rules.over | default $rules.under -}}
 {{- $layers = append $layers (get $preset . | default dict) -}}
@@ -180,4 +182,13 @@ Parameters: a, b. */}}
 {{- end -}}
 {{- end -}}
 {{ toYaml $resources }}
+{{- end -}}
+
+{{/* Returns a value as text. Helm reads whole numbers in files as floating-point ones, which print as 1e+06. */}}
+{{- define "istio.text" -}}
+{{- if and (kindIs "float64" .) (eq . (. | int64 | float64)) -}}
+{{ int64 . }}
+{{- else -}}
+{{ . }}
+{{- end -}}
 {{- end -}}
