@@ -21,6 +21,7 @@ pub(super) fn trials() -> Vec<Trial> {
             "charts::values::unknown_names_are_refused_with_the_nearest",
             unknown_names_are_refused_with_the_nearest,
         ),
+        Trial::test("charts::values::presets_are_documented", presets_are_documented),
         helm::trial("charts::values::wrong_types_are_refused", wrong_types_are_refused),
         helm::trial(
             "charts::values::a_subchart_accepts_globals_of_others",
@@ -125,7 +126,7 @@ fn base_accepts_the_values_of_istiod() -> Result<(), Failed> {
     let of_base = names("base")?;
     let missing: Vec<String> = names("istiod")?
         .into_iter()
-        .filter(|name| !of_base.contains(name))
+        .filter(|name| !of_base.contains(name) && !name.starts_with("base."))
         .collect();
     assert!(
         missing.is_empty(),
@@ -138,6 +139,13 @@ fn unknown_names_are_refused_with_the_nearest() -> Result<(), Failed> {
     for (chart, value, because) in [
         ("istiod", "hubb=a", "unknown value \"hubb\"; did you mean \"hub\"?"),
         ("istiod", "tga=a", "unknown value \"tga\"; did you mean \"tag\"?"),
+        (
+            "istiod",
+            "accessLogFile=a",
+            "did you mean \"meshConfig.accessLogFile\"?",
+        ),
+        ("istiod", "labels.a=b", "did you mean \"podLabels\"?"),
+        ("gateway", "replicas=2", "did you mean \"replicaCount\"?"),
         ("istiod", "meshconfig.a=b", "did you mean \"meshConfig\"?"),
         (
             "istiod",
@@ -154,7 +162,7 @@ fn unknown_names_are_refused_with_the_nearest() -> Result<(), Failed> {
         (
             "istiod",
             "global.proxy.accessLogFile=a",
-            "Istio replaced it; use meshConfig.accessLogFile",
+            "Istio no longer has it; use meshConfig.accessLogFile",
         ),
         (
             "istiod",
@@ -199,6 +207,37 @@ fn unknown_names_are_refused_with_the_nearest() -> Result<(), Failed> {
         "pilot.cni.enabled=true",
     ] {
         helm::objects("istiod", &[value])?;
+    }
+    Ok(())
+}
+
+/// The documentation lists profiles, releases and platforms, and the variables that they set exist.
+fn presets_are_documented() -> Result<(), Failed> {
+    let page = std::fs::read_to_string(project().join("docs/charts.md"))?;
+    let variables = std::fs::read_to_string(project().join("docs/feature-variables.md"))?;
+    let presets = read("istiod/files/profiles.yaml")?;
+    for kind in ["profile", "compatibilityVersion", "platform"] {
+        for (name, settings) in presets[kind].as_object().into_iter().flatten() {
+            assert!(
+                page.contains(&format!("`{name}`")),
+                "docs/charts.md has no {kind} {name}"
+            );
+            for variable in settings["pilot"]["env"]
+                .as_object()
+                .into_iter()
+                .flat_map(|env| env.keys())
+            {
+                let variable = format!("`{variable}`");
+                assert!(
+                    variables.contains(&variable),
+                    "{kind} {name} sets {variable}, which does not exist"
+                );
+                assert!(
+                    page.contains(&variable),
+                    "docs/charts.md does not say that {kind} {name} sets {variable}"
+                );
+            }
+        }
     }
     Ok(())
 }

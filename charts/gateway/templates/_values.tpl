@@ -72,14 +72,14 @@ chart that is part of another one cannot tell. Parameters: root, given, defaults
 {{- if $found.unknown -}}
 {{- include "istio.values.paths" (dict "known" $known "path" "" "found" $found) -}}
 {{- $chart := .root.Chart.Name -}}
-{{- $renamed := .rules.renamed | default dict -}}
+{{- $removed := .rules.removed | default dict -}}
 {{- $errors := list -}}
 {{- range $found.unknown -}}
-{{- $instead := get $renamed .path -}}
+{{- $instead := get $removed .path -}}
 {{- $near := include "istio.values.nearest" (dict "path" .path "paths" $found.paths) -}}
 {{- $hint := "`helm show values` lists the known ones" -}}
 {{- if $instead -}}
-{{- $hint = printf "Istio replaced it; use %s" $instead -}}
+{{- $hint = printf "Istio no longer has it; %s" $instead -}}
 {{- else if $near -}}
 {{- $hint = printf "did you mean %q?" $near -}}
 {{- end -}}
@@ -124,43 +124,55 @@ Parameters: path, paths. */}}
 {{- $parts := splitList "." .path -}}
 {{- $name := last $parts -}}
 {{- $parent := initial $parts | join "." -}}
-{{- $best := 40 -}}
+{{- $best := 0 -}}
 {{- $nearest := "" -}}
 {{- range .paths -}}
 {{- $parts := splitList "." . -}}
 {{- $score := include "istio.values.similarity" (dict "a" $name "b" (last $parts)) | int -}}
-{{- if and $score (eq $parent (initial $parts | join ".")) -}}
-{{- $score = add $score 10 | int -}}
+{{- if ge $score 55 -}}
+{{- if eq $parent (initial $parts | join ".") -}}
+{{- $score = add $score 20 | int -}}
 {{- end -}}
 {{- if gt $score $best -}}
 {{- $best = $score -}}
 {{- $nearest = . -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
 {{- $nearest -}}
 {{- end -}}
 
-{{/* Returns how similar two names are, in percent: the letters, and twice the pairs of letters, that both have.
-Parameters: a, b. */}}
+{{/* Returns how similar two names are, in percent: by the pairs of letters that both have, and a little by letters.
+Names with the same letters, and names that begin or end with the other, are similar in any case. Parameters: a, b. */}}
 {{- define "istio.values.similarity" -}}
 {{- $a := regexReplaceAll "[^a-z0-9]" (lower .a) "" -}}
 {{- $b := regexReplaceAll "[^a-z0-9]" (lower .b) "" -}}
-{{- $longer := max (len $a) (len $b) | int -}}
 {{- if eq $a $b -}}
 100
+{{- else if eq (splitList "" $a | sortAlpha | join "") (splitList "" $b | sortAlpha | join "") -}}
+90
 {{- else if or (lt (len $a) 2) (lt (len $b) 2) -}}
 0
 {{- else -}}
-{{- $common := 0 -}}
-{{- range $i := until (len $a) -}}
-{{- if contains (substr $i (int (add $i 1)) $a) $b -}}
-{{- $common = add $common 1 -}}
-{{- end -}}
-{{- if and (lt (add $i 1) (len $a)) (contains (substr $i (int (add $i 2)) $a) $b) -}}
-{{- $common = add $common 2 -}}
+{{- $pairs := 0 -}}
+{{- range $i := until (sub (len $a) 1 | int) -}}
+{{- if contains (substr $i (int (add $i 2)) $a) $b -}}
+{{- $pairs = add $pairs 1 -}}
 {{- end -}}
 {{- end -}}
-{{- div (mul 100 $common) (sub (mul 3 $longer) 2) -}}
+{{- $score := div (mul 200 $pairs) (sub (add (len $a) (len $b)) 2) -}}
+{{- $shorter := ternary $a $b (lt (len $a) (len $b)) -}}
+{{- $longer := ternary $b $a (eq $shorter $a) -}}
+{{- if and (gt (len $shorter) 2) (or (hasPrefix $shorter $longer) (hasSuffix $shorter $longer)) -}}
+{{- $score = max $score 60 -}}
+{{- end -}}
+{{- $letters := 0 -}}
+{{- range splitList "" $a -}}
+{{- if contains . $b -}}
+{{- $letters = add $letters 1 -}}
+{{- end -}}
+{{- end -}}
+{{- min (add $score (div (mul 5 $letters) (len $a))) 99 -}}
 {{- end -}}
 {{- end -}}
 
