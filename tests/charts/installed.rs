@@ -3,43 +3,52 @@
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use super::rendered::find;
+use super::{istio, rendered::find};
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
-use crate::support::{helm, missing, scratch};
+use crate::support::{helm, missing, project, scratch};
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![Trial::ignorable_test("charts::installed::releases_work", releases_work)]
+    vec![
+        Trial::ignorable_test("charts::installed::releases_work", releases_work),
+        Trial::ignorable_test(
+            "charts::installed::releases_of_istio_are_upgraded_and_rolled_back",
+            releases_of_istio_are_upgraded_and_rolled_back,
+        ),
+    ]
 }
-
-const NAMESPACE: &str = "charts-installed";
 
 /// A cluster of its own: the injector's webhooks would refuse the pods of other tests.
 struct Installer {
     cluster: Cluster,
+    namespace: &'static str,
     kubeconfig: String,
 }
 
 impl Installer {
-    fn start() -> Result<Self, Failed> {
-        let cluster = Cluster::start("charts/installed-cluster")?;
-        let kubeconfig = scratch("charts/installed").join("kubeconfig");
-        cluster.account_kubeconfig(NAMESPACE, "installer", &kubeconfig)?;
+    fn start(namespace: &'static str) -> Result<Self, Failed> {
+        let cluster = Cluster::start(&format!("charts/{namespace}-cluster"))?;
+        let kubeconfig = scratch(&format!("charts/{namespace}")).join("kubeconfig");
+        cluster.account_kubeconfig(namespace, "installer", &kubeconfig)?;
         cluster.api.apply(
             &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
             "metadata": { "name": "charts-installer" },
             "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin" },
-            "subjects": [{ "kind": "ServiceAccount", "namespace": NAMESPACE, "name": "installer" }] }),
+            "subjects": [{ "kind": "ServiceAccount", "namespace": namespace, "name": "installer" }] }),
         )?;
         let kubeconfig = kubeconfig.display().to_string();
-        Ok(Self { cluster, kubeconfig })
+        Ok(Self {
+            cluster,
+            namespace,
+            kubeconfig,
+        })
     }
 
     /// Runs Helm with values, separated by commas.
     fn helm(&self, words: &[&str], values: &str) -> Result<String, String> {
-        let root = format!("global.istioNamespace={NAMESPACE}");
-        let common = ["--namespace", NAMESPACE, "--kubeconfig", &self.kubeconfig];
-        let more = if words[0] == "uninstall" {
+        let root = format!("global.istioNamespace={}", self.namespace);
+        let common = ["--namespace", self.namespace, "--kubeconfig", &self.kubeconfig];
+        let more = if values.is_empty() {
             vec![]
         } else {
             vec!["--set", &root, "--set", values]
@@ -48,7 +57,7 @@ impl Installer {
     }
 
     fn get(&self, version: &str, kind: &str, name: &str) -> Result<Value, Failed> {
-        let found = self.cluster.get(&Reference::new(version, kind, NAMESPACE, name))?;
+        let found = self.cluster.get(&Reference::new(version, kind, self.namespace, name))?;
         Ok(found.ok_or_else(|| format!("the {kind} {name} does not exist"))?)
     }
 }
@@ -57,7 +66,7 @@ fn releases_work() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {
         return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
     }
-    let installer = Installer::start()?;
+    let installer = Installer::start("charts-installed")?;
     // The CRDs are already installed, and Helm would refuse to adopt them.
     installer.helm(&["install", "base", "base"], "global.resourceScope=namespace")?;
     control_planes_are_installed(&installer)?;
@@ -82,7 +91,7 @@ fn control_planes_are_installed(installer: &Installer) -> Result<(), Failed> {
     let replicas = "autoscaleEnabled=false,replicaCount=2";
     installer.helm(&["upgrade", "istiod", "istiod"], replicas)?;
     for name in ["istiod", "istiod-canary", "istio-reader-service-account"] {
-        installer.cluster.token(NAMESPACE, name, &[])?;
+        installer.cluster.token(installer.namespace, name, &[])?;
     }
     let deployment = installer.get("apps/v1", "Deployment", "istiod")?;
     assert_eq!(deployment["spec"]["replicas"], 2);
@@ -94,7 +103,7 @@ fn control_planes_are_installed(installer: &Installer) -> Result<(), Failed> {
 /// istiod raises the policy and writes the CA bundle; an upgrade by Helm keeps both.
 fn upgrades_keep_failure_policies(installer: &Installer) -> Result<(), Failed> {
     let (version, kind) = ("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration");
-    let name = format!("istio-validator-canary-{NAMESPACE}");
+    let name = format!("istio-validator-canary-{}", installer.namespace);
     let reference = Reference::new(version, kind, "", &name);
     let webhook = |field: &str| -> Result<Value, Failed> {
         let found = installer.cluster.get(&reference)?.ok_or("no validator")?;
@@ -137,6 +146,56 @@ fn gateways_are_installed(installer: &Installer) -> Result<(), Failed> {
         installer.helm(&["uninstall", release], "")?;
     }
     Ok(())
+}
+
+/// Users of Istio's chart change to this one with `helm upgrade`, and back with `helm rollback`. No immutable field may
+/// change, and only Istio's objects disappear.
+fn releases_of_istio_are_upgraded_and_rolled_back() -> Result<Completion, Failed> {
+    let Ok(rendered) = std::fs::read_to_string(project().join(istio::RENDERED)) else {
+        return Ok(Completion::ignored_with(
+            "skipped: Istio's conformance set is not next to the project (../shared/conformance)",
+        ));
+    };
+    if !kubernetes::is_installed() || !helm::is_installed() {
+        return missing("the Kubernetes API server or Helm is missing; `make tools` installs them");
+    }
+    let chart = scratch("charts/of-istio");
+    std::fs::create_dir(chart.join("templates"))?;
+    std::fs::write(
+        chart.join("Chart.yaml"),
+        "apiVersion: v2\nname: istiod\nversion: 1.30.3\n",
+    )?;
+    std::fs::write(chart.join("rendered.yaml"), rendered)?;
+    std::fs::write(chart.join("templates/all.yaml"), "{{ .Files.Get \"rendered.yaml\" }}\n")?;
+
+    let installer = Installer::start("istio-system")?;
+    installer.helm(&["install", "istiod", &chart.display().to_string()], "")?;
+    let before = installer.get("apps/v1", "Deployment", "istiod")?;
+    installer.helm(&["upgrade", "istiod", "istiod"], "revisionTags={prod}")?;
+    let upgraded = installer.get("apps/v1", "Deployment", "istiod")?;
+    assert_eq!(
+        upgraded["metadata"]["uid"], before["metadata"]["uid"],
+        "the Deployment must not be replaced"
+    );
+    assert_eq!(upgraded["spec"]["selector"], before["spec"]["selector"]);
+    let image = |deployment: &Value| deployment["spec"]["template"]["spec"]["containers"][0]["image"].clone();
+    assert_eq!(image(&upgraded), "localhost:5000/pilot:latest");
+    let role = Reference::new(
+        "rbac.authorization.k8s.io/v1",
+        "ClusterRole",
+        "",
+        "istiod-gateway-controller-istio-system",
+    );
+    assert!(
+        installer.cluster.get(&role)?.is_none(),
+        "roles of Istio's chart must disappear"
+    );
+    installer.get("v1", "Service", "istiod-revision-tag-prod")?;
+    installer.helm(&["rollback", "istiod", "1"], "")?;
+    let back = installer.get("apps/v1", "Deployment", "istiod")?;
+    assert_eq!(image(&back), image(&before));
+    assert!(installer.cluster.get(&role)?.is_some());
+    Ok(Completion::Completed)
 }
 
 /// The API server accepts the objects of remote clusters, and the policy of all objects.

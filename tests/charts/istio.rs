@@ -25,7 +25,7 @@ pub(super) fn trials() -> Vec<Trial> {
 type Check = fn(&[Value], &[Value]) -> Result<(), Failed>;
 
 /// The objects of Istio's chart, where its conformance set is next to the project.
-const RENDERED: &str = "../shared/conformance/upstream/chart/istio-discovery-1.30.3.yaml";
+pub(super) const RENDERED: &str = "../shared/conformance/upstream/chart/istio-discovery-1.30.3.yaml";
 
 fn of_istio(check: Check) -> Result<Completion, Failed> {
     let Ok(text) = std::fs::read_to_string(project().join(RENDERED)) else {
