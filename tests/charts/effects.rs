@@ -17,6 +17,10 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial("charts::values::of_base_have_their_effects", of_base_have_their_effects),
         helm::trial("charts::values::variables_are_set_once", variables_are_set_once),
         helm::trial("charts::values::mesh_config_follows_values", mesh_config_follows_values),
+        helm::trial(
+            "charts::values::injection_has_all_global_values",
+            injection_has_all_global_values,
+        ),
         helm::trial("charts::values::switches_omit_objects", switches_omit_objects),
         helm::trial(
             "charts::values::upgrades_keep_failure_policies",
@@ -418,6 +422,30 @@ fn switches_omit_objects() -> Result<(), Failed> {
         let missing: Vec<_> = all.difference(&rest).map(String::as_str).collect();
         assert_eq!(missing, omitted, "{value}");
     }
+    Ok(())
+}
+
+/// Templates of users may read any value below `global`.
+fn injection_has_all_global_values() -> Result<(), Failed> {
+    let values = [
+        "profile=demo",
+        "platform=openshift",
+        "global.network=east",
+        "global.proxy.logLevel=debug",
+        "pilot.env.ENABLE_CLUSTER_TRUST_BUNDLE_API=true",
+        "gateways.seccompProfile.type=RuntimeDefault",
+        "gateways.istio-ingressgateway.enabled=true",
+    ];
+    let objects = helm::objects("istiod", &values)?;
+    let injection = data(&objects, "istio-sidecar-injector", "values")?;
+    let all = data(&objects, "values", "merged-values")?;
+    for key in ["global", "sidecarInjectorWebhook", "revision"] {
+        assert_eq!(injection[key], all[key], "{key}");
+    }
+    assert_eq!(injection["global"]["network"], "east");
+    assert_eq!(injection["pilot"]["env"]["ENABLE_CLUSTER_TRUST_BUNDLE_API"], true);
+    let gateways = json!({ "securityContext": {}, "seccompProfile": { "type": "RuntimeDefault" } });
+    assert_eq!(injection["gateways"], gateways, "as in Istio's chart");
     Ok(())
 }
 

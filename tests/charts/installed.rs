@@ -132,7 +132,7 @@ fn gateways_are_installed(installer: &Installer) -> Result<(), Failed> {
     installer.helm(&["install", "istio-ingress", "gateway"], ingress)?;
     installer.helm(
         &["install", "istio-eastwest", "gateway"],
-        "networkGateway=east,kind=DaemonSet",
+        "networkGateway=east,kind=DaemonSet,strategy.type=OnDelete,autoscaling.enabled=false,replicaCount=2",
     )?;
     let egress = "service.type=ClusterIP,serviceAccount.create=false,rbac.enabled=false,autoscaling.enabled=false";
     installer.helm(&["install", "istio-egress", "gateway"], egress)?;
@@ -140,7 +140,8 @@ fn gateways_are_installed(installer: &Installer) -> Result<(), Failed> {
     assert_eq!(service["metadata"]["labels"]["topology.istio.io/network"], "east");
     let deployment = installer.get("apps/v1", "Deployment", "istio-ingress")?;
     assert_eq!(deployment["spec"]["template"]["spec"]["containers"][0]["image"], "auto");
-    installer.get("apps/v1", "DaemonSet", "istio-eastwest")?;
+    let daemon_set = installer.get("apps/v1", "DaemonSet", "istio-eastwest")?;
+    assert_eq!(daemon_set["spec"]["updateStrategy"]["type"], "OnDelete");
     installer.helm(&["upgrade", "istio-ingress", "gateway"], "service.type=ClusterIP")?;
     for release in ["istio-ingress", "istio-eastwest", "istio-egress"] {
         installer.helm(&["uninstall", release], "")?;

@@ -255,6 +255,7 @@ fn wrong_types_are_refused() -> Result<(), Failed> {
             "at '/pilot/traceSampling': maximum",
         ),
         ("istiod", "env=null", "at '/env': got null, want object"),
+        ("istiod", "pilot=null", "at '/pilot': got null, want object"),
         (
             "istiod",
             "global.resourceScope=some",

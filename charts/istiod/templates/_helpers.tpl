@@ -202,7 +202,7 @@ istio: pilot
 {{- $pilot := dict "cni" .Values.cni "env" .Values.env "crlConfigMapName" .Values.crlConfigMapName -}}
 {{- dict
   "global" .Values.global
-  "gateways" .Values.gateways
+  "gateways" (pick .Values.gateways "securityContext" "seccompProfile")
   "pilot" $pilot
   "revision" .Values.revision
   "sidecarInjectorWebhook" .Values.sidecarInjectorWebhook

@@ -7,6 +7,8 @@ use crate::api::yaml::{self, YamlError};
 
 /// The default values of the chart.
 const VALUES: &str = include_str!("../../../charts/istiod/values.yaml");
+/// The key of the default values; Helm keeps the user's values outside it.
+const DEFAULTS: &str = "_internal_defaults_do_not_set";
 /// The part that the chart puts in front of each template.
 const SHARED: &str = include_str!("../../../charts/istiod/files/injection/shared.yaml");
 /// The templates by name.
@@ -52,11 +54,8 @@ pub(super) fn sources(flags: &InjectFlags) -> Result<Sources, YamlError> {
 /// Returns the values that the templates read (`istiod.injectionValues` in the chart).
 fn values(revision: &str, namespace: &str) -> Result<Value, YamlError> {
     let documents = yaml::documents(VALUES);
-    let mut values = documents
-        .first()
-        .map(yaml::Document::parse)
-        .transpose()?
-        .unwrap_or_default();
+    let file = documents.first().map(yaml::Document::parse).transpose()?;
+    let mut values = file.unwrap_or_default()[DEFAULTS].take();
     values["global"]["istioNamespace"] = json!(namespace);
     Ok(json!({
         "global": values["global"],
