@@ -7,7 +7,7 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::cluster::TIMEOUT;
-use super::server::{metric, post, sample};
+use super::server::{post, sample, until_counted};
 use crate::secure::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::{scratch, wait};
@@ -140,7 +140,7 @@ fn answer_every_form_of_request() -> Result<(), Failed> {
         "sidecar_injection_failure_total 0",
         "sidecar_injection_time_seconds_count 7",
     ] {
-        assert!(metric(&injecting.daemon, line)?, "{line}");
+        until_counted(&injecting.daemon, line)?;
     }
     Ok(())
 }
@@ -203,9 +203,7 @@ fn edits_take_effect_if_valid() -> Result<(), Failed> {
     {
         write(&injecting.folder, "config", wrong)?;
         let counted = format!("istiod_injector_configuration_errors_total {}", number + 1);
-        wait::until(&counted, TIMEOUT, || {
-            metric(&injecting.daemon, &counted).unwrap_or_default().then_some(())
-        })?;
+        until_counted(&injecting.daemon, &counted)?;
         assert_eq!(injecting.image()?, "first", "the last valid one stays");
     }
     write(&injecting.folder, "config", &config("second"))?;
@@ -214,10 +212,7 @@ fn edits_take_effect_if_valid() -> Result<(), Failed> {
     })?;
     // A removed file is no empty one.
     std::fs::remove_file(injecting.folder.join("config"))?;
-    let counted = "istiod_injector_configuration_errors_total 5";
-    wait::until(counted, TIMEOUT, || {
-        metric(&injecting.daemon, counted).unwrap_or_default().then_some(())
-    })?;
+    until_counted(&injecting.daemon, "istiod_injector_configuration_errors_total 5")?;
     assert_eq!(injecting.image()?, "second");
     Ok(())
 }

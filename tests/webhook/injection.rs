@@ -8,7 +8,7 @@ use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
 use super::cluster::{SYSTEM, TIMEOUT, patched};
-use super::server::metric;
+use super::server::until_counted;
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{self, Cluster};
@@ -185,7 +185,7 @@ fn chart_works(name: &str, objects: &[Value]) -> Result<(), Failed> {
         error.contains("denied the request") && error.contains("interceptionMode"),
         "{error}"
     );
-    assert!(metric(&installed.daemon, "sidecar_injection_failure_total 1")?);
+    until_counted(&installed.daemon, "sidecar_injection_failure_total 1")?;
 
     // The wrong configuration of the last step is gone after a restart, so the valid one comes back first.
     let is_injector = |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == INJECTOR;
@@ -265,9 +265,7 @@ fn wrong_configurations_are_not_used(cluster: &Cluster, installed: &Installed) -
             "metadata": { "namespace": SYSTEM, "name": INJECTOR } });
         cluster.api.apply(&config_map)?;
         let counted = format!("istiod_injector_configuration_errors_total {}", number + 1);
-        wait::until(&counted, TIMEOUT, || {
-            metric(&installed.daemon, &counted).unwrap_or_default().then_some(())
-        })?;
+        until_counted(&installed.daemon, &counted)?;
     }
     assert_injected(
         &cluster

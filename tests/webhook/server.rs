@@ -111,11 +111,13 @@ fn response(answer: &Answer) -> Result<Value, String> {
     Ok(body["response"].clone())
 }
 
-pub(super) fn metric(daemon: &Daemon, line: &str) -> Result<bool, String> {
-    Ok(http::get(daemon.monitoring, "istiod", "/metrics")?
-        .body
-        .lines()
-        .any(|found| found == line))
+/// Waits until a metric has the value of this line. A page is kept for as long as it took to render, so the first one
+/// may be older than the count.
+pub(super) fn until_counted(daemon: &Daemon, line: &str) -> Result<(), String> {
+    wait::until(line, TIMEOUT, || {
+        let page = http::get(daemon.monitoring, "istiod", "/metrics").ok()?.body;
+        page.lines().any(|found| found == line).then_some(())
+    })
 }
 
 fn answers_reviews() -> Result<(), Failed> {
@@ -151,7 +153,7 @@ fn answers_reviews() -> Result<(), Failed> {
         format!("galley_validation_failed{{{labels},reason=\"invalid_resource\",{resource}}} 1"),
         format!("galley_validation_failed{{{labels},reason=\"unsupported_operation\",{resource}}} 1"),
     ] {
-        assert!(metric(&daemon, &line)?, "{line}");
+        until_counted(&daemon, &line)?;
     }
     let ready = send("/ready", &Value::Null)?;
     assert_eq!(ready.status, 405, "GET only");
@@ -195,8 +197,8 @@ fn refuses_other_requests() -> Result<(), Failed> {
         let message = response["status"]["message"].as_str().unwrap_or_default();
         assert!(message.contains(want), "{message}");
     }
-    assert!(metric(&daemon, "galley_validation_http_error{status=\"400\"} 2")?);
-    assert!(metric(&daemon, "galley_validation_http_error{status=\"415\"} 1")?);
+    until_counted(&daemon, "galley_validation_http_error{status=\"400\"} 2")?;
+    until_counted(&daemon, "galley_validation_http_error{status=\"415\"} 1")?;
     Ok(())
 }
 
