@@ -95,8 +95,7 @@ chart that is part of another one cannot tell. Parameters: root, given, defaults
 {{- range $name, $value := .given -}}
 {{- $path := list $here.path $name | join "." | trimPrefix "." -}}
 {{- $known := get $here.known $name -}}
-{{- if has $path $here.found.elsewhere -}}
-{{- else if not (hasKey $here.known $name) -}}
+{{- if not (or (hasKey $here.known $name) (has $path $here.found.elsewhere)) -}}
 {{- $unknown := append $here.found.unknown (dict "path" $path "in" $here.in) -}}
 {{- $_ := set $here.found "unknown" $unknown -}}
 {{- else if and (kindIs "map" $value) (kindIs "map" $known) $known (not (has $path $here.found.open)) -}}
