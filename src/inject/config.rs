@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 
-use super::functions::functions;
+use super::{functions::functions, overlays::Overlays};
 use crate::{
     api::yaml,
     base::{Labels, select::LabelSelector},
@@ -62,6 +62,8 @@ pub(super) struct Config {
     pub(super) injected_annotations: BTreeMap<String, String>,
     /// The parsed key `values`.
     pub(super) values: Values,
+    /// The outputs of the templates that were parsed last.
+    pub(super) overlays: Overlays,
 }
 
 impl Config {
@@ -85,6 +87,7 @@ impl Config {
             always: fields.selectors("alwaysInjectSelector")?,
             injected_annotations: fields.map("injectedAnnotations")?,
             values: Values::parse(values)?,
+            overlays: Overlays::default(),
         })
     }
 

@@ -9,13 +9,10 @@ use super::{
     data::{self, Fields},
     decision,
     environment::{Environment, Mesh, Namespace, Platform, reflected},
-    merge::merge,
     overrides, pod, prometheus,
     request::{Rendered, Request},
-    schema::{Form, canonical},
 };
 use crate::{
-    api::yaml,
     proto::istio::mesh::v1alpha1::mesh_config::{InboundTrafficPolicy, inbound_traffic_policy::Mode},
     template::{Host, Value},
 };
@@ -24,7 +21,7 @@ use crate::{
 pub(super) fn render(request: &Request<'_>) -> Result<Rendered, InjectError> {
     let stripped = overrides::restored(stripped(request.pod, request.mesh().status_port()))?;
     let mut pod = request.pod.clone();
-    let mut template = json!({});
+    let mut template = None;
     let status = overrides::Status::of(request.pod);
     let was_native = |status: &overrides::Status| {
         let has_proxy = |names: &[String]| names.iter().any(|name| name == pod::PROXY);
@@ -45,33 +42,18 @@ pub(super) fn render(request: &Request<'_>) -> Result<Rendered, InjectError> {
             &data(request, &stripped),
             request.environment.host.as_ref() as &dyn Host,
         )?;
-        let overlay = overlay(name, &text)?;
-        template = overlaid(name, template, overlay.clone())?;
-        if is_native(&template) && !was_added {
+        let overlay = request.config.overlays.parsed(name, &text)?;
+        template = match template {
+            None => Some(overlay.alone()?),
+            Some(template) => Some(overlay.merged_into(template)?),
+        };
+        if template.as_ref().is_some_and(is_native) && !was_added {
             move_to_init_containers(&mut pod);
         }
-        pod = overlaid(name, pod, overlay)?;
+        pod = overlay.merged_into(pod)?;
     }
+    let template = template.unwrap_or_else(|| json!({}));
     Ok(Rendered { pod, template })
-}
-
-/// Parses the output of a template.
-fn overlay(name: &str, text: &str) -> Result<Json, InjectError> {
-    let documents = yaml::documents(text);
-    let Some(document) = documents.first() else {
-        return Ok(json!({}));
-    };
-    match document.parse() {
-        Ok(Json::Null) => Ok(json!({})),
-        Ok(value @ Json::Object(_)) => Ok(value),
-        Ok(_) => Err(InjectError::overlay(name, "the output must be an object")),
-        Err(error) => Err(InjectError::overlay(name, format!("the output is not YAML: {error}"))),
-    }
-}
-
-fn overlaid(name: &str, pod: Json, overlay: Json) -> Result<Json, InjectError> {
-    let merged = merge("Pod", pod, overlay).map_err(|error| InjectError::overlay(name, error.to_string()))?;
-    canonical("Pod", merged, Form::Sparse).map_err(|error| InjectError::overlay(name, error.to_string()))
 }
 
 /// True if the templates add the proxy as a native sidecar.
