@@ -67,7 +67,7 @@ soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINU
 	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
 
 # The benches of `make bench`. Their figures are written to target/bench/NAME.json.
-BENCHES := steps generation suite kubernetes ca admission scale
+BENCHES := steps generation suite kubernetes ca template admission scale
 # If set, the new figures replace those in benches/figures.json.
 BENCH_KEEP :=
 # The part of the hundred thousand connections and changes that `make bench-soak` makes.

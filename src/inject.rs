@@ -44,6 +44,7 @@ mod environment;
 mod finish;
 mod functions;
 mod merge;
+mod overlays;
 mod overrides;
 mod owner;
 mod patch;

@@ -1,7 +1,5 @@
 //! Rendering: walks a tree with data. Errors name the place that Go names.
 
-use std::sync::Arc;
-
 use super::{
     Error, ErrorKind, Templates, Tree, format,
     limits::{Context, Exceeded, Failure},
@@ -36,15 +34,17 @@ impl Slot {
     }
 
     /// Returns the value without the interface around it: nil becomes no value.
-    fn unwrapped(self) -> Self {
-        let value = match self.value {
-            Value::Nil if self.is_interface => Value::Missing,
-            value => value,
-        };
-        Self {
-            value,
-            is_interface: false,
+    fn unwrapped(mut self) -> Self {
+        self.unwrap_interface();
+        self
+    }
+
+    /// Does the same in place.
+    fn unwrap_interface(&mut self) {
+        if self.is_interface && matches!(self.value, Value::Nil) {
+            self.value = Value::Missing;
         }
+        self.is_interface = false;
     }
 
     /// Returns the name of the static type.
@@ -84,7 +84,7 @@ pub(super) fn render(
         templates,
         tree,
         place: None,
-        variables: vec![("$".into(), Slot::concrete(data.clone()).unwrapped())],
+        variables: vec![("$", Slot::concrete(data.clone()).unwrapped())],
         context,
         arguments: Vec::new(),
         out: Vec::new(),
@@ -104,7 +104,7 @@ struct State<'a, 'b, 'c> {
     tree: &'a Tree,
     /// The node that an error names.
     place: Option<Place<'a>>,
-    variables: Vec<(Arc<str>, Slot)>,
+    variables: Vec<(&'a str, Slot)>,
     context: &'b mut Context<'c>,
     /// The arguments of all calls whose arguments are being evaluated.
     arguments: Vec<Value>,
@@ -359,7 +359,7 @@ impl<'a> State<'a, '_, '_> {
     }
 
     fn assign(&mut self, name: &str, slot: Slot) -> Result<(), Fault> {
-        match self.variables.iter_mut().rev().find(|(other, _)| **other == *name) {
+        match self.variables.iter_mut().rev().find(|(other, _)| *other == name) {
             Some((_, variable)) => {
                 *variable = slot;
                 Ok(())
@@ -383,7 +383,7 @@ impl<'a> State<'a, '_, '_> {
         };
         let outer_tree = std::mem::replace(&mut self.tree, tree);
         let outer_place = self.place;
-        let outer_variables = std::mem::replace(&mut self.variables, vec![("$".into(), dot.clone())]);
+        let outer_variables = std::mem::replace(&mut self.variables, vec![("$", dot.clone())]);
         self.calls += 1;
         let result = self.nested(|state| state.list(&dot, &tree.list));
         self.calls -= 1;
@@ -395,18 +395,22 @@ impl<'a> State<'a, '_, '_> {
 
     fn pipeline(&mut self, dot: &Slot, pipe: &'a Pipe) -> Result<Slot, Fault> {
         self.at(Place::Pipe(pipe));
-        let mut value: Option<Slot> = None;
-        for command in &pipe.commands {
+        let Some((first, rest)) = pipe.commands.split_first() else {
+            return Ok(Slot::concrete(Value::Missing));
+        };
+        self.step()?;
+        let mut value = self.command(dot, first, None)?;
+        value.unwrap_interface();
+        for command in rest {
             self.step()?;
-            let last = value.take();
-            value = Some(self.command(dot, command, last)?.unwrapped());
+            value = self.command(dot, command, Some(value))?;
+            value.unwrap_interface();
         }
-        let value = value.unwrap_or_else(|| Slot::concrete(Value::Missing));
         for name in &pipe.variables {
             if pipe.is_assignment {
                 self.assign(name, value.clone())?;
             } else {
-                self.variables.push((name.clone(), value.clone()));
+                self.variables.push((name, value.clone()));
             }
         }
         Ok(value)
@@ -469,7 +473,7 @@ impl<'a> State<'a, '_, '_> {
     }
 
     fn variable(&self, name: &str) -> Result<Slot, Fault> {
-        match self.variables.iter().rev().find(|(other, _)| **other == *name) {
+        match self.variables.iter().rev().find(|(other, _)| *other == name) {
             Some((_, slot)) => Ok(slot.clone()),
             None => self.error(format!("undefined variable: {name}")),
         }
