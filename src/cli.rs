@@ -1,5 +1,6 @@
 //! Subcommands, one file each.
 
+pub mod analyze;
 pub mod crds;
 pub mod create_remote_secret;
 pub mod discovery;
@@ -36,6 +37,8 @@ enum Command {
     Version(version::VersionFlags),
     /// Query the running istiod on this machine: metrics and debug pages.
     Request(request::RequestFlags),
+    /// Report mistakes in the configuration of a cluster or of files.
+    Analyze(Box<analyze::AnalyzeFlags>),
     /// Print the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
     /// Print a Secret with which a control plane in another cluster can read this one.
@@ -57,13 +60,17 @@ pub fn run(line: Vec<String>) -> ExitCode {
     let mut line = line.into_iter();
     let program = line.next();
     let words = words::rewrite(&Line::command(), line.collect());
+    let usage_error = match words.kept.first().map(String::as_str) {
+        Some("analyze") => analyze::INCORRECT_USAGE,
+        _ => FAILURE,
+    };
     let parsed = Line::try_parse_from(program.into_iter().chain(words.kept));
     let command = match parsed {
         Ok(Line { command: Some(command) }) => command,
         Ok(Line { command: None }) => return printed(Line::command().print_help(), ExitCode::SUCCESS),
         Err(error) => {
             let code = if error.use_stderr() {
-                ExitCode::from(FAILURE)
+                ExitCode::from(usage_error)
             } else {
                 ExitCode::SUCCESS
             };
@@ -74,6 +81,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Discovery(flags) => discovery::run(*flags, &words.unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
+        Command::Analyze(flags) => analyze::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Inject(flags) => inject::run(&flags),

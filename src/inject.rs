@@ -56,6 +56,8 @@ mod request;
 mod schema;
 pub mod workload;
 
+pub use self::annotations::annotation_error;
+
 use serde_json::Value as Json;
 
 use self::{

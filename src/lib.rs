@@ -1,6 +1,7 @@
 //! istiod: the control plane of an Istio service mesh.
 
 pub mod admin;
+pub mod analyze;
 pub mod api;
 pub mod app;
 pub mod auth;

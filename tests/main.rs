@@ -5,6 +5,7 @@
 //! signal.
 
 mod accept;
+mod analyze;
 mod bounds;
 mod charts;
 mod command_line;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         tidy::trials(),
         golden::trials(),
         inject::trials(),
+        analyze::trials(),
         parity::trials(),
         policy::trials(),
         properties::trials(),

@@ -97,6 +97,12 @@ pub(super) fn errors(pod: &Json) -> Vec<String> {
         .collect()
 }
 
+/// Returns the error of one annotation's value; `None` if it is valid or the annotation has no rule.
+pub fn annotation_error(name: &str, value: &str) -> Option<String> {
+    let (_, check) = CHECKS.iter().find(|(known, _)| *known == name)?;
+    check(value).err()
+}
+
 fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(error()) }
 }

@@ -29,6 +29,10 @@ const TABLE: &[Rule] = &[
     rule("api", &["base", "proto"]),
     rule("inject", &["base", "proto", "api", "template"]),
     rule("model", &["base", "proto", "api", "table"]),
+    rule(
+        "analyze",
+        &["base", "api", "inject::annotation_error", "model::service"],
+    ),
     // The engine's read side records what a generator reads, and its memos are derived tables.
     Rule {
         module: "generate",

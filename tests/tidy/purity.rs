@@ -7,7 +7,7 @@ use super::source::sources;
 use super::verdict;
 
 const PURE: &[&str] = &[
-    "proto", "base", "api", "table", "template", "inject", "model", "generate",
+    "proto", "base", "api", "table", "template", "inject", "model", "analyze", "generate",
 ];
 
 /// Names that pure code must not contain, with what they give access to.

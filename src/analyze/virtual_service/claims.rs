@@ -1,0 +1,83 @@
+//! Routes by JWT claims.
+
+use serde_json::Value;
+
+use crate::{
+    analyze::{
+        hosts::reference,
+        json::{items, labels, texts},
+        mesh::Mesh,
+        message::{CLAIMS_WITHOUT_AUTHENTICATION, Report},
+        object::Object,
+    },
+    api::Kind,
+    base::select,
+};
+
+/// The beginning of headers that are claims.
+const CLAIMS: &str = "@request.auth.claims";
+
+/// Reports routes by claims at gateways without a RequestAuthentication.
+///
+/// Parity (pkg/config/analysis/analyzers/virtualservice/jwtclaimroute.go).
+pub(in crate::analyze) fn claims(mesh: &Mesh, report: &mut Report) {
+    for service in mesh.of(Kind::VirtualService) {
+        let Some(claim) = claim(service) else {
+            continue;
+        };
+        for written in texts(service.spec("gateways")).filter(|name| *name != "mesh") {
+            let (namespace, name) = reference(&service.namespace, written);
+            let Some(gateway) = mesh.find(Kind::Gateway, namespace, name) else {
+                continue;
+            };
+            let selector = labels(gateway.spec("selector"));
+            for pod in mesh.pods(None, &selector).filter(|pod| !is_authenticated(mesh, pod)) {
+                let text = format!(
+                    "routes by {claim}, but no RequestAuthentication selects pod {} of Gateway {}",
+                    pod.name,
+                    gateway.full_name()
+                );
+                report.add(CLAIMS_WITHOUT_AUTHENTICATION, service, text);
+            }
+        }
+    }
+}
+
+/// Returns a header of a route that is a claim.
+fn claim(service: &Object) -> Option<&str> {
+    let matches = items(service.spec("http"))
+        .iter()
+        .flat_map(|route| items(&route["match"]));
+    let headers = matches.flat_map(|it| [&it["headers"], &it["withoutHeaders"]]);
+    let names = headers.filter_map(Value::as_object).flat_map(|headers| headers.keys());
+    names.map(String::as_str).find(|name| is_claim(name))
+}
+
+fn is_claim(header: &str) -> bool {
+    let Some((start, rest)) = header.split_at_checked(CLAIMS.len()) else {
+        return false;
+    };
+    let is_dotted = rest.len() > 1 && rest.starts_with('.');
+    let is_bracketed = rest.len() > 2 && rest.starts_with('[') && rest.ends_with(']');
+    start.eq_ignore_ascii_case(CLAIMS) && (is_dotted || is_bracketed)
+}
+
+fn is_authenticated(mesh: &Mesh, pod: &Object) -> bool {
+    let of_mesh = mesh.within(Kind::RequestAuthentication, "istio-system");
+    let of_namespace = mesh.within(Kind::RequestAuthentication, &pod.namespace);
+    of_mesh.iter().chain(of_namespace).any(|authentication| {
+        let selector = labels(&authentication.spec("selector")["matchLabels"]);
+        select::subset(&selector, &pod.labels)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn claims_are_recognised() {
+        assert!(is_claim("@request.auth.claims.group") && is_claim("@Request.auth.claims[a]"));
+        assert!(!is_claim("@request.auth.claims") && !is_claim("@request.auth.claims[]") && !is_claim("x"));
+    }
+}
