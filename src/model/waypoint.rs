@@ -1,7 +1,9 @@
-//! Waypoints: Gateways that process requests to services, and the services that use them.
+//! Waypoints: Gateways that process requests to services and workloads, and what uses them.
 //!
 //! Note: a service that refers to a missing waypoint uses none, not that of its namespace. A Gateway is a waypoint only
 //! once its status has an address.
+
+pub mod workloads;
 
 #[cfg(test)]
 mod tests;
@@ -34,18 +36,45 @@ pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
 
-/// A Gateway that services may use as a waypoint.
+/// A Gateway that may be used as a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waypoint {
+    /// Traffic that it processes.
+    pub traffic: WaypointTraffic,
     /// Address in its status: the host of a Service, or else an IP address.
     pub address: SmolStr,
     /// Service with that address, if known.
     pub service: Option<ServiceKey>,
-    /// Namespaces whose services may use it.
+    /// Namespaces whose services and workloads may use it.
     pub allowed_namespaces: AllowedNamespaces,
 }
 
-/// Namespaces whose services may use a waypoint.
+/// Traffic that a waypoint processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaypointTraffic {
+    /// Connections to services.
+    Service,
+    /// Connections to addresses of workloads.
+    Workload,
+    /// Both.
+    All,
+    /// Neither.
+    None,
+}
+
+impl WaypointTraffic {
+    /// Parses the value of the label; no label means services.
+    fn of(label: Option<&SmolStr>) -> Self {
+        match label.map(SmolStr::as_str) {
+            None | Some("service") => Self::Service,
+            Some("workload") => Self::Workload,
+            Some("all") => Self::All,
+            Some(_) => Self::None,
+        }
+    }
+}
+
+/// Namespaces whose services and workloads may use a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AllowedNamespaces {
     /// Its own namespace.
@@ -78,11 +107,9 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
         .into_iter()
         .flatten()
         .filter_map(|labels| labels.get(WAYPOINT_FOR));
-    let is_for_services = declared
-        .next()
-        .is_none_or(|traffic| matches!(traffic.as_str(), "service" | "all"));
-    let address = address(gateway).filter(|_| is_for_services)?;
+    let address = address(gateway)?;
     Some(Waypoint {
+        traffic: WaypointTraffic::of(declared.next()),
         service: service_at(cx, mesh, &key.namespace, &address),
         address,
         allowed_namespaces: allowed_namespaces(&gateway.spec),
@@ -144,23 +171,34 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     if service.resolution == Resolution::Alias || service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
         return None;
     }
-    let own = Choice::of(&service.labels, &key.namespace);
-    let of_namespace = || Choice::of(namespace_labels(cx, mesh, &key.namespace)?, &key.namespace);
-    let Some(Choice::Named { namespace, name }) = own.or_else(of_namespace) else {
+    let (gateway, waypoint) = requested(cx, mesh, &service.labels, &key.namespace)?;
+    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Service | WaypointTraffic::All);
+    is_suited.then_some(ServiceWaypoint { gateway })
+}
+
+/// Returns the waypoint that the labels of an object or of its namespace request, if it admits the namespace.
+fn requested<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    labels: &Labels,
+    own: &Namespace,
+) -> Option<(ObjectKey, &'a Shared<Waypoint>)> {
+    let of_namespace = || Choice::of(namespace_labels(cx, mesh, own)?, own);
+    let Some(Choice::Named { namespace, name }) = Choice::of(labels, own).or_else(of_namespace) else {
         return None;
     };
     let gateway = ObjectKey::new(&mesh.installation.cluster, namespace, name);
     let waypoint = mesh.waypoints.get(cx, &gateway)?;
     let admitted = match &waypoint.allowed_namespaces {
-        AllowedNamespaces::Same => gateway.namespace == key.namespace,
+        AllowedNamespaces::Same => gateway.namespace == *own,
         AllowedNamespaces::All => true,
         AllowedNamespaces::Selected(selector) => {
-            let labels = namespace_labels(cx, mesh, &key.namespace);
+            let labels = namespace_labels(cx, mesh, own);
             labels.is_some_and(|labels| selector.matches(labels))
         }
         AllowedNamespaces::None => false,
     };
-    admitted.then_some(ServiceWaypoint { gateway })
+    admitted.then_some((gateway, waypoint))
 }
 
 /// Returns the labels of a namespace of the config cluster.

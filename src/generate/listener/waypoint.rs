@@ -1,8 +1,8 @@
 //! Listeners of waypoints. Connections come out of tunnels, are matched by their destination address and port, and
 //! continue through tunnels.
 //!
-//! Note: each service has chains of its own, because policies may refer to services. Chains have no match; a matcher of
-//! the listener selects them by name.
+//! Note: each service has chains of its own, because policies may refer to services; workloads share two. Chains have
+//! no match; a matcher of the listener selects them by name.
 
 mod matcher;
 mod tcp;
@@ -45,6 +45,7 @@ use crate::{
         policy::Subject,
         service::{Protocol, Resolution, ServicePort},
         virtual_service::VirtualService,
+        waypoint::workloads,
     },
     proto::{
         Any,
@@ -284,10 +285,17 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
     for (name, traffic) in DIRECT {
         making.add_direct(&mut listener, name, traffic);
     }
+    let workloads = workloads::addresses(ctx.cx, ctx.mesh, &client.waypoint.gateways);
+    let direct = PortChain::Sniffed {
+        tcp: DIRECT[0].0.to_owned(),
+        http: DIRECT[1].0.to_owned(),
+        alpns: plaintext_http_alpns(&ctx.mesh.installation.features),
+    };
+    matched.extend(matcher::workloads(workloads.as_deref().unwrap_or_default(), direct));
     listener.rest = Listener {
         traffic_direction: TrafficDirection::Inbound as i32,
         filter_chain_matcher: Some(matcher::by_authority(asked, matcher::by_address(matched))),
-        listener_filters: inspectors(&ports),
+        listener_filters: inspectors(&ports, workloads.is_some()),
         access_log: making.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)
     };
@@ -473,8 +481,8 @@ fn http_filters(
 }
 
 /// Returns the inspectors by ports of services: HTTP on ports that may carry it or another protocol, TLS on ports
-/// declared to carry it.
-fn inspectors(ports: &BTreeMap<u32, Vec<Protocol>>) -> Vec<ListenerFilter> {
+/// declared to carry it. Every port of a workload may carry HTTP.
+fn inspectors(ports: &BTreeMap<u32, Vec<Protocol>>, has_workloads: bool) -> Vec<ListenerFilter> {
     let is_single = |protocols: &[Protocol]| {
         let mut kinds: Vec<_> = protocols.iter().map(|protocol| ChainKind::of(*protocol)).collect();
         kinds.dedup();
@@ -488,7 +496,7 @@ fn inspectors(ports: &BTreeMap<u32, Vec<Protocol>>) -> Vec<ListenerFilter> {
     let mut filters = vec![
         original_destination(),
         ListenerFilter {
-            filter_disabled: where_not(&|protocols| !is_single(protocols)),
+            filter_disabled: where_not(&|protocols| has_workloads || !is_single(protocols)),
             ..inspector::http_inspector()
         },
     ];

@@ -24,7 +24,10 @@ use crate::model::{
         auto_allocation::{self, AutoAddresses, AutoAllocation},
     },
     virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
-    waypoint::{self, ServiceWaypoint, Waypoint},
+    waypoint::{
+        self, ServiceWaypoint, Waypoint,
+        workloads::{WaypointWorkloads, WorkloadsKey},
+    },
     workload::{self, Workload, WorkloadKey},
 };
 use crate::{
@@ -385,6 +388,12 @@ graph! {
     /// Services by their waypoint.
     index services_by_waypoint (ObjectKey, ServiceKey, ServiceWaypoint)
         from (service_waypoints) = |_, row, emit| emit(row.gateway.clone());
+    /// Workloads that use waypoints, by their objects.
+    table waypoint_workloads (WorkloadsKey, WaypointWorkloads)
+        from (with |_, inputs, mesh| waypoint::workloads::candidates(mesh, inputs)) = waypoint::workloads::of_object;
+    /// Objects with workloads by the waypoint of these.
+    index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
+        from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
     /// The network gateways.
     table networks ((), Networks) from (once) = network::networks;
     /// External data that the mesh needs.

@@ -164,3 +164,110 @@ fn without_ambient_there_are_no_waypoints() {
     let mesh = fixture::folder_world(Installation::default(), &[("kube.yaml", &text)]).snapshot();
     assert!(through(&mesh, "shop/own").is_empty());
 }
+
+/// Workloads of each kind in a namespace with a waypoint for workloads.
+const WORKLOADS: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: web, labels: {istio.io/use-waypoint: any, istio.io/use-waypoint-namespace: shop}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: any, namespace: shop}
+spec:
+  gatewayClassName: for-workloads
+  listeners: [{name: mesh, port: 15008, protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}]
+status: {addresses: [{type: IPAddress, value: 10.0.0.6}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: plain, namespace: web}
+status: {phase: Pending, podIP: 10.1.0.1}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: old, namespace: web, creationTimestamp: '2001-01-01T00:00:00Z'}
+status: {phase: Running, podIP: 10.1.0.2}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: finished, namespace: web}
+status: {phase: Succeeded, podIP: 10.1.0.3}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: without, namespace: web, labels: {istio.io/use-waypoint: none}}
+status: {phase: Running, podIP: 10.1.0.4}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: unsuited, namespace: shop, labels: {istio.io/use-waypoint: own}}
+status: {phase: Running, podIP: 10.1.0.5}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: any-0
+  namespace: shop
+  labels: {gateway.networking.k8s.io/gateway-name: any, istio.io/use-waypoint: any}
+status: {phase: Running, podIP: 10.1.0.6}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: machine, namespace: web}
+spec: {address: 10.1.0.7}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: named, namespace: web}
+spec: {address: machine.example.com}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: external, namespace: web}
+spec:
+  hosts: [external.example.com]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: STATIC
+  endpoints:
+  - {address: 10.1.0.9}
+  - {address: 10.1.0.8}
+  - {address: 10.1.0.10, labels: {istio.io/use-waypoint: none}}
+";
+
+#[test]
+fn workloads_use_waypoints_for_workloads() {
+    let text = [GATEWAYS, "---", WORKLOADS].concat();
+    let mesh = fixture::folder_world(installation(), &[("kube.yaml", &text)]).snapshot();
+    let cx = Cx::untracked();
+    let at = |waypoint: &str| workloads::addresses(&cx, &mesh, &[key(waypoint)]);
+    // The oldest first, then pods, ServiceEntries and WorkloadEntries.
+    let want = ["10.1.0.2", "10.1.0.1", "10.1.0.8", "10.1.0.9", "10.1.0.7"];
+    assert_eq!(at("shop/any"), Some(want.map(SmolStr::new).to_vec()));
+    assert_eq!(at("shop/own"), None);
+}
+
+#[test]
+fn a_pod_that_changes_its_label_changes_its_waypoint() {
+    let text = [GATEWAYS, "---", WORKLOADS].concat();
+    let mut world = fixture::folder_world(installation(), &[("kube.yaml", &text)]);
+    let pod = |label: &str| {
+        format!(
+            "
+apiVersion: v1
+kind: Pod
+metadata: {{name: without, namespace: web, labels: {{{label}}}}}
+status: {{phase: Running, podIP: 10.1.0.4}}
+"
+        )
+    };
+    let mut is_behind = |text: &str| {
+        let rows = folder(&installation(), &[("kube.yaml", text)]);
+        let mesh = world.commit(rows.into_iter().map(Change::Upsert).collect()).snapshot;
+        let found = workloads::addresses(&Cx::untracked(), &mesh, &[key("shop/any")]);
+        found.expect("workloads").contains(&SmolStr::new("10.1.0.4"))
+    };
+    assert!(is_behind(&pod("")));
+    assert!(!is_behind(&pod("istio.io/use-waypoint: gone")));
+    assert!(is_behind(&pod("app: web")));
+}

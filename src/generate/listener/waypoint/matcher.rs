@@ -71,18 +71,32 @@ pub(super) fn by_authority(chains: Vec<(String, PortChain)>, rest: Matcher) -> M
 
 /// Returns the matcher of one service; `None` without addresses or ports.
 pub(super) fn service(addresses: &[SmolStr], chains: Vec<(u32, PortChain)>) -> Option<IpRangeMatcher> {
-    let ranges = addresses.iter().filter_map(|address| cidr::parse(address));
-    let ranges: Vec<_> = ranges
-        .map(|range| CidrRange {
-            address_prefix: range.addr().to_string(),
-            prefix_len: Some(u32::from(range.prefix_len())),
-        })
-        .collect();
+    let ranges = ranges(addresses);
     (!ranges.is_empty() && !chains.is_empty()).then(|| IpRangeMatcher {
         ranges,
         on_match: Some(nested(by_port(chains))),
         exclusive: false,
     })
+}
+
+/// Returns the matcher of workloads, whose connections on all ports have one chain; `None` without addresses.
+pub(super) fn workloads(addresses: &[SmolStr], chain: PortChain) -> Option<IpRangeMatcher> {
+    let ranges = ranges(addresses);
+    (!ranges.is_empty()).then(|| IpRangeMatcher {
+        ranges,
+        on_match: Some(chosen(chain)),
+        exclusive: false,
+    })
+}
+
+fn ranges(addresses: &[SmolStr]) -> Vec<CidrRange> {
+    let ranges = addresses.iter().filter_map(|address| cidr::parse(address));
+    ranges
+        .map(|range| CidrRange {
+            address_prefix: range.addr().to_string(),
+            prefix_len: Some(u32::from(range.prefix_len())),
+        })
+        .collect()
 }
 
 fn by_port(chains: Vec<(u32, PortChain)>) -> Matcher {
@@ -92,12 +106,15 @@ fn by_port(chains: Vec<(u32, PortChain)>) -> Matcher {
 
 /// Selects a chain by a text.
 fn exact(chains: impl IntoIterator<Item = (String, PortChain)>) -> TreeType {
-    let chosen = |chain| match chain {
-        PortChain::One(name) => to_chain(name),
-        PortChain::Sniffed { tcp, http, alpns } => nested(by_protocol(tcp, &http, alpns)),
-    };
     let map = chains.into_iter().map(|(text, chain)| (text, chosen(chain))).collect();
     TreeType::ExactMatchMap(MatchMap { map })
+}
+
+fn chosen(chain: PortChain) -> OnMatch {
+    match chain {
+        PortChain::One(name) => to_chain(name),
+        PortChain::Sniffed { tcp, http, alpns } => nested(by_protocol(tcp, &http, alpns)),
+    }
 }
 
 /// Matches the result of the HTTP inspector.

@@ -677,3 +677,54 @@ spec:
         );
     }
 }
+
+#[test]
+fn connections_to_workloads_have_chains_by_protocol() {
+    let mesh = |traffic: &str| {
+        format!(
+            "
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {{name: direct, labels: {{istio.io/waypoint-for: {traffic}}}}}
+spec: {{gatewayClassName: istio-waypoint, listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]}}
+status: {{addresses: [{{type: IPAddress, value: 10.0.0.9}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: web-0, labels: {{istio.io/use-waypoint: direct}}}}
+spec: {{serviceAccountName: web}}
+status: {{phase: Running, podIP: 10.1.0.4, podIPs: [{{ip: 10.1.0.4}}, {{ip: 'fd00::4'}}]}}
+"
+        )
+    };
+    let matched = |listener: &Value| {
+        let tree = &listener["filterChainMatcher"]["matcherTree"];
+        let ranges = &tree["customMatch"]["typedConfig"]["rangeMatchers"];
+        ranges.as_array().cloned().unwrap_or_default()
+    };
+    let all = main_internal(&store(&mesh("all")));
+    let workloads = matched(&all).pop().expect("a matcher");
+    let prefixes = workloads["ranges"].as_array().expect("ranges").iter();
+    let prefixes: Vec<_> = prefixes
+        .map(|range| (range["addressPrefix"].clone(), range["prefixLen"].clone()))
+        .collect();
+    assert_eq!(
+        prefixes,
+        [(json!("10.1.0.4"), json!(32)), (json!("fd00::4"), json!(128))]
+    );
+    let by_protocol = &workloads["onMatch"]["matcher"];
+    assert_eq!(by_protocol["onNoMatch"]["action"]["name"], "direct-tcp");
+    let http = &by_protocol["matcherTree"]["exactMatchMap"]["map"]["'http/1.1'"];
+    assert_eq!(http["action"]["name"], "direct-http");
+    // Services precede workloads, and any port of a workload may carry HTTP.
+    assert_eq!(matched(&all).len(), 3);
+    assert!(all["listenerFilters"][1].get("filterDisabled").is_none());
+
+    let only = matched(&main_internal(&store(&mesh("workload"))));
+    assert_eq!(only.last(), Some(&workloads));
+    for unsuited in ["service", "none"] {
+        let listener = main_internal(&store(&mesh(unsuited)));
+        assert_eq!(matched(&listener).len(), 2);
+        assert!(listener["listenerFilters"][1]["filterDisabled"].is_object());
+    }
+}

@@ -1,0 +1,153 @@
+//! Workloads that use waypoints: pods, WorkloadEntries and inline endpoints of ServiceEntries.
+//!
+//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go): only workloads of the config cluster use its waypoints, and
+//! readiness does not matter.
+
+use std::collections::BTreeMap;
+
+use smol_str::SmolStr;
+
+use super::{WaypointTraffic, requested};
+use crate::{
+    base::{Labels, Namespace, ObjectKey, cidr},
+    model::{MeshSnapshot, inputs::Inputs, workload::label_map},
+    table::Cx,
+};
+
+/// Label with the Gateway of an instance of a waypoint.
+const INSTANCE_OF: &str = "gateway.networking.k8s.io/gateway-name";
+
+/// Kind of an object with workloads, in the order of workloads of the same age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkloadKind {
+    /// A Pod.
+    Pod,
+    /// A ServiceEntry with inline endpoints.
+    ServiceEntry,
+    /// A WorkloadEntry.
+    WorkloadEntry,
+}
+
+/// Object with workloads.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WorkloadsKey {
+    /// The kind.
+    pub kind: WorkloadKind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+/// Workloads of one object that use waypoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaypointWorkloads {
+    creation: i64,
+    /// Workloads with their Gateways. Each has the part of its name that follows the object's name.
+    workloads: Vec<(ObjectKey, SmolStr, Addresses)>,
+}
+
+/// IP addresses of a workload; none for a host name.
+type Addresses = Vec<SmolStr>;
+
+impl WaypointWorkloads {
+    /// Emits the Gateways of the workloads.
+    pub fn gateways(&self, emit: &mut dyn FnMut(ObjectKey)) {
+        self.workloads.iter().for_each(|(gateway, ..)| emit(gateway.clone()));
+    }
+}
+
+/// Returns the objects whose workloads may have changed.
+pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadsKey> {
+    if !mesh.installation.features.pilot_enable_ambient {
+        return Vec::new();
+    }
+    let of = |kind: WorkloadKind| {
+        move |object: &ObjectKey| WorkloadsKey {
+            kind,
+            object: object.clone(),
+        }
+    };
+    let (pods, services) = (inputs.pods.changes(), inputs.service_entries.changes());
+    let pods = pods.iter().map(|(key, ..)| key).map(of(WorkloadKind::Pod));
+    let services = services.iter().map(|(key, ..)| key);
+    let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| key);
+    pods.chain(services.map(of(WorkloadKind::ServiceEntry)))
+        .chain(entries.map(of(WorkloadKind::WorkloadEntry)))
+        .filter(|key| key.object.cluster == mesh.installation.cluster)
+        .collect()
+}
+
+/// Derives the workloads of an object that use waypoints; no row without any.
+pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<WaypointWorkloads> {
+    let namespace = &key.object.namespace;
+    let (meta, workloads) = match key.kind {
+        WorkloadKind::Pod => {
+            let pod = mesh.pods.get(cx, &key.object)?;
+            let addresses = pod.ips.iter().map(|ip| canonical(ip)).collect::<Option<Addresses>>()?;
+            if addresses.is_empty() || pod.is_finished() {
+                return None;
+            }
+            let gateway = attached(cx, mesh, &pod.meta.labels, namespace)?;
+            (&pod.meta, vec![(gateway, SmolStr::default(), addresses)])
+        }
+        WorkloadKind::WorkloadEntry => {
+            let entry = mesh.workload_entries.get(cx, &key.object)?;
+            let mut labels = label_map(&entry.spec.labels);
+            labels.extend(entry.meta.labels.clone());
+            let gateway = attached(cx, mesh, &labels, namespace)?;
+            let addresses = canonical(&entry.spec.address).into_iter().collect();
+            (&entry.meta, vec![(gateway, SmolStr::default(), addresses)])
+        }
+        WorkloadKind::ServiceEntry => {
+            let entry = mesh.service_entries.get(cx, &key.object)?;
+            let endpoints = entry.spec.endpoints.iter();
+            // One workload per address.
+            let by_address: BTreeMap<_, _> = endpoints.map(|one| (one.address.as_str(), one)).collect();
+            let attached = by_address.into_iter().filter_map(|(address, endpoint)| {
+                let gateway = attached(cx, mesh, &label_map(&endpoint.labels), namespace)?;
+                let addresses = canonical(address).into_iter().collect();
+                Some((gateway, SmolStr::from(format!("/{address}")), addresses))
+            });
+            (&entry.meta, attached.collect())
+        }
+    };
+    let creation = meta.creation;
+    (!workloads.is_empty()).then_some(WaypointWorkloads { creation, workloads })
+}
+
+/// Returns the Gateway that a workload with these labels uses. Instances of a waypoint use none.
+fn attached(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Option<ObjectKey> {
+    let is_waypoint = |name: &SmolStr| {
+        let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
+        mesh.waypoints.get(cx, &own).is_some()
+    };
+    if labels.get(INSTANCE_OF).is_some_and(is_waypoint) {
+        return None;
+    }
+    let (gateway, waypoint) = requested(cx, mesh, labels, namespace)?;
+    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Workload | WaypointTraffic::All);
+    is_suited.then_some(gateway)
+}
+
+/// Returns an IP address in its canonical form.
+fn canonical(address: &str) -> Option<SmolStr> {
+    cidr::parse_ip(address).map(|ip| SmolStr::from(ip.to_string()))
+}
+
+/// Returns the IP addresses of the workloads that use these waypoints, oldest workload first; `None` without a
+/// workload.
+pub fn addresses(cx: &Cx, mesh: &MeshSnapshot, waypoints: &[ObjectKey]) -> Option<Vec<SmolStr>> {
+    let mut found = Vec::new();
+    for waypoint in waypoints {
+        for (key, row) in mesh.workloads_by_waypoint.get(cx, waypoint) {
+            let own = row.workloads.iter().filter(|(gateway, ..)| gateway == waypoint);
+            // Parity (pilot/pkg/model/service.go, `SortWorkloadsByCreationTime`): by age, then by the text of the UID.
+            found.extend(own.map(|(_, rest, addresses)| {
+                let name = format!("{}/{}{rest}", key.object.namespace, key.object.name);
+                ((row.creation, key.kind, name), addresses)
+            }));
+        }
+    }
+    found.sort_unstable();
+    let addresses = found.iter().flat_map(|(_, addresses)| addresses.iter().cloned());
+    (!found.is_empty()).then(|| addresses.collect())
+}
