@@ -20,6 +20,10 @@ use tokio_util::sync::CancellationToken;
 const RESERVED: usize = 4;
 /// The time after which a holder may be too slow, and the interval of the check.
 const GRACE: Duration = Duration::from_millis(250);
+/// The time after which a holder may be too slow although others of its source are served. If thousands of clients of
+/// one source reconnect at once, its requests wait for the server and for each other: while some complete, the rest
+/// need time and no eviction. Requests that stall complete nothing, and a few that do delay others no longer than this.
+const GRACE_OF_SERVED_SOURCE: Duration = Duration::from_secs(2);
 /// The rate below which a holder is slow. It is evicted if others wait.
 const SLOW_BYTES_PER_SECOND: f64 = 256.0 * 1024.0;
 
@@ -62,6 +66,8 @@ struct Inner {
 #[derive(Debug, Default)]
 struct SourceState {
     used: usize,
+    /// The last time that a permit was given back without an eviction.
+    released: Option<Instant>,
     /// By units, then by order of arrival.
     waiting: BTreeMap<(usize, u64), oneshot::Sender<Permit>>,
 }
@@ -85,12 +91,20 @@ impl SourceState {
             source: source.clone(),
         })
     }
+
+    /// Returns the time after which a holder of this source may be too slow.
+    fn grace(&self, now: Instant) -> Duration {
+        let is_served = self
+            .released
+            .is_some_and(|released| now.saturating_duration_since(released) < GRACE);
+        if is_served { GRACE_OF_SERVED_SOURCE } else { GRACE }
+    }
 }
 
 #[derive(Debug)]
 struct Holder {
+    source: Source,
     units: usize,
-    is_authenticated: bool,
     since: Instant,
     progress: Arc<AtomicUsize>,
     evicted: CancellationToken,
@@ -152,7 +166,7 @@ impl FairBudget {
         loop {
             match tokio::time::timeout(GRACE, &mut granted).await {
                 Ok(permit) => return permit.unwrap_or_else(|_| self.unbounded(source)),
-                Err(_) => self.lock().evict_slow(source, units),
+                Err(_) => self.lock().evict_slow(source, units, Instant::now()),
             }
         }
     }
@@ -237,8 +251,7 @@ impl Inner {
             });
             let Some(waiter) = waiter else { continue };
             self.used += units;
-            let is_authenticated = source.is_authenticated();
-            if !is_authenticated {
+            if !source.is_authenticated() {
                 self.used_without_authentication += units;
             }
             let permit = Permit {
@@ -250,8 +263,8 @@ impl Inner {
                 evicted: CancellationToken::new(),
             };
             let holder = Holder {
+                source: permit.source.clone(),
                 units,
-                is_authenticated,
                 since: Instant::now(),
                 progress: permit.progress.clone(),
                 evicted: permit.evicted.clone(),
@@ -278,18 +291,22 @@ impl Inner {
         if !permit.source.is_authenticated() {
             self.used_without_authentication -= permit.units;
         }
-        self.update(&permit.source, |state| state.used -= permit.units);
+        let released = (!permit.evicted.is_cancelled()).then(Instant::now);
+        self.update(&permit.source, |state| {
+            state.used -= permit.units;
+            state.released = released.or(state.released);
+        });
     }
 
     /// Evicts the slowest holders until this many units become free. A client without authentication displaces only
-    /// its like.
-    fn evict_slow(&mut self, waiting: &Source, units: usize) {
-        let now = Instant::now();
+    /// its like, and a source that is being served has more time.
+    fn evict_slow(&mut self, waiting: &Source, units: usize, now: Instant) {
         let rate = |holder: &Holder| {
             let age = now.saturating_duration_since(holder.since);
             let rate = holder.progress.load(Ordering::Acquire) as f64 / age.as_secs_f64();
-            let may_evict = waiting.is_authenticated() || !holder.is_authenticated;
-            (may_evict && age >= GRACE && rate < SLOW_BYTES_PER_SECOND).then_some(rate)
+            let may_evict = waiting.is_authenticated() || !holder.source.is_authenticated();
+            let grace = self.sources.get(&holder.source).map_or(GRACE, |state| state.grace(now));
+            (may_evict && age >= grace && rate < SLOW_BYTES_PER_SECOND).then_some(rate)
         };
         let mut free: usize = self.evicted().map(|holder| holder.units).sum();
         let present = self.holders.values().filter(|holder| !holder.evicted.is_cancelled());
@@ -374,6 +391,44 @@ mod tests {
         assert!(!fast.evicted.is_cancelled());
         drop(slow);
         waiting.await;
+    }
+
+    /// Returns whether a holder without progress is evicted this many milliseconds after its grant, if a permit of its
+    /// source was given back at the other time.
+    async fn is_evicted(released: Option<u64>, after: u64) -> bool {
+        let (budget, source, begin) = (FairBudget::new(4), address(1), Instant::now());
+        let held = budget.acquire(&source, 3).await;
+        let at = |milliseconds| Instant::now() + Duration::from_millis(milliseconds);
+        let mut inner = budget.lock();
+        inner.update(&source, |state| {
+            state.released = released.map(|released| begin + Duration::from_millis(released));
+        });
+        inner.evict_slow(&source, 1, at(after));
+        drop(inner);
+        held.evicted.is_cancelled()
+    }
+
+    #[tokio::test]
+    async fn r20_requests_of_a_source_that_is_served_have_more_time() {
+        let short = GRACE.as_millis() as u64;
+        let long = GRACE_OF_SERVED_SOURCE.as_millis() as u64;
+        assert!(is_evicted(None, short).await);
+        assert!(is_evicted(Some(0), 2 * short).await, "nothing completed since");
+        assert!(!is_evicted(Some(long), long - short).await);
+        assert!(is_evicted(Some(long), long).await);
+    }
+
+    #[tokio::test]
+    async fn completed_requests_show_that_a_source_is_served() {
+        let (budget, source) = (FairBudget::new(4), address(1));
+        let _held = budget.acquire(&source, 1).await;
+        let released = || budget.lock().sources[&source].released;
+        let evicted = budget.acquire(&source, 1).await;
+        evicted.evicted.cancel();
+        drop(evicted);
+        assert!(released().is_none());
+        drop(budget.acquire(&source, 1).await);
+        assert!(released().is_some());
     }
 
     #[tokio::test]
