@@ -31,7 +31,6 @@ mod sidecar;
 mod suppression;
 pub mod table;
 mod telemetry;
-mod unreachable;
 mod virtual_service;
 mod webhook;
 

@@ -4,27 +4,30 @@
 
 use super::{
     mesh::Mesh,
-    message::{Report, SCHEMA_ERROR, SCHEMA_WARNING},
-    unreachable,
+    message::{INEFFECTIVE_MATCH, Report, SCHEMA_ERROR, SCHEMA_WARNING, UNREACHABLE_RULE},
 };
 use crate::{
-    api::{Diagnostic, Kind, Severity, diagnostics::REFUSED, document},
+    api::{
+        Diagnostic, Kind, Severity,
+        diagnostics::{INEFFECTIVE, REFUSED, UNREACHABLE},
+        document,
+    },
     base::ClusterId,
 };
 
-/// Reports the findings of parsing, and rules of VirtualServices without effect.
+/// Reports the findings of parsing.
 pub(super) fn validation(kind: Kind, mesh: &Mesh, report: &mut Report) {
     for object in mesh.of(kind) {
         let parsed = document::parse_object(&ClusterId::default(), kind, &object.manifest);
         for found in &parsed.diagnostics {
-            let is_refused = found.severity == Severity::Error || found.code == REFUSED;
-            let code = if is_refused { SCHEMA_ERROR } else { SCHEMA_WARNING };
+            let code = match found.code.as_str() {
+                UNREACHABLE => UNREACHABLE_RULE,
+                INEFFECTIVE => INEFFECTIVE_MATCH,
+                REFUSED => SCHEMA_ERROR,
+                _ if found.severity == Severity::Error => SCHEMA_ERROR,
+                _ => SCHEMA_WARNING,
+            };
             report.add(code, object, text(found));
-        }
-        if kind == Kind::VirtualService {
-            for (code, text) in unreachable::findings(object) {
-                report.add(code, object, text);
-            }
         }
     }
 }

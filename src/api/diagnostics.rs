@@ -15,6 +15,10 @@ pub const MALFORMED: &str = "MalformedField";
 pub const REFUSED: &str = "RefusedOnAdmission";
 /// Code of a warning: the object applies, but likely not as the user meant.
 pub const SUSPICIOUS: &str = "Suspicious";
+/// Code of a warning: a rule that no request reaches.
+pub const UNREACHABLE: &str = "UnreachableRule";
+/// Code of a warning: a match that earlier ones cover.
+pub const INEFFECTIVE: &str = "IneffectiveMatch";
 
 /// The severity of a diagnostic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -54,6 +54,8 @@ pub struct Validation {
     pub refusals: Vec<FieldError>,
     /// Problems of an object that applies, but likely not as the user meant.
     pub warnings: Vec<FieldError>,
+    /// Warnings with codes of their own.
+    coded_warnings: Vec<(&'static str, FieldError)>,
     /// True if a field has a wrong type.
     is_malformed: bool,
     /// The regular expressions that were checked, with their errors.
@@ -92,6 +94,14 @@ impl Validation {
         add(&mut self.warnings, field, message);
     }
 
+    /// Records a warning about a field with a code of its own.
+    pub fn warning_with_code(&mut self, code: &'static str, field: impl Into<String>, message: impl Into<String>) {
+        if self.coded_warnings.len() < MAX_FINDINGS {
+            let (field, message) = (field.into(), message.into());
+            self.coded_warnings.push((code, FieldError { field, message }));
+        }
+    }
+
     /// Checks a regular expression. Repeated ones are compiled once.
     pub fn regex(&mut self, expression: &str, usage: RegexUsage) -> Result<(), RegexError> {
         regex::check_length(expression)?;
@@ -116,6 +126,8 @@ impl Validation {
     pub fn into_warnings(mut self) -> Vec<FieldError> {
         self.warnings.append(&mut self.refusals);
         self.warnings
+            .extend(self.coded_warnings.into_iter().map(|(_, found)| found));
+        self.warnings
     }
 
     /// Returns the diagnostics of the object.
@@ -131,7 +143,11 @@ impl Validation {
             let found = found.into_iter();
             found.map(move |found| (severity, code, found))
         });
-        all.map(|(severity, code, found)| of(severity, code, found)).collect()
+        let coded = self.coded_warnings.into_iter();
+        let coded = coded.map(|(code, found)| (Severity::Warning, code, found));
+        all.chain(coded)
+            .map(|(severity, code, found)| of(severity, code, found))
+            .collect()
     }
 }
 

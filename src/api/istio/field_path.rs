@@ -69,6 +69,12 @@ impl<'a> FieldPath<'a> {
         self.validation.borrow_mut().warning(self.to_string(), message);
     }
 
+    /// Records a warning with a code of its own.
+    pub fn warning_with_code(&self, code: &'static str, message: impl Into<String>) {
+        let mut validation = self.validation.borrow_mut();
+        validation.warning_with_code(code, self.to_string(), message);
+    }
+
     /// Checks the regular expression in this field.
     pub fn regex(&self, expression: &str, usage: RegexUsage) {
         let checked = self.validation.borrow_mut().regex(expression, usage);

@@ -185,6 +185,35 @@ fn virtual_services() {
     warned("VirtualService", &hosts("'*.a.com', x.a.com"), &[".hosts[1]"]);
     warned("VirtualService", &hosts("'*.x.a.com', '*.a.com'"), &[".hosts[0]"]);
     warned("VirtualService", &hosts("a.com, '*'"), &[".hosts[0]"]);
+    let rules = |rules: &[&str]| {
+        let rules: Vec<String> = rules.iter().map(|rule| format!("{{{to_a}, {rule}}}")).collect();
+        format!("{{hosts: [a], http: [{}]}}", rules.join(", "))
+    };
+    let path = |prefix: &str, more: &str| format!("match: [{{uri: {{prefix: {prefix}}}{more}}}]");
+    let (any, long) = (path("/a", ""), path("/a/b", ""));
+    good("VirtualService", &rules(&[&long, &any, "name: rest"]));
+    warned(
+        "VirtualService",
+        &rules(&["name: a", &any, "name: b"]),
+        &[".http[1]", ".http[2]"],
+    );
+    warned(
+        "VirtualService",
+        &rules(&[&any, &path("/a", ", name: other")]),
+        &[".http[1].match[0]", ".http[1]"],
+    );
+    warned("VirtualService", &rules(&[&any, &long]), &[".http[1].match[0]"]);
+    let post = ", method: {exact: POST}";
+    good("VirtualService", &rules(&[&path("/a", post), &long]));
+    warned(
+        "VirtualService",
+        &rules(&[&path("/a", post), &path("/a/b", post)]),
+        &[".http[1].match[0]"],
+    );
+    good(
+        "VirtualService",
+        &rules(&[&path("/a", ", headers: {x: {exact: y1}}"), &long]),
+    );
 }
 
 #[test]

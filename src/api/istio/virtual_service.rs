@@ -1,5 +1,7 @@
 //! Validation of VirtualServices.
 
+mod unreachable;
+
 use std::collections::BTreeSet;
 
 use super::{common, field_path::FieldPath, format_string};
@@ -51,6 +53,7 @@ pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
     });
     at.each("tls", &service.tls, |at, route| tls_route(at, route, service));
     at.each("tcp", &service.tcp, tcp_route);
+    unreachable::check(at, service);
 }
 
 fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
