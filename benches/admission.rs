@@ -65,17 +65,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Keys `config` and `values` of the chart's injector.
-fn configuration() -> Result<[String; 2], String> {
-    let objects = helm::objects("istiod", &[])?;
-    let is_injector =
-        |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "istio-sidecar-injector";
-    let found = objects.iter().find(is_injector).ok_or("the chart has no injector")?;
-    let key = |name: &str| found["data"][name].as_str().map(str::to_owned);
-    let [config, values] = ["config", "values"].map(key);
-    Ok([config.ok_or("no config")?, values.ok_or("no values")?])
-}
-
 fn pod(number: u64) -> Value {
     let probe = |path: &str| json!({ "httpGet": { "path": path, "port": 8080 }, "periodSeconds": 10 });
     json!({ "apiVersion": "v1", "kind": "Pod",
@@ -92,9 +81,10 @@ fn pod(number: u64) -> Value {
 }
 
 fn measure(seconds: u64) -> Result<Vec<Figure>, String> {
-    let [config, values] = configuration()?;
-    let mut figures = vec![in_process(&config, &values)?];
-    figures.extend(of_daemon(&config, &values, seconds)?);
+    let objects = helm::objects("istiod", &[])?;
+    let [config, values] = helm::injector(&objects)?;
+    let mut figures = vec![in_process(config, values)?];
+    figures.extend(of_daemon(config, values, seconds)?);
     Ok(figures)
 }
 

@@ -80,9 +80,15 @@ impl Injection {
         // An error means that the task has ended, as it does at shutdown.
         let _ = self.injector.wait_for(is_known).await;
         let mesh = self.mesh.borrow().clone();
-        self.environment
-            .send_modify(|environment| injection::follow_mesh(environment, &mesh));
+        prepare(&mesh, &self.environment);
     }
+}
+
+/// Publishes the environment of a mesh. It is made first, so that no request waits for it.
+fn prepare(mesh: &MeshSnapshot, out: &watch::Sender<inject::Environment>) {
+    let mut environment = out.borrow().clone();
+    injection::follow_mesh(&mut environment, mesh);
+    out.send_replace(environment);
 }
 
 /// Returns the part of the environment that does not change.
@@ -107,7 +113,7 @@ fn of_process(settings: &Settings, installation: &Installation) -> inject::Envir
 async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, out: Arc<watch::Sender<inject::Environment>>) {
     loop {
         let snapshot = mesh.borrow_and_update().clone();
-        out.send_modify(|environment| injection::follow_mesh(environment, &snapshot));
+        prepare(&snapshot, &out);
         tokio::time::sleep(INTERVAL).await;
         if mesh.changed().await.is_err() {
             return;

@@ -96,11 +96,8 @@ fn chart_config() -> Result<String, Failed> {
     static CONFIG: OnceLock<Result<String, String>> = OnceLock::new();
     let config = CONFIG.get_or_init(|| {
         let objects = helm::objects("istiod", &[])?;
-        let injector = objects
-            .iter()
-            .find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "istio-sidecar-injector");
-        let config = injector.and_then(|injector| injector["data"]["config"].as_str());
-        Ok(config.ok_or("the chart has no injector configuration")?.to_owned())
+        let [config, _] = helm::injector(&objects)?;
+        Ok(config.to_owned())
     });
     Ok(config.clone()?)
 }

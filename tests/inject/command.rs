@@ -130,16 +130,14 @@ fn errors_end_the_command() -> Result<(), Failed> {
 /// Writes the chart's injector and mesh config into files.
 fn write_chart(folder: &Path, objects: &[Value]) -> Result<(), Failed> {
     write(folder, "")?;
-    let data = |name: &str, key: &str| {
-        let found = objects
-            .iter()
-            .find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == name);
-        let text = found.and_then(|found| found["data"][key].as_str());
-        text.ok_or(format!("the chart has no {key} in {name}"))
-    };
-    fs::write(folder.join("config.yaml"), data("istio-sidecar-injector", "config")?)?;
-    fs::write(folder.join("values.yaml"), data("istio-sidecar-injector", "values")?)?;
-    fs::write(folder.join("mesh.yaml"), data("istio", "mesh")?)?;
+    let [config, values] = helm::injector(objects)?;
+    let mesh = objects
+        .iter()
+        .find(|object| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "istio");
+    let mesh = mesh.and_then(|mesh| mesh["data"]["mesh"].as_str());
+    fs::write(folder.join("config.yaml"), config)?;
+    fs::write(folder.join("values.yaml"), values)?;
+    fs::write(folder.join("mesh.yaml"), mesh.ok_or("the chart has no mesh config")?)?;
     Ok(())
 }
 

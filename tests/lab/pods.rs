@@ -205,10 +205,8 @@ impl Pod {
 fn injector(system: &str) -> Result<Injector, String> {
     // Envoy has one thread, since a machine runs all of the lab.
     let objects = helm::objects_in(system, "istiod", &["global.proxy.resources.limits.cpu=1"])?;
-    let is_injector = |object: &&Value| object["kind"] == "ConfigMap" && object["data"]["config"].is_string();
-    let found = objects.iter().find(is_injector).ok_or("the chart has no injector")?;
-    let text = |key: &str| found["data"][key].as_str().unwrap_or_default();
-    Injector::parse(text("config"), text("values")).map_err(|error| error.to_string())
+    let [config, values] = helm::injector(&objects)?;
+    Injector::parse(config, values).map_err(|error| error.to_string())
 }
 
 /// Returns the roots that the control plane publishes for workloads.

@@ -83,6 +83,17 @@ pub(crate) fn environment(objects: &[Value]) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Returns the keys `config` and `values` of the injector's ConfigMap in the objects of a chart.
+pub(crate) fn injector(objects: &[Value]) -> Result<[&str; 2], String> {
+    let is_injector =
+        |object: &&Value| object["kind"] == "ConfigMap" && object["metadata"]["name"] == "istio-sidecar-injector";
+    let found = objects.iter().find(is_injector);
+    let key = |name| found.and_then(|found| found["data"][name].as_str());
+    let texts = key("config").zip(key("values"));
+    let (config, values) = texts.ok_or("the chart has no injector ConfigMap")?;
+    Ok([config, values])
+}
+
 /// Returns a webhook configuration that calls this port of the machine instead of a Service. `suffix` is appended to
 /// the paths.
 pub(crate) fn with_local_webhooks(configuration: &Value, port: u16, suffix: &str) -> Value {

@@ -7,13 +7,11 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::cluster::TIMEOUT;
-use super::server::{post, sample, until_counted};
+use super::server::{MAX_BYTES, post, sample, until_counted};
 use crate::secure::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::{scratch, wait};
 
-/// The maximum size of a body.
-const MAX_BYTES: usize = 6 << 20;
 const VALUES: &str = "global: {hub: example.com, tag: v1}";
 
 pub(super) fn trials() -> Vec<Trial> {

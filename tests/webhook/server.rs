@@ -24,7 +24,7 @@ const SERVER: &str = "istiod.istio-system.svc";
 /// Longer than a handshake or a request on a busy machine.
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// The maximum size of a body.
-const MAX_BYTES: usize = 6 << 20;
+pub(super) const MAX_BYTES: usize = 6 << 20;
 
 /// More connections, and more bytes in bodies, than the server holds.
 const SILENT: usize = 500;

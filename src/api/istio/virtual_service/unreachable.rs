@@ -21,8 +21,9 @@ const MAX_COMPARED: usize = 500;
 
 /// Warns of rules and matches without effect.
 pub(super) fn check(at: &FieldPath<'_>, service: &VirtualService) {
-    rules(at, "http", service.http.iter().map(|rule| encoded_http(rule).collect()));
-    covered(at, &service.http);
+    let http: Vec<Vec<_>> = service.http.iter().map(|rule| encoded_http(rule).collect()).collect();
+    covered(at, &service.http, &http);
+    rules(at, "http", http);
     let tcp = service
         .tcp
         .iter()
@@ -47,10 +48,10 @@ fn encoded_http(rule: &HttpRoute) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// Finds rules after one that matches everything, and repeated matches.
-fn rules(at: &FieldPath<'_>, protocol: &str, rules: impl ExactSizeIterator<Item = Vec<Vec<u8>>>) {
+fn rules(at: &FieldPath<'_>, protocol: &str, rules: impl IntoIterator<Item = Vec<Vec<u8>>>) {
     let mut known: BTreeMap<Vec<u8>, (usize, usize)> = BTreeMap::new();
     let mut catches_all = None;
-    at.each(protocol, rules.enumerate(), |at, (rule, matches)| {
+    at.each(protocol, rules.into_iter().enumerate(), |at, (rule, matches)| {
         if let Some(earlier) = catches_all {
             let text = format!("is never used: {protocol}[{earlier}] matches everything");
             return at.warning_with_code(UNREACHABLE, text);
@@ -88,13 +89,13 @@ struct Prefix<'a> {
     matched: &'a HttpMatchRequest,
 }
 
-/// Finds matches by longer prefixes than an earlier one has.
-fn covered(at: &FieldPath<'_>, rules: &[HttpRoute]) {
+/// Finds matches by longer prefixes than an earlier one has. `encoded` has the matches of the rules as bytes.
+fn covered(at: &FieldPath<'_>, rules: &[HttpRoute], encoded: &[Vec<Vec<u8>>]) {
     let mut prefixes: Vec<Prefix<'_>> = Vec::new();
-    let mut known: BTreeSet<Vec<u8>> = BTreeSet::new();
+    let mut known: BTreeSet<&[u8]> = BTreeSet::new();
     let before_last = rules.iter().take_while(|rule| !rule.r#match.is_empty());
-    for (index, rule) in before_last.enumerate() {
-        for (place, (matched, encoded)) in rule.r#match.iter().zip(encoded_http(rule)).enumerate() {
+    for (index, (rule, encoded)) in before_last.zip(encoded).enumerate() {
+        for (place, (matched, encoded)) in rule.r#match.iter().zip(encoded).enumerate() {
             let Some(prefix) = prefix(matched).filter(|_| known.insert(encoded)) else {
                 continue;
             };
