@@ -315,15 +315,6 @@ impl<'a> Parts<'a> {
             report,
         };
         let jwks = Jwks::new(&environment.registry, settings)?;
-        let shown = debug::Sources {
-            mesh: push.mesh.clone(),
-            inspect: push.inspect.clone(),
-            connections: grpc.streams().registry().clone(),
-            remote: kubernetes.as_ref().map(Kubernetes::remote),
-            watches,
-            keys: jwks.reports(),
-        };
-        sources.start(jwks);
         let injection = Injection::start(
             environment,
             &installation,
@@ -331,6 +322,17 @@ impl<'a> Parts<'a> {
             injector_watches,
             push.mesh.clone(),
         )?;
+        let shown = debug::Sources {
+            mesh: push.mesh.clone(),
+            inspect: push.inspect.clone(),
+            flushes: push.flushes.clone(),
+            connections: grpc.streams().registry().clone(),
+            remote: kubernetes.as_ref().map(Kubernetes::remote),
+            watches,
+            keys: jwks.reports(),
+            templates: injection.as_ref().map(Injection::templates),
+        };
+        sources.start(jwks);
         let inputs = injection
             .as_ref()
             .map(|injection| injection.inputs(&environment.settings));
@@ -360,11 +362,11 @@ impl<'a> Parts<'a> {
     ///
     /// Both flushes fail only if the push loop has ended, and then the process ends.
     async fn open(&mut self, ca_runtime: &Handle) -> Result<(), AppError> {
-        if self.push.flush().await {
+        if self.push.flushes.flush().await {
             let dependencies = ExternalDependencies::of(&self.push.mesh.borrow());
             self.sources.answered(dependencies).await;
         }
-        if self.push.flush().await {
+        if self.push.flushes.flush().await {
             listen::xds(self.environment, &self.grpc).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;

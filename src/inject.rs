@@ -58,6 +58,8 @@ pub mod workload;
 
 pub use self::annotations::annotation_error;
 
+use std::collections::BTreeMap;
+
 use serde_json::Value as Json;
 
 use self::{
@@ -176,6 +178,11 @@ impl Injector {
     /// Returns the names of the templates.
     pub fn templates(&self) -> impl Iterator<Item = &str> {
         self.config.templates.keys().map(String::as_str)
+    }
+
+    /// Returns the texts of the templates by name, as written.
+    pub fn template_texts(&self) -> &BTreeMap<String, String> {
+        &self.config.texts
     }
 
     /// Decides about a pod and returns the patch that injects it.

@@ -153,6 +153,11 @@ impl<K: Key, V> Table<K, V> {
         self.rows.iter()
     }
 
+    /// Returns all keys in order. The reader depends on the table as a whole.
+    pub fn keys(&self, cx: &Cx) -> impl Iterator<Item = &K> {
+        self.iter(cx).map(|(key, _)| key)
+    }
+
     /// Returns the persistent map; the reader depends on the table as a whole.
     pub fn rows(&self, cx: &Cx) -> &OrdMap<K, Shared<V>> {
         cx.record(ReadKey::whole(self.id));

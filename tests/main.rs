@@ -9,6 +9,7 @@ mod analyze;
 mod bounds;
 mod charts;
 mod command_line;
+mod debug;
 mod e2e;
 mod fuzz;
 mod golden;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         matrix::trials(),
         charts::trials(),
         command_line::trials(),
+        debug::trials(),
         secure::trials(),
         e2e::trials(),
         accept::trials(),

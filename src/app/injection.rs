@@ -7,6 +7,7 @@ use tokio::sync::watch;
 
 use super::AppError;
 use crate::{
+    admin::debug::InjectionTemplates,
     base::boolean,
     environment::Environment,
     inject::{self, NativeSidecars, Platform},
@@ -71,6 +72,15 @@ impl Injection {
             mesh: self.mesh.clone(),
             variables: Arc::new(settings.variables.clone()),
         }
+    }
+
+    /// Returns the present texts of the templates, for debug pages.
+    pub(super) fn templates(&self) -> InjectionTemplates {
+        let injector = self.injector.clone();
+        Box::new(move || match &*injector.borrow() {
+            InjectorState::Valid(injector) => Some(injector.template_texts().clone()),
+            InjectorState::Unknown | InjectorState::Missing => None,
+        })
     }
 
     /// Waits until the injector's configuration was read, and prepares the present mesh. From then on pods are injected

@@ -103,7 +103,7 @@ async fn a_registered_source_reaches_the_snapshot_and_delays_readiness() {
     assert!(sources.ended().now_or_never().is_none());
     permit.send_replace(true);
     timeout(LONG, sources.synced()).await.unwrap().unwrap();
-    assert!(push.flush().await);
+    assert!(push.flushes.flush().await);
     let mesh = push.mesh.borrow().clone();
     let row = mesh.resolved_hosts.get(&Cx::untracked(), &key()).unwrap();
     assert_eq!(row.addresses, [ADDRESS]);

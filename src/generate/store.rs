@@ -24,6 +24,7 @@ use super::{
     encoded::ResourceType,
     plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
+    proxy_class::ProxyClassKey,
     resource::{Built, Note, ResourceSnapshot, TypeResources},
     route::{fragment::FragmentKey, routes::Routes},
 };
@@ -307,6 +308,16 @@ impl ConfigStore {
     /// Returns a connected proxy.
     pub fn proxy(&self, id: ConnectionId) -> Option<&Arc<Proxy>> {
         self.connections.proxy(id)
+    }
+
+    /// Returns the class of a connection.
+    pub fn class_of(&self, id: ConnectionId) -> Option<&ProxyClassKey> {
+        self.connections.class(id)
+    }
+
+    /// Returns the present resources, for debug pages.
+    pub fn resources(&self) -> &Table<ResourceKey, Built> {
+        self.resources.table()
     }
 
     /// Returns the subjects whose access to Secrets must be reviewed for the present configuration.

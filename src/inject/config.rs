@@ -57,6 +57,8 @@ pub(super) struct Config {
     pub(super) aliases: BTreeMap<String, Vec<String>>,
     /// Compiled templates by name.
     pub(super) templates: BTreeMap<String, Templates>,
+    /// Their texts, as written.
+    pub(super) texts: BTreeMap<String, String>,
     pub(super) never: Vec<LabelSelector>,
     pub(super) always: Vec<LabelSelector>,
     pub(super) injected_annotations: BTreeMap<String, String>,
@@ -83,6 +85,7 @@ impl Config {
             default_templates,
             aliases: fields.aliases()?,
             templates: fields.templates(limits)?,
+            texts: fields.texts()?,
             never: fields.selectors("neverInjectSelector")?,
             always: fields.selectors("alwaysInjectSelector")?,
             injected_annotations: fields.map("injectedAnnotations")?,
@@ -181,6 +184,11 @@ impl Fields {
             Some(value) => serde_json::from_value(value.clone())
                 .map_err(|error| Self::invalid(name.to_owned(), format!("must be a list of label selectors: {error}"))),
         }
+    }
+
+    fn texts(&self) -> Result<BTreeMap<String, String>, ConfigError> {
+        let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
+        Ok(self.object("templates")?.filter_map(text).collect())
     }
 
     fn templates(&self, limits: &Limits) -> Result<BTreeMap<String, Templates>, ConfigError> {

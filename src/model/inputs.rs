@@ -8,6 +8,19 @@ use crate::{
 
 pub use crate::api::Row;
 
+/// The keys of a table or index, for debug pages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelationKeys {
+    /// The name.
+    pub name: &'static str,
+    /// Its identity.
+    pub id: RelationId,
+    /// The table that it is made of, if it is one.
+    pub source: Option<&'static str>,
+    /// The keys as text, in order.
+    pub keys: Vec<String>,
+}
+
 macro_rules! input_tables {
     ($($(#[$doc:meta])* $kind:ident: $row:ty { table: $table:ident, $($column:tt)* })*) => {
         /// The input tables of one revision, to be read.
@@ -24,6 +37,19 @@ macro_rules! input_tables {
         impl Default for Inputs {
             fn default() -> Self {
                 Self { $($table: TableWriter::new(RelationId(Kind::$kind as u32)),)* }
+            }
+        }
+
+        impl InputTables {
+            /// Returns the keys of every table.
+            pub fn relations(&self) -> Vec<RelationKeys> {
+                let cx = Cx::untracked();
+                vec![$(RelationKeys {
+                    name: stringify!($table),
+                    id: RelationId(Kind::$kind as u32),
+                    source: None,
+                    keys: self.$table.keys(&cx).map(ToString::to_string).collect(),
+                },)*]
             }
         }
 

@@ -82,11 +82,31 @@ pub struct PushHandle {
     pub subjects: watch::Receiver<OrdSet<Subject>>,
     /// The queue of queries of debug pages.
     pub inspect: mpsc::Sender<Inspect>,
-    flushes: mpsc::Sender<FlushRequest>,
+    /// The queue of flushes.
+    pub flushes: Flushes,
+}
+
+/// The queue of flushes. Cheap to clone.
+#[derive(Clone)]
+pub struct Flushes(mpsc::Sender<FlushRequest>);
+
+impl Flushes {
+    /// Creates a queue, and its other end.
+    pub fn channel() -> (Self, mpsc::Receiver<FlushRequest>) {
+        let (flushes, requests) = mpsc::channel(4);
+        (Self(flushes), requests)
+    }
+
+    /// Pushes all changes that were sent to [`PushHandle::changes`] before, without debouncing, and waits for the
+    /// snapshot. Returns false after shutdown.
+    pub async fn flush(&self) -> bool {
+        let (answer, answered) = oneshot::channel();
+        self.0.send(answer).await.is_ok() && answered.await.is_ok()
+    }
 }
 
 /// A request that is answered when all changes sent before it are in a snapshot.
-type FlushRequest = oneshot::Sender<()>;
+pub type FlushRequest = oneshot::Sender<()>;
 
 /// The push loop, which owns the world and the store.
 pub struct PushLoop {
@@ -111,7 +131,7 @@ impl PushHandle {
     pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PushLoop) {
         let (changes, changes_in) = mpsc::channel(64);
         let (inspect, inspect_in) = mpsc::channel(16);
-        let (flushes, flushes_in) = mpsc::channel(4);
+        let (flushes, flushes_in) = Flushes::channel();
         let (groups, proxy_events) = Groups::channel();
         let (mesh_out, mesh) = watch::channel(world.snapshot());
         let (subjects_out, subjects) = watch::channel(OrdSet::new());
@@ -139,13 +159,6 @@ impl PushHandle {
             clock,
         };
         (handle, run)
-    }
-
-    /// Pushes all changes that were sent to [`Self::changes`] before, without debouncing, and waits for the snapshot.
-    /// Returns false after shutdown.
-    pub async fn flush(&self) -> bool {
-        let (answer, answered) = oneshot::channel();
-        self.flushes.send(answer).await.is_ok() && answered.await.is_ok()
     }
 
     /// Runs a query on the thread that owns the store; `None` after shutdown.

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
 };
@@ -68,8 +68,10 @@ pub struct LiveConnection {
     pub protocol: Protocol,
     /// The source of its requests.
     source: Source,
-    /// Cancelled when it must make room for others.
+    /// Cancelled when it must make room for others, or is closed by an operator.
     evicted: CancellationToken,
+    /// True if an operator closes it.
+    closed: AtomicBool,
     /// Shared by the stream, which changes it, and debug pages, which read it; never locked across an `await`. A
     /// message to the stream would wait while a response is written, and a copy for debug pages would double the memory
     /// of its names.
@@ -80,6 +82,15 @@ pub struct LiveConnection {
 pub(super) struct State {
     pub(super) connection: Connection,
     pub(super) sent_at: [Option<SystemTime>; ResourceType::ALL.len()],
+}
+
+/// The reason why a connection is evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Eviction {
+    /// It must make room for others.
+    Memory,
+    /// An operator closes it.
+    Closed,
 }
 
 /// The state of one type on a connection.
@@ -193,6 +204,11 @@ impl Registry {
         self.lock().values().cloned().collect()
     }
 
+    /// Drops the responses that connections with equal subscriptions share.
+    pub fn clear_responses(&self) {
+        self.cache.clear();
+    }
+
     /// Returns the number of connections.
     pub fn len(&self) -> usize {
         self.lock().len()
@@ -220,6 +236,7 @@ impl Registry {
             protocol: new.protocol,
             source: new.source,
             evicted: CancellationToken::new(),
+            closed: AtomicBool::new(false),
             state: Mutex::new(State {
                 connection,
                 sent_at: Default::default(),
@@ -239,9 +256,20 @@ impl Registry {
 }
 
 impl LiveConnection {
-    /// Returns the token that is cancelled when the connection must make room for others.
-    pub(super) fn evicted(&self) -> CancellationToken {
-        self.evicted.clone()
+    /// Closes the connection; the client may connect again.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.evicted.cancel();
+    }
+
+    /// Waits until the connection must make room for others, or is closed by an operator.
+    pub(super) async fn evicted(&self) -> Eviction {
+        self.evicted.cancelled().await;
+        if self.closed.load(Ordering::Acquire) {
+            Eviction::Closed
+        } else {
+            Eviction::Memory
+        }
     }
 
     /// Returns the state of each subscribed type, in push order.
@@ -293,7 +321,7 @@ impl Drop for Registration {
         drop(connections);
         // Without connections, nothing reuses the cached responses.
         if was_last {
-            self.registry.cache.clear();
+            self.registry.clear_responses();
         }
     }
 }

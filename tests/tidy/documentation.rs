@@ -30,10 +30,6 @@ pub(super) fn trials() -> Vec<Trial> {
             "tidy::documentation::public_items_are_documented",
             public_items_are_documented,
         ),
-        Trial::test(
-            "tidy::documentation::debug_pages_are_described",
-            debug_pages_are_described,
-        ),
         Trial::test("tidy::documentation::metrics_are_described", metrics_are_described),
     ]
 }
@@ -58,27 +54,6 @@ fn read(path: &str) -> String {
 fn literals(source: &Source) -> impl Iterator<Item = &str> {
     let text = source.text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
     text.split('"').skip(1).step_by(2)
-}
-
-fn debug_pages_are_described() -> Result<(), Failed> {
-    let document = read("docs/debug-pages.md");
-    let text = read("src/admin/debug.rs");
-    let table = text
-        .split("const PAGES")
-        .nth(1)
-        .and_then(|rest| rest.split("];").next());
-    let rows = table.unwrap_or_default().split("page(").skip(1);
-    let names: Vec<&str> = rows.filter_map(|row| row.split('"').nth(1)).collect();
-    let is_missing = |name: &&&str| !document.contains(&format!("| `/debug/{name}` |"));
-    let mut breaches: Vec<String> = names
-        .iter()
-        .filter(is_missing)
-        .map(|name| format!("/debug/{name}"))
-        .collect();
-    if names.is_empty() {
-        breaches.push("the table of pages was not found in src/admin/debug.rs".to_owned());
-    }
-    verdict("docs/debug-pages.md describes every debug page", breaches)
 }
 
 fn metrics_are_described() -> Result<(), Failed> {

@@ -2,11 +2,18 @@
 
 use serde_json::Value;
 
-/// Fields whose content is secret, at any depth.
-const SECRET_FIELDS: [&str; 2] = ["privateKey", "ISTIO_META_WASM_IMAGE_PULL_SECRET"];
-const REDACTED: &str = "redacted";
+/// Fields whose content is secret at any depth, with their redactions.
+///
+/// Parity (pilot/pkg/xds/debug.go).
+const SECRET_FIELDS: [(&str, &str); 2] = [
+    ("privateKey", REDACTED),
+    ("ISTIO_META_WASM_IMAGE_PULL_SECRET", REDACTED_VARIABLE),
+];
+const REDACTED: &str = "[redacted]";
 /// Redaction of a bytes field.
-const REDACTED_BYTES: &str = "cmVkYWN0ZWQ=";
+const REDACTED_BYTES: &str = "W3JlZGFjdGVkXQ==";
+/// Redaction of an environment variable.
+const REDACTED_VARIABLE: &str = "<Redacted>";
 
 /// Returns a resource in JSON without secrets.
 pub(super) fn redacted(mut resource: Value) -> Value {
@@ -18,10 +25,9 @@ fn search(value: &mut Value) {
     match value {
         Value::Object(fields) => {
             for (name, field) in fields {
-                if SECRET_FIELDS.contains(&name.as_str()) {
-                    blot(field, REDACTED);
-                } else {
-                    search(field);
+                match SECRET_FIELDS.iter().find(|(secret, _)| name == secret) {
+                    Some((_, with)) => blot(field, with),
+                    None => search(field),
                 }
             }
         }
@@ -66,7 +72,7 @@ mod tests {
         let want = json!({"name": "kubernetes://a", "tlsCertificate": {"certificateChain": {"inlineBytes": "YQ=="},
             "privateKey": {"inlineBytes": REDACTED_BYTES},
             "privateKeyProvider": {"typedConfig": {"privateKey": {"inlineString": REDACTED}}}},
-            "vm": [{"keyValues": {"ISTIO_META_WASM_IMAGE_PULL_SECRET": REDACTED, "OTHER": "d"}}]});
+            "vm": [{"keyValues": {"ISTIO_META_WASM_IMAGE_PULL_SECRET": REDACTED_VARIABLE, "OTHER": "d"}}]});
         assert_eq!(shown, want);
     }
 }

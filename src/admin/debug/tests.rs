@@ -1,4 +1,6 @@
-use super::*;
+use serde_json::{Value, json};
+
+use super::forms;
 use crate::model::{Installation, fixture};
 
 const OBJECTS: &str = "
@@ -32,7 +34,7 @@ fn multi_cluster_services_are_listed() {
     installation.features.enable_mcs_host = true;
     let import = OBJECTS.split("---").nth(2).unwrap_or_default();
     let files = [("kube-c2.yaml", OBJECTS), ("kube.yaml", import)];
-    let shown = forms::mcs(&fixture::folder_world(installation, &files).snapshot());
+    let shown = forms::scope::mcs(&fixture::folder_world(installation, &files).snapshot());
     let want = json!([
         { "Cluster": "Kubernetes", "Name": "a", "Namespace": "default", "Exported": false, "Imported": true,
           "ClusterSetVIP": "240.0.0.1", "Discoverability": null },
@@ -43,7 +45,7 @@ fn multi_cluster_services_are_listed() {
     ]);
     assert_eq!(shown, want);
     let off = fixture::folder_world(Installation::default(), &files);
-    assert_eq!(forms::mcs(&off.snapshot()), json!([]));
+    assert_eq!(forms::scope::mcs(&off.snapshot()), Value::Null);
 }
 
 #[test]
@@ -51,15 +53,5 @@ fn network_gateways_are_listed() {
     let world = fixture::folder_world(Installation::default(), &[("kube-c2.yaml", OBJECTS)]);
     let want = json!([{ "Network": "n2", "Cluster": "c2", "Addr": "1.2.3.4", "Port": 15443, "HBONEPort": 0,
         "ServiceAccount": { "Namespace": "istio-system", "Name": "east" } }]);
-    assert_eq!(forms::networks(&world.snapshot()), want);
-}
-
-#[test]
-fn the_index_marks_pages_that_istio_lacks() {
-    let index = index_text();
-    let entries: Vec<&str> = index.split("<li>").skip(1).collect();
-    let marked = entries.iter().filter(|entry| entry.contains("(not Istio's)"));
-    let names: Vec<&str> = marked.filter_map(|entry| entry.split('"').nth(1)).collect();
-    assert_eq!(names, ["/debug/jwksz", "/debug/notez", "/debug/watchz"]);
-    assert_eq!(entries.len(), PAGES.len());
+    assert_eq!(forms::endpoint::networks(&world.snapshot()), want);
 }

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 use tower::ServiceExt;
 
-use super::{Sources, forms};
+use super::{Sources, table};
 use crate::{
     admin::{
         access::{Access, DebugScope, PREFIX},
@@ -58,7 +58,7 @@ impl Wire {
         let info = json!({ "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "",
             "status": "Clean", "tag": ISTIO_VERSION });
         Self {
-            pages: super::pages(sources.clone()).fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
+            pages: table::pages(sources.clone()).fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
             sources,
             access,
             renderer,
@@ -105,7 +105,7 @@ impl Wire {
         let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
         // Access check and lookup use the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
-        if !scope.permits(super::readers_of(page)) {
+        if !scope.permits(table::readers_of(page)) {
             let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
             return Err(DebugError::Forbidden(identities.unwrap_or_default()));
         }
@@ -145,11 +145,12 @@ impl Wire {
             );
             return Vec::new();
         };
-        let Some(resources) = self.sources.resources_of(scope, name).await else {
+        let Some(live) = self.sources.connection(scope, name) else {
             return Vec::new();
         };
-        let configs = forms::config_dump(&resources, false);
-        configs.iter().filter_map(encoded).collect()
+        let dump = self.sources.dump(&live).await;
+        let sections = dump.map(|dump| dump.sections(false)).unwrap_or_default();
+        sections.iter().filter_map(encoded).collect()
     }
 }
 

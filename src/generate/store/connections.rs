@@ -79,6 +79,10 @@ impl Connections {
         self.all.get(&id).and_then(|connection| connection.group.as_ref())
     }
 
+    pub(super) fn class(&self, id: ConnectionId) -> Option<&ProxyClassKey> {
+        self.all.get(&id).and_then(|connection| connection.class.as_ref())
+    }
+
     /// Ends an update.
     pub(super) fn forget_changes(&mut self) {
         self.groups.begin();

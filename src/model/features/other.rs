@@ -172,10 +172,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_XDS_CACHE_INDEX_CLEAR_INTERVAL", SHARED),
     ("PILOT_XDS_CACHE_SIZE", SHARED),
     ("PILOT_XDS_CACHE_STATS", SHARED),
-    (
-        "UNSAFE_ENABLE_ADMIN_ENDPOINTS",
-        "the pages that it enables do not exist",
-    ),
     ("UNSAFE_PILOT_ENABLE_DELTA_TEST", "it serves tests of Istio itself"),
     (
         "UNSAFE_PILOT_ENABLE_RUNTIME_ASSERTIONS",

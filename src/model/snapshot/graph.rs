@@ -14,7 +14,7 @@ use crate::model::{
     extension::{self, ExtensionFilter, ExtensionId},
     external_dependencies::{self, ExternalDependencies},
     gateway::{self, DeclaredGateway},
-    inputs::{InputTables, Inputs},
+    inputs::{InputTables, Inputs, RelationKeys},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
     output_limit::{self, Demand, DemandKey, RefusedObjects},
@@ -77,6 +77,20 @@ macro_rules! graph {
             $($(#[$doc])* pub $name: reader!($sort $types),)*
         }
 
+        impl DerivedTables {
+            /// Returns the keys of every table and index, in the order of updates.
+            pub fn relations(&self) -> Vec<RelationKeys> {
+                let mut relations = self.inputs.relations();
+                relations.extend([$(RelationKeys {
+                    name: stringify!($name),
+                    id: Relation::$name.id(),
+                    source: source_name!($source),
+                    keys: self.$name.keys(&Cx::untracked()).map(|key| format!("{key:?}")).collect(),
+                },)*]);
+                relations
+            }
+        }
+
         impl Graph {
             /// Returns the present tables.
             pub fn tables(&self, inputs: InputTables) -> DerivedTables {
@@ -126,6 +140,21 @@ macro_rules! current {
     };
     (table $writer:expr) => {
         $writer.table().clone()
+    };
+}
+
+macro_rules! source_name {
+    ((inputs.$table:ident)) => {
+        Some(stringify!($table))
+    };
+    ((once)) => {
+        None
+    };
+    (($table:ident)) => {
+        Some(stringify!($table))
+    };
+    ($other:tt) => {
+        None
     };
 }
 

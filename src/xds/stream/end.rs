@@ -1,5 +1,7 @@
 //! The end of a stream: its reason, the gRPC status for it, and the events that cause it.
 
+use std::sync::Arc;
+
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
@@ -8,8 +10,13 @@ use crate::{
     generate::proxy::NodeError,
     rpc::{body::Disconnected, framing::TooLarge},
     xds::{
-        admission::Busy, connection::SubscriptionError, debug::DebugError, events::Rejection, message::ResponseSender,
-        registry::SubscriptionMemory, request::RequestError,
+        admission::Busy,
+        connection::SubscriptionError,
+        debug::DebugError,
+        events::Rejection,
+        message::ResponseSender,
+        registry::{Eviction, LiveConnection, SubscriptionMemory},
+        request::RequestError,
     },
 };
 
@@ -20,6 +27,8 @@ pub(in crate::xds) enum EndReason {
     Disconnected,
     #[error("the connection is closing; connect again")]
     Draining,
+    #[error("an operator has closed the connection; connect again")]
+    Closed,
     #[error("the control plane is shutting down")]
     ShuttingDown,
     #[error("the first request did not arrive in time")]
@@ -72,7 +81,7 @@ impl EndReason {
     pub(in crate::xds) fn status(&self) -> Status {
         let code = match self {
             Self::Disconnected => Code::Cancelled,
-            Self::Draining | Self::ShuttingDown => Code::Unavailable,
+            Self::Draining | Self::Closed | Self::ShuttingDown => Code::Unavailable,
             Self::Silent => Code::DeadlineExceeded,
             Self::Expired => Code::Unauthenticated,
             Self::NoAmbient => Code::Unknown,
@@ -115,11 +124,15 @@ impl EndSignals {
         Self(ends)
     }
 
-    /// Adds the eviction for subscriptions that hold too much memory.
-    pub(super) fn add_eviction(&mut self, evicted: CancellationToken, limit_bytes: usize) {
+    /// Adds the eviction of the connection: for subscriptions that hold too much memory, or by an operator.
+    pub(super) fn add_eviction(&mut self, connection: Arc<LiveConnection>, limit_bytes: usize) {
         let limit_mib = limit_bytes >> 20;
-        let reason = EndReason::SubscriptionMemory(SubscriptionMemory { limit_mib });
-        self.0.push(Box::pin(evicted.cancelled_owned().map(|()| reason)));
+        self.0.push(Box::pin(async move {
+            match connection.evicted().await {
+                Eviction::Memory => EndReason::SubscriptionMemory(SubscriptionMemory { limit_mib }),
+                Eviction::Closed => EndReason::Closed,
+            }
+        }));
     }
 
     /// Waits until the stream must end, and returns the reason.

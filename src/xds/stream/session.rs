@@ -89,7 +89,7 @@ impl Session {
             protocol: stream.protocol,
             source: stream.source.clone(),
         });
-        ends.add_eviction(registration.connection.evicted(), shared.max_held_bytes);
+        ends.add_eviction(registration.connection.clone(), shared.max_held_bytes);
         tracing::debug!(
             connection = %registration.connection.id,
             peer = ?stream.peer,

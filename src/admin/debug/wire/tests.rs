@@ -5,9 +5,11 @@ use tokio::{
 
 use super::*;
 use crate::{
+    admin::debug::Dump,
     auth::{Authenticators, Caller, CallerSource},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, fixture},
+    push::push_loop::Flushes,
     task::Tasks,
 };
 
@@ -26,13 +28,16 @@ impl Harness {
         let world = fixture::folder_world(installation, &[("mesh.yaml", "")]);
         let (sender, mesh) = watch::channel(world.snapshot());
         let (inspect, _) = mpsc::channel(1);
+        let (flushes, _) = Flushes::channel();
         let sources = Sources {
             mesh: mesh.clone(),
             inspect,
+            flushes,
             connections: Arc::default(),
             remote: None,
             watches: WatchMetrics::new(&prometheus::Registry::new()).unwrap(),
             keys: crate::ingest::jwks::KeyReports::none(),
+            templates: None,
         };
         let access = Access::new(Authenticators::default(), mesh);
         Self {
@@ -74,7 +79,7 @@ impl Harness {
 async fn pages_are_those_of_http() {
     let harness = Harness::new(|_| {});
     assert!(harness.page("list").await.contains("\"config_dump\""));
-    assert_eq!(harness.page("connections?pretty=1").await.lines().count(), 4);
+    assert_eq!(harness.page("connections?pretty=1").await.lines().count(), 3);
     assert_eq!(harness.page("nothing").await, "404 page not found\n");
     assert_eq!(
         harness.page("config_dump").await,
@@ -164,7 +169,11 @@ async fn responses_name_the_control_plane() {
 
 #[test]
 fn dumps_are_messages() {
-    let configs = forms::config_dump(&crate::generate::ResourceSnapshot::empty(), true);
+    let dump = Dump {
+        resources: Arc::new(crate::generate::ResourceSnapshot::empty()),
+        types: Vec::new(),
+    };
+    let configs = dump.sections(true);
     let encoded: Vec<_> = configs.iter().filter_map(encoded).collect();
     assert_eq!(encoded.len(), configs.len());
     assert_eq!(

@@ -1,0 +1,147 @@
+//! Connected clients.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+use smol_str::SmolStr;
+
+use super::{moment, put, service};
+use crate::{
+    base::Labels,
+    generate::{
+        ProxyType, ResourceType,
+        proxy_class::{ProxyClass, ProxyClassKey},
+    },
+    model::MeshSnapshot,
+    xds::registry::{LiveConnection, TypeStatus},
+};
+
+/// Returns a client of `connections`.
+pub(in crate::admin::debug) fn connection(connection: &LiveConnection) -> Value {
+    json!({
+        "connectionId": connection.id,
+        "connectedAt": moment(connection.connected_at.into()),
+        "address": connection.peer.map(|peer| peer.to_string()).unwrap_or_default(),
+    })
+}
+
+/// Returns a page of clients with their number.
+pub(in crate::admin::debug) fn clients(clients: Vec<Value>) -> Value {
+    let mut page = json!({ "totalClients": clients.len() });
+    if !clients.is_empty() {
+        page["clients"] = Value::Array(clients);
+    }
+    page
+}
+
+/// Returns a client of `adsz`. Labels and locality are those of the registry, once the client has a class.
+pub(in crate::admin::debug) fn client(live: &LiveConnection, class: Option<&ProxyClass>) -> Value {
+    let mut client = connection(live);
+    let watches: Map<String, Value> = live
+        .types()
+        .into_iter()
+        .map(|status| (status.resource_type.url().to_owned(), json!(status.names)))
+        .collect();
+    let labels = class.map_or_else(|| live.proxy.labels(), |class| (*class.labels).clone());
+    client["locality"] = locality(&labels, &live.proxy.node_locality);
+    if !labels.is_empty() {
+        client["labels"] = json!(labels);
+    }
+    client["metadata"] = json!(live.proxy.metadata.values());
+    if !watches.is_empty() {
+        client["watches"] = Value::Object(watches);
+    }
+    client
+}
+
+/// Returns the locality of the topology labels, or else that of the node (`region/zone/subzone`).
+fn locality(labels: &Labels, node: &str) -> Value {
+    let topology = [
+        "topology.kubernetes.io/region",
+        "topology.kubernetes.io/zone",
+        "topology.istio.io/subzone",
+    ];
+    let mut parts = topology.map(|label| labels.get(label).map(SmolStr::as_str).unwrap_or_default());
+    if parts.iter().all(|part| part.is_empty()) {
+        let mut of_node = node.splitn(3, '/');
+        parts = parts.map(|_| of_node.next().unwrap_or_default());
+    }
+    let mut locality = Map::new();
+    for (field, part) in ["region", "zone", "sub_zone"].into_iter().zip(parts) {
+        put(&mut locality, field, part);
+    }
+    Value::Object(locality)
+}
+
+/// Returns the service ports that each client serves, by the id of the proxy.
+pub(in crate::admin::debug) fn instances<'a>(
+    mesh: &MeshSnapshot,
+    clients: impl IntoIterator<Item = (&'a LiveConnection, Option<&'a ProxyClassKey>)>,
+) -> Value {
+    let targets = |class: &ProxyClassKey| -> Vec<Value> {
+        let targets = class.targets.iter();
+        targets.filter_map(|target| service::target(mesh, target)).collect()
+    };
+    let proxies = clients.into_iter();
+    let proxies: BTreeMap<&str, Vec<Value>> = proxies
+        .map(|(live, class)| (live.proxy.id.as_str(), class.map(targets).unwrap_or_default()))
+        .collect();
+    json!(proxies)
+}
+
+/// Returns a row of `syncz` with nonces; empty ones are omitted.
+pub(in crate::admin::debug) fn sync(live: &LiveConnection) -> Value {
+    let proxy = &live.proxy;
+    let types = live.types();
+    let mut row = Map::new();
+    put(&mut row, "cluster_id", &proxy.node.cluster);
+    put(&mut row, "proxy", &proxy.id);
+    put(&mut row, "proxy_type", proxy_type(proxy.node.proxy_type));
+    put(&mut row, "istio_version", &proxy.node.version_text);
+    let fields = [
+        (ResourceType::Cluster, "cluster"),
+        (ResourceType::Listener, "listener"),
+        (ResourceType::Route, "route"),
+        (ResourceType::Endpoint, "endpoint"),
+        (ResourceType::Extension, "extensionconfig"),
+    ];
+    for (resource_type, field) in fields {
+        if let Some(status) = types.iter().find(|status| status.resource_type == resource_type) {
+            put(&mut row, &format!("{field}_sent"), &status.nonce_sent);
+            put(&mut row, &format!("{field}_acked"), &status.nonce_acked);
+        }
+    }
+    let resources = types.iter();
+    let resources: Map<String, Value> = resources
+        .map(|status| (status.resource_type.url().to_owned(), type_status(status)))
+        .collect();
+    if !resources.is_empty() {
+        row.insert("resources".to_owned(), Value::Object(resources));
+    }
+    Value::Object(row)
+}
+
+fn proxy_type(proxy_type: ProxyType) -> &'static str {
+    match proxy_type {
+        ProxyType::Sidecar => "sidecar",
+        ProxyType::Router => "router",
+        ProxyType::Waypoint => "waypoint",
+        ProxyType::Ztunnel => "ztunnel",
+        ProxyType::Agentgateway => "agentgateway",
+    }
+}
+
+fn type_status(status: &TypeStatus) -> Value {
+    let mut entry = Map::new();
+    put(&mut entry, "sent", &status.nonce_sent);
+    put(&mut entry, "acked", &status.nonce_acked);
+    if let Some(sent_at) = status.sent_at {
+        entry.insert("sentTime".to_owned(), moment(sent_at.into()));
+    }
+    put(
+        &mut entry,
+        "lastError",
+        status.last_error.as_deref().unwrap_or_default(),
+    );
+    Value::Object(entry)
+}

@@ -1,0 +1,305 @@
+//! Handlers of the pages.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Query, State},
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use futures::{FutureExt, future::BoxFuture};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    Sources,
+    forms::{client, dump::Dump, policy, scope, state},
+};
+use crate::{
+    admin::access::DebugScope,
+    generate::{ResourceType, patch::set, store::ConfigStore},
+    ingest::remote::SyncStatus,
+    model::{MeshSnapshot, World},
+    proto::json,
+    push::push_loop::PushHandle,
+    table::Cx,
+    xds::registry::LiveConnection,
+};
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(super) struct Parameters {
+    #[serde(rename = "proxyID")]
+    proxy_id: String,
+    types: String,
+    include_eds: Option<String>,
+    namespace: String,
+    pretty: Option<String>,
+    push: String,
+    clear: String,
+    sizes: String,
+}
+
+const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
+const NO_PROXY: &str = "You must provide a proxyID in the query string\n";
+
+pub(super) type Shown = State<Arc<Sources>>;
+
+pub(super) fn reply(parameters: &Parameters, value: &Value) -> Response {
+    let text = if parameters.pretty.is_some() {
+        format!("{value:#}")
+    } else {
+        value.to_string()
+    };
+    ([(header::CONTENT_TYPE, "application/json")], text).into_response()
+}
+
+/// Returns a page that is a function of the snapshot.
+pub(super) fn of_mesh(
+    form: fn(&MeshSnapshot) -> Value,
+) -> impl Fn(Shown, Query<Parameters>) -> std::future::Ready<Response> + Clone + Send + 'static {
+    move |State(sources), Query(parameters)| std::future::ready(reply(&parameters, &form(&sources.mesh())))
+}
+
+pub(super) fn mesh_config(mesh: &MeshSnapshot) -> Value {
+    json::to_json(mesh.mesh_config(&Cx::untracked()))
+}
+
+/// Lists nothing: there is no workload discovery.
+pub(super) async fn ambientz(Query(parameters): Query<Parameters>) -> Response {
+    reply(
+        &parameters,
+        &json!({ "workloads": null, "services": null, "policies": null }),
+    )
+}
+
+/// Returns the connection that `proxyID` names, or the response without one.
+fn connection(
+    sources: &Sources,
+    scope: &DebugScope,
+    parameters: &Parameters,
+) -> Result<Arc<LiveConnection>, (StatusCode, &'static str)> {
+    if parameters.proxy_id.is_empty() {
+        return Err((StatusCode::BAD_REQUEST, NO_PROXY));
+    }
+    let found = sources.connection(scope, &parameters.proxy_id);
+    found.ok_or((StatusCode::NOT_FOUND, NOT_CONNECTED))
+}
+
+/// Returns the resources of the proxy that `proxyID` names, or the response without one.
+async fn dump(
+    sources: &Sources,
+    scope: &DebugScope,
+    parameters: &Parameters,
+) -> Result<Dump, (StatusCode, &'static str)> {
+    let live = connection(sources, scope, parameters)?;
+    sources.dump(&live).await.ok_or((StatusCode::NOT_FOUND, NOT_CONNECTED))
+}
+
+/// Returns a page with a proxy's resources of one type.
+pub(super) fn of_type(
+    resource_type: ResourceType,
+) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync {
+    move |State(sources), Extension(scope), Query(parameters)| {
+        let page = async move {
+            match dump(&sources, &scope, &parameters).await {
+                Ok(dump) => reply(&parameters, &dump.of_types(&[resource_type.short_name()])),
+                Err(refusal) => refusal.into_response(),
+            }
+        };
+        page.boxed()
+    }
+}
+
+pub(super) async fn config_dump(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    let types: Vec<&str> = parameters.types.split(',').filter(|name| !name.is_empty()).collect();
+    match dump(&sources, &scope, &parameters).await {
+        Ok(dump) if types.is_empty() => reply(&parameters, &dump.whole(parameters.include_eds.is_some())),
+        Ok(dump) => reply(&parameters, &dump.of_types(&types)),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+fn by_id(sources: &Sources) -> Vec<Arc<LiveConnection>> {
+    let mut connections = sources.connections.connections();
+    connections.sort_by(|a, b| a.id.cmp(&b.id));
+    connections
+}
+
+pub(super) async fn connections(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let clients = by_id(&sources).iter().map(|live| client::connection(live)).collect();
+    reply(&parameters, &client::clients(clients))
+}
+
+pub(super) async fn adsz(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    if !parameters.push.is_empty() {
+        sources.flushes.flush().await;
+        return format!("Pushed to {} servers\n", sources.connections.len()).into_response();
+    }
+    let shown = if parameters.proxy_id.is_empty() {
+        by_id(&sources)
+    } else {
+        match connection(&sources, &scope, &parameters) {
+            Ok(live) => vec![live],
+            Err(refusal) => return refusal.into_response(),
+        }
+    };
+    let classes = sources.classes(&shown).await;
+    let clients = shown.iter().zip(&classes);
+    let clients = clients.map(|(live, class)| client::client(live, class.as_deref()));
+    reply(&parameters, &client::clients(clients.collect()))
+}
+
+pub(super) async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let is_selected = |namespace: &str| parameters.namespace.is_empty() || namespace == parameters.namespace;
+    let connections = by_id(&sources);
+    let rows = connections
+        .iter()
+        .filter(|live| is_selected(&live.proxy.node.namespace));
+    reply(&parameters, &rows.map(|live| client::sync(live)).collect())
+}
+
+pub(super) async fn instancesz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let connections = sources.connections.connections();
+    let classes = sources.classes(&connections).await;
+    let clients = connections.iter().map(|live| &**live);
+    let clients = clients.zip(classes.iter().map(Option::as_ref));
+    reply(&parameters, &client::instances(&sources.mesh(), clients))
+}
+
+pub(super) async fn sidecarz(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    let live = match connection(&sources, &scope, &parameters) {
+        Ok(live) => live,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let subscription = live.subscription;
+    let found = PushHandle::ask(&sources.inspect, move |world, store| {
+        let key = &store.group_of(subscription)?.scope;
+        let scope = store.scopes().get(&Cx::untracked(), key)?.clone();
+        Some((world.snapshot(), scope, store.class_of(subscription)?.clone()))
+    });
+    match found.await.flatten() {
+        Some((mesh, visible, class)) => reply(&parameters, &scope::scope(&mesh, &visible, &class.labels)),
+        None => (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response(),
+    }
+}
+
+pub(super) async fn telemetryz(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    if parameters.proxy_id.is_empty() {
+        return reply(&parameters, &policy::telemetry(&sources.mesh()));
+    }
+    let live = match connection(&sources, &scope, &parameters) {
+        Ok(live) => live,
+        Err(refusal) => return refusal.into_response(),
+    };
+    match sources.classes(&[live]).await.as_slice() {
+        [Some(class)] => reply(&parameters, &policy::telemetry_of(&sources.mesh(), class)),
+        _ => (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response(),
+    }
+}
+
+/// Closes the connection that `proxyID` names.
+pub(super) async fn force_disconnect(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    match connection(&sources, &scope, &parameters) {
+        Ok(live) => {
+            tracing::warn!(connection = %live.id, "connection closed by an operator");
+            live.close();
+            "OK".into_response()
+        }
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Lists the generated resources, which proxies share.
+pub(super) async fn cachez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    if !parameters.clear.is_empty() {
+        sources.connections.clear_responses();
+        return "Cache cleared\n".into_response();
+    }
+    let resources = PushHandle::ask(&sources.inspect, |_, store| store.resources().clone()).await;
+    let Some(resources) = resources else {
+        return reply(&parameters, &json!({}));
+    };
+    let generated = state::Generated(resources);
+    if parameters.sizes.is_empty() {
+        reply(&parameters, &generated.names())
+    } else {
+        reply(&parameters, &generated.sizes())
+    }
+}
+
+pub(super) async fn inject(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    match sources.templates.as_ref().and_then(|templates| templates()) {
+        Some(templates) => reply(&parameters, &json!(templates)),
+        None => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+/// Lists the config cluster, then the remote ones.
+pub(super) async fn clusterz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let mesh = sources.mesh();
+    let status = if mesh.revision.0 > 0 {
+        SyncStatus::Synced
+    } else {
+        SyncStatus::Syncing
+    };
+    let cluster = mesh.installation.cluster.as_str();
+    let own = json!({ "id": cluster, "secretName": "", "syncStatus": status.name() });
+    let remote = sources.remote.as_ref().map(|remote| remote.borrow().dump());
+    let rows = std::iter::once(own).chain(remote.unwrap_or_default()).collect();
+    reply(&parameters, &Value::Array(rows))
+}
+
+/// Lists the findings of generation in the form of Istio's push status.
+pub(super) async fn push_status(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let notes = PushHandle::ask(&sources.inspect, |_, store| store.notes()).await;
+    reply(&parameters, &state::push_status(&notes.unwrap_or_default()))
+}
+
+/// Lists the notes of generation: conflicts, omitted filters, missing references, patches without effect.
+pub(super) async fn notez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let noted = |world: &World, store: &ConfigStore| {
+        let mut notes = store.notes();
+        let unused = set::unused(&world.snapshot(), &notes);
+        notes.retain(|note| note.code != set::STATUS);
+        notes.extend(unused);
+        notes
+    };
+    let notes = PushHandle::ask(&sources.inspect, noted).await.unwrap_or_default();
+    let rows = notes
+        .iter()
+        .map(|note| json!({ "code": note.code, "detail": note.detail.as_str() }))
+        .collect();
+    reply(&parameters, &Value::Array(rows))
+}
+
+/// Lists the state of every watch of every cluster.
+pub(super) async fn watchz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    reply(&parameters, &json!(sources.watches.reports()))
+}
+
+/// Lists the state of fetching JWT keys.
+pub(super) async fn jwksz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    reply(&parameters, &json!(sources.keys.all()))
+}
