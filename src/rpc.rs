@@ -6,6 +6,7 @@
 
 pub mod accept;
 pub mod body;
+mod call_metrics;
 pub mod connection;
 mod exchange;
 mod frame;
@@ -27,6 +28,7 @@ use http::{HeaderMap, HeaderValue, header};
 use crate::auth::{Credentials, tls::PeerCertificate};
 
 pub use accept::{Accepting, Established};
+pub use call_metrics::{CallMetrics, Measured};
 pub use connection::{Connections, Service};
 pub use exchange::Exchange;
 pub use pre_auth::{PreAuthLimiter, ServedStream, UnauthenticatedConnection};

@@ -35,6 +35,11 @@ impl Tasks {
         });
     }
 
+    /// Returns the number of running tasks.
+    pub fn running(&self) -> usize {
+        self.tracker.len()
+    }
+
     /// The token that is cancelled at shutdown.
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown

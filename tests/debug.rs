@@ -1,9 +1,11 @@
-//! Debug pages and metrics have the shapes of Istio's: the names of fields and their types.
+//! Debug pages have the shapes of Istio's: the names of fields and their types. Metrics have the names, types, labels and
+//! buckets of Istio's.
 //!
 //! The facts in `debug/` were recorded from istiod 1.30.3 with the mesh in `debug/mesh`. `UPDATE_GOLDEN=1` reads them
 //! again from Istio's conformance set, where it is next to the project.
 
 mod facts;
+mod metrics;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("debug::pages_have_the_shapes_of_istio", shapes),
         Trial::test("debug::pages_that_act", pages_that_act),
+        Trial::test("debug::metrics_are_those_of_istio", metrics::are_those_of_istio),
     ]
 }
 

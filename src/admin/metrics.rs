@@ -1,12 +1,18 @@
 //! Metrics of the push path and of the process, under Istio's names.
 
+pub(super) mod exposition;
+pub(super) mod mesh;
+mod process;
+
 use std::{
     collections::BTreeSet,
     mem,
     sync::{Mutex, PoisonError},
 };
 
-use prometheus::{Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+};
 
 use crate::{
     api::{Diagnostic, Kind},
@@ -14,10 +20,15 @@ use crate::{
     model::{output_limit, reference},
     push::push_loop::{Observer, PushReport},
     table::Cx,
+    task::Tasks,
 };
 
 /// Release of Istio whose behaviour is served, in `/version` and `istio_build`.
 pub const ISTIO_VERSION: &str = "1.30.3";
+/// The text of `/version` and `pilot_info`: the release, the version of this build, and its state.
+///
+/// Parity (pkg/version/version.go).
+pub(super) const VERSION: &str = concat!("1.30.3-", env!("CARGO_PKG_VERSION"), "-Clean");
 
 /// Metrics of the push path.
 pub struct PushMetrics {
@@ -34,6 +45,9 @@ pub struct PushMetrics {
     missing: IntGauge,
     oversized: IntGauge,
     pending: IntGauge,
+    without_pods: IntCounter,
+    queue_latency: Histogram,
+    queue_duration: Histogram,
     held: SizeMetrics,
     /// Findings that were logged. Only the world's thread locks it; the lock makes the observer shareable.
     logged: Mutex<BTreeSet<Diagnostic>>,
@@ -43,6 +57,14 @@ fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Re
     let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets.to_vec()))?;
     registry.register(Box::new(histogram.clone()))?;
     Ok(histogram)
+}
+
+/// Registers a histogram of the one queue of changes.
+fn queue_histogram(registry: &Registry, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
+    let buckets = vec![0.01, 0.1, 0.2, 0.5, 1.0, 3.0, 5.0];
+    let histograms = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), &["queueID"])?;
+    registry.register(Box::new(histograms.clone()))?;
+    Ok(histograms.with_label_values(&["push"]))
 }
 
 impl PushMetrics {
@@ -92,6 +114,11 @@ impl PushMetrics {
             "pilot_k8s_endpoints_pending_pod",
             "Number of endpoints that do not currently have any corresponding pods.",
         )?;
+        let without_pods = IntCounter::new(
+            "pilot_k8s_endpoints_with_no_pods",
+            "Endpoints that does not have any corresponding pods.",
+        )?;
+        registry.register(Box::new(without_pods.clone()))?;
         registry.register(Box::new(pending.clone()))?;
         registry.register(Box::new(missing.clone()))?;
         registry.register(Box::new(oversized.clone()))?;
@@ -128,6 +155,17 @@ impl PushMetrics {
             missing,
             oversized,
             pending,
+            without_pods,
+            queue_latency: queue_histogram(
+                registry,
+                "pilot_worker_queue_latency",
+                "Seconds from the first change of a batch to its processing.",
+            )?,
+            queue_duration: queue_histogram(
+                registry,
+                "pilot_worker_queue_duration",
+                "Seconds of processing a batch of changes.",
+            )?,
             held: SizeMetrics::new(registry)?,
             logged: Mutex::default(),
         })
@@ -185,6 +223,8 @@ impl Observer for PushMetrics {
         self.log_findings(push);
         let awaiting = push.mesh.services_awaiting_pods.get(&Cx::untracked(), &());
         let pending: usize = awaiting.map(|(_, endpoints)| endpoints.pending).sum();
+        let before = self.pending.get();
+        self.without_pods.inc_by((pending as i64 - before).max(0) as u64);
         self.pending.set(pending as i64);
         for (kind, count) in generate::without_effect(&push.mesh) {
             let gauge = self.without_effect.with_label_values(&[kind.name()]);
@@ -194,6 +234,12 @@ impl Observer for PushMetrics {
             }
         }
         self.debounce_time.observe(push.waited.as_secs_f64());
+        self.queue_latency.observe(push.waited.as_secs_f64());
+        self.queue_duration.observe(push.worked.as_secs_f64());
+        let removed = self.services.get() - push.mesh.services.len() as i64;
+        if removed > 0 {
+            self.updates.with_label_values(&["svcdelete"]).inc_by(removed as u64);
+        }
         self.init_seconds.observe(push.worked.as_secs_f64());
         self.services.set(push.mesh.services.len() as i64);
         self.virtual_services.set(push.mesh.virtual_services.len() as i64);
@@ -297,7 +343,9 @@ pub struct NoteMetrics {
 }
 
 /// Codes with an Istio metric of their own.
-const CODES_WITH_METRIC: [&str; 3] = [
+const CODES_WITH_METRIC: [&str; 5] = [
+    "pilot_conflict_inbound_listener",
+    "pilot_conflict_outbound_listener_tcp_over_current_tcp",
     "pilot_dns_cluster_without_endpoints",
     "pilot_vservice_dup_domain",
     "pilot_duplicate_envoy_clusters",
@@ -356,7 +404,7 @@ impl NoteMetrics {
 }
 
 /// Registers the metrics of the process.
-pub fn register_process(registry: &Registry) -> Result<Gauge, prometheus::Error> {
+pub fn register_process(registry: &Registry, tasks: Tasks) -> Result<Gauge, prometheus::Error> {
     let build = IntGaugeVec::new(
         Opts::new("istio_build", "Istio component build info"),
         &["component", "tag"],
@@ -367,11 +415,12 @@ pub fn register_process(registry: &Registry) -> Result<Gauge, prometheus::Error>
         Opts::new("pilot_info", "Pilot version and build information."),
         &["version"],
     )?;
-    info.with_label_values(&[ISTIO_VERSION]).set(1);
+    info.with_label_values(&[VERSION]).set(1);
     registry.register(Box::new(info))?;
     let uptime = Gauge::new("istiod_uptime_seconds", "Current istiod server uptime in seconds")?;
     registry.register(Box::new(uptime.clone()))?;
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
+    process::ProcessMetrics::register(registry, tasks)?;
     Ok(uptime)
 }
 

@@ -30,7 +30,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::access::DebugScope;
+use super::{access::DebugScope, metrics::exposition::Exposition};
 use crate::task::Tasks;
 
 /// The maximum number of different pages that are rendered or wait for it.
@@ -57,8 +57,9 @@ struct Inner {
     unread_bytes: Arc<AtomicUsize>,
 }
 
-/// A scope and the address of a page with its parameters: whatever a page depends on.
-type PageKey = (Option<DebugScope>, String);
+/// A scope, the form that the client's headers choose, and the address of a page with its parameters: whatever a page
+/// depends on.
+type PageKey = (Option<DebugScope>, Option<Exposition>, String);
 
 /// A page that is being rendered or was rendered; `None` if that failed.
 type SharedPage = Shared<BoxFuture<'static, Option<Page>>>;
@@ -207,7 +208,8 @@ async fn render(State(renderer): State<Renderer>, request: Request, next: Next) 
         return next.run(request).await;
     }
     let scope = request.extensions().get::<DebugScope>().cloned();
-    let key = (scope, request.uri().to_string());
+    let form = request.extensions().get::<Exposition>().copied();
+    let key = (scope, form, request.uri().to_string());
     let page = match renderer.page(key, next.run(request)) {
         Ok(page) => page.await,
         Err(busy) => return busy.into_response(),

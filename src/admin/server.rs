@@ -3,19 +3,23 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{ConnectInfo, Request, State},
-    http::{StatusCode, header},
+    http::StatusCode,
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::get,
 };
-use prometheus::{Encoder, Gauge, TextEncoder};
+use prometheus::Gauge;
 
 use tokio::sync::mpsc;
 
 use super::{
-    metrics::{self, ISTIO_VERSION, NoteMetrics},
+    metrics::{
+        self, NoteMetrics, VERSION,
+        exposition::Exposition,
+        mesh::{MeshMetrics, Observed},
+    },
     renderer::Renderer,
 };
 use crate::{
@@ -30,6 +34,7 @@ struct Pages {
     environment: Arc<Environment>,
     uptime: Gauge,
     notes: NoteMetrics,
+    mesh: MeshMetrics,
     inspect: mpsc::Sender<Inspect>,
 }
 
@@ -52,25 +57,30 @@ pub fn monitoring(
     inspect: mpsc::Sender<Inspect>,
     renderer: &Renderer,
 ) -> Result<Router, prometheus::Error> {
-    let uptime = metrics::register_process(&environment.registry)?;
+    let uptime = metrics::register_process(&environment.registry, environment.tasks.clone())?;
     let notes = NoteMetrics::new(&environment.registry)?;
     let pages = Arc::new(Pages {
         environment: environment.clone(),
         uptime,
         notes,
+        mesh: MeshMetrics::new(&environment.registry)?,
         inspect,
     });
     let metrics = Router::new().route("/metrics", get(metrics_page)).with_state(pages);
     let is_local_only = environment.settings.is_on("METRICS_LOCALHOST_ACCESS_ONLY");
     // In front of the renderer, which gives callers the same answer.
-    let restriction = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, request: Request, next: Next| async move {
+    let restriction = move |ConnectInfo(peer): ConnectInfo<SocketAddr>, mut request: Request, next: Next| async move {
         match refusal(is_local_only, peer) {
             Some(refusal) => refusal.into_response(),
-            None => next.run(request).await,
+            None => {
+                let form = Exposition::negotiated(request.headers());
+                request.extensions_mut().insert(form);
+                next.run(request).await
+            }
         }
     };
     let metrics = renderer.render(metrics).route_layer(middleware::from_fn(restriction));
-    Ok(metrics.route("/version", get(|| async { ISTIO_VERSION })))
+    Ok(metrics.route("/version", get(|| async { VERSION })))
 }
 
 /// Returns the answer to a peer that may not read metrics (`METRICS_LOCALHOST_ACCESS_ONLY`).
@@ -81,24 +91,19 @@ fn refusal(is_local_only: bool, peer: SocketAddr) -> Option<(StatusCode, &'stati
     is_refused.then_some((StatusCode::FORBIDDEN, "Only requests from localhost are allowed\n"))
 }
 
-async fn metrics_page(State(pages): State<Arc<Pages>>) -> Response {
+async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extension<Exposition>) -> Response {
     let started = pages.environment.started;
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
-    let noted = |world: &World, store: &ConfigStore| {
-        let features = &world.snapshot().installation.features;
-        (store.notes(), features.pilot_envoy_filter_stats)
-    };
-    if let Some((notes, of_patches)) = PushHandle::ask(&pages.inspect, noted).await {
-        pages.notes.set(&notes, of_patches);
+    let noted = |world: &World, store: &ConfigStore| (store.notes(), world.snapshot(), Observed::of(store));
+    if let Some((notes, mesh, observed)) = PushHandle::ask(&pages.inspect, noted).await {
+        pages
+            .notes
+            .set(&notes, mesh.installation.features.pilot_envoy_filter_stats);
+        pages.mesh.set(&mesh, &observed);
     }
-    let mut text = Vec::new();
-    let encoder = TextEncoder::new();
-    match encoder.encode(&pages.environment.registry.gather(), &mut text) {
-        Ok(()) => ([(header::CONTENT_TYPE, encoder.format_type().to_owned())], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
+    form.response(&pages.environment.registry.gather())
 }
 
 #[cfg(test)]

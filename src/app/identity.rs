@@ -30,7 +30,7 @@ use crate::{
     fetch::Fetcher,
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
-    rpc::{Router, Unary},
+    rpc::{CallMetrics, Measured, Router, Unary},
     xds::{Security, Server},
 };
 
@@ -181,7 +181,8 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             may_impersonate,
             &environment.registry,
         )?;
-        methods.push(Arc::new(service));
+        let calls = CallMetrics::new(&environment.registry)?;
+        methods.push(Arc::new(Measured::new(Arc::new(service), calls)));
     }
     Ok(Identity {
         security: features.xds_auth.then(|| Security {

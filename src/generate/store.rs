@@ -310,6 +310,11 @@ impl ConfigStore {
         self.connections.proxy(id)
     }
 
+    /// Returns the connected proxies with their classes, for metrics.
+    pub fn proxies(&self) -> impl Iterator<Item = (ConnectionId, &Arc<Proxy>, Option<&ProxyClassKey>)> {
+        self.connections.proxies()
+    }
+
     /// Returns the class of a connection.
     pub fn class_of(&self, id: ConnectionId) -> Option<&ProxyClassKey> {
         self.connections.class(id)

@@ -36,6 +36,12 @@ impl EventMetrics {
             Kind::EndpointSlice => (&self.registry, "EndpointSlice"),
             kind => (&self.config, kind.name()),
         };
+        // Istio watches these objects twice, for what they say beside their main content.
+        let second = match kind {
+            Kind::Namespace => Some("Namespaces-TrafficDistribution"),
+            Kind::KubeGateway => Some("Gateways"),
+            _ => None,
+        };
         for event in events {
             let event = match event {
                 ObjectEvent::Added => "add",
@@ -44,6 +50,9 @@ impl EventMetrics {
                 ObjectEvent::Deleted => "delete",
             };
             counter.with_label_values(&[name, event]).inc();
+            if let Some(second) = second {
+                self.registry.with_label_values(&[second, event]).inc();
+            }
         }
     }
 }

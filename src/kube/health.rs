@@ -192,9 +192,12 @@ impl WatchMetrics {
 }
 
 impl WatchHealth {
-    /// Returns the health of a watch before its start. `resource` is its name in metrics.
+    /// Returns the health of a watch before its start. `resource` is its name on pages; in metrics it has no
+    /// selectors.
     pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Arc<Self> {
-        let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), resource]);
+        // Selectors may be long, and there may be many.
+        let label = resource.split('?').next().unwrap_or_default();
+        let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), label]);
         let health = Arc::new(Self {
             cluster: SmolStr::new(cluster.as_str()),
             resource: SmolStr::new(resource),

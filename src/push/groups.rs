@@ -24,6 +24,8 @@ pub struct Publication {
     pub resources: Option<Arc<ResourceSnapshot>>,
     /// The arrival time of its oldest change.
     pub since: Since,
+    /// The time when it was published.
+    pub published_at: Option<Instant>,
 }
 
 /// The arrival time of the oldest change that the connection has not received yet; none for a first configuration.
@@ -112,6 +114,7 @@ impl Groups {
         let (sender, receiver) = watch::channel(Publication {
             resources: None,
             since: Since::default(),
+            published_at: None,
         });
         // The channel is closed at shutdown; then the receiver reports that its sender was dropped.
         let _ = self.events.send(ProxyEvent::Join { id, proxy, sender });

@@ -395,6 +395,7 @@ impl PushLoop {
                 return false;
             }
             publication.since.add(since);
+            publication.published_at = Some((self.clock)());
             publication.resources = Some(resources.clone());
             true
         });

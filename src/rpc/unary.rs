@@ -6,6 +6,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use futures::future::BoxFuture;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
+use prometheus::IntCounter;
 use tonic::Status;
 
 use super::{
@@ -33,6 +34,8 @@ pub struct Call {
     headers: HeaderMap,
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
     body: Body,
+    /// Counts the message when it is read.
+    received: Option<IntCounter>,
 }
 
 impl Call {
@@ -48,7 +51,13 @@ impl Call {
             pre_auth: parts.extensions.remove(),
             headers: parts.headers,
             body: Box::pin(body.map_err(|error| error.to_string())),
+            received: None,
         }
+    }
+
+    /// Counts the message when it is read.
+    pub(super) fn count_message(&mut self, received: IntCounter) {
+        self.received = Some(received);
     }
 
     /// Returns the credentials of the caller.
@@ -97,6 +106,9 @@ impl Call {
         buffer.advance(PREFIX_LEN);
         if prefix.size_bytes != buffer.len() {
             return Err(short());
+        }
+        if let Some(received) = &self.received {
+            received.inc();
         }
         Ok(buffer.freeze())
     }

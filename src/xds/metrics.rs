@@ -36,6 +36,7 @@ pub struct Metrics {
     send_time: Histogram,
     size_bytes: HistogramVec,
     convergence: Histogram,
+    queue_time: Histogram,
     pub(super) internal_errors: IntCounter,
     pub(super) write_timeout: IntCounter,
     recv_max: IntGauge,
@@ -127,6 +128,14 @@ impl Metrics {
                     CONVERGENCE_BUCKETS,
                 ))?,
             )?,
+            queue_time: register(
+                registry,
+                Histogram::with_opts(histogram(
+                    "pilot_proxy_queue_time",
+                    "Time from the generation of a configuration until its proxy is served, in seconds.",
+                    CONVERGENCE_BUCKETS,
+                ))?,
+            )?,
             internal_errors: counter(
                 "pilot_total_xds_internal_errors",
                 "Number of streams that failed because of a bug in istiod.",
@@ -201,6 +210,11 @@ impl Metrics {
     pub(super) fn send_failed(&self, resource_type: ResourceType) {
         let label = format!("{}_senderr", resource_type.short_name());
         self.pushes.with_label_values(&[label.as_str()]).inc();
+    }
+
+    /// Records the time from the publication of a configuration to its first response.
+    pub(super) fn dequeued(&self, queued: Duration) {
+        self.queue_time.observe(queued.as_secs_f64());
     }
 
     /// Records that all consequences of a change were written.

@@ -79,6 +79,11 @@ impl Connections {
         self.all.get(&id).and_then(|connection| connection.group.as_ref())
     }
 
+    pub(super) fn proxies(&self) -> impl Iterator<Item = (ConnectionId, &Arc<Proxy>, Option<&ProxyClassKey>)> {
+        let all = self.all.iter();
+        all.map(|(id, connection)| (*id, &connection.proxy, connection.class.as_ref()))
+    }
+
     pub(super) fn class(&self, id: ConnectionId) -> Option<&ProxyClassKey> {
         self.all.get(&id).and_then(|connection| connection.class.as_ref())
     }

@@ -240,6 +240,10 @@ impl Session {
             return Ok(());
         };
         let rendering = (self.shared.clock)();
+        if let Some(published_at) = publication.published_at {
+            let queued = rendering.saturating_duration_since(published_at);
+            self.shared.metrics.dequeued(queued);
+        }
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
         self.make_room()?;
         if let Some(since) = publication.since.take() {
