@@ -1,5 +1,5 @@
-//! Debug pages have the shapes of Istio's: the names of fields and their types. Metrics have the names, types, labels and
-//! buckets of Istio's.
+//! Debug pages have the shapes of Istio's: the names of fields and their types. Metrics have the names, types, labels
+//! and buckets of Istio's.
 //!
 //! The facts in `debug/` were recorded from istiod 1.30.3 with the mesh in `debug/mesh`. `UPDATE_GOLDEN=1` reads them
 //! again from Istio's conformance set, where it is next to the project.

@@ -31,7 +31,7 @@ const NO_POD: &str = "no_matching_metadata";
 /// A connected proxy, with its class once that is known.
 type Connected = (ConnectionId, Arc<Proxy>, Option<ProxyClassKey>);
 
-/// What the gauges are computed from.
+/// The inputs of the gauges from the store.
 pub(in crate::admin) struct Observed {
     proxies: Vec<Connected>,
     size: StoreSize,
