@@ -26,10 +26,10 @@ mod value;
 
 pub use format::{display, print, printf};
 pub use json::{Escapes, Layout, decode as decode_json, encode as encode_json};
-pub use limits::{Context, Exceeded, Failure, Host, Limits, NoHost};
+pub use limits::{Exceeded, Failure, Host, Limits, NoHost};
 pub use text::Text;
 pub use types::{IntType, Type, UintType};
-pub use value::{Entries, Function, Functions, Kind, List, Map, Object, Value};
+pub use value::{Context, Entries, Function, Functions, Kind, List, Map, Object, Value};
 
 /// Returns the functions of `text/template`.
 pub fn builtin_functions() -> Functions {
@@ -162,8 +162,7 @@ impl Templates {
 
     /// Renders a template with data as `.` and `$`. Bytes that are not UTF-8 become U+FFFD.
     ///
-    /// Functions such as `set` change maps of the data, as in Go. Data that other renderings share is passed as
-    /// [`Value::deep_clone`].
+    /// Functions such as `set` change maps of the data, as in Go, but only for this rendering.
     pub fn render(&self, name: &str, data: &Value, host: &dyn Host) -> Result<String, Error> {
         let Some(tree) = self.trees.get(name.as_bytes()) else {
             let shown = quote::quote(name.as_bytes(), quote::Charset::Unicode);

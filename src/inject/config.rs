@@ -251,9 +251,9 @@ impl Values {
         }
     }
 
-    /// Returns the values for one rendering, which may change them.
+    /// Returns the values as templates see them.
     pub(super) fn for_template(&self) -> Value {
-        self.template.deep_clone()
+        self.template.clone()
     }
 
     fn text(&self, path: &str) -> &str {

@@ -40,7 +40,7 @@ fn texts() -> [Function; 8] {
                 return Err(Failure::message("annotation: the first argument must be ObjectMeta"));
             };
             let annotations = meta.field("Annotations").unwrap_or(Value::Nil);
-            match entry(&annotations, &arguments[1]) {
+            match entry(context, &annotations, &arguments[1]) {
                 Some(value) => Ok(value),
                 None => Ok(print(context, &arguments[2..])?.into()),
             }
@@ -97,15 +97,15 @@ fn texts() -> [Function; 8] {
 fn maps() -> [Function; 7] {
     use Type::{Any, Bool, String as Text};
     [
-        Function::new("isset", &[Text.map(), Text], Bool, |_, arguments| {
-            Ok(entry(&arguments[0], &arguments[1]).is_some().into())
+        Function::new("isset", &[Text.map(), Text], Bool, |context, arguments| {
+            Ok(entry(context, &arguments[0], &arguments[1]).is_some().into())
         }),
         Function::variadic("omit", &[Any, Text], Any, |context, arguments| {
             let Value::Map(map) = &arguments[0] else {
                 return Ok(arguments[0].clone());
             };
-            context.allocate_elements(map.entries().len())?;
-            let mut entries = map.entries().clone();
+            context.allocate_elements(context.entries(map).len())?;
+            let mut entries = context.entries(map).clone();
             for key in &arguments[1..] {
                 entries.remove(text(key).as_bytes());
             }
@@ -160,7 +160,7 @@ fn formats() -> [Function; 4] {
             let Value::Object(message) = &arguments[0] else {
                 return Ok("{}".into());
             };
-            let members = message.json_members().unwrap_or_default();
+            let members = message.json_members(context).unwrap_or_default();
             let is_proxy_config = message.type_of().to_string() == "*v1alpha1.ProxyConfig";
             let mut text = String::from("{");
             for (name, value) in members {
@@ -214,9 +214,9 @@ fn merged(context: &mut Context<'_>, maps: &[Value]) -> Result<Value, Failure> {
     for map in maps {
         match map {
             Value::Map(map) => {
-                context.allocate_elements(map.entries().len())?;
+                context.allocate_elements(context.entries(map).len())?;
                 element.get_or_insert_with(|| map.element().clone());
-                entries.extend(map.snapshot());
+                entries.extend(context.snapshot(map).into_owned());
             }
             Value::Missing | Value::Nil => {}
             other => return Err(Failure::message(format!("{} is not a map", other.type_of()))),
@@ -231,20 +231,20 @@ fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result
         return Ok(value.clone());
     };
     let depth = context.deeper(depth)?;
-    let entries = map.snapshot();
+    let entries = context.snapshot(map);
     context.allocate_elements(entries.len())?;
     let mut kept = std::collections::BTreeMap::new();
-    for (key, value) in entries {
+    for (key, value) in entries.as_ref() {
         if !matches!(value, Value::Nil | Value::Missing) {
-            kept.insert(key, without_nil(context, &value, depth)?);
+            kept.insert(key.clone(), without_nil(context, value, depth)?);
         }
     }
     Ok(Value::Map(Map::of(map.element().clone(), kept)))
 }
 
-fn entry(map: &Value, key: &Value) -> Option<Value> {
+fn entry(context: &Context<'_>, map: &Value, key: &Value) -> Option<Value> {
     match map {
-        Value::Map(map) => map.get(text(key).as_bytes()),
+        Value::Map(map) => context.entry(map, text(key).as_bytes()),
         _ => None,
     }
 }

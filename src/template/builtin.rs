@@ -4,7 +4,7 @@ use super::{
     format,
     limits::Failure,
     types::Type,
-    value::{Evaluation, Function, Functions, List, Value},
+    value::{Context, Evaluation, Function, Functions, List, Value},
 };
 
 mod compare;
@@ -21,11 +21,11 @@ pub(super) fn functions() -> Functions {
             .with_evaluation(Evaluation::Or),
         Function::variadic("call", &[Reflect, Reflect], Any, |_, _| Ok(Value::Missing))
             .with_evaluation(Evaluation::Call),
-        Function::new("not", &[Reflect], Bool, |_, arguments| {
-            Ok(Value::Bool(!arguments[0].is_true()))
+        Function::new("not", &[Reflect], Bool, |context, arguments| {
+            Ok(Value::Bool(!context.is_true(&arguments[0])))
         }),
-        Function::variadic("index", &[Reflect, Reflect], Reflect, |_, arguments| {
-            index(&arguments[0], &arguments[1..]).map_err(Failure::Message)
+        Function::variadic("index", &[Reflect, Reflect], Reflect, |context, arguments| {
+            index(context, &arguments[0], &arguments[1..]).map_err(Failure::Message)
         }),
         Function::variadic("slice", &[Reflect, Reflect], Reflect, |context, arguments| {
             let sliced = slice(&arguments[0], &arguments[1..]).map_err(Failure::Message)?;
@@ -34,8 +34,8 @@ pub(super) fn functions() -> Functions {
             }
             Ok(sliced)
         }),
-        Function::new("len", &[Reflect], Type::INT, |_, arguments| {
-            length(&arguments[0]).map_err(Failure::Message)
+        Function::new("len", &[Reflect], Type::INT, |context, arguments| {
+            length(context, &arguments[0]).map_err(Failure::Message)
         }),
         Function::variadic("print", &[Any], String, |context, arguments| {
             Ok(format::print(context, arguments)?.into())
@@ -58,14 +58,16 @@ pub(super) fn functions() -> Functions {
 /// Go's text where a function asks a missing value for its type.
 const NO_TYPE: &str = "reflect: call of reflect.Value.Type on zero Value";
 
-fn index(item: &Value, indexes: &[Value]) -> Result<Value, String> {
+fn index(context: &Context<'_>, item: &Value, indexes: &[Value]) -> Result<Value, String> {
     if matches!(item, Value::Missing | Value::Nil) {
         return Err("index of untyped nil".to_owned());
     }
     let mut item = item.clone();
     for index in indexes {
         if let (Value::Map(map), Value::String(key)) = (&item, index) {
-            let found = map.get(key.bytes()).unwrap_or_else(|| Value::zero(map.element()));
+            let found = context
+                .entry(map, key.bytes())
+                .unwrap_or_else(|| Value::zero(map.element()));
             item = found;
             continue;
         }
@@ -84,9 +86,9 @@ fn index(item: &Value, indexes: &[Value]) -> Result<Value, String> {
             }
             Value::Map(map) => match index.to_basic() {
                 Value::Missing | Value::Nil => return Err("value is nil; should be of type string".to_owned()),
-                Value::String(key) if matches!(index, Value::String(_)) => {
-                    map.get(key.bytes()).unwrap_or_else(|| Value::zero(map.element()))
-                }
+                Value::String(key) if matches!(index, Value::String(_)) => context
+                    .entry(map, key.bytes())
+                    .unwrap_or_else(|| Value::zero(map.element())),
                 _ => return Err(format!("value has type {}; should be string", index.type_of())),
             },
             Value::Missing => return Err(NO_TYPE.to_owned()),
@@ -144,12 +146,12 @@ fn slice(item: &Value, indexes: &[Value]) -> Result<Value, String> {
     })
 }
 
-fn length(item: &Value) -> Result<Value, String> {
+fn length(context: &Context<'_>, item: &Value) -> Result<Value, String> {
     let item = item.indirect().ok_or("len of nil pointer")?;
     let length = match item.to_basic() {
         Value::String(text) => text.len(),
         Value::List(list) => list.items().len(),
-        Value::Map(map) => map.entries().len(),
+        Value::Map(map) => context.entries(&map).len(),
         Value::Missing => return Err(NO_TYPE.to_owned()),
         _ => return Err(format!("len of type {}", item.target_type())),
     };

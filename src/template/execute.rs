@@ -2,10 +2,10 @@
 
 use super::{
     Error, ErrorKind, Templates, Tree, format,
-    limits::{Context, Exceeded, Failure},
+    limits::{Exceeded, Failure},
     node::{Branch, Command, Invocation, Node, Operand, Pipe, Place, Term},
     text::Text,
-    value::{Function, Value},
+    value::{Context, Function, Value},
 };
 
 mod argument;
@@ -45,6 +45,11 @@ impl Slot {
             self.value = Value::Missing;
         }
         self.is_interface = false;
+    }
+
+    /// Takes the value out of its place.
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::concrete(Value::Missing))
     }
 
     /// Returns the name of the static type.
@@ -87,7 +92,8 @@ pub(super) fn render(
         variables: vec![("$", Slot::concrete(data.clone()).unwrapped())],
         context,
         arguments: Vec::new(),
-        out: Vec::new(),
+        // Most of a template is text, so one allocation is enough as a rule.
+        out: Vec::with_capacity(tree.source.text.len().min(MAX_RESERVED)),
         calls: 0,
         depth: 0,
     };
@@ -156,7 +162,11 @@ impl<'a> State<'a, '_, '_> {
     }
 
     fn step(&mut self) -> Result<(), Fault> {
-        self.context.step(1).map_err(|limit| self.limit(limit))
+        self.steps(1)
+    }
+
+    fn steps(&mut self, count: usize) -> Result<(), Fault> {
+        self.context.step(count).map_err(|limit| self.limit(limit))
     }
 
     /// Runs a part one level deeper.
@@ -236,7 +246,7 @@ impl<'a> State<'a, '_, '_> {
     fn branch(&mut self, dot: &Slot, branch: &'a Branch, sets_dot: bool) -> Result<(), Exit> {
         let variables = self.variables.len();
         let value = self.pipeline(dot, &branch.pipe)?;
-        let result = if value.value.is_true() {
+        let result = if self.context.is_true(&value.value) {
             let dot = if sets_dot { &value } else { dot };
             self.nested(|state| state.list(dot, &branch.list))
         } else if let Some(otherwise) = &branch.otherwise {
@@ -297,10 +307,10 @@ impl<'a> State<'a, '_, '_> {
                 Ok(())
             }
             Value::Map(map) => {
-                for (key, item) in map.snapshot() {
+                for (key, item) in self.context.snapshot(map).as_ref() {
                     *ran = true;
-                    let element = field::element(map.element(), item);
-                    self.iteration(branch, Slot::concrete(Value::String(key)), element)?;
+                    let element = field::element(map.element(), item.clone());
+                    self.iteration(branch, Slot::concrete(Value::String(key.clone())), element)?;
                 }
                 Ok(())
             }
@@ -399,11 +409,19 @@ impl<'a> State<'a, '_, '_> {
             return Ok(Slot::concrete(Value::Missing));
         };
         self.step()?;
-        let mut value = self.command(dot, first, None)?;
-        value.unwrap_interface();
+        // The result stays where the command wrote it: a move waits for the stores before it, and most pipelines have
+        // one command.
+        let mut result = self.command(dot, first, None);
+        if let Ok(value) = &mut result {
+            value.unwrap_interface();
+        }
+        if rest.is_empty() && pipe.variables.is_empty() {
+            return result;
+        }
+        let mut value = result?;
         for command in rest {
             self.step()?;
-            value = self.command(dot, command, Some(value))?;
+            value = self.command(dot, command, Some(&mut value))?;
             value.unwrap_interface();
         }
         for name in &pipe.variables {
@@ -416,7 +434,7 @@ impl<'a> State<'a, '_, '_> {
         Ok(value)
     }
 
-    fn no_arguments(&self, operands: &'a [Operand], last: Option<&Slot>) -> Result<(), Fault> {
+    fn no_arguments(&self, operands: &'a [Operand], last: Option<&mut Slot>) -> Result<(), Fault> {
         match operands.first() {
             Some(first) if operands.len() > 1 || last.is_some() => {
                 self.error(format!("can't give argument to non-function {first}"))
@@ -425,7 +443,7 @@ impl<'a> State<'a, '_, '_> {
         }
     }
 
-    fn command(&mut self, dot: &Slot, command: &'a Command, last: Option<Slot>) -> Result<Slot, Fault> {
+    fn command(&mut self, dot: &Slot, command: &'a Command, last: Option<&mut Slot>) -> Result<Slot, Fault> {
         let operands = command.operands.as_slice();
         let Some(first) = operands.first() else {
             return Ok(Slot::concrete(Value::Missing));
@@ -446,23 +464,21 @@ impl<'a> State<'a, '_, '_> {
                 return self.call(dot, function, Place::Command(command), name, call);
             }
             Term::Pipe(pipe) => {
-                self.no_arguments(operands, last.as_ref())?;
+                self.no_arguments(operands, last)?;
                 return self.nested(|state| state.pipeline(dot, pipe));
             }
             Term::Variable(name, names) => {
                 self.at(Place::Operand(first));
-                let value = self.variable(name)?;
-                if names.is_empty() {
-                    self.no_arguments(operands, last.as_ref())?;
-                    return Ok(value);
-                }
                 let call = Arguments::of(operands, last);
-                return self.fields(dot, &value, Place::Operand(first), names, call);
+                if names.is_empty() && !call.is_empty() {
+                    return self.error(format!("can't give argument to non-function {first}"));
+                }
+                return self.variable(dot, name, Place::Operand(first), names, call);
             }
             _ => {}
         }
         self.at(Place::Operand(first));
-        self.no_arguments(operands, last.as_ref())?;
+        self.no_arguments(operands, last)?;
         match &first.term {
             Term::Bool(value) => Ok(Slot::concrete(Value::Bool(*value))),
             Term::Dot => Ok(dot.clone()),
@@ -472,11 +488,29 @@ impl<'a> State<'a, '_, '_> {
         }
     }
 
-    fn variable(&self, name: &str) -> Result<Slot, Fault> {
-        match self.variables.iter().rev().find(|(other, _)| *other == name) {
-            Some((_, slot)) => Ok(slot.clone()),
-            None => self.error(format!("undefined variable: {name}")),
+    /// Reads a variable or a chain of fields behind it.
+    fn variable(
+        &mut self,
+        dot: &Slot,
+        name: &str,
+        place: Place<'a>,
+        names: &'a [Text],
+        call: Arguments<'a, '_>,
+    ) -> Result<Slot, Fault> {
+        let Some((_, slot)) = self.variables.iter().rev().find(|(other, _)| *other == name) else {
+            return self.error(format!("undefined variable: {name}"));
+        };
+        if names.is_empty() {
+            return Ok(slot.clone());
         }
+        if call.is_empty()
+            && let Some(found) = field::entry(self.context, &slot.value, names)
+        {
+            self.steps(names.len())?;
+            return Ok(found);
+        }
+        let slot = slot.clone();
+        self.fields(dot, &slot, place, names, call)
     }
 
     fn chain(
@@ -485,13 +519,16 @@ impl<'a> State<'a, '_, '_> {
         operand: &'a Operand,
         inner: &'a Operand,
         names: &'a [Text],
-        call: Arguments<'a>,
+        call: Arguments<'a, '_>,
     ) -> Result<Slot, Fault> {
         self.at(Place::Operand(operand));
         let receiver = self.expression(dot, inner)?;
         self.fields(dot, &receiver, Place::Operand(operand), names, call)
     }
 }
+
+/// The maximum size of the buffer that a rendering begins with.
+const MAX_RESERVED: usize = 64 << 10;
 
 /// The maximum length of the node, and of the reason, in an error.
 const MAX_SHOWN: usize = 4096;
@@ -506,19 +543,20 @@ fn shortened(mut text: String) -> String {
 }
 
 /// The arguments of a call: operands, and the result of the command before.
-struct Arguments<'a> {
+struct Arguments<'a, 's> {
     operands: &'a [Operand],
-    last: Option<Slot>,
+    /// The result, which the call takes out of its place.
+    last: Option<&'s mut Slot>,
 }
 
-impl<'a> Arguments<'a> {
+impl<'a, 's> Arguments<'a, 's> {
     const NONE: Self = Self {
         operands: &[],
         last: None,
     };
 
     /// Returns the operands behind the first one, which is called.
-    fn of(operands: &'a [Operand], last: Option<Slot>) -> Self {
+    fn of(operands: &'a [Operand], last: Option<&'s mut Slot>) -> Self {
         Self {
             operands: operands.get(1..).unwrap_or_default(),
             last,

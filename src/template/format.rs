@@ -1,11 +1,11 @@
 //! Values as text: the verbs of Go's package `fmt`.
 
 use super::{
-    limits::{Context, Failure},
+    limits::Failure,
     quote::{Charset, can_backquote, char_of, quote, quote_char},
     text::{Text, chars, first_char, push_char},
     types::Type,
-    value::{List, Map, Object, Value},
+    value::{Context, List, Map, Object, Value},
 };
 
 mod directive;
@@ -305,13 +305,13 @@ impl<'a, 'b> Printer<'a, 'b> {
             _ => ("map[", " ", "]"),
         };
         self.write_str(open)?;
-        for (position, (key, value)) in map.snapshot().into_iter().enumerate() {
+        for (position, (key, value)) in self.context.snapshot(map).iter().enumerate() {
             if position > 0 {
                 self.write_str(between)?;
             }
-            self.value(&Value::String(key), verb, level + 1)?;
+            self.value(&Value::String(key.clone()), verb, level + 1)?;
             self.write(b":")?;
-            self.value(&value, verb, level + 1)?;
+            self.value(value, verb, level + 1)?;
         }
         self.write_str(close)
     }

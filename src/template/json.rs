@@ -1,10 +1,12 @@
 //! JSON as Go's `encoding/json` reads and writes it.
 
+use std::borrow::Cow;
+
 use super::{
-    limits::{Context, Failure},
+    limits::Failure,
     number::{Notation, format_float},
-    text::{Text, chars},
-    value::{Map, Object, Value},
+    text::chars,
+    value::{Context, Map, Object, Value},
 };
 
 mod decode;
@@ -78,7 +80,7 @@ impl Encoder<'_, '_> {
             Value::String(text) => self.string(text.bytes()),
             Value::List(list) if list.is_nil() => self.write("null"),
             Value::List(list) => {
-                let items = list.items().iter().map(|item| (None, item.clone()));
+                let items = list.items().iter().map(|item| (None, Cow::Borrowed(item)));
                 self.members('[', items, ']')?;
             }
             Value::Map(map) if map.is_nil() => self.write("null"),
@@ -94,8 +96,10 @@ impl Encoder<'_, '_> {
     }
 
     fn map(&mut self, map: &Map) -> Result<(), Failure> {
-        let entries = map.snapshot().into_iter();
-        let members = entries.map(|(key, value)| (Some(key), value));
+        let entries = self.context.snapshot(map);
+        let members = entries
+            .iter()
+            .map(|(key, value)| (Some(key.bytes()), Cow::Borrowed(value)));
         self.members('{', members, '}')
     }
 
@@ -107,22 +111,24 @@ impl Encoder<'_, '_> {
             self.write("null");
             return Ok(());
         }
-        if let Some(members) = object.json_members() {
-            let members = members.into_iter().map(|(name, value)| (Some(Text::from(name)), value));
+        if let Some(members) = object.json_members(self.context) {
+            let members = members
+                .into_iter()
+                .map(|(name, value)| (Some(name.as_bytes()), Cow::Owned(value)));
             return self.members('{', members, '}');
         }
         let names = object.field_names();
         let fields = names.into_iter().map(|name| {
             let value = object.field(name).unwrap_or(Value::Nil);
-            (Some(Text::from(name)), value)
+            (Some(name.as_bytes()), Cow::Owned(value))
         });
         self.members('{', fields, '}')
     }
 
-    fn members(
+    fn members<'v>(
         &mut self,
         open: char,
-        members: impl ExactSizeIterator<Item = (Option<Text>, Value)>,
+        members: impl ExactSizeIterator<Item = (Option<&'v [u8]>, Cow<'v, Value>)>,
         close: char,
     ) -> Result<(), Failure> {
         self.write(open.encode_utf8(&mut [0; 4]));
@@ -135,7 +141,7 @@ impl Encoder<'_, '_> {
             }
             self.line_break();
             if let Some(key) = key {
-                self.string(key.bytes());
+                self.string(key);
                 self.write(if self.layout == Layout::Indented { ": " } else { ":" });
             }
             self.value(&value)?;

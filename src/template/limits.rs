@@ -1,9 +1,4 @@
-//! Limits of a template and the budget of one rendering. Every loop and every function that builds values takes from
-//! the budget first, so a template can neither hang nor exhaust the process.
-
-use std::{collections::BTreeMap, sync::Arc};
-
-use regex::bytes::Regex;
+//! Limits of a template, and what it may ask of the world.
 
 /// The limits of parsing and rendering. Each bound is inclusive.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,71 +117,3 @@ pub trait Host {
 pub struct NoHost;
 
 impl Host for NoHost {}
-
-/// The budget of one rendering, and its access to the world.
-pub struct Context<'a> {
-    /// The limits of the rendering.
-    pub limits: &'a Limits,
-    /// The world.
-    pub host: &'a dyn Host,
-    steps: u64,
-    next_check: u64,
-    value_bytes: usize,
-    /// Compiled regular expressions of this rendering.
-    pub(super) regexes: BTreeMap<String, Arc<Regex>>,
-}
-
-impl<'a> Context<'a> {
-    /// Creates a budget.
-    pub fn new(limits: &'a Limits, host: &'a dyn Host) -> Self {
-        Self {
-            limits,
-            host,
-            steps: 0,
-            next_check: limits.steps_per_check,
-            value_bytes: 0,
-            regexes: BTreeMap::new(),
-        }
-    }
-
-    /// Takes steps.
-    pub fn step(&mut self, count: usize) -> Result<(), Exceeded> {
-        self.steps = self.steps.saturating_add(count as u64);
-        if self.steps > self.limits.steps {
-            return Err(Exceeded::Steps(self.limits.steps));
-        }
-        if self.steps >= self.next_check {
-            self.next_check = self.steps.saturating_add(self.limits.steps_per_check);
-            if self.host.is_expired() {
-                return Err(Exceeded::Deadline);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes memory for a value that a function is about to build, and the steps to fill it.
-    pub fn allocate(&mut self, bytes: usize) -> Result<(), Exceeded> {
-        self.value_bytes = self.value_bytes.saturating_add(bytes);
-        if self.value_bytes > self.limits.value_bytes {
-            return Err(Exceeded::Values(self.limits.value_bytes));
-        }
-        self.step(bytes / 256)
-    }
-
-    /// Takes memory for a list or map of a number of elements.
-    pub fn allocate_elements(&mut self, count: usize) -> Result<(), Exceeded> {
-        self.step(count)?;
-        self.allocate(count.saturating_mul(ELEMENT_BYTES))
-    }
-
-    /// Returns the depth of the next level of a walk.
-    pub fn deeper(&self, depth: usize) -> Result<usize, Exceeded> {
-        if depth >= self.limits.value_depth {
-            return Err(Exceeded::ValueDepth(self.limits.value_depth));
-        }
-        Ok(depth + 1)
-    }
-}
-
-/// The bytes that one element of a list or map takes, roughly.
-const ELEMENT_BYTES: usize = 48;

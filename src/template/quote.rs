@@ -15,8 +15,10 @@ pub(super) enum Charset {
 pub(super) fn quote(bytes: &[u8], charset: Charset) -> String {
     let mut out = String::with_capacity(bytes.len() + 2);
     out.push('"');
-    let mut position = 0;
-    for (character, length) in chars(bytes) {
+    let is_plain = |byte: &&u8| matches!(byte, b' '..=b'~') && !b"\"\\".contains(byte);
+    let mut position = bytes.iter().take_while(is_plain).count();
+    out.push_str(str::from_utf8(&bytes[..position]).unwrap_or_default());
+    for (character, length) in chars(&bytes[position..]) {
         if character == char::REPLACEMENT_CHARACTER && length == 1 {
             push_code(&mut out, 'x', 2, u32::from(bytes[position]));
         } else {

@@ -2,10 +2,10 @@
 //! rendered for every pod has no use for them, and one call costs more than a rendering may.
 
 use super::{
-    limits::{Context, Failure},
+    limits::Failure,
     text::Text,
     types::Type,
-    value::{Function, Functions, Map, Value},
+    value::{Context, Function, Functions, Map, Value},
 };
 
 mod calendar;

@@ -1,21 +1,21 @@
 //! Values of templates. They have the types of Go that they would have there, because types decide which functions
 //! accept a value and how it is printed.
 //!
-//! Clones share their content. Maps are references as in Go: functions such as `set` change a map for every holder, so
-//! data that several renderings share is passed as [`Value::deep_clone`].
+//! Values never change, and clones share their content. Functions such as `set` change a map for every holder, as in Go;
+//! the changed entries belong to the rendering ([`Context::entries`]), so renderings share data
+//! without copies and without locks.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     text::Text,
     types::{IntType, Type, UintType},
 };
 
+mod context;
 mod function;
 
+pub use context::Context;
 pub use function::{Function, Functions};
 
 pub(super) use function::Evaluation;
@@ -140,7 +140,7 @@ pub trait Object: Send + Sync {
     }
 
     /// Returns the members of a JSON object in order, where their names or their number differ from the fields.
-    fn json_members(&self) -> Option<Vec<(&str, Value)>> {
+    fn json_members(&self, _context: &Context<'_>) -> Option<Vec<(&str, Value)>> {
         None
     }
 
@@ -221,8 +221,7 @@ pub type Entries = BTreeMap<Text, Value>;
 struct MapData {
     element: Type,
     is_nil: bool,
-    /// Functions such as `set` change entries through any reference, as in Go. A message cannot do that.
-    entries: RwLock<Entries>,
+    entries: Entries,
 }
 
 impl Map {
@@ -236,7 +235,7 @@ impl Map {
         Self(Arc::new(MapData {
             element,
             is_nil: false,
-            entries: RwLock::new(entries),
+            entries,
         }))
     }
 
@@ -245,7 +244,7 @@ impl Map {
         Self(Arc::new(MapData {
             element,
             is_nil: true,
-            entries: RwLock::default(),
+            entries: Entries::new(),
         }))
     }
 
@@ -256,27 +255,15 @@ impl Map {
         Self::of(Type::String, entries.collect())
     }
 
-    /// Returns the entries at present. Walks use it, so that no lock is held while they visit the values.
-    pub fn snapshot(&self) -> Vec<(Text, Value)> {
-        let entries = self.entries();
-        entries
-            .iter()
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect()
+    /// Returns the entries that the map was created with. Functions of templates read [`Context::entries`] instead,
+    /// which has the changes of the rendering.
+    pub fn initial_entries(&self) -> &Entries {
+        &self.0.entries
     }
 
-    /// Returns the entries. Do not hold them while other code may change the map.
-    pub fn entries(&self) -> RwLockReadGuard<'_, Entries> {
-        self.0.entries.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn entries_mut(&self) -> RwLockWriteGuard<'_, Entries> {
-        self.0.entries.write().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns the value of a key.
-    pub fn get(&self, key: &[u8]) -> Option<Value> {
-        self.entries().get(key).cloned()
+    /// Returns the identity of the map, which no other map has as long as this one lives.
+    pub(super) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 
     /// Returns the type of the values.
@@ -306,7 +293,7 @@ fn release(mut pending: Vec<Value>) {
             }
             Value::Map(map) => {
                 if let Some(mut data) = Arc::into_inner(map.0) {
-                    pending.extend(data.take().into_values());
+                    pending.extend(std::mem::take(&mut data.entries).into_values());
                 }
             }
             _ => {}
@@ -322,17 +309,10 @@ impl Drop for ListData {
     }
 }
 
-impl MapData {
-    fn take(&mut self) -> Entries {
-        std::mem::take(self.entries.get_mut().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
 impl Drop for MapData {
     fn drop(&mut self) {
-        let entries = self.entries.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if entries.values().any(Value::is_container) {
-            release(self.take().into_values().collect());
+        if self.entries.values().any(Value::is_container) {
+            release(std::mem::take(&mut self.entries).into_values().collect());
         }
     }
 }
@@ -383,23 +363,6 @@ impl Value {
                     .iter()
                     .map(|(key, value)| (key.as_str(), Self::from_json(value))),
             ),
-        }
-    }
-
-    /// Returns a copy that shares no map with this value. Objects stay shared.
-    #[must_use]
-    pub fn deep_clone(&self) -> Self {
-        match self {
-            Self::List(list) if list.items().iter().any(Self::is_container) => Self::List(List::of(
-                list.element().clone(),
-                list.items().iter().map(Self::deep_clone).collect(),
-            )),
-            Self::Map(map) if !map.is_nil() => {
-                let entries = map.snapshot().into_iter();
-                let copies = entries.map(|(key, value)| (key, value.deep_clone()));
-                Self::Map(Map::of(map.element().clone(), copies.collect()))
-            }
-            value => value.clone(),
         }
     }
 
@@ -485,24 +448,6 @@ impl Value {
             Self::Map(map) => map.is_nil(),
             Self::Object(object) => object.is_nil(),
             _ => false,
-        }
-    }
-
-    /// Returns true if the value is not the zero value of its kind: `if` takes its first branch.
-    pub fn is_true(&self) -> bool {
-        match self {
-            Self::Missing | Self::Nil | Self::NilPointer(_) => false,
-            Self::Bool(value) => *value,
-            Self::Int(_, number) => *number != 0,
-            Self::Uint(_, number) => *number != 0,
-            Self::Float32(number) => *number != 0.0,
-            Self::Float(number) => *number != 0.0,
-            Self::Complex(real, imaginary) => *real != 0.0 || *imaginary != 0.0,
-            Self::String(text) => !text.is_empty(),
-            Self::List(list) => !list.items().is_empty(),
-            Self::Map(map) => !map.entries().is_empty(),
-            Self::Pointer(_) | Self::Function(_) => true,
-            Self::Object(object) => object.basic().map_or(!object.is_nil(), |value| value.is_true()),
         }
     }
 

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use super::{Scalar, text_of};
 use crate::{
     inject::schema::{self, Field, Presence, Struct, Type as Schema},
-    template::{IntType, List, Map, Object, Text, Type, Value},
+    template::{Context, IntType, List, Map, Object, Text, Type, Value},
 };
 
 /// Returns the value of an object of a struct of the table.
@@ -35,22 +35,23 @@ impl Object for Kube {
         self.fields.get(position).cloned()
     }
 
-    fn json_members(&self) -> Option<Vec<(&str, Value)>> {
+    fn json_members(&self, context: &Context<'_>) -> Option<Vec<(&str, Value)>> {
         let members = self.kind.fields.iter().zip(&self.fields);
-        let written = members.filter(|(field, value)| field.presence == Presence::Required || !is_empty(field, value));
+        let written =
+            members.filter(|(field, value)| field.presence == Presence::Required || !is_empty(context, field, value));
         Some(written.map(|(field, value)| (field.json, value.clone())).collect())
     }
 }
 
 /// True for a value that Go omits from JSON.
-fn is_empty(field: &Field, value: &Value) -> bool {
+fn is_empty(context: &Context<'_>, field: &Field, value: &Value) -> bool {
     match value {
         Value::Missing | Value::Nil | Value::NilPointer(_) => true,
         Value::Bool(value) => !value,
         Value::Int(_, number) => *number == 0,
         Value::String(text) => text.is_empty(),
         Value::List(list) => list.items().is_empty(),
-        Value::Map(map) => map.entries().is_empty(),
+        Value::Map(map) => context.entries(map).is_empty(),
         Value::Object(object) => field.of == Schema::Time && object.to_text().is_some_and(|text| text.is_empty()),
         _ => false,
     }

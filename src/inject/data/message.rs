@@ -88,7 +88,7 @@ impl Object for Message {
         self.json.clone()
     }
 
-    fn json_members(&self) -> Option<Vec<(&str, Value)>> {
+    fn json_members(&self, _: &Context<'_>) -> Option<Vec<(&str, Value)>> {
         let set = self.fields.iter().filter(|field| field.is_set);
         Some(set.map(|field| (field.json.as_str(), field.value.clone())).collect())
     }

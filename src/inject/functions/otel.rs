@@ -22,6 +22,7 @@ pub(super) fn function() -> Function {
             }
             let images = containers_of(containers);
             let attributes = Attributes {
+                context,
                 annotations,
                 labels,
                 namespace: text(namespace),
@@ -60,22 +61,23 @@ fn containers_of(containers: &Value) -> Vec<(String, String)> {
     items.map(|it| (field(it, "Name"), field(it, "Image"))).collect()
 }
 
-struct Attributes<'a> {
+struct Attributes<'a, 'b> {
+    context: &'a Context<'b>,
     annotations: &'a Value,
     labels: &'a Value,
     namespace: String,
     containers: &'a [(String, String)],
 }
 
-impl Attributes<'_> {
+impl Attributes<'_, '_> {
     fn annotation(&self, name: &str) -> Option<String> {
         let key = format!("resource.opentelemetry.io/{name}");
-        let value = entry(self.annotations, &key.as_str().into());
+        let value = entry(self.context, self.annotations, &key.as_str().into());
         value.as_ref().map(text).filter(|value| !value.is_empty())
     }
 
     fn text(&self) -> String {
-        let label = entry(self.labels, &"app.kubernetes.io/version".into());
+        let label = entry(self.context, self.labels, &"app.kubernetes.io/version".into());
         let namespace = self
             .annotation("service.namespace")
             .or_else(|| Some(self.namespace.clone()).filter(|namespace| !namespace.is_empty()));

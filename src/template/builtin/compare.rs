@@ -4,9 +4,9 @@ use std::{cmp::Ordering, sync::Arc};
 
 use crate::template::{
     format,
-    limits::{Context, Failure},
+    limits::Failure,
     types::Type,
-    value::{Function, Value},
+    value::{Context, Function, Value},
 };
 
 /// A comparison of two values.

@@ -2,10 +2,10 @@
 
 use crate::template::{
     format,
-    limits::{Context, Failure},
+    limits::Failure,
     text::{first_char, is_printable},
     types::Type,
-    value::{Function, Value},
+    value::{Context, Function, Value},
 };
 
 pub(super) fn functions() -> [Function; 3] {

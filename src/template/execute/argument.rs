@@ -19,7 +19,7 @@ impl<'a> State<'a, '_, '_> {
         function: &Arc<Function>,
         place: Place<'a>,
         name: &str,
-        call: Arguments<'a>,
+        call: Arguments<'a, '_>,
     ) -> Result<Slot, Fault> {
         let given = call.operands.len() + usize::from(call.last.is_some());
         let fixed = function.fixed();
@@ -45,41 +45,45 @@ impl<'a> State<'a, '_, '_> {
             self.arguments.push(argument.value);
         }
         if let Some(last) = call.last {
-            let parameter = function.parameter(call.operands.len());
-            let last = self.fit(last.value, parameter)?;
-            self.arguments.push(last);
+            self.fit(&mut last.value, function.parameter(call.operands.len()))?;
+            self.arguments.push(last.take().value);
         }
-        let outcome = if function.evaluation == Evaluation::Call {
+        let failure = if function.evaluation == Evaluation::Call {
             let callee = call.operands.first().map(ToString::to_string);
             let arguments = self.arguments.split_off(start);
-            self.call_value(callee.as_deref(), &arguments)
-        } else {
-            let value = function.call(self.context, &self.arguments[start..]);
-            self.arguments.truncate(start);
-            value.map(|value| result(function, value))
-        };
-        outcome.or_else(|failure| {
-            self.at(place);
-            match failure {
-                Failure::Message(message) => self.error(format!("error calling {name}: {message}")),
-                Failure::Limit(limit) => {
-                    let message = format!("error calling {name}: {limit}");
-                    Err(self.error_of(ErrorKind::Limit(limit), &message))
-                }
+            match self.call_value(callee.as_deref(), &arguments) {
+                Ok(slot) => return Ok(slot),
+                Err(failure) => failure,
             }
-        })
+        } else {
+            match function.call(self.context, &self.arguments[start..]) {
+                Ok(value) => {
+                    self.arguments.truncate(start);
+                    return Ok(result(function, value));
+                }
+                Err(failure) => failure,
+            }
+        };
+        self.at(place);
+        match failure {
+            Failure::Message(message) => self.error(format!("error calling {name}: {message}")),
+            Failure::Limit(limit) => {
+                let message = format!("error calling {name}: {limit}");
+                Err(self.error_of(ErrorKind::Limit(limit), &message))
+            }
+        }
     }
 
-    fn short_circuit(&mut self, dot: &Slot, call: Arguments<'a>, until: bool) -> Result<Slot, Fault> {
+    fn short_circuit(&mut self, dot: &Slot, call: Arguments<'a, '_>, until: bool) -> Result<Slot, Fault> {
         let mut value = Slot::concrete(Value::Missing);
         for operand in call.operands {
             self.step()?;
             value = self.typed(dot, &Type::Reflect, operand)?;
-            if value.value.is_true() == until {
+            if self.context.is_true(&value.value) == until {
                 return Ok(value);
             }
         }
-        Ok(call.last.unwrap_or(value))
+        Ok(call.last.map_or(value, Slot::take))
     }
 
     /// Calls the function that is the first argument.
@@ -129,9 +133,11 @@ impl<'a> State<'a, '_, '_> {
             }
             _ => {}
         }
-        let Slot { value, is_interface } = self.expression(dot, operand)?;
-        let value = self.fit(value, parameter)?;
-        Ok(Slot { value, is_interface })
+        let mut result = self.expression(dot, operand);
+        if let Ok(slot) = &mut result {
+            self.fit(&mut slot.value, parameter)?;
+        }
+        result
     }
 
     /// Evaluates an operand of any type.
@@ -140,13 +146,7 @@ impl<'a> State<'a, '_, '_> {
         self.at(place);
         match &operand.term {
             Term::Field(names) => self.fields(dot, dot, place, names, Arguments::NONE),
-            Term::Variable(name, names) => {
-                let value = self.variable(name)?;
-                if names.is_empty() {
-                    return Ok(value);
-                }
-                self.fields(dot, &value, place, names, Arguments::NONE)
-            }
+            Term::Variable(name, names) => self.variable(dot, name, place, names, Arguments::NONE),
             Term::Pipe(pipe) => self.nested(|state| state.pipeline(dot, pipe)),
             Term::Function(name, function) => self.call(dot, function, place, name, Arguments::NONE),
             Term::Chain(inner, names) => self.nested(|state| state.chain(dot, operand, inner, names, Arguments::NONE)),
@@ -196,27 +196,34 @@ impl<'a> State<'a, '_, '_> {
         }
     }
 
-    /// Returns a value for a parameter, if it has the type.
-    fn fit(&self, value: Value, parameter: &Type) -> Result<Value, Fault> {
-        match (&value, parameter) {
-            (_, Type::Reflect) => return Ok(value),
-            (Value::Missing | Value::Nil, Type::Any) => return Ok(Value::Nil),
-            (_, Type::Any) => return Ok(value),
-            (Value::Missing, parameter) if parameter.can_be_nil() => return Ok(Value::zero(parameter)),
+    /// Makes a value one of a parameter, if it has the type. Most values stay as they are, and are not moved for it.
+    fn fit(&self, value: &mut Value, parameter: &Type) -> Result<(), Fault> {
+        match (&*value, parameter) {
+            (Value::Missing | Value::Nil, Type::Any) => {
+                *value = Value::Nil;
+                return Ok(());
+            }
+            (_, Type::Reflect | Type::Any) | (Value::String(_), Type::String) => return Ok(()),
+            (Value::Missing, parameter) if parameter.can_be_nil() => {
+                *value = Value::zero(parameter);
+                return Ok(());
+            }
             (Value::Missing, parameter) => return self.error(format!("invalid value; expected {parameter}")),
             _ => {}
         }
         let own = value.type_of();
         if own.assignable_to(parameter) {
-            return Ok(value);
+            return Ok(());
         }
-        match &value {
-            Value::Pointer(target) if target.type_of().assignable_to(parameter) => Ok(target.as_ref().clone()),
+        let target = match &*value {
+            Value::Pointer(target) if target.type_of().assignable_to(parameter) => target.as_ref().clone(),
             Value::NilPointer(target) if target.assignable_to(parameter) => {
-                self.error(format!("dereference of nil pointer of type {parameter}"))
+                return self.error(format!("dereference of nil pointer of type {parameter}"));
             }
-            _ => self.error(format!("wrong type for value; expected {parameter}; got {own}")),
-        }
+            _ => return self.error(format!("wrong type for value; expected {parameter}; got {own}")),
+        };
+        *value = target;
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use crate::template::{
     quote::{Charset, quote},
     text::Text,
     types::Type,
-    value::Value,
+    value::{Context, Value},
 };
 
 use super::{Arguments, Fault, Slot, State};
@@ -19,6 +19,19 @@ pub(super) fn element(of: &Type, value: Value) -> Slot {
     }
 }
 
+/// Returns the value of keys of nested maps, if all are maps and have their keys. The maps on the way are borrowed.
+pub(super) fn entry(context: &Context<'_>, receiver: &Value, names: &[Text]) -> Option<Slot> {
+    let (last, before) = names.split_last()?;
+    let mut value = receiver;
+    for name in before {
+        let Value::Map(map) = value else { return None };
+        value = context.entries(map).get(name.bytes())?;
+    }
+    let Value::Map(map) = value else { return None };
+    let value = context.entries(map).get(last.bytes())?;
+    Some(element(map.element(), value.clone()))
+}
+
 impl<'a> State<'a, '_, '_> {
     /// Reads a chain of fields. The last one may be a method with arguments.
     pub(super) fn fields(
@@ -27,8 +40,14 @@ impl<'a> State<'a, '_, '_> {
         receiver: &Slot,
         place: Place<'a>,
         names: &'a [Text],
-        call: Arguments<'a>,
+        call: Arguments<'a, '_>,
     ) -> Result<Slot, Fault> {
+        if call.is_empty()
+            && let Some(found) = entry(self.context, &receiver.value, names)
+        {
+            self.steps(names.len())?;
+            return Ok(found);
+        }
         let Some((last, before)) = names.split_last() else {
             return Ok(receiver.clone());
         };
@@ -47,7 +66,7 @@ impl<'a> State<'a, '_, '_> {
         dot: &Slot,
         name: &'a Text,
         place: Place<'a>,
-        call: Arguments<'a>,
+        call: Arguments<'a, '_>,
         receiver: &Slot,
     ) -> Result<Slot, Fault> {
         self.step()?;
@@ -91,7 +110,7 @@ impl<'a> State<'a, '_, '_> {
         if !call.is_empty() {
             return self.error(format!("{} is not a method but has arguments", name.to_str()));
         }
-        match map.get(name.bytes()) {
+        match self.context.entry(map, name.bytes()) {
             Some(value) => Ok(element(map.element(), value)),
             None => match self.templates.missing_key {
                 MissingKey::Invalid => Ok(Slot::concrete(Value::Missing)),

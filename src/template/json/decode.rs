@@ -1,9 +1,9 @@
 //! JSON documents to values: all numbers become `float64`. Errors are those of Go.
 
 use crate::template::{
-    limits::{Context, Failure},
+    limits::Failure,
     text::{Text, push_char},
-    value::{Entries, Map, Value},
+    value::{Context, Entries, Map, Value},
 };
 
 /// Returns the value of a document.

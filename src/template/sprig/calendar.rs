@@ -264,7 +264,7 @@ fn with_arguments(time: Time, name: &str) -> Option<Arc<Function>> {
 
 /// Returns a time in a layout that a template chose.
 pub(super) fn formatted(
-    context: &mut super::super::limits::Context<'_>,
+    context: &mut super::super::value::Context<'_>,
     time: Time,
     layout: &[u8],
 ) -> Result<Value, Failure> {
@@ -297,7 +297,7 @@ pub(super) fn of_value(value: &Value) -> Option<Time> {
         let method = object.method(name)?;
         let host = super::super::limits::NoHost;
         let limits = super::super::limits::Limits::default();
-        let mut context = super::super::limits::Context::new(&limits, &host);
+        let mut context = super::super::value::Context::new(&limits, &host);
         match method.call(&mut context, &[]) {
             Ok(Value::Int(IntType::Int | IntType::Int64, number)) => Some(number),
             _ => None,

@@ -2,13 +2,13 @@
 
 use super::{
     super::{
-        limits::{Context, Exceeded, Failure},
+        limits::{Exceeded, Failure},
         text::{
             Text, chars, is_digit, is_letter, is_lower, is_number, is_punctuation, is_space, is_title, is_upper,
             push_char, to_lower, to_title, to_upper,
         },
         types::Type,
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     bytes, int, of_strings, text,
 };

@@ -2,10 +2,10 @@
 
 use super::super::{
     format,
-    limits::{Context, Failure},
+    limits::Failure,
     number::{parse_float, parse_int},
     text::Text,
-    value::{Object, Value},
+    value::{Context, Object, Value},
 };
 
 /// Returns a value as a string, as `toString` does.

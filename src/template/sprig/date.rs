@@ -2,10 +2,10 @@
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         quote::{Charset, quote},
         types::{IntType, Type},
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     bytes,
     calendar::{Time, formatted, of_value, parse},

@@ -4,10 +4,10 @@ use num_bigint::{BigInt, Sign};
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         number::{Notation, format_float},
         types::Type,
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     convert::to_float,
 };

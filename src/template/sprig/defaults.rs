@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::{
     super::{
         json::{Escapes, Layout, decode, encode},
-        limits::{Context, Failure},
+        limits::Failure,
         types::Type,
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     bytes,
     convert::{to_float, to_int},
@@ -17,25 +17,25 @@ use super::{
 pub(super) fn functions() -> Vec<Function> {
     use Type::{Any, Bool, String};
     let mut functions = vec![
-        Function::variadic("default", &[Any, Any], Any, |_, arguments| {
-            let given = arguments.get(1).filter(|value| value.is_true());
+        Function::variadic("default", &[Any, Any], Any, |context, arguments| {
+            let given = arguments.get(1).filter(|value| context.is_true(value));
             Ok(given.unwrap_or(&arguments[0]).clone())
         }),
-        Function::new("empty", &[Any], Bool, |_, arguments| {
-            Ok((!arguments[0].is_true()).into())
+        Function::new("empty", &[Any], Bool, |context, arguments| {
+            Ok((!context.is_true(&arguments[0])).into())
         }),
-        Function::variadic("coalesce", &[Any], Any, |_, arguments| {
-            let first = arguments.iter().find(|value| value.is_true());
+        Function::variadic("coalesce", &[Any], Any, |context, arguments| {
+            let first = arguments.iter().find(|value| context.is_true(value));
             Ok(first.cloned().unwrap_or(Value::Nil))
         }),
-        Function::variadic("all", &[Any], Bool, |_, arguments| {
-            Ok(arguments.iter().all(Value::is_true).into())
+        Function::variadic("all", &[Any], Bool, |context, arguments| {
+            Ok(arguments.iter().all(|value| context.is_true(value)).into())
         }),
-        Function::variadic("any", &[Any], Bool, |_, arguments| {
-            Ok(arguments.iter().any(Value::is_true).into())
+        Function::variadic("any", &[Any], Bool, |context, arguments| {
+            Ok(arguments.iter().any(|value| context.is_true(value)).into())
         }),
-        Function::new("ternary", &[Any, Any, Bool], Any, |_, arguments| {
-            Ok(arguments[usize::from(!arguments[2].is_true())].clone())
+        Function::new("ternary", &[Any, Any, Bool], Any, |context, arguments| {
+            Ok(arguments[usize::from(!context.is_true(&arguments[2]))].clone())
         }),
         Function::new("typeOf", &[Any], String, |_, arguments| {
             Ok(type_of(&arguments[0]).into())
@@ -147,11 +147,11 @@ fn equal(context: &mut Context<'_>, left: &Value, right: &Value, depth: usize) -
             if left.is_same(right) {
                 return Ok(true);
             }
-            let (of_left, of_right) = (left.snapshot(), right.snapshot());
+            let (of_left, of_right) = (context.snapshot(left), context.snapshot(right));
             if left.element() != right.element() || left.is_nil() != right.is_nil() || of_left.len() != of_right.len() {
                 return Ok(false);
             }
-            for ((left_key, left), (right_key, right)) in of_left.iter().zip(&of_right) {
+            for ((left_key, left), (right_key, right)) in of_left.iter().zip(of_right.iter()) {
                 if left_key != right_key || !equal(context, left, right, depth)? {
                     return Ok(false);
                 }

@@ -2,10 +2,10 @@
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         text::Text,
         types::Type,
-        value::{Entries, Function, List, Map, Value},
+        value::{Context, Entries, Function, List, Map, Value},
     },
     bytes,
     convert::to_text,
@@ -25,54 +25,56 @@ pub(super) fn functions() -> Vec<Function> {
             }
             Ok(Map::new(entries).into())
         }),
-        Function::new("get", &[dict(), String], Any, |_, arguments| {
-            Ok(map(arguments, 0).get(bytes(arguments, 1)).unwrap_or_else(|| "".into()))
+        Function::new("get", &[dict(), String], Any, |context, arguments| {
+            let value = context.entry(&map(arguments, 0), bytes(arguments, 1));
+            Ok(value.unwrap_or_else(|| "".into()))
         }),
         Function::new("set", &[dict(), String, Any], dict(), |context, arguments| {
             insert(context, &map(arguments, 0), bytes(arguments, 1).into(), &arguments[2])?;
             Ok(arguments[0].clone())
         }),
-        Function::new("unset", &[dict(), String], dict(), |_, arguments| {
-            let removed = map(arguments, 0).entries_mut().remove(bytes(arguments, 1));
-            drop(removed);
+        Function::new("unset", &[dict(), String], dict(), |context, arguments| {
+            context.entries_mut(&map(arguments, 0))?.remove(bytes(arguments, 1));
             Ok(arguments[0].clone())
         }),
-        Function::new("hasKey", &[dict(), String], Bool, |_, arguments| {
-            Ok(map(arguments, 0).entries().contains_key(bytes(arguments, 1)).into())
+        Function::new("hasKey", &[dict(), String], Bool, |context, arguments| {
+            let map = map(arguments, 0);
+            Ok(context.entries(&map).contains_key(bytes(arguments, 1)).into())
         }),
         Function::variadic("pluck", &[String, dict()], Any.list(), |context, arguments| {
             context.allocate_elements(arguments.len())?;
             let maps = (1..arguments.len()).map(|position| map(arguments, position));
             Ok(Value::list(
-                maps.filter_map(|map| map.get(bytes(arguments, 0))).collect(),
+                maps.filter_map(|map| context.entry(&map, bytes(arguments, 0)))
+                    .collect(),
             ))
         }),
         Function::variadic("keys", &[dict()], String.list(), |context, arguments| {
             let mut keys = Vec::new();
             for position in 0..arguments.len() {
                 let map = map(arguments, position);
-                context.allocate_elements(map.entries().len())?;
-                keys.extend(map.entries().keys().cloned());
+                context.allocate_elements(context.entries(&map).len())?;
+                keys.extend(context.entries(&map).keys().cloned());
             }
             Ok(List::of_strings(keys).into())
         }),
         Function::new("values", &[dict()], Any.list(), |context, arguments| {
             let map = map(arguments, 0);
-            context.allocate_elements(map.entries().len())?;
-            let values = map.entries().values().cloned().collect();
+            context.allocate_elements(context.entries(&map).len())?;
+            let values = context.entries(&map).values().cloned().collect();
             Ok(Value::list(values))
         }),
         Function::variadic("pick", &[dict(), String], dict(), |context, arguments| {
             context.allocate_elements(arguments.len())?;
             let from = map(arguments, 0);
             let keys = (1..arguments.len()).map(|position| bytes(arguments, position));
-            let picked = keys.filter_map(|key| Some((key.into(), from.get(key)?)));
+            let picked = keys.filter_map(|key| Some((key.into(), context.entry(&from, key)?)));
             Ok(Map::new(picked.collect()).into())
         }),
         Function::variadic("omit", &[dict(), String], dict(), |context, arguments| {
             let from = map(arguments, 0);
-            context.allocate_elements(from.entries().len())?;
-            let mut entries = from.entries().clone();
+            context.allocate_elements(context.entries(&from).len())?;
+            let mut entries = context.entries(&from).clone();
             for position in 1..arguments.len() {
                 entries.remove(bytes(arguments, position));
             }
@@ -100,8 +102,7 @@ fn insert(context: &mut Context<'_>, map: &Map, key: Text, value: &Value) -> Res
         return Err(Failure::message("a map cannot contain itself"));
     }
     context.allocate_elements(1)?;
-    let replaced = map.entries_mut().insert(key, value.clone());
-    drop(replaced);
+    context.entries_mut(map)?.insert(key, value.clone());
     Ok(())
 }
 
@@ -112,9 +113,9 @@ fn reaches(context: &mut Context<'_>, value: &Value, target: &Map, depth: usize)
     match value {
         Value::Map(map) if map.is_same(target) => Ok(true),
         Value::Map(map) => {
-            let inner = map.snapshot();
-            let mut containers = inner.iter().filter(|(_, value)| value.is_container());
-            containers.try_fold(false, |found, (_, value)| {
+            let inner = context.snapshot(map);
+            let mut containers = inner.values().filter(|value| value.is_container());
+            containers.try_fold(false, |found, value| {
                 Ok(found || reaches(context, value, target, depth)?)
             })
         }
@@ -154,24 +155,24 @@ fn merge(
     if destination.is_same(source) {
         return Ok(());
     }
-    for (key, value) in source.snapshot() {
+    for (key, value) in context.snapshot(source).as_ref() {
         context.step(1)?;
-        let present = destination.get(key.bytes());
+        let present = context.entry(destination, key.bytes());
         if matches!(value, Value::Nil) {
             if precedence == Precedence::Source {
-                insert(context, destination, key, &value)?;
+                insert(context, destination, key.clone(), value)?;
             }
             continue;
         }
-        if let (Some(Value::Map(inner)), Value::Map(other)) = (&present, &value) {
+        if let (Some(Value::Map(inner)), Value::Map(other)) = (&present, value) {
             merge(context, inner, other, precedence, depth)?;
-            if present.as_ref().is_some_and(Value::is_true) && !inner.entries().is_empty() {
+            if !context.entries(inner).is_empty() {
                 continue;
             }
         }
-        let is_free = present.as_ref().is_none_or(|present| !present.is_true());
+        let is_free = present.as_ref().is_none_or(|present| !context.is_true(present));
         if is_free || precedence == Precedence::Source {
-            insert(context, destination, key, &value)?;
+            insert(context, destination, key.clone(), value)?;
         }
     }
     Ok(())
@@ -186,18 +187,18 @@ fn deep_copy(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<V
             Ok(List::of(list.element().clone(), items.collect::<Result<_, _>>()?).into())
         }
         Value::Map(map) if !map.is_nil() => {
-            let entries = map.snapshot();
+            let entries = context.snapshot(map);
             context.allocate_elements(entries.len())?;
             let copies = entries
-                .into_iter()
-                .map(|(key, value)| Ok((key, deep_copy(context, &value, depth)?)));
+                .iter()
+                .map(|(key, value)| Ok((key.clone(), deep_copy(context, value, depth)?)));
             Ok(Map::of(map.element().clone(), copies.collect::<Result<_, Failure>>()?).into())
         }
         value => Ok(value.clone()),
     }
 }
 
-fn dig(_: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+fn dig(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
     let [keys @ .., default, from] = arguments else {
         return Err(Failure::message("dig needs at least three arguments"));
     };
@@ -219,7 +220,7 @@ fn dig(_: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
         })
         .collect();
     for key in texts? {
-        match dict(&value)?.get(key.bytes()) {
+        match context.entry(&dict(&value)?, key.bytes()) {
             Some(inner) => value = inner,
             None => return Ok(default.clone()),
         }

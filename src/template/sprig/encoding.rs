@@ -5,9 +5,9 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         types::Type,
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     bytes, of_strings,
 };

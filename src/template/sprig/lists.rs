@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         types::Type,
-        value::{Function, List, Value},
+        value::{Context, Function, List, Value},
     },
     convert::to_int,
     defaults::deep_equal,
@@ -61,7 +61,8 @@ pub(super) fn functions() -> Vec<Function> {
         }),
         make("compact", |context, arguments| {
             let items = items(&arguments[0], "compact on")?;
-            collected(context, items.iter().filter(|item| item.is_true()).cloned().collect())
+            let kept = items.iter().filter(|item| context.is_true(item)).cloned().collect();
+            collected(context, kept)
         }),
         make("uniq", |context, arguments| {
             let mut unique: Vec<Value> = Vec::new();

@@ -3,9 +3,9 @@
 use super::{
     super::{
         format,
-        limits::{Context, Failure},
+        limits::Failure,
         types::Type,
-        value::{Function, List, Value},
+        value::{Context, Function, List, Value},
     },
     convert::{to_float, to_int},
     int,

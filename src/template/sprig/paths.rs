@@ -2,9 +2,9 @@
 
 use super::{
     super::{
-        limits::{Context, Exceeded},
+        limits::Exceeded,
         types::Type,
-        value::Function,
+        value::{Context, Function},
     },
     bytes, of_strings, text,
 };

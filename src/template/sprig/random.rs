@@ -2,10 +2,10 @@
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         text::{Text, chars},
         types::Type,
-        value::{Function, Value},
+        value::{Context, Function, Value},
     },
     bytes,
     encoding::hexadecimal,

@@ -8,10 +8,10 @@ use crate::base::re2::from_re2;
 
 use super::{
     super::{
-        limits::{Context, Failure},
+        limits::Failure,
         text::Text,
         types::Type,
-        value::{Function, List, Value},
+        value::{Context, Function, List, Value},
     },
     bytes, int, of_strings, text,
 };

@@ -3,12 +3,12 @@
 use super::{
     super::{
         format,
-        limits::{Context, Exceeded, Failure},
+        limits::{Exceeded, Failure},
         number::parse_decimal,
         quote::{Charset, quote},
         text::{Text, chars, find, is_space, split, trim, trim_matches},
         types::Type,
-        value::{Function, List, Map, Value},
+        value::{Context, Function, List, Map, Value},
     },
     bytes,
     convert::{to_text, to_texts},
@@ -183,7 +183,11 @@ fn joined(
         }
         let text = show(context, value)?;
         context.allocate(text.len())?;
-        out.extend(text);
+        if out.is_empty() {
+            out = text;
+        } else {
+            out.extend(text);
+        }
     }
     Ok(out.into())
 }

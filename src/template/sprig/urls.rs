@@ -6,7 +6,7 @@ use super::{
         quote::{Charset, quote},
         text::find,
         types::Type,
-        value::{Function, Kind, Map, Value},
+        value::{Context, Function, Kind, Map, Value},
     },
     bytes, map, of_strings,
 };
@@ -33,15 +33,15 @@ pub(super) fn functions() -> Vec<Function> {
         Function::new("urlJoin", &[Type::Any.map()], Type::String, |context, arguments| {
             let parts = map(arguments, 0);
             let mut url = Parts {
-                scheme: part(&parts, "scheme")?,
-                host: part(&parts, "host")?,
-                path: part(&parts, "path")?,
-                query: part(&parts, "query")?,
-                opaque: part(&parts, "opaque")?,
-                fragment: part(&parts, "fragment")?,
+                scheme: part(context, &parts, "scheme")?,
+                host: part(context, &parts, "host")?,
+                path: part(context, &parts, "path")?,
+                query: part(context, &parts, "query")?,
+                opaque: part(context, &parts, "opaque")?,
+                fragment: part(context, &parts, "fragment")?,
                 user: None,
             };
-            let userinfo = part(&parts, "userinfo")?;
+            let userinfo = part(context, &parts, "userinfo")?;
             if !userinfo.is_empty() {
                 let other = Parts::parse(&[b"proto://", userinfo.as_slice(), b"@host"].concat());
                 let other = other
@@ -56,8 +56,8 @@ pub(super) fn functions() -> Vec<Function> {
 }
 
 /// Returns a part of a URL from a dictionary; empty if it is absent.
-fn part(parts: &Map, name: &str) -> Result<Vec<u8>, Failure> {
-    match parts.get(name.as_bytes()) {
+fn part(context: &Context<'_>, parts: &Map, name: &str) -> Result<Vec<u8>, Failure> {
+    match context.entries(parts).get(name.as_bytes()) {
         None => Ok(Vec::new()),
         Some(Value::String(text)) => Ok(text.bytes().to_vec()),
         Some(value) if value.kind() == Kind::Invalid => Err(super::nil_pointer()),

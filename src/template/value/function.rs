@@ -2,12 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::template::{
-    limits::{Context, Failure},
-    types::Type,
-};
+use crate::template::{limits::Failure, types::Type};
 
-use super::Value;
+use super::{Context, Value};
 
 /// The body of a function.
 type Body = dyn Fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure> + Send + Sync;
