@@ -12,6 +12,7 @@ use prometheus::{
 
 use smol_str::SmolStr;
 
+use super::debug::PAGE;
 use crate::generate::ResourceType;
 
 /// Buckets for the duration of pushes and sends, in seconds.
@@ -20,6 +21,16 @@ const SEND_BUCKETS: &[f64] = &[0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
 const CONVERGENCE_BUCKETS: &[f64] = &[0.1, 0.5, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
 /// Buckets for the size of responses, in bytes.
 const SIZE_BUCKETS: &[f64] = &[1.0, 1e4, 1e6, 4e6, 1e7, 4e7];
+
+/// A response that was written.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SentResponse {
+    pub(super) size_bytes: usize,
+    /// The time that the transport took.
+    pub(super) sending: Duration,
+    /// The time from the beginning of its rendering.
+    pub(super) pushing: Duration,
+}
 
 /// The metrics of connections.
 #[derive(Clone, Debug)]
@@ -194,16 +205,22 @@ impl Metrics {
     }
 
     /// Records a written response.
-    pub(super) fn sent(&self, resource_type: ResourceType, size_bytes: usize, sending: Duration, pushing: Duration) {
-        let short = resource_type.short_name();
+    pub(super) fn sent(&self, resource_type: ResourceType, sent: &SentResponse) {
+        self.record(resource_type.short_name(), resource_type.url(), sent);
+    }
+
+    /// Records a written response to a debug request.
+    pub(super) fn sent_debug(&self, sent: &SentResponse) {
+        self.record(PAGE, PAGE, sent);
+    }
+
+    fn record(&self, short: &str, url: &str, sent: &SentResponse) {
         self.pushes.with_label_values(&[short]).inc();
-        self.send_time.observe(sending.as_secs_f64());
-        self.push_time
-            .with_label_values(&[short])
-            .observe(pushing.as_secs_f64());
-        self.size_bytes
-            .with_label_values(&[resource_type.url()])
-            .observe(size_bytes as f64);
+        self.send_time.observe(sent.sending.as_secs_f64());
+        let push_time = self.push_time.with_label_values(&[short]);
+        push_time.observe(sent.pushing.as_secs_f64());
+        let size_bytes = self.size_bytes.with_label_values(&[url]);
+        size_bytes.observe(sent.size_bytes as f64);
     }
 
     /// Records a response that was not written because the client disconnected.

@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::Duration;
 
 use libtest_mimic::Failed;
+use serde_json::json;
 
 use super::{folder, gateway, sidecar};
 use crate::secure::authority::Authority;
 use crate::support::agent::{Agent, ClientCredentials, KeyKind, Trust};
 use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
 use crate::support::http::{self, RUNTIME};
-use crate::support::{project, scratch, variable};
+use crate::support::{project, scratch, variable, wait};
 
 /// The type, labels and buckets of a metric.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,7 +117,10 @@ pub(super) fn are_those_of_istio() -> Result<(), Failed> {
     Err(problems.join("\n").into())
 }
 
-/// Returns the metrics of a daemon that serves two proxies and has issued a certificate.
+/// A sample of the one debug page that was requested over xDS.
+const PAGE_SENT: &str = "pilot_xds_pushes{type=\"istio.io/debug\"} 1";
+
+/// Returns the metrics of a daemon that serves two proxies, has issued a certificate and has shown a page over xDS.
 fn served() -> Result<String, Failed> {
     let authority = Authority::new("metrics");
     let scratch = scratch("debug-metrics");
@@ -133,5 +139,21 @@ fn served() -> Result<String, Failed> {
     RUNTIME
         .block_on(agent.certificate(&credentials, KeyKind::Ecdsa))
         .map_err(|status| status.to_string())?;
-    Ok(http::get(daemon.monitoring, "istiod", "/metrics")?.body)
+    let operator = authority.certificate("spiffe://cluster.local/ns/istio-system/sa/operator");
+    let node = Node {
+        id: "sidecar~10.1.0.9~operator.istio-system~istio-system.svc.cluster.local".to_owned(),
+        metadata: json!({ "NAMESPACE": "istio-system", "SERVICE_ACCOUNT": "operator" }),
+    };
+    let page = RUNTIME.block_on(async {
+        let mut stream = agent.ads(&ClientCredentials::certificate(operator), &node).await?;
+        stream.ask("istio.io/debug", &["resourcesz"]).await
+    });
+    let page = page.map_err(|status| status.to_string())?;
+    let over_http = http::get(daemon.monitoring, "istiod", "/debug/resourcesz")?.body;
+    let over_xds: Vec<_> = page.resources.iter().map(|page| page.value.to_vec()).collect();
+    assert_eq!(over_xds, [over_http.into_bytes()]);
+    Ok(wait::until("a counted page", Duration::from_mins(1), || {
+        let metrics = http::get(daemon.monitoring, "istiod", "/metrics").ok()?.body;
+        metrics.lines().any(|line| line == PAGE_SENT).then_some(metrics)
+    })?)
 }

@@ -17,7 +17,7 @@ use crate::{
     model::{
         MeshSnapshot, Service,
         endpoint::Health,
-        service::{Protocol, Resolution},
+        service::{Protocol, Resolution, ServicePort},
     },
     table::Cx,
 };
@@ -113,10 +113,12 @@ impl MeshMetrics {
         let awaiting = mesh.services_awaiting_pods.get(&cx, &());
         let pending: usize = awaiting.map(|(_, endpoints)| endpoints.pending).sum();
         self.endpoints_without_pod.set(pending as i64);
-        let not_ready = observed
+        let unready = unready_addresses(mesh);
+        let addresses = observed
             .proxies
             .iter()
-            .filter(|(_, proxy, _)| is_not_ready(mesh, proxy));
+            .filter_map(|(_, proxy, _)| proxy.addresses.first());
+        let not_ready = addresses.filter(|address| unready.contains(address.as_str()));
         self.not_ready.set(not_ready.count() as i64);
         self.duplicate_subsets.set(hosts_with_duplicate_subsets(mesh) as i64);
         self.resources.set(observed.size.resources as i64);
@@ -149,21 +151,25 @@ fn ports_without_endpoints(mesh: &MeshSnapshot, service: &Service) -> usize {
     }
     let row = mesh.endpoints.get(&Cx::untracked(), &service.key);
     let endpoints = row.map(|row| &*row.endpoints).unwrap_or_default();
-    let served: BTreeSet<&str> = endpoints.iter().map(|endpoint| endpoint.port_name.as_str()).collect();
     let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-    ports.filter(|port| !served.contains(port.name.as_str())).count()
+    let is_empty = |port: &&ServicePort| !endpoints.iter().any(|endpoint| endpoint.port_name == port.name);
+    ports.filter(is_empty).count()
 }
 
-/// Returns true if the proxy is an endpoint of a service, and none of its endpoints is ready.
-fn is_not_ready(mesh: &MeshSnapshot, proxy: &Proxy) -> bool {
+/// Returns the addresses of endpoints that are not ready. One pass over all endpoints: services may have as many
+/// endpoints as there are proxies.
+fn unready_addresses(mesh: &MeshSnapshot) -> BTreeSet<&str> {
     let cx = Cx::untracked();
-    let Some(address) = proxy.addresses.first() else {
-        return false;
-    };
-    let rows = mesh.services_by_endpoint_address.get(&cx, address);
-    let endpoints = rows.flat_map(|(_, row)| row.endpoints.iter());
-    let mut own = endpoints.filter(|endpoint| endpoint.address == *address).peekable();
-    own.peek().is_some() && own.all(|endpoint| matches!(endpoint.health, Health::Unhealthy | Health::Terminating))
+    let mut addresses = BTreeSet::new();
+    for (_, row) in mesh.endpoints.iter(&cx) {
+        let unready = row.endpoints.iter().filter(|endpoint| is_unready(endpoint.health));
+        addresses.extend(unready.map(|endpoint| endpoint.address.as_str()));
+    }
+    addresses
+}
+
+fn is_unready(health: Health) -> bool {
+    matches!(health, Health::Unhealthy | Health::Terminating)
 }
 
 fn has_pod(mesh: &MeshSnapshot, proxy: &Proxy) -> bool {

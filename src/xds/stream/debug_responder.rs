@@ -15,6 +15,7 @@ use crate::{
         admission::Source,
         debug::DebugRequest,
         message::{Message, ResponseSender},
+        metrics::SentResponse,
         protocol::Protocol,
         request::IncomingRequest,
     },
@@ -43,6 +44,7 @@ impl DebugResponder {
             names: request.debug_names,
             caller: self.caller.clone(),
         };
+        let rendering = (self.shared.clock)();
         let mut ends = EndSignals::new(&self.sender, &self.draining);
         let answer = tokio::select! {
             answer = debug_handler.answer(debug_request) => answer?,
@@ -51,12 +53,19 @@ impl DebugResponder {
         let (message, mut sent) = Message::of_debug(self.protocol, type_url, answer)?;
         let written = async {
             let permit = self.shared.admission.response(&self.source, sent.size_bytes).await;
+            let sending = (self.shared.clock)();
             self.sender.send(message).await?;
             // A slow reader loses its permit. `written` always completes with an error.
             if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {
                 drop(permit);
                 let _ = sent.written.await;
             }
+            let now = (self.shared.clock)();
+            self.shared.metrics.sent_debug(&SentResponse {
+                size_bytes: sent.size_bytes,
+                sending: now.saturating_duration_since(sending),
+                pushing: now.saturating_duration_since(rendering),
+            });
             Ok(())
         };
         tokio::select! {

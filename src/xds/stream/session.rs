@@ -29,6 +29,7 @@ use crate::{
         debug,
         events::{Attachment, Health},
         message::{Message, ResponseSender},
+        metrics::SentResponse,
         registry::{NewConnection, Registration},
         request::{IncomingRequest, UnservedRequest},
     },
@@ -263,8 +264,12 @@ impl Session {
             let resource_type = response.resource_type;
             let size_bytes = match self.write_one(response).await {
                 Ok((size_bytes, sending)) => {
-                    let pushing = (self.shared.clock)().saturating_duration_since(rendering);
-                    self.shared.metrics.sent(resource_type, size_bytes, sending, pushing);
+                    let sent = SentResponse {
+                        size_bytes,
+                        sending,
+                        pushing: (self.shared.clock)().saturating_duration_since(rendering),
+                    };
+                    self.shared.metrics.sent(resource_type, &sent);
                     size_bytes
                 }
                 Err(end) => {
