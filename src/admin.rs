@@ -4,5 +4,6 @@ pub mod access;
 pub mod debug;
 pub mod http;
 pub mod metrics;
+pub mod profile;
 pub mod renderer;
 pub mod server;

@@ -78,7 +78,7 @@ pub struct DiscoveryFlags {
     /// Address of metrics, version and debug pages; empty: same as --httpAddr.
     #[arg(long, default_value = ":15014", value_parser = address)]
     pub monitoring_addr: Address,
-    /// Profiles under /debug/pprof. Accepted for compatibility: there is no Go runtime to profile.
+    /// Serve CPU profiles under /debug/pprof.
     #[arg(
         long,
         default_value_t = true,

@@ -30,6 +30,7 @@ use crate::{
         access::Access,
         debug::{self, wire::Wire},
         http,
+        profile::Profiles,
         renderer::Renderer,
         server,
     },
@@ -85,11 +86,13 @@ pub(super) async fn pages(
         instance,
     )));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
-    let pages = || {
-        if is_shown {
-            debug::guarded_pages(sources.clone(), &access, &renderer)
-        } else {
-            Router::new()
+    let profiles = Profiles::new(renderer.clone());
+    let pages = || match (is_shown, flags.profile) {
+        (false, _) => Router::new(),
+        (true, false) => debug::guarded_pages(sources.clone(), &access, &renderer),
+        (true, true) => {
+            let pages = debug::guarded_pages(sources.clone(), &access, &renderer);
+            pages.merge(profiles.guarded_pages(&access))
         }
     };
     let mut http = server::readiness(environment).merge(pages());
