@@ -24,6 +24,7 @@ mod mesh;
 pub mod message;
 mod multicluster;
 pub mod object;
+mod reduced;
 mod schema;
 mod service;
 mod service_entry;
@@ -37,7 +38,8 @@ mod webhook;
 pub use self::{
     mesh::{Mesh, Settings, default_objects},
     message::{Code, Level, Message},
-    object::{Object, Type, read},
+    object::{Object, Type, is_of_revision, read},
+    reduced::reduce,
     suppression::{Suppression, SuppressionError},
     table::Analyzer,
 };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::object::{Object, Type};
 use crate::base::SmolStr;
@@ -202,6 +202,8 @@ pub struct Resource {
     pub name: SmolStr,
     /// The namespace; empty for cluster-scoped objects and for files that name none.
     pub namespace: SmolStr,
+    /// The API group of the kind.
+    pub group: &'static str,
 }
 
 impl Resource {
@@ -246,10 +248,22 @@ pub struct Message {
 impl Message {
     /// Returns the page that explains the code.
     pub fn documentation(&self) -> String {
-        format!(
-            "{DOCUMENTATION}/{}/?ref=istioctl-analyze",
-            self.code.to_ascii_lowercase()
-        )
+        format!("{}?ref=istioctl-analyze", self.page())
+    }
+
+    fn page(&self) -> String {
+        format!("{DOCUMENTATION}/{}/", self.code.to_ascii_lowercase())
+    }
+
+    /// Returns the message as an element of `status.validationMessages`, which has no text.
+    ///
+    /// Parity (pkg/config/analysis/diag/message.go).
+    pub fn status_json(&self) -> Value {
+        json!({
+            "documentationUrl": self.page(),
+            "level": self.level.name().to_ascii_uppercase(),
+            "type": {"code": self.code},
+        })
     }
 
     /// Returns the message as the JSON of `istioctl analyze`.
@@ -301,6 +315,7 @@ impl Report {
                 kind: object.kind.name(),
                 name: object.name.clone(),
                 namespace: object.namespace.clone(),
+                group: object.kind.group(),
             },
             place: object.place.clone(),
             text: text.into(),
@@ -318,6 +333,7 @@ impl Report {
                 kind: kind.name(),
                 name: name.into(),
                 namespace: namespace.into(),
+                group: kind.group(),
             },
             place: SmolStr::default(),
             text,

@@ -1,5 +1,7 @@
 //! Manifests with their origin.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::json::{items, labels, text};
@@ -117,7 +119,8 @@ impl Type {
         }
     }
 
-    fn is_cluster_scoped(self) -> bool {
+    /// Returns true if objects of the kind belong to no namespace.
+    pub fn is_cluster_scoped(self) -> bool {
         match self {
             Self::Known(kind) => kind.is_cluster_scoped(),
             Self::Deployment => false,
@@ -141,8 +144,8 @@ pub struct Object {
     pub place: SmolStr,
     /// The labels.
     pub labels: Labels,
-    /// The whole manifest.
-    pub manifest: Value,
+    /// The whole manifest, shared by copies of the object.
+    pub manifest: Arc<Value>,
 }
 
 impl Object {
@@ -170,7 +173,7 @@ impl Object {
             cluster: SmolStr::default(),
             place: SmolStr::default(),
             labels: labels(&metadata["labels"]),
-            manifest,
+            manifest: Arc::new(manifest),
         })
     }
 
@@ -193,6 +196,13 @@ impl Object {
     pub(super) fn label(&self, name: &str) -> &str {
         self.labels.get(name).map_or("", SmolStr::as_str)
     }
+}
+
+/// Returns true for objects of every revision and of this one. The label has another meaning on workloads.
+pub fn is_of_revision(object: &Object, revision: &str) -> bool {
+    let is_configuration = matches!(object.kind, Type::Known(kind) if kind.is_istio() || kind.is_gateway_api());
+    let label = object.labels.get("istio.io/rev");
+    !is_configuration || label.is_none_or(|label| revision.is_empty() || label == revision)
 }
 
 /// Returns `namespace/name`, or the name alone.

@@ -142,7 +142,7 @@ impl Controllers {
         // Objects of a folder have no writable status.
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
-            controllers.analyse(&election);
+            controllers.analyze(config, &election);
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -290,15 +290,19 @@ impl Controllers {
         });
     }
 
-    fn analyse(&self, election: &Election) {
+    fn analyze(&self, config: &Cluster, election: &Election) {
         let features = &self.installation.features;
         if !features.pilot_enable_analysis {
             return;
         }
-        let (election, mesh) = (election.clone(), self.mesh.clone());
-        let interval = features.pilot_analysis_interval;
+        let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        let options = analysis::AnalysisOptions {
+            interval: features.pilot_analysis_interval,
+            revision: self.installation.revision.clone(),
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+        };
         self.environment.tasks.spawn("analysis", async move {
-            analysis::run(&election, mesh, interval).await;
+            analysis::run(&election, watches, mesh, options).await;
         });
     }
 

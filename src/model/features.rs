@@ -360,9 +360,9 @@ features! {
         ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY istio_workload_entry_validate_identity: bool = true;
         /// Elects one replica for writes; otherwise every replica writes.
         ENABLE_LEADER_ELECTION enable_leader_election: bool = true;
-        /// Writes analysis messages into statuses.
+        /// Analyzes the config cluster and writes messages into statuses.
         PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
-        /// Shortest interval between analyses.
+        /// Longest delay of an analysis after a change.
         PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
         /// Allocates addresses in the status of ServiceEntries without one.
         PILOT_ENABLE_IP_AUTOALLOCATE pilot_enable_ip_autoallocate: bool = true;

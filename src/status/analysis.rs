@@ -1,225 +1,420 @@
-//! Writes dangling references and exceeded limits of an object into its status (`PILOT_ENABLE_ANALYSIS`), in the form
-//! of `istioctl analyze` and Istio's own analysis: `status.validationMessages`.
+//! Analysis of the config cluster, as `istiod analyze` does it, with the results in the statuses of objects
+//! (`PILOT_ENABLE_ANALYSIS`): `status.validationMessages`.
+//!
+//! The leader alone reads what analyzers need; other replicas hold nothing of it. Statuses come back from the watches,
+//! so a new leader knows what is written already, and removes messages that its predecessor left.
+//!
+//! Parity (pkg/config/analysis/incluster/controller.go).
+
+mod inputs;
+mod message;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::pending,
     sync::Arc,
-    time::Duration,
+    time::{Duration, UNIX_EPOCH},
 };
 
-use serde_json::{Value, json};
-use tokio::sync::watch;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use serde_json::Value;
+use tokio::{
+    sync::{mpsc, watch},
+    task::{JoinError, JoinHandle, spawn_blocking},
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
+use self::{
+    inputs::{Entry, Inputs, Write},
+    message::Found,
+};
 use super::{
     leader::{Election, Lock},
-    store::{Store, WriteError},
+    store::{Store, WriteError, resource},
+    watching::Watches,
 };
 use crate::{
-    api::{Diagnostic, Kind, Severity},
-    base::ObjectKey,
+    analyze::{Level, Mesh, Message, Scope, Type, analyze},
+    api::Kind,
+    base::SmolStr,
+    environment,
+    kube::{
+        Object,
+        watch::{WatchEvent, WatchTarget},
+    },
     model::snapshot::MeshSnapshot,
-    table::Cx,
 };
 
-/// Istio's codes of our diagnostics.
-const CODES: [(&str, &str); 1] = [("ReferencedResourceNotFound", "IST0101")];
-/// Attempts to read and write a status after conflicts.
-const ATTEMPTS: u32 = 5;
+/// Time without a change after which an analysis begins, at most.
+///
+/// Parity (pkg/config/analysis/incluster/controller.go).
+const QUIET: Duration = Duration::from_secs(1);
+/// Delay of a retry of failed writes.
+const RETRY: Duration = Duration::from_secs(5);
+/// Rest after an analysis, as a multiple of its duration: a tenth of one core is used at most.
+const REST: u32 = 9;
+/// Concurrent writes.
+const MAX_CONCURRENT: usize = 8;
+/// Messages that are logged after an analysis.
+const MAX_LOGGED: usize = 100;
+/// Capacity of the queue of events.
+const QUEUE: usize = 64;
+/// Secrets that no Gateway uses.
+const SECRETS: &str = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token";
 
-/// Kind and key of an object.
-type ObjectId = (Kind, ObjectKey);
+/// Options of the analysis.
+#[derive(Clone, Debug)]
+pub struct AnalysisOptions {
+    /// `PILOT_ANALYSIS_INTERVAL`: the longest delay of an analysis after a change.
+    pub interval: Duration,
+    /// Revision of this control plane; empty for all.
+    pub revision: SmolStr,
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
+    pub only: SmolStr,
+}
 
-/// Runs analyses while this replica leads, at most once per interval (`PILOT_ANALYSIS_INTERVAL`).
-pub async fn run(election: &Election, mesh: watch::Receiver<Arc<MeshSnapshot>>, interval: Duration) {
+/// Analyzes while this replica leads.
+pub async fn run(
+    election: &Election,
+    watches: Watches,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    options: AnalysisOptions,
+) {
     election
         .run(Lock::ANALYSIS, |token| {
-            analyse(election.client.clone(), mesh.clone(), interval, token)
+            let analysis = Analysis::new(election, watches.clone(), mesh.clone(), options.clone());
+            async move {
+                token.run_until_cancelled(Box::pin(analysis.run())).await;
+            }
         })
         .await;
 }
 
-async fn analyse(
-    client: ::kube::Client,
-    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    interval: Duration,
-    token: CancellationToken,
-) {
-    let mut published = BTreeMap::<ObjectId, Vec<Value>>::new();
-    mesh.mark_changed();
-    loop {
-        tokio::select! {
-            () = token.cancelled() => return,
-            changed = mesh.changed() => if changed.is_err() { return },
+/// An event with its kind and the number of the watch that it comes from.
+type KindEvent = (Type, u64, WatchEvent<Entry>);
+/// The result of a write, with the object as it is now.
+type Written = (Write, Result<Value, WriteError>);
+
+/// A running watch.
+struct Running {
+    number: u64,
+    version: &'static str,
+    stop: CancellationToken,
+}
+
+/// The times of the first and the last change that no analysis has read.
+#[derive(Clone, Copy)]
+struct Changed {
+    first: Instant,
+    last: Instant,
+}
+
+struct Analysis {
+    watches: Watches,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    options: AnalysisOptions,
+    istio_namespace: String,
+    inputs: Inputs,
+    running: BTreeMap<Type, Running>,
+    /// The number of watches that were opened.
+    opened: u64,
+    watching: FuturesUnordered<BoxFuture<'static, ()>>,
+    sender: mpsc::Sender<KindEvent>,
+    events: mpsc::Receiver<KindEvent>,
+    changed: Option<Changed>,
+    /// No analysis begins before.
+    earliest: Instant,
+    /// When the snapshot is looked at again.
+    observe_at: Option<Instant>,
+    /// When statuses are compared again after a failed write.
+    retry_at: Option<Instant>,
+    analyzing: Option<JoinHandle<Vec<Message>>>,
+    found: Found,
+    reported: BTreeSet<Message>,
+    queue: Vec<Write>,
+    writing: FuturesUnordered<BoxFuture<'static, Written>>,
+}
+
+impl Analysis {
+    fn new(
+        election: &Election,
+        watches: Watches,
+        mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        options: AnalysisOptions,
+    ) -> Self {
+        let (sender, events) = mpsc::channel(QUEUE);
+        mesh.mark_changed();
+        Self {
+            watches,
+            mesh,
+            options,
+            istio_namespace: election.namespace.to_string(),
+            inputs: Inputs::default(),
+            running: BTreeMap::new(),
+            opened: 0,
+            watching: FuturesUnordered::new(),
+            sender,
+            events,
+            changed: None,
+            earliest: Instant::now(),
+            observe_at: None,
+            retry_at: None,
+            analyzing: None,
+            found: Found::default(),
+            reported: BTreeSet::new(),
+            queue: Vec::new(),
+            writing: FuturesUnordered::new(),
         }
-        let snapshot = mesh.borrow_and_update().clone();
-        let found = messages(&findings(&snapshot));
-        for id in changes(&published, &found) {
-            let messages = found.get(&id).cloned().unwrap_or_default();
-            let (kind, key) = &id;
-            let store = Store::new(client.clone(), kind.group(), kind.version(), kind.name(), kind.plural());
-            match write(&store, key, &messages).await {
-                Ok(()) => {}
-                Err(error) => {
-                    tracing::warn!(kind = kind.name(), object = %key, %error, "failed to write validation messages");
-                    // The next analysis retries failed writes.
-                    continue;
+    }
+
+    async fn run(mut self) {
+        for kind in Type::all().filter(|kind| !is_custom(*kind)) {
+            self.open(kind, kind.served_versions().first().copied().unwrap_or("v1"));
+        }
+        loop {
+            let due = self.due();
+            tokio::select! {
+                Some(()) = self.watching.next() => {}
+                Some(event) = self.events.recv() => {
+                    self.on_event(event);
+                    while let Ok(event) = self.events.try_recv() {
+                        self.on_event(event);
+                    }
+                }
+                changed = self.mesh.changed(), if self.observe_at.is_none() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.observe();
+                }
+                () = at(self.observe_at) => self.observe_at = None,
+                () = at(due) => self.begin(),
+                messages = ended(&mut self.analyzing) => self.on_messages(messages),
+                Some(written) = self.writing.next() => self.on_written(written),
+                () = at(self.retry_at) => {
+                    self.retry_at = None;
+                    self.queue = self.inputs.due(&self.found);
                 }
             }
-            if messages.is_empty() {
-                published.remove(&id);
-            } else {
-                published.insert(id, messages);
+            self.write();
+        }
+    }
+
+    /// Returns when the next analysis begins; `None` if nothing has changed, something is unknown or one runs.
+    fn due(&self) -> Option<Instant> {
+        let changed = self
+            .changed
+            .filter(|_| self.analyzing.is_none() && self.inputs.are_complete())?;
+        let interval = self.options.interval;
+        let is_quiet = changed.last + QUIET.min(interval);
+        Some(is_quiet.min(changed.first + interval).max(self.earliest))
+    }
+
+    fn has_changed(&mut self) {
+        let now = Instant::now();
+        let first = self.changed.map_or(now, |changed| changed.first);
+        self.changed = Some(Changed { first, last: now });
+    }
+
+    /// Looks at the snapshot, at most once per interval.
+    fn observe(&mut self) {
+        let mesh = self.mesh.borrow_and_update().clone();
+        if self.inputs.observe(&mesh) {
+            self.has_changed();
+        }
+        self.observe_at = (mesh.revision.0 > 0).then(|| Instant::now() + self.options.interval);
+    }
+
+    fn on_event(&mut self, (kind, number, event): KindEvent) {
+        let is_current = self.running.get(&kind).is_some_and(|running| running.number == number);
+        if !is_current || !self.inputs.take(kind, event) {
+            return;
+        }
+        self.has_changed();
+        if kind == Type::Definition {
+            self.follow_definitions();
+        }
+    }
+
+    /// Watches the custom kinds that the cluster serves.
+    fn follow_definitions(&mut self) {
+        for kind in Type::all().filter(|kind| is_custom(*kind)) {
+            let served = self.inputs.served_version(kind);
+            if served.is_some() && self.running.get(&kind).map(|running| running.version) == served {
+                continue;
+            }
+            if let Some(running) = self.running.remove(&kind) {
+                running.stop.cancel();
+                self.inputs.forget(kind);
+            }
+            match served {
+                Some(version) => self.open(kind, version),
+                None => {
+                    if self.inputs.is_absent(kind) {
+                        self.has_changed();
+                    }
+                }
             }
         }
-        tokio::select! {
-            () = token.cancelled() => return,
-            () = tokio::time::sleep(interval) => {}
-        }
     }
-}
 
-fn findings(mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
-    let cx = Cx::untracked();
-    let mut findings = mesh.missing_references(&cx);
-    findings.extend(mesh.exceeded_limits(&cx));
-    findings
-}
-
-/// Returns the messages of each object, in order.
-fn messages(findings: &BTreeSet<Diagnostic>) -> BTreeMap<ObjectId, Vec<Value>> {
-    let mut messages = BTreeMap::<ObjectId, Vec<Value>>::new();
-    for finding in findings {
-        let Some(kind) = finding.kind else { continue };
-        // Only Istio's own kinds have this status.
-        if kind.group().ends_with("istio.io") && kind.is_object() {
-            messages
-                .entry((kind, finding.key.clone()))
-                .or_default()
-                .push(message(finding));
-        }
-    }
-    messages
-}
-
-fn message(finding: &Diagnostic) -> Value {
-    let code = CODES
-        .iter()
-        .find(|(name, _)| finding.code == *name)
-        .map(|(_, code)| *code);
-    let level = match finding.severity {
-        Severity::Error => "ERROR",
-        Severity::Warning => "WARNING",
-    };
-    let mut kind = json!({"name": finding.code});
-    if let Some(code) = code {
-        kind["code"] = code.into();
-    }
-    let mut message = json!({"type": kind, "level": level, "message": finding.message});
-    if let Some(code) = code {
-        let code = code.to_ascii_lowercase();
-        message["documentationUrl"] = format!("https://istio.io/latest/docs/reference/config/analysis/{code}/").into();
-    }
-    message
-}
-
-/// Returns the objects whose messages changed.
-fn changes(published: &BTreeMap<ObjectId, Vec<Value>>, found: &BTreeMap<ObjectId, Vec<Value>>) -> BTreeSet<ObjectId> {
-    let all: BTreeSet<&ObjectId> = published.keys().chain(found.keys()).collect();
-    all.into_iter()
-        .filter(|id| published.get(*id) != found.get(*id))
-        .cloned()
-        .collect()
-}
-
-async fn write(store: &Store, key: &ObjectKey, messages: &[Value]) -> Result<(), WriteError> {
-    let mut last = WriteError::Conflict("no attempt was made".into());
-    for _ in 0..ATTEMPTS {
-        let Some(mut found) = store.get(&key.namespace, &key.name).await? else {
-            return Ok(());
+    fn open(&mut self, kind: Type, version: &'static str) {
+        self.opened += 1;
+        let number = self.opened;
+        let stop = CancellationToken::new();
+        let revision = self.options.revision.clone();
+        let (watching, mut events) = self.watches.open(self.target(kind, version), move |object| {
+            Entry::of(kind, &revision, object)
+        });
+        let (sender, stopped) = (self.sender.clone(), stop.clone());
+        let forwarding = async move {
+            while let Some(event) = events.recv().await {
+                if sender.send((kind, number, event)).await.is_err() {
+                    return;
+                }
+            }
         };
-        if !put(&mut found, messages) {
-            return Ok(());
-        }
-        match store.replace_status(&key.namespace, &key.name, &found).await {
-            Ok(_) | Err(WriteError::NotFound(_)) => return Ok(()),
-            Err(error @ WriteError::Conflict(_)) => last = error,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(last)
-}
-
-/// Sets the messages in an object's status; returns false if they are there already.
-fn put(object: &mut Value, messages: &[Value]) -> bool {
-    let known = object["status"]["validationMessages"].as_array();
-    if known.map_or(messages.is_empty(), |known| known == messages) {
-        return false;
-    }
-    let generation = object["metadata"]["generation"].clone();
-    object["status"]["validationMessages"] = messages.into();
-    if !generation.is_null() {
-        object["status"]["observedGeneration"] = generation;
-    }
-    true
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::field::FieldError;
-
-    fn finding(name: &str, message: &str) -> Diagnostic {
-        let key = ObjectKey::new(&"Kubernetes".into(), "default", name);
-        let finding = FieldError {
-            field: "spec".into(),
-            message: message.into(),
-        };
-        Diagnostic::of_object(
-            Kind::VirtualService,
-            key,
-            Severity::Error,
-            "ReferencedResourceNotFound",
-            finding,
-        )
-    }
-
-    #[test]
-    fn findings_are_reported_once_and_withdrawn() {
-        let one = messages(&BTreeSet::from([
-            finding("a", "x"),
-            finding("a", "y"),
-            finding("b", "x"),
-        ]));
-        let other = messages(&BTreeSet::from([finding("a", "x"), finding("b", "x")]));
-        let names = |changes: BTreeSet<ObjectId>| -> Vec<String> {
-            changes.into_iter().map(|(_, key)| key.name.to_string()).collect()
-        };
-        assert_eq!(names(changes(&BTreeMap::new(), &one)), ["a", "b"]);
-        assert_eq!(names(changes(&one, &other)), ["a"]);
-        assert_eq!(names(changes(&other, &BTreeMap::new())), ["a", "b"]);
-    }
-
-    #[test]
-    fn messages_have_istios_form() {
-        let all = messages(&BTreeSet::from([finding("a", "no service has the host x")]));
-        let messages = all.values().next().expect("one object");
-        let mut object = json!({"metadata": {"name": "a", "generation": 3}, "status": {"conditions": []}});
-        assert!(put(&mut object, messages) && !put(&mut object, messages));
-        assert_eq!(
-            object["status"],
-            json!({
-                "conditions": [],
-                "observedGeneration": 3,
-                "validationMessages": [{
-                    "type": {"name": "ReferencedResourceNotFound", "code": "IST0101"},
-                    "level": "ERROR",
-                    "message": "no service has the host x",
-                    "documentationUrl": "https://istio.io/latest/docs/reference/config/analysis/ist0101/",
-                }],
-            })
+        self.watching.push(
+            async move {
+                tokio::select! {
+                    () = stopped.cancelled() => {}
+                    () = watching => {}
+                    () = forwarding => {}
+                }
+            }
+            .boxed(),
         );
-        assert!(put(&mut object, &[]));
-        assert!(!put(&mut json!({"metadata": {}}), &[]), "nothing to take back");
+        self.running.insert(kind, Running { number, version, stop });
+    }
+
+    fn target(&self, kind: Type, version: &str) -> WatchTarget {
+        let is_config_map = kind == Kind::ConfigMap.into();
+        let only = Some(self.options.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
+        let namespace = if is_config_map {
+            Some(self.istio_namespace.as_str())
+        } else {
+            only
+        };
+        WatchTarget {
+            namespace: namespace.map(str::to_owned),
+            fields: (kind == Kind::Secret.into()).then(|| SECRETS.to_owned()),
+            metadata_only: kind == Kind::Namespace.into() || kind == Kind::Node.into(),
+            ..WatchTarget::all(resource(kind.group(), version, kind.name(), kind.plural()))
+        }
+    }
+
+    /// Begins an analysis on a thread that serves no one.
+    fn begin(&mut self) {
+        let now = environment::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        let Some((objects, settings)) = self.inputs.analysis(&self.istio_namespace, now) else {
+            return;
+        };
+        self.changed = None;
+        self.earliest = Instant::now();
+        self.analyzing = Some(spawn_blocking(move || {
+            analyze(&Mesh::new(objects, settings), &Scope::default())
+        }));
+    }
+
+    fn on_messages(&mut self, messages: Result<Vec<Message>, JoinError>) {
+        self.analyzing = None;
+        self.earliest = Instant::now() + REST * self.earliest.elapsed();
+        let messages = match messages {
+            Ok(messages) => messages,
+            Err(error) => return tracing::error!(%error, "analysis failed"),
+        };
+        self.found = Found::new(&messages, &self.inputs.exceeded());
+        self.queue = self.inputs.due(&self.found);
+        self.report(messages);
+    }
+
+    /// Logs messages that are new, and those that are resolved.
+    fn report(&mut self, messages: Vec<Message>) {
+        let messages: BTreeSet<Message> = messages.into_iter().collect();
+        let new: Vec<&Message> = messages.difference(&self.reported).collect();
+        for message in new.iter().take(MAX_LOGGED) {
+            let (code, object, text) = (message.code, &message.resource, &message.text);
+            match message.level {
+                Level::Error => tracing::error!(code, %object, text, "configuration problem found"),
+                Level::Warning => tracing::warn!(code, %object, text, "configuration problem found"),
+                Level::Info => tracing::debug!(code, %object, text, "configuration problem found"),
+            }
+        }
+        if let Some(omitted) = new.len().checked_sub(MAX_LOGGED).filter(|omitted| *omitted > 0) {
+            tracing::warn!(omitted, "more configuration problems found");
+        }
+        for message in self.reported.difference(&messages).take(MAX_LOGGED) {
+            tracing::info!(code = message.code, object = %message.resource, "configuration problem resolved");
+        }
+        self.reported = messages;
+    }
+
+    /// Starts due writes, up to the limit.
+    fn write(&mut self) {
+        while self.writing.len() < MAX_CONCURRENT {
+            let Some(write) = self.queue.pop() else { return };
+            let Some(running) = self.running.get(&write.kind) else {
+                continue;
+            };
+            let (kind, version) = (write.kind, running.version);
+            let client = self.watches.client.clone();
+            let store = Store::new(client, kind.group(), version, kind.name(), kind.plural());
+            self.writing.push(
+                async move {
+                    let (namespace, name) = &write.key;
+                    let written = store.merge_status(namespace, name, &write.fields).await;
+                    (write, written)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    fn on_written(&mut self, (write, written): Written) {
+        let (kind, (namespace, name)) = (write.kind, &write.key);
+        match written {
+            Ok(object) => {
+                tracing::debug!(kind = kind.name(), %namespace, %name, "validation messages written");
+                // The next comparison must not find the status of before.
+                if let Ok(object) = Object::from_value(object) {
+                    let entry = Entry::of(kind, &self.options.revision, object);
+                    if self.inputs.take(kind, WatchEvent::Applied(entry)) {
+                        self.has_changed();
+                    }
+                }
+            }
+            Err(WriteError::NotFound(_)) => {}
+            // The object has changed, and the watch says so.
+            Err(WriteError::Conflict(_)) => self.retry(),
+            Err(error) => {
+                tracing::warn!(kind = kind.name(), %namespace, %name, %error, "failed to write validation messages");
+                self.retry();
+            }
+        }
+    }
+
+    fn retry(&mut self) {
+        self.retry_at = Some(Instant::now() + RETRY);
+    }
+}
+
+/// Returns true for kinds that CustomResourceDefinitions define.
+fn is_custom(kind: Type) -> bool {
+    matches!(kind, Type::Known(kind) if kind.is_custom())
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}
+
+async fn ended<T>(job: &mut Option<JoinHandle<T>>) -> Result<T, JoinError> {
+    match job {
+        Some(job) => job.await,
+        None => pending().await,
     }
 }

@@ -142,6 +142,15 @@ impl Store {
             .await
     }
 
+    /// Merges fields into an object by its subresource `status`. With `metadata.resourceVersion` in the fields, it is
+    /// a conflict if the object has changed since.
+    pub async fn merge_status(&self, namespace: &str, name: &str, fields: &Value) -> Result<Value, WriteError> {
+        let request = self.request(namespace);
+        let parameters = PatchParams::default();
+        self.send(request.patch_subresource("status", name, &parameters, &Patch::Merge(fields)))
+            .await
+    }
+
     /// Deletes an object if its resource version is still this one.
     pub async fn delete(&self, namespace: &str, name: &str, resource_version: &str) -> Result<(), WriteError> {
         let parameters = DeleteParams {

@@ -29,11 +29,18 @@ pub struct Watches {
 
 impl Watches {
     /// Opens a watch and returns its events. It runs while the future is polled, and ends when the receiver is dropped.
-    pub fn open<T: Send + Sync + 'static>(
+    pub fn open<T, C>(
         &self,
         target: WatchTarget,
-        convert: fn(Object) -> T,
-    ) -> (impl Future<Output = ()> + Send + use<T>, mpsc::Receiver<WatchEvent<T>>) {
+        convert: C,
+    ) -> (
+        impl Future<Output = ()> + Send + use<T, C>,
+        mpsc::Receiver<WatchEvent<T>>,
+    )
+    where
+        T: Send + Sync + 'static,
+        C: FnMut(Object) -> T + Send + Sync,
+    {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let health = WatchHealth::new(&self.cluster, &target.name(), &self.metrics);
         (watch_as(self.client.clone(), target, health, convert, sender), receiver)

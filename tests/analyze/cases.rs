@@ -4,6 +4,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::Arc,
     time::UNIX_EPOCH,
 };
 
@@ -100,7 +101,13 @@ impl Case {
             analyzers: vec![analyzer],
             ..Scope::default()
         };
+        let reduced = objects.iter().cloned().map(|mut object| {
+            analyze::reduce(object.kind, Arc::make_mut(&mut object.manifest));
+            object
+        });
+        let reduced = analyze(&Mesh::new(reduced, settings.clone()), &scope);
         let messages = analyze(&Mesh::new(objects, settings), &scope);
+        assert_eq!(reduced, messages, "the reduced objects must have the same messages");
         let mut actual: Vec<String> = messages
             .iter()
             .map(|it| format!("{} {} {}", it.level.name(), it.code, it.resource))

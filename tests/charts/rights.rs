@@ -90,7 +90,11 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     let used: BTreeSet<String> = asked
         .iter()
         .flat_map(|request| {
-            [request.resource.as_str(), "*"].map(|resource| format!("{} {} {resource}", request.verb, request.group))
+            let subresource = request.resource.split_once('/').map(|(_, name)| format!("*/{name}"));
+            let resources = [request.resource.clone(), "*".to_owned()]
+                .into_iter()
+                .chain(subresource);
+            resources.map(|resource| format!("{} {} {resource}", request.verb, request.group))
         })
         .collect();
     let idle: BTreeSet<String> = granted(&objects).difference(&used).cloned().collect();
@@ -130,6 +134,7 @@ fn granted(objects: &[Value]) -> BTreeSet<String> {
 fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
     let metadata = |namespace: &str, name: &str| json!({ "namespace": namespace, "name": name });
     let networking = "networking.istio.io/v1";
+    let absent = json!({ "matchLabels": { "app": "absent" } });
     for object in [
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata("default", "web"),
             "spec": { "selector": { "app": "web" }, "ports": [{ "name": "http", "port": 80 }] } }),
@@ -139,6 +144,13 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         json!({ "apiVersion": networking, "kind": "VirtualService", "metadata": metadata("default", "astray"),
             "spec": { "hosts": ["far.example.com"], "gateways": ["absent"],
                 "http": [{ "route": [{ "destination": { "host": "far.example.com" } }] }] } }),
+        json!({ "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+            "metadata": metadata("default", "none"), "spec": { "selector": absent, "rules": [{}] } }),
+        json!({ "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry", "metadata": metadata("default", "none"),
+            "spec": { "selector": absent } }),
+        json!({ "apiVersion": "extensions.istio.io/v1alpha1", "kind": "WasmPlugin",
+            "metadata": metadata("default", "none"),
+            "spec": { "url": "oci://example.com/plugin", "imagePullSecret": "a".repeat(253) } }),
         json!({ "apiVersion": networking, "kind": "WorkloadGroup", "metadata": metadata("default", "machines"),
             "spec": { "template": { "serviceAccount": "machine" } } }),
     ] {
@@ -157,11 +169,18 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         let entry = cluster.get(&entry).ok()??;
         entry["status"]["addresses"].is_array().then_some(())
     })?;
-    let routes = Reference::new(networking, "VirtualService", "default", "astray");
-    wait::until("the status of the VirtualService", Duration::from_mins(1), || {
-        let routes = cluster.get(&routes).ok()??;
-        routes["status"]["validationMessages"].is_array().then_some(())
-    })?;
+    for (api_version, kind, name) in [
+        (networking, "VirtualService", "astray"),
+        ("security.istio.io/v1", "AuthorizationPolicy", "none"),
+        ("telemetry.istio.io/v1", "Telemetry", "none"),
+        ("extensions.istio.io/v1alpha1", "WasmPlugin", "none"),
+    ] {
+        let object = Reference::new(api_version, kind, "default", name);
+        wait::until(&format!("the status of the {kind}"), Duration::from_mins(1), || {
+            let object = cluster.get(&object).ok()??;
+            object["status"]["validationMessages"].is_array().then_some(())
+        })?;
+    }
     // The roots change, so the ConfigMaps are updated, not only created.
     cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;
     let version = "admissionregistration.k8s.io/v1";

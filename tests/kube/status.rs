@@ -144,6 +144,12 @@ fn only_the_leader_writes(name: &str) -> Result<(), Failed> {
     })?;
     cluster.namespace("after", &json!({}))?;
     until_root(&cluster, "after", &roots)?;
+    wait::until("another leader of analysis", TIMEOUT, || {
+        (holder(&cluster, "istio-analyze-leader").as_deref() == Some(left)).then_some(())
+    })?;
+    let late = route("late", "nowhere.example.com");
+    cluster.api.apply(&late)?;
+    until_codes(&cluster, &late, &["IST0101", "IST0101"])?;
     no_request_was_forbidden(&cluster)?;
     Ok(())
 }
@@ -225,24 +231,58 @@ fn addresses_are_assigned(cluster: &Cluster) -> Result<(), String> {
     })
 }
 
+fn route(name: &str, host: &str) -> Value {
+    json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
+        "metadata": { "namespace": "before", "name": name },
+        "spec": { "hosts": ["one.example.com"], "gateways": [format!("{SYSTEM}/{name}")],
+            "http": [{ "route": [{ "destination": { "host": host } }] }] } })
+}
+
+/// Waits until the status of an object has messages with these codes, and returns its resource version.
+fn until_codes(cluster: &Cluster, object: &Value, codes: &[&str]) -> Result<Value, String> {
+    wait::until(&format!("status messages {codes:?}"), TIMEOUT, || {
+        let found = cluster.get(&Reference::of(object)).ok()??;
+        let messages = found["status"]["validationMessages"].as_array();
+        let messages = messages.map(Vec::as_slice).unwrap_or_default();
+        let found_codes: Vec<_> = messages.iter().map(|message| message["type"]["code"].clone()).collect();
+        let is_current = codes.is_empty() || found["status"]["observedGeneration"] == found["metadata"]["generation"];
+        (found_codes == codes && is_current).then(|| found["metadata"]["resourceVersion"].clone())
+    })
+}
+
+/// Messages of several analyzers are written once, follow the object, and are removed when they are resolved.
 fn findings_are_in_the_status(cluster: &Cluster) -> Result<(), String> {
-    let rule = |host: &str| {
-        json!({ "apiVersion": "networking.istio.io/v1", "kind": "VirtualService",
-            "metadata": { "namespace": "before", "name": "rule" },
-            "spec": { "hosts": ["one.example.com"], "http": [{ "route": [{ "destination": { "host": host } }] }] } })
+    let gateway = |name: &str| {
+        json!({ "apiVersion": "networking.istio.io/v1", "kind": "Gateway",
+            "metadata": { "namespace": SYSTEM, "name": name },
+            "spec": { "selector": { "istio": "absent" }, "servers": [{ "hosts": ["*"],
+                "port": { "number": 80, "name": "http", "protocol": "HTTP" } }] } })
     };
-    let until_codes = |codes: &[&str]| {
-        wait::until(&format!("status messages {codes:?}"), TIMEOUT, || {
-            let found = cluster.get(&Reference::of(&rule(""))).ok()??;
-            let messages = found["status"]["validationMessages"].as_array()?;
-            let found_codes: Vec<_> = messages.iter().map(|message| message["type"]["code"].clone()).collect();
-            (found_codes == codes).then_some(())
-        })
-    };
-    cluster.api.apply(&rule("nowhere.example.com"))?;
-    until_codes(&["IST0101"])?;
-    cluster.api.apply(&rule("one.example.com"))?;
-    until_codes(&[])
+    let policy = json!({ "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
+        "metadata": { "namespace": "before", "name": "none" },
+        "spec": { "selector": { "matchLabels": { "app": "absent" } }, "rules": [{}] } });
+    cluster.api.apply(&gateway("rule"))?;
+    cluster.api.apply(&policy)?;
+    let astray = route("rule", "nowhere.example.com");
+    cluster.api.apply(&astray)?;
+    until_codes(cluster, &gateway("rule"), &["IST0101"])?;
+    let written = until_codes(cluster, &policy, &["IST0127"])?;
+    until_codes(cluster, &astray, &["IST0101"])?;
+    // Of another generation, with a second message.
+    let mut twice = astray.clone();
+    twice["spec"]["gateways"] = json!(["absent"]);
+    cluster.api.apply(&twice)?;
+    until_codes(cluster, &twice, &["IST0101", "IST0101"])?;
+    cluster.api.apply(&route("rule", "one.example.com"))?;
+    until_codes(cluster, &astray, &[])?;
+    let policy = cluster
+        .get(&Reference::of(&policy))?
+        .ok_or("the policy does not exist")?;
+    assert_eq!(
+        policy["metadata"]["resourceVersion"], written,
+        "a status with the same messages must not be written"
+    );
+    Ok(())
 }
 
 /// The CRD of ServiceExport, which istiod does not install.

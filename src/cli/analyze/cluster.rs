@@ -7,7 +7,7 @@ use kube::{
 
 use super::{AnalyzeError, AnalyzeFlags, Source};
 use crate::{
-    analyze::{Object, Type},
+    analyze::{Object, Type, is_of_revision},
     api::Kind,
     base::SmolStr,
     kube::{
@@ -136,11 +136,4 @@ fn read_object(kind: Type, mut object: DynamicObject, cluster: &str) -> Option<O
         cluster: SmolStr::new(cluster),
         ..object
     })
-}
-
-/// Returns true for objects of every revision and of this one. The label has another meaning on workloads.
-fn is_of_revision(object: &Object, revision: &str) -> bool {
-    let is_configuration = matches!(object.kind, Type::Known(kind) if kind.is_istio() || kind.is_gateway_api());
-    let label = object.labels.get("istio.io/rev");
-    !is_configuration || label.is_none_or(|label| revision.is_empty() || label == revision)
 }

@@ -1,0 +1,278 @@
+//! What is known of a cluster for analysis: events of watches in, objects and due status writes out.
+//!
+//! Note: nothing is analyzed before every kind is known. A kind whose list is missing would look as if it had no
+//! objects, and everything that refers to them would be reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::message::{Found, Published, Target};
+use crate::{
+    analyze::{Object, Settings, Type, is_of_revision, reduce},
+    api::{Diagnostic, Kind, mesh_config},
+    base::{SmolStr, select::LabelSelector},
+    kube::{self, watch::WatchEvent},
+    model::snapshot::MeshSnapshot,
+    proto::json::to_json,
+    table::Cx,
+};
+
+/// Namespace and name.
+pub(super) type Key = (SmolStr, SmolStr);
+
+/// Parts of a snapshot that an analysis depends on.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct MeshInputs {
+    config: Value,
+    networks: Value,
+    selectors: Vec<LabelSelector>,
+    /// Objects that exceed limits of generation.
+    pub(super) exceeded: BTreeSet<Diagnostic>,
+}
+
+impl MeshInputs {
+    /// Returns the parts of a snapshot; `None` before the mesh config is known.
+    pub(super) fn of(mesh: &MeshSnapshot) -> Option<Self> {
+        if mesh.revision.0 == 0 {
+            return None;
+        }
+        let cx = Cx::untracked();
+        let config = mesh.mesh_config(&cx);
+        let networks = mesh.mesh_networks.get(&cx, &mesh.installation.mesh_config_key());
+        Some(Self {
+            config: to_json(config),
+            networks: networks.map_or_else(|| Value::Object(Map::new()), |networks| to_json(&networks.spec)),
+            selectors: mesh_config::discovery_selectors(config),
+            exceeded: mesh.exceeded_limits(&cx),
+        })
+    }
+}
+
+/// An object from a watch.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    key: Key,
+    /// What analyzers read; `None` for an object that is not analyzed.
+    object: Option<Object>,
+    /// What its status says.
+    published: Published,
+    /// Of a CustomResourceDefinition, its served versions.
+    versions: Vec<SmolStr>,
+    /// True if the last analysis read this content.
+    is_analyzed: bool,
+}
+
+impl Entry {
+    /// Converts an object of the API server.
+    pub(super) fn of(kind: Type, revision: &str, object: kube::Object) -> Self {
+        let key = (object.namespace().into(), object.name().into());
+        let mut manifest = object.value;
+        let published = Published::take(&mut manifest);
+        let versions = served_versions(kind, &manifest);
+        let is_read = kind != Kind::ConfigMap.into() || is_configuration(&manifest);
+        reduce(kind, &mut manifest);
+        let object = Some(manifest).filter(|_| is_read);
+        let object = object.and_then(|manifest| Object::of(kind, manifest, ""));
+        let object = object.filter(|object| is_of_revision(object, revision));
+        Self {
+            key,
+            object,
+            published,
+            versions,
+            is_analyzed: false,
+        }
+    }
+}
+
+fn served_versions(kind: Type, manifest: &Value) -> Vec<SmolStr> {
+    if kind != Type::Definition {
+        return Vec::new();
+    }
+    let versions = manifest["spec"]["versions"].as_array();
+    let served = versions
+        .into_iter()
+        .flatten()
+        .filter(|version| version["served"] == true);
+    served
+        .filter_map(|version| version["name"].as_str())
+        .map(SmolStr::new)
+        .collect()
+}
+
+/// Returns true for ConfigMaps of the control plane. Locks, which change every few seconds, are none.
+///
+/// Parity (pkg/config/analysis/local/istiod_analyze.go).
+fn is_configuration(manifest: &Value) -> bool {
+    let metadata = &manifest["metadata"];
+    let is_lock = !metadata["annotations"]["control-plane.alpha.kubernetes.io/leader"].is_null();
+    !is_lock && metadata["name"].as_str().is_some_and(|name| name.starts_with("istio"))
+}
+
+/// A due write of messages.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Write {
+    pub(super) kind: Type,
+    pub(super) key: Key,
+    /// The fields to merge into the object.
+    pub(super) fields: Value,
+}
+
+/// See the module's documentation.
+#[derive(Default)]
+pub(super) struct Inputs {
+    mesh: Option<MeshInputs>,
+    /// Objects by kind. A kind without an entry is unknown.
+    kinds: BTreeMap<Type, BTreeMap<Key, Entry>>,
+}
+
+impl Inputs {
+    /// Sets what the snapshot says; returns true on a change.
+    pub(super) fn observe(&mut self, mesh: &MeshSnapshot) -> bool {
+        let Some(seen) = MeshInputs::of(mesh) else {
+            return false;
+        };
+        let is_changed = self.mesh.as_ref() != Some(&seen);
+        self.mesh = Some(seen);
+        is_changed
+    }
+
+    /// Applies an event; returns true if an analysis may come to another result.
+    pub(super) fn take(&mut self, kind: Type, event: WatchEvent<Entry>) -> bool {
+        match event {
+            WatchEvent::Restarted(all) => {
+                let before = self.kinds.insert(kind, BTreeMap::new());
+                let mut is_changed = before.is_none();
+                let mut left = before.unwrap_or_default();
+                for entry in all {
+                    let known = left.remove(&entry.key);
+                    is_changed |= self.put(kind, entry, known);
+                }
+                is_changed || left.values().any(|entry| entry.object.is_some())
+            }
+            WatchEvent::Applied(entry) => {
+                let known = self.kinds.entry(kind).or_default().remove(&entry.key);
+                self.put(kind, entry, known)
+            }
+            WatchEvent::Deleted(entry) => {
+                let known = self.kinds.get_mut(&kind).and_then(|all| all.remove(&entry.key));
+                known.is_some_and(|known| known.object.is_some())
+            }
+        }
+    }
+
+    fn put(&mut self, kind: Type, mut entry: Entry, known: Option<Entry>) -> bool {
+        let mut is_changed = true;
+        match known {
+            Some(known) if known.object == entry.object => {
+                (entry.object, entry.is_analyzed) = (known.object, known.is_analyzed);
+                is_changed = known.versions != entry.versions;
+            }
+            None if entry.object.is_none() => is_changed = false,
+            _ => {}
+        }
+        self.kinds.entry(kind).or_default().insert(entry.key.clone(), entry);
+        is_changed
+    }
+
+    /// Sets that the cluster has no such kind; returns true on a change.
+    pub(super) fn is_absent(&mut self, kind: Type) -> bool {
+        let before = self.kinds.insert(kind, BTreeMap::new());
+        before.is_none_or(|before| !before.is_empty())
+    }
+
+    /// Forgets a kind, whose objects are unknown until its next list.
+    pub(super) fn forget(&mut self, kind: Type) {
+        self.kinds.remove(&kind);
+    }
+
+    /// Returns the version in which the cluster serves a custom kind, once the definitions are known.
+    pub(super) fn served_version(&self, kind: Type) -> Option<&'static str> {
+        let definitions = self.kinds.get(&Type::Definition)?;
+        let name = SmolStr::new(format!("{}.{}", kind.plural(), kind.group()));
+        let definition = definitions.get(&(SmolStr::default(), name));
+        let served = definition
+            .map(|definition| &definition.versions[..])
+            .unwrap_or_default();
+        let mut readable = kind.served_versions().iter().copied();
+        readable.find(|version| served.iter().any(|it| it == version))
+    }
+
+    /// Returns true once everything that analyzers read is known.
+    pub(super) fn are_complete(&self) -> bool {
+        self.mesh.is_some() && Type::all().all(|kind| self.kinds.contains_key(&kind))
+    }
+
+    /// Returns the input of an analysis, and remembers which objects it contains; `None` while something is unknown.
+    pub(super) fn analysis(&mut self, istio_namespace: &str, now: i64) -> Option<(Vec<Object>, Settings)> {
+        if !self.are_complete() {
+            return None;
+        }
+        let mesh = self.mesh.as_ref()?;
+        let namespaces = self.kinds.get(&Kind::Namespace.into());
+        let is_selected = |namespace: &SmolStr| {
+            let object = || {
+                namespaces?
+                    .get(&(SmolStr::default(), namespace.clone()))?
+                    .object
+                    .as_ref()
+            };
+            let labels = |object: &Object| mesh.selectors.iter().any(|selector| selector.matches(&object.labels));
+            namespace.is_empty() || *namespace == istio_namespace || object().is_some_and(labels)
+        };
+        let selects_all = mesh.selectors.is_empty();
+        let objects = self
+            .kinds
+            .values()
+            .flat_map(BTreeMap::values)
+            .filter_map(|entry| entry.object.as_ref());
+        let objects = objects.filter(|object| {
+            let is_namespace = object.kind == Kind::Namespace.into();
+            selects_all || is_selected(if is_namespace { &object.name } else { &object.namespace })
+        });
+        let objects = objects.cloned().collect();
+        let settings = Settings {
+            config: mesh.config.clone(),
+            networks: mesh.networks.clone(),
+            istio_namespace: istio_namespace.to_owned(),
+            now,
+        };
+        for entry in self.kinds.values_mut().flat_map(BTreeMap::values_mut) {
+            entry.is_analyzed = true;
+        }
+        Some((objects, settings))
+    }
+
+    /// Returns the objects that exceed limits of generation.
+    pub(super) fn exceeded(&self) -> BTreeSet<Diagnostic> {
+        self.mesh.as_ref().map(|mesh| mesh.exceeded.clone()).unwrap_or_default()
+    }
+
+    /// Returns the writes after which all statuses have the messages that were found. An object that has changed since
+    /// the analysis waits for the next one.
+    pub(super) fn due(&self, found: &Found) -> Vec<Write> {
+        let kinds = self.kinds.iter().filter(|(kind, _)| has_messages(**kind));
+        let entries = kinds.flat_map(|(kind, all)| all.iter().map(|(key, entry)| (*kind, key, entry)));
+        let analyzed = entries.filter(|(_, _, entry)| entry.is_analyzed && entry.object.is_some());
+        let due = analyzed.filter_map(|(kind, key, entry)| {
+            let target = Target::new(kind, &key.0, &key.1);
+            let fields = entry.published.due(found.of(&target))?;
+            Some(Write {
+                kind,
+                key: key.clone(),
+                fields,
+            })
+        });
+        due.collect()
+    }
+}
+
+/// Returns true for kinds whose statuses have messages: those of Istio.
+///
+/// Parity (pkg/config/analysis/incluster/controller.go).
+fn has_messages(kind: Type) -> bool {
+    matches!(kind, Type::Known(kind) if kind.is_istio())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,177 @@
+use serde_json::json;
+
+use super::*;
+use crate::{
+    analyze::Message,
+    kube::Object as KubeObject,
+    model::{Installation, fixture},
+};
+
+const SYSTEM: &str = "istio-system";
+
+fn entry(kind: Kind, object: &Value) -> Entry {
+    let object = KubeObject::from_value(object.clone()).expect("an object");
+    Entry::of(kind.into(), "default", object)
+}
+
+fn virtual_service(name: &str, version: &str, status: &Value) -> Value {
+    let metadata = json!({"name": name, "namespace": "a", "resourceVersion": version, "generation": 1});
+    json!({"apiVersion": "networking.istio.io/v1", "kind": "VirtualService", "metadata": metadata,
+        "spec": {"hosts": ["x"], "http": [{"route": [{"destination": {"host": "absent"}}]}]}, "status": status})
+}
+
+fn namespace(name: &str, labels: &Value) -> Value {
+    json!({"metadata": {"name": name, "labels": labels}})
+}
+
+fn mesh(config: &str) -> std::sync::Arc<MeshSnapshot> {
+    fixture::folder_world(Installation::default(), &[("mesh.yaml", config)]).snapshot()
+}
+
+/// Inputs in which every kind is known, with the mesh config of a folder.
+fn inputs(mesh_yaml: &str) -> Inputs {
+    let mut inputs = Inputs::default();
+    assert!(inputs.observe(&mesh(mesh_yaml)));
+    for kind in Type::all() {
+        inputs.take(kind, WatchEvent::Restarted(Vec::new()));
+    }
+    inputs
+}
+
+fn analyze(inputs: &mut Inputs) -> Vec<Message> {
+    let (objects, settings) = inputs.analysis(SYSTEM, 0).expect("complete inputs");
+    crate::analyze::analyze(
+        &crate::analyze::Mesh::new(objects, settings),
+        &crate::analyze::Scope::default(),
+    )
+}
+
+#[test]
+fn nothing_is_analyzed_before_everything_is_known() {
+    let mut inputs = Inputs::default();
+    inputs.observe(&mesh("{}"));
+    let all: Vec<Type> = Type::all().collect();
+    for kind in &all {
+        assert!(inputs.analysis(SYSTEM, 0).is_none(), "{} is unknown", kind.name());
+        assert!(
+            inputs.take(*kind, WatchEvent::Restarted(Vec::new())),
+            "the first list is a change"
+        );
+    }
+    assert!(inputs.analysis(SYSTEM, 0).is_some());
+    inputs.forget(Kind::Service.into());
+    assert!(inputs.analysis(SYSTEM, 0).is_none(), "an unknown kind is not empty");
+    assert!(inputs.is_absent(Kind::Service.into()));
+    assert!(inputs.analysis(SYSTEM, 0).is_some());
+}
+
+#[test]
+fn messages_are_written_and_removed() {
+    let mut inputs = inputs("{}");
+    let kind = Type::from(Kind::VirtualService);
+    let take = |inputs: &mut Inputs, version: &str, status: &Value| {
+        let object = virtual_service("astray", version, status);
+        inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &object)))
+    };
+    assert!(take(&mut inputs, "1", &json!({})));
+    let found = Found::new(&analyze(&mut inputs), &inputs.exceeded());
+    let due = inputs.due(&found);
+    assert_eq!(due.len(), 1, "{due:?}");
+    let status = due[0].fields["status"].clone();
+    assert_eq!(status["validationMessages"][0]["type"]["code"], "IST0101");
+    assert!(!take(&mut inputs, "2", &status), "written messages are no change");
+    assert_eq!(inputs.due(&found), [], "nothing is written twice");
+    let removed = inputs.due(&Found::default());
+    assert_eq!(removed[0].fields["status"]["validationMessages"], Value::Null);
+    let mut changed = virtual_service("astray", "3", &status);
+    changed["spec"]["hosts"] = json!(["y"]);
+    assert!(inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &changed))));
+    assert_eq!(
+        inputs.due(&Found::default()),
+        [],
+        "a changed object waits for its analysis"
+    );
+    assert!(
+        inputs.take(kind, WatchEvent::Restarted(Vec::new())),
+        "a removed object is a change"
+    );
+    assert_eq!(inputs.due(&found), []);
+}
+
+#[test]
+fn unselected_namespaces_are_not_analyzed() {
+    let mesh = "{discoverySelectors: [{matchLabels: {mesh: mine}}]}";
+    let mut inputs = inputs(mesh);
+    for (name, labels) in [("a", json!({})), (SYSTEM, json!({})), ("b", json!({"mesh": "mine"}))] {
+        let namespace = entry(Kind::Namespace, &namespace(name, &labels));
+        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+    }
+    let astray = virtual_service("astray", "1", &json!({}));
+    let astray = entry(Kind::VirtualService, &astray);
+    inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(astray));
+    assert!(
+        analyze(&mut inputs)
+            .iter()
+            .all(|message| message.resource.namespace != "a")
+    );
+    let labelled = entry(Kind::Namespace, &namespace("a", &json!({"mesh": "mine"})));
+    assert!(inputs.take(Kind::Namespace.into(), WatchEvent::Applied(labelled)));
+    assert!(
+        analyze(&mut inputs)
+            .iter()
+            .any(|message| message.resource.name == "astray")
+    );
+}
+
+#[test]
+fn definitions_decide_the_version() {
+    let mut inputs = Inputs::default();
+    let kind = Type::from(Kind::VirtualService);
+    let definition = |versions: &Value| {
+        let object =
+            json!({"metadata": {"name": "virtualservices.networking.istio.io"}, "spec": {"versions": versions}});
+        Entry::of(Type::Definition, "", KubeObject::from_value(object).expect("an object"))
+    };
+    inputs.take(Type::Definition, WatchEvent::Restarted(Vec::new()));
+    assert_eq!(inputs.served_version(kind), None);
+    let versions = json!([{"name": "v1", "served": false}, {"name": "v1beta1", "served": true}]);
+    assert!(inputs.take(Type::Definition, WatchEvent::Applied(definition(&versions))));
+    assert_eq!(inputs.served_version(kind), Some("v1beta1"));
+    let versions = json!([{"name": "v1", "served": true}, {"name": "v1beta1", "served": true}]);
+    assert!(inputs.take(Type::Definition, WatchEvent::Applied(definition(&versions))));
+    assert_eq!(inputs.served_version(kind), Some("v1"));
+}
+
+#[test]
+fn irrelevant_objects_are_no_change() {
+    let mut inputs = inputs("{}");
+    let config_map = |name: &str, annotations: &Value| {
+        entry(
+            Kind::ConfigMap,
+            &json!({"metadata": {"name": name, "namespace": SYSTEM, "annotations": annotations}}),
+        )
+    };
+    let lock = config_map(
+        "istio-leader",
+        &json!({"control-plane.alpha.kubernetes.io/leader": "{}"}),
+    );
+    assert!(!inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(lock)));
+    let other = config_map("application", &json!({}));
+    assert!(!inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(other)));
+    let injector = config_map("istio-sidecar-injector", &json!({}));
+    assert!(inputs.take(Kind::ConfigMap.into(), WatchEvent::Applied(injector)));
+    let pod = |phase: &str| {
+        let metadata = json!({"name": "p", "namespace": "a", "resourceVersion": phase});
+        entry(
+            Kind::Pod,
+            &json!({"metadata": metadata, "spec": {}, "status": {"phase": phase}}),
+        )
+    };
+    assert!(inputs.take(Kind::Pod.into(), WatchEvent::Applied(pod("Pending"))));
+    assert!(!inputs.take(Kind::Pod.into(), WatchEvent::Applied(pod("Running"))));
+    assert!(inputs.take(Kind::Pod.into(), WatchEvent::Deleted(pod("Running"))));
+    let mut canary = virtual_service("canary", "1", &json!({}));
+    canary["metadata"]["labels"] = json!({"istio.io/rev": "canary"});
+    let canary = entry(Kind::VirtualService, &canary);
+    assert!(!inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(canary)));
+}
