@@ -9,6 +9,7 @@ pub mod leader;
 pub mod mcs_export;
 pub mod root_cert;
 pub mod store;
+pub mod untaint;
 pub mod watching;
 pub mod webhook_configuration;
 

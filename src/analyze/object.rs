@@ -119,6 +119,12 @@ impl Type {
         }
     }
 
+    /// Returns the field selector of the objects that analyzers read: no Gateway uses Secrets of other types.
+    pub fn field_selector(self) -> Option<&'static str> {
+        let is_secret = self == Kind::Secret.into();
+        is_secret.then_some("type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token")
+    }
+
     /// Returns true if objects of the kind belong to no namespace.
     pub fn is_cluster_scoped(self) -> bool {
         match self {

@@ -20,7 +20,7 @@ use crate::{
         auto_registration::{self, entry::Limits},
         cluster_trust_bundle,
         leader::{self, Election},
-        mcs_export, root_cert,
+        mcs_export, root_cert, untaint,
         watching::Watches,
         webhook_configuration,
     },
@@ -139,6 +139,7 @@ impl Controllers {
         }
         let election = controllers.start_in(config);
         controllers.keep_validators(config, &election);
+        controllers.untaint(config, &election);
         // Objects of a folder have no writable status.
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
@@ -287,6 +288,21 @@ impl Controllers {
         let watches = config.watches();
         self.environment.tasks.spawn("address allocation", async move {
             auto_allocation::run(&election, watches, mesh, Ranges { ipv4, ipv6 }).await;
+        });
+    }
+
+    fn untaint(&self, config: &Cluster, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_node_untaint_controllers {
+            return;
+        }
+        let namespace = self.environment.settings.flags.cni_namespace.clone();
+        let namespace = namespace.filter(|namespace| !namespace.is_empty());
+        let namespace = namespace.unwrap_or_else(|| self.installation.namespace.to_string());
+        let taint = features.pilot_node_untaint_controllers_taint_name.clone();
+        let (election, watches) = (election.clone(), config.watches());
+        self.environment.tasks.spawn("untaint", async move {
+            untaint::run(&election, watches, &namespace, &taint).await;
         });
     }
 

@@ -364,6 +364,11 @@ features! {
         PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
         /// Longest delay of an analysis after a change.
         PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
+        /// Removes a taint from nodes where the CNI plugin is ready.
+        PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS pilot_enable_node_untaint_controllers: bool = false;
+        /// Key of the taint that the untaint controller removes.
+        PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME pilot_node_untaint_controllers_taint_name: SmolStr =
+            text("cni.istio.io/not-ready");
         /// Allocates addresses in the status of ServiceEntries without one.
         PILOT_ENABLE_IP_AUTOALLOCATE pilot_enable_ip_autoallocate: bool = true;
         /// Range of allocated IPv4 addresses.

@@ -60,8 +60,6 @@ const MAX_CONCURRENT: usize = 8;
 const MAX_LOGGED: usize = 100;
 /// Capacity of the queue of events.
 const QUEUE: usize = 64;
-/// Secrets that no Gateway uses.
-const SECRETS: &str = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token";
 
 /// Options of the analysis.
 #[derive(Clone, Debug)]
@@ -298,7 +296,7 @@ impl Analysis {
         };
         WatchTarget {
             namespace: namespace.map(str::to_owned),
-            fields: (kind == Kind::Secret.into()).then(|| SECRETS.to_owned()),
+            fields: kind.field_selector().map(str::to_owned),
             metadata_only: kind == Kind::Namespace.into() || kind == Kind::Node.into(),
             ..WatchTarget::all(resource(kind.group(), version, kind.name(), kind.plural()))
         }

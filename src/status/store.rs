@@ -62,6 +62,12 @@ pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiReso
     }
 }
 
+fn json_patch(operations: &Value) -> Result<Patch<()>, WriteError> {
+    let operations = serde_json::from_value(operations.clone());
+    let operations = operations.map_err(|error| WriteError::Failed(Box::new(Error::SerdeError(error))))?;
+    Ok(Patch::Json(operations))
+}
+
 impl Store {
     /// Returns the store of a resource by group, version, kind and plural.
     pub fn new(client: Client, group: &str, version: &str, kind: &str, plural: &str) -> Self {
@@ -133,13 +139,15 @@ impl Store {
 
     /// Patches the status of an object by JSON patch; a failed test is a refusal.
     pub async fn patch_status(&self, namespace: &str, name: &str, operations: &Value) -> Result<Value, WriteError> {
-        let patch: ::kube::core::params::Patch<()> = Patch::Json(
-            serde_json::from_value(operations.clone())
-                .map_err(|error| WriteError::Failed(Box::new(Error::SerdeError(error))))?,
-        );
-        let request = self.request(namespace);
+        let (request, patch) = (self.request(namespace), json_patch(operations)?);
         self.send(request.patch_subresource("status", name, &PatchParams::default(), &patch))
             .await
+    }
+
+    /// Patches an object by JSON patch; a failed test is a refusal.
+    pub async fn patch(&self, namespace: &str, name: &str, operations: &Value) -> Result<Value, WriteError> {
+        let (request, patch) = (self.request(namespace), json_patch(operations)?);
+        self.send(request.patch(name, &PatchParams::default(), &patch)).await
     }
 
     /// Merges fields into an object by its subresource `status`. With `metadata.resourceVersion` in the fields, it is

@@ -82,9 +82,12 @@ fn releases_work() -> Result<Completion, Failed> {
 }
 
 fn control_planes_are_installed(installer: &Installer) -> Result<(), Failed> {
-    let without_effect = "taint.enabled=true,global.waypoint.nodeSelector.a=b";
+    let without_effect = "taint.enabled=true,gatewayClasses.a.b=c,global.waypoint.nodeSelector.a=b";
     let output = installer.helm(&["install", "istiod", "istiod"], without_effect)?;
-    assert!(output.contains("no effect yet: taint, global.waypoint."), "{output}");
+    assert!(
+        output.contains("no effect yet: gatewayClasses, global.waypoint."),
+        "{output}"
+    );
     let canary = "revision=canary,revisionTags={prod},autoscaleMin=2,global.networkPolicy.enabled=true,\
         gatewayClasses.istio.service.spec.type=ClusterIP,profile=demo,platform=openshift";
     installer.helm(&["install", "canary", "istiod"], canary)?;

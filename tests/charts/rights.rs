@@ -27,6 +27,7 @@ const NAMESPACE: &str = "istio-system";
 const VALUES: &[&str] = &[
     "env.ENABLE_MCS_AUTO_EXPORT=true",
     "global.istiod.enableAnalysis=true",
+    "taint.enabled=true",
     "env.PILOT_WORKLOAD_ENTRY_GRACE_PERIOD=1s",
     "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
 ];
@@ -144,6 +145,13 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         json!({ "apiVersion": networking, "kind": "VirtualService", "metadata": metadata("default", "astray"),
             "spec": { "hosts": ["far.example.com"], "gateways": ["absent"],
                 "http": [{ "route": [{ "destination": { "host": "far.example.com" } }] }] } }),
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": "n1" },
+            "spec": { "taints": [{ "key": "cni.istio.io/not-ready", "effect": "NoSchedule" }] } }),
+        json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": NAMESPACE, "name": "cni", "labels": { "k8s-app": "istio-cni-node" } },
+            "spec": { "nodeName": "n1", "containers": [{ "name": "install-cni", "image": "unused" }],
+                "tolerations": [{ "operator": "Exists" }] },
+            "status": { "conditions": [{ "type": "Ready", "status": "True" }] } }),
         json!({ "apiVersion": "security.istio.io/v1", "kind": "AuthorizationPolicy",
             "metadata": metadata("default", "none"), "spec": { "selector": absent, "rules": [{}] } }),
         json!({ "apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry", "metadata": metadata("default", "none"),
@@ -168,6 +176,14 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     wait::until("addresses of the ServiceEntry", Duration::from_mins(1), || {
         let entry = cluster.get(&entry).ok()??;
         entry["status"]["addresses"].is_array().then_some(())
+    })?;
+    wait::until("a node without the taint", Duration::from_mins(1), || {
+        let node = cluster.get(&Reference::new("v1", "Node", "", "n1")).ok()??;
+        let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+        taints
+            .iter()
+            .all(|taint| taint["key"] != "cni.istio.io/not-ready")
+            .then_some(())
     })?;
     for (api_version, kind, name) in [
         (networking, "VirtualService", "astray"),

@@ -117,9 +117,14 @@ fn only_the_leader_writes(name: &str) -> Result<(), Failed> {
         ("PILOT_ENABLE_ANALYSIS", "true"),
         ("PILOT_ANALYSIS_INTERVAL", "100ms"),
         ("ENABLE_MCS_AUTO_EXPORT", "true"),
+        ("PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS", "true"),
     ];
     cluster.api.apply(&service_exports())?;
-    let values = ["global.istiod.enableAnalysis=true", "env.ENABLE_MCS_AUTO_EXPORT=true"];
+    let values = [
+        "global.istiod.enableAnalysis=true",
+        "env.ENABLE_MCS_AUTO_EXPORT=true",
+        "taint.enabled=true",
+    ];
     let kubeconfig = grant(&cluster, &folder, &values)?;
     let mut daemons = vec![
         ("istiod-a", start(&kubeconfig, &folder, "istiod-a", &all)?),
@@ -129,6 +134,7 @@ fn only_the_leader_writes(name: &str) -> Result<(), Failed> {
     addresses_are_assigned(&cluster)?;
     findings_are_in_the_status(&cluster)?;
     services_are_exported(&cluster)?;
+    taints_are_removed(&cluster)?;
     let lock = "istio-namespace-controller-election";
     let leads = wait::until("a leader", TIMEOUT, || holder(&cluster, lock))?;
     let index = daemons
@@ -312,6 +318,45 @@ fn services_are_exported(cluster: &Cluster) -> Result<(), String> {
         "cluster-local services must not be exported"
     );
     Ok(())
+}
+
+/// A node loses the taint when its CNI pod becomes ready, and keeps other taints.
+fn taints_are_removed(cluster: &Cluster) -> Result<(), String> {
+    let taint = |key: &str| json!({ "key": key, "effect": "NoSchedule" });
+    let node = |name: &str| {
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name },
+            "spec": { "taints": [taint("other"), taint("cni.istio.io/not-ready")] } })
+    };
+    let pod = |node: &str, ready: &str| {
+        json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": SYSTEM, "name": node, "labels": { "k8s-app": "istio-cni-node" } },
+            "spec": { "nodeName": node, "containers": [{ "name": "install-cni", "image": "unused" }],
+                "tolerations": [{ "operator": "Exists" }] },
+            "status": { "conditions": [{ "type": "Ready", "status": ready }] } })
+    };
+    let keys = |name: &str| -> Option<Vec<Value>> {
+        let found = cluster.get(&Reference::of(&node(name))).ok()??;
+        let taints = found["spec"]["taints"].as_array()?.iter();
+        Some(taints.map(|taint| taint["key"].clone()).collect())
+    };
+    for (name, ready) in [("n1", "True"), ("n2", "False")] {
+        cluster.api.apply(&node(name))?;
+        cluster.api.apply(&pod(name, ready))?;
+    }
+    let until_untainted = |name: &str| {
+        wait::until(&format!("the removal of the taint of {name}"), TIMEOUT, || {
+            (!keys(name)?.contains(&json!("cni.istio.io/not-ready"))).then_some(())
+        })
+    };
+    until_untainted("n1")?;
+    assert!(keys("n1").is_some_and(|keys| keys.contains(&json!("other"))));
+    let tainted = keys("n2").unwrap_or_default();
+    assert!(
+        tainted.contains(&json!("cni.istio.io/not-ready")),
+        "its pod is not ready"
+    );
+    cluster.api.apply(&pod("n2", "True"))?;
+    until_untainted("n2")
 }
 
 fn machine(address: &str) -> Node {

@@ -20,8 +20,6 @@ use crate::{
 const PAGE: u32 = 500;
 /// The name of the config cluster in a mesh of several.
 const CONFIG_CLUSTER: &str = "default";
-/// Secrets that no Gateway uses.
-const SECRETS: &str = "type!=helm.sh/release.v1,type!=kubernetes.io/service-account-token";
 /// The kinds that are read from further clusters.
 const REMOTE: [Kind; 4] = [Kind::Namespace, Kind::Node, Kind::Pod, Kind::Service];
 
@@ -114,8 +112,8 @@ async fn list(client: &Client, kind: Type, flags: &AnalyzeFlags, cluster: &str) 
 
 async fn pages(api: &Api<DynamicObject>, kind: Type) -> Result<Vec<DynamicObject>, kube::Error> {
     let mut parameters = ListParams::default().limit(PAGE);
-    if kind == Kind::Secret.into() {
-        parameters = parameters.fields(SECRETS);
+    if let Some(fields) = kind.field_selector() {
+        parameters = parameters.fields(fields);
     }
     let mut objects = Vec::new();
     loop {

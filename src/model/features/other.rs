@@ -152,18 +152,10 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_STATUS", GATEWAY_API),
-    (
-        "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS",
-        "the untaint controller does not exist yet",
-    ),
     ("PILOT_ENABLE_RDS_CACHE", SHARED),
     ("PILOT_ENABLE_XDS_CACHE", SHARED),
     ("PILOT_GATEWAY_API_CONTROLLER_NAME", GATEWAY_API),
     ("PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME", GATEWAY_API),
-    (
-        "PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME",
-        "the untaint controller does not exist yet",
-    ),
     (
         "PILOT_PUSH_THROTTLE",
         "configuration is generated once for all proxies that share it; responses are bounded by their bytes",
