@@ -48,13 +48,15 @@ pub async fn run(election: &Election, watches: Watches, namespace: &str, taint: 
             let tainted_node = move |object| tainted_node(&object, &key);
             let (watching_nodes, nodes) = watches.open(WatchTarget::all(store.resource().clone()), tainted_node);
             let taint = taint.clone();
-            async move {
+            let work = Box::pin(async move {
                 tokio::select! {
-                    () = token.cancelled() => {}
                     () = watching_pods => {}
                     () = watching_nodes => {}
                     () = untaint(store, taint, pods, nodes) => {}
                 }
+            });
+            async move {
+                token.run_until_cancelled(work).await;
             }
         })
         .await;

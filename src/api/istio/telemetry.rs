@@ -2,7 +2,7 @@
 
 use super::{common, field_path::FieldPath};
 use crate::{
-    api::Meta,
+    api::{Meta, cel},
     proto::istio::telemetry::v1alpha1::{
         AccessLogging, Metrics, ProviderRef, Telemetry, Tracing, metric_selector::MetricMatch,
         metrics_overrides::tag_override::Operation, tracing::custom_tag::Type,
@@ -92,32 +92,7 @@ fn access_logging(at: &FieldPath<'_>, logging: &AccessLogging) {
     let at = filter_at.field("expression");
     if filter.expression.len() > MAX_EXPRESSION {
         at.error("is longer than 8192 bytes");
-    } else if !is_balanced(&filter.expression) {
-        at.error("is not a CEL expression: quotes or brackets do not match");
+    } else if let Err(mistake) = cel::check(&filter.expression) {
+        at.error(format!("is not a CEL expression: {mistake}"));
     }
-}
-
-/// Checks that quotes and brackets match. Envoy compiles the expression and rejects the listener on errors; this check
-/// works without a compiler.
-fn is_balanced(expression: &str) -> bool {
-    let mut open = Vec::new();
-    let mut characters = expression.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '"' | '\'' => loop {
-                match characters.next() {
-                    Some('\\') => drop(characters.next()),
-                    Some(end) if end == character => break,
-                    Some(_) => {}
-                    None => return false,
-                }
-            },
-            '(' => open.push(')'),
-            '[' => open.push(']'),
-            '{' => open.push('}'),
-            ')' | ']' | '}' if open.pop() != Some(character) => return false,
-            _ => {}
-        }
-    }
-    open.is_empty()
 }
