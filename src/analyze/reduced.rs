@@ -19,6 +19,8 @@ const POD: [&str; 5] = [
 ];
 /// Fields of a container that analyzers read.
 const CONTAINER: [&str; 3] = ["name", "image", "securityContext"];
+/// Fields of a Deployment's container that analyzers read, with the settings of istiod.
+const DEPLOYED_CONTAINER: [&str; 4] = ["name", "image", "securityContext", "env"];
 /// Keys of Secrets with certificates.
 const CERTIFICATES: [&str; 2] = ["tls.crt", "cert"];
 /// Keys of Secrets with private keys, of which analyzers read whether they are set.
@@ -33,17 +35,17 @@ pub fn reduce(kind: Type, manifest: &mut Value) {
     match kind {
         Type::Known(Kind::Pod) => {
             remove(manifest, "", "status");
-            reduce_pod(manifest, "/spec");
+            reduce_pod(manifest, "/spec", &CONTAINER);
         }
         Type::Deployment => {
             remove(manifest, "", "status");
-            reduce_pod(manifest, "/spec/template/spec");
+            reduce_pod(manifest, "/spec/template/spec", &DEPLOYED_CONTAINER);
         }
         Type::Known(Kind::Node | Kind::Namespace) => {
             remove(manifest, "", "status");
             remove(manifest, "", "spec");
         }
-        Type::Known(Kind::Service) => remove(manifest, "", "status"),
+        Type::Known(Kind::Service) => retain(manifest, "/status", &["conditions"]),
         Type::Known(Kind::Secret) => reduce_secret(manifest),
         Type::MutatingWebhook | Type::ValidatingWebhook => {
             for webhook in elements(manifest, "/webhooks") {
@@ -58,11 +60,11 @@ pub fn reduce(kind: Type, manifest: &mut Value) {
     }
 }
 
-fn reduce_pod(manifest: &mut Value, spec: &str) {
+fn reduce_pod(manifest: &mut Value, spec: &str, of_container: &[&str]) {
     retain(manifest, spec, &POD);
     for list in ["containers", "initContainers"] {
         for container in elements(manifest, &format!("{spec}/{list}")) {
-            retain(container, "", &CONTAINER);
+            retain(container, "", of_container);
         }
     }
 }

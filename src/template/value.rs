@@ -1,9 +1,9 @@
 //! Values of templates. They have the types of Go that they would have there, because types decide which functions
 //! accept a value and how it is printed.
 //!
-//! Values never change, and clones share their content. Functions such as `set` change a map for every holder, as in Go;
-//! the changed entries belong to the rendering ([`Context::entries`]), so renderings share data
-//! without copies and without locks.
+//! Values never change, and clones share their content. Functions such as `set` change a map for every holder, as in
+//! Go; the changed entries belong to the rendering ([`Context::entries`]), so renderings share data without copies and
+//! without locks.
 
 use std::{collections::BTreeMap, sync::Arc};
 

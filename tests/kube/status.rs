@@ -155,7 +155,7 @@ fn only_the_leader_writes(name: &str) -> Result<(), Failed> {
     })?;
     let late = route("late", "nowhere.example.com");
     cluster.api.apply(&late)?;
-    until_codes(&cluster, &late, &["IST0101", "IST0101"])?;
+    until_codes(&cluster, &late, &["IST0101", "IST0101", "IST0132"])?;
     no_request_was_forbidden(&cluster)?;
     Ok(())
 }
@@ -278,7 +278,7 @@ fn findings_are_in_the_status(cluster: &Cluster) -> Result<(), String> {
     let mut twice = astray.clone();
     twice["spec"]["gateways"] = json!(["absent"]);
     cluster.api.apply(&twice)?;
-    until_codes(cluster, &twice, &["IST0101", "IST0101"])?;
+    until_codes(cluster, &twice, &["IST0101", "IST0101", "IST0132"])?;
     cluster.api.apply(&route("rule", "one.example.com"))?;
     until_codes(cluster, &astray, &[])?;
     let policy = cluster

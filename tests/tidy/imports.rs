@@ -130,6 +130,7 @@ const TABLE: &[Rule] = &[
             "task",
             "environment",
             "kube",
+            "analyze",
             "model::snapshot",
             "table::Cx",
             "xds::events",

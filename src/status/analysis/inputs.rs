@@ -1,4 +1,4 @@
-//! What is known of a cluster for analysis: events of watches in, objects and due status writes out.
+//! The known objects of a cluster for analysis: events of watches in, objects and due status writes out.
 //!
 //! Note: nothing is analyzed before every kind is known. A kind whose list is missing would look as if it had no
 //! objects, and everything that refers to them would be reported.
@@ -53,9 +53,9 @@ impl MeshInputs {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     key: Key,
-    /// What analyzers read; `None` for an object that is not analyzed.
+    /// The part that analyzers read; `None` for an object that is not analyzed.
     object: Option<Object>,
-    /// What its status says.
+    /// The messages in its status.
     published: Published,
     /// Of a CustomResourceDefinition, its served versions.
     versions: Vec<SmolStr>,

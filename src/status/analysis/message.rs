@@ -58,7 +58,7 @@ impl Found {
     }
 }
 
-/// What an object's status says about its messages.
+/// The messages in an object's status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Published {
     messages: Vec<Value>,
