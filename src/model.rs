@@ -15,6 +15,7 @@ pub mod features;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod gateway;
+pub mod gateway_api;
 pub mod identity;
 pub mod inputs;
 pub mod installation;

@@ -14,6 +14,7 @@ mod refcounts;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod union;
 
 use std::{
     cell::RefCell,
@@ -28,6 +29,7 @@ pub use memo::{Memo, Memoized};
 pub use reads::Reads;
 pub use refcounts::{Refcounts, Users};
 pub use transaction::{ChangeSet, Transaction};
+pub use union::Union;
 
 use imbl::OrdMap;
 

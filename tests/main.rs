@@ -12,6 +12,7 @@ mod command_line;
 mod debug;
 mod e2e;
 mod fuzz;
+mod gateway_api;
 mod golden;
 mod inject;
 mod kube;
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         analyze::trials(),
         parity::trials(),
         policy::trials(),
+        gateway_api::trials(),
         properties::trials(),
         kube::trials(),
         lab::trials(),

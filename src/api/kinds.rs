@@ -74,7 +74,7 @@ macro_rules! with_kinds {
             }
             /// networking.istio.io DestinationRule.
             DestinationRule: Config<networking::DestinationRule> {
-                table: raw_destination_rules, class: Istio, parser: istio(destination_rule::check, Reject),
+                table: written_destination_rules, class: Istio, parser: istio(destination_rule::check, Reject),
                 resource: "networking.istio.io" ["v1", "v1beta1", "v1alpha3"] "destinationrules" Namespaced,
                 names: "DestinationRule" "destination-rule"
             }
@@ -86,7 +86,7 @@ macro_rules! with_kinds {
             }
             /// networking.istio.io Gateway.
             Gateway: Config<networking::Gateway> {
-                table: gateways, class: Istio, parser: istio(gateway::check, Reject),
+                table: written_gateways, class: Istio, parser: istio(gateway::check, Reject),
                 resource: "networking.istio.io" ["v1", "v1beta1", "v1alpha3"] "gateways" Namespaced,
                 names: "Gateway" "gateway"
             }
@@ -110,7 +110,7 @@ macro_rules! with_kinds {
             }
             /// networking.istio.io VirtualService.
             VirtualService: Config<networking::VirtualService> {
-                table: raw_virtual_services, class: Istio, parser: istio(virtual_service::check, Reject),
+                table: written_virtual_services, class: Istio, parser: istio(virtual_service::check, Reject),
                 resource: "networking.istio.io" ["v1", "v1beta1", "v1alpha3"] "virtualservices" Namespaced,
                 names: "VirtualService" "virtual-service"
             }

@@ -10,7 +10,6 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    inputs::Inputs,
     installation::Installation,
     output_limit::{self, Demand, Limits, SMALL},
     policy,
@@ -21,7 +20,7 @@ use crate::{
     base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
     model::export::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
-    table::Cx,
+    table::{Cx, TableWriter},
 };
 
 /// Key of the rules of one namespace for one host (fully qualified, may be a wildcard).
@@ -110,9 +109,12 @@ pub struct RuleRef {
 }
 
 /// Returns the (namespace, host) pairs that changed DestinationRules affect.
-pub fn candidates(installation: &Installation, inputs: &Inputs) -> Vec<RuleKey> {
-    let rules = inputs.raw_destination_rules.changes().iter();
-    rules
+pub fn candidates(
+    installation: &Installation,
+    rules: &TableWriter<ObjectKey, Config<networking::DestinationRule>>,
+) -> Vec<RuleKey> {
+    let changes = rules.changes().iter();
+    changes
         .flat_map(|(key, old, new)| {
             [old, new].into_iter().flatten().map(|rule| RuleKey {
                 namespace: key.namespace.clone(),

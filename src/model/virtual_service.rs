@@ -24,8 +24,8 @@ use crate::{
 /// Gateway name that refers to all sidecars.
 pub const MESH_GATEWAY: &str = "mesh";
 
-/// Annotation that distinguishes conversions from other APIs.
-const SEMANTICS_ANNOTATION: &str = "internal.istio.io/route-semantics";
+/// Annotation of VirtualServices that are made from other APIs: `gateway` or `ingress`.
+pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/route-semantics";
 
 /// Semantics of paths and rewrites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -183,11 +183,7 @@ fn requested<'a>(
     labels: &Labels,
     own: &Namespace,
 ) -> Option<(ObjectKey, &'a Shared<Waypoint>)> {
-    let of_namespace = || Choice::of(namespace_labels(cx, mesh, own)?, own);
-    let Some(Choice::Named { namespace, name }) = Choice::of(labels, own).or_else(of_namespace) else {
-        return None;
-    };
-    let gateway = ObjectKey::new(&mesh.installation.cluster, namespace, name);
+    let gateway = requested_gateway(cx, mesh, labels, own)?;
     let waypoint = mesh.waypoints.get(cx, &gateway)?;
     let admitted = match &waypoint.allowed_namespaces {
         AllowedNamespaces::Same => gateway.namespace == *own,
@@ -199,6 +195,15 @@ fn requested<'a>(
         AllowedNamespaces::None => false,
     };
     admitted.then_some((gateway, waypoint))
+}
+
+/// Returns the Gateway that the labels of an object or of its namespace name as waypoint.
+pub fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<ObjectKey> {
+    let of_namespace = || Choice::of(namespace_labels(cx, mesh, own)?, own);
+    match Choice::of(labels, own).or_else(of_namespace)? {
+        Choice::Named { namespace, name } => Some(ObjectKey::new(&mesh.installation.cluster, namespace, name)),
+        Choice::Nothing => None,
+    }
 }
 
 /// Returns the labels of a namespace of the config cluster.

@@ -80,6 +80,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sidecar_scope",
             "external_dependencies",
             "waypoint",
+            "gateway_api",
             "snapshot",
             "world",
         ],

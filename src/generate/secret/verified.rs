@@ -6,20 +6,16 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use crate::{
-    api::{Config, gateway_api::common::GROUP},
+    api::Config,
     base::{Namespace, ObjectKey},
     generate::{BuildContext, proxy::Identity},
     model::{
         credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
         gateway::PARENT_NAMESPACE_ANNOTATION,
+        gateway_api::{PARENTS_ANNOTATION, grant, listener::SERVICE_ACCOUNT_ANNOTATION},
     },
     proto::istio::networking::v1alpha3::{Gateway, ServerTlsSettings, server_tls_settings::TlSmode},
 };
-
-/// Service account of the Gateway's proxies.
-const SERVICE_ACCOUNT: &str = "internal.istio.io/service-account-name";
-/// Objects that it was derived from, the first one first.
-const PARENTS: &str = "internal.istio.io/parents";
 
 const LISTENER_SET: &str = "ListenerSet";
 const GATEWAY: &str = "Gateway";
@@ -58,7 +54,7 @@ fn has_identity(gateway: &Config<Gateway>, identity: &Identity) -> bool {
     let namespace =
         annotation(gateway, PARENT_NAMESPACE_ANNOTATION).map_or(gateway.meta.namespace().as_str(), SmolStr::as_str);
     identity.namespace == *namespace
-        && annotation(gateway, SERVICE_ACCOUNT).is_none_or(|account| *account == identity.service_account)
+        && annotation(gateway, SERVICE_ACCOUNT_ANNOTATION).is_none_or(|account| *account == identity.service_account)
 }
 
 fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
@@ -68,7 +64,7 @@ fn credentials(tls: &ServerTlsSettings) -> impl Iterator<Item = &String> {
 }
 
 fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity, name: &str) -> bool {
-    let of_set = annotation(gateway, PARENTS).is_some_and(|parents| {
+    let of_set = annotation(gateway, PARENTS_ANNOTATION).is_some_and(|parents| {
         let kind = parents.strip_prefix(LISTENER_SET);
         kind.is_some_and(|rest| rest.starts_with('/'))
     });
@@ -95,17 +91,16 @@ fn is_granted(ctx: &BuildContext, kind: &str, from: &Namespace, name: &str) -> b
         Store::Secret | Store::GatewaySecret => "Secret",
         Store::ConfigMap => "ConfigMap",
     };
-    let mut grants = ctx.mesh.reference_grants_by_namespace.get(ctx.cx, &reference.namespace);
-    grants.any(|(_, grant)| {
-        let is_from = grant
-            .spec
-            .from
-            .iter()
-            .any(|subject| subject.group == GROUP && subject.kind == kind && subject.namespace == from.as_str());
-        let is_to = grant.spec.to.iter().any(|object| {
-            let named = object.name.as_ref().is_none_or(|name| *name == reference.name);
-            object.group.is_empty() && object.kind == target_kind && named
-        });
-        is_from && is_to
-    })
+    grant::is_granted(
+        ctx.cx,
+        ctx.mesh,
+        grant::Reference {
+            from_kind: kind,
+            from,
+            group: "",
+            kind: target_kind,
+            namespace: &reference.namespace,
+            name: &reference.name,
+        },
+    )
 }

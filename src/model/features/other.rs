@@ -108,7 +108,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
 ];
 
-const GATEWAY_API: &str = "Gateway API objects are not converted yet";
+const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed, and no status is written yet";
 const AMBIENT: &str = "ztunnel is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
@@ -124,8 +124,10 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ),
     ("AMBIENT_ENABLE_STATUS", AMBIENT),
     ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
-    ("ENABLE_GATEWAY_API_INFERENCE_EXTENSION", GATEWAY_API),
-    ("ENABLE_GATEWAY_API_MANUAL_DEPLOYMENT", GATEWAY_API),
+    (
+        "ENABLE_GATEWAY_API_INFERENCE_EXTENSION",
+        "InferencePools are not served yet",
+    ),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
     ("ENABLE_VTPROTOBUF", GO),
     ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", AGENT),
@@ -146,7 +148,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_AUTO_ALLOW_WAYPOINT_POLICY", AMBIENT),
     ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
     ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
-    ("PILOT_ENABLE_ALPHA_GATEWAY_API", GATEWAY_API),
     ("PILOT_ENABLE_CDS_CACHE", SHARED),
     ("PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
@@ -154,8 +155,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_ENABLE_GATEWAY_API_STATUS", GATEWAY_API),
     ("PILOT_ENABLE_RDS_CACHE", SHARED),
     ("PILOT_ENABLE_XDS_CACHE", SHARED),
-    ("PILOT_GATEWAY_API_CONTROLLER_NAME", GATEWAY_API),
-    ("PILOT_GATEWAY_API_DEFAULT_GATEWAYCLASS_NAME", GATEWAY_API),
     (
         "PILOT_PUSH_THROTTLE",
         "configuration is generated once for all proxies that share it; responses are bounded by their bytes",

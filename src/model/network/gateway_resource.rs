@@ -72,7 +72,7 @@ pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api:
 }
 
 /// Returns true if a listener passes mTLS through to any service: by its option, or by the well-known port with TLS.
-fn is_passthrough(labels: &Labels, listener: &gateway_api::gateway::Listener) -> bool {
+pub(in crate::model) fn is_passthrough(labels: &Labels, listener: &gateway_api::gateway::Listener) -> bool {
     let Some(tls) = &listener.tls else {
         return false;
     };

@@ -14,6 +14,12 @@ use crate::model::{
     extension::{self, ExtensionFilter, ExtensionId},
     external_dependencies::{self, ExternalDependencies},
     gateway::{self, DeclaredGateway},
+    gateway_api::{
+        self,
+        listener::{ListenerOwner, Listeners},
+        policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
+        route::{AttachedRoute, ConvertedName, RouteKey},
+    },
     inputs::{InputTables, Inputs, RelationKeys},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
@@ -37,13 +43,15 @@ use crate::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
-    table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction},
+    table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction, Union},
 };
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
 /// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source returns, and those
-///   whose recorded reads have changed.
+///   whose recorded reads have changed;
+/// - `union name (Key, Row) from (inputs.table, table) = key;` has the rows of both, under the keys that the function
+///   returns.
 ///
 /// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first
 /// evaluated by the first commit), or `(with |graph, inputs, mesh| keys)`.
@@ -118,6 +126,7 @@ macro_rules! graph {
 macro_rules! writer {
     (index ($entry:ty, $key:ty, $row:ty)) => { IndexWriter<$entry, $key, $row> };
     (table ($key:ty, $row:ty)) => { Derived<$key, $row> };
+    (union ($key:ty, $row:ty)) => { Union<$key, $row> };
 }
 
 macro_rules! new_writer {
@@ -127,11 +136,15 @@ macro_rules! new_writer {
     (table $id:expr, $derive:expr) => {
         Derived::new($id)
     };
+    (union $id:expr, $key:expr) => {
+        Union::new($id)
+    };
 }
 
 macro_rules! reader {
     (index ($entry:ty, $key:ty, $row:ty)) => { Index<$entry, $key, $row> };
     (table ($key:ty, $row:ty)) => { Table<$key, $row> };
+    (union ($key:ty, $row:ty)) => { Table<$key, $row> };
 }
 
 macro_rules! current {
@@ -139,6 +152,9 @@ macro_rules! current {
         $writer.index().clone()
     };
     (table $writer:expr) => {
+        $writer.table().clone()
+    };
+    (union $writer:expr) => {
         $writer.table().clone()
     };
 }
@@ -165,6 +181,9 @@ macro_rules! recorded_reads {
     (table $writer:expr) => {
         $writer.recorded_reads()
     };
+    (union $writer:expr) => {
+        0
+    };
 }
 
 macro_rules! update {
@@ -174,6 +193,11 @@ macro_rules! update {
     (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
         $graph.$name.update($tx, $graph.$table.writer())
     };
+    (union $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident (inputs.$a:ident, $b:ident) $key:expr) => {{
+        $graph.$name.begin();
+        $graph.$name.apply($tx, &$inputs.$a, $key);
+        $graph.$name.apply($tx, $graph.$b.writer(), $key);
+    }};
     (table $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident $source:tt $derive:expr) => {{
         let candidates = candidates!($graph, $inputs, $mesh, $source);
         $graph.$name.update($tx, &candidates, |cx, key| $derive(cx, $mesh, key));
@@ -201,13 +225,13 @@ fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
 }
 
 /// Returns the changed objects whose output may be above that of small ones.
-fn large_objects(inputs: &Inputs) -> Vec<DemandKey> {
-    let rules = inputs.raw_destination_rules.changes().iter();
+fn large_objects(graph: &Graph) -> Vec<DemandKey> {
+    let rules = graph.raw_destination_rules.writer().changes().iter();
     let rules = rules.filter(|(_, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
         versions.any(|rule| destination_rule::may_be_large(&rule.spec))
     });
-    let services = inputs.raw_virtual_services.changes().iter();
+    let services = graph.raw_virtual_services.writer().changes().iter();
     let services = services.filter(|(_, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
         versions.any(|service| virtual_service::may_be_large(&service.spec))
@@ -245,6 +269,11 @@ impl std::ops::Deref for DerivedTables {
     fn deref(&self) -> &InputTables {
         &self.inputs
     }
+}
+
+/// Returns the key of an object.
+fn own_key<T>(row: &Config<T>) -> ObjectKey {
+    row.meta.key.clone()
 }
 
 /// An index of namespaced objects by namespace.
@@ -290,12 +319,6 @@ graph! {
     /// ServiceEntries that select workloads, by namespace.
     index selecting_entries_by_namespace (Namespace, ObjectKey, Config<networking::ServiceEntry>)
         from (inputs.service_entries) = service::selecting_entry_key;
-    /// Gateways by namespace.
-    index gateways_by_namespace (Namespace, ObjectKey, Config<networking::Gateway>)
-        from (inputs.gateways) = by_namespace!();
-    /// DestinationRules with credentials, by the proxies that they apply to.
-    index credential_rules (references::CredentialUsers, ObjectKey, Config<networking::DestinationRule>)
-        from (inputs.raw_destination_rules) = references::clients;
     /// ReferenceGrants by namespace.
     index reference_grants_by_namespace (Namespace, ObjectKey, Config<api::gateway_api::ReferenceGrant>)
         from (inputs.reference_grants) = by_namespace!();
@@ -305,9 +328,6 @@ graph! {
     /// Pods that have not failed, by (cluster, node, namespace, service account).
     index pods_by_place ((ClusterId, SmolStr, Namespace, SmolStr), ObjectKey, api::kube::Pod)
         from (inputs.pods) = |key, pod, emit| pod.place(key).into_iter().for_each(emit);
-    /// DestinationRules by namespace and host as written.
-    index raw_rules_by_host ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>)
-        from (inputs.raw_destination_rules) = destination_rule::raw_key;
     /// Sidecars by namespace.
     index sidecars_by_namespace (Namespace, ObjectKey, Config<networking::Sidecar>)
         from (inputs.sidecars) = by_namespace!();
@@ -320,12 +340,6 @@ graph! {
     /// EnvoyFilters by the per-replica labels that they select.
     index envoy_filters_by_label (SmolStr, ObjectKey, Config<networking::EnvoyFilter>)
         from (inputs.envoy_filters) = per_replica::label_entries;
-    /// DestinationRules by the per-replica labels that they select.
-    index raw_rules_by_label (SmolStr, ObjectKey, Config<networking::DestinationRule>)
-        from (inputs.raw_destination_rules) = per_replica::label_entries;
-    /// Gateways by the per-replica labels that they select.
-    index gateways_by_label (SmolStr, ObjectKey, Config<networking::Gateway>)
-        from (inputs.gateways) = per_replica::label_entries;
     /// AuthorizationPolicies by the per-replica labels that they select.
     index authorization_policies_by_label (SmolStr, ObjectKey, Config<security::AuthorizationPolicy>)
         from (inputs.authorization_policies) = per_replica::label_entries;
@@ -407,6 +421,63 @@ graph! {
     /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
     index services_by_export ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility)
         from (visibility) = service::export_keys;
+    /// Gateways and ListenerSets of the Gateway API with their listeners.
+    table listeners (ListenerOwner, Listeners)
+        from (with |_, inputs, _| gateway_api::listener::candidates(inputs)) = gateway_api::listener::listeners;
+    /// Gateways and ListenerSets by the Gateways that they are converted to.
+    index listeners_by_gateway (ObjectKey, ListenerOwner, Listeners)
+        from (listeners) = gateway_api::listener::converted_keys;
+    /// Gateways made from listeners of the Gateway API.
+    table converted_gateways (ObjectKey, Config<networking::Gateway>)
+        from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
+            gateway_api::listener::converted;
+    /// Routes of the Gateway API with their parents.
+    table attached_routes (RouteKey, AttachedRoute)
+        from (with |_, inputs, _| gateway_api::route::candidates(inputs)) = gateway_api::route::attached;
+    /// Routes by the VirtualServices that they are merged into.
+    index routes_by_virtual_service (ConvertedName, RouteKey, AttachedRoute)
+        from (attached_routes) = gateway_api::route::converted_names;
+    /// VirtualServices made from routes of the Gateway API.
+    table converted_virtual_services (ConvertedName, Config<networking::VirtualService>)
+        from (with |graph, _, _| graph.routes_by_virtual_service.changed().iter().cloned().collect()) =
+            gateway_api::merge::virtual_service;
+    /// BackendTLSPolicies by their targets.
+    index tls_policies_by_target (TargetKey, ObjectKey, Config<api::gateway_api::BackendTlsPolicy>)
+        from (inputs.backend_tls_policies) = gateway_api::policy::targets;
+    /// Policies of the Gateway API with their targets.
+    table backend_policies (PolicyKey, BackendPolicies)
+        from (with |_, inputs, _| gateway_api::policy::candidates(inputs)) = gateway_api::policy::policies;
+    /// Policies by target.
+    index policies_by_backend (Backend, PolicyKey, BackendPolicies)
+        from (backend_policies) = gateway_api::policy::backends;
+    /// DestinationRules made from policies of the Gateway API.
+    table converted_destination_rules (Backend, Config<networking::DestinationRule>)
+        from (with |graph, _, _| graph.policies_by_backend.changed().iter().cloned().collect()) =
+            gateway_api::policy::destination_rule;
+    /// All Gateways.
+    union gateways (ObjectKey, Config<networking::Gateway>)
+        from (inputs.written_gateways, converted_gateways) = own_key;
+    /// All VirtualServices, not yet resolved.
+    union raw_virtual_services (ObjectKey, Config<networking::VirtualService>)
+        from (inputs.written_virtual_services, converted_virtual_services) = own_key;
+    /// All DestinationRules, not yet merged.
+    union raw_destination_rules (ObjectKey, Config<networking::DestinationRule>)
+        from (inputs.written_destination_rules, converted_destination_rules) = own_key;
+    /// Gateways by namespace.
+    index gateways_by_namespace (Namespace, ObjectKey, Config<networking::Gateway>)
+        from (gateways) = by_namespace!();
+    /// DestinationRules with credentials, by the proxies that they apply to.
+    index credential_rules (references::CredentialUsers, ObjectKey, Config<networking::DestinationRule>)
+        from (raw_destination_rules) = references::clients;
+    /// DestinationRules by namespace and host as written.
+    index raw_rules_by_host ((Namespace, SmolStr), ObjectKey, Config<networking::DestinationRule>)
+        from (raw_destination_rules) = destination_rule::raw_key;
+    /// Gateways by the per-replica labels that they select.
+    index gateways_by_label (SmolStr, ObjectKey, Config<networking::Gateway>)
+        from (gateways) = per_replica::label_entries;
+    /// DestinationRules by the per-replica labels that they select.
+    index raw_rules_by_label (SmolStr, ObjectKey, Config<networking::DestinationRule>)
+        from (raw_destination_rules) = per_replica::label_entries;
     /// Gateways that are waypoints.
     table waypoints (ObjectKey, Waypoint) from (inputs.kube_gateways) = waypoint::waypoint;
     /// Waypoint of each service that has one.
@@ -438,9 +509,9 @@ graph! {
     /// Traits of endpoints that clusters and listeners depend on.
     table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
     /// Gateways prepared for merging.
-    table declared_gateways (ObjectKey, DeclaredGateway) from (inputs.gateways) = gateway::declared;
+    table declared_gateways (ObjectKey, DeclaredGateway) from (gateways) = gateway::declared;
     /// Objects that produce more than small ones.
-    table demands (DemandKey, Demand) from (with |_, inputs, _| large_objects(inputs)) = demand;
+    table demands (DemandKey, Demand) from (with |graph, _, _| large_objects(graph)) = demand;
     /// Objects that produce more than small ones, by kind and namespace.
     index demands_by_namespace ((Kind, Namespace), DemandKey, Demand) from (demands) = output_limit::namespace_key;
     /// Objects that do not apply because those of their namespace produce too much.
@@ -448,8 +519,8 @@ graph! {
         from (with |graph, _, _| graph.demands_by_namespace.changed().iter().cloned().collect()) =
             output_limit::refused;
     /// Resolved VirtualServices, and rows that refuse the surplus of very large ones.
-    table virtual_services (ObjectKey, VirtualService) from (with |graph, inputs, _| {
-            let mut keys = changed_keys(&inputs.raw_virtual_services);
+    table virtual_services (ObjectKey, VirtualService) from (with |graph, _, _| {
+            let mut keys = changed_keys(graph.raw_virtual_services.writer());
             let large = graph.demands.writer().changes().iter().map(|(key, ..)| key);
             let large = large.filter(|key| key.kind == Kind::VirtualService);
             keys.extend(large.map(|key| output_limit::surplus_key(&key.object)));
@@ -469,8 +540,9 @@ graph! {
         from (virtual_services) = virtual_service::tcp_hosts;
     /// DestinationRules merged by host.
     table destination_rules (RuleKey, HostRules)
-        from (with |_, inputs, mesh| destination_rule::candidates(&mesh.installation, inputs)) =
-            destination_rule::host_rules;
+        from (with |graph, _, mesh| {
+            destination_rule::candidates(&mesh.installation, graph.raw_destination_rules.writer())
+        }) = destination_rule::host_rules;
     /// Merged rules for wildcard hosts by namespace.
     index wildcard_rules_by_namespace (Namespace, RuleKey, HostRules)
         from (destination_rules) = destination_rule::wildcard_key;

@@ -1,0 +1,81 @@
+//! GatewayClasses and their controllers.
+
+use smol_str::SmolStr;
+
+use crate::{base::ObjectKey, model::MeshSnapshot, table::Cx};
+
+/// Name of the controller for waypoints.
+pub const WAYPOINT: &str = "istio.io/mesh-controller";
+const REMOTE: &str = "istio.io/unmanaged-gateway";
+const EAST_WEST: &str = "istio.io/eastwest-controller";
+
+/// A controller of Gateways in this control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Controller {
+    /// Gateways for ingress and egress.
+    Gateway,
+    /// Gateways of other networks, which have no configuration here.
+    Remote,
+    /// Waypoints.
+    Waypoint,
+    /// Ambient gateways between networks.
+    EastWest,
+}
+
+impl Controller {
+    /// Returns the controller of a class. The built-in classes need no object.
+    ///
+    /// Parity (pilot/pkg/config/kube/gatewaycommon/classinfo.go).
+    pub fn of_class(cx: &Cx, mesh: &MeshSnapshot, class: &SmolStr) -> Option<Self> {
+        let key = ObjectKey::new(&mesh.installation.cluster, "", class.clone());
+        match mesh.gateway_classes.get(cx, &key) {
+            Some(class) => Self::named(mesh, &class.spec.controller_name),
+            None => Self::built_in(mesh, class),
+        }
+    }
+
+    /// Returns the controller with a name.
+    pub fn named(mesh: &MeshSnapshot, name: &str) -> Option<Self> {
+        let features = &mesh.installation.features;
+        let found = match name {
+            name if features.pilot_gateway_api_controller_name == name => Self::Gateway,
+            REMOTE => Self::Remote,
+            WAYPOINT => Self::Waypoint,
+            EAST_WEST => Self::EastWest,
+            _ => return None,
+        };
+        found.is_enabled(mesh).then_some(found)
+    }
+
+    fn built_in(mesh: &MeshSnapshot, class: &str) -> Option<Self> {
+        let features = &mesh.installation.features;
+        let found = match class {
+            name if features.pilot_gateway_api_default_gatewayclass_name == name => Self::Gateway,
+            "istio-remote" => Self::Remote,
+            "istio-waypoint" => Self::Waypoint,
+            "istio-east-west" => Self::EastWest,
+            _ => return None,
+        };
+        found.is_enabled(mesh).then_some(found)
+    }
+
+    fn is_enabled(self, mesh: &MeshSnapshot) -> bool {
+        let features = &mesh.installation.features;
+        match self {
+            Self::Gateway => true,
+            Self::Remote => features.pilot_multi_network_discover_gateway_api,
+            Self::Waypoint => features.pilot_enable_ambient_waypoints,
+            Self::EastWest => features.ambient_enable_multi_network,
+        }
+    }
+
+    /// Returns true if ListenerSets may add listeners.
+    pub fn supports_listener_sets(self) -> bool {
+        self == Self::Gateway
+    }
+
+    /// Returns true if deployed resources have the Gateway's name, without that of the class.
+    pub fn has_plain_names(self) -> bool {
+        matches!(self, Self::Waypoint | Self::EastWest)
+    }
+}

@@ -1,0 +1,459 @@
+//! Listeners of Gateways and ListenerSets, each converted to a Gateway with one server.
+
+mod tls;
+
+use smol_str::SmolStr;
+
+use super::{CONVERTED, Mistake, PARENTS_ANNOTATION, class::Controller, converted_meta, is_converted, service_host};
+use crate::{
+    api::{
+        Config, Kind,
+        gateway_api::{
+            self,
+            common::GROUP,
+            gateway::{AllowedRoutes, FromNamespaces},
+        },
+    },
+    base::{Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
+    model::{
+        MeshSnapshot,
+        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
+        inputs::Inputs,
+    },
+    proto::istio::networking::v1alpha3 as networking,
+    table::Cx,
+};
+
+/// Annotation that marks Gateways made from the Gateway API.
+const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+/// Annotation with the service account of the proxies; empty if any may have the credentials.
+pub const SERVICE_ACCOUNT_ANNOTATION: &str = "internal.istio.io/service-account-name";
+/// Annotation with the name of the deployed resources.
+const NAME_OVERRIDE_ANNOTATION: &str = "gateway.istio.io/name-override";
+/// Annotation with the service account of the deployment.
+const DEPLOYED_ACCOUNT_ANNOTATION: &str = "gateway.istio.io/service-account";
+/// Label of namespaces with their name, which older API servers do not set.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
+/// Protocol of tunnels.
+const HBONE: &str = "HBONE";
+/// Port of tunnels.
+const HBONE_PORT: u16 = 15008;
+
+/// Key of [`Listeners`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ListenerOwner {
+    /// [`Kind::KubeGateway`] or [`Kind::ListenerSet`].
+    pub kind: Kind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+impl ListenerOwner {
+    /// Returns the kind as written.
+    pub fn kind_name(&self) -> &'static str {
+        if self.kind == Kind::ListenerSet {
+            "ListenerSet"
+        } else {
+            "Gateway"
+        }
+    }
+}
+
+/// A Gateway or ListenerSet with its listeners.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listeners {
+    /// The listeners that routes may refer to.
+    pub listeners: Vec<Listener>,
+}
+
+/// A listener.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listener {
+    /// Name.
+    pub name: SmolStr,
+    /// Host as written; empty for all.
+    pub hostname: SmolStr,
+    /// Port.
+    pub port: u16,
+    /// Protocol as written.
+    pub protocol: SmolStr,
+    /// Hosts of the server, `namespace/host`.
+    pub hosts: Vec<String>,
+    /// Kinds of routes that may attach.
+    pub kinds: Vec<Kind>,
+    /// Key of the Gateway that it is converted to.
+    pub gateway: ObjectKey,
+    /// That Gateway; `None` if the listener has a mistake.
+    pub converted: Option<Shared<Config<networking::Gateway>>>,
+}
+
+/// Returns the changed Gateways and ListenerSets.
+pub fn candidates(inputs: &Inputs) -> Vec<ListenerOwner> {
+    let owner = |kind, object: &ObjectKey| ListenerOwner {
+        kind,
+        object: object.clone(),
+    };
+    let gateways = inputs.kube_gateways.changes().iter();
+    let sets = inputs.listener_sets.changes().iter();
+    let gateways = gateways.map(|(key, ..)| owner(Kind::KubeGateway, key));
+    gateways
+        .chain(sets.map(|(key, ..)| owner(Kind::ListenerSet, key)))
+        .collect()
+}
+
+/// Emits the keys of the Gateways that listeners are converted to.
+pub fn converted_keys(_: &ListenerOwner, row: &Listeners, emit: &mut dyn FnMut(ObjectKey)) {
+    row.listeners.iter().for_each(|listener| emit(listener.gateway.clone()));
+}
+
+/// Derives the Gateway made from a listener.
+pub fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Config<networking::Gateway>> {
+    let mut owners = mesh.listeners_by_gateway.get(cx, key);
+    owners.find_map(|(_, row)| {
+        let mut listeners = row.listeners.iter().filter(|listener| listener.gateway == *key);
+        let converted = listeners.find_map(|listener| listener.converted.as_ref())?;
+        Some(Config::clone(converted))
+    })
+}
+
+/// Derives the listeners of a Gateway or ListenerSet.
+pub fn listeners(cx: &Cx, mesh: &MeshSnapshot, key: &ListenerOwner) -> Option<Listeners> {
+    if !is_converted(mesh, &key.object) {
+        return None;
+    }
+    let declaration = Declaration::of(cx, mesh, key)?;
+    let listeners = declaration.listeners.iter();
+    let listeners = listeners.filter(|listener| declaration.has_routes(listener));
+    Some(Listeners {
+        listeners: listeners
+            .filter_map(|listener| declaration.convert(cx, mesh, listener))
+            .collect(),
+    })
+}
+
+/// A Gateway or ListenerSet together with the Gateway.
+struct Declaration<'a> {
+    owner: &'a ListenerOwner,
+    meta: &'a Shared<crate::api::Meta>,
+    listeners: &'a [gateway_api::gateway::Listener],
+    gateway: &'a Config<gateway_api::Gateway>,
+    controller: Controller,
+    /// Hosts of the services that expose the Gateway.
+    services: Vec<String>,
+}
+
+impl<'a> Declaration<'a> {
+    fn of(cx: &Cx, mesh: &'a MeshSnapshot, owner: &'a ListenerOwner) -> Option<Self> {
+        let (meta, listeners, gateway) = if owner.kind == Kind::ListenerSet {
+            let set = mesh.listener_sets.get(cx, &owner.object)?;
+            let parent = &set.spec.parent_ref;
+            let is_gateway = parent.kind.as_ref().is_none_or(|kind| kind == "Gateway")
+                && parent.group.as_ref().is_none_or(|group| group == GROUP);
+            if !is_gateway {
+                return None;
+            }
+            let namespace = parent.namespace.as_ref();
+            let namespace = namespace.map_or_else(|| owner.object.namespace.clone(), Namespace::new);
+            let key = ObjectKey::new(&owner.object.cluster, namespace, parent.name.clone());
+            let gateway = mesh.kube_gateways.get(cx, &key)?;
+            (&set.meta, &set.spec.listeners, gateway)
+        } else {
+            let gateway = mesh.kube_gateways.get(cx, &owner.object)?;
+            (&gateway.meta, &gateway.spec.listeners, gateway)
+        };
+        let controller = Controller::of_class(cx, mesh, &gateway.spec.gateway_class_name)?;
+        if owner.kind == Kind::ListenerSet
+            && (!controller.supports_listener_sets() || !admits(cx, mesh, gateway, &owner.object.namespace))
+        {
+            return None;
+        }
+        let services = services(mesh, gateway, controller).ok()?;
+        Some(Self {
+            owner,
+            meta,
+            listeners,
+            gateway,
+            controller,
+            services,
+        })
+    }
+
+    /// Returns true if routes attach to the listener. Waypoints take routes from the services that they serve.
+    fn has_routes(&self, listener: &gateway_api::gateway::Listener) -> bool {
+        match self.controller {
+            Controller::Gateway => true,
+            Controller::EastWest => listener.port != HBONE_PORT,
+            Controller::Waypoint | Controller::Remote => false,
+        }
+    }
+
+    fn convert(&self, cx: &Cx, mesh: &MeshSnapshot, listener: &gateway_api::gateway::Listener) -> Option<Listener> {
+        let key = &self.owner.object;
+        let needs_tls = matches!(listener.protocol.as_str(), "HTTPS" | "TLS");
+        if listener.tls.is_none() && needs_tls {
+            return None;
+        }
+        let port = port(listener);
+        let name = [&key.name, "~", CONVERTED, "~", &listener.name].concat();
+        let gateway = ObjectKey::new(&key.cluster, key.namespace.clone(), name);
+        let hosts = hosts(cx, mesh, &key.namespace, listener);
+        let server = self.server(cx, mesh, listener, &hosts);
+        let converted = server.map(|server| {
+            Shared::new(Config {
+                meta: converted_meta(
+                    Kind::Gateway,
+                    gateway.clone(),
+                    self.annotations(mesh, &listener.name),
+                    self.meta.creation,
+                ),
+                spec: networking::Gateway {
+                    servers: vec![server],
+                    ..Default::default()
+                },
+                status: None,
+            })
+        });
+        Some(Listener {
+            name: listener.name.clone(),
+            hostname: listener.hostname.clone().unwrap_or_default(),
+            port: port.unwrap_or_default(),
+            protocol: listener.protocol.clone(),
+            hosts,
+            kinds: kinds(listener),
+            gateway,
+            converted: converted.ok(),
+        })
+    }
+
+    fn server(
+        &self,
+        cx: &Cx,
+        mesh: &MeshSnapshot,
+        listener: &gateway_api::gateway::Listener,
+        hosts: &[String],
+    ) -> Result<networking::Server, Mistake> {
+        let tls = tls::settings(cx, mesh, self.owner, self.gateway, self.meta, listener)?;
+        let number = port(listener)?;
+        Ok(networking::Server {
+            port: Some(networking::Port {
+                name: "default".to_owned(),
+                number: number.into(),
+                protocol: self.protocol(mesh, &listener.protocol)?,
+                ..Default::default()
+            }),
+            hosts: hosts.to_vec(),
+            tls,
+            ..Default::default()
+        })
+    }
+
+    fn protocol(&self, mesh: &MeshSnapshot, written: &str) -> Result<String, Mistake> {
+        let is_tunnel_end = matches!(self.controller, Controller::Waypoint | Controller::EastWest);
+        let message = match written {
+            "HTTP" | "HTTPS" | "TLS" => return Ok(written.to_owned()),
+            "TCP" if mesh.installation.features.pilot_enable_alpha_gateway_api => return Ok(written.to_owned()),
+            HBONE if is_tunnel_end => return Ok(written.to_owned()),
+            "TCP" => format!(
+                "protocol {written:?} is supported, but only when PILOT_ENABLE_ALPHA_GATEWAY_API=true is configured"
+            ),
+            HBONE => format!("protocol {written:?} is only supported for waypoint proxies"),
+            _ => {
+                let upper = written.to_uppercase();
+                if matches!(upper.as_str(), "HTTP" | "HTTPS" | "TLS" | "TCP" | HBONE) {
+                    format!("protocol {written:?} is unsupported. hint: {upper:?} (uppercase) may be supported")
+                } else {
+                    format!("protocol {written:?} is unsupported")
+                }
+            }
+        };
+        Err(Mistake::new("UnsupportedProtocol", message))
+    }
+
+    fn annotations(&self, mesh: &MeshSnapshot, listener: &str) -> Labels {
+        let key = &self.owner.object;
+        let parent = [
+            self.owner.kind_name(),
+            "/",
+            &key.name,
+            "/",
+            listener,
+            ".",
+            &key.namespace,
+        ]
+        .concat();
+        let mut annotations = vec![
+            (PARENTS_ANNOTATION, SmolStr::from(parent)),
+            (SEMANTICS_ANNOTATION, SmolStr::new_static("gateway")),
+            (SERVICE_ANNOTATION, self.services.join(",").into()),
+            (SERVICE_ACCOUNT_ANNOTATION, self.account(mesh)),
+        ];
+        if self.owner.kind == Kind::ListenerSet {
+            let namespace = SmolStr::new(self.gateway.meta.namespace().as_str());
+            annotations.push((PARENT_NAMESPACE_ANNOTATION, namespace));
+        }
+        annotations
+            .into_iter()
+            .map(|(name, value)| (SmolStr::new_static(name), value))
+            .collect()
+    }
+
+    /// Returns the service account of the deployment; empty if it is the user's own.
+    fn account(&self, mesh: &MeshSnapshot) -> SmolStr {
+        if !is_managed(mesh, &self.gateway.spec) {
+            return SmolStr::default();
+        }
+        let written = self.gateway.meta.annotations.get(DEPLOYED_ACCOUNT_ANNOTATION);
+        written
+            .cloned()
+            .unwrap_or_else(|| deployed_name(self.gateway, self.controller))
+    }
+}
+
+/// Returns true if the proxies of a Gateway are deployed for it: it has no address, or one IP address.
+fn is_managed(mesh: &MeshSnapshot, gateway: &gateway_api::Gateway) -> bool {
+    if !mesh.installation.features.enable_gateway_api_manual_deployment {
+        return true;
+    }
+    match gateway.addresses.as_slice() {
+        [] => true,
+        [address] => address.address_type.as_ref().is_none_or(|kind| kind == "IPAddress"),
+        _ => false,
+    }
+}
+
+/// Returns the name of resources that are deployed for a Gateway.
+fn deployed_name(gateway: &Config<gateway_api::Gateway>, controller: Controller) -> SmolStr {
+    if controller.has_plain_names() {
+        return gateway.meta.name().clone();
+    }
+    [gateway.meta.name(), "-", &gateway.spec.gateway_class_name]
+        .concat()
+        .into()
+}
+
+/// Returns the hosts of the services that expose a Gateway. Addresses without effect are a mistake only if nothing else
+/// is left.
+fn services(
+    mesh: &MeshSnapshot,
+    gateway: &Config<gateway_api::Gateway>,
+    controller: Controller,
+) -> Result<Vec<String>, Mistake> {
+    let namespace = gateway.meta.namespace();
+    if is_managed(mesh, &gateway.spec) {
+        let written = gateway.meta.annotations.get(NAME_OVERRIDE_ANNOTATION);
+        let name = written.cloned().unwrap_or_else(|| deployed_name(gateway, controller));
+        return Ok(vec![service_host(mesh, namespace, &name)]);
+    }
+    let (hosts, others): (Vec<_>, Vec<_>) = gateway.spec.addresses.iter().partition(|address| {
+        let kind = address.address_type.as_ref();
+        kind.is_none_or(|kind| kind == "Hostname")
+    });
+    if hosts.is_empty() {
+        let others: Vec<&str> = others.iter().map(|address| address.value.as_str()).collect();
+        let message = format!("only Hostname is supported, ignoring [{}]", others.join(" "));
+        return Err(Mistake::new("UnsupportedAddress", message));
+    }
+    let full = |value: &SmolStr| {
+        if value.contains('.') {
+            value.to_string()
+        } else {
+            service_host(mesh, namespace, value)
+        }
+    };
+    Ok(hosts.iter().map(|address| full(&address.value)).collect())
+}
+
+/// Returns the port of a listener; those of ListenerSets may omit it.
+fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
+    match (listener.port, listener.protocol.as_str()) {
+        (0, "HTTP") => Ok(80),
+        (0, "HTTPS") => Ok(443),
+        (0, protocol) => Err(Mistake::new(
+            "UnsupportedProtocol",
+            format!("protocol {protocol} requires a port to be set"),
+        )),
+        (port, _) => Ok(port),
+    }
+}
+
+/// Returns the kinds of routes that may attach to a listener.
+fn kinds(listener: &gateway_api::gateway::Listener) -> Vec<Kind> {
+    let terminates = || {
+        let tls = listener.tls.as_ref();
+        tls.is_some_and(|tls| tls.mode.as_ref().is_some_and(|mode| mode == "Terminate"))
+    };
+    let supported: &[Kind] = match listener.protocol.as_str() {
+        "HTTP" | "HTTPS" => &[Kind::HttpRoute, Kind::GrpcRoute],
+        "TCP" => &[Kind::TcpRoute],
+        "TLS" if terminates() => &[Kind::TlsRoute, Kind::TcpRoute],
+        "TLS" => &[Kind::TlsRoute],
+        _ => &[],
+    };
+    let written = listener.allowed_routes.as_ref().map(|allowed| &allowed.kinds);
+    let is_allowed = |kind: &&Kind| {
+        written.is_none_or(|written| {
+            let is_named = |it: &gateway_api::gateway::RouteKind| {
+                it.kind == kind.name() && it.group.as_ref().is_none_or(|group| group == kind.group())
+            };
+            written.is_empty() || written.iter().any(is_named)
+        })
+    };
+    supported.iter().filter(is_allowed).copied().collect()
+}
+
+/// Returns the hosts of the server: the listener's host for each namespace whose routes may attach.
+fn hosts(cx: &Cx, mesh: &MeshSnapshot, own: &Namespace, listener: &gateway_api::gateway::Listener) -> Vec<String> {
+    let host = listener.hostname.as_ref().map_or("*", SmolStr::as_str);
+    let namespaces = route_namespaces(cx, mesh, own, listener.allowed_routes.as_ref());
+    if namespaces.is_empty() {
+        // No namespace has this name; the server exists nevertheless.
+        return vec![["~/", host].concat()];
+    }
+    namespaces
+        .iter()
+        .map(|namespace| [namespace, "/", host].concat())
+        .collect()
+}
+
+fn route_namespaces(cx: &Cx, mesh: &MeshSnapshot, own: &Namespace, allowed: Option<&AllowedRoutes>) -> Vec<SmolStr> {
+    let namespaces = allowed.and_then(|allowed| allowed.namespaces.as_ref());
+    let (from, selector) = namespaces.map_or((None, None), |it| (it.from.as_deref(), it.selector.as_ref()));
+    match (from, selector) {
+        (None | Some("Same"), _) => vec![SmolStr::new(own.as_str())],
+        (Some("All"), _) | (_, None) => vec![SmolStr::new_static("*")],
+        (_, Some(selector)) => {
+            let all = mesh.namespaces.iter(cx);
+            let own_cluster = all.filter(|(key, _)| key.cluster == mesh.installation.cluster);
+            let selected = own_cluster.filter(|(key, row)| selects(selector, &key.name, &row.meta.labels));
+            selected.map(|(key, _)| key.name.clone()).collect()
+        }
+    }
+}
+
+/// Returns true if a selector matches a namespace.
+fn selects(selector: &LabelSelector, name: &SmolStr, labels: &Labels) -> bool {
+    if labels.get(NAMESPACE_NAME_LABEL) == Some(name) {
+        return selector.matches(labels);
+    }
+    let mut labels = labels.clone();
+    labels.insert(NAMESPACE_NAME_LABEL.into(), name.clone());
+    selector.matches(&labels)
+}
+
+/// Returns true if a Gateway admits ListenerSets of a namespace.
+fn admits(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, namespace: &Namespace) -> bool {
+    let allowed = gateway.spec.allowed_listeners.as_ref();
+    let Some(FromNamespaces { from, selector }) = allowed.and_then(|allowed| allowed.namespaces.as_ref()) else {
+        return false;
+    };
+    match from.as_deref() {
+        Some("All") => true,
+        Some("Same") => gateway.meta.namespace() == namespace,
+        None | Some("Selector") => selector.as_ref().is_some_and(|selector| {
+            let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
+            let row = mesh.namespaces.get(cx, &key);
+            row.is_some_and(|row| selects(selector, &key.name, &row.meta.labels))
+        }),
+        Some(_) => false,
+    }
+}

@@ -1,0 +1,273 @@
+//! Parents of routes: the listeners, Services and ServiceEntries that `parentRefs` name.
+
+use smol_str::SmolStr;
+
+use super::{
+    class::{self, Controller},
+    listener::{Listener, ListenerOwner},
+};
+use crate::{
+    api::{
+        Kind, Meta,
+        gateway_api::common::{GROUP, ParentReference},
+    },
+    base::{Labels, Namespace, ObjectKey, host},
+    model::{MeshSnapshot, virtual_service::MESH_GATEWAY, waypoint},
+    table::Cx,
+};
+
+/// Reasons why a route does not attach to a parent.
+mod reason {
+    pub(super) const NO_PARENT: &str = "NoMatchingParent";
+    pub(super) const NOT_ALLOWED: &str = "NotAllowedByListeners";
+    pub(super) const NO_HOST: &str = "NoMatchingListenerHostname";
+}
+
+/// A parent of a route. A reference to a Gateway without a section has one for each listener.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Parent {
+    /// The reference as written.
+    pub reference: ParentReference,
+    /// The target.
+    pub target: Target,
+    /// Reason why the route does not attach.
+    pub denied: Option<super::Mistake>,
+}
+
+/// A target that routes attach to.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Target {
+    /// A listener.
+    Listener {
+        /// The Gateway or ListenerSet.
+        owner: ListenerOwner,
+        /// Its name.
+        section: SmolStr,
+        /// Its host as written; empty for all.
+        hostname: SmolStr,
+        /// The Gateway that it is converted to, as `namespace/name`.
+        gateway: SmolStr,
+        /// Hosts of the other listeners with its port and protocol.
+        others: Vec<SmolStr>,
+    },
+    /// A service of the mesh, with its hosts.
+    Service {
+        /// The hosts; none if the object does not exist.
+        hosts: Vec<String>,
+    },
+}
+
+impl Target {
+    /// Returns the Gateway of VirtualServices for the parent.
+    pub fn gateway(&self) -> &str {
+        match self {
+            Self::Listener { gateway, .. } => gateway,
+            Self::Service { .. } => MESH_GATEWAY,
+        }
+    }
+
+    /// Returns false if another listener of the Gateway is the more specific one for a host of the route.
+    pub fn is_most_specific_for(&self, route_host: &str) -> bool {
+        let Self::Listener { hostname, others, .. } = self else {
+            return true;
+        };
+        if !hostname.is_empty() && !host::is_wildcard(hostname) {
+            return true;
+        }
+        if !hostname.is_empty() && !host::overlaps(route_host, hostname) {
+            return false;
+        }
+        !others
+            .iter()
+            .any(|other| hostname.len() <= other.len() && is_covered(route_host, other))
+    }
+}
+
+/// Returns true if a listener's host covers another host; no host covers none.
+fn is_covered(host: &str, listener: &str) -> bool {
+    !listener.is_empty() && host::subset_of(host, listener)
+}
+
+/// A route that looks for its parents.
+pub struct Child<'a> {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its metadata.
+    pub meta: &'a Meta,
+    /// Its hosts.
+    pub hostnames: &'a [SmolStr],
+}
+
+/// Returns the parents of a route, sorted by reference. References to kinds of others are left out.
+pub fn resolve(cx: &Cx, mesh: &MeshSnapshot, child: &Child, references: &[ParentReference]) -> Vec<Parent> {
+    let mut parents = Vec::new();
+    for reference in references {
+        let group = reference.group.as_deref().unwrap_or(GROUP);
+        let kind = reference.kind.as_deref().unwrap_or("Gateway");
+        let kind = [Kind::KubeGateway, Kind::ListenerSet, Kind::Service, Kind::ServiceEntry]
+            .into_iter()
+            .find(|known| known.name() == kind && known.group() == group);
+        let namespace = reference.namespace.as_ref();
+        let namespace = namespace.map_or_else(|| child.meta.namespace().clone(), Namespace::new);
+        let object = ObjectKey::new(child.meta.cluster(), namespace, reference.name.clone());
+        match kind {
+            Some(kind @ (Kind::Service | Kind::ServiceEntry)) => {
+                parents.extend(service(cx, mesh, kind, &object, reference));
+            }
+            Some(kind) => listeners(
+                cx,
+                mesh,
+                child,
+                &ListenerOwner { kind, object },
+                reference,
+                &mut parents,
+            ),
+            None => {}
+        }
+    }
+    parents.sort_by_cached_key(|parent| sort_text(&parent.reference, child.meta.namespace()));
+    parents
+}
+
+/// Returns the text by which parents are sorted.
+fn sort_text(reference: &ParentReference, own: &Namespace) -> String {
+    format!(
+        "{}/{}/{}/{}/{}.{}",
+        reference.group.as_deref().unwrap_or(GROUP),
+        reference.kind.as_deref().unwrap_or("Gateway"),
+        reference.name,
+        reference.section_name.as_deref().unwrap_or_default(),
+        reference.port.unwrap_or_default(),
+        reference.namespace.as_deref().unwrap_or(own)
+    )
+}
+
+fn listeners(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    child: &Child,
+    owner: &ListenerOwner,
+    reference: &ParentReference,
+    parents: &mut Vec<Parent>,
+) {
+    let Some(row) = mesh.listeners.get(cx, owner) else {
+        return;
+    };
+    for (position, listener) in row.listeners.iter().enumerate() {
+        let others =
+            row.listeners.iter().enumerate().filter(|(other, it)| {
+                *other != position && it.port == listener.port && it.protocol == listener.protocol
+            });
+        let mut others: Vec<SmolStr> = others.map(|(_, it)| it.hostname.clone()).collect();
+        others.retain(|other| *other != listener.hostname);
+        let gateway = [&*listener.gateway.namespace, "/", &listener.gateway.name].concat();
+        parents.push(Parent {
+            reference: reference.clone(),
+            denied: denial(child, listener, reference),
+            target: Target::Listener {
+                owner: owner.clone(),
+                section: listener.name.clone(),
+                hostname: listener.hostname.clone(),
+                gateway: gateway.into(),
+                others,
+            },
+        });
+    }
+}
+
+/// Returns the reason why a route does not attach to a listener.
+fn denial(child: &Child, listener: &Listener, reference: &ParentReference) -> Option<super::Mistake> {
+    let denied = |reason, message: String| Some(super::Mistake::new(reason, message));
+    if let Some(port) = reference.port.filter(|port| *port != 0 && *port != listener.port) {
+        return denied(reason::NO_PARENT, format!("port {port} not found"));
+    }
+    let section = reference.section_name.as_ref().filter(|section| !section.is_empty());
+    if let Some(section) = section.filter(|section| **section != listener.name) {
+        return denied(
+            reason::NO_PARENT,
+            format!("sectionName {section:?} not found", section = section.as_str()),
+        );
+    }
+    let own = child.meta.namespace().as_str();
+    let any = [SmolStr::new_static("*")];
+    let hostnames = if child.hostnames.is_empty() {
+        &any[..]
+    } else {
+        child.hostnames
+    };
+    let (mut is_matched, mut has_host) = (listener.hosts.is_empty(), false);
+    for offered in &listener.hosts {
+        let (namespace, offered) = offered.split_once('/').unwrap_or(("*", offered));
+        if hostnames.iter().any(|hostname| host::overlaps(offered, hostname)) {
+            has_host = true;
+            is_matched |= namespace == "*" || namespace == own;
+        }
+    }
+    let written = listener.hostname.as_str();
+    match (is_matched, has_host) {
+        (true, _) if listener.kinds.contains(&child.kind) => None,
+        (true, _) => {
+            let (group, version) = (child.kind.group(), child.kind.version());
+            let message = format!("kind {group}/{version}/{} is not allowed", child.kind.name());
+            denied(reason::NOT_ALLOWED, message)
+        }
+        (false, true) => {
+            let rest = format!("but namespace {own:?} is not allowed by the parent");
+            let message = format!("hostnames matched parent hostname {written:?}, {rest}");
+            denied(reason::NOT_ALLOWED, message)
+        }
+        (false, false) => denied(
+            reason::NO_HOST,
+            format!("no hostnames matched parent hostname {written:?}"),
+        ),
+    }
+}
+
+/// Returns a service as a parent, unless another control plane's waypoint processes its requests.
+fn service(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    kind: Kind,
+    object: &ObjectKey,
+    reference: &ParentReference,
+) -> Option<Parent> {
+    let (labels, hosts, noun) = if kind == Kind::Service {
+        let row = mesh.kube_services.get(cx, object);
+        let host = super::service_host(mesh, &object.namespace, &object.name);
+        (row.map(|row| row.meta.labels.clone()), vec![host], "service")
+    } else {
+        let row = mesh.service_entries.get(cx, object);
+        let hosts = row.map(|row| row.spec.hosts.clone()).unwrap_or_default();
+        (row.map(|row| row.meta.labels.clone()), hosts, "service entry")
+    };
+    if labels
+        .as_ref()
+        .is_some_and(|labels| has_foreign_waypoint(cx, mesh, labels, &object.namespace))
+    {
+        return None;
+    }
+    let denied = labels.is_none().then(|| {
+        let message = format!("parent {noun}: {name:?} not found", name = object.name.as_str());
+        super::Mistake::new(reason::NO_PARENT, message)
+    });
+    Some(Parent {
+        reference: reference.clone(),
+        target: Target::Service { hosts },
+        denied,
+    })
+}
+
+fn has_foreign_waypoint(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> bool {
+    let Some(gateway) = waypoint::requested_gateway(cx, mesh, labels, namespace) else {
+        return false;
+    };
+    let Some(gateway) = mesh.kube_gateways.get(cx, &gateway) else {
+        return false;
+    };
+    let class = ObjectKey::new(&mesh.installation.cluster, "", gateway.spec.gateway_class_name.clone());
+    let class = mesh.gateway_classes.get(cx, &class);
+    class.is_some_and(|class| {
+        let name = &class.spec.controller_name;
+        name != class::WAYPOINT && Controller::named(mesh, name) != Some(Controller::Gateway)
+    })
+}

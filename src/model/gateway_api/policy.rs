@@ -1,0 +1,336 @@
+//! BackendTLSPolicies and XBackendTrafficPolicies, converted to DestinationRules: one for each host of their targets.
+//!
+//! Parity (pilot/pkg/config/kube/gateway/backend_policies.go): of several policies for a setting of a host, the oldest
+//! applies; a policy whose CA certificates are missing blocks connections.
+
+use smol_str::SmolStr;
+
+use super::{CONVERTED, PARENTS_ANNOTATION, converted_meta, is_converted, service_host};
+use crate::{
+    api::{
+        Config, Kind, Meta,
+        gateway_api::{
+            BackendTlsPolicy, BackendTrafficPolicy,
+            common::TargetReference,
+            policy::{BackendValidation, RetryConstraint},
+        },
+    },
+    base::{Labels, Namespace, ObjectKey, Shared},
+    model::{
+        MeshSnapshot,
+        credential::{CONFIG_MAP, INVALID, config_map_authority},
+        inputs::Inputs,
+    },
+    proto::istio::networking::v1alpha3::{
+        ClientTlsSettings, DestinationRule, LoadBalancerSettings, PortSelector, TrafficPolicy,
+        client_tls_settings::TlSmode,
+        traffic_policy::{PortTrafficPolicy, RetryBudget},
+    },
+    table::Cx,
+};
+
+/// Annotation that makes istiod ignore a policy.
+const IGNORE_ANNOTATION: &str = "istio.io/ignore-policy-attachment";
+/// Creation of converted rules: older than all written ones.
+const OLDEST: i64 = i64::MIN;
+/// Retries that are always allowed.
+const MIN_RETRIES: u32 = 10;
+
+/// Key of [`BackendPolicies`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyKey {
+    /// [`Kind::BackendTlsPolicy`] or [`Kind::BackendTrafficPolicy`].
+    pub kind: Kind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+/// Namespace, kind and name of a policy's target.
+pub type TargetKey = (Namespace, SmolStr, SmolStr);
+
+/// A host of a policy's target.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Backend {
+    /// [`Kind::Service`] or [`Kind::ServiceEntry`].
+    pub kind: Kind,
+    /// The object.
+    pub object: ObjectKey,
+    /// The host.
+    pub host: SmolStr,
+}
+
+/// The settings of a policy.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Settings {
+    /// TLS towards the backends.
+    Tls(ClientTlsSettings),
+    /// A limit of retries.
+    Retries(Option<RetryBudget>),
+}
+
+/// A policy with its targets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BackendPolicies {
+    /// Metadata.
+    pub meta: Shared<Meta>,
+    /// The settings.
+    pub settings: Settings,
+    /// The targets, each with the name of a port if it is restricted to that.
+    pub targets: Vec<(Backend, Option<SmolStr>)>,
+}
+
+/// Returns the changed policies.
+pub fn candidates(inputs: &Inputs) -> Vec<PolicyKey> {
+    let key = |kind, object: &ObjectKey| PolicyKey {
+        kind,
+        object: object.clone(),
+    };
+    let tls = inputs.backend_tls_policies.changes().iter();
+    let traffic = inputs.backend_traffic_policies.changes().iter();
+    let tls = tls.map(|(object, ..)| key(Kind::BackendTlsPolicy, object));
+    tls.chain(traffic.map(|(object, ..)| key(Kind::BackendTrafficPolicy, object)))
+        .collect()
+}
+
+/// Emits the targets of a BackendTLSPolicy.
+pub fn targets(key: &ObjectKey, row: &Config<BackendTlsPolicy>, emit: &mut dyn FnMut(TargetKey)) {
+    if !is_ignored(&row.meta) {
+        for target in &row.spec.target_refs {
+            emit((key.namespace.clone(), target.kind.clone(), target.name.clone()));
+        }
+    }
+}
+
+/// Emits the hosts that a policy applies to.
+pub fn backends(_: &PolicyKey, row: &BackendPolicies, emit: &mut dyn FnMut(Backend)) {
+    row.targets.iter().for_each(|(backend, _)| emit(backend.clone()));
+}
+
+/// Derives a policy with its targets.
+pub fn policies(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<BackendPolicies> {
+    if !is_converted(mesh, &key.object) {
+        return None;
+    }
+    if key.kind == Kind::BackendTrafficPolicy {
+        let is_enabled = mesh.installation.features.pilot_enable_alpha_gateway_api;
+        return retries(cx, mesh, key).filter(|_| is_enabled);
+    }
+    let policy = mesh.backend_tls_policies.get(cx, &key.object)?;
+    if is_ignored(&policy.meta) {
+        return None;
+    }
+    let mut targets = Vec::new();
+    for target in &policy.spec.target_refs {
+        if !has_precedence(cx, mesh, policy, target) {
+            continue;
+        }
+        let found = target_backends(cx, mesh, key, target).into_iter().flatten();
+        let section = target.section_name.clone().filter(|section| !section.is_empty());
+        targets.extend(found.map(|backend| (backend, section.clone())));
+    }
+    Some(BackendPolicies {
+        meta: policy.meta.clone(),
+        settings: Settings::Tls(tls(cx, mesh, &key.object.namespace, &policy.spec.validation)),
+        targets,
+    })
+}
+
+fn retries(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<BackendPolicies> {
+    let policy: &Config<BackendTrafficPolicy> = mesh.backend_traffic_policies.get(cx, &key.object)?;
+    if is_ignored(&policy.meta) {
+        return None;
+    }
+    let services = policy.spec.target_refs.iter().filter(|target| target.kind == "Service");
+    let targets = services.filter_map(|target| target_backends(cx, mesh, key, target));
+    Some(BackendPolicies {
+        meta: policy.meta.clone(),
+        settings: Settings::Retries(policy.spec.retry_constraint.as_ref().map(retry_budget)),
+        targets: targets.flatten().map(|backend| (backend, None)).collect(),
+    })
+}
+
+fn is_ignored(meta: &Meta) -> bool {
+    let written = meta.annotations.get(IGNORE_ANNOTATION);
+    written.is_some_and(|value| value.eq_ignore_ascii_case("true"))
+}
+
+/// Returns true if no older policy has the same target.
+fn has_precedence(cx: &Cx, mesh: &MeshSnapshot, policy: &Config<BackendTlsPolicy>, target: &TargetReference) -> bool {
+    let key = (
+        policy.meta.namespace().clone(),
+        target.kind.clone(),
+        target.name.clone(),
+    );
+    let mut rivals = mesh.tls_policies_by_target.get(cx, &key);
+    let own = (policy.meta.creation, policy.meta.name());
+    !rivals.any(|(_, rival)| (rival.meta.creation, rival.meta.name()) < own && rival.spec.target_refs.contains(target))
+}
+
+/// Returns the hosts of a target; `None` if it, or the named port, does not exist.
+fn target_backends(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey, target: &TargetReference) -> Option<Vec<Backend>> {
+    let own = &key.object;
+    let object = ObjectKey::new(&own.cluster, own.namespace.clone(), target.name.clone());
+    let section = target.section_name.as_ref().filter(|section| !section.is_empty());
+    let (kind, hosts) = match (target.group.as_str(), target.kind.as_str()) {
+        ("", "Service") => {
+            let service = mesh.kube_services.get(cx, &object)?;
+            if section.is_some_and(|section| !service.ports.iter().any(|port| port.name == *section)) {
+                return None;
+            }
+            let host = service_host(mesh, &object.namespace, &object.name);
+            (Kind::Service, vec![SmolStr::from(host)])
+        }
+        ("networking.istio.io", "ServiceEntry") => {
+            let entry = mesh.service_entries.get(cx, &object)?;
+            if section.is_some_and(|section| !entry.spec.ports.iter().any(|port| port.name == **section)) {
+                return None;
+            }
+            (Kind::ServiceEntry, entry.spec.hosts.iter().map(SmolStr::new).collect())
+        }
+        _ => return None,
+    };
+    let backends = hosts.into_iter().map(|host| Backend {
+        kind,
+        object: object.clone(),
+        host,
+    });
+    Some(backends.collect())
+}
+
+fn tls(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, validation: &BackendValidation) -> ClientTlsSettings {
+    let names = validation.subject_alt_names.iter();
+    let names = names.filter_map(|name| match name.name_type.as_str() {
+        "Hostname" => Some(name.hostname.as_deref().unwrap_or_default().to_owned()),
+        "URI" => Some(name.uri.as_deref().unwrap_or_default().to_owned()),
+        _ => None,
+    });
+    ClientTlsSettings {
+        mode: TlSmode::Simple as i32,
+        sni: validation.hostname.to_string(),
+        subject_alt_names: names.collect(),
+        credential_name: authority(cx, mesh, namespace, validation),
+        ..Default::default()
+    }
+}
+
+/// Returns the name of the CA certificates; empty for those of the proxy's system.
+fn authority(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, validation: &BackendValidation) -> String {
+    if validation.well_known_ca_certificates.is_some() {
+        return String::new();
+    }
+    // Only the first reference counts.
+    let Some(reference) = validation.ca_certificate_refs.first() else {
+        return String::new();
+    };
+    let is_config_map = reference.group.as_ref().is_none_or(SmolStr::is_empty)
+        && reference.kind.as_ref().is_some_and(|kind| kind == "ConfigMap");
+    if is_config_map && config_map_authority(cx, mesh, namespace, &reference.name).is_ok() {
+        return format!("{CONFIG_MAP}{namespace}/{}", reference.name);
+    }
+    INVALID.to_owned()
+}
+
+fn retry_budget(constraint: &RetryConstraint) -> RetryBudget {
+    let rate = constraint.min_retry_rate.as_ref().and_then(|rate| rate.count);
+    RetryBudget {
+        percent: constraint
+            .budget
+            .as_ref()
+            .and_then(|budget| budget.percent)
+            .map(f64::from),
+        min_retry_concurrency: rate.unwrap_or(MIN_RETRIES),
+    }
+}
+
+/// Derives the DestinationRule of a host from its policies.
+pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Option<Config<DestinationRule>> {
+    let mut policies: Vec<(&PolicyKey, &Shared<BackendPolicies>)> = mesh.policies_by_backend.get(cx, backend).collect();
+    policies.sort_by_key(|(key, row)| (row.meta.creation, &key.object.namespace, &key.object.name));
+    let mut traffic = TrafficPolicy::default();
+    let mut parents: Vec<String> = Vec::new();
+    for (key, row) in policies {
+        for (_, section) in row.targets.iter().filter(|(target, _)| target == backend) {
+            apply(cx, mesh, backend, &row.settings, section.as_ref(), &mut traffic);
+        }
+        let (namespace, name) = (&key.object.namespace, &key.object.name);
+        parents.push(format!("{}/{namespace}.{name}", key.kind.name()));
+    }
+    if parents.is_empty() {
+        return None;
+    }
+    let name = match backend.kind {
+        Kind::ServiceEntry => [
+            &backend.object.name,
+            "~",
+            &backend.host.replace('.', "-"),
+            "~",
+            CONVERTED,
+        ]
+        .concat(),
+        _ => [&backend.object.name, "~", CONVERTED].concat(),
+    };
+    let object = &backend.object;
+    let key = ObjectKey::new(&object.cluster, object.namespace.clone(), name);
+    let annotations: Labels = [(SmolStr::new_static(PARENTS_ANNOTATION), parents.join(",").into())]
+        .into_iter()
+        .collect();
+    Some(Config {
+        meta: converted_meta(Kind::DestinationRule, key, annotations, OLDEST),
+        spec: DestinationRule {
+            host: backend.host.to_string(),
+            traffic_policy: Some(traffic),
+            ..Default::default()
+        },
+        status: None,
+    })
+}
+
+/// Applies the settings of a policy, unless an older one has set them.
+fn apply(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    backend: &Backend,
+    settings: &Settings,
+    section: Option<&SmolStr>,
+    traffic: &mut TrafficPolicy,
+) {
+    match (settings, section) {
+        (Settings::Tls(tls), None) => {
+            traffic.tls.get_or_insert_with(|| tls.clone());
+        }
+        (Settings::Tls(tls), Some(section)) => {
+            let Some(number) = port(cx, mesh, backend, section) else {
+                return;
+            };
+            let levels = &mut traffic.port_level_settings;
+            if !levels
+                .iter()
+                .any(|level| level.port.is_some_and(|port| port.number == number))
+            {
+                levels.push(PortTrafficPolicy {
+                    port: Some(PortSelector { number }),
+                    tls: Some(tls.clone()),
+                    ..Default::default()
+                });
+            }
+        }
+        (Settings::Retries(budget), _) => {
+            traffic.load_balancer.get_or_insert_with(LoadBalancerSettings::default);
+            if traffic.retry_budget.is_none() {
+                traffic.retry_budget = *budget;
+            }
+        }
+    }
+}
+
+/// Returns the number of a target's port.
+fn port(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend, name: &SmolStr) -> Option<u32> {
+    if backend.kind == Kind::Service {
+        let service = mesh.kube_services.get(cx, &backend.object)?;
+        let mut ports = service.ports.iter();
+        return ports.find(|port| port.name == *name).map(|port| port.number);
+    }
+    let entry = mesh.service_entries.get(cx, &backend.object)?;
+    let mut ports = entry.spec.ports.iter();
+    ports.find(|port| port.name == **name).map(|port| port.number)
+}

@@ -1,0 +1,484 @@
+//! Routes with their parents, and the VirtualServices that they become part of.
+
+use smol_str::SmolStr;
+
+use super::{
+    CONVERTED, Mistake,
+    backend::{Backends, Side},
+    grpc, http, is_converted,
+    parent::{self, Child, Parent, Target},
+};
+use crate::{
+    api::{Kind, Meta, gateway_api::common::ParentReference},
+    base::{Namespace, ObjectKey, Shared, host},
+    model::{MeshSnapshot, inputs::Inputs},
+    proto::istio::networking::v1alpha3::{
+        HttpMatchRequest, HttpRoute, L4MatchAttributes, TcpRoute, TlsMatchAttributes, TlsRoute, string_match::MatchType,
+    },
+    table::Cx,
+};
+
+/// Key of an [`AttachedRoute`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RouteKey {
+    /// Kind of the route.
+    pub kind: Kind,
+    /// The object.
+    pub object: ObjectKey,
+}
+
+/// Name of a VirtualService made from routes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ConvertedName {
+    /// Namespace of the only route; empty if several may be merged.
+    pub namespace: Namespace,
+    /// Name.
+    pub name: SmolStr,
+}
+
+/// A route with its parents.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttachedRoute {
+    /// Metadata.
+    pub meta: Shared<Meta>,
+    /// Parents, in the order of the references' texts.
+    pub parents: Vec<Parent>,
+    /// Mistake in the rules as services of the mesh use them.
+    pub mesh_mistake: Option<Mistake>,
+    /// Mistake in the rules as gateways use them.
+    pub gateway_mistake: Option<Mistake>,
+    /// Contributions to VirtualServices.
+    pub contributions: Vec<Contribution>,
+}
+
+/// Rules of a route for one host of one parent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contribution {
+    /// The VirtualService.
+    pub name: ConvertedName,
+    /// The host.
+    pub host: String,
+    /// The Gateway, or `mesh`.
+    pub gateway: SmolStr,
+    /// The rules.
+    pub rules: Rules,
+}
+
+/// Converted rules.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rules {
+    /// Of HTTPRoutes and GRPCRoutes, in order of precedence.
+    Http(Shared<[HttpRoute]>),
+    /// Of TLSRoutes.
+    Tls(Vec<TlsRoute>),
+    /// Of TCPRoutes.
+    Tcp(Vec<TcpRoute>),
+}
+
+/// Returns the changed routes.
+pub fn candidates(inputs: &Inputs) -> Vec<RouteKey> {
+    let key = |kind, object: &ObjectKey| RouteKey {
+        kind,
+        object: object.clone(),
+    };
+    let http = inputs.http_routes.changes().iter();
+    let grpc = inputs.grpc_routes.changes().iter();
+    let tls = inputs.tls_routes.changes().iter();
+    let tcp = inputs.tcp_routes.changes().iter();
+    let mut keys: Vec<_> = http.map(|(object, ..)| key(Kind::HttpRoute, object)).collect();
+    keys.extend(grpc.map(|(object, ..)| key(Kind::GrpcRoute, object)));
+    keys.extend(tls.map(|(object, ..)| key(Kind::TlsRoute, object)));
+    keys.extend(tcp.map(|(object, ..)| key(Kind::TcpRoute, object)));
+    keys
+}
+
+/// Emits the VirtualServices that a route contributes to.
+pub fn converted_names(_: &RouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ConvertedName)) {
+    row.contributions.iter().for_each(|one| emit(one.name.clone()));
+}
+
+/// Derives a route with its parents.
+pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+    if !is_converted(mesh, &key.object) {
+        return None;
+    }
+    let conversion = |meta| Conversion { cx, mesh, key, meta };
+    match key.kind {
+        Kind::HttpRoute => {
+            let route = mesh.http_routes.get(cx, &key.object)?;
+            let spec = &route.spec;
+            Some(
+                conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
+                    each_match(
+                        &spec.rules,
+                        |rule| &rule.matches,
+                        |position, rule, matched| http::rule(backends, position, rule, matched),
+                    )
+                }),
+            )
+        }
+        Kind::GrpcRoute => {
+            let route = mesh.grpc_routes.get(cx, &key.object)?;
+            let spec = &route.spec;
+            Some(
+                conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
+                    each_match(
+                        &spec.rules,
+                        |rule| &rule.matches,
+                        |position, rule, matched| grpc::rule(backends, position, rule, matched),
+                    )
+                }),
+            )
+        }
+        Kind::TlsRoute => {
+            let route = mesh.tls_routes.get(cx, &key.object)?;
+            let spec = &route.spec;
+            let hosts = written_hosts(&spec.hostnames);
+            let conversion = conversion(&route.meta);
+            let converted = conversion.rules(&spec.hostnames, &spec.parent_refs, |backends| {
+                collected(spec.rules.iter().map(|rule| {
+                    let weighted = backends.connections(&rule.backend_refs)?;
+                    let matched = TlsMatchAttributes {
+                        sni_hosts: hosts.clone(),
+                        ..Default::default()
+                    };
+                    let route = TlsRoute {
+                        r#match: vec![matched],
+                        route: weighted.backends,
+                    };
+                    Ok((route, weighted.mistake))
+                }))
+            });
+            Some(conversion.attached(converted, |parent, rules| tls_contributions(parent, rules, &hosts)))
+        }
+        Kind::TcpRoute => {
+            if !mesh.installation.features.pilot_enable_alpha_gateway_api {
+                return None;
+            }
+            let route = mesh.tcp_routes.get(cx, &key.object)?;
+            let conversion = conversion(&route.meta);
+            let converted = conversion.rules(&[], &route.spec.parent_refs, |backends| {
+                collected(route.spec.rules.iter().map(|rule| {
+                    let weighted = backends.connections(&rule.backend_refs)?;
+                    let route = TcpRoute {
+                        r#match: Vec::new(),
+                        route: weighted.backends,
+                    };
+                    Ok((route, weighted.mistake))
+                }))
+            });
+            Some(conversion.attached(converted, tcp_contributions))
+        }
+        _ => None,
+    }
+}
+
+/// Result of converting all rules: without a mistake, or with the last one; without rules if one is severe.
+type Rows<T> = (Vec<T>, Option<Mistake>);
+
+/// Rules for the two kinds of parents.
+struct BothSides<T> {
+    parents: Vec<Parent>,
+    mesh: Rows<T>,
+    gateway: Rows<T>,
+}
+
+struct Conversion<'a> {
+    cx: &'a Cx,
+    mesh: &'a MeshSnapshot,
+    key: &'a RouteKey,
+    meta: &'a Shared<Meta>,
+}
+
+impl Conversion<'_> {
+    /// Resolves the parents, and converts the rules for each kind of parents.
+    fn rules<T>(
+        &self,
+        hostnames: &[SmolStr],
+        references: &[ParentReference],
+        convert: impl Fn(&Backends) -> Rows<T>,
+    ) -> BothSides<T> {
+        let child = Child {
+            kind: self.key.kind,
+            meta: self.meta,
+            hostnames,
+        };
+        let parents = parent::resolve(self.cx, self.mesh, &child, references);
+        let is_mesh = |parent: &Parent| matches!(parent.target, Target::Service { .. });
+        let rows = |side, is_needed: bool| {
+            if !is_needed {
+                return (Vec::new(), None);
+            }
+            convert(&Backends {
+                cx: self.cx,
+                mesh: self.mesh,
+                kind: self.key.kind,
+                meta: self.meta,
+                side,
+            })
+        };
+        let (for_mesh, for_gateway) = (parents.iter().any(is_mesh), parents.iter().any(|it| !is_mesh(it)));
+        BothSides {
+            mesh: rows(Side::Mesh, for_mesh),
+            gateway: rows(Side::Gateway, for_gateway),
+            parents,
+        }
+    }
+
+    /// Returns the route with what it contributes for each parent that it attaches to.
+    fn attached<T>(
+        &self,
+        both: BothSides<T>,
+        contribute: impl Fn(&Parent, &[T]) -> Vec<(String, Rules)>,
+    ) -> AttachedRoute {
+        let mut contributions = Vec::new();
+        for parent in attached_parents(&both.parents) {
+            let (rules, _) = both.side_of(parent);
+            for (host, rules) in contribute(parent, rules) {
+                contributions.push(Contribution {
+                    name: self.own_name(&rules, contributions.len()),
+                    host,
+                    gateway: parent.target.gateway().into(),
+                    rules,
+                });
+            }
+        }
+        AttachedRoute {
+            meta: self.meta.clone(),
+            parents: both.parents,
+            mesh_mistake: both.mesh.1,
+            gateway_mistake: both.gateway.1,
+            contributions,
+        }
+    }
+
+    fn own_name(&self, rules: &Rules, count: usize) -> ConvertedName {
+        let protocol = if matches!(rules, Rules::Tls(_)) { "tls" } else { "tcp" };
+        ConvertedName {
+            namespace: self.meta.namespace().clone(),
+            name: format!("{}~{protocol}~{count}~{CONVERTED}", self.meta.name()).into(),
+        }
+    }
+
+    /// Converts a route for requests.
+    fn requests(
+        &self,
+        hostnames: &[SmolStr],
+        references: &[ParentReference],
+        convert: impl Fn(&Backends) -> Rows<HttpRoute>,
+    ) -> AttachedRoute {
+        let mut both = self.rules(hostnames, references, convert);
+        sort_http(&mut both.mesh.0);
+        sort_http(&mut both.gateway.0);
+        let written = written_hosts(hostnames);
+        let for_mesh: Shared<[HttpRoute]> = std::mem::take(&mut both.mesh.0).into();
+        let for_gateways: Shared<[HttpRoute]> = std::mem::take(&mut both.gateway.0).into();
+        let mut contributions = Vec::new();
+        for parent in attached_parents(&both.parents) {
+            let (scope, rules, hosts) = match &parent.target {
+                Target::Service { hosts } => {
+                    let port = parent.reference.port;
+                    let rules = port.map_or_else(|| for_mesh.clone(), |port| on_port(&for_mesh, port));
+                    let own = self.meta.namespace();
+                    (
+                        port.map_or_else(|| own.to_string(), |port| format!("{own}~{port}")),
+                        rules,
+                        hosts,
+                    )
+                }
+                Target::Listener { gateway, .. } => (gateway.replace('/', "~"), for_gateways.clone(), &written),
+            };
+            if rules.is_empty() {
+                continue;
+            }
+            for host in hosts.iter().filter(|host| parent.target.is_most_specific_for(host)) {
+                contributions.push(Contribution {
+                    name: ConvertedName {
+                        namespace: Namespace::default(),
+                        name: [&scope, "~", host].concat().into(),
+                    },
+                    host: host.clone(),
+                    gateway: parent.target.gateway().into(),
+                    rules: Rules::Http(rules.clone()),
+                });
+            }
+        }
+        AttachedRoute {
+            meta: self.meta.clone(),
+            parents: both.parents,
+            mesh_mistake: both.mesh.1,
+            gateway_mistake: both.gateway.1,
+            contributions,
+        }
+    }
+}
+
+impl<T> BothSides<T> {
+    fn side_of(&self, parent: &Parent) -> (&[T], Option<&Mistake>) {
+        let (rules, mistake) = match parent.target {
+            Target::Service { .. } => &self.mesh,
+            Target::Listener { .. } => &self.gateway,
+        };
+        (rules, mistake.as_ref())
+    }
+}
+
+/// Returns the parents that a route attaches to, in order of their Gateways.
+fn attached_parents(parents: &[Parent]) -> Vec<&Parent> {
+    let mut attached: Vec<_> = parents.iter().filter(|parent| parent.denied.is_none()).collect();
+    attached.sort_by(|a, b| a.target.gateway().cmp(b.target.gateway()));
+    attached
+}
+
+fn written_hosts(hostnames: &[SmolStr]) -> Vec<String> {
+    if hostnames.is_empty() {
+        return vec!["*".to_owned()];
+    }
+    hostnames.iter().map(ToString::to_string).collect()
+}
+
+/// Converts each match of each rule. A severe mistake leaves no rule.
+fn each_match<R, M>(
+    rules: &[R],
+    matches: impl Fn(&R) -> &Vec<M>,
+    convert: impl Fn(usize, &R, Option<&M>) -> Result<http::Converted<HttpRoute>, Mistake>,
+) -> Rows<HttpRoute> {
+    let converted = rules.iter().enumerate().flat_map(|(position, rule)| {
+        let all = matches(rule);
+        let none = all.is_empty().then_some(None);
+        let convert = &convert;
+        let each = all.iter().map(Some).chain(none);
+        each.map(move |matched| convert(position, rule, matched))
+    });
+    collected(converted)
+}
+
+/// Collects converted rules with the last mistake. A severe mistake leaves no rule.
+fn collected<T>(converted: impl Iterator<Item = Result<http::Converted<T>, Mistake>>) -> Rows<T> {
+    let (mut rules, mut last) = (Vec::new(), None);
+    for one in converted {
+        match one {
+            Ok((rule, mistake)) => {
+                rules.push(rule);
+                last = mistake.or(last);
+            }
+            Err(severe) => return (Vec::new(), Some(severe)),
+        }
+    }
+    (rules, last)
+}
+
+/// Sorts rules by the precedence of the API: exact paths, then long ones, then more conditions.
+pub fn sort_http(rules: &mut [HttpRoute]) {
+    rules.sort_by_cached_key(|rule| {
+        let matched = rule.r#match.first();
+        std::cmp::Reverse((
+            matched.is_some(),
+            matched.map(path_rank).unwrap_or_default(),
+            matched.is_some_and(|it| it.method.is_some()),
+            matched
+                .map(|it| (it.headers.len(), it.query_params.len()))
+                .unwrap_or_default(),
+        ))
+    });
+}
+
+/// Returns the rank of the path's type, and its length.
+fn path_rank(matched: &HttpMatchRequest) -> (u8, usize) {
+    match matched.uri.as_ref().and_then(|uri| uri.match_type.as_ref()) {
+        Some(MatchType::Exact(path)) => (3, path.len()),
+        Some(MatchType::Prefix(path)) => (2, path.len()),
+        Some(MatchType::Regex(path)) => (1, path.len()),
+        None => (0, 0),
+    }
+}
+
+/// Restricts rules to a port.
+fn on_port(rules: &[HttpRoute], port: u16) -> Shared<[HttpRoute]> {
+    let mut rules = rules.to_vec();
+    for rule in &mut rules {
+        if rule.r#match.is_empty() {
+            rule.r#match.push(HttpMatchRequest::default());
+        }
+        rule.r#match.iter_mut().for_each(|matched| matched.port = port.into());
+    }
+    rules.into()
+}
+
+fn tcp_contributions(parent: &Parent, rules: &[TcpRoute]) -> Vec<(String, Rules)> {
+    let (hosts, port) = match &parent.target {
+        Target::Service { hosts } => (hosts.clone(), parent.reference.port),
+        Target::Listener { .. } => (vec!["*".to_owned()], None),
+    };
+    let mut rules = rules.to_vec();
+    if let Some(port) = port {
+        for rule in &mut rules {
+            rule.r#match.push(L4MatchAttributes {
+                port: port.into(),
+                ..Default::default()
+            });
+        }
+    }
+    let each = hosts.into_iter().map(|host| (host, Rules::Tcp(rules.clone())));
+    each.collect()
+}
+
+fn tls_contributions(parent: &Parent, rules: &[TlsRoute], written: &[String]) -> Vec<(String, Rules)> {
+    match &parent.target {
+        Target::Service { hosts } => {
+            let rules = for_service(rules, hosts, parent.reference.port);
+            let each = hosts
+                .iter()
+                .map(|host| (host.clone(), Rules::Tls(for_host(&rules, host))));
+            each.collect()
+        }
+        Target::Listener { hostname, .. } if hostname.is_empty() => {
+            let each = written.iter().map(|host| (host.clone(), Rules::Tls(rules.to_vec())));
+            each.collect()
+        }
+        Target::Listener { hostname, .. } => {
+            let mut rules = rules.to_vec();
+            for matched in rules.iter_mut().flat_map(|rule| &mut rule.r#match) {
+                matched.sni_hosts = intersection(&matched.sni_hosts, hostname);
+            }
+            rules.retain(|rule| rule.r#match.iter().any(|matched| !matched.sni_hosts.is_empty()));
+            let hosts = intersection(written, hostname).into_iter();
+            hosts.map(|host| (host, Rules::Tls(rules.clone()))).collect()
+        }
+    }
+}
+
+/// Returns the rules for a service: without hosts of their own, those of the service, and only on a port.
+fn for_service(rules: &[TlsRoute], hosts: &[String], port: Option<u16>) -> Vec<TlsRoute> {
+    let mut rules = rules.to_vec();
+    for matched in rules.iter_mut().flat_map(|rule| &mut rule.r#match) {
+        if matched.sni_hosts == ["*"] {
+            matched.sni_hosts = hosts.to_vec();
+        }
+        matched.port = port.unwrap_or_default().into();
+    }
+    rules
+}
+
+/// Returns the rules with the server names that belong to a host.
+fn for_host(rules: &[TlsRoute], service_host: &str) -> Vec<TlsRoute> {
+    let mut rules = rules.to_vec();
+    for matched in rules.iter_mut().flat_map(|rule| &mut rule.r#match) {
+        if matched.sni_hosts.len() > 1 {
+            matched.sni_hosts.retain(|name| host::overlaps(service_host, name));
+        }
+    }
+    rules
+}
+
+/// Returns the names that both a list and a host cover.
+fn intersection(names: &[String], listener: &str) -> Vec<String> {
+    let common = names.iter().filter_map(|name| {
+        if host::subset_of(name, listener) {
+            Some(name.clone())
+        } else {
+            host::subset_of(listener, name).then(|| listener.to_owned())
+        }
+    });
+    common.collect()
+}
