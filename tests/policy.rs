@@ -10,6 +10,7 @@ mod gateways;
 mod literals;
 mod oracle;
 mod ownership;
+mod ztunnel;
 
 use libtest_mimic::Trial;
 
@@ -19,6 +20,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::ignorable_test(
             "policy::filters_equal_those_of_istios_builder",
             builder::filters_equal_those_of_istios_builder,
+        ),
+        Trial::ignorable_test(
+            "policy::policies_of_ztunnels_equal_istios",
+            ztunnel::policies_of_ztunnels_equal_istios,
         ),
         Trial::test(
             "policy::r15_filters_enforce_the_policies",

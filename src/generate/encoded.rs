@@ -65,6 +65,8 @@ resource_types! {
     NameTable => "nds", "istio.networking.nds.v1.NameTable", true;
     /// PCDS.
     ProxyConfig => "pcds", "istio.mesh.v1alpha1.ProxyConfig", true;
+    /// WADS.
+    Authorization => "wads", "istio.security.Authorization", true;
 }
 
 thread_local! {

@@ -4,7 +4,7 @@
 //! builds one resource. The enums here only dispatch to the modules of the types.
 
 use super::{
-    BuildContext,
+    BuildContext, authorization,
     build_context::PushMemo,
     cluster::{self, ClusterResource},
     encoded::ResourceType,
@@ -50,6 +50,8 @@ pub enum Part {
     Secrets(secret::SecretPart),
     /// The trust bundle.
     TrustAnchors(trust_anchors::TrustAnchorsKey),
+    /// The policies of ztunnels.
+    Authorizations(authorization::AuthorizationPart),
 }
 
 /// The key of a part, hashed once and cheap to compare.
@@ -76,6 +78,8 @@ pub enum Resource {
     Secret(secret::SecretKey),
     /// The trust bundle.
     TrustAnchors(trust_anchors::TrustAnchorsKey),
+    /// A policy of ztunnels.
+    Authorization(authorization::AuthorizationKey),
 }
 
 /// The key of a resource, hashed once and cheap to compare.
@@ -158,6 +162,10 @@ impl Part {
                 ResourceType::ProxyConfig,
                 Resource::TrustAnchors(key.clone()),
             )],
+            Self::Authorizations(part) => {
+                let resources = part.list(ctx).into_iter().map(Resource::Authorization);
+                resources.map(of_type(ResourceType::Authorization)).collect()
+            }
             Self::Secrets(part) => {
                 let resources = part.list().map(Resource::Secret);
                 resources.map(of_type(ResourceType::Secret)).collect()
@@ -188,6 +196,7 @@ impl Resource {
             Self::Grpc(key) => key.build(ctx),
             Self::Secret(key) => key.build(ctx),
             Self::TrustAnchors(key) => key.build(ctx),
+            Self::Authorization(key) => key.build(ctx),
         }
     }
 }
@@ -224,7 +233,8 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
             parts.extend(secret::select(ctx, &selected).map(Part::Secrets));
             parts.extend(trust_anchors::select(ctx).map(Part::TrustAnchors));
         }
-        (ProxyType::Ztunnel | ProxyType::Agentgateway, None) => {}
+        (ProxyType::Ztunnel, None) => parts.extend(authorization::select(ctx).map(Part::Authorizations)),
+        (ProxyType::Agentgateway, None) => {}
     }
     let unknown_routes = route::unknown(ctx, &selected);
     Hashed::new(GroupSpec {

@@ -42,6 +42,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "extension",
             "secret",
             "name_table",
+            "authorization",
             "trust_anchors",
             "grpc",
             // Dispatch by type, and the memos.

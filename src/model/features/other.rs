@@ -109,7 +109,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
 ];
 
 const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed, and no status is written yet";
-const AMBIENT: &str = "ztunnel is not served yet";
+const AMBIENT: &str = "workload discovery of ztunnels is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
 const AGENT: &str = "agents read it, not the control plane";
@@ -117,7 +117,6 @@ const ON_DEMAND: &str = "scopes are built on demand, once for all proxies";
 
 /// Variables without effect, with the reason. The daemon warns about those that are set.
 pub const WITHOUT_EFFECT: &[Described] = &[
-    ("AMBIENT_ENABLE_DRY_RUN_AUTHORIZATION_POLICY", AMBIENT),
     (
         "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
         "waypoints between networks are not served yet",

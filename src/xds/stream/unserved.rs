@@ -14,10 +14,9 @@ const MAX_TYPES: usize = 16;
 const MAX_TYPE_BYTES: usize = 256;
 
 /// Types of ambient mode.
-const AMBIENT: [&str; 3] = [
+const AMBIENT: [&str; 2] = [
     "type.googleapis.com/istio.workload.Address",
     "type.googleapis.com/istio.workload.Workload",
-    "type.googleapis.com/istio.security.Authorization",
 ];
 
 /// The answered types of one stream.

@@ -1,0 +1,220 @@
+//! Converts AuthorizationPolicies. Parity (pilot/pkg/serviceregistry/ambient/authorization.go): ztunnels do not know
+//! attributes of HTTP. A rule of an ALLOW policy that needs them never matches; one of a DENY policy applies without
+//! them. Both are more restrictive than requested.
+
+use ipnet::IpNet;
+
+use super::{presence, string_match};
+use crate::{
+    api::Config,
+    base::{Namespace, ObjectKey, boolean, cidr},
+    generate::BuildContext,
+    model::policy,
+    proto::istio::security::{
+        Action, Address, Authorization, Group, Match, Rules, Scope, ServiceAccountMatch, StringMatch,
+        string_match::MatchType,
+        v1beta1::{
+            AuthorizationPolicy, Condition, Operation, Rule, Source, authorization_policy::Action as DeclaredAction,
+        },
+    },
+};
+
+/// Annotation of policies that are only logged.
+const DRY_RUN: &str = "istio.io/dry-run";
+
+/// Returns the policy of an object; `None` if ztunnels do not enforce it.
+pub(super) fn of_object(ctx: &BuildContext, key: &ObjectKey) -> Option<Authorization> {
+    let object = ctx.mesh.authorization_policies.get(ctx.cx, key)?;
+    let annotation = object.meta.annotations.get(DRY_RUN);
+    let dry_run = annotation.and_then(|text| boolean::parse(text)).unwrap_or_default();
+    if dry_run
+        && !ctx
+            .mesh
+            .installation
+            .features
+            .ambient_enable_dry_run_authorization_policy
+    {
+        return None;
+    }
+    let spec = &object.spec;
+    if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
+        return None;
+    }
+    let action = match spec.action() {
+        DeclaredAction::Allow => Action::Allow,
+        DeclaredAction::Deny => Action::Deny,
+        DeclaredAction::Audit | DeclaredAction::Custom => return None,
+    };
+    let rules = spec.rules.iter().filter_map(|rule| group(rule, action, &key.namespace));
+    Some(Authorization {
+        name: key.name.to_string(),
+        namespace: key.namespace.to_string(),
+        scope: scope(object, &policy::root_namespace(ctx.cx, ctx.mesh)).into(),
+        action: action.into(),
+        groups: rules.collect(),
+        dry_run,
+        extensions: Vec::new(),
+    })
+}
+
+fn scope(object: &Config<AuthorizationPolicy>, root: &Namespace) -> Scope {
+    match object.spec.selector {
+        Some(_) => Scope::WorkloadSelector,
+        None if object.meta.namespace() == root => Scope::Global,
+        None => Scope::Namespace,
+    }
+}
+
+/// Returns the group of a rule: one entry each for `to`, `from` and every condition.
+fn group(rule: &Rule, action: Action, namespace: &Namespace) -> Option<Group> {
+    if action == Action::Allow && needs_http(rule) {
+        return None;
+    }
+    let operations = rule.to.iter().map(|to| of_operation(to.operation.as_ref()));
+    let sources = rule.from.iter().map(|from| of_source(from.source.as_ref(), namespace));
+    let clauses = [operations.collect(), sources.collect()];
+    let clauses = clauses.into_iter().filter(|matches: &Vec<Match>| !matches.is_empty());
+    let conditions = rule.when.iter().map(|condition| vec![of_condition(condition)]);
+    let rules = clauses.chain(conditions).map(|matches| Rules { matches });
+    Some(Group { rules: rules.collect() })
+}
+
+/// Returns true if a rule refers to attributes of HTTP, or to others that ztunnels do not have.
+fn needs_http(rule: &Rule) -> bool {
+    let mut operations = rule.to.iter().filter_map(|to| to.operation.as_ref());
+    let mut sources = rule.from.iter().filter_map(|from| from.source.as_ref());
+    let of_operation = |operation: &Operation| {
+        let lists = [
+            &operation.hosts,
+            &operation.not_hosts,
+            &operation.methods,
+            &operation.not_methods,
+            &operation.paths,
+            &operation.not_paths,
+        ];
+        lists.into_iter().any(|list| !list.is_empty())
+    };
+    let of_source = |source: &Source| {
+        let lists = [
+            &source.remote_ip_blocks,
+            &source.not_remote_ip_blocks,
+            &source.request_principals,
+            &source.not_request_principals,
+        ];
+        lists.into_iter().any(|list| !list.is_empty())
+    };
+    operations.any(of_operation)
+        || sources.any(of_source)
+        || rule
+            .when
+            .iter()
+            .any(|condition| Attribute::of(&condition.key).is_none())
+}
+
+fn of_operation(operation: Option<&Operation>) -> Match {
+    operation.map_or_else(Match::default, |operation| Match {
+        destination_ports: ports(&operation.ports),
+        not_destination_ports: ports(&operation.not_ports),
+        ..Match::default()
+    })
+}
+
+fn of_source(source: Option<&Source>, namespace: &Namespace) -> Match {
+    source.map_or_else(Match::default, |source| Match {
+        source_ips: addresses(&source.ip_blocks),
+        not_source_ips: addresses(&source.not_ip_blocks),
+        namespaces: matches(&source.namespaces),
+        not_namespaces: matches(&source.not_namespaces),
+        service_accounts: accounts(&source.service_accounts, namespace),
+        not_service_accounts: accounts(&source.not_service_accounts, namespace),
+        principals: matches(&source.principals),
+        not_principals: matches(&source.not_principals),
+        ..Match::default()
+    })
+}
+
+/// Attribute of a condition.
+#[derive(Clone, Copy)]
+enum Attribute {
+    SourceIp,
+    SourceNamespace,
+    SourcePrincipal,
+    DestinationIp,
+    DestinationPort,
+}
+
+impl Attribute {
+    fn of(key: &str) -> Option<Self> {
+        match key {
+            "source.ip" => Some(Self::SourceIp),
+            "source.namespace" => Some(Self::SourceNamespace),
+            "source.principal" => Some(Self::SourcePrincipal),
+            "destination.ip" => Some(Self::DestinationIp),
+            "destination.port" => Some(Self::DestinationPort),
+            _ => None,
+        }
+    }
+}
+
+fn of_condition(condition: &Condition) -> Match {
+    let (values, not_values) = (&condition.values, &condition.not_values);
+    let mut found = Match::default();
+    match Attribute::of(&condition.key) {
+        Some(Attribute::SourceIp) => {
+            (found.source_ips, found.not_source_ips) = (addresses(values), addresses(not_values));
+        }
+        Some(Attribute::SourceNamespace) => {
+            (found.namespaces, found.not_namespaces) = (matches(values), matches(not_values));
+        }
+        Some(Attribute::SourcePrincipal) => {
+            (found.principals, found.not_principals) = (matches(values), matches(not_values));
+        }
+        Some(Attribute::DestinationIp) => {
+            (found.destination_ips, found.not_destination_ips) = (addresses(values), addresses(not_values));
+        }
+        Some(Attribute::DestinationPort) => {
+            (found.destination_ports, found.not_destination_ports) = (ports(values), ports(not_values));
+        }
+        None => {}
+    }
+    found
+}
+
+fn matches(values: &[String]) -> Vec<StringMatch> {
+    let one = |value: &String| match (value.as_str(), value.strip_prefix('*'), value.strip_suffix('*')) {
+        ("*", ..) => presence(),
+        (_, Some(suffix), _) => string_match(MatchType::Suffix(suffix.to_owned())),
+        (_, _, Some(prefix)) => string_match(MatchType::Prefix(prefix.to_owned())),
+        (exact, ..) => string_match(MatchType::Exact(exact.to_owned())),
+    };
+    values.iter().map(one).collect()
+}
+
+/// Converts `NAMESPACE/NAME`, or a name in the namespace of the policy.
+fn accounts(values: &[String], namespace: &Namespace) -> Vec<ServiceAccountMatch> {
+    let one = |value: &String| {
+        let (namespace, name) = value.split_once('/').unwrap_or((namespace.as_str(), value));
+        ServiceAccountMatch {
+            namespace: namespace.to_owned(),
+            service_account: name.to_owned(),
+        }
+    };
+    values.iter().map(one).collect()
+}
+
+fn ports(values: &[String]) -> Vec<u32> {
+    let parsed = values.iter().filter_map(|value| value.parse::<u16>().ok());
+    parsed.map(u32::from).collect()
+}
+
+fn addresses(values: &[String]) -> Vec<Address> {
+    let parsed = values.iter().filter_map(|value| cidr::parse(value));
+    let one = |net: IpNet| Address {
+        address: match net {
+            IpNet::V4(net) => net.addr().octets().to_vec().into(),
+            IpNet::V6(net) => net.addr().octets().to_vec().into(),
+        },
+        length: u32::from(net.prefix_len()),
+    };
+    parsed.map(one).collect()
+}
