@@ -17,6 +17,7 @@ pub(crate) mod fixture;
 pub mod gateway;
 pub mod gateway_api;
 pub mod identity;
+pub mod ingress;
 pub mod inputs;
 pub mod installation;
 pub mod locality_dependencies;

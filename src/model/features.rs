@@ -409,6 +409,8 @@ features! {
         ENABLE_MCS_CLUSTER_LOCAL enable_mcs_cluster_local: bool = false;
         /// Exports every service.
         ENABLE_MCS_AUTO_EXPORT enable_mcs_auto_export: bool = false;
+        /// Namespace of the ingress gateway, in which Gateways made from Ingresses are.
+        K8S_INGRESS_NS k8s_ingress_ns: SmolStr = text("istio-system");
         /// Group of the MCS API.
         MCS_API_GROUP mcs_api_group: SmolStr = text("multicluster.x-k8s.io");
         /// Version of the MCS API.

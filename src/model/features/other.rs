@@ -141,7 +141,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
         "the API server is always asked for JSON",
     ),
     ("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", AGENT),
-    ("K8S_INGRESS_NS", "Ingress objects are not converted yet"),
     ("MUTEX_PROFILE_FRACTION", GO),
     ("PILOT_AGENT_MERGE_ENVOY_STATS", AGENT),
     ("PILOT_AUTO_ALLOW_WAYPOINT_POLICY", AMBIENT),

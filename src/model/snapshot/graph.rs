@@ -20,6 +20,7 @@ use crate::model::{
         policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
         route::{AttachedRoute, ConvertedName, RouteKey},
     },
+    ingress,
     inputs::{InputTables, Inputs, RelationKeys},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
@@ -50,7 +51,7 @@ use crate::{
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
 /// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source returns, and those
 ///   whose recorded reads have changed;
-/// - `union name (Key, Row) from (inputs.table, table) = key;` has the rows of both, under the keys that the function
+/// - `union name (Key, Row) from (inputs.table, tables…) = key;` has the rows of all, under the keys that the function
 ///   returns.
 ///
 /// A source is `(inputs.table)` (an input table), `(table)` (a derived table), `(once)` (the whole mesh, first
@@ -193,10 +194,11 @@ macro_rules! update {
     (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
         $graph.$name.update($tx, $graph.$table.writer())
     };
-    (union $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident (inputs.$a:ident, $b:ident) $key:expr) => {{
-        $graph.$name.begin();
-        $graph.$name.apply($tx, &$inputs.$a, $key);
-        $graph.$name.apply($tx, $graph.$b.writer(), $key);
+    (union $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $to:ident (inputs.$a:ident, $($b:ident),+) $key:expr)
+    => {{
+        $graph.$to.begin();
+        $graph.$to.apply($tx, &$inputs.$a, $key);
+        $($graph.$to.apply($tx, $graph.$b.writer(), $key);)+
     }};
     (table $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident $source:tt $derive:expr) => {{
         let candidates = candidates!($graph, $inputs, $mesh, $source);
@@ -454,12 +456,20 @@ graph! {
     table converted_destination_rules (Backend, Config<networking::DestinationRule>)
         from (with |graph, _, _| graph.policies_by_backend.changed().iter().cloned().collect()) =
             gateway_api::policy::destination_rule;
+    /// Ingresses by the hosts of their rules.
+    index ingresses_by_host (SmolStr, ObjectKey, Config<api::kube::Ingress>) from (inputs.ingresses) = ingress::hosts;
+    /// Gateways made from Ingresses.
+    table ingress_gateways (ObjectKey, Config<networking::Gateway>) from (inputs.ingresses) = ingress::gateway;
+    /// VirtualServices made from Ingresses, by host.
+    table ingress_virtual_services (SmolStr, Config<networking::VirtualService>)
+        from (with |graph, _, _| graph.ingresses_by_host.changed().iter().cloned().collect()) =
+            ingress::virtual_service;
     /// All Gateways.
     union gateways (ObjectKey, Config<networking::Gateway>)
-        from (inputs.written_gateways, converted_gateways) = own_key;
+        from (inputs.written_gateways, converted_gateways, ingress_gateways) = own_key;
     /// All VirtualServices, not yet resolved.
     union raw_virtual_services (ObjectKey, Config<networking::VirtualService>)
-        from (inputs.written_virtual_services, converted_virtual_services) = own_key;
+        from (inputs.written_virtual_services, converted_virtual_services, ingress_virtual_services) = own_key;
     /// All DestinationRules, not yet merged.
     union raw_destination_rules (ObjectKey, Config<networking::DestinationRule>)
         from (inputs.written_destination_rules, converted_destination_rules) = own_key;
