@@ -162,7 +162,7 @@ fn pages_that_act() -> Result<(), Failed> {
     let daemon = daemon("debug-acts", &[("UNSAFE_ENABLE_ADMIN_ENDPOINTS", "true")])?;
     let sidecar = sidecar(&daemon)?;
     let get = |path: &str| http::get(daemon.monitoring, "istiod", &format!("/debug/{path}"));
-    for of_proxy in [
+    for page in [
         "adsz",
         "config_dump",
         "ecdsz",
@@ -172,8 +172,8 @@ fn pages_that_act() -> Result<(), Failed> {
         "sidecarz",
         "telemetryz",
     ] {
-        let answer = get(&format!("{of_proxy}?proxyID=nobody"))?;
-        assert_eq!(answer.status, 404, "{of_proxy}: {}", answer.body);
+        let answer = get(&format!("{page}?proxyID=nobody"))?;
+        assert_eq!(answer.status, 404, "{page}: {}", answer.body);
     }
     assert_eq!(get("adsz?push=true")?.body, "Pushed to 1 servers\n");
     assert_eq!(get("cachez?clear=true")?.body, "Cache cleared\n");

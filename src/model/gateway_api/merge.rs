@@ -19,7 +19,7 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
     let routes = mesh.routes_by_virtual_service.get(cx, name);
     let mut sources: Vec<(&RouteKey, &AttachedRoute, &Contribution)> = routes
         .flat_map(|(key, route)| {
-            let own = route.contributions.iter().filter(|one| one.name == *name);
+            let own = route.contributions_to(name).iter();
             own.map(move |one| (key, &**route, one))
         })
         .collect();

@@ -47,7 +47,7 @@ pub struct AttachedRoute {
     pub mesh_mistake: Option<Mistake>,
     /// Mistake in the rules as gateways use them.
     pub gateway_mistake: Option<Mistake>,
-    /// Contributions to VirtualServices.
+    /// Contributions to VirtualServices, sorted by name.
     pub contributions: Vec<Contribution>,
 }
 
@@ -73,6 +73,15 @@ pub enum Rules {
     Tls(Vec<TlsRoute>),
     /// Of TCPRoutes.
     Tcp(Vec<TcpRoute>),
+}
+
+impl AttachedRoute {
+    /// Returns the contributions to a VirtualService. A route may have thousands, so they are not searched through.
+    pub fn contributions_to(&self, name: &ConvertedName) -> &[Contribution] {
+        let start = self.contributions.partition_point(|one| one.name < *name);
+        let end = self.contributions.partition_point(|one| one.name <= *name);
+        &self.contributions[start..end]
+    }
 }
 
 /// Returns the changed routes.
@@ -243,6 +252,7 @@ impl Conversion<'_> {
                 });
             }
         }
+        contributions.sort_by(|a, b| a.name.cmp(&b.name));
         AttachedRoute {
             meta: self.meta.clone(),
             parents: both.parents,
@@ -303,6 +313,7 @@ impl Conversion<'_> {
                 });
             }
         }
+        contributions.sort_by(|a, b| a.name.cmp(&b.name));
         AttachedRoute {
             meta: self.meta.clone(),
             parents: both.parents,

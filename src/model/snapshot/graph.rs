@@ -20,7 +20,7 @@ use crate::model::{
         policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
         route::{AttachedRoute, ConvertedName, RouteKey},
     },
-    ingress,
+    ingress::{self, ServedIngress},
     inputs::{InputTables, Inputs, RelationKeys},
     locality_dependencies::{self, LocalityDependencies},
     network::{self, Networks},
@@ -456,10 +456,12 @@ graph! {
     table converted_destination_rules (Backend, Config<networking::DestinationRule>)
         from (with |graph, _, _| graph.policies_by_backend.changed().iter().cloned().collect()) =
             gateway_api::policy::destination_rule;
-    /// Ingresses by the hosts of their rules.
-    index ingresses_by_host (SmolStr, ObjectKey, Config<api::kube::Ingress>) from (inputs.ingresses) = ingress::hosts;
+    /// Ingresses that are served.
+    table served_ingresses (ObjectKey, ServedIngress) from (inputs.ingresses) = ingress::served;
+    /// Served Ingresses by the hosts of their rules.
+    index ingresses_by_host (SmolStr, ObjectKey, ServedIngress) from (served_ingresses) = ingress::hosts;
     /// Gateways made from Ingresses.
-    table ingress_gateways (ObjectKey, Config<networking::Gateway>) from (inputs.ingresses) = ingress::gateway;
+    table ingress_gateways (ObjectKey, Config<networking::Gateway>) from (served_ingresses) = ingress::gateway;
     /// VirtualServices made from Ingresses, by host.
     table ingress_virtual_services (SmolStr, Config<networking::VirtualService>)
         from (with |graph, _, _| graph.ingresses_by_host.changed().iter().cloned().collect()) =

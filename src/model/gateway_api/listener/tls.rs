@@ -63,7 +63,7 @@ pub(super) fn settings(
     Ok(Some(settings))
 }
 
-/// Where the certificates of a listener come from.
+/// Source of a listener's certificates.
 struct Certificates<'a> {
     cx: &'a Cx,
     mesh: &'a MeshSnapshot,
