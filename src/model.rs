@@ -3,6 +3,7 @@
 pub mod authentication;
 pub mod canonical;
 pub mod change;
+pub mod cipher_suite;
 pub mod cluster_local;
 pub mod credential;
 pub mod destination_rule;

@@ -31,7 +31,7 @@ pub use refcounts::{Refcounts, Users};
 pub use transaction::{ChangeSet, Transaction};
 pub use union::Union;
 
-use imbl::OrdMap;
+use imbl::{OrdMap, ordmap::DiffItem};
 
 use crate::base::Shared;
 
@@ -164,6 +164,28 @@ impl<K: Key, V> Table<K, V> {
     pub fn rows(&self, cx: &Cx) -> &OrdMap<K, Shared<V>> {
         cx.record(ReadKey::whole(self.id));
         &self.rows
+    }
+
+    /// Returns the keys of rows that differ from those of an earlier version of the table, untracked. Parts that both
+    /// share are skipped.
+    pub fn differences<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a K>
+    where
+        K: Ord,
+        V: PartialEq,
+    {
+        earlier.rows.diff(&self.rows).map(|item| match item {
+            DiffItem::Add(key, _) | DiffItem::Remove(key, _) => key,
+            DiffItem::Update { new: (key, _), .. } => key,
+        })
+    }
+
+    /// Marks the keys of rows that differ from those of an earlier version of the table as changed.
+    pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction)
+    where
+        K: Key,
+        V: PartialEq,
+    {
+        self.differences(earlier).for_each(|key| tx.mark(self.id, key));
     }
 
     /// Returns the number of rows, untracked: for metrics and dumps.

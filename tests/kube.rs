@@ -5,6 +5,7 @@ mod callers;
 mod cluster;
 mod edits;
 mod faults;
+mod gateway_status;
 mod mesh;
 mod remote;
 mod remote_secret;
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         mesh::trials(),
         edits::trials(),
         faults::trials(),
+        gateway_status::trials(),
         remote::trials(),
         remote_secret::trials(),
         signers::trials(),

@@ -14,6 +14,7 @@ mod e2e;
 mod fuzz;
 mod gateway_api;
 mod golden;
+mod ingress;
 mod inject;
 mod kube;
 mod lab;
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         parity::trials(),
         policy::trials(),
         gateway_api::trials(),
+        ingress::trials(),
         properties::trials(),
         kube::trials(),
         lab::trials(),

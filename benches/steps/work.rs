@@ -1,6 +1,7 @@
 //! The steps, with their world and store.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
@@ -8,7 +9,8 @@ use http_body::Body as _;
 use istiod::api::Kind;
 use istiod::generate::store::{ConfigStore, ConnectionId, ProxyEvents, Serial, StoreUpdate};
 use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
-use istiod::model::{Batch, Change, Installation, World};
+use istiod::model::gateway_api::status::Statuses;
+use istiod::model::{Batch, Change, Installation, World, world::Commit};
 use istiod::proto::envoy::config::cluster::v3::Cluster;
 use istiod::proto::envoy::config::listener::v3::Listener;
 use istiod::proto::envoy::config::route::v3::RouteConfiguration;
@@ -74,6 +76,32 @@ pub(super) const STEPS: &[Step] = &[
         run: Work::commit,
     },
     Step {
+        name: "commit: one of 5,000 HTTPRoutes of a Gateway",
+        prepare: |work| {
+            work.settle()?;
+            work.routed.moved_route();
+            Ok(())
+        },
+        run: |work| {
+            let commit = work.routed.commit();
+            work.keep(commit);
+        },
+    },
+    Step {
+        name: "status: one of 5,000 HTTPRoutes of a Gateway",
+        prepare: |work| {
+            work.settle()?;
+            work.routed.moved_route();
+            work.routed.commit();
+            Ok(())
+        },
+        run: |work| {
+            if work.routed.update_statuses() != 1 {
+                work.wrong = Some("one status is another".into());
+            }
+        },
+    },
+    Step {
         name: "select: a further proxy of a group",
         prepare: |work| work.extra_proxy(NAMESPACE),
         run: Work::update,
@@ -132,8 +160,62 @@ pub(super) const STEPS: &[Step] = &[
     },
 ];
 
+/// A Gateway with many routes, and the statuses of all.
+struct RoutedMesh {
+    world: World,
+    statuses: Statuses,
+    batch: Batch,
+    round: usize,
+}
+
+impl RoutedMesh {
+    const ROUTES: usize = 5000;
+
+    fn new() -> Self {
+        let listener = json!({ "name": "http", "port": 80, "protocol": "HTTP" });
+        let gateway = json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": { "name": "edge", "namespace": "ns-0" },
+            "spec": { "gatewayClassName": "istio", "listeners": [listener] } });
+        let mut objects = vec![gateway];
+        objects.extend((0..Self::ROUTES).map(|index| Self::route(index, 0)));
+        let mut world = World::new(Installation::default());
+        world.commit(fixture::changes(&objects, None));
+        let mut routed = Self {
+            world,
+            statuses: Statuses::new(BTreeSet::new()),
+            batch: Batch::new(),
+            round: 0,
+        };
+        routed.update_statuses();
+        routed
+    }
+
+    /// A route; its status tells the round, because its backend does not exist.
+    fn route(index: usize, round: usize) -> Value {
+        json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+            "metadata": { "name": format!("route-{index}"), "namespace": "ns-0" },
+            "spec": { "parentRefs": [{ "name": "edge" }], "hostnames": [format!("route-{index}.example.com")],
+                "rules": [{ "backendRefs": [{ "name": format!("backend-{round}"), "port": 80 }] }] } })
+    }
+
+    fn moved_route(&mut self) {
+        self.round += 1;
+        self.batch = fixture::changes(&[Self::route(CHANGED, self.round)], None);
+    }
+
+    fn commit(&mut self) -> Commit {
+        self.world.commit(std::mem::take(&mut self.batch))
+    }
+
+    /// Returns the number of changed statuses.
+    fn update_statuses(&mut self) -> usize {
+        self.statuses.update(&self.world.snapshot(), Vec::new()).len()
+    }
+}
+
 /// The state that the steps work on.
 pub(super) struct Work {
+    routed: RoutedMesh,
     world: World,
     store: ConfigStore,
     /// The initial content of the world.
@@ -185,6 +267,7 @@ impl Work {
         }
         let snapshot = update.groups[0].1.clone();
         Ok(Work {
+            routed: RoutedMesh::new(),
             world,
             store,
             all,

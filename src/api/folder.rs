@@ -402,6 +402,7 @@ pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
         labels: Labels::new(),
         annotations: Labels::new(),
         creation: DEFAULT_CREATION,
+        generation: 0,
         resource_version: SmolStr::default(),
     };
     Config {

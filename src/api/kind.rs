@@ -16,7 +16,7 @@ pub enum KindClass {
     Ingress,
     /// Istio's own API groups.
     Istio,
-    /// The Gateway API.
+    /// The Gateway API and its extension for inference.
     GatewayApi,
     /// The Multi-Cluster Services API.
     MultiCluster,
@@ -158,6 +158,7 @@ mod tests {
                 "networking.k8s.io" => KindClass::Ingress,
                 "multicluster.x-k8s.io" => KindClass::MultiCluster,
                 group if group.ends_with(".istio.io") => KindClass::Istio,
+                "inference.networking.k8s.io" => KindClass::GatewayApi,
                 group if group.starts_with("gateway.networking.") => KindClass::GatewayApi,
                 _ => KindClass::Kubernetes,
             };

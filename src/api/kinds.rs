@@ -228,6 +228,12 @@ macro_rules! with_kinds {
                 resource: "gateway.networking.x-k8s.io" ["v1alpha1"] "xbackendtrafficpolicies" Namespaced,
                 names: "XBackendTrafficPolicy" "backend-traffic-policy"
             }
+            /// inference.networking.k8s.io InferencePool.
+            InferencePool: Config<gateway_api::InferencePool> {
+                table: inference_pools, class: GatewayApi, parser: typed(),
+                resource: "inference.networking.k8s.io" ["v1"] "inferencepools" Namespaced,
+                names: "InferencePool" "inference-pool"
+            }
             /// networking.k8s.io Ingress.
             Ingress: Config<kube::Ingress> {
                 table: ingresses, class: Ingress, parser: typed(),

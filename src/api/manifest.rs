@@ -87,6 +87,9 @@ fn metadata(meta: &Meta) -> Map<String, Value> {
     if let Some(text) = creation.and_then(|creation| creation.format(&Rfc3339).ok()) {
         set("creationTimestamp", text.into());
     }
+    if meta.generation != 0 {
+        set("generation", meta.generation.into());
+    }
     if meta.resource_version != "1" {
         set("resourceVersion", meta.resource_version.as_str().into());
     }

@@ -26,6 +26,8 @@ pub struct Meta {
     pub annotations: Labels,
     /// `metadata.creationTimestamp` in seconds since 1970, or [`DEFAULT_CREATION`]. The older object wins conflicts.
     pub creation: i64,
+    /// `metadata.generation`, which counts changes of `spec`; 0 if absent. Statuses name the one that they describe.
+    pub generation: i64,
     /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, and that of a WorkloadGroup reveals that
     /// the group was created again.
     pub resource_version: SmolStr,
@@ -66,6 +68,7 @@ impl Meta {
             labels: meta.labels("labels"),
             annotations: meta.labels("annotations"),
             creation,
+            generation: object["metadata"]["generation"].as_i64().unwrap_or_default(),
             resource_version: resource_version.unwrap_or(SmolStr::new_static("1")),
         };
         errors.finish(parsed)

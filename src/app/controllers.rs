@@ -1,6 +1,6 @@
 //! Starts the controllers, which write into clusters.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
@@ -19,6 +19,8 @@ use crate::{
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
         cluster_trust_bundle,
+        gateway_status::{self, ServedKinds},
+        ingress_status,
         leader::{self, Election},
         mcs_export, root_cert, untaint,
         watching::Watches,
@@ -55,6 +57,14 @@ impl Cluster {
             metrics: self.metrics.clone(),
         }
     }
+}
+
+/// The inputs of the statuses of Gateways that the mesh does not contain.
+pub struct StatusInputs {
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// Starts to follow the kinds with statuses that the API server serves.
+    pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
 }
 
 /// Dependencies shared by the controllers of all clusters. Cheap to clone.
@@ -110,6 +120,7 @@ impl Controllers {
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
         trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
+        statuses: StatusInputs,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
         let (revoked_sender, revoked) = watch::channel(None);
@@ -144,6 +155,7 @@ impl Controllers {
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
             controllers.analyze(config, &election);
+            controllers.write_statuses(config, &election, statuses);
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -319,6 +331,30 @@ impl Controllers {
         };
         self.environment.tasks.spawn("analysis", async move {
             analysis::run(&election, watches, mesh, options).await;
+        });
+    }
+
+    /// Starts to write the statuses of Ingresses and of objects of the Gateway API.
+    fn write_statuses(&self, config: &Cluster, election: &Election, inputs: StatusInputs) {
+        let features = &self.installation.features;
+        let only = self.variable("ISTIO_WATCH_NAMESPACE");
+        let tasks = &self.environment.tasks;
+        if features.pilot_enable_gateway_api && features.pilot_enable_gateway_api_status {
+            let inputs = gateway_status::Inputs {
+                watches: config.watches(),
+                mesh: self.mesh.clone(),
+                tags: inputs.tags,
+                served: inputs.served,
+                only: only.clone(),
+            };
+            let election = election.clone();
+            tasks.spawn("Gateway API statuses", async move {
+                gateway_status::run(&election, inputs).await;
+            });
+        }
+        let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        tasks.spawn("Ingress statuses", async move {
+            ingress_status::run(&election, watches, mesh, only).await;
         });
     }
 

@@ -7,7 +7,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     AppError, clients,
-    controllers::{self, Controllers},
+    controllers::{self, Controllers, StatusInputs},
     folder,
     remote::{self, Parts},
 };
@@ -18,6 +18,7 @@ use crate::{
     ingest::{
         cluster::{ClusterSettings, ClusterSource},
         context::IngestContext,
+        crd,
         diagnostics::Report,
         discovery_filter::Filters,
         kinds::{Role, Rules},
@@ -32,7 +33,7 @@ use crate::{
         config_cluster::Search,
         health::WatchMetrics,
     },
-    model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies},
+    model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies, gateway_api},
     settings::Settings,
     xds::events::Event,
 };
@@ -85,6 +86,9 @@ pub(super) struct Kubernetes {
     client: Client,
     remote: watch::Receiver<Arc<RemoteClusters>>,
     watches: WatchMetrics,
+    /// Tags of the own revision; `None` while unknown.
+    tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    shared: Arc<IngestContext>,
 }
 
 impl Kubernetes {
@@ -115,7 +119,7 @@ impl Kubernetes {
         let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
         tasks.spawn_until_shutdown("revision tags", following);
         let (filters_out, filters) = watch::channel(None);
-        let following = follow_filters(dependencies, tags, filters_out);
+        let following = follow_filters(dependencies, tags.clone(), filters_out);
         tasks.spawn_until_shutdown("filters", following);
         let config = ClusterSettings {
             id,
@@ -136,7 +140,35 @@ impl Kubernetes {
             client,
             remote,
             watches,
+            tags,
+            shared,
         })
+    }
+
+    /// Returns what statuses of Gateways need, beside the mesh.
+    fn statuses(&self, environment: &Arc<Environment>, installation: &Installation) -> StatusInputs {
+        let rules = rules(&environment.settings, installation);
+        let kinds = rules.kinds(Role::Config);
+        let kinds = gateway_api::status::KINDS
+            .into_iter()
+            .filter(|kind| kinds.contains(kind));
+        let kinds: Vec<crd::CustomKind> = kinds
+            .map(|kind| {
+                let (group, versions) = rules.group_and_versions(kind);
+                crd::CustomKind { kind, group, versions }
+            })
+            .collect();
+        let (id, client, shared) = (installation.cluster.clone(), self.client(), self.shared.clone());
+        let tasks = environment.tasks.clone();
+        StatusInputs {
+            tags: self.tags.clone(),
+            served: Arc::new(move || {
+                let (out, served) = watch::channel(None);
+                let following = crd::follow(id.clone(), client.clone(), kinds.clone(), shared.clone(), out);
+                tasks.spawn_until_shutdown("kinds with statuses", following);
+                served
+            }),
+        }
     }
 
     /// Returns the remote clusters.
@@ -172,7 +204,8 @@ impl Kubernetes {
             led: true,
             until: environment.tasks.shutdown().clone(),
         };
-        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events)?;
+        let statuses = self.statuses(environment, installation);
+        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, statuses)?;
         if controllers.concern_remote_clusters() {
             let watches = self.watches.clone();
             let (environment, installation) = (environment.clone(), installation.clone());
@@ -197,6 +230,7 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         watch_namespace: settings.variable("ISTIO_WATCH_NAMESPACE").map(str::to_owned),
         config_kinds: settings.flags.config_dir.is_none(),
         gateway_api: features.pilot_enable_gateway_api,
+        inference: features.enable_gateway_api_inference_extension,
         mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
         remote_workload_entries: features.pilot_enable_cross_cluster_workload_entry,
     }

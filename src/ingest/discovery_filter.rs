@@ -194,7 +194,10 @@ impl DiscoveryFilter {
         // Parity (pkg/config/model.go, LabelsInRevision): without a revision of its own, a control plane reads all.
         let of_revision = self.revision.is_empty()
             || revision.is_none_or(|revision| *revision == self.revision || self.filters.tags.contains(revision));
-        let has_revision = kind.is_istio() || kind.is_gateway_api();
+        // Listeners are converted whatever their revision, so that routes of this one attach to them. Only their status
+        // and deployment belong to one revision.
+        let has_listeners = matches!(kind, Kind::KubeGateway | Kind::ListenerSet);
+        let has_revision = kind.is_istio() || kind.is_gateway_api() && !has_listeners;
         (of_revision || !has_revision) && (kind.is_cluster_scoped() || self.selects(&key.namespace))
     }
 

@@ -39,6 +39,8 @@ pub struct Rules {
     pub config_kinds: bool,
     /// `PILOT_ENABLE_GATEWAY_API`.
     pub gateway_api: bool,
+    /// `ENABLE_GATEWAY_API_INFERENCE_EXTENSION`.
+    pub inference: bool,
     /// `MCS_API_GROUP` and `MCS_API_VERSION`, if a feature of MCS is enabled.
     pub mcs: Option<(SmolStr, SmolStr)>,
     /// `PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY`.
@@ -63,6 +65,7 @@ impl Rules {
         };
         let is_on = match kind {
             Kind::ServiceExport | Kind::ServiceImport => self.mcs.is_some(),
+            Kind::InferencePool => self.gateway_api && self.inference,
             kind if kind.is_gateway_api() => self.gateway_api,
             _ => true,
         };

@@ -18,6 +18,7 @@ pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
         labels: Labels::new(),
         annotations: Labels::new(),
         creation: age,
+        generation: 0,
         resource_version: "1".into(),
     })
 }

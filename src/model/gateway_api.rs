@@ -14,11 +14,13 @@ mod filter;
 pub mod grant;
 mod grpc;
 mod http;
+pub mod inference_pool;
 pub mod listener;
 pub mod merge;
 pub mod parent;
 pub mod policy;
 pub mod route;
+pub mod status;
 
 use smol_str::SmolStr;
 
@@ -73,6 +75,7 @@ fn converted_meta(kind: Kind, key: ObjectKey, annotations: Labels, creation: i64
         labels: Labels::default(),
         annotations,
         creation,
+        generation: 0,
         resource_version: SmolStr::new_static("1"),
     })
 }

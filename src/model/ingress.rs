@@ -6,6 +6,8 @@
 //!
 //! Parity (pilot/pkg/config/kube/ingress/): names are Istio's. A default backend without rules has no effect.
 
+pub mod status;
+
 use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
@@ -109,6 +111,10 @@ pub fn gateway(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Config<G
     });
     let selector = selector_value(mesh.mesh_config(cx)).to_owned();
     let converted = ObjectKey::new(&key.cluster, ingress_namespace(mesh), gateway_name(name, namespace));
+    // A written one of its name precedes it.
+    if mesh.written_gateways.get(cx, &converted).is_some() {
+        return None;
+    }
     Some(Config {
         meta: meta(Kind::Gateway, converted, Labels::new()),
         spec: Gateway {
@@ -146,6 +152,10 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr) -> Option<C
         SmolStr::new_static("ingress"),
     );
     let converted = ObjectKey::new(&oldest.cluster, oldest.namespace.clone(), name);
+    // A written one of its name precedes it.
+    if mesh.written_virtual_services.get(cx, &converted).is_some() {
+        return None;
+    }
     Some(Config {
         meta: meta(Kind::VirtualService, converted, [annotation].into_iter().collect()),
         spec: VirtualService {
@@ -189,6 +199,7 @@ fn meta(kind: Kind, key: ObjectKey, annotations: Labels) -> Shared<Meta> {
         labels: Labels::new(),
         annotations,
         creation: i64::MIN,
+        generation: 0,
         resource_version: SmolStr::new_static("1"),
     })
 }

@@ -53,6 +53,13 @@ macro_rules! input_tables {
             }
         }
 
+        impl InputTables {
+            /// Marks the rows that differ from those of an earlier revision as changed.
+            pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction) {
+                $(self.$table.mark_differences(&earlier.$table, tx);)*
+            }
+        }
+
         impl Inputs {
             /// Returns the current tables.
             pub fn tables(&self) -> InputTables {

@@ -62,6 +62,9 @@ impl Lock {
     /// Ambient statuses.
     pub const STATUS: Self = Self::shared("istio-status-leader", LockForm::Lease);
 
+    /// Gateway API statuses of revisions before the lock of each revision existed.
+    pub const OLD_GATEWAY_STATUS: Self = Self::shared("istio-gateway-status-leader", LockForm::ConfigMap);
+
     const fn shared(name: &'static str, form: LockForm) -> Self {
         Self {
             name: SmolStr::new_static(name),
@@ -183,6 +186,13 @@ impl Election {
                 () = tokio::time::sleep(self.timing.retry) => {}
             }
         }
+    }
+
+    /// Returns true if a lock has a holder. Errors count as none.
+    pub async fn is_held(&self, lock: &Lock) -> bool {
+        let object = self.store(lock).get(&self.namespace, &lock.name).await;
+        let record = object.ok().flatten().and_then(|object| lock.form.read(&object).ok());
+        record.is_some_and(|record| !record.holder_identity.is_empty())
     }
 
     fn candidate(&self, lock: &Lock) -> Candidate {

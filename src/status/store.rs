@@ -68,10 +68,18 @@ fn json_patch(operations: &Value) -> Result<Patch<()>, WriteError> {
     Ok(Patch::Json(operations))
 }
 
+fn applying(manager: &str) -> PatchParams {
+    PatchParams::apply(manager).force()
+}
+
 impl Store {
     /// Returns the store of a resource by group, version, kind and plural.
     pub fn new(client: Client, group: &str, version: &str, kind: &str, plural: &str) -> Self {
-        let resource = resource(group, version, kind, plural);
+        Self::of(client, resource(group, version, kind, plural))
+    }
+
+    /// Returns the store of a resource.
+    pub fn of(client: Client, resource: ApiResource) -> Self {
         Self { client, resource }
     }
 
@@ -156,6 +164,27 @@ impl Store {
         let request = self.request(namespace);
         let parameters = PatchParams::default();
         self.send(request.patch_subresource("status", name, &parameters, &Patch::Merge(fields)))
+            .await
+    }
+
+    /// Applies an object (server-side apply) for a field manager, which takes its fields from others. It is a conflict
+    /// if the object has a `metadata.resourceVersion` that is no longer the present one.
+    pub async fn apply(&self, namespace: &str, name: &str, manager: &str, object: &Value) -> Result<Value, WriteError> {
+        let request = self.request(namespace);
+        self.send(request.patch(name, &applying(manager), &Patch::Apply(object)))
+            .await
+    }
+
+    /// Applies an object by its subresource `status`. It changes annotations, too.
+    pub async fn apply_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        manager: &str,
+        object: &Value,
+    ) -> Result<Value, WriteError> {
+        let request = self.request(namespace);
+        self.send(request.patch_subresource("status", name, &applying(manager), &Patch::Apply(object)))
             .await
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use imbl::OrdMap;
+use imbl::{OrdMap, ordmap::DiffItem};
 
 use super::{Cx, Key, ReadKey, RelationId, TableWriter, Transaction};
 use crate::base::Shared;
@@ -25,6 +25,16 @@ impl<K: Clone, V> Clone for Rows<K, V> {
         match self {
             Self::One(key, row) => Self::One(key.clone(), row.clone()),
             Self::Many(rows) => Self::Many(rows.clone()),
+        }
+    }
+}
+
+impl<K: Key, V: PartialEq> PartialEq for Rows<K, V> {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::One(key, row), Self::One(other_key, other)) => key == other_key && row == other,
+            (Self::Many(rows), Self::Many(others)) => rows.ptr_eq(others) || rows == others,
+            _ => false,
         }
     }
 }
@@ -96,6 +106,20 @@ impl<I: Key, K: Key, V> Index<I, K, V> {
     pub fn contains(&self, cx: &Cx, key: &I) -> bool {
         cx.record(ReadKey::of(self.id, key));
         self.entries.contains_key(key)
+    }
+
+    /// Marks the keys whose rows differ from those of an earlier version of the index as changed. Parts that both share
+    /// are skipped.
+    pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction)
+    where
+        V: PartialEq,
+    {
+        for item in earlier.entries.diff(&self.entries) {
+            match item {
+                DiffItem::Add(key, _) | DiffItem::Remove(key, _) => tx.mark(self.id, key),
+                DiffItem::Update { new: (key, _), .. } => tx.mark(self.id, key),
+            }
+        }
     }
 
     /// Returns all keys in order. The reader depends on the index as a whole.

@@ -1,9 +1,9 @@
 //! Tables that combine the rows of several tables, for instance written objects with converted ones.
 
-use super::{Key, RelationId, Table, TableWriter, Transaction};
+use super::{Cx, Key, RelationId, Table, TableWriter, Transaction};
 
 /// A table with the rows of several sources under keys of their own. Rows are shared with the sources, and nothing is
-/// recorded per row. No two sources may have rows with one key.
+/// recorded per row. After an update, no two sources may have rows with one key.
 pub struct Union<K, V> {
     rows: TableWriter<K, V>,
 }
@@ -31,17 +31,28 @@ impl<K: Key, V: PartialEq> Union<K, V> {
         self.rows.begin();
     }
 
-    /// Applies the row changes of a source, whose own keys may be others.
-    pub fn apply<S: Key>(&mut self, tx: &mut Transaction, source: &TableWriter<S, V>, key: impl Fn(&V) -> K) {
-        for (_, old, new) in source.changes() {
-            let new = new.as_ref().map(|row| (key(row), row));
-            if let Some(old) = old.as_ref().map(|row| key(row))
-                && new.as_ref().is_none_or(|(new, _)| *new != old)
-            {
+    /// Removes the rows that a source no longer has under their keys. That precedes [`Self::put`] for all sources, so
+    /// that a key may pass from one source to another. A transaction may change a row several times; the last change
+    /// counts.
+    pub fn remove<S: Key>(&mut self, tx: &mut Transaction, source: &TableWriter<S, V>, key: impl Fn(&V) -> K) {
+        let cx = Cx::untracked();
+        for (own, old, _) in source.changes() {
+            let Some((old, row)) = old.as_ref().map(|row| (key(row), row)) else {
+                continue;
+            };
+            let stays = source.table().get(&cx, own).is_some_and(|now| key(now) == old);
+            // The row of the key may be that of another source.
+            if !stays && self.rows.table().get(&cx, &old) == Some(row) {
                 self.rows.remove(tx, &old);
             }
-            if let Some((key, row)) = new {
-                self.rows.put(tx, key, row.clone());
+        }
+    }
+
+    /// Puts the changed rows of a source.
+    pub fn put<S: Key>(&mut self, tx: &mut Transaction, source: &TableWriter<S, V>, key: impl Fn(&V) -> K) {
+        for (own, ..) in source.changes() {
+            if let Some(row) = source.table().get(&Cx::untracked(), own) {
+                self.rows.put(tx, key(row), row.clone());
             }
         }
     }

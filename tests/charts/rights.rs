@@ -161,6 +161,15 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
             "spec": { "url": "oci://example.com/plugin", "imagePullSecret": "a".repeat(253) } }),
         json!({ "apiVersion": networking, "kind": "WorkloadGroup", "metadata": metadata("default", "machines"),
             "spec": { "template": { "serviceAccount": "machine" } } }),
+        json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+            "metadata": metadata("default", "web"),
+            "spec": { "parentRefs": [{ "group": "", "kind": "Service", "name": "web" }] } }),
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata(NAMESPACE, "istio-ingressgateway"),
+            "spec": { "externalIPs": ["192.0.2.1"], "ports": [{ "name": "http", "port": 80 }] } }),
+        json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
+            "metadata": { "namespace": "default", "name": "web",
+                "annotations": { "kubernetes.io/ingress.class": "istio" } },
+            "spec": { "defaultBackend": { "service": { "name": "web", "port": { "number": 80 } } } } }),
     ] {
         cluster.api.apply(&object)?;
     }
@@ -195,6 +204,15 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         wait::until(&format!("the status of the {kind}"), Duration::from_mins(1), || {
             let object = cluster.get(&object).ok()??;
             object["status"]["validationMessages"].is_array().then_some(())
+        })?;
+    }
+    for (api_version, kind, field) in [
+        ("gateway.networking.k8s.io/v1", "HTTPRoute", "/status/parents/0"),
+        ("networking.k8s.io/v1", "Ingress", "/status/loadBalancer/ingress/0"),
+    ] {
+        let object = Reference::new(api_version, kind, "default", "web");
+        wait::until(&format!("the status of the {kind}"), Duration::from_mins(1), || {
+            cluster.get(&object).ok()??.pointer(field).map(|_| ())
         })?;
     }
     // The roots change, so the ConfigMaps are updated, not only created.

@@ -88,7 +88,12 @@ pub(super) fn no_request_was_forbidden(cluster: &Cluster) -> Result<(), String> 
     Err(format!("rights missing in the chart: {forbidden:?}"))
 }
 
-fn start(kubeconfig: &Path, folder: &Path, name: &str, variables: &[(&str, &str)]) -> Result<Daemon, String> {
+pub(super) fn start(
+    kubeconfig: &Path,
+    folder: &Path,
+    name: &str,
+    variables: &[(&str, &str)],
+) -> Result<Daemon, String> {
     let log = folder.join(format!("{name}.log"));
     Daemon::in_kubernetes(kubeconfig, SYSTEM, &log, |command| {
         command.env("POD_NAME", name);

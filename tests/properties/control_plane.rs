@@ -11,7 +11,7 @@ use istiod::{
         Proxy, RequestedResources, ResourceType,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, Installation, World, inputs::Row},
+    model::{Change, Installation, MeshSnapshot, World, inputs::Row},
     table::ChangeSet,
 };
 
@@ -62,6 +62,11 @@ impl ControlPlane {
         } else {
             Err(format!("panics: {:?}", update.panics))
         }
+    }
+
+    /// Returns the present mesh.
+    pub(super) fn mesh(&self) -> Arc<MeshSnapshot> {
+        self.world.snapshot()
     }
 
     /// Returns the versions of all resources.

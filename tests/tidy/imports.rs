@@ -132,6 +132,8 @@ const TABLE: &[Rule] = &[
             "kube",
             "analyze",
             "model::snapshot",
+            "model::gateway_api",
+            "model::ingress",
             "table::Cx",
             "xds::events",
         ],

@@ -57,6 +57,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "features",
             "installation",
             "canonical",
+            "cipher_suite",
             "identity",
             "selector",
             "service",

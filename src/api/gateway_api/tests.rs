@@ -191,7 +191,7 @@ fn kinds_of_equal_names_are_distinguished() {
     let resources: BTreeSet<_> = Kind::ALL.iter().map(|kind| (kind.group(), kind.plural())).collect();
     assert_eq!((names.len(), resources.len()), (Kind::ALL.len(), Kind::ALL.len()));
     let custom = Kind::ALL.iter().filter(|kind| kind.is_custom()).count();
-    assert_eq!(custom, 15 + 11 + 2, "Istio, Gateway API, MCS");
+    assert_eq!(custom, 15 + 12 + 2, "Istio, Gateway API with inference, MCS");
     assert!(Kind::KubeGateway.counts_in_remote_clusters() && !Kind::HttpRoute.counts_in_remote_clusters());
     assert!(Kind::Pod.counts_in_remote_clusters() && !Kind::Gateway.counts_in_remote_clusters());
 }

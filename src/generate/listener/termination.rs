@@ -9,7 +9,7 @@ use crate::{
         },
         tls::enforce_compliance,
     },
-    model::credential::AUTHORITY_SUFFIX,
+    model::{cipher_suite, credential::AUTHORITY_SUFFIX},
     proto::{
         Any,
         envoy::{
@@ -30,25 +30,6 @@ use crate::{
         },
     },
 };
-
-/// Cipher suites that Envoy supports; it refuses a listener with others.
-const KNOWN_SUITES: &[&str] = &[
-    "ECDHE-ECDSA-AES128-GCM-SHA256",
-    "ECDHE-RSA-AES128-GCM-SHA256",
-    "ECDHE-ECDSA-AES256-GCM-SHA384",
-    "ECDHE-RSA-AES256-GCM-SHA384",
-    "ECDHE-ECDSA-CHACHA20-POLY1305",
-    "ECDHE-RSA-CHACHA20-POLY1305",
-    "ECDHE-ECDSA-AES128-SHA",
-    "ECDHE-RSA-AES128-SHA",
-    "ECDHE-ECDSA-AES256-SHA",
-    "ECDHE-RSA-AES256-SHA",
-    "AES128-GCM-SHA256",
-    "AES256-GCM-SHA384",
-    "AES128-SHA",
-    "AES256-SHA",
-    "DES-CBC3-SHA",
-];
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
 
@@ -202,7 +183,7 @@ impl Context<'_> {
                 version => version + 2,
             };
         }
-        let suites = known_suites(&settings.cipher_suites);
+        let suites = cipher_suite::known(&settings.cipher_suites);
         if !suites.is_empty() {
             parameters.cipher_suites = suites;
         }
@@ -223,23 +204,6 @@ impl Context<'_> {
             own_server: self.certificates.own_server,
         }
     }
-}
-
-/// Returns the cipher suites that Envoy supports, without duplicates. Expressions, which begin with a sign, are left to
-/// Envoy.
-fn known_suites(written: &[String]) -> Vec<String> {
-    let is_known = |suite: &str| {
-        suite == "ALL"
-            || suite.chars().next().is_none_or(|first| !first.is_alphanumeric())
-            || KNOWN_SUITES.contains(&suite)
-    };
-    let mut suites: Vec<String> = Vec::new();
-    for suite in written {
-        if is_known(suite) && !suites.contains(suite) {
-            suites.push(suite.clone());
-        }
-    }
-    suites
 }
 
 /// Applies certificates that the gateway's agent serves from files, or the agent's own.
@@ -279,15 +243,4 @@ fn exact(names: &[String]) -> Vec<StringMatcher> {
         ..Default::default()
     };
     names.iter().map(matcher).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cipher_suites_unknown_to_envoy_are_omitted() {
-        let written = ["AES128-SHA", "RC4", "-ALL", "AES128-SHA", "ALL"].map(str::to_owned);
-        assert_eq!(known_suites(&written), ["AES128-SHA", "-ALL", "ALL"]);
-    }
 }

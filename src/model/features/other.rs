@@ -108,7 +108,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
 ];
 
-const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed, and no status is written yet";
+const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed yet";
 const AMBIENT: &str = "workload discovery of ztunnels is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
@@ -123,10 +123,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ),
     ("AMBIENT_ENABLE_STATUS", AMBIENT),
     ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
-    (
-        "ENABLE_GATEWAY_API_INFERENCE_EXTENSION",
-        "InferencePools are not served yet",
-    ),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
     ("ENABLE_VTPROTOBUF", GO),
     ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", AGENT),
@@ -150,7 +146,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER", GATEWAY_API),
-    ("PILOT_ENABLE_GATEWAY_API_STATUS", GATEWAY_API),
     ("PILOT_ENABLE_RDS_CACHE", SHARED),
     ("PILOT_ENABLE_XDS_CACHE", SHARED),
     (

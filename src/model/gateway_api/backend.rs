@@ -5,10 +5,13 @@ use smol_str::SmolStr;
 use super::{
     Mistake,
     grant::{self, Reference},
-    service_host,
+    inference_pool, service_host,
 };
 use crate::{
-    api::{Kind, Meta, gateway_api::route::BackendReference},
+    api::{
+        Kind, Meta,
+        gateway_api::{inference, route::BackendReference},
+    },
     base::{Hostname, Namespace, ObjectKey},
     model::MeshSnapshot,
     proto::istio::networking::v1alpha3::{Destination, PortSelector, RouteDestination},
@@ -84,6 +87,12 @@ impl Backends<'_> {
             let mistake = Mistake::new(reason::NOT_PERMITTED, message);
             return Ok((Destination::default(), Some(mistake)));
         }
+        if group == inference::GROUP
+            && kind == Kind::InferencePool.name()
+            && self.mesh.installation.features.enable_gateway_api_inference_extension
+        {
+            return Ok(self.inference_pool(&namespace, &backend.name));
+        }
         let is_import = group == Kind::ServiceImport.group() && kind == Kind::ServiceImport.name();
         let (host, exists) = match (group, kind) {
             ("", "Service") => self.service(&namespace, &backend.name)?,
@@ -113,6 +122,24 @@ impl Backends<'_> {
             },
             mistake,
         ))
+    }
+
+    /// Returns the destination of an InferencePool: the first port of its shadow Service.
+    fn inference_pool(&self, namespace: &Namespace, name: &SmolStr) -> (Destination, Option<Mistake>) {
+        let service = inference_pool::service_name(name);
+        let host = service_host(self.mesh, namespace, &service);
+        let key = ObjectKey::new(self.meta.cluster(), namespace.clone(), service);
+        let Some(service) = self.mesh.kube_services.get(self.cx, &key) else {
+            let mistake = Mistake::new(reason::NOT_FOUND, format!("backend({host}) not found"));
+            return (Destination::default(), Some(mistake));
+        };
+        let port = service.ports.first();
+        let destination = Destination {
+            host,
+            port: port.map(|port| PortSelector { number: port.number }),
+            ..Default::default()
+        };
+        (destination, None)
     }
 
     fn namespace_of(&self, backend: &BackendReference) -> Namespace {

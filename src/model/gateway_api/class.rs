@@ -74,6 +74,11 @@ impl Controller {
         self == Self::Gateway
     }
 
+    /// Returns the type of the addresses that a Gateway without external ones reports; `None` for all types.
+    pub fn address_type(self) -> Option<&'static str> {
+        (!self.has_plain_names()).then_some("Hostname")
+    }
+
     /// Returns true if deployed resources have the Gateway's name, without that of the class.
     pub fn has_plain_names(self) -> bool {
         matches!(self, Self::Waypoint | Self::EastWest)

@@ -30,6 +30,8 @@ const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
 pub const SERVICE_ACCOUNT_ANNOTATION: &str = "internal.istio.io/service-account-name";
 /// Annotation with the name of the deployed resources.
 const NAME_OVERRIDE_ANNOTATION: &str = "gateway.istio.io/name-override";
+/// Annotation with the type of the deployed Service.
+const SERVICE_TYPE_ANNOTATION: &str = "networking.istio.io/service-type";
 /// Annotation with the service account of the deployment.
 const DEPLOYED_ACCOUNT_ANNOTATION: &str = "gateway.istio.io/service-account";
 /// Label of namespaces with their name, which older API servers do not set.
@@ -106,8 +108,11 @@ pub fn converted_keys(_: &ListenerOwner, row: &Listeners, emit: &mut dyn FnMut(O
     row.listeners.iter().for_each(|listener| emit(listener.gateway.clone()));
 }
 
-/// Derives the Gateway made from a listener.
+/// Derives the Gateway made from a listener. A written one of its name precedes it.
 pub fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Config<networking::Gateway>> {
+    if mesh.written_gateways.get(cx, key).is_some() {
+        return None;
+    }
     let mut owners = mesh.listeners_by_gateway.get(cx, key);
     owners.find_map(|(_, row)| {
         let mut listeners = row.listeners.iter().filter(|listener| listener.gateway == *key);
@@ -131,31 +136,47 @@ pub fn listeners(cx: &Cx, mesh: &MeshSnapshot, key: &ListenerOwner) -> Option<Li
     })
 }
 
+/// Mistakes of a listener, by the condition that reports them.
+#[derive(Debug, Default)]
+pub(super) struct ListenerMistakes {
+    /// The protocol or the port.
+    pub(super) accepted: Option<Mistake>,
+    /// References to certificates.
+    pub(super) references: Option<Mistake>,
+}
+
 /// A Gateway or ListenerSet together with the Gateway.
-struct Declaration<'a> {
-    owner: &'a ListenerOwner,
-    meta: &'a Shared<crate::api::Meta>,
-    listeners: &'a [gateway_api::gateway::Listener],
-    gateway: &'a Config<gateway_api::Gateway>,
-    controller: Controller,
+pub(super) struct Declaration<'a> {
+    /// The object.
+    pub(super) owner: &'a ListenerOwner,
+    /// Its metadata.
+    pub(super) meta: &'a Shared<crate::api::Meta>,
+    /// Its listeners.
+    pub(super) listeners: &'a [gateway_api::gateway::Listener],
+    /// The Gateway.
+    pub(super) gateway: &'a Config<gateway_api::Gateway>,
+    /// The controller of its class.
+    pub(super) controller: Controller,
     /// Hosts of the services that expose the Gateway.
-    services: Vec<String>,
+    pub(super) services: Vec<String>,
+}
+
+/// Returns the Gateway that a ListenerSet adds listeners to.
+pub(super) fn parent_of(key: &ObjectKey, set: &gateway_api::ListenerSet) -> Option<ObjectKey> {
+    let parent = &set.parent_ref;
+    let is_gateway = parent.kind.as_ref().is_none_or(|kind| kind == "Gateway")
+        && parent.group.as_ref().is_none_or(|group| group == GROUP);
+    let namespace = parent.namespace.as_ref();
+    let namespace = namespace.map_or_else(|| key.namespace.clone(), Namespace::new);
+    is_gateway.then(|| ObjectKey::new(&key.cluster, namespace, parent.name.clone()))
 }
 
 impl<'a> Declaration<'a> {
-    fn of(cx: &Cx, mesh: &'a MeshSnapshot, owner: &'a ListenerOwner) -> Option<Self> {
+    /// Returns the declaration; `None` if this control plane makes nothing of it.
+    pub(super) fn of(cx: &Cx, mesh: &'a MeshSnapshot, owner: &'a ListenerOwner) -> Option<Self> {
         let (meta, listeners, gateway) = if owner.kind == Kind::ListenerSet {
             let set = mesh.listener_sets.get(cx, &owner.object)?;
-            let parent = &set.spec.parent_ref;
-            let is_gateway = parent.kind.as_ref().is_none_or(|kind| kind == "Gateway")
-                && parent.group.as_ref().is_none_or(|group| group == GROUP);
-            if !is_gateway {
-                return None;
-            }
-            let namespace = parent.namespace.as_ref();
-            let namespace = namespace.map_or_else(|| owner.object.namespace.clone(), Namespace::new);
-            let key = ObjectKey::new(&owner.object.cluster, namespace, parent.name.clone());
-            let gateway = mesh.kube_gateways.get(cx, &key)?;
+            let gateway = mesh.kube_gateways.get(cx, &parent_of(&owner.object, &set.spec)?)?;
             (&set.meta, &set.spec.listeners, gateway)
         } else {
             let gateway = mesh.kube_gateways.get(cx, &owner.object)?;
@@ -167,15 +188,48 @@ impl<'a> Declaration<'a> {
         {
             return None;
         }
-        let services = services(mesh, gateway, controller).ok()?;
+        let services = Services::of(mesh, gateway, controller);
+        if services.hosts.is_empty() {
+            return None;
+        }
         Some(Self {
             owner,
             meta,
             listeners,
             gateway,
             controller,
-            services,
+            services: services.hosts,
         })
+    }
+
+    /// Returns the mistakes of a listener.
+    pub(super) fn mistakes(
+        &self,
+        cx: &Cx,
+        mesh: &MeshSnapshot,
+        listener: &gateway_api::gateway::Listener,
+    ) -> ListenerMistakes {
+        let mut mistakes = self.server(cx, mesh, listener, &[]).err().unwrap_or_default();
+        mistakes.accepted = self.unexpected(listener).or(mistakes.accepted);
+        mistakes
+    }
+
+    /// Returns the mistake of a listener that tunnels do not have.
+    fn unexpected(&self, listener: &gateway_api::gateway::Listener) -> Option<Mistake> {
+        let mode = listener.tls.as_ref().and_then(|tls| tls.mode.as_deref());
+        let is_tunnel = listener.port == HBONE_PORT && listener.protocol == HBONE;
+        let is_passthrough = listener.port != HBONE_PORT && listener.protocol == "TLS" && mode == Some("Passthrough");
+        let message = match self.controller {
+            Controller::Waypoint if !is_tunnel => {
+                format!("Expected a single listener on port {HBONE_PORT} with protocol {HBONE:?}")
+            }
+            Controller::EastWest if !(is_tunnel && mode == Some("Terminate") || is_passthrough) => format!(
+                "East-west gateway listeners must be either port {HBONE_PORT} with protocol {HBONE:?} and \
+                 TLS.Mode == Terminate, or TLS with TLS.Mode == Passthrough"
+            ),
+            _ => return None,
+        };
+        Some(Mistake::new("UnsupportedProtocol", message))
     }
 
     /// Returns true if routes attach to the listener. Waypoints take routes from the services that they serve.
@@ -231,20 +285,26 @@ impl<'a> Declaration<'a> {
         mesh: &MeshSnapshot,
         listener: &gateway_api::gateway::Listener,
         hosts: &[String],
-    ) -> Result<networking::Server, Mistake> {
-        let tls = tls::settings(cx, mesh, self.owner, self.gateway, self.meta, listener)?;
-        let number = port(listener)?;
-        Ok(networking::Server {
-            port: Some(networking::Port {
-                name: "default".to_owned(),
-                number: number.into(),
-                protocol: self.protocol(mesh, &listener.protocol)?,
+    ) -> Result<networking::Server, ListenerMistakes> {
+        let tls = tls::settings(cx, mesh, self.owner, self.gateway, self.meta, listener);
+        let protocol = self.protocol(mesh, &listener.protocol);
+        match (tls, port(listener), protocol) {
+            (Ok(tls), Ok(number), Ok(protocol)) => Ok(networking::Server {
+                port: Some(networking::Port {
+                    name: "default".to_owned(),
+                    number: number.into(),
+                    protocol,
+                    ..Default::default()
+                }),
+                hosts: hosts.to_vec(),
+                tls,
                 ..Default::default()
             }),
-            hosts: hosts.to_vec(),
-            tls,
-            ..Default::default()
-        })
+            (tls, port, protocol) => Err(ListenerMistakes {
+                accepted: protocol.err().or(port.err()),
+                references: tls.err(),
+            }),
+        }
     }
 
     fn protocol(&self, mesh: &MeshSnapshot, written: &str) -> Result<String, Mistake> {
@@ -331,40 +391,57 @@ fn deployed_name(gateway: &Config<gateway_api::Gateway>, controller: Controller)
         .into()
 }
 
-/// Returns the hosts of the services that expose a Gateway. Addresses without effect are a mistake only if nothing else
-/// is left.
-fn services(
-    mesh: &MeshSnapshot,
-    gateway: &Config<gateway_api::Gateway>,
-    controller: Controller,
-) -> Result<Vec<String>, Mistake> {
-    let namespace = gateway.meta.namespace();
-    if is_managed(mesh, &gateway.spec) {
-        let written = gateway.meta.annotations.get(NAME_OVERRIDE_ANNOTATION);
-        let name = written.cloned().unwrap_or_else(|| deployed_name(gateway, controller));
-        return Ok(vec![service_host(mesh, namespace, &name)]);
-    }
-    let (hosts, others): (Vec<_>, Vec<_>) = gateway.spec.addresses.iter().partition(|address| {
-        let kind = address.address_type.as_ref();
-        kind.is_none_or(|kind| kind == "Hostname")
-    });
-    if hosts.is_empty() {
-        let others: Vec<&str> = others.iter().map(|address| address.value.as_str()).collect();
-        let message = format!("only Hostname is supported, ignoring [{}]", others.join(" "));
-        return Err(Mistake::new("UnsupportedAddress", message));
-    }
-    let full = |value: &SmolStr| {
-        if value.contains('.') {
-            value.to_string()
-        } else {
-            service_host(mesh, namespace, value)
+/// The services that expose a Gateway.
+pub(super) struct Services {
+    /// Their hosts.
+    pub(super) hosts: Vec<String>,
+    /// Mistake in the addresses. It is severe only if no service is left.
+    pub(super) mistake: Option<Mistake>,
+}
+
+impl Services {
+    /// Returns the services of a Gateway: that of its deployment, or those that its addresses name.
+    pub(super) fn of(mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, controller: Controller) -> Self {
+        let (namespace, annotations) = (gateway.meta.namespace(), &gateway.meta.annotations);
+        if is_managed(mesh, &gateway.spec) {
+            let written = annotations.get(NAME_OVERRIDE_ANNOTATION);
+            let name = written.cloned().unwrap_or_else(|| deployed_name(gateway, controller));
+            return Self {
+                hosts: vec![service_host(mesh, namespace, &name)],
+                mistake: None,
+            };
         }
-    };
-    Ok(hosts.iter().map(|address| full(&address.value)).collect())
+        let (hosts, others): (Vec<_>, Vec<_>) = gateway.spec.addresses.iter().partition(|address| {
+            let kind = address.address_type.as_ref();
+            kind.is_none_or(|kind| kind == "Hostname")
+        });
+        let full = |value: &SmolStr| {
+            if value.contains('.') {
+                value.to_string()
+            } else {
+                service_host(mesh, namespace, value)
+            }
+        };
+        let mistake = if !others.is_empty() {
+            let others: Vec<&str> = others.iter().map(|address| address.value.as_str()).collect();
+            let message = format!("only Hostname is supported, ignoring [{}]", others.join(" "));
+            Some(Mistake::new("UnsupportedAddress", message))
+        } else if annotations.contains_key(SERVICE_TYPE_ANNOTATION) {
+            let message =
+                format!("annotation {SERVICE_TYPE_ANNOTATION} is deprecated, use Spec.Infrastructure.Routeability");
+            Some(Mistake::new("DeprecatedField", message))
+        } else {
+            None
+        };
+        Self {
+            hosts: hosts.iter().map(|address| full(&address.value)).collect(),
+            mistake,
+        }
+    }
 }
 
 /// Returns the port of a listener; those of ListenerSets may omit it.
-fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
+pub(super) fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
     match (listener.port, listener.protocol.as_str()) {
         (0, "HTTP") => Ok(80),
         (0, "HTTPS") => Ok(443),
@@ -377,7 +454,7 @@ fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
 }
 
 /// Returns the kinds of routes that may attach to a listener.
-fn kinds(listener: &gateway_api::gateway::Listener) -> Vec<Kind> {
+pub(super) fn kinds(listener: &gateway_api::gateway::Listener) -> Vec<Kind> {
     let terminates = || {
         let tls = listener.tls.as_ref();
         tls.is_some_and(|tls| tls.mode.as_ref().is_some_and(|mode| mode == "Terminate"))
@@ -441,7 +518,12 @@ fn selects(selector: &LabelSelector, name: &SmolStr, labels: &Labels) -> bool {
 }
 
 /// Returns true if a Gateway admits ListenerSets of a namespace.
-fn admits(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, namespace: &Namespace) -> bool {
+pub(super) fn admits(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    gateway: &Config<gateway_api::Gateway>,
+    namespace: &Namespace,
+) -> bool {
     let allowed = gateway.spec.allowed_listeners.as_ref();
     let Some(FromNamespaces { from, selector }) = allowed.and_then(|allowed| allowed.namespaces.as_ref()) else {
         return false;

@@ -53,6 +53,10 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
         oldest.meta.namespace().clone(),
         name.name.clone(),
     );
+    // A written one of its name precedes it.
+    if mesh.written_virtual_services.get(cx, &key).is_some() {
+        return None;
+    }
     Some(Config {
         meta: converted_meta(Kind::VirtualService, key, annotations, oldest.meta.creation),
         spec,

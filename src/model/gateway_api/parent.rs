@@ -17,10 +17,13 @@ use crate::{
 };
 
 /// Reasons why a route does not attach to a parent.
-mod reason {
-    pub(super) const NO_PARENT: &str = "NoMatchingParent";
-    pub(super) const NOT_ALLOWED: &str = "NotAllowedByListeners";
-    pub(super) const NO_HOST: &str = "NoMatchingListenerHostname";
+pub(super) mod reason {
+    /// The parent, or its section or port, does not exist.
+    pub(in crate::model::gateway_api) const NO_PARENT: &str = "NoMatchingParent";
+    /// The namespace or the kind of the route is not allowed.
+    pub(in crate::model::gateway_api) const NOT_ALLOWED: &str = "NotAllowedByListeners";
+    /// No host of the route is one of the listener.
+    pub(in crate::model::gateway_api) const NO_HOST: &str = "NoMatchingListenerHostname";
 }
 
 /// A parent of a route. A reference to a Gateway without a section has one for each listener.
@@ -129,8 +132,8 @@ pub fn resolve(cx: &Cx, mesh: &MeshSnapshot, child: &Child, references: &[Parent
     parents
 }
 
-/// Returns the text by which parents are sorted.
-fn sort_text(reference: &ParentReference, own: &Namespace) -> String {
+/// Returns the text by which parents are sorted. Equal references have equal texts.
+pub(super) fn sort_text(reference: &ParentReference, own: &Namespace) -> String {
     format!(
         "{}/{}/{}/{}/{}.{}",
         reference.group.as_deref().unwrap_or(GROUP),

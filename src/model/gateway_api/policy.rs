@@ -11,7 +11,7 @@ use crate::{
         Config, Kind, Meta,
         gateway_api::{
             BackendTlsPolicy, BackendTrafficPolicy,
-            common::TargetReference,
+            common::{ObjectReference, TargetReference},
             policy::{BackendValidation, RetryConstraint},
         },
     },
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Annotation that makes istiod ignore a policy.
-const IGNORE_ANNOTATION: &str = "istio.io/ignore-policy-attachment";
+pub(super) const IGNORE_ANNOTATION: &str = "istio.io/ignore-policy-attachment";
 /// Creation of converted rules: older than all written ones.
 const OLDEST: i64 = i64::MIN;
 /// Retries that are always allowed.
@@ -121,10 +121,10 @@ pub fn policies(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<Backend
     }
     let mut targets = Vec::new();
     for target in &policy.spec.target_refs {
-        if !has_precedence(cx, mesh, policy, target) {
+        if precedence(cx, mesh, policy, target).is_some() {
             continue;
         }
-        let found = target_backends(cx, mesh, key, target).into_iter().flatten();
+        let found = target_backends(cx, mesh, &key.object, target).into_iter().flatten();
         let section = target.section_name.clone().filter(|section| !section.is_empty());
         targets.extend(found.map(|backend| (backend, section.clone())));
     }
@@ -141,7 +141,7 @@ fn retries(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<BackendPolic
         return None;
     }
     let services = policy.spec.target_refs.iter().filter(|target| target.kind == "Service");
-    let targets = services.filter_map(|target| target_backends(cx, mesh, key, target));
+    let targets = services.filter_map(|target| target_backends(cx, mesh, &key.object, target).ok());
     Some(BackendPolicies {
         meta: policy.meta.clone(),
         settings: Settings::Retries(policy.spec.retry_constraint.as_ref().map(retry_budget)),
@@ -149,52 +149,70 @@ fn retries(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey) -> Option<BackendPolic
     })
 }
 
-fn is_ignored(meta: &Meta) -> bool {
+/// Returns true if a policy has the annotation that makes istiod ignore it.
+pub(super) fn is_ignored(meta: &Meta) -> bool {
     let written = meta.annotations.get(IGNORE_ANNOTATION);
     written.is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Returns true if no older policy has the same target.
-fn has_precedence(cx: &Cx, mesh: &MeshSnapshot, policy: &Config<BackendTlsPolicy>, target: &TargetReference) -> bool {
+/// Returns the name of the oldest policy with the same target, if it is older than this one.
+pub(super) fn precedence(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    policy: &Config<BackendTlsPolicy>,
+    target: &TargetReference,
+) -> Option<SmolStr> {
     let key = (
         policy.meta.namespace().clone(),
         target.kind.clone(),
         target.name.clone(),
     );
-    let mut rivals = mesh.tls_policies_by_target.get(cx, &key);
-    let own = (policy.meta.creation, policy.meta.name());
-    !rivals.any(|(_, rival)| (rival.meta.creation, rival.meta.name()) < own && rival.spec.target_refs.contains(target))
+    let rivals = mesh.tls_policies_by_target.get(cx, &key);
+    let rivals = rivals.filter(|(_, rival)| rival.spec.target_refs.contains(target));
+    let oldest = rivals
+        .map(|(_, rival)| (rival.meta.creation, rival.meta.name()))
+        .min()?;
+    (oldest < (policy.meta.creation, policy.meta.name())).then(|| oldest.1.clone())
 }
 
-/// Returns the hosts of a target; `None` if it, or the named port, does not exist.
-fn target_backends(cx: &Cx, mesh: &MeshSnapshot, key: &PolicyKey, target: &TargetReference) -> Option<Vec<Backend>> {
-    let own = &key.object;
+/// Returns the hosts of a target, or the reason why there are none, in the words of Istio's statuses.
+pub(super) fn target_backends(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    own: &ObjectKey,
+    target: &TargetReference,
+) -> Result<Vec<Backend>, String> {
     let object = ObjectKey::new(&own.cluster, own.namespace.clone(), target.name.clone());
     let section = target.section_name.as_ref().filter(|section| !section.is_empty());
-    let (kind, hosts) = match (target.group.as_str(), target.kind.as_str()) {
+    let (namespace, name, written) = (&object.namespace, &object.name, &target.kind);
+    let not_found = || format!("reference {namespace}/{name} (of kind {written}) not found");
+    let (kind, has_section, hosts) = match (target.group.as_str(), target.kind.as_str()) {
         ("", "Service") => {
-            let service = mesh.kube_services.get(cx, &object)?;
-            if section.is_some_and(|section| !service.ports.iter().any(|port| port.name == *section)) {
-                return None;
-            }
+            let service = mesh.kube_services.get(cx, &object).ok_or_else(not_found)?;
+            let has_section = section.is_none_or(|section| service.ports.iter().any(|port| port.name == *section));
             let host = service_host(mesh, &object.namespace, &object.name);
-            (Kind::Service, vec![SmolStr::from(host)])
+            (Kind::Service, has_section, vec![SmolStr::from(host)])
         }
         ("networking.istio.io", "ServiceEntry") => {
-            let entry = mesh.service_entries.get(cx, &object)?;
-            if section.is_some_and(|section| !entry.spec.ports.iter().any(|port| port.name == **section)) {
-                return None;
-            }
-            (Kind::ServiceEntry, entry.spec.hosts.iter().map(SmolStr::new).collect())
+            let spec = &mesh.service_entries.get(cx, &object).ok_or_else(not_found)?.spec;
+            let has_section = section.is_none_or(|section| spec.ports.iter().any(|port| port.name == **section));
+            let hosts = spec.hosts.iter().map(SmolStr::new).collect();
+            (Kind::ServiceEntry, has_section, hosts)
         }
-        _ => return None,
+        _ => return Err(format!("unsupported kind {written}")),
     };
+    if let Some(section) = section.filter(|_| !has_section) {
+        let section = section.as_str();
+        return Err(format!(
+            "sectionName {section:?} does not exist in {written} {namespace}/{name}"
+        ));
+    }
     let backends = hosts.into_iter().map(|host| Backend {
         kind,
         object: object.clone(),
         host,
     });
-    Some(backends.collect())
+    Ok(backends.collect())
 }
 
 fn tls(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, validation: &BackendValidation) -> ClientTlsSettings {
@@ -222,12 +240,47 @@ fn authority(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, validation: &B
     let Some(reference) = validation.ca_certificate_refs.first() else {
         return String::new();
     };
-    let is_config_map = reference.group.as_ref().is_none_or(SmolStr::is_empty)
-        && reference.kind.as_ref().is_some_and(|kind| kind == "ConfigMap");
-    if is_config_map && config_map_authority(cx, mesh, namespace, &reference.name).is_ok() {
-        return format!("{CONFIG_MAP}{namespace}/{}", reference.name);
+    match check_authority(cx, mesh, namespace, reference) {
+        Ok(()) => format!("{CONFIG_MAP}{namespace}/{}", reference.name),
+        Err(_) => INVALID.to_owned(),
     }
-    INVALID.to_owned()
+}
+
+/// Reason why a reference to CA certificates is invalid, in the words of Istio's statuses.
+#[derive(Debug)]
+pub(super) enum AuthorityError {
+    /// The kind is not supported.
+    Kind(String),
+    /// The object does not exist.
+    NotFound(String),
+    /// The object has no certificates.
+    Malformed(String),
+}
+
+/// Checks a reference to CA certificates.
+pub(super) fn check_authority(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    namespace: &Namespace,
+    reference: &ObjectReference,
+) -> Result<(), AuthorityError> {
+    let name = &reference.name;
+    let kind = reference.kind.as_deref().unwrap_or_default();
+    if kind != "ConfigMap" || reference.group.as_ref().is_some_and(|group| !group.is_empty()) {
+        return Err(AuthorityError::Kind(format!("unsupported kind {kind}")));
+    }
+    let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
+    let Some(map) = mesh.config_maps.get(cx, &key) else {
+        let text = format!("reference {namespace}/{name} (of kind {kind}) not found");
+        return Err(AuthorityError::NotFound(text));
+    };
+    config_map_authority(cx, mesh, namespace, name)
+        .map(|_| ())
+        .map_err(|_| {
+            let found = &map.other_keys;
+            let text = format!("found secret, but didn't have expected keys cacert or ca.crt; found: {found}");
+            AuthorityError::Malformed(text)
+        })
 }
 
 fn retry_budget(constraint: &RetryConstraint) -> RetryBudget {
@@ -271,6 +324,10 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
     };
     let object = &backend.object;
     let key = ObjectKey::new(&object.cluster, object.namespace.clone(), name);
+    // A written one of its name precedes it.
+    if mesh.written_destination_rules.get(cx, &key).is_some() {
+        return None;
+    }
     let annotations: Labels = [(SmolStr::new_static(PARENTS_ANNOTATION), parents.join(",").into())]
         .into_iter()
         .collect();

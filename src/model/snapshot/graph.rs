@@ -100,6 +100,14 @@ macro_rules! graph {
             }
         }
 
+        impl DerivedTables {
+            /// Marks what differs from an earlier revision as changed.
+            pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction) {
+                self.inputs.mark_differences(&earlier.inputs, tx);
+                $(self.$name.mark_differences(&earlier.$name, tx);)*
+            }
+        }
+
         impl Graph {
             /// Returns the present tables.
             pub fn tables(&self, inputs: InputTables) -> DerivedTables {
@@ -197,8 +205,10 @@ macro_rules! update {
     (union $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $to:ident (inputs.$a:ident, $($b:ident),+) $key:expr)
     => {{
         $graph.$to.begin();
-        $graph.$to.apply($tx, &$inputs.$a, $key);
-        $($graph.$to.apply($tx, $graph.$b.writer(), $key);)+
+        $graph.$to.remove($tx, &$inputs.$a, $key);
+        $($graph.$to.remove($tx, $graph.$b.writer(), $key);)+
+        $graph.$to.put($tx, &$inputs.$a, $key);
+        $($graph.$to.put($tx, $graph.$b.writer(), $key);)+
     }};
     (table $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident $source:tt $derive:expr) => {{
         let candidates = candidates!($graph, $inputs, $mesh, $source);

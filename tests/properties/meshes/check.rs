@@ -1,6 +1,6 @@
 //! The rules, and the outcome of their check.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::AddAssign;
 use std::path::Path;
@@ -10,7 +10,7 @@ use istiod::api::{Kind, document, folder};
 use istiod::base::ObjectKey;
 use istiod::cli::render;
 use istiod::generate::{Proxy, store::ConnectionId};
-use istiod::model::{Change, Installation, features::Features, inputs::Row};
+use istiod::model::{Change, Installation, features::Features, gateway_api::status::Statuses, inputs::Row};
 use serde_json::Value;
 
 use super::references::{self, Named};
@@ -22,6 +22,8 @@ use crate::support::random::Random;
 
 /// The rule of [`incremental`].
 const INCREMENTAL: &str = "incremental-differs";
+/// The rule of [`incremental`] for statuses of the Gateway API.
+const STATUSES: &str = "statuses-differ";
 /// The rule of [`any_order`].
 const ORDER: &str = "order-matters";
 
@@ -136,7 +138,7 @@ pub(super) fn all(mesh: &Mesh, work: &Path) -> Result<Tally, Failure> {
 /// Checks one rule.
 pub(super) fn one(mesh: &Mesh, rule: &str, work: &Path) -> Result<(), Failure> {
     match rule {
-        INCREMENTAL => incremental(mesh),
+        INCREMENTAL | STATUSES => incremental(mesh),
         ORDER => any_order(mesh),
         _ => rendered(mesh, work, |failure| (failure.rule == rule).then(|| failure.clone())).map(|_| ()),
     }
@@ -250,6 +252,7 @@ fn incremental(mesh: &Mesh) -> Result<(), Failure> {
     let start = Start::of(mesh)?;
     let mut random = Random::new(mesh.steps.len() as u64);
     let mut control_plane = start.control_plane()?;
+    let mut statuses = Statuses::new(BTreeSet::new());
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
     let mut rest = mesh.steps.as_slice();
     while !rest.is_empty() {
@@ -270,6 +273,7 @@ fn incremental(mesh: &Mesh) -> Result<(), Failure> {
             }
         }
         commit(&mut control_plane, changes)?;
+        statuses.update(&control_plane.mesh(), Vec::new());
         // The start, where most objects are missing, and the end.
         if rest.is_empty() || random.one_in(8) {
             let mut scratch = start.control_plane()?;
@@ -284,9 +288,28 @@ fn incremental(mesh: &Mesh) -> Result<(), Failure> {
                     text,
                 });
             }
+            let mut all = Statuses::new(BTreeSet::new());
+            all.update(&scratch.mesh(), Vec::new());
+            let panics = [statuses.take_panics(), all.take_panics()].concat();
+            if let Some(text) = panics.into_iter().next() {
+                return Err(Failure { rule: "panic", text });
+            }
+            if let Some(text) = different_status(&statuses, &all) {
+                return Err(Failure { rule: STATUSES, text });
+            }
         }
     }
     Ok(())
+}
+
+/// Returns a description of the first difference between statuses.
+fn different_status(gradual: &Statuses, at_once: &Statuses) -> Option<String> {
+    let gradual: BTreeMap<_, _> = gradual.iter().collect();
+    let at_once: BTreeMap<_, _> = at_once.iter().collect();
+    let mut keys = gradual.keys().chain(at_once.keys());
+    let key = keys.find(|key| gradual.get(*key) != at_once.get(*key))?;
+    let (one, other) = (gradual.get(key), at_once.get(key));
+    Some(format!("{key:?}: gradually {one:?}, at once {other:?}"))
 }
 
 /// The objects in any order and in any batches lead to the same bytes.

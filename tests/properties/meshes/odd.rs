@@ -1,6 +1,7 @@
 //! Odd but valid objects: overlapping hosts, unusual ports and protocols, visibility, several servers on one port.
 //! Names are those of [`corpus`], so that the objects of both refer to each other.
 
+mod gateway_api;
 mod routing;
 mod services;
 
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::super::corpus::{self, APPS, NAMESPACES};
 use crate::support::random::Random;
 
-/// Objects that every mesh has: proxies need a pod, and a waypoint its Service.
+/// Objects that every mesh has: proxies need a pod, and gateways of the Gateway API a Service.
 pub(super) fn fixed() -> Vec<Value> {
     let meta = |name: &str, labels: Value| json!({ "name": name, "namespace": "a", "labels": labels });
     let ready = |address: &str| {
@@ -21,7 +22,14 @@ pub(super) fn fixed() -> Vec<Value> {
         json!({ "apiVersion": "v1", "kind": "Pod", "metadata": meta(name, labels),
             "spec": { "serviceAccountName": "sa" }, "status": ready(address) })
     };
+    let router = json!({ "name": "gw", "namespace": "istio-system", "labels": { "istio": "gw" } });
+    let port = |number: u32| json!({ "name": format!("p{number}"), "port": number });
     vec![
+        json!({ "apiVersion": "v1", "kind": "Pod", "metadata": router,
+            "spec": { "serviceAccountName": "sa" }, "status": ready("10.1.0.9") }),
+        json!({ "apiVersion": "v1", "kind": "Service", "metadata": router,
+            "spec": { "clusterIP": "10.2.2.2", "selector": { "istio": "gw" },
+                "ports": gateway_api::PORTS.map(port) } }),
         pod("s0-0", json!({ "app": "s0", "version": "v1" }), "10.1.0.1"),
         pod("waypoint-0", waypoint, "10.1.1.4"),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta(corpus::WAYPOINT, json!({})),
@@ -111,6 +119,8 @@ pub(super) fn variables(random: &mut Random) -> Value {
         json!({ "ENABLE_TLS_ON_SIDECAR_INGRESS": "true" }),
         json!({ "ENABLE_MCS_SERVICE_DISCOVERY": "true", "ENABLE_MCS_HOST": "true" }),
         json!({ "PILOT_HTTP10": "true" }),
+        json!({ "PILOT_ENABLE_ALPHA_GATEWAY_API": "true" }),
+        json!({ "PILOT_ENABLE_ALPHA_GATEWAY_API": "true", "ENABLE_GATEWAY_API_INFERENCE_EXTENSION": "true" }),
     ];
     some_of(random, &choices)
 }
@@ -129,7 +139,7 @@ pub(super) fn object(random: &mut Random) -> Value {
     let namespace = random.pick(&NAMESPACES);
     let created = format!("2024-01-0{}T00:00:00Z", 1 + random.below(9));
     let meta = json!({ "name": random.pick(&APPS), "namespace": namespace, "creationTimestamp": created });
-    match random.below(20) {
+    match random.below(25) {
         0..=2 => services::service(random, meta),
         3 | 4 => services::service_entry(random, meta),
         5 => services::endpoint_slice(random, meta),
@@ -141,6 +151,7 @@ pub(super) fn object(random: &mut Random) -> Value {
         16 => peer_authentication(random, meta),
         17 => authorization_policy(random, meta),
         18 => request_authentication(random, meta),
+        19..=23 => gateway_api::object(random, meta),
         _ => telemetry(random, meta),
     }
 }

@@ -6,9 +6,11 @@ use serde_json::Value;
 
 use super::check::{Received, Violations};
 
-/// Clusters of the bootstrap, and the placeholder of code that the agent fetches.
-const BOOTSTRAP: [&str; 6] = [
+/// Clusters of the bootstrap, the placeholder of code that the agent fetches, and names that never exist.
+const BOOTSTRAP: [&str; 7] = [
     "_",
+    // Backends of the Gateway API that are missing or not permitted.
+    "UnknownService",
     "xds-grpc",
     "sds-grpc",
     "prometheus_stats",
@@ -81,6 +83,16 @@ impl Named {
         match value {
             Value::Object(map) => {
                 for (key, value) in map {
+                    // References of the Gateway API have names instead of hosts.
+                    let references = match key.as_str() {
+                        "backendRefs" | "certificateRefs" => value.as_array().map(Vec::as_slice).unwrap_or_default(),
+                        "backendRef" => std::slice::from_ref(value),
+                        _ => &[],
+                    };
+                    for name in references.iter().filter_map(|reference| reference["name"].as_str()) {
+                        self.hosts.insert(name.to_owned());
+                        self.credentials.insert(name.to_owned());
+                    }
                     match (key.as_str(), value.as_str()) {
                         ("host" | "externalName" | "service", Some(host)) => drop(self.hosts.insert(host.to_owned())),
                         ("credentialName", Some(name)) => drop(self.credentials.insert(name.to_owned())),
@@ -185,6 +197,10 @@ impl Check<'_> {
     /// Secrets over ADS are those of the control plane. A credential whose Secret is missing or not permitted has no
     /// answer.
     fn secret(&self, name: &str, config: &Value, place: &str, violations: &mut Violations) {
+        // CA certificates that are missing block connections.
+        if name == "invalid://" {
+            return;
+        }
         if config.get("ads").is_some() && !self.received.has("sds", name) && !self.named.has_credential(name) {
             violations.add("no-secret", format!("{place}: secret {name} has no answer"));
         }
@@ -206,6 +222,10 @@ impl Check<'_> {
         let of_port = ServiceCluster { subset: "", ..*cluster }.name();
         let mut of_port = self.received.all("cds").filter(|(name, _)| *name == of_port);
         let is_dns = |cluster: &Value| matches!(cluster["type"].as_str(), Some("STRICT_DNS" | "LOGICAL_DNS"));
+        // Routes of the Gateway API without backends lead there.
+        if cluster.host == "internal.cluster.local" {
+            return true;
+        }
         match of_port.next() {
             Some((_, service)) => self.named.has_host(cluster.host) || is_dns(service),
             None => self.named.has_host(cluster.host) || self.named.is_disputed(cluster.host),

@@ -14,8 +14,11 @@ use crate::{
     },
     base::{Namespace, ObjectKey},
     model::{
-        MeshSnapshot,
-        credential::{AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority, pem},
+        MeshSnapshot, cipher_suite,
+        credential::{
+            AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority,
+            pem::{self, CertificateError},
+        },
         gateway_api::{
             Mistake,
             grant::{self, Reference},
@@ -58,7 +61,8 @@ pub(super) fn settings(
     }
     if let Some(suites) = tls.options.get(CIPHER_SUITES) {
         let suites = suites.split(',').map(str::trim).filter(|suite| !suite.is_empty());
-        settings.cipher_suites = suites.map(str::to_owned).collect();
+        let suites: Vec<String> = suites.map(str::to_owned).collect();
+        settings.cipher_suites = cipher_suite::known(&suites);
     }
     Ok(Some(settings))
 }
@@ -145,7 +149,7 @@ impl Certificates<'_> {
         let certificate = secrets.certificate(&namespace, &reference.name);
         let certificate = certificate.map_err(|reason| invalid(&reason))?;
         pem::check_certificate(&certificate.chain)
-            .map_err(|reason| invalid(&format!("the certificate is malformed: {reason}")))?;
+            .map_err(|error| invalid(&format!("the certificate is malformed: {}", malformed(error))))?;
         if !self.is_allowed("Secret", &namespace, &reference.name) {
             let (kind, own) = ("certificateRef", &self.owner.object.namespace);
             return Err(not_permitted(kind, &format!("{}/{namespace}", reference.name), own));
@@ -166,7 +170,7 @@ impl Certificates<'_> {
             [reference] => self.authority(reference).map(Some),
             _ => {
                 let message = "only one caCertificateRef is supported";
-                Err(Mistake::new("InvalidCACertificateRef", message))
+                Err(Mistake::new("InvalidCertificateRef", message))
             }
         }
     }
@@ -174,7 +178,7 @@ impl Certificates<'_> {
     fn authority(&self, reference: &ObjectReference) -> Result<String, Mistake> {
         let invalid = |reason: &str| {
             let message = format!("invalid CA certificate reference {}, {reason}", text(reference));
-            Mistake::new("InvalidCACertificateRef", message)
+            Mistake::new("InvalidCertificateRef", message)
         };
         let namespace = self.namespace_of(reference);
         let key = self.key(&namespace, &reference.name);
@@ -196,13 +200,7 @@ impl Certificates<'_> {
                 let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
                 (GATEWAY_SECRET, secrets.authority(&namespace, &reference.name))
             }
-            _ => {
-                let mistake = invalid("only secret and configmap are allowed");
-                return Err(Mistake {
-                    reason: "InvalidCACertificateKind",
-                    ..mistake
-                });
-            }
+            _ => return Err(invalid("only secret and configmap are allowed")),
         };
         let found = found.map_err(|reason| invalid(&reason))?;
         pem::check_certificate(&found.roots).map_err(|_| invalid("the bundle is malformed"))?;
@@ -238,6 +236,14 @@ impl Certificates<'_> {
                     name,
                 },
             )
+    }
+}
+
+/// Returns the reason for which the parser of Istio refuses a certificate.
+fn malformed(error: CertificateError) -> &'static str {
+    match error {
+        CertificateError::NotPem => "tls: failed to find any PEM data in certificate input",
+        CertificateError::NotACertificate => "x509: malformed certificate",
     }
 }
 

@@ -1,0 +1,214 @@
+//! The services that expose a Gateway: which of its ports they serve, and their addresses.
+
+use std::collections::BTreeSet;
+
+use smol_str::SmolStr;
+
+use crate::{
+    base::{Hostname, Namespace, ObjectKey},
+    model::{
+        MeshSnapshot,
+        endpoint::{Endpoint, Health},
+        gateway_api::Mistake,
+        service::{Registry, Service, ServiceKey, UNSPECIFIED_IP},
+        waypoint::MANAGED_LABEL,
+    },
+    table::Cx,
+};
+
+/// Services of a Gateway.
+#[derive(Debug, Default)]
+pub(super) struct Resolved {
+    /// `host:port` of each port that has endpoints.
+    internal: BTreeSet<(String, u16)>,
+    /// Cluster IPs of the services.
+    cluster_ips: BTreeSet<SmolStr>,
+    /// External addresses in all clusters.
+    external: BTreeSet<SmolStr>,
+    /// Hosts of services that wait for a load balancer.
+    pending: BTreeSet<String>,
+    /// Reasons that prevent traffic.
+    warnings: Vec<String>,
+    /// True if a warning does not go away by itself.
+    is_unusable: bool,
+}
+
+impl Resolved {
+    /// Resolves the services of a Gateway for the ports of its listeners.
+    pub(super) fn of(
+        cx: &Cx,
+        mesh: &MeshSnapshot,
+        namespace: &Namespace,
+        hosts: &[String],
+        ports: &BTreeSet<u16>,
+    ) -> Self {
+        let mut resolved = Self::default();
+        for host in hosts {
+            let key = ServiceKey {
+                hostname: Hostname::new(host),
+                namespace: namespace.clone(),
+            };
+            match mesh.services.get(cx, &key) {
+                Some(service) => {
+                    let endpoints = mesh.endpoints.get(cx, &key);
+                    let endpoints = endpoints.map_or(&[][..], |row| &row.endpoints);
+                    for port in ports {
+                        resolved.add(cx, mesh, host, service, endpoints, *port);
+                    }
+                }
+                None => resolved.add_unknown(cx, mesh, host, namespace),
+            }
+        }
+        resolved.warnings.sort();
+        resolved
+    }
+
+    fn add_unknown(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, namespace: &Namespace) {
+        let others = mesh.services_by_host.get(cx, &Hostname::new(host));
+        let others: Vec<String> = others.map(|(key, _)| format!("{:?}", key.namespace.as_str())).collect();
+        let warning = if others.is_empty() {
+            format!("hostname {host:?} not found")
+        } else {
+            let (own, others) = (namespace.as_str(), others.join(", "));
+            format!("hostname {host:?} not found in namespace {own:?}, but it was found in namespace(s) {others}")
+        };
+        self.warnings.push(warning);
+        self.is_unusable = true;
+    }
+
+    fn add(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, endpoints: &[Endpoint], port: u16) {
+        let mut ready = endpoints.iter().filter(|endpoint| is_ready(endpoint, service));
+        if ready.clone().next().is_none() {
+            self.warnings.push(format!("no instances found for hostname {host:?}"));
+            return;
+        }
+        if ready.any(|endpoint| service_port(service, endpoint) == Some(port.into())) {
+            self.add_served(cx, mesh, host, service, port);
+            return;
+        }
+        let hinted = endpoints.iter().filter(|endpoint| endpoint.port == u32::from(port));
+        let hinted: BTreeSet<String> = hinted
+            .filter_map(|endpoint| service_port(service, endpoint))
+            .map(|port| port.to_string())
+            .collect();
+        let declares = service.ports.iter().any(|declared| declared.number == u32::from(port));
+        if !hinted.is_empty() {
+            let ports: Vec<String> = hinted.into_iter().collect();
+            self.warnings.push(format!(
+                "port {port} not found for hostname {host:?} (hint: the service port should be specified, not the \
+                 workload port. Did you mean one of these ports: [{}]?)",
+                ports.join(" ")
+            ));
+            self.is_unusable = true;
+        } else if !declares || service.label(MANAGED_LABEL).is_none() {
+            // The endpoints of a deployed Service follow soon.
+            self.warnings
+                .push(format!("port {port} not found for hostname {host:?}"));
+            self.is_unusable = true;
+        }
+    }
+
+    fn add_served(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, port: u16) {
+        self.internal.insert((host.to_owned(), port));
+        let own: &[SmolStr] = if service.registry == Registry::Kubernetes {
+            let own = service.cluster_vips.get(&mesh.installation.cluster);
+            own.map_or(&[], Vec::as_slice)
+        } else {
+            std::slice::from_ref(&service.default_address)
+        };
+        let own = own.iter().filter(|address| *address != UNSPECIFIED_IP);
+        self.cluster_ips.extend(own.cloned());
+        let external = service.external_addresses.values().flatten();
+        if external.clone().next().is_some() {
+            self.external.extend(external.cloned());
+        } else if is_load_balancer(cx, mesh, service) && self.pending.insert(host.to_owned()) {
+            self.warnings.push(format!("address pending for hostname {host:?}"));
+        }
+    }
+
+    /// Returns the mistake because of which a Gateway is not programmed, or else the message of the condition.
+    pub(super) fn programmed(&self, hosts: &[String]) -> Result<String, Mistake> {
+        let assigned = joined(&self.internal);
+        if hosts.is_empty() {
+            return Err(Mistake::new("UnsupportedAddress", super::gateway::NO_ADDRESS));
+        }
+        if self.warnings.is_empty() {
+            return Ok(match assigned {
+                Some(assigned) => format!("Resource programmed, assigned to service(s) {assigned}"),
+                None => "Resource programmed".to_owned(),
+            });
+        }
+        let reason = if self.is_unusable {
+            "AddressNotUsable"
+        } else {
+            "AddressNotAssigned"
+        };
+        let warnings = self.warnings.join("; ");
+        let message = match assigned {
+            Some(assigned) => format!(
+                "Assigned to service(s) {assigned}, but failed to assign to all requested addresses: {warnings}"
+            ),
+            None => format!("{}: {warnings}", super::gateway::NO_ADDRESS),
+        };
+        Err(Mistake::new(reason, message))
+    }
+
+    /// Returns the addresses to report: external ones, else those of a type, or of both types.
+    pub(super) fn addresses(&self, address_type: Option<&str>) -> Vec<SmolStr> {
+        if !self.external.is_empty() {
+            return self.external.iter().cloned().collect();
+        }
+        let mut addresses = Vec::new();
+        if address_type != Some("Hostname") {
+            addresses.extend(self.cluster_ips.iter().cloned());
+        }
+        if address_type != Some("IPAddress") {
+            let mut hosts: Vec<&String> = self.internal.iter().map(|(host, _)| host).collect();
+            hosts.dedup();
+            hosts.retain(|host| !self.pending.contains(*host));
+            addresses.extend(hosts.into_iter().map(SmolStr::new));
+        }
+        addresses
+    }
+}
+
+fn is_ready(endpoint: &Endpoint, service: &Service) -> bool {
+    match endpoint.health {
+        Health::Unknown | Health::Healthy | Health::Draining => true,
+        Health::Unhealthy => service.publish_not_ready,
+        Health::Terminating => false,
+    }
+}
+
+/// Returns the service port that an endpoint serves.
+fn service_port(service: &Service, endpoint: &Endpoint) -> Option<u32> {
+    if endpoint.service_port != 0 {
+        return Some(endpoint.service_port);
+    }
+    let mut ports = service.ports.iter();
+    ports
+        .find(|port| port.name == endpoint.port_name)
+        .map(|port| port.number)
+}
+
+fn is_load_balancer(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> bool {
+    if service.registry != Registry::Kubernetes {
+        return false;
+    }
+    let cluster = &mesh.installation.cluster;
+    let key = ObjectKey::new(cluster, service.key.namespace.clone(), service.name.clone());
+    let row = mesh.kube_services.get(cx, &key);
+    row.is_some_and(|row| row.service_type == "LoadBalancer")
+}
+
+/// Returns `a`, `a and b` or `a, b, and c`.
+fn joined(assigned: &BTreeSet<(String, u16)>) -> Option<String> {
+    let mut texts: Vec<String> = assigned.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+    texts.sort();
+    match texts.as_slice() {
+        [] => None,
+        [one] => Some(one.clone()),
+        [first, second] => Some(format!("{first} and {second}")),
+        [all @ .., last] => Some(format!("{}, and {last}", all.join(", "))),
+    }
+}

@@ -1,0 +1,186 @@
+//! Statuses of BackendTLSPolicies and XBackendTrafficPolicies: an entry for each target, and for each Gateway whose
+//! routes use a target.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+
+use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Status, statuses::Attached};
+use crate::{
+    api::{
+        Kind, Meta,
+        gateway_api::{
+            common::{GROUP, TargetReference},
+            policy::BackendValidation,
+        },
+    },
+    base::{Namespace, ObjectKey},
+    model::{
+        MeshSnapshot,
+        gateway_api::{
+            Mistake, is_converted,
+            policy::{AuthorityError, IGNORE_ANNOTATION, check_authority, is_ignored, precedence, target_backends},
+        },
+    },
+    table::Cx,
+};
+
+const ACCEPTED: &str = "Accepted";
+const RESOLVED_REFS: &str = "ResolvedRefs";
+const VALID: &str = "Configuration is valid";
+
+/// Returns the status of a BackendTLSPolicy.
+pub(super) fn tls(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &ObjectKey) -> Option<Status> {
+    let policy = mesh
+        .backend_tls_policies
+        .get(cx, key)
+        .filter(|_| is_converted(mesh, key))?;
+    let targets = &policy.spec.target_refs;
+    if is_ignored(&policy.meta) {
+        return Some(ignored(mesh, &policy.meta, targets));
+    }
+    let (accepted, resolved) = authority(cx, mesh, &key.namespace, &policy.spec.validation);
+    let conditions = |target: &TargetReference| {
+        let mistake = match target_backends(cx, mesh, key, target) {
+            Err(error) => Some(not_found(&error)),
+            Ok(_) => precedence(cx, mesh, policy, target).map(|other| {
+                let other = other.as_str();
+                let kind = Kind::BackendTlsPolicy.name();
+                let message = format!("Conflicts with {kind} {other:?} targeting the same backend");
+                Mistake::new("Conflicted", message)
+            }),
+        };
+        vec![accepted.clone().unless(mistake), resolved.clone()]
+    };
+    Some(status(cx, mesh, attached, &policy.meta, targets, conditions))
+}
+
+/// Returns the status of an XBackendTrafficPolicy.
+pub(super) fn traffic(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &ObjectKey) -> Option<Status> {
+    let policy = mesh
+        .backend_traffic_policies
+        .get(cx, key)
+        .filter(|_| is_converted(mesh, key))?;
+    if !mesh.installation.features.pilot_enable_alpha_gateway_api {
+        return None;
+    }
+    let targets = &policy.spec.target_refs;
+    if is_ignored(&policy.meta) {
+        return Some(ignored(mesh, &policy.meta, targets));
+    }
+    let message = match &policy.spec.session_persistence {
+        Some(_) => format!("{VALID}, but Istio does not support the following fields: sessionPersistence"),
+        None => VALID.to_owned(),
+    };
+    let conditions = |target: &TargetReference| {
+        let mistake = target_backends(cx, mesh, key, target)
+            .err()
+            .map(|error| not_found(&error));
+        vec![Condition::met(ACCEPTED, ACCEPTED, message.clone()).unless(mistake)]
+    };
+    Some(status(cx, mesh, attached, &policy.meta, targets, conditions))
+}
+
+/// Returns the conditions that follow from the references to CA certificates.
+fn authority(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    namespace: &Namespace,
+    validation: &BackendValidation,
+) -> (Condition, Condition) {
+    let mut accepted = Condition::met(ACCEPTED, ACCEPTED, VALID);
+    let resolved = Condition::met(RESOLVED_REFS, RESOLVED_REFS, VALID);
+    match validation.well_known_ca_certificates.as_deref() {
+        None | Some("" | "System") => {}
+        Some(unknown) => {
+            let mistake = Mistake::new("Invalid", format!("Unknown wellKnownCACertificates: {unknown}"));
+            return (accepted.unless(Some(mistake)), resolved);
+        }
+    }
+    if validation.well_known_ca_certificates.is_some() {
+        return (accepted, resolved);
+    }
+    let Some(reference) = validation.ca_certificate_refs.first() else {
+        return (accepted, resolved);
+    };
+    let Err(error) = check_authority(cx, mesh, namespace, reference) else {
+        if validation.ca_certificate_refs.len() > 1 {
+            accepted.message += "; warning: only the first caCertificateRefs will be used";
+        }
+        return (accepted, resolved);
+    };
+    let (reason, what, text) = match error {
+        AuthorityError::Kind(text) => ("InvalidKind", "Certificate reference not supported", text),
+        AuthorityError::NotFound(text) => ("InvalidCACertificateRef", "Certificate reference not found", text),
+        AuthorityError::Malformed(text) => ("InvalidCACertificateRef", "Certificate invalid", text),
+    };
+    let refused = Mistake::new("NoValidCACertificate", format!("Certificate reference invalid: {text}"));
+    let unresolved = Mistake::new(reason, format!("{what}: {text}"));
+    (accepted.unless(Some(refused)), resolved.unless(Some(unresolved)))
+}
+
+fn not_found(error: &str) -> Mistake {
+    Mistake::new("TargetNotFound", format!("targetRefs invalid: {error}"))
+}
+
+fn ignored(mesh: &MeshSnapshot, meta: &Meta, targets: &[TargetReference]) -> Status {
+    let message = format!("Ignored by Istio due to annotation {IGNORE_ANNOTATION}=true");
+    let condition = Condition::unmet(ACCEPTED, Mistake::new("IgnoredByIstio", message));
+    let entries = targets.iter().map(|target| Entry {
+        controller: SmolStr::new_static(MESH_CONTROLLER),
+        reference: to_json(target),
+        conditions: vec![condition.clone()],
+    });
+    with_entries(mesh, meta, entries.collect())
+}
+
+fn status(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    attached: &Attached,
+    meta: &Meta,
+    targets: &[TargetReference],
+    conditions: impl Fn(&TargetReference) -> Vec<Condition>,
+) -> Status {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut gateways = BTreeSet::new();
+    for target in targets {
+        entries.push(Entry {
+            controller: SmolStr::new_static(MESH_CONTROLLER),
+            reference: to_json(target),
+            conditions: conditions(target),
+        });
+        let key = (meta.namespace().clone(), target.kind.clone(), target.name.clone());
+        gateways.extend(attached.gateways_of(cx, &key));
+    }
+    // Parity (backend_policies.go): Gateways have the conditions of the last target.
+    let last = entries.last().map(|entry| entry.conditions.clone()).unwrap_or_default();
+    let names: BTreeSet<SmolStr> = gateways.into_iter().map(|gateway| gateway.name).collect();
+    entries.extend(names.into_iter().map(|name| Entry {
+        controller: mesh.installation.features.pilot_gateway_api_controller_name.clone(),
+        reference: json!({"group": GROUP, "kind": "Gateway", "name": name}),
+        conditions: last.clone(),
+    }));
+    with_entries(mesh, meta, entries)
+}
+
+fn with_entries(mesh: &MeshSnapshot, meta: &Meta, entries: Vec<Entry>) -> Status {
+    Status {
+        generation: meta.generation,
+        content: Content::Entries(Entries {
+            list: List::Ancestors,
+            controller: mesh.installation.features.pilot_gateway_api_controller_name.clone(),
+            entries,
+            dropped: Vec::new(),
+        }),
+    }
+}
+
+fn to_json(target: &TargetReference) -> Value {
+    let mut reference = json!({"group": target.group, "kind": target.kind, "name": target.name});
+    if let Some(section) = target.section_name.as_ref().filter(|section| !section.is_empty()) {
+        reference["sectionName"] = section.as_str().into();
+    }
+    reference
+}

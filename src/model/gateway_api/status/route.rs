@@ -1,0 +1,242 @@
+//! Statuses of routes, and what other statuses need to know of routes.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+use smol_str::SmolStr;
+
+use super::{Condition, Content, Entries, Entry, List, Status};
+use crate::{
+    api::{
+        Kind,
+        gateway_api::{common::ParentReference, inference, route::BackendReference},
+    },
+    base::{Namespace, ObjectKey},
+    model::{
+        MeshSnapshot,
+        gateway_api::{
+            Mistake,
+            listener::ListenerOwner,
+            parent::{Parent, Target, reason, sort_text},
+            policy::TargetKey,
+            route::{AttachedRoute, RouteKey},
+        },
+        waypoint,
+    },
+    table::Cx,
+};
+
+const ACCEPTED: &str = "Accepted";
+const RESOLVED_REFS: &str = "ResolvedRefs";
+const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
+
+/// Returns the status of a route.
+pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Status> {
+    let route = mesh.attached_routes.get(cx, key)?;
+    let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
+    let own = &key.object.namespace;
+    // Equal references are neighbours. New entries follow in descending order.
+    let references = route
+        .parents
+        .chunk_by(|a, b| sort_text(&a.reference, own) == sort_text(&b.reference, own));
+    let entries = references.rev().filter_map(|parents| {
+        let first = parents.first()?;
+        Some(Entry {
+            controller: controller.clone(),
+            reference: to_json(&first.reference),
+            conditions: conditions(cx, mesh, key, route, parents),
+        })
+    });
+    Some(Status {
+        generation: route.meta.generation,
+        content: Content::Entries(Entries {
+            list: List::RouteParents,
+            controller: controller.clone(),
+            entries: entries.collect(),
+            dropped: Vec::new(),
+        }),
+    })
+}
+
+/// Returns the conditions for one reference, which may have several parents.
+fn conditions(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    key: &RouteKey,
+    route: &AttachedRoute,
+    parents: &[Parent],
+) -> Vec<Condition> {
+    let bound = parents.iter().filter(|parent| parent.denied.is_none()).count();
+    let message = match bound {
+        0 | 1 => "Route was valid".to_owned(),
+        bound => format!("Route was valid, bound to {bound} parents"),
+    };
+    let is_mesh = parents
+        .iter()
+        .any(|parent| matches!(parent.target, Target::Service { .. }));
+    let mistake = if is_mesh {
+        &route.mesh_mistake
+    } else {
+        &route.gateway_mistake
+    };
+    let mut conditions = vec![
+        Condition::met(ACCEPTED, ACCEPTED, message).unless(denial(parents)),
+        Condition::met(RESOLVED_REFS, RESOLVED_REFS, "All references resolved").unless(mistake.clone()),
+    ];
+    if mesh.installation.features.pilot_enable_ambient {
+        let mistake = parents.first().filter(|_| is_mesh);
+        let mistake = mistake.and_then(|parent| waypoint_mistake(cx, mesh, &key.object, &parent.reference));
+        let message = mistake.unwrap_or("All waypoints resolved");
+        conditions.push(Condition::met(RESOLVED_WAYPOINTS, RESOLVED_WAYPOINTS, message));
+    }
+    conditions
+}
+
+/// Returns the mistake to report for parents of one reference: none if one of them is bound, else the most telling
+/// reason, with the messages of all that have it.
+fn denial(parents: &[Parent]) -> Option<Mistake> {
+    if parents.iter().any(|parent| parent.denied.is_none()) {
+        return None;
+    }
+    let ranks = [reason::NOT_ALLOWED, reason::NO_HOST, reason::NO_PARENT];
+    ranks.into_iter().find_map(|rank| {
+        let denied = parents.iter().filter_map(|parent| parent.denied.as_ref());
+        let denied = denied.filter(|mistake| mistake.reason == rank).cloned();
+        denied.fold(None, |joined, mistake| Mistake::joined(joined, Some(mistake)))
+    })
+}
+
+/// Returns why routes of a parent have no effect for clients without sidecars.
+fn waypoint_mistake(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    route: &ObjectKey,
+    reference: &ParentReference,
+) -> Option<&'static str> {
+    let namespace = reference.namespace.as_ref();
+    let namespace = namespace.map_or_else(|| route.namespace.clone(), Namespace::new);
+    let key = ObjectKey::new(&route.cluster, namespace.clone(), reference.name.clone());
+    let labels = if reference.kind.as_deref() == Some(Kind::ServiceEntry.name()) {
+        mesh.service_entries.get(cx, &key).map(|row| &row.meta.labels)
+    } else {
+        mesh.kube_services.get(cx, &key).map(|row| &row.meta.labels)
+    };
+    match labels {
+        None => Some("parent not found"),
+        Some(labels) if waypoint::requested_gateway(cx, mesh, labels, &namespace).is_none() => Some(
+            "istio.io/use-waypoint label missing from parent and parent namespace; in ambient mode, route will not be \
+             respected",
+        ),
+        Some(_) => None,
+    }
+}
+
+fn to_json(reference: &ParentReference) -> Value {
+    let mut fields = Map::new();
+    let texts = [
+        ("group", reference.group.as_ref()),
+        ("kind", reference.kind.as_ref()),
+        ("namespace", reference.namespace.as_ref()),
+        ("name", Some(&reference.name)),
+        ("sectionName", reference.section_name.as_ref()),
+    ];
+    for (name, text) in texts {
+        if let Some(text) = text {
+            fields.insert(name.to_owned(), text.as_str().into());
+        }
+    }
+    if let Some(port) = reference.port {
+        fields.insert("port".to_owned(), port.into());
+    }
+    Value::Object(fields)
+}
+
+/// A route, as far as other statuses depend on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Attachment {
+    /// Listeners that it is attached to.
+    listeners: BTreeSet<(ListenerOwner, SmolStr)>,
+    /// Gateways that it refers to.
+    pub(super) gateways: BTreeSet<ObjectKey>,
+    /// Objects that its rules refer to, as far as policies or pools depend on them.
+    backends: BTreeSet<TargetKey>,
+}
+
+impl Attachment {
+    /// Returns the names of the listeners of an object.
+    pub(super) fn sections<'a>(&'a self, owner: &'a ListenerOwner) -> impl Iterator<Item = &'a SmolStr> {
+        let listeners = self.listeners.iter().filter(move |(of, _)| of == owner);
+        listeners.map(|(_, section)| section)
+    }
+}
+
+/// Derives what other statuses need to know of a route.
+pub(super) fn attachment(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Attachment> {
+    let route = mesh.attached_routes.get(cx, key)?;
+    let (mut listeners, mut gateways) = (BTreeSet::new(), BTreeSet::new());
+    for parent in &route.parents {
+        let Target::Listener { owner, section, .. } = &parent.target else {
+            continue;
+        };
+        if owner.kind == Kind::KubeGateway {
+            gateways.insert(owner.object.clone());
+        }
+        if parent.denied.is_none() {
+            listeners.insert((owner.clone(), section.clone()));
+        }
+    }
+    Some(Attachment {
+        listeners,
+        gateways,
+        backends: backends(cx, mesh, key),
+    })
+}
+
+fn backends(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> BTreeSet<TargetKey> {
+    let own = &key.object.namespace;
+    let target = |backend: &BackendReference| {
+        let kind = match (backend.group.as_deref(), backend.kind.as_deref()) {
+            (None | Some(""), None | Some("Service")) => "Service",
+            (Some(inference::GROUP), Some("InferencePool")) => "InferencePool",
+            _ => return None,
+        };
+        let namespace = backend.namespace.as_ref().map_or_else(|| own.clone(), Namespace::new);
+        Some((namespace, SmolStr::new_static(kind), backend.name.clone()))
+    };
+    let references: Vec<&BackendReference> = match key.kind {
+        Kind::HttpRoute => {
+            let route = mesh.http_routes.get(cx, &key.object);
+            let rules = route.into_iter().flat_map(|route| &route.spec.rules);
+            rules.flat_map(|rule| &rule.backend_refs).collect()
+        }
+        Kind::GrpcRoute => {
+            let route = mesh.grpc_routes.get(cx, &key.object);
+            let rules = route.into_iter().flat_map(|route| &route.spec.rules);
+            rules.flat_map(|rule| &rule.backend_refs).collect()
+        }
+        Kind::TlsRoute => {
+            let route = mesh.tls_routes.get(cx, &key.object);
+            let rules = route.into_iter().flat_map(|route| &route.spec.rules);
+            rules.flat_map(|rule| &rule.backend_refs).collect()
+        }
+        _ => {
+            let route = mesh.tcp_routes.get(cx, &key.object);
+            let rules = route.into_iter().flat_map(|route| &route.spec.rules);
+            rules.flat_map(|rule| &rule.backend_refs).collect()
+        }
+    };
+    references.into_iter().filter_map(target).collect()
+}
+
+/// Emits the objects with listeners that a route is attached to.
+pub(super) fn owners(_: &RouteKey, row: &Attachment, emit: &mut dyn FnMut(ListenerOwner)) {
+    let owners: BTreeSet<&ListenerOwner> = row.listeners.iter().map(|(owner, _)| owner).collect();
+    for owner in owners {
+        emit(owner.clone());
+    }
+}
+
+/// Emits the objects that a route's rules refer to.
+pub(super) fn targets(_: &RouteKey, row: &Attachment, emit: &mut dyn FnMut(TargetKey)) {
+    row.backends.iter().for_each(|target| emit(target.clone()));
+}

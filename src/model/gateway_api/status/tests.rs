@@ -1,0 +1,332 @@
+//! A mistake of each family in routes, and how it is reported. Objects are those of a small mesh: a Gateway, a service
+//! of two namespaces, and a route that each test changes.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::{Value, json};
+
+use super::{Content, Status, StatusKey, Statuses};
+use crate::{
+    api::{Kind, document},
+    base::{ClusterId, Namespace, ObjectKey},
+    model::{Change, Installation, MeshSnapshot, World},
+};
+
+const GROUP: &str = "gateway.networking.k8s.io/v1";
+
+fn cluster() -> ClusterId {
+    Installation::default().cluster
+}
+
+/// A world with objects.
+fn world(objects: &[Value]) -> World {
+    let mut world = World::new(Installation::default());
+    put(&mut world, objects);
+    world
+}
+
+fn put(world: &mut World, objects: &[Value]) -> Arc<MeshSnapshot> {
+    let rows = objects
+        .iter()
+        .flat_map(|object| document::parse(&cluster(), object).rows);
+    world.commit(rows.map(Change::Upsert).collect()).snapshot
+}
+
+fn object(kind: &str, namespace: &str, spec: &Value) -> Value {
+    json!({"apiVersion": GROUP, "kind": kind, "spec": spec,
+        "metadata": {"name": "x", "namespace": namespace, "generation": 3}})
+}
+
+fn gateway(listeners: Value) -> Value {
+    object(
+        "Gateway",
+        "gw",
+        &json!({"gatewayClassName": "istio", "listeners": listeners}),
+    )
+}
+
+fn service(namespace: &str) -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web", "namespace": namespace},
+        "spec": {"ports": [{"name": "http", "port": 80}]}})
+}
+
+/// The mesh with a route: its kind, and its parents, rules and hosts.
+fn mesh(kind: &str, spec: &Value) -> World {
+    let all = json!({"namespaces": {"from": "All"}});
+    let listeners = json!([
+        {"name": "a", "port": 80, "protocol": "HTTP", "hostname": "a.test", "allowedRoutes": all},
+        {"name": "own", "port": 81, "protocol": "HTTP", "hostname": "own.test"},
+        {"name": "grpc", "port": 82, "protocol": "HTTP", "hostname": "g.test",
+            "allowedRoutes": {"namespaces": {"from": "All"}, "kinds": [{"kind": "GRPCRoute"}]}},
+    ]);
+    world(&[
+        gateway(listeners),
+        service("app"),
+        service("far"),
+        object(kind, "app", spec),
+    ])
+}
+
+fn status(world: &World, kind: Kind, namespace: &str) -> Option<Status> {
+    let mut statuses = Statuses::new(BTreeSet::new());
+    statuses.update(&world.snapshot(), Vec::new());
+    let object = ObjectKey::new(&cluster(), namespace, "x");
+    statuses
+        .get(&StatusKey { kind, object })
+        .map(|status| Status::clone(status))
+}
+
+/// Returns `Accepted` and `ResolvedRefs` of the route's first entry, as `reason: message`.
+fn reported(spec: &Value) -> [String; 2] {
+    let status = status(&mesh("HTTPRoute", spec), Kind::HttpRoute, "app").expect("the route is converted");
+    let Content::Entries(entries) = status.content else {
+        panic!("routes have entries");
+    };
+    assert_eq!(status.generation, 3);
+    let conditions = &entries.entries.first().expect("the route has a parent").conditions;
+    [0, 1].map(|index| format!("{}: {}", conditions[index].reason, conditions[index].message))
+}
+
+/// A route with a parent and a rule.
+fn route(parent: &Value, host: &str, rule: &Value) -> Value {
+    json!({"parentRefs": [parent], "hostnames": [host], "rules": [rule]})
+}
+
+fn attached(rule: &Value) -> [String; 2] {
+    reported(&route(
+        &json!({"name": "x", "namespace": "gw", "sectionName": "a"}),
+        "a.test",
+        rule,
+    ))
+}
+
+const VALID: &str = "Accepted: Route was valid";
+const RESOLVED: &str = "ResolvedRefs: All references resolved";
+
+#[test]
+fn parents_are_checked_in_the_order_of_istio() {
+    let rule = json!({"backendRefs": [{"name": "web", "port": 80}]});
+    let to = |more: Value, host: &str| {
+        let mut parent = json!({"name": "x", "namespace": "gw"});
+        for (field, value) in more.as_object().into_iter().flatten() {
+            parent[field] = value.clone();
+        }
+        let [accepted, resolved] = reported(&route(&parent, host, &rule));
+        assert_eq!(resolved, RESOLVED);
+        accepted
+    };
+    assert_eq!(to(json!({"sectionName": "a"}), "a.test"), VALID);
+    assert_eq!(
+        to(json!({"port": 9, "sectionName": "a"}), "a.test"),
+        "NoMatchingParent: port 9 not found; port 9 not found; port 9 not found"
+    );
+    assert_eq!(
+        to(json!({"sectionName": "no"}), "a.test"),
+        "NoMatchingParent: sectionName \"no\" not found; sectionName \"no\" not found; sectionName \"no\" not found"
+    );
+    assert_eq!(
+        to(json!({"sectionName": "a"}), "b.test"),
+        "NoMatchingListenerHostname: no hostnames matched parent hostname \"a.test\""
+    );
+    assert_eq!(
+        to(json!({"sectionName": "own"}), "own.test"),
+        "NotAllowedByListeners: hostnames matched parent hostname \"own.test\", but namespace \"app\" is not allowed by \
+         the parent"
+    );
+    assert_eq!(
+        to(json!({"sectionName": "grpc"}), "g.test"),
+        "NotAllowedByListeners: kind gateway.networking.k8s.io/v1/HTTPRoute is not allowed"
+    );
+    // A reference without a section is good if one listener is; a host that no listener has outranks other reasons.
+    assert_eq!(to(json!({}), "a.test"), VALID);
+    let mesh = |kind: &str, group: &str| {
+        let parent = json!({"group": group, "kind": kind, "name": "no"});
+        reported(&route(&parent, "a.test", &rule))[0].clone()
+    };
+    assert_eq!(
+        mesh("Service", ""),
+        "NoMatchingParent: parent service: \"no\" not found"
+    );
+    assert_eq!(
+        mesh("ServiceEntry", "networking.istio.io"),
+        "NoMatchingParent: parent service entry: \"no\" not found"
+    );
+}
+
+#[test]
+fn backends_are_checked() {
+    let to = |backend: Value| attached(&json!({"backendRefs": [backend]}))[1].clone();
+    assert_eq!(to(json!({"name": "web", "port": 80})), RESOLVED);
+    assert_eq!(
+        to(json!({"name": "no", "port": 80})),
+        "BackendNotFound: backend(no.app.svc.cluster.local) not found"
+    );
+    assert_eq!(
+        to(json!({"name": "web", "namespace": "far", "port": 80})),
+        "RefNotPermitted: backendRef web/far not accessible to a HTTPRoute in namespace \"app\" (missing a \
+         ReferenceGrant?)"
+    );
+    assert_eq!(
+        to(json!({"name": "web.app", "port": 80})),
+        "InvalidDestination: service name invalid; the name of the Service must be used, not the hostname."
+    );
+    assert_eq!(
+        to(json!({"name": "web"})),
+        "InvalidDestination: port is required in backendRef"
+    );
+    assert_eq!(
+        to(json!({"group": "networking.istio.io", "kind": "Hostname", "name": "a.b", "namespace": "app", "port": 1})),
+        "InvalidDestination: namespace may not be set with Hostname type"
+    );
+    assert_eq!(
+        to(json!({"kind": "Bucket", "name": "b"})),
+        "InvalidKind: referencing unsupported backendRef: group \"\" kind \"Bucket\""
+    );
+}
+
+#[test]
+fn filters_and_matches_are_checked() {
+    let with = |field: &str, value: Value| {
+        let mut rule = json!({"backendRefs": [{"name": "web", "port": 80}]});
+        rule[field] = json!([value]);
+        attached(&rule)[1].clone()
+    };
+    assert_eq!(
+        with("filters", json!({"type": "Unheard"})),
+        "InvalidFilter: unsupported filter type \"Unheard\""
+    );
+    let modifier = json!({"set": [{"name": "h", "value": "a\u{0}b"}]});
+    assert_eq!(
+        with(
+            "filters",
+            json!({"type": "RequestHeaderModifier", "requestHeaderModifier": modifier})
+        ),
+        "InvalidFilter: header \"h\" value contains invalid characters"
+    );
+    assert_eq!(
+        with("matches", json!({"path": {"type": "Glob", "value": "/"}})),
+        "InvalidConfiguration: unknown type: \"Glob\" is not supported Path match type"
+    );
+}
+
+#[test]
+fn changed_grant_evaluates_the_route() {
+    let rule = json!({"backendRefs": [{"name": "web", "namespace": "far", "port": 80}]});
+    let spec = route(
+        &json!({"name": "x", "namespace": "gw", "sectionName": "a"}),
+        "a.test",
+        &rule,
+    );
+    let mut world = mesh("HTTPRoute", &spec);
+    let mut statuses = Statuses::new(BTreeSet::new());
+    assert_eq!(statuses.update(&world.snapshot(), Vec::new()).len(), 2);
+    let key = |kind, namespace: &str| StatusKey {
+        kind,
+        object: ObjectKey::new(&cluster(), namespace, "x"),
+    };
+    let grant = object(
+        "ReferenceGrant",
+        "far",
+        &json!({"from": [{"group": "gateway.networking.k8s.io", "kind": "HTTPRoute", "namespace": "app"}],
+            "to": [{"group": "", "kind": "Service"}]}),
+    );
+    let mesh = put(&mut world, &[grant]);
+    assert_eq!(statuses.update(&mesh, Vec::new()), [key(Kind::HttpRoute, "app")]);
+    assert!(statuses.update(&mesh, Vec::new()).is_empty());
+    // Without the route, the Gateway has none attached.
+    let removed = world.commit(vec![Change::Remove(
+        Kind::HttpRoute,
+        key(Kind::HttpRoute, "app").object,
+    )]);
+    let changed = statuses.update(&removed.snapshot, Vec::new());
+    assert_eq!(changed, [key(Kind::KubeGateway, "gw"), key(Kind::HttpRoute, "app")]);
+    assert!(statuses.get(&key(Kind::HttpRoute, "app")).is_none());
+}
+
+#[test]
+fn transitions_and_other_controllers_are_kept() {
+    let rule = json!({"backendRefs": [{"name": "no", "port": 80}]});
+    let spec = route(
+        &json!({"name": "x", "namespace": "gw", "sectionName": "a"}),
+        "a.test",
+        &rule,
+    );
+    let status = status(&mesh("HTTPRoute", &spec), Kind::HttpRoute, "app").expect("the route is converted");
+    let condition = |kind: &str, status: &str| json!({"type": kind, "status": status, "lastTransitionTime": "before"});
+    let own = json!({"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "x", "namespace": "gw",
+        "sectionName": "a"});
+    let entry = |controller: &str, reference: &Value| {
+        json!({"controllerName": controller, "parentRef": reference,
+            "conditions": [condition("Other", "True"), condition("ResolvedRefs", "True"), condition("Accepted", "True")]})
+    };
+    let theirs = entry("example.com/other", &own);
+    let stale = entry("istio.io/gateway-controller", &json!({"name": "gone"}));
+    let existing = json!({"parents": [stale, theirs, entry("istio.io/gateway-controller", &own)]});
+    let merged = status.merged(&existing, &Namespace::new("app"), "now");
+    let parents = merged["parents"].as_array().expect("a list");
+    assert_eq!((parents.len(), &parents[0]), (2, &theirs));
+    let conditions = parents[1]["conditions"].as_array().expect("a list");
+    let times: Vec<_> = conditions
+        .iter()
+        .map(|condition| (condition["type"].as_str(), condition["lastTransitionTime"].as_str()))
+        .collect();
+    assert_eq!(
+        times,
+        [
+            (Some("Other"), Some("before")),
+            // It was true.
+            (Some("ResolvedRefs"), Some("now")),
+            (Some("Accepted"), Some("before")),
+        ]
+    );
+    assert_eq!(conditions[2]["observedGeneration"], 3);
+    assert_eq!(status.merged(&merged, &Namespace::new("app"), "later"), merged);
+}
+
+#[test]
+fn addresses_stay_and_pending_ones_are_reported() {
+    let listeners = json!([{"name": "a", "port": 80, "protocol": "HTTP"}]);
+    let service = |status: Value| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x-istio", "namespace": "gw"},
+            "spec": {"type": "LoadBalancer", "clusterIP": "10.0.0.9", "ports": [{"name": "http", "port": 80}]},
+            "status": status})
+    };
+    let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": {"name": "s", "namespace": "gw", "labels": {"kubernetes.io/service-name": "x-istio"}},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
+        "endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": true}}]});
+    let mut world = world(&[gateway(listeners), service(json!({})), slice]);
+    let programmed = |world: &World| {
+        let status = status(world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+        let Content::Gateway(gateway) = &status.content else {
+            panic!("a Gateway has the status of one");
+        };
+        let condition = &gateway.conditions[1];
+        (format!("{}: {}", condition.reason, condition.message), status.clone())
+    };
+    let (message, _) = programmed(&world);
+    assert_eq!(
+        message,
+        "AddressNotAssigned: Assigned to service(s) x-istio.gw.svc.cluster.local:80, but failed to assign to all \
+         requested addresses: address pending for hostname \"x-istio.gw.svc.cluster.local\""
+    );
+    put(
+        &mut world,
+        &[service(json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.1"}]}}))],
+    );
+    let (message, status) = programmed(&world);
+    assert_eq!(
+        message,
+        "Programmed: Resource programmed, assigned to service(s) x-istio.gw.svc.cluster.local:80"
+    );
+    let merged = status.merged(&Value::Null, &Namespace::new("gw"), "now");
+    assert_eq!(
+        merged["addresses"],
+        json!([{"type": "IPAddress", "value": "192.0.2.1"}])
+    );
+    let gone = service(json!({}));
+    put(&mut world, &[gone]);
+    let (_, status) = programmed(&world);
+    let again = status.merged(&merged, &Namespace::new("gw"), "now");
+    assert_eq!(again["addresses"], merged["addresses"]);
+}

@@ -1,0 +1,126 @@
+//! Writes the statuses of the Gateway API's objects (`PILOT_ENABLE_GATEWAY_API_STATUS`).
+//!
+//! Each revision has a leader, because each is responsible for Gateways of its own. An older Istio has one lock for all
+//! revisions: while it holds that, this revision waits for it.
+//!
+//! Parity (pilot/pkg/bootstrap/configcontroller.go, pilot/pkg/leaderelection/).
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use serde_json::Value;
+use smol_str::SmolStr;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+pub use super::object_status::ServedKinds;
+use super::{
+    leader::{Election, Lock},
+    object_status::{self, Observed, Writer, is_equal},
+    watching::Watches,
+};
+use crate::{
+    api::Kind,
+    model::{
+        gateway_api::status::{Content, StatusKey, Statuses, Written},
+        snapshot::MeshSnapshot,
+    },
+};
+
+/// Name of the lock of a revision, without the revision.
+const LOCK: &str = "istio-gateway-status-leader";
+
+/// Inputs of the writer.
+#[derive(Clone)]
+pub struct Inputs {
+    /// Watches in the config cluster.
+    pub watches: Watches,
+    /// The mesh.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// Starts to follow the kinds that are served.
+    pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
+    pub only: SmolStr,
+}
+
+/// Writes while this replica leads.
+pub async fn run(election: &Election, inputs: Inputs) {
+    let lock = Lock::of_revision(LOCK, &election.revision);
+    election
+        .run(lock, |token| {
+            let (election, inputs) = (election.clone(), inputs.clone());
+            async move {
+                if !election.is_held(&Lock::OLD_GATEWAY_STATUS).await {
+                    return write(inputs, token).await;
+                }
+                let election = Election {
+                    shutdown: token,
+                    ..election
+                };
+                let writing = election.run(Lock::OLD_GATEWAY_STATUS, |token| write(inputs.clone(), token));
+                Box::pin(writing).await;
+            }
+        })
+        .await;
+}
+
+/// Writes until the token is cancelled. Other tags change what belongs to this revision, so everything starts anew.
+async fn write(inputs: Inputs, token: CancellationToken) {
+    let mut tags = inputs.tags.clone();
+    while !token.is_cancelled() {
+        let Some(own) = tags.borrow_and_update().clone() else {
+            if tags.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        let (watches, mesh) = (inputs.watches.clone(), inputs.mesh.clone());
+        let has_pools = mesh
+            .borrow()
+            .installation
+            .features
+            .enable_gateway_api_inference_extension;
+        let statuses = Statuses::new(own);
+        let statuses = GatewayStatuses { statuses, has_pools };
+        let writer = Writer::new(watches, mesh, (inputs.served)(), inputs.only.clone(), statuses);
+        tokio::select! {
+            () = token.cancelled() => return,
+            changed = tags.changed() => if changed.is_err() { return },
+            () = Box::pin(writer.run()) => return,
+        }
+    }
+}
+
+/// The statuses, and whether InferencePools have some.
+struct GatewayStatuses {
+    statuses: Statuses,
+    has_pools: bool,
+}
+
+impl object_status::Statuses for GatewayStatuses {
+    fn update(&mut self, mesh: &Arc<MeshSnapshot>, written: Vec<Written>) -> Vec<StatusKey> {
+        let changed = self.statuses.update(mesh, written);
+        for object in self.statuses.take_panics() {
+            tracing::error!(object, "status derivation panicked");
+        }
+        changed
+    }
+
+    fn fields(&self, key: &StatusKey, observed: &Observed, now: &str) -> Option<Value> {
+        // A status describes the generation that the snapshot has; the other one follows.
+        let status = self.statuses.get(key);
+        let status = status.filter(|status| status.generation == observed.generation)?;
+        let (existing, namespace) = (&observed.status, &key.object.namespace);
+        let optional: &[&str] = match &status.content {
+            Content::Gateway(_) => &["addresses", "attachedListenerSets"],
+            Content::Class(_) | Content::Entries(_) => &[],
+        };
+        let wanted = status.merged(existing, namespace, now);
+        (!is_equal(&wanted, existing, optional)).then(|| status.applied(existing, namespace, now))
+    }
+
+    fn depend_on(&self, kind: Kind) -> bool {
+        self.has_pools && Statuses::depend_on(kind)
+    }
+}

@@ -1,0 +1,491 @@
+//! Writes statuses of objects that a snapshot decides, while this replica leads.
+//!
+//! Statuses come back from watches, so nothing is written that is there already, and a new leader continues where the
+//! previous one ended. Every write names the version of the object that it was decided for: of two writers, the second
+//! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
+//! an own field manager, so those of others stay.
+
+mod queue;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use ::kube::core::ApiResource;
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use serde_json::{Value, json};
+use smol_str::SmolStr;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use self::queue::Queue;
+use super::{
+    store::{Store, WriteError},
+    watching::Watches,
+};
+use crate::{
+    api::Kind,
+    base::ObjectKey,
+    environment,
+    kube::{
+        Object,
+        watch::{WatchEvent, WatchTarget},
+    },
+    model::{
+        gateway_api::status::{StatusKey, Written},
+        snapshot::MeshSnapshot,
+    },
+    task,
+};
+
+/// Owner of the fields in statuses.
+const FIELD_MANAGER: &str = "istiod-status";
+/// Concurrent writes.
+const MAX_CONCURRENT: usize = 32;
+/// Capacity of the queue of events.
+const QUEUE: usize = 256;
+
+/// Kinds that the API server serves, with the resources to use; `None` while unknown.
+pub type ServedKinds = watch::Receiver<Option<BTreeMap<Kind, ApiResource>>>;
+
+/// Statuses that a snapshot decides.
+pub(super) trait Statuses: Send {
+    /// Takes a snapshot and the present statuses of objects. Returns the objects whose status may have changed.
+    fn update(&mut self, mesh: &Arc<MeshSnapshot>, written: Vec<Written>) -> Vec<StatusKey>;
+
+    /// Returns the fields of `status` to apply; `None` if nothing is to be written.
+    fn fields(&self, key: &StatusKey, observed: &Observed, now: &str) -> Option<Value>;
+
+    /// Returns true if statuses of other objects depend on the present status of objects of a kind.
+    fn depend_on(&self, kind: Kind) -> bool;
+}
+
+/// An object as the API server has it.
+pub(super) struct Observed {
+    /// `metadata.generation`.
+    pub(super) generation: i64,
+    /// `status`.
+    pub(super) status: Value,
+    version: SmolStr,
+}
+
+impl Observed {
+    fn of(mut object: Object) -> (SmolStr, SmolStr, Self) {
+        let observed = Self {
+            generation: object.metadata.generation.unwrap_or_default(),
+            version: object.resource_version().into(),
+            status: object.value["status"].take(),
+        };
+        (object.namespace().into(), object.name().into(), observed)
+    }
+
+    /// Returns true if this is an older version than another one. Versions of a kind are numbers in all known servers.
+    fn precedes(&self, other: &Self) -> bool {
+        match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
+            (Ok(own), Ok(other)) => own < other,
+            _ => false,
+        }
+    }
+}
+
+/// An event with its kind and the number of the watch that it comes from.
+type KindEvent = (Kind, u64, WatchEvent<(SmolStr, SmolStr, Observed)>);
+/// The object of a write, and its result: the object as it is now.
+type WriteResult = (StatusKey, Result<Value, WriteError>);
+
+struct Running {
+    number: u64,
+    resource: ApiResource,
+    stop: CancellationToken,
+}
+
+/// A writer of statuses.
+pub(super) struct Writer<S> {
+    watches: Watches,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    served: ServedKinds,
+    only: SmolStr,
+    statuses: S,
+    running: BTreeMap<Kind, Running>,
+    opened: u64,
+    watching: FuturesUnordered<BoxFuture<'static, ()>>,
+    sender: mpsc::Sender<KindEvent>,
+    events: mpsc::Receiver<KindEvent>,
+    objects: BTreeMap<StatusKey, Observed>,
+    /// Changed statuses of objects that others depend on.
+    written: Vec<Written>,
+    /// Versions of objects that a write has not made as they should be, or that the server refuses to change.
+    settled: BTreeMap<StatusKey, SmolStr>,
+    queue: Queue,
+    writing: FuturesUnordered<BoxFuture<'static, WriteResult>>,
+}
+
+impl<S: Statuses> Writer<S> {
+    /// Returns a writer. `only` is the only namespace of the objects; empty for all.
+    pub(super) fn new(
+        watches: Watches,
+        mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        served: ServedKinds,
+        only: SmolStr,
+        statuses: S,
+    ) -> Self {
+        let (sender, events) = mpsc::channel(QUEUE);
+        mesh.mark_changed();
+        Self {
+            watches,
+            mesh,
+            served,
+            only,
+            statuses,
+            running: BTreeMap::new(),
+            opened: 0,
+            watching: FuturesUnordered::new(),
+            sender,
+            events,
+            objects: BTreeMap::new(),
+            written: Vec::new(),
+            settled: BTreeMap::new(),
+            queue: Queue::default(),
+            writing: FuturesUnordered::new(),
+        }
+    }
+
+    /// Writes until a source ends.
+    pub(super) async fn run(mut self) {
+        self.served.mark_changed();
+        loop {
+            let due = self.queue.next_time().filter(|_| self.writing.len() < MAX_CONCURRENT);
+            tokio::select! {
+                Some(()) = self.watching.next() => {}
+                Some(event) = self.events.recv() => {
+                    self.on_event(event);
+                    while let Ok(event) = self.events.try_recv() {
+                        self.on_event(event);
+                    }
+                }
+                changed = self.served.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.follow();
+                }
+                changed = self.mesh.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.evaluate();
+                }
+                Some(result) = self.writing.next() => self.on_written(result),
+                () = at(due) => {}
+            }
+            if !self.written.is_empty() {
+                self.evaluate();
+            }
+            self.write();
+        }
+    }
+
+    /// Watches the kinds that are served.
+    fn follow(&mut self) {
+        let Some(served) = self.served.borrow_and_update().clone() else {
+            return;
+        };
+        let gone: Vec<Kind> = self
+            .running
+            .keys()
+            .filter(|kind| !served.contains_key(kind))
+            .copied()
+            .collect();
+        for kind in gone {
+            self.close(kind);
+        }
+        for (kind, resource) in served {
+            if self
+                .running
+                .get(&kind)
+                .is_some_and(|running| running.resource == resource)
+            {
+                continue;
+            }
+            self.close(kind);
+            self.open(kind, resource);
+        }
+    }
+
+    fn close(&mut self, kind: Kind) {
+        if let Some(running) = self.running.remove(&kind) {
+            running.stop.cancel();
+            let keys: Vec<StatusKey> = self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
+            for key in keys {
+                self.remove(key);
+            }
+        }
+    }
+
+    fn open(&mut self, kind: Kind, resource: ApiResource) {
+        self.opened += 1;
+        let number = self.opened;
+        let stop = CancellationToken::new();
+        let only = Some(self.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
+        let target = WatchTarget {
+            namespace: only.map(str::to_owned),
+            ..WatchTarget::all(resource.clone())
+        };
+        let (watching, mut events) = self.watches.open(target, Observed::of);
+        let (sender, stopped) = (self.sender.clone(), stop.clone());
+        let forwarding = async move {
+            while let Some(event) = events.recv().await {
+                if sender.send((kind, number, event)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        self.watching.push(
+            async move {
+                tokio::select! {
+                    () = stopped.cancelled() => {}
+                    () = watching => {}
+                    () = forwarding => {}
+                }
+            }
+            .boxed(),
+        );
+        self.running.insert(kind, Running { number, resource, stop });
+    }
+
+    fn on_event(&mut self, (kind, number, event): KindEvent) {
+        if self.running.get(&kind).is_none_or(|running| running.number != number) {
+            return;
+        }
+        match event {
+            WatchEvent::Restarted(all) => {
+                let mut gone: BTreeSet<StatusKey> =
+                    self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
+                for (namespace, name, observed) in all {
+                    let key = self.key(kind, namespace, name);
+                    gone.remove(&key);
+                    self.observe(key, observed);
+                }
+                for key in gone {
+                    self.remove(key);
+                }
+            }
+            WatchEvent::Applied((namespace, name, observed)) => {
+                let key = self.key(kind, namespace, name);
+                self.observe(key, observed);
+            }
+            WatchEvent::Deleted((namespace, name, _)) => {
+                let key = self.key(kind, namespace, name);
+                self.remove(key);
+            }
+        }
+    }
+
+    fn key(&self, kind: Kind, namespace: SmolStr, name: SmolStr) -> StatusKey {
+        StatusKey {
+            kind,
+            object: ObjectKey::new(&self.watches.cluster, namespace, name),
+        }
+    }
+
+    /// Takes a version of an object, unless a newer one is known from a write.
+    fn observe(&mut self, key: StatusKey, observed: Observed) {
+        let known = self.objects.get(&key);
+        if known.is_some_and(|known| observed.precedes(known)) {
+            return;
+        }
+        if self.statuses.depend_on(key.kind) && known.is_none_or(|known| known.status != observed.status) {
+            self.written.push((key.clone(), Some(observed.status.clone())));
+        }
+        self.queue.offer(key.clone(), Instant::now());
+        self.objects.insert(key, observed);
+    }
+
+    fn remove(&mut self, key: StatusKey) {
+        if self.statuses.depend_on(key.kind) {
+            self.written.push((key.clone(), None));
+        }
+        self.objects.remove(&key);
+        self.settled.remove(&key);
+        self.queue.forget(&key);
+    }
+
+    /// Brings the statuses up to date. Before the first commit, nothing is known.
+    fn evaluate(&mut self) {
+        let mesh = self.mesh.borrow_and_update().clone();
+        if mesh.revision.0 == 0 {
+            return;
+        }
+        let written = std::mem::take(&mut self.written);
+        let changed = task::aside(|| self.statuses.update(&mesh, written));
+        let now = Instant::now();
+        for key in changed {
+            self.settled.remove(&key);
+            self.queue.offer(key, now);
+        }
+    }
+
+    /// Starts due writes, up to the limit.
+    fn write(&mut self) {
+        let now = Instant::now();
+        let time = timestamp();
+        while self.writing.len() < MAX_CONCURRENT {
+            let Some(key) = self.queue.pop(now) else { return };
+            let Some((store, object)) = self.decide(&key, &time) else {
+                continue;
+            };
+            self.queue.begin(key.clone());
+            self.writing.push(
+                async move {
+                    let (namespace, name) = (&key.object.namespace, &key.object.name);
+                    let written = store.apply_status(namespace, name, FIELD_MANAGER, &object).await;
+                    (key, written)
+                }
+                .boxed(),
+            );
+        }
+    }
+
+    /// Returns the object to apply, if its status is not as it should be.
+    fn decide(&self, key: &StatusKey, now: &str) -> Option<(Store, Value)> {
+        let observed = self.objects.get(key)?;
+        if self.settled.get(key) == Some(&observed.version) {
+            return None;
+        }
+        let fields = self.statuses.fields(key, observed, now)?;
+        let resource = &self.running.get(&key.kind)?.resource;
+        let object = &key.object;
+        let mut metadata = json!({"name": object.name, "resourceVersion": observed.version});
+        if !object.namespace.is_empty() {
+            metadata["namespace"] = object.namespace.as_str().into();
+        }
+        let applied = json!({
+            "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": fields,
+        });
+        let store = Store::of(self.watches.client.clone(), resource.clone());
+        Some((store, applied))
+    }
+
+    fn on_written(&mut self, (key, result): WriteResult) {
+        let now = Instant::now();
+        let (kind, object) = (key.kind.name(), &key.object);
+        match result {
+            Ok(value) => {
+                tracing::debug!(kind, %object, "status written");
+                let again = self.queue.succeeded(&key, now);
+                if let Ok(written) = Object::from_value(value) {
+                    let (.., observed) = Observed::of(written);
+                    self.observe(key.clone(), observed);
+                }
+                if !again && self.decide(&key, &timestamp()).is_some() {
+                    self.settle(key);
+                }
+            }
+            Err(WriteError::NotFound(_)) => {
+                self.queue.ended(&key, now);
+            }
+            // The object has changed, and the watch says so.
+            Err(WriteError::Conflict(_)) => self.queue.retry(key, now),
+            Err(error @ WriteError::Refused(_)) => {
+                tracing::warn!(kind, %object, %error, "failed to write status");
+                if !self.queue.ended(&key, now) {
+                    self.settle(key);
+                }
+            }
+            Err(error @ WriteError::Failed(_)) => {
+                tracing::warn!(kind, %object, %error, "failed to write status");
+                self.queue.retry(key, now);
+            }
+        }
+    }
+
+    /// Leaves an object alone until it, or the status that it should have, changes.
+    fn settle(&mut self, key: StatusKey) {
+        if let Some(observed) = self.objects.get(&key) {
+            self.settled.insert(key, observed.version.clone());
+        }
+    }
+}
+
+/// Returns true if an existing status is as it should be. Absent and empty fields are equal; lists of conditions and
+/// listeners have no order. Existing fields that are not wanted do not count, unless they are in `fields`.
+pub(super) fn is_equal(wanted: &Value, existing: &Value, fields: &[&str]) -> bool {
+    let wanted_fields = wanted.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
+    let mut all = wanted_fields.chain(fields.iter().copied());
+    all.all(|field| ordered(&wanted[field]) == ordered(&existing[field]))
+}
+
+/// Returns a value without empty parts, and with conditions and listeners in a fixed order.
+fn ordered(value: &Value) -> Value {
+    match value {
+        Value::Array(values) if values.is_empty() => Value::Null,
+        Value::Object(fields) if fields.is_empty() => Value::Null,
+        Value::Array(values) => {
+            let mut values: Vec<Value> = values.iter().map(ordered).collect();
+            let is_condition = |value: &Value| value["lastTransitionTime"].is_string();
+            let is_listener = |value: &Value| !value["attachedRoutes"].is_null();
+            if values.iter().all(is_condition) {
+                values.sort_by_cached_key(|value| value["type"].to_string());
+            } else if values.iter().all(is_listener) {
+                values.sort_by_cached_key(|value| value["name"].to_string());
+            }
+            Value::Array(values)
+        }
+        Value::Object(fields) => {
+            let fields = fields.iter().map(|(name, value)| (name.clone(), ordered(value)));
+            Value::Object(fields.filter(|(_, value)| !value.is_null()).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// Returns the present time, to the second, as in Kubernetes.
+fn timestamp() -> String {
+    let now = environment::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let now = i64::try_from(now.as_secs()).unwrap_or_default();
+    let now = OffsetDateTime::from_unix_timestamp(now).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    now.format(&Rfc3339).unwrap_or_default()
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}
+
+/// Delay between two writes of one object, in which changes are collected.
+const REST: Duration = Duration::from_millis(250);
+/// First delay of a retry; doubled each time.
+const RETRY: Duration = Duration::from_millis(200);
+/// Longest delay of a retry.
+const MAX_RETRY: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_and_empty_fields_do_not_matter() {
+        let condition = |kind: &str| json!({"type": kind, "lastTransitionTime": "t"});
+        let listener = |name: &str| json!({"name": name, "attachedRoutes": 0, "supportedKinds": []});
+        let wanted =
+            json!({"conditions": [condition("A"), condition("B")], "listeners": [listener("x"), listener("y")]});
+        let mut existing = json!({"conditions": [condition("B"), condition("A")], "other": 1,
+            "listeners": [{"name": "y", "attachedRoutes": 0}, listener("x")]});
+        assert!(is_equal(&wanted, &existing, &["addresses"]));
+        existing["addresses"] = json!(["1.2.3.4"]);
+        assert!(!is_equal(&wanted, &existing, &["addresses"]));
+        assert!(is_equal(&json!({"parents": []}), &Value::Null, &[]));
+        // Entries of routes have an order.
+        let parents = |names: [&str; 2]| json!({"parents": names.map(|name| json!({"controllerName": name}))});
+        assert!(!is_equal(&parents(["a", "b"]), &parents(["b", "a"]), &[]));
+    }
+}

@@ -1,0 +1,147 @@
+//! The objects that may have to be written: by time, one write of an object at a time, with rests and retries.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tokio::time::Instant;
+
+use super::{MAX_RETRY, REST, RETRY};
+use crate::{api::Kind, model::gateway_api::status::StatusKey};
+
+/// See the module documentation.
+#[derive(Default)]
+pub(super) struct Queue {
+    waiting: BTreeMap<StatusKey, Instant>,
+    /// The same by time.
+    times: BTreeSet<(Instant, u8, StatusKey)>,
+    /// Objects that are being written; true if they have to be looked at again.
+    writing: BTreeMap<StatusKey, bool>,
+    /// Earliest times of further writes.
+    rests: BTreeMap<StatusKey, Instant>,
+    /// Failures since the last success.
+    attempts: BTreeMap<StatusKey, u32>,
+}
+
+/// Returns the order of writes that are due: what many objects depend on comes first.
+fn rank(kind: Kind) -> u8 {
+    match kind {
+        Kind::GatewayClass => 0,
+        Kind::KubeGateway | Kind::ListenerSet => 1,
+        _ => 2,
+    }
+}
+
+impl Queue {
+    /// Returns when the next write is due.
+    pub(super) fn next_time(&self) -> Option<Instant> {
+        self.times.first().map(|(time, ..)| *time)
+    }
+
+    /// Adds an object that has changed. After a write it rests.
+    pub(super) fn offer(&mut self, key: StatusKey, now: Instant) {
+        if let Some(again) = self.writing.get_mut(&key) {
+            *again = true;
+            return;
+        }
+        let rest = self.rests.get(&key).copied().unwrap_or(now);
+        self.insert(key, rest.max(now));
+    }
+
+    fn insert(&mut self, key: StatusKey, time: Instant) {
+        if self.waiting.contains_key(&key) {
+            return;
+        }
+        self.times.insert((time, rank(key.kind), key.clone()));
+        self.waiting.insert(key, time);
+    }
+
+    /// Takes the most important of the objects that are due.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<StatusKey> {
+        let due = self.times.iter().take_while(|(time, ..)| *time <= now);
+        let first = due.min_by_key(|(time, rank, _)| (*rank, *time))?.clone();
+        self.times.remove(&first);
+        self.waiting.remove(&first.2);
+        Some(first.2)
+    }
+
+    /// Marks the start of a write.
+    pub(super) fn begin(&mut self, key: StatusKey) {
+        self.writing.insert(key, false);
+    }
+
+    /// Marks the success of a write. Returns true if the object was offered again in the meantime.
+    pub(super) fn succeeded(&mut self, key: &StatusKey, now: Instant) -> bool {
+        self.rests.retain(|_, rest| *rest > now);
+        self.rests.insert(key.clone(), now + REST);
+        self.ended(key, now)
+    }
+
+    /// Marks the end of a write that is not repeated. Returns true if the object was offered again in the meantime.
+    pub(super) fn ended(&mut self, key: &StatusKey, now: Instant) -> bool {
+        self.attempts.remove(key);
+        let again = self.writing.remove(key) == Some(true);
+        if again {
+            self.offer(key.clone(), now);
+        }
+        again
+    }
+
+    /// Marks a failure of a write that is repeated later.
+    pub(super) fn retry(&mut self, key: StatusKey, now: Instant) {
+        self.writing.remove(&key);
+        let attempts = self.attempts.entry(key.clone()).or_default();
+        let delay = RETRY.saturating_mul(2_u32.saturating_pow(*attempts)).min(MAX_RETRY);
+        *attempts += 1;
+        self.insert(key, now + delay);
+    }
+
+    /// Forgets an object that no longer exists.
+    pub(super) fn forget(&mut self, key: &StatusKey) {
+        if let Some(time) = self.waiting.remove(key) {
+            self.times.remove(&(time, rank(key.kind), key.clone()));
+        }
+        self.rests.remove(key);
+        self.attempts.remove(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::{ClusterId, ObjectKey};
+
+    fn key(kind: Kind, name: &str) -> StatusKey {
+        let object = ObjectKey::new(&ClusterId::new("c"), "ns", name);
+        StatusKey { kind, object }
+    }
+
+    #[test]
+    fn gateways_precede_routes_and_rest_after_a_write() {
+        let (now, mut queue) = (Instant::now(), Queue::default());
+        let (gateway, route) = (key(Kind::KubeGateway, "a"), key(Kind::HttpRoute, "a"));
+        queue.offer(route.clone(), now);
+        queue.offer(gateway.clone(), now);
+        assert_eq!(queue.pop(now), Some(gateway.clone()));
+        queue.begin(gateway.clone());
+        // A change during the write is written after the rest.
+        queue.offer(gateway.clone(), now);
+        assert!(queue.succeeded(&gateway, now));
+        assert_eq!(queue.pop(now), Some(route));
+        assert_eq!(queue.pop(now), None);
+        assert_eq!(queue.pop(now + REST), Some(gateway));
+    }
+
+    #[test]
+    fn failures_are_retried_with_growing_delays() {
+        let (now, mut queue) = (Instant::now(), Queue::default());
+        let route = key(Kind::HttpRoute, "a");
+        queue.retry(route.clone(), now);
+        assert_eq!(queue.pop(now), None);
+        assert_eq!(queue.pop(now + RETRY), Some(route.clone()));
+        queue.retry(route.clone(), now);
+        assert_eq!(queue.next_time(), Some(now + 2 * RETRY));
+        queue.forget(&route);
+        assert_eq!(queue.pop(now + Duration::from_mins(1)), None);
+    }
+}
