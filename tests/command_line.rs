@@ -64,6 +64,11 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
         ("version --short", 0, "1.30"),
         ("discovery --help", 0, "--kubeconfig"),
         ("discovery -z -h", 0, "--kubeconfig"),
+        ("completion bash", 0, "--log_output_level"),
+        ("completion zsh", 0, "#compdef istiod"),
+        ("completion fish", 0, "complete -c istiod"),
+        ("completion powershell", 0, "Register-ArgumentCompleter"),
+        ("completion csh", 255, "csh"),
         ("nonsense", 255, "nonsense"),
         ("version --bogus", 255, "--bogus"),
         ("request GET", 255, "<PATH>"),
@@ -250,7 +255,7 @@ fn logs_have_istios_forms() -> Result<(), Failed> {
             says("", "ready") != is_quiet && says("", "shutting down") != is_quiet,
             "{levels}:\n{log}"
         );
-        assert_eq!(says("monitoring", "push"), !is_quiet, "{levels}:\n{log}");
+        assert_eq!(says("ads", "push"), levels == "default:info", "{levels}:\n{log}");
         let caller = if is_json == "true" {
             "\"caller\":\"src/app.rs:"
         } else {

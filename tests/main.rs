@@ -8,6 +8,7 @@ mod accept;
 mod analyze;
 mod bounds;
 mod charts;
+mod clients;
 mod command_line;
 mod controlz;
 mod debug;
@@ -19,6 +20,7 @@ mod inject;
 mod kube;
 mod lab;
 mod matrix;
+mod monitoring;
 mod parity;
 mod policy;
 mod properties;
@@ -54,6 +56,8 @@ fn main() -> ExitCode {
         kube::trials(),
         lab::trials(),
         matrix::trials(),
+        monitoring::trials(),
+        clients::trials(),
         charts::trials(),
         command_line::trials(),
         controlz::trials(),

@@ -126,7 +126,9 @@ pub const SCOPES: [Definition; 41] = [
 const MODULES: &[(&str, &str)] = &[
     ("istiod::admin::access", "security"),
     ("istiod::admin::debug", "ads"),
-    ("istiod::admin::metrics", "monitoring"),
+    // The observer of pushes.
+    ("istiod::admin::metrics", "ads"),
+    ("istiod::admin::metrics::process", "monitoring"),
     ("istiod::admin::server", "probes"),
     ("istiod::analyze", "analysis"),
     ("istiod::api", "validation"),

@@ -93,7 +93,7 @@ impl Session {
         ends.add_eviction(registration.connection.clone(), shared.max_held_bytes);
         tracing::info!(
             connection = %registration.connection.id,
-            peer = ?stream.peer,
+            peer = stream.peer.map(|peer| peer.to_string()),
             protocol = ?stream.protocol,
             "proxy connected"
         );
