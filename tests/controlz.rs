@@ -114,7 +114,10 @@ fn levels_change_the_log() -> Result<(), Failed> {
         log.lines().any(is_line).then_some(log)
     })?;
     // Its end may be logged, since it comes after the change.
-    if log.lines().any(|line| line.contains("proxy connected") && line.contains("web-quiet")) {
+    if log
+        .lines()
+        .any(|line| line.contains("proxy connected") && line.contains("web-quiet"))
+    {
         return Err(daemon.process.log_tail().into());
     }
     Ok(())
