@@ -123,8 +123,8 @@ run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 
 envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
 
-tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm and iptables, below .tools/; needs Go and apt-get
-tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables
+tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm, Prometheus and iptables, below .tools/; needs Go and apt-get
+tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/bin/prometheus
 
 # The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
@@ -147,6 +147,12 @@ $(TOOLS)/bin/etcd:
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
 	cd $(TOOLS)/etcd && apt-get download -qq etcd-server && dpkg -x etcd-server_*.deb . && mv usr/bin/etcd $@
 	rm -rf $(TOOLS)/etcd
+
+$(TOOLS)/bin/prometheus:
+	@rm -rf $(TOOLS)/prometheus && mkdir -p $(TOOLS)/prometheus $(TOOLS)/bin
+	@[ "$$(id -u)" != 0 ] || apt-get update -qq
+	cd $(TOOLS)/prometheus && apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && mv usr/bin/promtool usr/bin/prometheus $(TOOLS)/bin
+	rm -rf $(TOOLS)/prometheus
 
 # Unpacked in the same way, with its libraries. The tests set rules only in their own network namespaces.
 $(TOOLS)/iptables:

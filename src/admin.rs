@@ -1,6 +1,7 @@
 //! Pages for operators: readiness, metrics, version, debug pages.
 
 pub mod access;
+pub mod controlz;
 pub mod debug;
 pub mod http;
 pub mod metrics;

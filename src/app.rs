@@ -47,6 +47,7 @@ use crate::{
         client::{ClientError, install_cryptography},
         health::WatchMetrics,
     },
+    log::scope::Scopes,
     model::{
         Installation, World,
         external_dependencies::ExternalDependencies,
@@ -103,8 +104,8 @@ pub enum AppError {
     Identity(#[from] IdentityError),
 }
 
-/// Runs the control plane until a signal ends it.
-pub fn run(settings: Settings) -> Result<(), AppError> {
+/// Runs the control plane until a signal ends it. `scopes` are the levels of the log.
+pub fn run(settings: Settings, scopes: Arc<Scopes>) -> Result<(), AppError> {
     install_cryptography();
     process::allow_many_files();
     // Certificates are signed on separate threads, so that they do not wait for pushes. This runtime outlives the other
@@ -132,7 +133,10 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
         pages: page_runtime.handle(),
     };
     let shutdown = settings.flags.shutdown_duration;
-    let environment = Arc::new(Environment::new(settings));
+    let environment = Arc::new(Environment {
+        scopes,
+        ..Environment::new(settings)
+    });
     let ended = runtime.block_on(serve(&environment, &runtimes));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {

@@ -1,6 +1,7 @@
 //! Subcommands, one file each.
 
 pub mod analyze;
+pub mod completion;
 pub mod crds;
 pub mod create_remote_secret;
 pub mod discovery;
@@ -10,7 +11,10 @@ pub mod request;
 pub mod version;
 pub mod words;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use clap::{CommandFactory, Parser, Subcommand};
 
@@ -39,6 +43,8 @@ enum Command {
     Request(request::RequestFlags),
     /// Report mistakes in the configuration of a cluster or of files.
     Analyze(Box<analyze::AnalyzeFlags>),
+    /// Print the completion script of a shell.
+    Completion(completion::CompletionFlags),
     /// Print the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
     /// Print a Secret with which a control plane in another cluster can read this one.
@@ -64,6 +70,9 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Some("analyze") => analyze::INCORRECT_USAGE,
         _ => FAILURE,
     };
+    // The binary may be called pilot-discovery.
+    let name = program.as_deref().map(Path::new).and_then(Path::file_stem);
+    let name = name.map_or_else(|| "istiod".into(), |name| name.to_string_lossy().into_owned());
     let parsed = Line::try_parse_from(program.into_iter().chain(words.kept));
     let command = match parsed {
         Ok(Line { command: Some(command) }) => command,
@@ -82,6 +91,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Analyze(flags) => analyze::run(&flags),
+        Command::Completion(flags) => completion::run(&flags, &mut Line::command(), &name),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Inject(flags) => inject::run(&flags),

@@ -1,11 +1,14 @@
 //! The dependencies shared by all I/O modules. Pure layers do not import it.
 
-use std::time::{Instant, SystemTime};
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use prometheus::Registry;
 use tokio::sync::watch;
 
-use crate::{settings::Settings, task::Tasks};
+use crate::{log::scope::Scopes, settings::Settings, task::Tasks};
 
 /// The shared dependencies: settings, tasks, metrics, readiness and start time.
 pub struct Environment {
@@ -17,6 +20,8 @@ pub struct Environment {
     pub registry: Registry,
     /// True once every source is synced and the first snapshot exists.
     pub ready: watch::Sender<bool>,
+    /// The levels of the log.
+    pub scopes: Arc<Scopes>,
     /// When the process started.
     pub started: Instant,
 }
@@ -29,6 +34,7 @@ impl Environment {
             tasks: Tasks::default(),
             registry: Registry::new(),
             ready: watch::Sender::new(false),
+            scopes: Arc::default(),
             started: now(),
         }
     }

@@ -14,6 +14,7 @@ pub mod generate;
 pub mod ingest;
 pub mod inject;
 pub mod kube;
+pub mod log;
 pub mod model;
 pub mod proto;
 pub mod push;

@@ -8,10 +8,16 @@ use std::{
 
 use clap::Args;
 
-use crate::base::{
-    ClusterId,
-    address::{AddressError, HostPort},
-    boolean, duration,
+use crate::{
+    base::{
+        ClusterId,
+        address::{AddressError, HostPort},
+        boolean, duration,
+    },
+    log::{
+        RotationLimits,
+        levels::{self, LevelError},
+    },
 };
 
 /// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts;
@@ -122,13 +128,25 @@ pub struct DiscoveryFlags {
     /// Log targets: stdout, stderr or a file.
     #[arg(long = "log_target", value_delimiter = ',', default_value = "stdout")]
     pub log_target: Vec<String>,
-    /// Log levels by scope, such as default:info or ads:debug.
-    #[arg(long = "log_output_level", default_value = "default:info", value_parser = levels)]
+    /// Log file that is rotated, in addition to the log targets.
+    #[arg(long = "log_rotate")]
+    pub log_rotate: Option<PathBuf>,
+    /// Age in days at which rotated log files are removed; 0: no limit.
+    #[arg(long = "log_rotate_max_age", default_value_t = 30)]
+    pub log_rotate_max_age: u32,
+    /// Size in megabytes at which the log file is rotated.
+    #[arg(long = "log_rotate_max_size", default_value_t = 100)]
+    pub log_rotate_max_size: u64,
+    /// Number of rotated log files that are kept; 0: no limit.
+    #[arg(long = "log_rotate_max_backups", default_value_t = 1000)]
+    pub log_rotate_max_backups: usize,
+    /// Log levels, such as info, or by scope, such as default:info,ads:debug; all stands for every scope.
+    #[arg(long = "log_output_level", default_value = "default:info")]
     pub log_output_level: String,
-    /// Levels with a stack trace. Accepted for compatibility.
-    #[arg(long = "log_stacktrace_level", default_value = "default:none", value_parser = levels)]
+    /// Levels at which lines have a stack trace, in the same form.
+    #[arg(long = "log_stacktrace_level", default_value = "default:none")]
     pub log_stacktrace_level: String,
-    /// Scopes with the caller. Accepted for compatibility.
+    /// Scopes whose lines name the file and line of their code, separated by commas.
     #[arg(long = "log_caller", default_value = "")]
     pub log_caller: String,
     /// Log as JSON.
@@ -187,11 +205,17 @@ pub enum FlagsError {
     /// Proxies that report the cluster would have several aliases.
     #[error("--clusterAliases: More than one cluster alias for cluster id: {0}")]
     AliasedTwice(String),
+    /// A log level.
+    #[error(transparent)]
+    Levels(#[from] LevelError),
 }
 
 impl DiscoveryFlags {
-    /// Checks rules that concern several values.
+    /// Checks rules that concern several values, and values whose errors have Istio's text alone.
     pub fn check(&self) -> Result<(), FlagsError> {
+        for text in [&self.log_output_level, &self.log_stacktrace_level] {
+            levels::pairs(text)?;
+        }
         let mut clusters = BTreeSet::new();
         for cluster in self.aliases().into_values() {
             if !clusters.insert(cluster.clone()) {
@@ -199,6 +223,17 @@ impl DiscoveryFlags {
             }
         }
         Ok(())
+    }
+
+    /// Returns the rotated log file with its limits.
+    pub fn rotated_log(&self) -> Option<(PathBuf, RotationLimits)> {
+        let limits = RotationLimits {
+            max_megabytes: self.log_rotate_max_size,
+            max_days: self.log_rotate_max_age,
+            max_files: self.log_rotate_max_backups,
+        };
+        let path = self.log_rotate.clone().filter(|path| !path.as_os_str().is_empty());
+        path.map(|path| (path, limits))
     }
 
     /// Returns the cluster of each alias.
@@ -272,22 +307,6 @@ fn tls_version(text: &str) -> Result<TlsVersion, String> {
             "minimum TLS version: {text} is not supported. Only 1.2 and 1.3 are supported"
         )),
     }
-}
-
-/// Parity (pkg/log/options.go): checks `scope:level` pairs. Unknown scopes are accepted.
-fn levels(text: &str) -> Result<String, String> {
-    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-        let mut parts = pair.split(':');
-        let (first, second) = (parts.next().unwrap_or_default(), parts.next());
-        if parts.next().is_some() {
-            return Err(format!("invalid output level format '{pair}'"));
-        }
-        let level = second.unwrap_or(first);
-        if !matches!(level, "debug" | "info" | "warn" | "error" | "fatal" | "none") {
-            return Err(format!("invalid output level '{level}'"));
-        }
-    }
-    Ok(text.to_owned())
 }
 
 fn connection_age(text: &str) -> Result<ConnectionAge, String> {
@@ -430,7 +449,10 @@ mod tests {
                 "--log_output_level=ads:debug:x",
                 "invalid output level format 'ads:debug:x'",
             ),
-            ("--log_stacktrace_level=default:loud", "invalid output level 'loud'"),
+            (
+                "--log_stacktrace_level=default:loud",
+                "invalid output level 'default:loud'",
+            ),
             (
                 "--clusterAliases=a=1,b=1",
                 "More than one cluster alias for cluster id: 1",

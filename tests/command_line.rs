@@ -29,6 +29,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             ports_open_on_both_address_families,
         ),
         Trial::test("command_line::user_signals_are_ignored", user_signals_are_ignored),
+        Trial::test("command_line::logs_have_istios_forms", logs_have_istios_forms),
         Trial::test(
             "command_line::kubeconfigs_are_found_like_istios",
             kubeconfigs_are_found_like_istios,
@@ -63,6 +64,11 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
         ("version --short", 0, "1.30"),
         ("discovery --help", 0, "--kubeconfig"),
         ("discovery -z -h", 0, "--kubeconfig"),
+        ("completion bash", 0, "--log_output_level"),
+        ("completion zsh", 0, "#compdef istiod"),
+        ("completion fish", 0, "complete -c istiod"),
+        ("completion powershell", 0, "Register-ArgumentCompleter"),
+        ("completion csh", 255, "csh"),
         ("nonsense", 255, "nonsense"),
         ("version --bogus", 255, "--bogus"),
         ("request GET", 255, "<PATH>"),
@@ -92,7 +98,17 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
         (
             "discovery --log_output_level=bogus",
             255,
-            "invalid output level 'bogus'",
+            "Error: invalid output level 'bogus'\n",
+        ),
+        (
+            "discovery --log_stacktrace_level=ads:loud",
+            255,
+            "Error: invalid output level 'ads:loud'\n",
+        ),
+        (
+            "discovery --log_target=/nowhere/istiod.log",
+            255,
+            "Error: failed to open log target /nowhere/istiod.log: ",
         ),
         ("discovery --httpAddr=8080", 255, "missing port in address"),
         ("discovery --configDir=/nowhere", 255, "/nowhere"),
@@ -194,6 +210,58 @@ fn ports_open_on_both_address_families() -> Result<(), Failed> {
     for address in addresses {
         let answer = http::get(address, "istiod", "/debug/syncz").map_err(|error| format!("{address}: {error}"))?;
         assert_eq!(answer.status.as_u16(), 200, "{address}");
+    }
+    Ok(())
+}
+
+/// Each target receives the same lines, in the form and with the levels that the flags say.
+fn logs_have_istios_forms() -> Result<(), Failed> {
+    let folder = scratch("command-line-logs");
+    let (file, rotated) = (folder.join("file.log"), folder.join("rotated.log"));
+    for (is_json, levels) in [
+        ("false", "default:info"),
+        ("true", "all:error,default:debug"),
+        ("true", "ads:none"),
+    ] {
+        for path in [&file, &rotated] {
+            std::fs::write(path, "")?;
+        }
+        let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
+            command.arg("--configDir").arg(sample());
+            command.arg(format!("--log_as_json={is_json}"));
+            command.arg(format!("--log_output_level={levels}"));
+            command.arg(format!("--log_target=stdout,{}", file.display()));
+            command.arg(format!("--log_rotate={}", rotated.display()));
+            command.arg("--log_caller=default");
+        })?;
+        daemon.process.terminate();
+        daemon.process.end_of(DEADLINE)?;
+        let log = std::fs::read_to_string(&file)?;
+        assert_eq!(log, daemon.process.log(), "{levels}");
+        assert_eq!(log, std::fs::read_to_string(&rotated)?, "{levels}");
+        let is_line = |line: &str, scope: &str, text: &str| {
+            if is_json == "false" {
+                let columns: Vec<&str> = line.split('\t').collect();
+                return columns.get(1) == Some(&"info")
+                    && columns.contains(&text)
+                    && (scope.is_empty() || columns[2] == scope);
+            }
+            let line: serde_json::Value = serde_json::from_str(line).unwrap_or_default();
+            line["msg"] == *text && line["scope"].as_str().unwrap_or_default() == scope && line["level"] == "info"
+        };
+        let says = |scope: &str, text: &str| log.lines().any(|line| is_line(line, scope, text));
+        let is_quiet = levels.starts_with("all");
+        assert!(
+            says("", "ready") != is_quiet && says("", "shutting down") != is_quiet,
+            "{levels}:\n{log}"
+        );
+        assert_eq!(says("ads", "push"), levels == "default:info", "{levels}:\n{log}");
+        let caller = if is_json == "true" {
+            "\"caller\":\"src/app.rs:"
+        } else {
+            "\tsrc/app.rs:"
+        };
+        assert_eq!(log.contains(caller), !is_quiet, "{levels}:\n{log}");
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The daemon with real Envoys and real requests.
 
 mod fixture;
+mod rolling;
 mod sample;
 mod tokens;
 
@@ -50,6 +51,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(with_envoy(
         "e2e::tokens_are_verified_with_fetched_keys".to_owned(),
         tokens::are_verified_with_fetched_keys,
+    ));
+    trials.push(with_envoy(
+        "e2e::restart_of_replicas_is_not_noticed".to_owned(),
+        rolling::restart_of_replicas_is_not_noticed,
     ));
     trials.push(Trial::test("e2e::daemon_exits_on_sigterm", daemon_exits_on_sigterm));
     trials.push(with_envoy("e2e::sample_runs_once".to_owned(), sample::runs_once));

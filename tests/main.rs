@@ -8,7 +8,9 @@ mod accept;
 mod analyze;
 mod bounds;
 mod charts;
+mod clients;
 mod command_line;
+mod controlz;
 mod debug;
 mod e2e;
 mod fuzz;
@@ -19,6 +21,7 @@ mod inject;
 mod kube;
 mod lab;
 mod matrix;
+mod monitoring;
 mod parity;
 mod policy;
 mod properties;
@@ -55,8 +58,11 @@ fn main() -> ExitCode {
         kube::trials(),
         lab::trials(),
         matrix::trials(),
+        monitoring::trials(),
+        clients::trials(),
         charts::trials(),
         command_line::trials(),
+        controlz::trials(),
         debug::trials(),
         secure::trials(),
         e2e::trials(),

@@ -2,7 +2,7 @@
 
 pub(super) mod exposition;
 pub(super) mod mesh;
-mod process;
+pub(super) mod process;
 
 use std::{
     collections::BTreeSet,
@@ -13,6 +13,7 @@ use std::{
 use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
 };
+use serde_json::{Value, json};
 
 use crate::{
     api::{Diagnostic, Kind},
@@ -28,7 +29,15 @@ pub const ISTIO_VERSION: &str = "1.30.3";
 /// The text of `/version` and `pilot_info`: the release, the version of this build, and its state.
 ///
 /// Parity (pkg/version/version.go).
-pub(super) const VERSION: &str = concat!("1.30.3-", env!("CARGO_PKG_VERSION"), "-Clean");
+pub const VERSION: &str = concat!("1.30.3-", env!("CARGO_PKG_VERSION"), "-Clean");
+
+/// Returns the facts of this build, with the members of Istio's.
+pub fn build_info() -> Value {
+    json!({
+        "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "", "status": "Clean",
+        "tag": ISTIO_VERSION,
+    })
+}
 
 /// Metrics of the push path.
 pub struct PushMetrics {

@@ -28,6 +28,7 @@ use super::AppError;
 use crate::{
     admin::{
         access::Access,
+        controlz,
         debug::{self, wire::Wire},
         http,
         profile::Profiles,
@@ -95,6 +96,7 @@ pub(super) async fn pages(
             pages.merge(profiles.guarded_pages(&access))
         }
     };
+    control(environment, &access, &profiles).await;
     let mut http = server::readiness(environment).merge(pages());
     let monitoring = server::monitoring(environment, inspect, &renderer)?;
     match &flags.monitoring_addr {
@@ -118,6 +120,32 @@ pub(super) async fn pages(
         serve_http(environment, "--httpAddr", address, http, http2).await?;
     }
     Ok(())
+}
+
+/// Opens ControlZ. A port in use is no reason to end: other processes of the machine may have ControlZ too.
+///
+/// Parity (pilot/pkg/bootstrap/server.go): the error is ignored, and `*` stands for all addresses.
+async fn control(environment: &Arc<Environment>, access: &Access, profiles: &Profiles) {
+    let flags = &environment.settings.flags;
+    if flags.ctrlz_port == 0 {
+        return;
+    }
+    let host = if flags.ctrlz_address == "*" {
+        ""
+    } else {
+        &flags.ctrlz_address
+    };
+    let address = HostPort {
+        host: host.into(),
+        port: Port::Number(flags.ctrlz_port),
+    };
+    let mut pages = controlz::guarded_pages(environment, access);
+    if flags.profile {
+        pages = pages.merge(profiles.guarded_pages(access));
+    }
+    if let Err(error) = serve_http(environment, "--ctrlz_port", &address, pages, None).await {
+        tracing::warn!(%error, "ControlZ is off");
+    }
 }
 
 /// Opens the plaintext xDS port. Call it only once the sources are synced: a partial mesh must not reach proxies.

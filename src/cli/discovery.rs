@@ -2,31 +2,31 @@
 
 use std::process::ExitCode;
 
-use tracing_subscriber::{EnvFilter, fmt};
-
 use super::FAILURE;
 use crate::{
-    app,
+    admin::metrics::VERSION,
+    app, environment,
+    log::{Encoding, LogError, Logging, Options},
     settings::{DiscoveryFlags, Settings},
 };
 
 /// Runs until a signal.
 pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
-    if let Err(error) = flags.check() {
-        eprintln!("error: {error}");
-        return ExitCode::from(FAILURE);
-    }
-    let filter = filter(&flags.log_output_level);
-    let builder = fmt().with_env_filter(filter).with_target(true);
-    if flags.log_as_json {
-        builder.json().init();
-    } else {
-        builder.with_ansi(false).init();
-    }
+    let checked = flags.check().map_err(|error| error.to_string());
+    let logging = match checked.and_then(|()| logging(&flags).map_err(|error| error.to_string())) {
+        Ok(logging) => logging,
+        // Parity (github.com/spf13/cobra): the prefix.
+        Err(error) => {
+            eprintln!("Error: {error}");
+            return ExitCode::from(FAILURE);
+        }
+    };
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    tracing::info!(version = VERSION, arguments = arguments.join(" "), "starting");
     if !unknown.is_empty() {
         tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
     }
-    match app::run(Settings::from_process(flags)) {
+    match app::run(Settings::from_process(flags), logging.scopes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
@@ -35,34 +35,18 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
     }
 }
 
-/// Converts Istio's `scope:level` pairs to a filter; scopes map to modules with the same meaning.
-fn filter(levels: &str) -> EnvFilter {
-    let directives: Vec<String> = levels
-        .split(',')
-        .filter_map(|pair| {
-            let (scope, level) = pair.trim().split_once(':').unwrap_or(("default", pair.trim()));
-            let level = match level {
-                "none" => "off",
-                "fatal" => "error",
-                "debug" | "info" | "warn" | "error" => level,
-                _ => return None,
-            };
-            let module = match scope {
-                "default" | "all" => return Some(level.to_owned()),
-                "ads" | "delta" => "istiod::xds",
-                "model" => "istiod::push",
-                "file" => "istiod::ingest",
-                _ => return None,
-            };
-            Some(format!("{module}={level}"))
-        })
-        .collect();
-    let mut filter = if directives.is_empty() {
-        "info".to_owned()
-    } else {
-        directives.join(",")
-    };
-    // The client library logs every failed request as an error; watches and writers log those that matter.
-    filter.push_str(",kube_client=off");
-    EnvFilter::new(filter)
+fn logging(flags: &DiscoveryFlags) -> Result<Logging, LogError> {
+    Logging::start(&Options {
+        output_levels: flags.log_output_level.clone(),
+        stack_trace_levels: flags.log_stacktrace_level.clone(),
+        callers: flags.log_caller.clone(),
+        targets: flags.log_target.clone(),
+        rotated: flags.rotated_log(),
+        encoding: if flags.log_as_json {
+            Encoding::Json
+        } else {
+            Encoding::Text
+        },
+        clock: environment::wall_clock,
+    })
 }

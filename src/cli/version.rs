@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use crate::admin::metrics::ISTIO_VERSION;
+use crate::admin::metrics::{ISTIO_VERSION, build_info};
 
 /// Flags of `version`.
 #[derive(Args)]
@@ -31,8 +31,7 @@ pub fn run(flags: &VersionFlags) -> ExitCode {
         println!("{ISTIO_VERSION}");
         return ExitCode::SUCCESS;
     }
-    let info = json!({ "clientVersion": {
-        "version": ISTIO_VERSION, "revision": own, "golang_version": "", "status": "Clean", "tag": ISTIO_VERSION } });
+    let info = json!({ "clientVersion": build_info() });
     match flags.output {
         Some(Format::Json) => println!("{info:#}"),
         Some(Format::Yaml) => {

@@ -9,7 +9,10 @@ use std::{
     io,
     net::SocketAddr,
     pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -45,6 +48,10 @@ const HEADER_BYTES: u32 = 17 << 10;
 /// peer must use little memory.
 const PLAINTEXT_HEADER_BYTES: u32 = 8 << 10;
 
+/// The time per connection over which connections close at shutdown, so that their clients reach other replicas one
+/// after the other: a thousand in a second.
+const DRAIN_PER_CONNECTION: Duration = Duration::from_millis(1);
+
 /// The options of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionOptions {
@@ -56,6 +63,8 @@ pub struct ConnectionOptions {
     pub max_age: Option<Duration>,
     /// The time that streams have to end after their connection has reached its maximum age.
     pub age_grace: Duration,
+    /// The longest time over which connections close at shutdown.
+    pub drain: Duration,
     /// The maximum number of concurrent streams of a connection.
     pub max_streams: u32,
     /// The time limit of a TLS handshake.
@@ -132,6 +141,24 @@ pub struct Connections<S> {
     tasks: Tasks,
     limiter: PreAuthLimiter,
     stream_runtime: Option<Handle>,
+    /// The number of connections.
+    live: Arc<AtomicU32>,
+}
+
+/// A connection that counts as live until it is dropped.
+struct Live(Arc<AtomicU32>);
+
+impl Live {
+    fn new(live: &Arc<AtomicU32>) -> Self {
+        live.fetch_add(1, Ordering::Relaxed);
+        Self(live.clone())
+    }
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl<S: Service> Connections<S> {
@@ -143,6 +170,7 @@ impl<S: Service> Connections<S> {
             options,
             tasks,
             stream_runtime: None,
+            live: Arc::default(),
         }
     }
 
@@ -237,6 +265,7 @@ impl<S: Service> Connections<S> {
             pre_auth,
             handoff,
         } = accepted;
+        let _live = Live::new(&self.live);
         let address = peer.address;
         let expires = peer.certificate.as_ref().map(|certificate| certificate.expires_at);
         let draining = Draining {
@@ -267,6 +296,14 @@ impl<S: Service> Connections<S> {
         tracing::debug!(%address, ?reason, "closing connection");
         if matches!(reason, CloseReason::Evicted | CloseReason::PreAuthTimeout) {
             return;
+        }
+        if reason == CloseReason::ShutDown {
+            // The connection is served as before in the meantime.
+            let delay = part_of(drain_window(self.options.drain, self.live.load(Ordering::Relaxed)));
+            tokio::select! {
+                () = tokio::time::sleep(delay) => {}
+                ended = uncork.after_each_poll(connection.as_mut()) => return log_end(address, ended),
+            }
         }
         // Clients move to another connection after the GOAWAY.
         connection.as_mut().graceful_shutdown();
@@ -346,13 +383,44 @@ pub async fn reached(at: SystemTime, wall_clock: fn() -> SystemTime) {
 
 /// Returns 90 % to 110 % of an age, so that connections of the same age are not closed at once.
 fn jittered(age: Duration) -> Duration {
+    age.mul_f64(0.9) + part_of(age.mul_f64(0.2))
+}
+
+/// Returns a random part of a duration.
+fn part_of(whole: Duration) -> Duration {
     // A `RandomState` has random keys; nothing else here needs randomness.
-    let part = RandomState::new().hash_one(0) % 2001;
-    age.mul_f64(0.9 + part as f64 / 10_000.0)
+    let part = RandomState::new().hash_one(0) % 10_001;
+    whole.mul_f64(part as f64 / 10_000.0)
+}
+
+/// Returns the time over which this number of connections closes at shutdown.
+fn drain_window(longest: Duration, live: u32) -> Duration {
+    longest.min(DRAIN_PER_CONNECTION * live)
 }
 
 fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
     if let Err(error) = ended {
         tracing::debug!(%address, %error, "connection failed");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_close_one_after_the_other() {
+        let longest = Duration::from_secs(5);
+        assert_eq!(drain_window(longest, 20), Duration::from_millis(20));
+        assert_eq!(drain_window(longest, 10_000), longest);
+        let parts: Vec<Duration> = (0..100).map(|_| part_of(longest)).collect();
+        assert!(parts.iter().all(|part| *part <= longest));
+        let early = parts.iter().filter(|part| **part < longest / 2).count();
+        assert!((10..=90).contains(&early), "{early} of 100 parts are in the first half");
+        assert!(
+            (0..100)
+                .map(|_| jittered(longest))
+                .all(|age| age >= longest * 9 / 10 && age <= longest * 11 / 10)
+        );
     }
 }

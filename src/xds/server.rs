@@ -63,6 +63,9 @@ pub struct ServerOptions {
     pub max_connection_age: Option<Duration>,
     /// The time that streams have to end after their connection has reached its maximum age.
     pub age_grace: Duration,
+    /// The longest time over which connections close at shutdown: half of `--shutdownDuration`, as their streams need
+    /// time to end.
+    pub drain: Duration,
     /// The maximum number of concurrent streams of a connection (`ISTIO_GPRC_MAXSTREAMS`).
     pub max_streams: u32,
     /// The maximum size of a request (`ISTIO_GPRC_MAXRECVMSGSIZE`).
@@ -87,6 +90,7 @@ impl Default for ServerOptions {
             keepalive_timeout: Duration::from_secs(10),
             max_connection_age: None,
             age_grace: Duration::from_secs(10),
+            drain: Duration::from_secs(5),
             max_streams: 100_000,
             max_message_bytes: 4 << 20,
             max_held_bytes: 256 << 20,
@@ -116,6 +120,7 @@ impl ServerOptions {
                 Some(ConnectionAge::AtMost(age)) => Some(age),
                 Some(ConnectionAge::Infinite) | None => None,
             },
+            drain: flags.shutdown_duration / 2,
             ..defaults
         }
     }
@@ -218,6 +223,7 @@ impl Server {
             keepalive_timeout: self.options.keepalive_timeout,
             max_age: self.options.max_connection_age,
             age_grace: self.options.age_grace,
+            drain: self.options.drain,
             max_streams: self.options.max_streams,
             handshake_timeout: HANDSHAKE_TIMEOUT,
             pre_auth_timeout: self.options.pre_auth_timeout,

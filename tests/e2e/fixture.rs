@@ -81,6 +81,11 @@ impl Fixture {
 
     /// Starts the client's sidecar.
     pub(super) fn sidecar(&self, protocol: Protocol) -> Result<Envoy, String> {
+        self.sidecar_of(self.daemon.xds, protocol)
+    }
+
+    /// Starts the client's sidecar with a control plane at another port.
+    pub(super) fn sidecar_of(&self, xds: u16, protocol: Protocol) -> Result<Envoy, String> {
         let node = Node {
             id: "sidecar~127.0.0.1~client.shop~shop.svc.cluster.local".to_owned(),
             metadata: json!({
@@ -93,11 +98,16 @@ impl Fixture {
                 "LABELS": { "app": "client" },
             }),
         };
-        Envoy::start(&self.folder, "sidecar", &node, self.daemon.xds, protocol)
+        Envoy::start(&self.folder, "sidecar", &node, xds, protocol)
     }
 
     /// Starts the gateway.
     pub(super) fn gateway(&self, protocol: Protocol) -> Result<Envoy, String> {
+        self.gateway_of(self.daemon.xds, protocol)
+    }
+
+    /// Starts the gateway with a control plane at another port.
+    pub(super) fn gateway_of(&self, xds: u16, protocol: Protocol) -> Result<Envoy, String> {
         let node = Node {
             id: "router~127.0.0.4~gateway.shop~shop.svc.cluster.local".to_owned(),
             metadata: json!({
@@ -109,7 +119,7 @@ impl Fixture {
                 "LABELS": { "istio": "gateway" },
             }),
         };
-        Envoy::start(&self.folder, "gateway", &node, self.daemon.xds, protocol)
+        Envoy::start(&self.folder, "gateway", &node, xds, protocol)
     }
 
     /// The sidecar's listener for requests to the service.
@@ -130,6 +140,11 @@ impl Fixture {
     /// The cluster name of the service, or of a subset.
     pub(super) fn cluster(&self, subset: &str) -> String {
         format!("outbound|{}|{subset}|{WEB}", self.service.port)
+    }
+
+    /// Starts another daemon with the same folder.
+    pub(super) fn replica(&self, log: &str) -> Result<Daemon, String> {
+        Daemon::start(&self.mesh, &self.folder.join(log))
     }
 
     /// Kills the daemon and starts another on the same ports.

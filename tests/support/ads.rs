@@ -94,6 +94,8 @@ struct State {
     /// Resources and endpoints removed since [`AdsClient::mark`], as text.
     lost: Vec<String>,
     ended: Option<String>,
+    /// True if responses are refused from now on.
+    refuses: bool,
 }
 
 /// The proxy. Dropping it closes its connection.
@@ -169,6 +171,11 @@ impl AdsClient {
             ..Default::default()
         };
         self.requests.try_send(request).map_err(|error| error.to_string())
+    }
+
+    /// Refuses all later responses (NACK).
+    pub(crate) fn refuse(&self) {
+        self.state().refuses = true;
     }
 
     /// Returns the proxy's resources once every request has been answered.
@@ -268,6 +275,10 @@ async fn follow(
         let ack = DeltaDiscoveryRequest {
             type_url: response.type_url.clone(),
             response_nonce: response.nonce.clone(),
+            error_detail: lock(state).refuses.then(|| istiod::proto::google::rpc::Status {
+                message: "refused by the test".into(),
+                ..Default::default()
+            }),
             ..Default::default()
         };
         requests.send(ack).await.map_err(closed)?;

@@ -52,6 +52,24 @@ pub(crate) fn get(address: SocketAddr, host: &str, path: &str) -> Result<Answer,
     RUNTIME.block_on(request(address, host, path))
 }
 
+/// Sends a request with these headers. The error is a text.
+pub(crate) fn send(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Result<Answer, String> {
+    let mut request = Request::builder().method(method).uri(format!("http://{address}{path}"));
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let request = request
+        .body(Full::from(body.to_owned()))
+        .map_err(|error| error.to_string())?;
+    RUNTIME.block_on(exchange(request))
+}
+
 /// Posts JSON to a server on 127.0.0.1 and returns its JSON answer. Any status but success is an error.
 pub(crate) fn post(port: u16, path: &str, body: &Value) -> Result<Value, String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));

@@ -39,11 +39,12 @@ const TABLE: &[Rule] = &[
         may: &["base", "proto", "api", "table", "model"],
         not: &["model::world"],
     },
-    rule("settings", &["base"]),
+    rule("log", &["base"]),
+    rule("settings", &["base", "log"]),
     rule("task", &[]),
     rule(
         "environment",
-        &["base", "settings", "task", "model::snapshot", "model::change"],
+        &["base", "log", "settings", "task", "model::snapshot", "model::change"],
     ),
     rule("kube", &["base", "settings", "task"]),
     rule("fetch", &["base"]),
@@ -142,6 +143,7 @@ const TABLE: &[Rule] = &[
         "admin",
         &[
             "base",
+            "log",
             "proto",
             "table",
             "api",

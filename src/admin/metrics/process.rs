@@ -17,12 +17,12 @@ const KIB: f64 = 1024.0;
 const PAGE_BYTES: u64 = 4096;
 
 /// Reads a file of `/proc/self`; empty where there is none.
-fn read(file: &str) -> String {
+pub(in crate::admin) fn read(file: &str) -> String {
     std::fs::read_to_string(format!("/proc/self/{file}")).unwrap_or_default()
 }
 
 /// Returns a field of `/proc/self/status` in bytes, or as a number if it has no unit.
-fn status(text: &str, field: &str) -> Option<f64> {
+pub(in crate::admin) fn status(text: &str, field: &str) -> Option<f64> {
     let value = text
         .lines()
         .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?
@@ -30,6 +30,30 @@ fn status(text: &str, field: &str) -> Option<f64> {
     match value.strip_suffix("kB") {
         Some(kib) => kib.trim().parse::<f64>().ok().map(|kib| kib * KIB),
         None => value.parse().ok(),
+    }
+}
+
+/// The memory of the process in bytes.
+pub(in crate::admin) struct Memory {
+    /// Resident anonymous memory.
+    pub(in crate::admin) heap: u64,
+    /// Reserved private memory.
+    pub(in crate::admin) reserved: u64,
+    /// The stack of the main thread.
+    pub(in crate::admin) stack: u64,
+    /// All reserved memory.
+    pub(in crate::admin) all: u64,
+}
+
+/// Reads the memory of the process.
+pub(in crate::admin) fn memory_bytes() -> Memory {
+    let text = read("status");
+    let of = |field: &str| status(&text, field).unwrap_or_default() as u64;
+    Memory {
+        heap: of("RssAnon"),
+        reserved: of("VmData"),
+        stack: of("VmStk"),
+        all: of("VmSize"),
     }
 }
 
@@ -145,14 +169,13 @@ impl ProcessMetrics {
         self.tasks_gauge.set(self.tasks.running() as i64);
         let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
         self.processors.set(processors as i64);
-        let text = read("status");
-        let set = |gauge: &Gauge, field: &str| gauge.set(status(&text, field).unwrap_or_default());
-        set(&self.threads, "Threads");
-        set(&self.heap_reserved, "VmData");
-        set(&self.stack, "VmStk");
-        set(&self.all, "VmSize");
+        self.threads.set(status(&read("status"), "Threads").unwrap_or_default());
+        let memory = memory_bytes();
+        self.heap_reserved.set(memory.reserved as f64);
+        self.stack.set(memory.stack as f64);
+        self.all.set(memory.all as f64);
         for gauge in &self.heap {
-            set(gauge, "RssAnon");
+            gauge.set(memory.heap as f64);
         }
         let faults = faults(&read("stat")).unwrap_or_default();
         raise(&self.faults, faults);

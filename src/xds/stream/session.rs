@@ -91,9 +91,9 @@ impl Session {
             source: stream.source.clone(),
         });
         ends.add_eviction(registration.connection.clone(), shared.max_held_bytes);
-        tracing::debug!(
+        tracing::info!(
             connection = %registration.connection.id,
-            peer = ?stream.peer,
+            peer = stream.peer.map(|peer| peer.to_string()),
             protocol = ?stream.protocol,
             "proxy connected"
         );
@@ -227,7 +227,7 @@ impl Session {
             node = self.node(),
             r#type = short,
             code,
-            message,
+            error = message,
             "proxy rejected its configuration"
         );
         self.shared.metrics.nacked(resource_type, self.node(), code);
@@ -364,7 +364,7 @@ impl Drop for Session {
                 .metrics
                 .forget_nacks(*resource_type, &connection.proxy.id, code);
         }
-        tracing::debug!(connection = %connection.id, "proxy disconnected");
+        tracing::info!(connection = %connection.id, "proxy disconnected");
     }
 }
 

@@ -1,0 +1,159 @@
+//! The thread that writes lines. A target that blocks, such as a pipe that nothing reads, delays no other thread.
+
+use std::{
+    io::Write as _,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tracing::callsite::Identifier;
+
+use super::{
+    format::{Encoding, Record},
+    output::Output,
+    repetition::{PERIOD, Repetition},
+    scope::Level,
+};
+
+/// Lines that wait at most. More are lost, and counted.
+const CAPACITY: usize = 16_384;
+/// Time for waiting lines at the end of the process.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A line and the statement that logged it.
+type Line = (Identifier, Record);
+
+#[derive(Default)]
+struct Waiting {
+    lines: Vec<Line>,
+    lost: u64,
+    /// True while taken lines are being written.
+    is_writing: bool,
+    /// True once summaries need not wait for the end of their period.
+    is_ending: bool,
+}
+
+/// Lines between the threads that log and the one that writes.
+#[derive(Default)]
+pub(super) struct Queue {
+    /// Guards the waiting lines.
+    waiting: Mutex<Waiting>,
+    filled: Condvar,
+    written: Condvar,
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        // Nothing panics while it is held.
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a line, or counts it as lost.
+    pub(super) fn push(&self, statement: Identifier, record: Record) {
+        let mut waiting = self.lock();
+        if waiting.lines.len() < CAPACITY {
+            waiting.lines.push((statement, record));
+            self.filled.notify_one();
+        } else {
+            waiting.lost += 1;
+        }
+    }
+
+    /// Waits until all lines are written, with the summaries of repetitions, for a limited time.
+    pub(super) fn finish(&self) {
+        let mut waiting = self.lock();
+        waiting.is_ending = true;
+        self.filled.notify_one();
+        let is_busy = |waiting: &mut Waiting| waiting.is_ending || waiting.is_writing || !waiting.lines.is_empty();
+        drop(self.written.wait_timeout_while(waiting, END_TIMEOUT, is_busy));
+    }
+
+    /// Waits for lines, at most for this time, and takes them with the number of lost ones. The last value is true if
+    /// the process is about to end.
+    fn take(&self, timeout: Option<Duration>) -> (Vec<Line>, u64, bool) {
+        let waiting = self.lock();
+        let is_idle = |waiting: &mut Waiting| waiting.lines.is_empty() && !waiting.is_ending;
+        let mut waiting = match timeout {
+            None => self
+                .filled
+                .wait_while(waiting, is_idle)
+                .unwrap_or_else(PoisonError::into_inner),
+            Some(timeout) => {
+                let waited = self.filled.wait_timeout_while(waiting, timeout, is_idle);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        waiting.is_writing = true;
+        let is_ending = std::mem::take(&mut waiting.is_ending);
+        (
+            std::mem::take(&mut waiting.lines),
+            std::mem::take(&mut waiting.lost),
+            is_ending,
+        )
+    }
+
+    fn wrote(&self) {
+        self.lock().is_writing = false;
+        self.written.notify_all();
+    }
+}
+
+/// The state of the writing thread.
+pub(super) struct Writer {
+    pub(super) queue: Arc<Queue>,
+    pub(super) encoding: Encoding,
+    pub(super) outputs: Vec<Output>,
+    pub(super) clock: fn() -> SystemTime,
+}
+
+impl Writer {
+    /// Writes lines until the process ends.
+    pub(super) fn run(mut self) {
+        let mut repetition = Repetition::default();
+        loop {
+            // Without an open period there is nothing to summarize.
+            let timeout = (!repetition.is_empty()).then_some(PERIOD / 4);
+            let (lines, lost, is_ending) = self.queue.take(timeout);
+            let now = (self.clock)();
+            let mut text = String::new();
+            let mut write = |record: &Record| self.encoding.write(record, &mut text);
+            for (statement, record) in lines {
+                repetition.summaries(Some(record.time)).iter().for_each(&mut write);
+                if let Some(record) = repetition.admit(statement, record) {
+                    write(&record);
+                }
+            }
+            if lost > 0 {
+                write(&lost_lines(now, lost));
+            }
+            let until = (!is_ending).then_some(now);
+            repetition.summaries(until).iter().for_each(&mut write);
+            self.write(&text, now);
+            self.queue.wrote();
+        }
+    }
+
+    fn write(&mut self, text: &str, now: SystemTime) {
+        if text.is_empty() {
+            return;
+        }
+        for output in &mut self.outputs {
+            if let Err(error) = output.write(text, now) {
+                // Standard error may be closed, too.
+                let _ = writeln!(std::io::stderr(), "failed to write log lines: {error}");
+            }
+        }
+    }
+}
+
+fn lost_lines(time: SystemTime, count: u64) -> Record {
+    Record {
+        time,
+        level: Level::Warn,
+        scope: "default",
+        caller: None,
+        message: "log lines lost: a log target is slow".into(),
+        fields: vec![("count", count.into())],
+        stack: None,
+    }
+}
