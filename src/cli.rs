@@ -1,6 +1,7 @@
 //! Subcommands, one file each.
 
 pub mod analyze;
+pub mod convert;
 pub mod crds;
 pub mod create_remote_secret;
 pub mod discovery;
@@ -39,6 +40,8 @@ enum Command {
     Request(request::RequestFlags),
     /// Report mistakes in the configuration of a cluster or of files.
     Analyze(Box<analyze::AnalyzeFlags>),
+    /// Turn objects of old releases (RouteRule, Policy, ServiceRole, …) into today's kinds, and name what is lost.
+    Convert(convert::ConvertFlags),
     /// Print the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
     /// Print a Secret with which a control plane in another cluster can read this one.
@@ -82,6 +85,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Analyze(flags) => analyze::run(&flags),
+        Command::Convert(flags) => convert::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Inject(flags) => inject::run(&flags),

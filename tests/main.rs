@@ -9,6 +9,7 @@ mod analyze;
 mod bounds;
 mod charts;
 mod command_line;
+mod convert;
 mod debug;
 mod e2e;
 mod fuzz;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         command_line::trials(),
         debug::trials(),
         secure::trials(),
+        convert::trials(),
         e2e::trials(),
         accept::trials(),
         fuzz::trials(),
