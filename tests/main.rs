@@ -22,6 +22,7 @@ mod matrix;
 mod parity;
 mod policy;
 mod properties;
+mod registries;
 mod secure;
 mod support;
 mod template;
@@ -58,6 +59,7 @@ fn main() -> ExitCode {
         command_line::trials(),
         debug::trials(),
         secure::trials(),
+        registries::trials(),
         convert::trials(),
         e2e::trials(),
         accept::trials(),

@@ -1,13 +1,13 @@
 //! `istiod discovery`: runs the control plane.
 
-use std::process::ExitCode;
+use std::{collections::BTreeSet, process::ExitCode};
 
 use tracing_subscriber::{EnvFilter, fmt};
 
 use super::FAILURE;
 use crate::{
     app,
-    settings::{DiscoveryFlags, Settings},
+    settings::{DiscoveryFlags, OLD_FLAGS, Settings},
 };
 
 /// Runs until a signal.
@@ -23,8 +23,19 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
     } else {
         builder.with_ansi(false).init();
     }
-    if !unknown.is_empty() {
-        tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
+    let (mut strange, mut told) = (Vec::new(), BTreeSet::new());
+    for flag in unknown {
+        let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+        match OLD_FLAGS.iter().find(|(old, _)| *old == name) {
+            Some((old, reason)) if told.insert(*old) => {
+                tracing::warn!(flag = format!("--{old}"), reason, "flag has no effect");
+            }
+            Some(_) => {}
+            None => strange.push(flag.as_str()),
+        }
+    }
+    if !strange.is_empty() {
+        tracing::warn!("unknown flags ignored: {}", strange.join(" "));
     }
     match app::run(Settings::from_process(flags)) {
         Ok(()) => ExitCode::SUCCESS,

@@ -52,6 +52,7 @@ const TABLE: &[Rule] = &[
         "ingest",
         &[
             "base",
+            "proto",
             "api",
             "settings",
             "task",
