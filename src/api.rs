@@ -21,6 +21,7 @@ pub mod mesh_config;
 pub mod mesh_networks;
 pub mod meta;
 pub mod names;
+pub mod old_kinds;
 pub mod regex;
 pub mod resolved_host;
 pub mod row;

@@ -1,6 +1,7 @@
 //! Composition root: starts every part with its inputs and runs until shutdown. Only `cli` imports it.
 
 mod clients;
+mod config_sources;
 pub mod controllers;
 mod external_dependencies;
 mod folder;
@@ -11,6 +12,7 @@ mod keys;
 mod kubernetes;
 mod listen;
 mod process;
+mod registries;
 pub mod remote;
 #[cfg(test)]
 mod tests;
@@ -26,7 +28,13 @@ use tokio::{
 };
 
 use self::{
-    identity::IdentityError, injection::Injection, kubernetes::Kubernetes, listen::Webhooks, remote::RemoteError,
+    config_sources::{ConfigSourceError, Issuer, Stores},
+    identity::IdentityError,
+    injection::Injection,
+    kubernetes::{Config, Kubernetes},
+    listen::Webhooks,
+    registries::RegistryError,
+    remote::RemoteError,
     trust_anchors::TrustAnchorsSource,
 };
 use crate::{
@@ -40,6 +48,7 @@ use crate::{
         diagnostics::{self, Report},
         file::{FileError, FileSource},
         jwks::{Jwks, JwksSettings},
+        registry_metrics::RegistryMetrics,
         resolve::DnsResolver,
         source::{SourceEnded, Sources},
     },
@@ -99,6 +108,12 @@ pub enum AppError {
     /// Remote clusters cannot be watched.
     #[error(transparent)]
     Remote(#[from] RemoteError),
+    /// `meshConfig.configSources` is invalid.
+    #[error(transparent)]
+    ConfigSource(#[from] ConfigSourceError),
+    /// The settings of a registry are invalid.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
     /// The CA or the serving certificate is not available.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -193,8 +208,10 @@ struct Prepared {
     installation: Installation,
     report: Report,
     folder: Option<FileSource>,
-    /// The config cluster; none if everything comes from a folder.
+    /// The config cluster; none if everything comes from elsewhere.
     client: Option<Client>,
+    /// `meshConfig.configSources`; empty if the folder or the config cluster has the configuration.
+    config_sources: Vec<(String, config_sources::Address)>,
 }
 
 /// Reads the settings of the installation and connects to the config cluster.
@@ -203,16 +220,32 @@ async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     let mut installation = installation(settings);
     let report = diagnostics::counting_report(&environment.registry)?;
     let access = kubernetes::access(settings)?;
-    let folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
+    let mut folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
     let variables = folder.as_ref().map(FileSource::env);
     installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
     let client = kubernetes::client(settings, access.as_ref()).await?;
     installation.reviews_access = client.is_some();
+    let in_folder = folder.as_ref().and_then(FileSource::mesh_config);
+    let config_sources = match (in_folder, &client) {
+        (Some(mesh_config), _) => config_sources::parse(&mesh_config.config_sources)?,
+        (None, Some(client)) => {
+            let mesh_config = kubernetes::mesh_config(settings, &installation, client).await;
+            config_sources::parse(&mesh_config.config_sources)?
+        }
+        (None, None) => Vec::new(),
+    };
+    if !config_sources.is_empty() && folder.is_some() {
+        folder = match in_folder {
+            Some(_) => Some(folder::open_mesh(settings, &installation, report.clone())?),
+            None => None,
+        };
+    }
     Ok(Prepared {
         installation,
         report,
         folder,
         client,
+        config_sources,
     })
 }
 
@@ -257,6 +290,7 @@ impl<'a> Parts<'a> {
             report,
             folder,
             client,
+            config_sources,
         } = prepared;
         let features = &installation.features;
         let events = client.is_some().then(|| controllers::events(features)).flatten();
@@ -267,20 +301,33 @@ impl<'a> Parts<'a> {
         let injector_watches = watches.clone();
         let dependencies = external_dependencies::follow(environment, push.mesh.clone());
         let mut sources = Sources::new(&environment.tasks, push.changes.clone());
+        let registry_report = report.clone();
+        let registry_metrics = RegistryMetrics::new(&environment.registry)?;
+        let issuer = Issuer::default();
+        let has_stores = !config_sources.is_empty();
+        let inputs = Stores {
+            settings: &environment.settings,
+            installation: &installation,
+            client: client.clone(),
+            issuer: &issuer,
+            metrics: &registry_metrics,
+            report: &report,
+        };
+        let (mut stores, cluster_at) = inputs.all(config_sources)?;
         let kubernetes = match client {
             Some(client) => {
-                let (watches, dependencies) = (watches.clone(), dependencies.clone());
-                let report = report.clone();
-                let sources = &mut sources;
-                let start = Kubernetes::start(
-                    environment,
-                    &installation,
+                let inputs = kubernetes::Inputs {
                     client,
-                    sources,
-                    report,
-                    watches,
-                    dependencies,
-                );
+                    report: report.clone(),
+                    watches: watches.clone(),
+                    dependencies: dependencies.clone(),
+                    config: match cluster_at {
+                        Some(index) => Config::Store(&mut stores, index),
+                        None if has_stores => Config::Elsewhere,
+                        None => Config::Direct,
+                    },
+                };
+                let start = Kubernetes::start(environment, &installation, &mut sources, inputs);
                 Some(start.await?)
             }
             None => None,
@@ -303,6 +350,12 @@ impl<'a> Parts<'a> {
             fetcher: fetcher.clone(),
         });
         let identity = identity.await?;
+        issuer.set(config_sources::issue_certificates(
+            &environment.settings,
+            &installation,
+            &identity,
+            push.mesh.clone(),
+        ));
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
         if features.istio_multiroot_mesh {
             let cluster = installation.cluster.clone();
@@ -347,6 +400,10 @@ impl<'a> Parts<'a> {
         if let Some(folder) = folder {
             sources.start(folder);
         }
+        if !stores.is_empty() {
+            sources.start(stores);
+        }
+        registries::start(environment, &mut sources, &registry_metrics, &registry_report)?;
         Ok(Self {
             environment,
             installation,
@@ -420,6 +477,10 @@ fn installation(settings: &Settings) -> Installation {
         namespace: Namespace::from(or(&flags.namespace, "POD_NAMESPACE", "istio-system")),
         revision: settings.variable("REVISION").unwrap_or_default().into(),
         reviews_access: false,
+        registries: flags
+            .registries()
+            .map(|registry| ClusterId::new_static(registry.name()))
+            .collect(),
         features: Features::default(),
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod analyze;
 pub mod completion;
+pub mod convert;
 pub mod crds;
 pub mod create_remote_secret;
 pub mod discovery;
@@ -45,6 +46,8 @@ enum Command {
     Analyze(Box<analyze::AnalyzeFlags>),
     /// Print the completion script of a shell.
     Completion(completion::CompletionFlags),
+    /// Turn objects of old releases (RouteRule, Policy, ServiceRole, …) into today's kinds, and name what is lost.
+    Convert(convert::ConvertFlags),
     /// Print the CustomResourceDefinitions of Istio's kinds as YAML.
     Crds,
     /// Print a Secret with which a control plane in another cluster can read this one.
@@ -92,6 +95,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Request(flags) => request::run(&flags),
         Command::Analyze(flags) => analyze::run(&flags),
         Command::Completion(flags) => completion::run(&flags, &mut Line::command(), &name),
+        Command::Convert(flags) => convert::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),
         Command::Inject(flags) => inject::run(&flags),

@@ -4,8 +4,10 @@
 //! after redirects: a name is resolved once, and the checked address is the one that is used. Response bodies of errors
 //! are never shown to users, who could otherwise read services that only istiod can reach.
 
+mod client_tls;
 mod connect;
 mod error;
+mod operator;
 mod tls;
 
 #[cfg(test)]
@@ -21,9 +23,11 @@ use hyper_util::{client::proxy::matcher::Matcher, rt::TokioIo};
 use ipnet::IpNet;
 use url::Url;
 
+pub use client_tls::{ClientTls, ClientTlsError};
 use connect::{Connector, Stream};
 pub use connect::{Resolve, SystemResolver};
 pub use error::FetchError;
+pub use operator::{Dialer, Endpoint, HttpClient, HttpError, Link, with_causes};
 pub use tls::UnverifiedServer;
 
 /// Largest number of redirects. Go's client has the same limit.

@@ -8,6 +8,7 @@
 pub mod authorization;
 pub mod build_context;
 pub mod cluster;
+pub mod config_object;
 pub mod constant;
 pub mod encoded;
 pub mod endpoint;

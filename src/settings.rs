@@ -11,7 +11,7 @@ use clap::Args;
 use crate::{
     base::{
         ClusterId,
-        address::{AddressError, HostPort},
+        address::{AddressError, HostPort, Port},
         boolean, duration,
     },
     log::{
@@ -25,7 +25,8 @@ use crate::{
 #[derive(Args, Clone, Debug)]
 #[command(rename_all = "camelCase", args_override_self = true)]
 pub struct DiscoveryFlags {
-    /// Service registries, separated by commas. Only Kubernetes is supported.
+    /// Service registries, separated by commas, in order: Kubernetes, Consul, Eureka, CloudFoundry, Mock (default:
+    /// Kubernetes).
     #[arg(long, value_delimiter = ',', value_parser = registry)]
     pub registries: Option<Vec<String>>,
     /// Namespace of the remote-cluster Secrets (default: the own namespace).
@@ -44,6 +45,9 @@ pub struct DiscoveryFlags {
     /// Namespace of the control plane (default: POD_NAMESPACE, else istio-system).
     #[arg(short = 'n', long)]
     pub namespace: Option<String>,
+    /// Namespace whose Services, workloads and configuration are read (default: ISTIO_WATCH_NAMESPACE, else all).
+    #[arg(short = 'a', long)]
+    pub app_namespace: Option<String>,
     /// Namespace of istio-cni (default: the own namespace).
     #[arg(long)]
     pub cni_namespace: Option<String>,
@@ -53,8 +57,8 @@ pub struct DiscoveryFlags {
     /// Folder with a whole mesh as YAML files, watched.
     #[arg(long)]
     pub config_dir: Option<PathBuf>,
-    /// Folder for the last known states of remote clusters, which serve after a start until the clusters are read
-    /// (default: none are kept).
+    /// Folder for the last known states of remote clusters and config sources, which serve after a start until these
+    /// are read (default: none are kept).
     #[arg(long)]
     pub remote_state_dir: Option<PathBuf>,
     /// Age at which such a state no longer serves; 0: no limit.
@@ -79,11 +83,14 @@ pub struct DiscoveryFlags {
     #[arg(long, default_value = ":15010", value_parser = address)]
     pub grpc_addr: Address,
     /// Address of xDS and the CA over TLS; empty: off.
-    #[arg(long = "secureGRPCAddr", default_value = ":15012", value_parser = address)]
+    #[arg(long = "secureGRPCAddr", alias = "secureGrpcAddr", default_value = ":15012", value_parser = address)]
     pub secure_grpc_addr: Address,
     /// Address of metrics, version and debug pages; empty: same as --httpAddr.
     #[arg(long, default_value = ":15014", value_parser = address)]
     pub monitoring_addr: Address,
+    /// Port of metrics, version and debug pages, in place of --monitoringAddr. Old releases had 9093.
+    #[arg(long)]
+    pub monitoring_port: Option<u16>,
     /// Serve CPU profiles under /debug/pprof.
     #[arg(
         long,
@@ -160,6 +167,46 @@ pub struct DiscoveryFlags {
         action = clap::ArgAction::Set
     )]
     pub log_as_json: bool,
+    /// Address of Consul: host:port, http://, https:// or unix:// (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500).
+    #[arg(long = "consulserverURL", default_value = "")]
+    pub consul_server_url: String,
+    /// Shortest interval between two complete readings of Consul. Changes arrive without it.
+    #[arg(long = "consulserverInterval", default_value = "2s", value_parser = go_duration)]
+    pub consul_server_interval: Duration,
+    /// Datacenters of Consul, separated by commas; *: all (default: that of the server).
+    #[arg(long = "consulserverDatacenters", value_delimiter = ',')]
+    pub consul_server_datacenters: Vec<String>,
+    /// Each datacenter of Consul is a network of its own, with the name of the datacenter.
+    #[arg(
+        long = "consulserverNetworks",
+        default_value_t = false,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = go_bool,
+        action = clap::ArgAction::Set
+    )]
+    pub consul_server_networks: bool,
+    /// Address of Eureka, such as http://eureka:8080 (API below /eureka/v2) or http://eureka:8761/eureka.
+    #[arg(long = "eurekaserverURL", default_value = "")]
+    pub eureka_server_url: String,
+    /// Interval of reading Eureka.
+    #[arg(long = "eurekaserverInterval", default_value = "2s", value_parser = go_duration)]
+    pub eureka_server_interval: Duration,
+    /// File with the settings of Cloud Foundry's Copilot.
+    #[arg(long = "cfConfig")]
+    pub cf_config: Option<PathBuf>,
+    /// The registry Mock has the services hello and world (default: none).
+    #[arg(
+        long = "mockServices",
+        default_value_t = false,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        value_parser = go_bool,
+        action = clap::ArgAction::Set
+    )]
+    pub mock_services: bool,
     /// Port of ControlZ; 0 disables it.
     #[arg(long = "ctrlz_port", default_value_t = 9876)]
     pub ctrlz_port: u16,
@@ -189,6 +236,78 @@ pub enum ConnectionAge {
     /// A maximum age.
     AtMost(Duration),
 }
+
+/// A registry of services besides Kubernetes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Registry {
+    /// Consul.
+    Consul,
+    /// Eureka.
+    Eureka,
+    /// Cloud Foundry's Copilot.
+    CloudFoundry,
+    /// Services in memory.
+    Mock,
+}
+
+impl Registry {
+    const ALL: [Self; 4] = [Self::Consul, Self::Eureka, Self::CloudFoundry, Self::Mock];
+
+    /// Returns the name, which is also the id of the registry's cluster.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Consul => "Consul",
+            Self::Eureka => "Eureka",
+            Self::CloudFoundry => "CloudFoundry",
+            Self::Mock => "Mock",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|registry| registry.name() == text)
+    }
+}
+
+/// Flags of old releases without an effect, with the reason or the successor.
+pub const OLD_FLAGS: [(&str, &str); 10] = [
+    ("resync", "watches do not need it: changes arrive at once"),
+    (
+        "discovery_cache",
+        "the xDS API v1 and its cache are gone; all responses are shared",
+    ),
+    (
+        "discoveryCache",
+        "the xDS API v1 and its cache are gone; all responses are shared",
+    ),
+    (
+        "clusterRegistriesConfigMap",
+        "use Secrets with the label istio/multiCluster=true; istiod create-remote-secret writes them",
+    ),
+    (
+        "webhookEndpoint",
+        "the xDS API v1 is gone; use an EnvoyFilter to change configuration",
+    ),
+    (
+        "plugins",
+        "use EnvoyFilter, WasmPlugin, Telemetry, AuthorizationPolicy and RequestAuthentication",
+    ),
+    (
+        "disable-install-crds",
+        "CRDs are installed by the chart base, or with istiod crds",
+    ),
+    ("consulconfig", "use --consulserverURL"),
+    (
+        "mixerCheckServer",
+        "Mixer is gone; use Telemetry and AuthorizationPolicy with an extension provider",
+    ),
+    (
+        "mixerReportServer",
+        "Mixer is gone; use Telemetry with an extension provider",
+    ),
+];
+
+/// Names of registries of old releases that are always on today.
+pub const BUILT_IN_REGISTRIES: [&str; 3] = ["Config", "ConfigRegistry", "MCP"];
 
 /// Settings of the process.
 #[derive(Clone, Debug)]
@@ -242,6 +361,25 @@ impl DiscoveryFlags {
         pairs
             .map(|(alias, cluster)| (ClusterId::new(alias), ClusterId::new(cluster)))
             .collect()
+    }
+
+    /// Returns the address of metrics, version and debug pages.
+    pub fn monitoring_address(&self) -> Address {
+        match self.monitoring_port {
+            Some(port) => Address(Some(HostPort {
+                host: String::new(),
+                port: Port::Number(port),
+            })),
+            None => self.monitoring_addr.clone(),
+        }
+    }
+
+    /// Returns the registries besides Kubernetes, in order and each once.
+    pub fn registries(&self) -> impl Iterator<Item = Registry> {
+        let names = self.registries.iter().flatten();
+        let mut seen = BTreeSet::new();
+        let registries = names.filter_map(|name| Registry::parse(name));
+        registries.filter(move |registry| seen.insert(*registry))
     }
 
     /// Returns true unless `--registries` leaves Kubernetes out.
@@ -320,14 +458,15 @@ fn connection_age(text: &str) -> Result<ConnectionAge, String> {
     }
 }
 
-/// Parity (pilot/pkg/bootstrap/servicecontroller.go): a registry other than Kubernetes is an error.
+/// Parity (pilot/pkg/bootstrap/servicecontroller.go): an unknown registry is an error, and case counts.
 fn registry(text: &str) -> Result<String, String> {
-    match text {
-        "" | "Kubernetes" => Ok(text.to_owned()),
-        _ => Err(format!(
-            "service registry {text} is not supported; hint: want Kubernetes"
-        )),
+    let is_known = matches!(text, "" | "Kubernetes") || BUILT_IN_REGISTRIES.contains(&text);
+    if is_known || Registry::parse(text).is_some() {
+        return Ok(text.to_owned());
     }
+    Err(format!(
+        "service registry {text} is not supported; hint: want Kubernetes, Consul, Eureka, CloudFoundry or Mock"
+    ))
 }
 
 fn alias(text: &str) -> Result<(String, String), String> {
@@ -361,6 +500,18 @@ mod tests {
         let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
         line.flags.check().map_err(|error| error.to_string())?;
         Ok(line.flags)
+    }
+
+    #[test]
+    fn registries_have_an_order_and_count_once() {
+        let registries = |text: &str| {
+            let flags = parse(&[&format!("--registries={text}")]).expect("known names");
+            (flags.reads_kubernetes(), flags.registries().collect::<Vec<_>>())
+        };
+        let order = vec![Registry::Eureka, Registry::Consul];
+        assert_eq!(registries("Eureka,Kubernetes,Consul,Eureka"), (true, order));
+        assert_eq!(registries("Mock,Config,MCP"), (false, vec![Registry::Mock]));
+        assert_eq!(registries(""), (false, Vec::new()));
     }
 
     #[test]
@@ -443,7 +594,7 @@ mod tests {
             ),
             ("--shutdownDuration=soon", "duration"),
             ("--registries=Bogus", "service registry Bogus is not supported"),
-            ("--registries=Mock", "service registry Mock is not supported"),
+            ("--registries=mock", "service registry mock is not supported"),
             ("--log_output_level=bogus", "invalid output level 'bogus'"),
             (
                 "--log_output_level=ads:debug:x",

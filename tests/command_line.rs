@@ -81,9 +81,9 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
             "service registry Bogus is not supported",
         ),
         (
-            "discovery --registries=Kubernetes,Mock",
+            "discovery --registries=Mock,CloudFoundry",
             255,
-            "service registry Mock is not supported",
+            "--registries=CloudFoundry needs --cfConfig",
         ),
         (
             "discovery --tls-min-version=TLS1_2",
@@ -158,7 +158,7 @@ fn until_status(process: &Process, address: SocketAddr, status: u16) -> Result<(
 fn flags_may_precede_and_repeat() -> Result<(), Failed> {
     let port = ports::free();
     let mut command = istiod();
-    command.args(["--resync", "60s", "-n", "mesh", "--domain=a.b"]);
+    command.args(["--bogus", "60s", "--resync", "60s", "-n", "mesh", "--domain=a.b"]);
     command.args([
         "discovery",
         "--secureGRPCAddr=",
@@ -167,7 +167,7 @@ fn flags_may_precede_and_repeat() -> Result<(), Failed> {
     ]);
     command.args([
         "--httpsAddr=",
-        "-a",
+        "-y",
         "ns",
         "-z",
         "--domain=c.d",
@@ -187,7 +187,11 @@ fn flags_may_precede_and_repeat() -> Result<(), Failed> {
         "{services}"
     );
     let log = process.log();
-    assert!(log.contains("unknown flags ignored: --resync -a -z"), "{log}");
+    assert!(log.contains("unknown flags ignored: --bogus -y -z"), "{log}");
+    assert!(
+        log.contains("watches do not need it"),
+        "a flag of an old release: {log}"
+    );
     assert!(log.starts_with('{'), "{log}");
     Ok(())
 }

@@ -11,6 +11,7 @@ mod charts;
 mod clients;
 mod command_line;
 mod controlz;
+mod convert;
 mod debug;
 mod e2e;
 mod fuzz;
@@ -25,6 +26,7 @@ mod monitoring;
 mod parity;
 mod policy;
 mod properties;
+mod registries;
 mod secure;
 mod support;
 mod template;
@@ -65,6 +67,8 @@ fn main() -> ExitCode {
         controlz::trials(),
         debug::trials(),
         secure::trials(),
+        registries::trials(),
+        convert::trials(),
         e2e::trials(),
         accept::trials(),
         fuzz::trials(),

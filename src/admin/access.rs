@@ -80,6 +80,11 @@ impl Access {
         scope(&mesh, identities)
     }
 
+    /// Returns true if a caller with these identities has access to everything.
+    pub(super) fn permits_everything(&self, identities: &[SmolStr]) -> bool {
+        self.scope(identities) == Some(DebugScope::All)
+    }
+
     /// Returns true if access depends on the caller's identity.
     pub(super) fn is_enforced(&self) -> bool {
         self.mesh.borrow().installation.features.enable_debug_endpoint_auth

@@ -12,6 +12,7 @@ use super::{
         sidecar, telemetry, virtual_service, workload,
     },
     kinds::with_kinds,
+    old_kinds::is_old_kind,
     row::types,
     typed,
 };
@@ -126,7 +127,11 @@ const ISTIO_GROUPS: [&str; 4] = [
 fn unknown_kind(api_version: &str, kind_name: &str, value: &Value) -> ParsedDocument {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let name = value["metadata"]["name"].as_str().unwrap_or_default();
-    let message = if ISTIO_GROUPS.contains(&group) {
+    let message = if is_old_kind(api_version, kind_name) {
+        format!(
+            "{kind_name} {name:?} ({api_version}) is of an old release and has no effect; hint: istiod convert FILE"
+        )
+    } else if ISTIO_GROUPS.contains(&group) {
         format!("{group} has no kind {kind_name} (object {name:?})")
     } else {
         format!("objects of kind {kind_name} ({api_version}) are not read")

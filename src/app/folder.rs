@@ -22,28 +22,40 @@ pub(super) fn replaces_mesh_config(settings: &Settings) -> bool {
     flags.config_dir.is_some() && (flags.mesh_config.is_some() || holds("mesh.yaml"))
 }
 
-/// Opens and reads the folder, if there is one. Services come from `cluster`, if there is one.
+/// Opens and reads the folder, if there is one. Services come from `cluster`, if there is one. Without a folder and a
+/// cluster, mesh config and networks come from their files.
 pub(super) fn open(
     settings: &Settings,
     installation: &Installation,
     cluster: Option<&Access>,
     report: Report,
 ) -> Result<Option<FileSource>, FileError> {
-    let Some(folder) = settings.flags.config_dir.clone() else {
-        return Ok(None);
-    };
     let objects = match cluster {
         None => Objects::All,
+        Some(_) if settings.flags.config_dir.is_none() => return Ok(None),
         Some(_) if replaces_mesh_config(settings) => Objects::IstioOnly,
         Some(_) => Objects::ConfigOnly,
     };
-    let file_settings = FileSettings {
-        folder,
+    FileSource::open(file_settings(settings, installation, objects), report).map(Some)
+}
+
+/// Opens the folder of [`open`] again, where its objects do not count: only mesh config and networks.
+pub(super) fn open_mesh(
+    settings: &Settings,
+    installation: &Installation,
+    report: Report,
+) -> Result<FileSource, FileError> {
+    FileSource::open(file_settings(settings, installation, Objects::MeshOnly), report)
+}
+
+fn file_settings(settings: &Settings, installation: &Installation, objects: Objects) -> FileSettings {
+    FileSettings {
+        folder: settings.flags.config_dir.clone(),
+        only: None,
         cluster: installation.cluster.clone(),
         mesh_key: installation.mesh_config_key(),
         objects,
         mesh_file: settings.flags.mesh_config.clone(),
         networks_file: settings.flags.networks_config.clone(),
-    };
-    FileSource::open(file_settings, report).map(Some)
+    }
 }

@@ -88,6 +88,8 @@ pub(super) struct Identity {
     pub(super) acceptor: Option<Acceptor>,
     /// Accepts TLS connections of the webhooks; `None` if they are not served with TLS.
     pub(super) webhooks: Option<Acceptor>,
+    /// Signs certificates of workloads.
+    pub(super) signer: Arc<dyn Signer>,
     /// Methods of the CA service.
     pub(super) methods: Vec<Arc<dyn Unary>>,
 }
@@ -171,6 +173,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             acceptor = Some(Acceptor::new(&options, serving, trust.pools.clone())?);
         }
     }
+    let signer = ca.signer.clone();
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
         let may_impersonate = may_impersonate(&parts, &domains);
@@ -195,6 +198,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
         acceptor,
         webhooks,
+        signer,
         methods,
     })
 }

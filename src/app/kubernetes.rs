@@ -17,12 +17,13 @@ use crate::{
     environment::Environment,
     ingest::{
         cluster::{ClusterSettings, ClusterSource},
+        config_sources::ConfigSources,
         context::IngestContext,
         crd,
         diagnostics::Report,
         discovery_filter::Filters,
         kinds::{Role, Rules},
-        mesh::{MeshSettings, MeshSource},
+        mesh::{self, MeshSettings, MeshSource},
         remote::RemoteClusters,
         source::Sources,
         tag,
@@ -34,6 +35,7 @@ use crate::{
         health::WatchMetrics,
     },
     model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies, gateway_api},
+    proto::istio::mesh::v1alpha1::MeshConfig,
     settings::Settings,
     xds::events::Event,
 };
@@ -43,12 +45,13 @@ const MESH_FILE: &str = "./etc/istio/config/mesh";
 /// Mount path of the networks.
 const NETWORKS_FILE: &str = "./etc/istio/config/meshNetworks";
 
-/// Returns the credentials of the config cluster; `None` if everything comes from a folder. That is the case with
-/// `--registries=`, and where `--configDir` is given and no cluster is found.
+/// Returns the credentials of the config cluster; `None` if everything comes from elsewhere. That is the case with
+/// `--registries` that leave Kubernetes out, and where `--configDir` is given and no cluster is found.
 pub(super) fn access(settings: &Settings) -> Result<Option<Access>, ClientError> {
     let flags = &settings.flags;
     let (has_folder, has_flag) = (flags.config_dir.is_some(), flags.kubeconfig.is_some());
-    if has_folder && !has_flag && !flags.reads_kubernetes() {
+    let is_elsewhere = has_folder || flags.registries().next().is_some();
+    if is_elsewhere && !has_flag && !flags.reads_kubernetes() {
         return Ok(None);
     }
     let search = Search {
@@ -81,6 +84,30 @@ pub(super) async fn client(settings: &Settings, access: Option<&Access>) -> Resu
     }
 }
 
+/// The part of the config cluster in the configuration.
+pub(super) enum Config<'a> {
+    /// Its objects count, unless a folder replaces them.
+    Direct,
+    /// It is one of several stores, at this index.
+    Store(&'a mut ConfigSources, usize),
+    /// Other stores have all configuration.
+    Elsewhere,
+}
+
+/// Returns the mesh config of the config cluster, for what must be known before the sources start.
+pub(super) async fn mesh_config(settings: &Settings, installation: &Installation, client: &Client) -> MeshConfig {
+    mesh::read_once(&mesh_settings(settings, installation), client).await
+}
+
+/// Inputs of the sources.
+pub(super) struct Inputs<'a> {
+    pub(super) client: Client,
+    pub(super) report: Report,
+    pub(super) watches: WatchMetrics,
+    pub(super) dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+    pub(super) config: Config<'a>,
+}
+
 /// The running sources.
 pub(super) struct Kubernetes {
     client: Client,
@@ -96,13 +123,22 @@ impl Kubernetes {
     pub(super) async fn start(
         environment: &Arc<Environment>,
         installation: &Installation,
-        client: Client,
         sources: &mut Sources,
-        report: Report,
-        watches: WatchMetrics,
-        dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+        inputs: Inputs<'_>,
     ) -> Result<Self, AppError> {
-        let rules = rules(&environment.settings, installation);
+        let Inputs {
+            client,
+            report,
+            watches,
+            dependencies,
+            config,
+        } = inputs;
+        let mut rules = rules(&environment.settings, installation);
+        rules.config_kinds = match &config {
+            Config::Direct => rules.config_kinds,
+            Config::Store(..) => true,
+            Config::Elsewhere => false,
+        };
         let shared = Arc::new(IngestContext::new(environment, rules, report, watches.clone())?);
         let tasks = &environment.tasks;
         if !folder::replaces_mesh_config(&environment.settings) {
@@ -121,13 +157,17 @@ impl Kubernetes {
         let (filters_out, filters) = watch::channel(None);
         let following = follow_filters(dependencies, tags.clone(), filters_out);
         tasks.spawn_until_shutdown("filters", following);
-        let config = ClusterSettings {
+        let cluster = ClusterSettings {
             id,
             client: client.clone(),
             role: Role::Config,
             filters: filters.clone(),
         };
-        sources.start(ClusterSource::new(config, &shared));
+        let cluster_source = ClusterSource::new(cluster, &shared);
+        match config {
+            Config::Store(stores, index) => sources.start(stores.split(index, cluster_source)),
+            Config::Direct | Config::Elsewhere => sources.start(cluster_source),
+        }
         let parts = Parts {
             environment,
             installation,
@@ -227,13 +267,27 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         revision: installation.revision.clone(),
         ignored: features.pilot_ignore_resources.clone(),
         included: features.pilot_include_resources.clone(),
-        watch_namespace: settings.variable("ISTIO_WATCH_NAMESPACE").map(str::to_owned),
+        watch_namespace: watch_namespace(settings),
         config_kinds: settings.flags.config_dir.is_none(),
         gateway_api: features.pilot_enable_gateway_api,
         inference: features.enable_gateway_api_inference_extension,
         mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
         remote_workload_entries: features.pilot_enable_cross_cluster_workload_entry,
     }
+}
+
+/// Returns the one namespace that is read; `None` for all.
+fn watch_namespace(settings: &Settings) -> Option<String> {
+    let flag = settings
+        .flags
+        .app_namespace
+        .clone()
+        .filter(|namespace| !namespace.is_empty());
+    if flag.as_ref().is_some_and(|namespaces| namespaces.contains(',')) {
+        tracing::warn!("--appNamespace has several namespaces, reading all; hint: use discoverySelectors");
+        return None;
+    }
+    flag.or_else(|| settings.variable("ISTIO_WATCH_NAMESPACE").map(str::to_owned))
 }
 
 fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettings {

@@ -29,9 +29,11 @@ use crate::{
     admin::{
         access::Access,
         controlz,
+        config_objects::SnapshotObjects,
         debug::{self, wire::Wire},
         http,
         profile::Profiles,
+        registration,
         renderer::Renderer,
         server,
     },
@@ -86,6 +88,8 @@ pub(super) async fn pages(
         renderer.clone(),
         instance,
     )));
+    let objects = SnapshotObjects::new(access.clone(), sources.mesh.clone());
+    grpc.streams().set_config_objects(Arc::new(objects));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
     let profiles = Profiles::new(renderer.clone());
     let pages = || match (is_shown, flags.profile) {
@@ -98,8 +102,11 @@ pub(super) async fn pages(
     };
     control(environment, &access, &profiles).await;
     let mut http = server::readiness(environment).merge(pages());
+    if is_shown {
+        http = http.merge(registration::pages(sources.mesh.clone(), &access));
+    }
     let monitoring = server::monitoring(environment, inspect, &renderer)?;
-    match &flags.monitoring_addr {
+    match &flags.monitoring_address() {
         Address(Some(address)) => {
             serve_http(
                 environment,

@@ -1,13 +1,13 @@
 //! `istiod discovery`: runs the control plane.
 
-use std::process::ExitCode;
+use std::{collections::BTreeSet, process::ExitCode};
 
 use super::FAILURE;
 use crate::{
     admin::metrics::VERSION,
     app, environment,
     log::{Encoding, LogError, Logging, Options},
-    settings::{DiscoveryFlags, Settings},
+    settings::{DiscoveryFlags, OLD_FLAGS, Settings},
 };
 
 /// Runs until a signal.
@@ -23,15 +23,31 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
     };
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     tracing::info!(version = VERSION, arguments = arguments.join(" "), "starting");
-    if !unknown.is_empty() {
-        tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
-    }
+    report_unknown(unknown);
     match app::run(Settings::from_process(flags), logging.scopes()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!("{error}");
             ExitCode::from(FAILURE)
         }
+    }
+}
+
+/// Logs flags that have no effect: each flag of an old release once, with its successor, and the others together.
+fn report_unknown(flags: &[String]) {
+    let (mut unknown, mut reported) = (Vec::new(), BTreeSet::new());
+    for flag in flags {
+        let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+        match OLD_FLAGS.iter().find(|(old, _)| *old == name) {
+            Some((old, reason)) if reported.insert(*old) => {
+                tracing::warn!(flag = format!("--{old}"), reason, "flag has no effect");
+            }
+            Some(_) => {}
+            None => unknown.push(flag.as_str()),
+        }
+    }
+    if !unknown.is_empty() {
+        tracing::warn!("unknown flags ignored: {}", unknown.join(" "));
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) fn config(options: &FetchOptions) -> Arc<ClientConfig> {
 }
 
 /// Returns the roots; invalid ones are ignored, so that the others still work.
-fn roots(extra: &[u8]) -> RootCertStore {
+pub(super) fn roots(extra: &[u8]) -> RootCertStore {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     for error in &system.errors {

@@ -34,6 +34,7 @@ use crate::{
     },
     base::{ClusterId, ObjectKey, Shared, Version},
     model::change::{Batch, Change},
+    proto::istio::mesh::v1alpha1::MeshConfig,
 };
 
 /// Debounce time of objects: saving in an editor causes several events.
@@ -52,13 +53,19 @@ pub enum Objects {
     IstioOnly,
     /// Configuration without mesh config and networks, which come from Kubernetes like services.
     ConfigOnly,
+    /// All objects of the config cluster, without mesh config and networks, which come from another folder.
+    ObjectsOnly,
+    /// Mesh config and networks; objects come from `meshConfig.configSources`.
+    MeshOnly,
 }
 
 /// Settings of a folder.
 #[derive(Clone, Debug)]
 pub struct FileSettings {
-    /// `--configDir`.
-    pub folder: PathBuf,
+    /// `--configDir`; none if there are only mesh config and networks.
+    pub folder: Option<PathBuf>,
+    /// The one file of the folder that is used; none for all.
+    pub only: Option<String>,
     /// Config cluster.
     pub cluster: ClusterId,
     /// Key of mesh config and networks.
@@ -133,7 +140,7 @@ impl FileSource {
         // The watch starts before the first reading, so that no edit is missed.
         source.watch.follow(source.watched_folders());
         let entries = source.entries().map_err(|error| FileError::Folder {
-            folder: source.settings.folder.clone(),
+            folder: source.settings.folder.clone().unwrap_or_default(),
             error,
         })?;
         source.initial = source.take(entries, &Noticed::default());
@@ -144,6 +151,18 @@ impl FileSource {
     pub fn env(&self) -> &BTreeMap<String, String> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
         self.env.as_ref().unwrap_or(&NONE)
+    }
+
+    /// Returns the mesh config at the start; `None` if it is not read here.
+    pub fn mesh_config(&self) -> Option<&MeshConfig> {
+        let rows = self.initial.iter().filter_map(|change| match change {
+            Change::Replace(_, rows) => Some(rows),
+            _ => None,
+        });
+        rows.flatten().find_map(|row| match row {
+            Row::MeshConfig(config) => Some(&config.spec),
+            _ => None,
+        })
     }
 
     /// Returns the present `proxies.yaml`.
@@ -181,7 +200,8 @@ impl FileSource {
             Ok(entries) => self.take(entries, noticed),
             Err(error) => {
                 self.is_unreadable = true;
-                let place = self.settings.folder.display().to_string();
+                let place = self.settings.folder.iter().map(|folder| folder.display().to_string());
+                let place: String = place.collect();
                 let message = format!("the folder cannot be read, what it declared stays: {error}");
                 self.standing
                     .set((), [Diagnostic::of_document(place, "UnreadableFolder", message)].into());
@@ -193,18 +213,21 @@ impl FileSource {
     fn watched_folders(&self) -> Vec<PathBuf> {
         let beside = |file: &PathBuf| file.parent().map(|parent| parent.join("."));
         let files = [&self.settings.mesh_file, &self.settings.networks_file];
-        let mut folders = vec![self.settings.folder.clone()];
-        folders.extend(
-            disk::subfolders(&self.settings.folder)
-                .into_iter()
-                .map(|(path, _)| path),
-        );
+        let mut folders: Vec<PathBuf> = self.settings.folder.iter().cloned().collect();
+        let subfolders = self.settings.folder.iter().flat_map(|folder| disk::subfolders(folder));
+        folders.extend(subfolders.map(|(path, _)| path));
         folders.extend(files.into_iter().flatten().filter_map(beside));
         folders
     }
 
     fn entries(&self) -> std::io::Result<Vec<Entry>> {
-        let mut entries = disk::list(&self.settings.folder)?;
+        let mut entries = match &self.settings.folder {
+            Some(folder) => disk::list(folder)?,
+            None => Vec::new(),
+        };
+        if let Some(only) = &self.settings.only {
+            entries.retain(|entry| entry.name == *only);
+        }
         let instead = [
             (Role::Mesh, &self.settings.mesh_file),
             (Role::Networks, &self.settings.networks_file),
@@ -241,7 +264,13 @@ impl FileSource {
             is_same = false;
             touched.compare(&gone.content, &FileContent::default());
         }
-        if is_same { Vec::new() } else { self.compare(touched) }
+        // Without a folder, there may be no file at all, and the defaults count.
+        let is_first = self.env.is_none() && self.settings.folder.is_none();
+        if is_same && !is_first {
+            Vec::new()
+        } else {
+            self.compare(touched)
+        }
     }
 
     fn read(&self, entry: &Entry, known: &File) -> File {
@@ -322,6 +351,8 @@ impl FileSource {
             Objects::All => self.selected.contain(row),
             Objects::IstioOnly => own && (row.kind().is_config() || !row.kind().is_object()),
             Objects::ConfigOnly => own && row.kind().is_config(),
+            Objects::ObjectsOnly => own && row.kind().is_object(),
+            Objects::MeshOnly => own && !row.kind().is_object(),
         }
     }
 }

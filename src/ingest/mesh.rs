@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use ::kube::Client;
+use ::kube::{Api, Client};
+use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::Value;
 use tokio::{
     sync::mpsc,
@@ -18,6 +19,7 @@ use tokio::{
 };
 
 use super::{
+    backoff::Backoff,
     context::IngestContext,
     diagnostics::ActiveDiagnostics,
     file::{MESH_QUIET, POLL, Report, disk, watch::Watch},
@@ -38,6 +40,7 @@ use crate::{
         watch::{WatchEvent, WatchTarget, watch},
     },
     model::change::{Batch, Change, SourceId},
+    proto::istio::mesh::v1alpha1::MeshConfig,
 };
 
 /// Locations of mesh config and networks.
@@ -144,6 +147,35 @@ async fn follow(
             return;
         }
     }
+}
+
+/// Returns the mesh config that is valid now, for what must be known before the sources start. Waits until the API
+/// server answers. An invalid one counts as the defaults; the source reports its errors.
+pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &settings.namespace);
+    let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
+    let mut texts = BTreeMap::new();
+    if settings.mesh_file.exists() {
+        texts.insert(Part::Mesh, text_of_file(&settings.mesh_file));
+    }
+    let own = (!texts.contains_key(&Part::Mesh)).then(|| (Part::Mesh, map_name(&settings.revision)));
+    let shared = settings.shared_map.clone().map(|name| (Part::Shared, name));
+    for (part, name) in own.into_iter().chain(shared) {
+        let map = loop {
+            match maps.get_opt(&name).await {
+                Ok(map) => break map,
+                Err(error) => {
+                    let retry_in = backoff.next();
+                    tracing::warn!(%error, ?retry_in, "failed to read the mesh config, retrying");
+                    time::sleep(retry_in).await;
+                }
+            }
+        };
+        let text = map.and_then(|map| map.data?.remove(part.key()));
+        texts.insert(part, text.map_or(Text::Absent, Text::Is));
+    }
+    let shared = shared_layer(texts.get(&Part::Shared)).unwrap_or(Value::Null);
+    own_layer(&shared, texts.get(&Part::Mesh)).map_or_else(|_| mesh_config::defaults(), |parsed| parsed.config)
 }
 
 /// Starts watching every text. Returns their number.

@@ -19,6 +19,8 @@ pub struct Installation {
     /// True if API servers review access to Secrets. False if a folder is the only source: then a proxy with an
     /// identity may read the Secrets of its namespace.
     pub reviews_access: bool,
+    /// The clusters of registries besides Kubernetes, in the order of `--registries`. Their ServiceEntries count too.
+    pub registries: Vec<ClusterId>,
     /// Feature variables.
     pub features: Features,
 }
@@ -31,12 +33,25 @@ impl Default for Installation {
             namespace: Namespace::new_static("istio-system"),
             revision: SmolStr::new_static("default"),
             reviews_access: false,
+            registries: Vec::new(),
             features: Features::default(),
         }
     }
 }
 
 impl Installation {
+    /// Returns the rank of the cluster of ServiceEntries: that of the config cluster precedes those of registries.
+    /// `None` if ServiceEntries of the cluster do not count.
+    ///
+    /// Parity (pilot/pkg/serviceregistry/aggregate/controller.go): ServiceEntries first, then the order of the flag.
+    pub fn entry_rank(&self, cluster: &ClusterId) -> Option<usize> {
+        if *cluster == self.cluster {
+            return Some(0);
+        }
+        let position = self.registries.iter().position(|registry| registry == cluster)?;
+        Some(position + 1)
+    }
+
     /// Returns the key of the only mesh config and the only networks.
     pub fn mesh_config_key(&self) -> ObjectKey {
         ObjectKey::new(&self.cluster, self.namespace.clone(), "istio")

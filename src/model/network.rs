@@ -142,7 +142,18 @@ pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &L
         return NetworkId::default();
     };
     let networks = &networks.spec.networks;
-    let of_cluster = networks.iter().find(|(_, network)| lists_registry(network, cluster));
+    // Names of registries are known in any case: `fromRegistry: consul`.
+    let is_registry = mesh.installation.registries.contains(cluster);
+    let lists = |network: &Network| {
+        let named = network.endpoints.iter().filter_map(|endpoints| match &endpoints.ne {
+            Some(Ne::FromRegistry(name)) => Some(name),
+            _ => None,
+        });
+        is_registry && named.into_iter().any(|name| name.eq_ignore_ascii_case(cluster))
+    };
+    let of_cluster = networks
+        .iter()
+        .find(|(_, network)| lists_registry(network, cluster) || lists(network));
     let found = of_cluster.map(|(id, _)| id).or_else(|| by_range(networks, address));
     found.map(NetworkId::new).unwrap_or_default()
 }

@@ -213,7 +213,12 @@ pub(super) fn of_entry(
     let origin = Origin {
         labels: Shared::new(augmented(&labels, &object.cluster, &locality, "", &known_network)),
         identity,
-        network: NetworkId::new(&entry.network),
+        // Registries have networks as clusters do (`fromRegistry` in meshNetworks).
+        network: if mesh.installation.registries.contains(&object.cluster) {
+            known_network
+        } else {
+            NetworkId::new(&entry.network)
+        },
         cluster: object.cluster.clone(),
         locality,
         weight: entry.weight,

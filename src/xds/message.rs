@@ -83,6 +83,18 @@ pub struct Sent {
     pub written: oneshot::Receiver<()>,
 }
 
+/// A response with objects of configuration.
+pub(super) struct ConfigResponse {
+    /// The type.
+    pub(super) type_url: String,
+    /// The nonce, which is also the version.
+    pub(super) nonce: String,
+    /// The objects.
+    pub(super) resources: Arc<[Arc<EncodedResource>]>,
+    /// The names of removed objects (incremental protocol only).
+    pub(super) removed: Vec<String>,
+}
+
 impl Message {
     /// Encodes a response.
     pub fn new(protocol: Protocol, response: Response) -> Result<(Self, Sent), TooLarge> {
@@ -123,6 +135,20 @@ impl Message {
         let frames = answer.resources.iter().map(|resource| protocol.frame(resource).len());
         let len = frames.sum();
         Self::of(protocol, head, Content::Resources(answer.resources.into()), len)
+    }
+
+    /// Encodes a response with objects of configuration.
+    pub(super) fn of_config(protocol: Protocol, response: ConfigResponse) -> Result<(Self, Sent), TooLarge> {
+        let head = Head {
+            url: response.type_url,
+            version: response.nonce.clone(),
+            nonce: response.nonce,
+            removed: response.removed,
+            control_plane: None,
+        };
+        let frames = response.resources.iter().map(|resource| protocol.frame(resource).len());
+        let len = frames.sum();
+        Self::of(protocol, head, Content::Resources(response.resources), len)
     }
 
     /// Encodes a response without resources.

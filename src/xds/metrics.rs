@@ -22,6 +22,9 @@ const CONVERGENCE_BUCKETS: &[f64] = &[0.1, 0.5, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0]
 /// Buckets for the size of responses, in bytes.
 const SIZE_BUCKETS: &[f64] = &[1.0, 1e4, 1e6, 4e6, 1e7, 4e7];
 
+/// The label of all types of objects of configuration.
+const OBJECTS: &str = "api";
+
 /// A response that was written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SentResponse {
@@ -212,6 +215,11 @@ impl Metrics {
     /// Records a written response to a debug request.
     pub(super) fn sent_debug(&self, sent: &SentResponse) {
         self.record(PAGE, PAGE, sent);
+    }
+
+    /// Records a written response with objects of configuration.
+    pub(super) fn sent_objects(&self, sent: &SentResponse) {
+        self.record(OBJECTS, OBJECTS, sent);
     }
 
     fn record(&self, short: &str, url: &str, sent: &SentResponse) {

@@ -23,6 +23,16 @@ impl Protocol {
         }
     }
 
+    /// Returns true for methods of ADS v2, which old proxies call.
+    pub(super) fn is_old_path(path: &str) -> bool {
+        path.starts_with("/envoy.service.discovery.v2.") || path.starts_with("/envoy.api.v2.")
+    }
+
+    /// Returns true for types of ADS v2.
+    pub(super) fn is_old_type(type_url: &str) -> bool {
+        type_url.starts_with("type.googleapis.com/envoy.api.v2.")
+    }
+
     /// Returns the encoding of a resource as a field of a response.
     pub(super) fn frame(self, resource: &EncodedResource) -> &Bytes {
         match self {

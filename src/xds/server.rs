@@ -17,6 +17,7 @@ use tonic::Status;
 
 use super::{
     admission::{Admission, Limits, Source},
+    config_objects::ConfigObjects,
     debug::DebugHandler,
     events::Events,
     message::{Body, Message, ResponseSender},
@@ -172,6 +173,7 @@ impl Server {
             wall_clock: environment::wall_clock,
             events,
             debug_handler: Arc::default(),
+            config_objects: Arc::default(),
             interners: Arc::new(Interners::new(held)),
             kinds: NodeMetadataPool::default(),
             ambient: if options.serves_ambient {
@@ -209,6 +211,11 @@ impl Server {
     /// Sets the handler of debug requests. Only the first call has an effect.
     pub fn set_debug_handler(&self, debug_handler: Arc<dyn DebugHandler>) {
         let _ = self.shared.debug_handler.set(debug_handler);
+    }
+
+    /// Sets the handler of requests for objects of configuration. Only the first call has an effect.
+    pub fn set_config_objects(&self, config_objects: Arc<dyn ConfigObjects>) {
+        let _ = self.shared.config_objects.set(config_objects);
     }
 
     /// Returns the live connections, for debug pages.
@@ -256,7 +263,7 @@ impl StreamService for Server {
     type Message = Message;
 
     fn has_method(&self, path: &str) -> bool {
-        Protocol::of_path(path).is_some()
+        Protocol::of_path(path).is_some() || Protocol::is_old_path(path)
     }
 
     async fn call<B>(&self, request: Request<B>) -> Response<Body>
@@ -265,7 +272,8 @@ impl StreamService for Server {
         B::Error: std::fmt::Display,
     {
         let Some(protocol) = Protocol::of_path(request.uri().path()) else {
-            return trailers_only(&Status::unimplemented("unknown method"));
+            let message = "ADS v2 is no longer served; hint: connect with ADS v3 (transport_api_version: V3)";
+            return trailers_only(&Status::unimplemented(message));
         };
         if self.shared.refuses_first.swap(false, Ordering::Relaxed) {
             return trailers_only(&Status::unavailable("server warmup not complete; try again"));

@@ -5,6 +5,7 @@
 //! the newest revision when it is ready for it. It does not delay other streams: its permits are released a
 //! moment after a response is passed to the transport.
 
+mod config_session;
 mod debug_responder;
 mod end;
 mod session;
@@ -19,6 +20,7 @@ use tokio::time::{Instant as Timer, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::{
+    config_session::ConfigSession,
     debug_responder::DebugResponder,
     end::EndSignals,
     session::{AdmittedClient, Session},
@@ -30,7 +32,7 @@ pub(super) use self::{
 };
 use super::{
     admission::Source,
-    debug,
+    config_objects, debug,
     events::{self, Attachment, Rejection},
     message::ResponseSender,
     protocol::Protocol,
@@ -64,10 +66,18 @@ pub(super) struct Stream<B> {
 
 /// A stream whose first request is handled next.
 struct BegunStream {
-    session: Session,
+    client: Client,
     first: IncomingRequest,
     /// Held until the stream ends.
     served: Option<ServedStream>,
+}
+
+/// The client of a stream.
+enum Client {
+    /// A proxy.
+    Proxy(Box<Session>),
+    /// A control plane that reads objects of configuration.
+    Config(Box<ConfigSession>),
 }
 
 impl<B> Stream<B>
@@ -96,10 +106,14 @@ where
             return Ok(());
         };
         let BegunStream {
-            mut session,
+            client,
             first,
             served: _served,
         } = begun;
+        let mut session = match client {
+            Client::Proxy(session) => session,
+            Client::Config(session) => return Box::pin(session.run(&mut self.requests, first)).await,
+        };
         Box::pin(session.on_request(first)).await?;
         loop {
             let held_until = session.first_permit.as_ref().map(|(_, until)| *until);
@@ -160,6 +174,29 @@ where
             let Some(next) = next else { return Ok(None) };
             first = next;
         }
+        if config_objects::is_requested_by(&proxy)
+            && let Some(objects) = self.shared.config_objects.get().cloned()
+        {
+            if let Some(caller) = &self.caller
+                && !objects.permits(&caller.identities)
+            {
+                tracing::warn!(node = %proxy.id, peer = ?self.peer, identities = ?caller.identities, "config client denied");
+                return Err(EndReason::NoConfigAccess(caller.identities.clone()));
+            }
+            let permit = tokio::select! {
+                permit = self.shared.admission.first_configuration(&self.source) => permit?,
+                end = ends.next() => return Err(end),
+            };
+            if let Some(pre_auth) = &self.pre_auth {
+                pre_auth.lift_read_limit();
+            }
+            let session = ConfigSession::new(self, &proxy, objects, permit);
+            return Ok(Some(BegunStream {
+                client: Client::Config(Box::new(session)),
+                first,
+                served,
+            }));
+        }
         self.shared.kinds.share(&mut proxy);
         // A machine's configuration depends on its WorkloadEntry, so that is written first.
         let attachment = tokio::select! {
@@ -176,7 +213,7 @@ where
             permit,
         };
         Ok(Some(BegunStream {
-            session: Session::new(self, ends, client),
+            client: Client::Proxy(Box::new(Session::new(self, ends, client))),
             first,
             served,
         }))
@@ -222,6 +259,9 @@ where
             let Some(request) = request else { return Ok(None) };
             if request.type_url == HEALTH_INFORMATION {
                 continue;
+            }
+            if Protocol::is_old_type(&request.type_url) {
+                return Err(EndReason::OldType(request.type_url));
             }
             let node = request.node.as_ref().ok_or(NodeError::Missing)?;
             return Ok(Some((Proxy::from_node(node)?, request)));

@@ -21,6 +21,10 @@ use crate::support::random::Random;
 
 /// A control plane with [`proxies`].
 fn fresh(installation: Installation) -> ControlPlane {
+    let installation = Installation {
+        registries: vec![ClusterId::new(corpus::REGISTRY)],
+        ..installation
+    };
     let proxies = proxies().into_iter().map(Arc::new);
     let requested = [(ConnectionId(GRPC), requested_names())];
     ControlPlane::new(installation, proxies, requested)

@@ -58,6 +58,11 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Like [`Self::configured`], without waiting.
+    pub(crate) fn unready(log: &Path, configure: impl FnOnce(&mut Command)) -> Daemon {
+        Daemon::spawn_serving(log, configure)
+    }
+
     /// Starts `istiod discovery --configDir folder -n namespace` and waits until it is ready.
     pub(crate) fn of_folder(folder: &Path, namespace: &str, log: &Path) -> Result<Daemon, String> {
         Daemon::configured(log, |command| {

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -172,8 +172,14 @@ pub(crate) struct Application {
 impl Application {
     /// Listens on a free port of `ip`, which may be any loopback address.
     pub(crate) fn start(name: &str, ip: &str) -> Application {
+        let ip: IpAddr = ip.parse().expect("an IP address");
+        Application::at(name, SocketAddr::new(ip, 0))
+    }
+
+    /// Listens at an address.
+    pub(crate) fn at(name: &str, address: SocketAddr) -> Application {
         let listener = RUNTIME
-            .block_on(TcpListener::bind((ip, 0)))
+            .block_on(TcpListener::bind(address))
             .expect("a loopback address can be bound");
         let address = listener.local_addr().expect("a bound socket has an address");
         let pending = Arc::new(watch::Sender::new(0));

@@ -27,6 +27,7 @@ const TABLE: &[Rule] = &[
     rule("table", &["base"]),
     rule("template", &["base"]),
     rule("api", &["base", "proto"]),
+    rule("convert", &["base", "api"]),
     rule("inject", &["base", "proto", "api", "template"]),
     rule("model", &["base", "proto", "api", "table"]),
     rule(
@@ -52,6 +53,7 @@ const TABLE: &[Rule] = &[
         "ingest",
         &[
             "base",
+            "proto",
             "api",
             "settings",
             "task",

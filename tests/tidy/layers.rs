@@ -45,6 +45,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "authorization",
             "trust_anchors",
             "grpc",
+            "config_object",
             // Dispatch by type, and the memos.
             "plan",
             "store",
@@ -100,6 +101,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sotw",
             "connection",
             "debug",
+            "config_objects",
             "events",
             "message",
             "metrics",

@@ -7,7 +7,7 @@ use super::source::sources;
 use super::verdict;
 
 const PURE: &[&str] = &[
-    "proto", "base", "api", "table", "template", "inject", "model", "analyze", "generate",
+    "proto", "base", "api", "convert", "table", "template", "inject", "model", "analyze", "generate",
 ];
 
 /// Names that pure code must not contain, with what they give access to.

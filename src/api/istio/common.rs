@@ -57,12 +57,21 @@ pub fn string_match(at: &FieldPath<'_>, matched: Option<&StringMatch>) {
     }
 }
 
-/// Checks key and value of a label by the rules of Kubernetes.
-pub fn label(at: &FieldPath<'_>, key: &str, value: &str) {
+/// Returns true if key and value of a label keep the rules of Kubernetes.
+pub fn is_label_pair(key: &str, value: &str) -> bool {
+    is_label_key(key) && is_label_text(value)
+}
+
+fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key
         .split_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    if prefix.is_some_and(|prefix| !is_fqdn(prefix)) || name.is_empty() || !is_label_text(name) {
+    prefix.is_none_or(is_fqdn) && !name.is_empty() && is_label_text(name)
+}
+
+/// Checks key and value of a label by the rules of Kubernetes.
+pub fn label(at: &FieldPath<'_>, key: &str, value: &str) {
+    if !is_label_key(key) {
         at.error(format!("{key:?} is not a label key"));
     }
     if !is_label_text(value) {

@@ -17,6 +17,14 @@ impl RawMetadata {
         Self(Shared::new(text.into()))
     }
 
+    /// Returns the text of a key; `None` if it is absent or no text. Costs a search if it is absent.
+    pub fn text(&self, key: &str) -> Option<String> {
+        if !self.0.contains(key) {
+            return None;
+        }
+        self.values().get(key)?.as_str().map(str::to_owned)
+    }
+
     /// Parses the metadata.
     pub fn values(&self) -> BTreeMap<String, Value> {
         serde_json::from_str(&self.0).expect("because the text was written from a map")

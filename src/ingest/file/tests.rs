@@ -38,7 +38,8 @@ impl Fixture {
     fn settings(&self) -> FileSettings {
         let cluster = ClusterId::new_static("Kubernetes");
         FileSettings {
-            folder: self.path().to_owned(),
+            folder: Some(self.path().to_owned()),
+            only: None,
             mesh_key: ObjectKey::new(&cluster, "istio-system", "istio"),
             cluster,
             objects: Objects::All,
@@ -171,7 +172,7 @@ fn a_folder_with_kubernetes_contributes_only_config() {
 fn a_missing_folder_is_an_error() {
     let fixture = Fixture::new(&[]);
     let settings = FileSettings {
-        folder: fixture.path().join("none"),
+        folder: Some(fixture.path().join("none")),
         ..fixture.settings()
     };
     let error = FileSource::open(settings, Arc::new(|_| {})).err().unwrap();

@@ -26,6 +26,50 @@ spec: {type: LoadBalancer, ports: [{port: 15443, name: tls, nodePort: 31000}]}
 status: {loadBalancer: {ingress: [{ip: 2.2.2.2}, {hostname: gw.example.com}, {ip: 1.1.1.1}]}}
 ";
 
+/// An entry of a registry's service, with one endpoint.
+fn entry(cluster: &str, address: &str, labels: &str) -> Vec<crate::api::Row> {
+    let text = format!(
+        "{{apiVersion: networking.istio.io/v1, kind: ServiceEntry, metadata: {{name: web}}, spec: {{\
+         hosts: [web.service.consul], ports: [{{number: 80, name: http, protocol: HTTP}}], resolution: STATIC, \
+         endpoints: [{{address: {address}, labels: {{{labels}}}}}]}}}}"
+    );
+    let documents = crate::api::yaml::documents(&text);
+    let object = documents[0].parse().expect("because the text is YAML");
+    crate::api::document::parse(&ClusterId::new(cluster), &object).rows
+}
+
+#[test]
+fn registries_count_in_their_order_and_have_networks() {
+    let installation = Installation {
+        registries: vec!["Mock".into(), "Consul".into()],
+        ..Installation::default()
+    };
+    let networks = "networks: {n1: {endpoints: [{fromRegistry: consul}]}, n2: {endpoints: [{fromRegistry: c2}]}}\n";
+    let mut world = fixture::folder_world(installation, &[("meshnetworks.yaml", networks)]);
+    let rows = [
+        entry("Consul", "10.0.0.1", "a: b"),
+        entry("Mock", "10.0.0.2", "a: b"),
+        entry("c2", "10.0.0.3", "a: b"),
+    ];
+    let changes = rows.into_iter().flatten().map(crate::model::Change::Upsert).collect();
+    let mesh = world.commit(changes).snapshot;
+    let key = crate::model::ServiceKey {
+        hostname: "web.service.consul".into(),
+        namespace: "default".into(),
+    };
+    let endpoints = &mesh
+        .endpoints
+        .get(&Cx::untracked(), &key)
+        .expect("because it has entries")
+        .endpoints;
+    let found: Vec<(&str, &str)> = endpoints
+        .iter()
+        .map(|endpoint| (endpoint.address.as_str(), endpoint.origin.network.as_str()))
+        .collect();
+    let want = [("10.0.0.2", ""), ("10.0.0.1", "n1")];
+    assert_eq!(found, want, "clusters that are no registry do not count");
+}
+
 #[test]
 fn labelled_services_and_addresses_are_gateways() {
     let networks = "

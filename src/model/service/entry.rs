@@ -19,17 +19,18 @@ use crate::{
     table::Cx,
 };
 
-/// Returns the ServiceEntries of the config cluster that declare the host in the namespace, oldest first.
+/// Returns the ServiceEntries of the config cluster and of registries that declare the host in the namespace: those of
+/// the first registry first, then oldest first.
 pub(in crate::model) fn entries<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     key: &ServiceKey,
 ) -> Vec<&'a Shared<Config<ServiceEntry>>> {
     let rows = mesh.service_entries_by_host.get(cx, key);
-    let own = rows.filter(|(object, _)| object.cluster == mesh.installation.cluster);
-    let mut entries: Vec<_> = own.map(|(_, entry)| entry).collect();
-    entries.sort_by(|a, b| a.meta.age_order().cmp(&b.meta.age_order()));
-    entries
+    let ranked = rows.filter_map(|(object, entry)| Some((mesh.installation.entry_rank(&object.cluster)?, entry)));
+    let mut entries: Vec<_> = ranked.collect();
+    entries.sort_by(|(rank_a, a), (rank_b, b)| (rank_a, a.meta.age_order()).cmp(&(rank_b, b.meta.age_order())));
+    entries.into_iter().map(|(_, entry)| entry).collect()
 }
 
 /// Returns the services of the entries, oldest first. Invalid addresses have none.

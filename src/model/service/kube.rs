@@ -12,6 +12,9 @@ use crate::{
 
 /// Annotation of Services with the namespaces that see them.
 pub(in crate::model) const EXPORT_TO: &str = "networking.istio.io/exportTo";
+/// Visibility of a Service in a snapshot of release 1.1: PUBLIC, or PRIVATE to its namespace. That release documented
+/// an annotation and read a label.
+const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
 
 /// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
 const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
@@ -108,7 +111,12 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         object.cluster_ips.clone()
     };
     let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
+    let scope = match annotation(CONFIG_SCOPE) {
+        "" => meta.labels.get(CONFIG_SCOPE).map_or("", SmolStr::as_str),
+        scope => scope,
+    };
     let export_to = match annotation(EXPORT_TO) {
+        "" if scope == "PRIVATE" => vec![".".to_owned()],
         "" => Vec::new(),
         list => list.split(',').map(|entry| entry.trim().to_owned()).collect(),
     };

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use smol_str::SmolStr;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
@@ -35,10 +36,17 @@ pub(in crate::xds) enum EndReason {
     Silent,
     #[error("the credentials of the client have expired; connect again")]
     Expired,
+    #[error("type {0:?} of ADS v2 is no longer served; hint: request the type of v3 (resource_api_version: V3)")]
+    OldType(String),
     #[error("ztunnel requires PILOT_ENABLE_AMBIENT=true")]
     NoAmbient,
     #[error("authorization failed: {0}")]
     Forbidden(String),
+    #[error(
+        "identities {0:?} may not read the configuration of all namespaces; hint: use a service account of the control \
+         plane's namespace, or set DEBUG_ENDPOINT_AUTH_ALLOWED_NAMESPACES"
+    )]
+    NoConfigAccess(Vec<SmolStr>),
     #[error(transparent)]
     Request(#[from] RequestError),
     #[error(transparent)]
@@ -85,8 +93,8 @@ impl EndReason {
             Self::Silent => Code::DeadlineExceeded,
             Self::Expired => Code::Unauthenticated,
             Self::NoAmbient => Code::Unknown,
-            Self::Forbidden(_) => Code::PermissionDenied,
-            Self::Node(_) => Code::InvalidArgument,
+            Self::Forbidden(_) | Self::NoConfigAccess(_) => Code::PermissionDenied,
+            Self::Node(_) | Self::OldType(_) => Code::InvalidArgument,
             Self::Busy { .. }
             | Self::Subscription(_)
             | Self::SubscriptionMemory(_)

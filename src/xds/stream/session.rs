@@ -30,6 +30,7 @@ use crate::{
         events::{Attachment, Health},
         message::{Message, ResponseSender},
         metrics::SentResponse,
+        protocol::Protocol,
         registry::{NewConnection, Registration},
         request::{IncomingRequest, UnservedRequest},
     },
@@ -126,6 +127,8 @@ impl Session {
                 self.on_health(incoming.complaint).await;
             } else if debug::is_debug(&incoming.type_url) {
                 return Box::pin(self.debug_responder.answer(incoming)).await;
+            } else if Protocol::is_old_type(&incoming.type_url) {
+                return Err(EndReason::OldType(incoming.type_url));
             } else if let Some(unserved) = incoming.unserved {
                 return Box::pin(self.on_unserved(incoming.type_url, unserved)).await;
             }

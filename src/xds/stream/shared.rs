@@ -12,8 +12,8 @@ use crate::{
     generate::proxy::{NodeMetadataPool, Proxy},
     push::groups::Groups,
     xds::{
-        admission::Admission, debug::DebugHandler, events::Events, metrics::Metrics, registry::Registry,
-        share::Interners,
+        admission::Admission, config_objects::ConfigObjects, debug::DebugHandler, events::Events, metrics::Metrics,
+        registry::Registry, share::Interners,
     },
 };
 
@@ -60,6 +60,8 @@ pub(in crate::xds) struct Shared {
     pub(in crate::xds) events: Option<Events>,
     /// The handler of debug requests; set once it exists.
     pub(in crate::xds) debug_handler: Arc<OnceLock<Arc<dyn DebugHandler>>>,
+    /// The handler of requests for objects of configuration; set once it exists.
+    pub(in crate::xds) config_objects: Arc<OnceLock<Arc<dyn ConfigObjects>>>,
     /// The name lists of requests: equal lists are stored once.
     pub(in crate::xds) interners: Arc<Interners>,
     /// The node metadata of clients: equal metadata is stored once.

@@ -1,0 +1,119 @@
+//! Connections to the server of a config source.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use tonic::transport::{Channel, Endpoint as TonicEndpoint};
+
+use super::CONNECTION;
+use crate::{
+    base::Sensitive,
+    fetch::{ClientTls, Dialer, Endpoint, with_causes},
+    proto::istio::networking::v1alpha3::{ClientTlsSettings, client_tls_settings::TlSmode},
+};
+
+/// A certificate of the mesh for this control plane, as PEM.
+#[derive(Clone, Debug)]
+pub struct MeshCertificate {
+    /// The chain, the leaf first.
+    pub chain: Bytes,
+    /// The key.
+    pub key: Sensitive,
+    /// The roots of the mesh.
+    pub roots: Bytes,
+}
+
+/// Issues certificates of the mesh, for `ISTIO_MUTUAL`.
+pub type IssueCertificate = Arc<dyn Fn() -> BoxFuture<'static, Result<MeshCertificate, String>> + Send + Sync>;
+
+/// Reads the roots in the Secret of a `credentialName`, as PEM.
+pub type ReadRoots = Arc<dyn Fn(String) -> BoxFuture<'static, Result<Bytes, String>> + Send + Sync>;
+
+/// The server of a config source.
+#[derive(Clone)]
+pub(super) struct Server {
+    pub(super) host: String,
+    pub(super) port: u16,
+    pub(super) tls: Option<ClientTlsSettings>,
+    pub(super) issue: IssueCertificate,
+    pub(super) read_roots: ReadRoots,
+}
+
+impl Server {
+    /// Connects, with the certificates that are valid now.
+    pub(super) async fn connect(&self) -> Result<Channel, String> {
+        let tls = self.tls().await?;
+        let tls = match &tls {
+            None => None,
+            Some(tls) => Some((
+                tls.server_name.as_str(),
+                tls.config().map_err(|error| error.to_string())?,
+            )),
+        };
+        let dialer = Dialer::new(Endpoint::Host(self.host.clone(), self.port), tls)?;
+        let endpoint = TonicEndpoint::from_shared(format!("http://{}:{}", self.host, self.port));
+        let endpoint = endpoint
+            .map_err(|error| error.to_string())?
+            .http2_keep_alive_interval(CONNECTION.keepalive_interval)
+            .keep_alive_timeout(CONNECTION.keepalive_timeout)
+            .keep_alive_while_idle(true)
+            .initial_stream_window_size(CONNECTION.window_bytes)
+            .initial_connection_window_size(CONNECTION.window_bytes);
+        let connected = endpoint.connect_with_connector(dialer).await;
+        connected.map_err(|error| with_causes(&error))
+    }
+
+    /// Returns the settings of TLS; `None` for plaintext.
+    async fn tls(&self) -> Result<Option<ClientTls>, String> {
+        let Some(settings) = &self.tls else { return Ok(None) };
+        let base = ClientTls {
+            server_name: settings.sni.clone(),
+            subject_alt_names: settings.subject_alt_names.clone(),
+            insecure_skip_verify: settings.insecure_skip_verify.unwrap_or_default(),
+            revoked: pem(&settings.ca_crl)?.unwrap_or_default(),
+            alpn: vec![b"h2".to_vec()],
+            ..ClientTls::default()
+        };
+        let roots = match settings.credential_name.as_str() {
+            "" => pem(&settings.ca_certificates)?,
+            name => Some((self.read_roots)(name.to_owned()).await?),
+        };
+        match settings.mode() {
+            TlSmode::Disable => Ok(None),
+            TlSmode::Simple => Ok(Some(ClientTls { roots, ..base })),
+            TlSmode::Mutual => {
+                let missing = |field: &str| format!("tlsSettings.{field} is required for MUTUAL");
+                let chain = pem(&settings.client_certificate)?.ok_or_else(|| missing("clientCertificate"))?;
+                let key = pem(&settings.private_key)?.ok_or_else(|| missing("privateKey"))?;
+                Ok(Some(ClientTls {
+                    roots,
+                    identity: Some((chain, Sensitive::new(key))),
+                    ..base
+                }))
+            }
+            TlSmode::IstioMutual => {
+                let certificate = (self.issue)().await?;
+                Ok(Some(ClientTls {
+                    roots: Some(roots.unwrap_or(certificate.roots)),
+                    identity: Some((certificate.chain, certificate.key)),
+                    ..base
+                }))
+            }
+        }
+    }
+}
+
+/// Returns PEM that is given as text or as the path of a file; `None` if nothing is given.
+///
+/// Parity (pkg/adsc/adsc.go): `caCertificates` is the text itself. DestinationRules have paths.
+fn pem(given: &str) -> Result<Option<Bytes>, String> {
+    match given {
+        "" => Ok(None),
+        text if text.contains("-----BEGIN ") => Ok(Some(Bytes::from(text.to_owned()))),
+        path => match std::fs::read(path) {
+            Ok(bytes) => Ok(Some(bytes.into())),
+            Err(error) => Err(format!("cannot read {path}: {error}")),
+        },
+    }
+}

@@ -1,0 +1,359 @@
+//! The watcher of one datacenter.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+    time::Duration,
+};
+
+use smol_str::SmolStr;
+use tokio::{
+    sync::{Semaphore, mpsc},
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    ConsulSettings, FIRST_DELAY, LONGEST_DELAY,
+    api::{Catalog, Check, ConsulClient, HealthEntry, Indexed, QueryError},
+};
+use crate::ingest::{backoff::Backoff, in_flight::InFlight, registry_metrics::OfRegistry};
+
+/// The number of services that are read at the same time.
+const CONCURRENT: usize = 16;
+/// Shortest interval between two answers of a blocking query, after a burst of two.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// Delay of a complete reading after a registration that names no service. The checks of a registration arrive earlier.
+const UNEXPLAINED: Duration = Duration::from_millis(300);
+/// Delay of a complete reading after registrations that named their services. It finds those that came between.
+const RECONCILE: Duration = Duration::from_secs(10);
+/// The service of Consul's servers.
+const SERVERS: &str = "consul";
+
+/// A change of a datacenter.
+#[derive(Debug)]
+pub(super) enum Update {
+    /// A service has these instances.
+    Service(SmolStr, Vec<HealthEntry>),
+    /// A service does not exist any more.
+    Gone(SmolStr),
+    /// All services were read once.
+    Synced,
+}
+
+/// An answer of a blocking query.
+enum Answer {
+    Catalog(Catalog),
+    Checks(Vec<Check>),
+}
+
+/// The watcher.
+pub(super) struct Watcher {
+    client: ConsulClient,
+    datacenter: Option<String>,
+    interval: Duration,
+    metrics: OfRegistry,
+    /// The services with their tags; `None` before the first answer.
+    catalog: Option<Catalog>,
+    /// The status of all checks; `None` before the first answer.
+    checks: Option<BTreeMap<(String, String), Check>>,
+    reading: InFlight<SmolStr, Result<Vec<HealthEntry>, QueryError>>,
+    permits: Arc<Semaphore>,
+    /// The services that are being read.
+    pending: BTreeSet<SmolStr>,
+    /// Failed attempts in a row, by service.
+    failures: BTreeMap<SmolStr, u32>,
+    is_synced: bool,
+    sweep_at: Option<Instant>,
+    last_sweep: Option<Instant>,
+    last_explained: Option<Instant>,
+}
+
+impl Watcher {
+    pub(super) fn new(settings: &ConsulSettings, datacenter: Option<String>, metrics: OfRegistry) -> Self {
+        Self {
+            client: settings.client().clone(),
+            datacenter,
+            interval: settings.interval,
+            metrics,
+            catalog: None,
+            checks: None,
+            reading: InFlight::default(),
+            permits: Arc::new(Semaphore::new(CONCURRENT)),
+            pending: BTreeSet::new(),
+            failures: BTreeMap::new(),
+            is_synced: false,
+            sweep_at: None,
+            last_sweep: None,
+            last_explained: None,
+        }
+    }
+
+    /// Sends updates until the receiver is closed.
+    pub(super) async fn run(mut self, index: usize, updates: mpsc::Sender<(usize, Update)>) {
+        let (answers_out, mut answers) = mpsc::channel(2);
+        let (client, datacenter) = (self.client.clone(), self.datacenter.clone());
+        let query = |name: &'static str| Query {
+            name,
+            answers: answers_out.clone(),
+            metrics: self.metrics.clone(),
+            interval: self.interval,
+        };
+        let catalog = query("catalog").follow(Answer::Catalog, |at| {
+            let (client, datacenter) = (client.clone(), datacenter.clone());
+            async move { client.catalog(datacenter.as_deref(), at).await }
+        });
+        let checks = query("checks").follow(Answer::Checks, |at| {
+            let (client, datacenter) = (client.clone(), datacenter.clone());
+            async move { client.checks(datacenter.as_deref(), at).await }
+        });
+        let handling = async {
+            loop {
+                let sweep_at = self.sweep_at;
+                let update = tokio::select! {
+                    answer = answers.recv() => match answer {
+                        Some(Answer::Catalog(catalog)) => self.on_catalog(catalog),
+                        Some(Answer::Checks(checks)) => self.on_checks(checks),
+                        None => return,
+                    },
+                    (name, answer) = self.reading.next() => self.on_service(name, answer),
+                    () = sleep_until(sweep_at.unwrap_or_else(Instant::now)), if sweep_at.is_some() => {
+                        self.sweep();
+                        Vec::new()
+                    }
+                };
+                for update in update {
+                    if updates.send((index, update)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = handling => {}
+            () = catalog => {}
+            () = checks => {}
+        }
+    }
+
+    fn on_catalog(&mut self, mut catalog: Catalog) -> Vec<Update> {
+        catalog.remove(SERVERS);
+        let known = self.catalog.take();
+        let is_first = known.is_none();
+        let known = known.unwrap_or_default();
+        let mut is_explained = false;
+        let mut updates = Vec::new();
+        for (name, tags) in &catalog {
+            if known.get(name) != Some(tags) {
+                is_explained = true;
+                self.read(SmolStr::new(name), Duration::ZERO);
+            }
+        }
+        for name in known.into_keys().filter(|name| !catalog.contains_key(name)) {
+            is_explained = true;
+            let name = SmolStr::from(name);
+            self.reading.cancel(&name);
+            self.pending.remove(&name);
+            self.failures.remove(&name);
+            updates.push(Update::Gone(name));
+        }
+        self.catalog = Some(catalog);
+        if is_first {
+            updates.extend(self.synced());
+        } else {
+            self.schedule_sweep(is_explained);
+        }
+        updates
+    }
+
+    fn on_checks(&mut self, checks: Vec<Check>) -> Vec<Update> {
+        let checks: BTreeMap<(String, String), Check> = checks
+            .into_iter()
+            .map(|check| ((check.node.clone(), check.check_id.clone()), check))
+            .collect();
+        let Some(known) = self.checks.replace(checks) else {
+            return Vec::new();
+        };
+        let checks = self.checks.as_ref().unwrap_or(&known);
+        let (mut services, mut nodes) = (BTreeSet::new(), BTreeSet::new());
+        let mut add = |check: &Check| match check.service_name.as_str() {
+            "" => drop(nodes.insert(check.node.clone())),
+            name => drop(services.insert(SmolStr::new(name))),
+        };
+        for (key, check) in checks {
+            if known.get(key) != Some(check) {
+                add(check);
+            }
+        }
+        known
+            .iter()
+            .filter(|(key, _)| !checks.contains_key(*key))
+            .for_each(|(_, check)| add(check));
+        // A check of a node concerns all its instances. Those without checks of their own are not known here.
+        for check in checks.values().filter(|check| nodes.contains(&check.node)) {
+            if !check.service_name.is_empty() {
+                services.insert(SmolStr::new(&check.service_name));
+            }
+        }
+        let exists = |name: &SmolStr| {
+            self.catalog
+                .as_ref()
+                .is_some_and(|catalog| catalog.contains_key(name.as_str()))
+        };
+        let services: Vec<SmolStr> = services.into_iter().filter(exists).collect();
+        if !services.is_empty() {
+            self.last_explained = Some(Instant::now());
+            if let Some(at) = self.sweep_at {
+                self.sweep_at = Some(at.max(Instant::now() + RECONCILE));
+            }
+        }
+        if !nodes.is_empty() {
+            self.sweep_at = Some(self.earliest_sweep(UNEXPLAINED));
+        }
+        for name in services {
+            self.read(name, Duration::ZERO);
+        }
+        Vec::new()
+    }
+
+    fn on_service(&mut self, name: SmolStr, answer: Result<Vec<HealthEntry>, QueryError>) -> Vec<Update> {
+        match answer {
+            Ok(entries) => {
+                self.pending.remove(&name);
+                self.failures.remove(&name);
+                let mut updates = vec![Update::Service(name, entries)];
+                updates.extend(self.synced());
+                updates
+            }
+            Err(error) => {
+                self.metrics.failed(error.label(), 1);
+                let failures = self.failures.entry(name.clone()).or_default();
+                let delay = FIRST_DELAY.saturating_mul(1 << (*failures).min(6)).min(LONGEST_DELAY);
+                *failures += 1;
+                tracing::warn!(service = %name, %error, retry_in = ?delay, "failed to read a service of Consul");
+                self.read(name, delay);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Starts reading a service after a delay.
+    fn read(&mut self, name: SmolStr, delay: Duration) {
+        let (client, datacenter, permits) = (self.client.clone(), self.datacenter.clone(), self.permits.clone());
+        let service = name.clone();
+        self.pending.insert(name.clone());
+        self.reading.insert(name, async move {
+            sleep(delay).await;
+            let _permit = permits.acquire().await;
+            client.service(datacenter.as_deref(), &service).await
+        });
+    }
+
+    /// Reads all services.
+    fn sweep(&mut self) {
+        self.sweep_at = None;
+        self.last_sweep = Some(Instant::now());
+        let names: Vec<SmolStr> = self.catalog.iter().flat_map(BTreeMap::keys).map(SmolStr::new).collect();
+        for name in names {
+            if !self.pending.contains(&name) {
+                self.read(name, Duration::ZERO);
+            }
+        }
+    }
+
+    /// Schedules a complete reading after a change of the catalog.
+    fn schedule_sweep(&mut self, is_explained: bool) {
+        let recently = |at: Instant| at.elapsed() < UNEXPLAINED;
+        let is_explained = is_explained || self.last_explained.is_some_and(recently);
+        let at = self.earliest_sweep(if is_explained { RECONCILE } else { UNEXPLAINED });
+        self.sweep_at = Some(self.sweep_at.map_or(at, |known| known.min(at)));
+    }
+
+    fn earliest_sweep(&self, delay: Duration) -> Instant {
+        let at = Instant::now() + delay;
+        self.last_sweep.map_or(at, |last| at.max(last + self.interval))
+    }
+
+    /// Returns an update when all services have been read for the first time.
+    fn synced(&mut self) -> Option<Update> {
+        let is_complete = self.catalog.is_some() && self.pending.is_empty();
+        (is_complete && !std::mem::replace(&mut self.is_synced, is_complete)).then_some(Update::Synced)
+    }
+}
+
+/// A blocking query that is repeated.
+struct Query {
+    name: &'static str,
+    answers: mpsc::Sender<Answer>,
+    metrics: OfRegistry,
+    interval: Duration,
+}
+
+impl Query {
+    /// Sends each changed answer. An answer is no proof of a change, and a lower index starts again.
+    async fn follow<T, F>(self, wrap: fn(T) -> Answer, mut ask: impl FnMut(u64) -> F)
+    where
+        F: Future<Output = Result<Indexed<T>, QueryError>>,
+    {
+        let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
+        let (mut index, mut was_filtered) = (0, false);
+        let mut tokens = Tokens::new();
+        loop {
+            match ask(index).await {
+                Ok(answer) => {
+                    backoff.reset();
+                    self.metrics.connected(true);
+                    if answer.is_filtered && !was_filtered {
+                        tracing::warn!(query = self.name, "Consul's token may not read all services and nodes");
+                    }
+                    was_filtered = answer.is_filtered;
+                    if answer.index > 0 && answer.index < index {
+                        // The server lost its state or was replaced: its next answer is complete.
+                        index = 0;
+                        tokens.take().await;
+                        continue;
+                    }
+                    let is_same = answer.index == index && index > 0;
+                    if !is_same && self.answers.send(wrap(answer.value)).await.is_err() {
+                        return;
+                    }
+                    if answer.index == 0 {
+                        // The server does not block: poll.
+                        index = 0;
+                        sleep(self.interval).await;
+                        continue;
+                    }
+                    index = answer.index;
+                    tokens.take().await;
+                }
+                Err(error) => {
+                    self.metrics.failed(error.label(), 1);
+                    self.metrics.connected(false);
+                    let retry_in = backoff.next();
+                    tracing::warn!(query = self.name, %error, ?retry_in, "Consul query failed, keeping the last state");
+                    // After an outage, the state is read again instead of waiting for a change.
+                    index = 0;
+                    sleep(retry_in).await;
+                }
+            }
+        }
+    }
+}
+
+/// A token bucket of two.
+struct Tokens {
+    next: Instant,
+}
+
+impl Tokens {
+    fn new() -> Self {
+        Self { next: Instant::now() }
+    }
+
+    async fn take(&mut self) {
+        let now = Instant::now();
+        self.next = self.next.max(now) + MIN_INTERVAL;
+        // One more token may be taken ahead of its time.
+        sleep_until(self.next - 2 * MIN_INTERVAL).await;
+    }
+}

@@ -1,0 +1,300 @@
+//! A stream of a client that reads objects of configuration.
+//!
+//! Each requested type is answered with all its objects, and pushed when one of them has changed: all of them in state
+//! of the world, and only the changes to incremental clients. Whatever a sidecar of the client's namespace would see
+//! does not matter. A response is written before the next one is made, so a slow client gets the newest state later.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::{StreamExt, stream::BoxStream};
+use smol_str::SmolStr;
+use tokio::time::timeout;
+
+use super::{
+    Stream,
+    debug_responder::DebugResponder,
+    end::{EndReason, EndSignals},
+    shared::Shared,
+};
+use crate::{
+    generate::{EncodedResource, proxy::Proxy},
+    task,
+    xds::{
+        admission::{Permit, Source},
+        config_objects::{ConfigObjects, Resources},
+        debug,
+        message::{ConfigResponse, Message, ResponseSender},
+        metrics::SentResponse,
+        protocol::Protocol,
+        request::{IncomingRequest, Requests},
+    },
+};
+
+/// The maximum number of types of a stream. All versions of all kinds are fewer.
+const MAX_TYPES: usize = 128;
+/// The maximum length of a type.
+const MAX_TYPE_BYTES: usize = 256;
+
+/// A stream of a client that reads objects.
+pub(super) struct ConfigSession {
+    shared: Arc<Shared>,
+    objects: Arc<dyn ConfigObjects>,
+    protocol: Protocol,
+    node: SmolStr,
+    version: SmolStr,
+    source: Source,
+    sender: ResponseSender,
+    ends: EndSignals,
+    changes: BoxStream<'static, ()>,
+    debug_responder: DebugResponder,
+    watched: Vec<Watched>,
+    responses: u64,
+    /// Held until the first response is written.
+    first_permit: Option<Permit>,
+}
+
+/// A requested type.
+struct Watched {
+    type_url: String,
+    /// The name of the objects that it is a version of; `None` if it is unknown.
+    kind: Option<SmolStr>,
+    /// False for another version of a type that was requested before. It has no objects, since a client that reads
+    /// several versions would have every object several times.
+    is_first_version: bool,
+    nonce: SmolStr,
+    sent: Resources,
+}
+
+impl ConfigSession {
+    pub(super) fn new<B>(
+        stream: &Stream<B>,
+        proxy: &Proxy,
+        objects: Arc<dyn ConfigObjects>,
+        permit: Permit,
+    ) -> ConfigSession
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        let shared = stream.shared.clone();
+        let version = proxy.node.version_text.clone();
+        shared.metrics.connected(&version);
+        tracing::info!(node = %proxy.id, peer = ?stream.peer, protocol = ?stream.protocol, "config client connected");
+        Self {
+            ends: EndSignals::new(&stream.sender, &stream.draining),
+            changes: objects.changes(),
+            objects,
+            protocol: stream.protocol,
+            node: proxy.id.clone(),
+            version,
+            source: stream.source.clone(),
+            sender: stream.sender.clone(),
+            debug_responder: stream.debug_responder(),
+            shared,
+            watched: Vec::new(),
+            responses: 0,
+            first_permit: Some(permit),
+        }
+    }
+
+    /// Serves the stream until the client closes it.
+    pub(super) async fn run<B>(mut self, requests: &mut Requests<B>, first: IncomingRequest) -> Result<(), EndReason>
+    where
+        B: http_body::Body<Data = Bytes> + Unpin,
+        B::Error: std::fmt::Display,
+    {
+        self.on_request(first).await?;
+        loop {
+            tokio::select! {
+                biased;
+                end = self.ends.next() => return Err(end),
+                request = requests.next() => match request? {
+                    Some(request) => self.on_request(request).await?,
+                    None => return Ok(()),
+                },
+                changed = self.changes.next() => {
+                    changed.ok_or(EndReason::ShuttingDown)?;
+                    self.push().await?;
+                }
+            }
+        }
+    }
+
+    async fn on_request(&mut self, incoming: IncomingRequest) -> Result<(), EndReason> {
+        if debug::is_debug(&incoming.type_url) {
+            return Box::pin(self.debug_responder.answer(incoming)).await;
+        }
+        self.shared.metrics.received(incoming.size_bytes);
+        let (nonce, is_rejection) = match (&incoming.unserved, &incoming.request) {
+            (Some(request), _) => (request.nonce.clone(), request.is_rejection),
+            (None, Some(request)) => (request.nonce.clone(), request.error.is_some()),
+            (None, None) => return Ok(()),
+        };
+        if incoming.type_url.is_empty() || incoming.type_url.len() > MAX_TYPE_BYTES {
+            return Ok(());
+        }
+        if is_rejection {
+            let complaint = incoming.complaint.unwrap_or_default();
+            tracing::warn!(node = %self.node, r#type = incoming.type_url, complaint, "config client rejected objects");
+            return Ok(());
+        }
+        let known = self
+            .watched
+            .iter()
+            .position(|watched| watched.type_url == incoming.type_url);
+        let index = match known {
+            // The first request of a stream may repeat a type; everything else acknowledges, or is outdated.
+            Some(_) if self.protocol == Protocol::Delta || !nonce.is_empty() => return Ok(()),
+            Some(index) => index,
+            None if self.watched.len() >= MAX_TYPES => return Ok(()),
+            None => self.watch(incoming.type_url),
+        };
+        self.send(index, true).await
+    }
+
+    /// Adds a type and returns its index.
+    fn watch(&mut self, type_url: String) -> usize {
+        let kind = self.objects.kind(&type_url);
+        if kind.is_none() {
+            tracing::warn!(node = %self.node, r#type = type_url, "config client requested an unknown type");
+        }
+        let is_first_version = kind.is_some() && self.watched.iter().all(|watched| watched.kind != kind);
+        self.watched.push(Watched {
+            type_url,
+            kind,
+            is_first_version,
+            nonce: SmolStr::default(),
+            sent: Resources::default(),
+        });
+        self.watched.len() - 1
+    }
+
+    /// Sends the types whose objects have changed.
+    async fn push(&mut self) -> Result<(), EndReason> {
+        for index in 0..self.watched.len() {
+            self.send(index, false).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends the objects of a type, if they have changed or `must_answer`.
+    async fn send(&mut self, index: usize, must_answer: bool) -> Result<(), EndReason> {
+        let rendering = (self.shared.clock)();
+        let watched = &mut self.watched[index];
+        let present = if watched.is_first_version {
+            let (objects, type_url) = (&self.objects, &watched.type_url);
+            task::aside(|| objects.list(type_url)).unwrap_or_default()
+        } else {
+            Resources::default()
+        };
+        if !must_answer && Arc::ptr_eq(&present, &watched.sent) {
+            return Ok(());
+        }
+        let (resources, removed) = match self.protocol {
+            Protocol::Sotw => (present.clone(), Vec::new()),
+            Protocol::Delta if must_answer => (present.clone(), Vec::new()),
+            Protocol::Delta => difference(&watched.sent, &present),
+        };
+        let is_same = resources.is_empty() && removed.is_empty() && watched.sent.is_empty() == present.is_empty();
+        watched.sent = present;
+        if is_same && !must_answer {
+            return Ok(());
+        }
+        self.responses += 1;
+        watched.nonce = SmolStr::from(self.responses.to_string());
+        let response = ConfigResponse {
+            type_url: watched.type_url.clone(),
+            nonce: watched.nonce.to_string(),
+            resources,
+            removed,
+        };
+        let (message, mut sent) = Message::of_config(self.protocol, response)?;
+        let written = async {
+            let permit = self.shared.admission.response(&self.source, sent.size_bytes).await;
+            let sending = (self.shared.clock)();
+            self.sender.send(message).await?;
+            // A slow reader loses its permit. `written` always completes with an error.
+            if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {
+                drop(permit);
+                let _ = sent.written.await;
+            }
+            let now = (self.shared.clock)();
+            self.shared.metrics.sent_objects(&SentResponse {
+                size_bytes: sent.size_bytes,
+                sending: now.saturating_duration_since(sending),
+                pushing: now.saturating_duration_since(rendering),
+            });
+            Ok(())
+        };
+        let ended = tokio::select! {
+            written = written => written,
+            end = self.ends.next() => Err(end),
+        };
+        self.first_permit = None;
+        ended
+    }
+}
+
+impl Drop for ConfigSession {
+    fn drop(&mut self) {
+        self.shared.metrics.disconnected(&self.version);
+        tracing::info!(node = %self.node, "config client disconnected");
+    }
+}
+
+/// Returns the changed resources and the names of removed ones. Both lists are sorted by name.
+fn difference(before: &Resources, after: &Resources) -> (Resources, Vec<String>) {
+    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
+    let (mut changed, mut removed): (Vec<Arc<EncodedResource>>, Vec<String>) = (Vec::new(), Vec::new());
+    while let Some(resource) = new.peek() {
+        match old.peek() {
+            Some(known) if known.name < resource.name => {
+                removed.push(known.name.to_string());
+                old.next();
+                continue;
+            }
+            Some(known) if known.name == resource.name => {
+                if !Arc::ptr_eq(known, resource) && known != resource {
+                    changed.push((*resource).clone());
+                }
+                old.next();
+            }
+            Some(_) | None => changed.push((*resource).clone()),
+        }
+        new.next();
+    }
+    removed.extend(old.map(|known| known.name.to_string()));
+    (changed.into(), removed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::istio::mcp::v1alpha1::{Metadata, Resource};
+
+    fn resource(name: &str, version: &str) -> Arc<EncodedResource> {
+        let metadata = Metadata {
+            name: name.to_owned(),
+            version: version.to_owned(),
+            ..Metadata::default()
+        };
+        let resource = Resource {
+            metadata: Some(metadata),
+            body: None,
+        };
+        Arc::new(EncodedResource::new(name, &resource))
+    }
+
+    #[test]
+    fn a_difference_has_changed_new_and_removed_resources() {
+        let list = |pairs: &[(&str, &str)]| -> Resources {
+            pairs.iter().map(|(name, version)| resource(name, version)).collect()
+        };
+        let before = list(&[("a", "1"), ("b", "1"), ("d", "1"), ("e", "1")]);
+        let after = list(&[("b", "1"), ("c", "1"), ("d", "2")]);
+        let (changed, removed) = difference(&before, &after);
+        let names: Vec<&str> = changed.iter().map(|resource| resource.name.as_str()).collect();
+        assert_eq!((names, removed), (vec!["c", "d"], vec!["a".to_owned(), "e".to_owned()]));
+    }
+}

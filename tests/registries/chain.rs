@@ -1,0 +1,516 @@
+//! One daemon serves its configuration to another (MCP over xDS).
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::Stream;
+use istiod::proto::Any;
+use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_server::{
+    AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+};
+use istiod::proto::envoy::service::discovery::v3::{
+    DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse,
+};
+use istiod::proto::istio::mcp::v1alpha1::{Metadata, Resource};
+use istiod::proto::istio::networking::v1alpha3 as networking;
+use libtest_mimic::{Failed, Trial};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{TIMEOUT, metric, sidecar, until_disconnected, until_metric};
+use crate::secure::authority::Authority;
+use crate::support::ads::{self, AdsClient, Resources, Type};
+use crate::support::daemon::Daemon;
+use crate::support::http::RUNTIME;
+use crate::support::{ports, scratch, variable, wait};
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::test(
+            "registries::chain::resources_are_those_of_the_files",
+            resources_are_those_of_the_files,
+        ),
+        Trial::test(
+            "registries::chain::lost_servers_shrink_nothing",
+            lost_servers_shrink_nothing,
+        ),
+        Trial::test("registries::chain::tls_modes_work", tls_modes_work),
+        Trial::test("registries::chain::garbage_changes_nothing", garbage_changes_nothing),
+        Trial::test("registries::chain::sources_have_an_order", sources_have_an_order),
+        Trial::test("registries::chain::many_objects_are_synced", many_objects_are_synced),
+    ]
+}
+
+const OBJECTS: &str = "apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: api, namespace: default, labels: {team: shop}}
+spec:
+  hosts: [api.example.com]
+  addresses: [240.1.2.3]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: STATIC
+  location: MESH_INTERNAL
+  endpoints:
+  - {address: 10.1.0.1, labels: {version: v1}}
+  - {address: 10.1.0.2, labels: {version: v2}}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: DestinationRule
+metadata: {name: api, namespace: default}
+spec:
+  host: api.example.com
+  trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}
+  subsets: [{name: v1, labels: {version: v1}}, {name: v2, labels: {version: v2}}]
+---
+apiVersion: networking.istio.io/v1beta1
+kind: VirtualService
+metadata: {name: api, namespace: default, creationTimestamp: '2025-01-02T03:04:05Z'}
+spec:
+  hosts: [api.example.com]
+  http:
+  - match: [{uri: {prefix: /v2}}]
+    route: [{destination: {host: api.example.com, subset: v2}}]
+    timeout: 3s
+  - route: [{destination: {host: api.example.com, subset: v1}}]
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: idle, namespace: istio-system}
+spec:
+  configPatches:
+  - applyTo: CLUSTER
+    match: {cluster: {service: api.example.com}}
+    patch: {operation: MERGE, value: {connect_timeout: 4s}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: default, namespace: default}
+spec: {mtls: {mode: STRICT}}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: logs, namespace: istio-system}
+spec: {accessLogging: [{providers: [{name: envoy}]}]}
+";
+
+fn entry(name: &str) -> String {
+    format!(
+        "apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, namespace: default}}
+spec:
+  hosts: [{name}.example.com]
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  resolution: STATIC
+  endpoints: [{{address: 10.2.0.1}}]
+"
+    )
+}
+
+fn folder(name: &str) -> Result<PathBuf, String> {
+    let folder = scratch(name);
+    for part in ["files", "chained"] {
+        std::fs::create_dir(folder.join(part)).map_err(|error| error.to_string())?;
+    }
+    std::fs::write(folder.join("files/objects.yaml"), OBJECTS).map_err(|error| error.to_string())?;
+    Ok(folder)
+}
+
+fn write(folder: &Path, file: &str, text: &str) -> Result<(), String> {
+    let draft = folder.join(format!(".{file}.draft"));
+    std::fs::write(&draft, text).map_err(|error| error.to_string())?;
+    std::fs::rename(&draft, folder.join(file)).map_err(|error| error.to_string())
+}
+
+/// Writes a mesh config with these sources, as YAML of the list.
+fn write_sources(folder: &Path, sources: &str) -> Result<(), String> {
+    write(
+        &folder.join("chained"),
+        "mesh.yaml",
+        &format!("configSources: {sources}\n"),
+    )
+}
+
+fn has(name: &str) -> impl Fn(&Resources) -> Option<Resources> {
+    let cluster = format!("outbound|80||{name}.example.com");
+    move |resources| {
+        let found = resources.contains_key(&(Type::Cluster, cluster.clone()));
+        found.then(|| resources.clone())
+    }
+}
+
+fn resources_are_those_of_the_files() -> Result<(), Failed> {
+    let folder = folder("registries-chain")?;
+    let server = Daemon::start(&folder.join("files"), &folder.join("server.log"))?;
+    write_sources(&folder, &format!("[{{address: 'xds://127.0.0.1:{}'}}]", server.xds))?;
+    let chained = Daemon::start(&folder.join("chained"), &folder.join("chained.log"))?;
+    let (direct, through) = (
+        AdsClient::connect(server.xds, &sidecar()),
+        AdsClient::connect(chained.xds, &sidecar()),
+    );
+    let expected = direct.first()?;
+    assert!(
+        expected.contains_key(&(Type::Cluster, "outbound|80|v2|api.example.com".to_owned())),
+        "{:?}",
+        expected.keys()
+    );
+    through.until_same(&expected, TIMEOUT)?;
+    // Changes, additions and removals.
+    write(&folder.join("files"), "more.yaml", &entry("more"))?;
+    through.until("the added service", TIMEOUT, has("more"))?;
+    let changed = OBJECTS
+        .replace("timeout: 3s", "timeout: 9s")
+        .replace("10.1.0.2", "10.1.0.9");
+    write(&folder.join("files"), "objects.yaml", &changed)?;
+    std::fs::remove_file(folder.join("files/more.yaml"))?;
+    let expected = direct.until("the direct changes", TIMEOUT, |resources| {
+        let gone = has("more")(resources).is_none();
+        let text = |key: &str| {
+            resources
+                .get(&(Type::Endpoints, key.to_owned()))
+                .map(|found| found.body.clone())
+        };
+        let moved = text("outbound|80||api.example.com")?
+            .windows(8)
+            .any(|part| part == b"10.1.0.9");
+        (gone && moved).then(|| resources.clone())
+    })?;
+    through.until_same(&expected, TIMEOUT)?;
+    assert_eq!(
+        metric(&chained, "istiod_registry_errors_total", "xds://").unwrap_or_default(),
+        0.0
+    );
+    Ok(())
+}
+
+fn lost_servers_shrink_nothing() -> Result<(), Failed> {
+    let folder = folder("registries-chain-lost")?;
+    let (files, log) = (folder.join("files"), folder.join("server.log"));
+    // The chained daemon starts first, and waits for its server.
+    let port = ports::free();
+    write_sources(&folder, &format!("[{{address: 'xds://127.0.0.1:{port}'}}]"))?;
+    let chained = |log: &str| {
+        let (mesh, state) = (folder.join("chained"), folder.join("state"));
+        Daemon::unready(&folder.join(log), |command| {
+            command.arg("--configDir").arg(mesh).arg("--remoteStateDir").arg(state);
+        })
+    };
+    let first = chained("chained.log");
+    until_metric(&first, "istiod_registry_errors_total", "disconnected", 1.0)?;
+    assert!(!first.is_ready(), "the objects are not known yet");
+    let serve = |log: &Path| {
+        Daemon::configured(log, |command| {
+            command
+                .arg("--configDir")
+                .arg(&files)
+                .arg(format!("--grpcAddr=127.0.0.1:{port}"));
+        })
+    };
+    let server = serve(&log)?;
+    first.until_ready()?;
+    let proxy = AdsClient::connect(first.xds, &sidecar());
+    let before = proxy.first()?;
+    proxy.mark();
+    server.process.kill();
+    until_disconnected(&first, "xds://")?;
+    assert_eq!(proxy.lost(), Vec::<String>::new());
+    wait::until("the stored state", TIMEOUT, || {
+        std::fs::read_dir(folder.join("state")).ok()?.find_map(|entry| {
+            let name = entry.ok()?.file_name();
+            name.to_str()?.ends_with(".config-source-state").then_some(())
+        })
+    })?;
+    // Another daemon starts while the server is gone.
+    let second = chained("second.log");
+    second.until_ready()?;
+    let other = AdsClient::connect(second.xds, &sidecar());
+    other.until_same(&before, TIMEOUT)?;
+    // The server returns with other files.
+    write(&files, "more.yaml", &entry("more"))?;
+    let _server = serve(&folder.join("server-again.log"))?;
+    proxy.until("the added service", TIMEOUT, has("more"))?;
+    other.until("the added service", TIMEOUT, has("more"))?;
+    assert_eq!(proxy.lost(), Vec::<String>::new());
+    Ok(())
+}
+
+fn tls_modes_work() -> Result<(), Failed> {
+    let folder = folder("registries-chain-tls")?;
+    let authority = Authority::new("mesh");
+    let plugged = folder.join("cacerts");
+    authority.plug_into(&plugged);
+    let server = Daemon::secured(&folder.join("server.log"), |command| {
+        command
+            .arg("--configDir")
+            .arg(folder.join("files"))
+            .env("ROOT_CA_DIR", &plugged);
+    })?;
+    let identity = |name: &str, id: &str| {
+        let certificate = authority.certificate(id);
+        for (end, text) in [("crt", &certificate.chain), ("key", &certificate.key)] {
+            std::fs::write(folder.join(format!("{name}.{end}")), text).expect("the test's folder is writable");
+        }
+        let path = |end: &str| folder.join(format!("{name}.{end}")).display().to_string();
+        format!(
+            "mode: MUTUAL, clientCertificate: {}, privateKey: {}",
+            path("crt"),
+            path("key")
+        )
+    };
+    let system = identity("system", "spiffe://cluster.local/ns/istio-system/sa/istiod");
+    let root = plugged.join("root-cert.pem").display().to_string();
+    let names = "sni: istiod.istio-system.svc";
+    let expected = AdsClient::connect(server.xds, &sidecar()).first()?;
+    for (name, tls) in [
+        ("mutual", format!("{{{system}, caCertificates: {root}, {names}}}")),
+        (
+            "names",
+            format!("{{{system}, caCertificates: {root}, subjectAltNames: [other, istiod.istio-system.svc]}}"),
+        ),
+        ("istio-mutual", format!("{{mode: ISTIO_MUTUAL, {names}}}")),
+    ] {
+        let source = format!("[{{address: 'xds://127.0.0.1:{}', tlsSettings: {tls}}}]", server.secure);
+        write_sources(&folder, &source)?;
+        let chained = Daemon::configured(&folder.join(format!("{name}.log")), |command| {
+            command.arg("--configDir").arg(folder.join("chained"));
+            command.env("ROOT_CA_DIR", &plugged).env("SERVICE_ACCOUNT", "istiod");
+        });
+        let chained = chained.map_err(|error| format!("{name}: {error}"))?;
+        AdsClient::connect(chained.xds, &sidecar()).until_same(&expected, TIMEOUT)?;
+    }
+    // Refused: no certificate, one of another namespace, a server with another name, and other roots.
+    let foreign = identity("foreign", "spiffe://cluster.local/ns/default/sa/web");
+    let other = folder.join("other.pem");
+    std::fs::write(&other, Authority::new("other").root)?;
+    for (name, tls, told) in [
+        (
+            "simple",
+            format!("{{mode: SIMPLE, caCertificates: {root}, {names}}}"),
+            "Unauthenticated",
+        ),
+        (
+            "foreign",
+            format!("{{{foreign}, caCertificates: {root}, {names}}}"),
+            "PermissionDenied",
+        ),
+        (
+            "name",
+            format!("{{{system}, caCertificates: {root}, subjectAltNames: [other]}}"),
+            "none of the names",
+        ),
+        (
+            "roots",
+            format!("{{{system}, caCertificates: {}, {names}}}", other.display()),
+            "UnknownIssuer",
+        ),
+    ] {
+        let source = format!("[{{address: 'xds://127.0.0.1:{}', tlsSettings: {tls}}}]", server.secure);
+        write_sources(&folder, &source)?;
+        let chained = Daemon::unready(&folder.join(format!("{name}.log")), |command| {
+            command.arg("--configDir").arg(folder.join("chained"));
+        });
+        wait::until(&format!("{name}: {told} in the log"), TIMEOUT, || {
+            chained.process.log().contains(told).then_some(())
+        })?;
+        assert!(!chained.is_ready(), "{name}");
+    }
+    Ok(())
+}
+
+/// The answers of a server to one request, by its type.
+type Script = Arc<Mutex<Vec<(String, Vec<Any>)>>>;
+
+/// A server that has state of the world only, and old versions only.
+struct Scripted {
+    objects: Script,
+    /// Wakes streams after a change of the objects.
+    changed: tokio::sync::watch::Receiver<u64>,
+}
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Scripted {
+    type StreamAggregatedResourcesStream = Answers<DiscoveryResponse>;
+    type DeltaAggregatedResourcesStream = Answers<DeltaDiscoveryResponse>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let (sender, receiver) = mpsc::channel(64);
+        let (objects, mut changed) = (self.objects.clone(), self.changed.clone());
+        let mut requests = request.into_inner();
+        RUNTIME.spawn(async move {
+            let mut types = Vec::new();
+            loop {
+                let asked = tokio::select! {
+                    request = requests.message() => match request {
+                        Ok(Some(request)) if types.contains(&request.type_url) => continue,
+                        Ok(Some(request)) => {
+                            types.push(request.type_url.clone());
+                            vec![request.type_url]
+                        }
+                        Ok(None) | Err(_) => return,
+                    },
+                    _ = changed.changed() => types.clone(),
+                };
+                for type_url in asked {
+                    let known = objects.lock().expect("no panic").clone();
+                    let found = known.into_iter().find(|(of, _)| *of == type_url);
+                    let response = DiscoveryResponse {
+                        resources: found.map(|(_, resources)| resources).unwrap_or_default(),
+                        type_url,
+                        nonce: "n".to_owned(),
+                        version_info: "v".to_owned(),
+                        ..Default::default()
+                    };
+                    if sender.send(Ok(response)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    async fn delta_aggregated_resources(
+        &self,
+        _: Request<Streaming<DeltaDiscoveryRequest>>,
+    ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
+        Err(Status::unimplemented("no incremental protocol"))
+    }
+}
+
+fn packed(name: &str, host: &str) -> Any {
+    let spec = networking::ServiceEntry {
+        hosts: vec![host.to_owned()],
+        ports: vec![networking::ServicePort {
+            number: 80,
+            name: "http".to_owned(),
+            protocol: "HTTP".to_owned(),
+            ..Default::default()
+        }],
+        endpoints: vec![networking::WorkloadEntry {
+            address: "10.0.0.1".to_owned(),
+            ..Default::default()
+        }],
+        resolution: networking::service_entry::Resolution::Static as i32,
+        ..Default::default()
+    };
+    Any::pack(&Resource {
+        metadata: Some(Metadata {
+            name: name.to_owned(),
+            ..Default::default()
+        }),
+        body: Some(Any::pack(&spec)),
+    })
+}
+
+fn garbage_changes_nothing() -> Result<(), Failed> {
+    let folder = folder("registries-chain-garbage")?;
+    let entries = "networking.istio.io/v1alpha3/ServiceEntry".to_owned();
+    let script: Script = Arc::new(Mutex::new(vec![(
+        entries.clone(),
+        vec![packed("default/a", "a.example.com")],
+    )]));
+    let (change, changed) = tokio::sync::watch::channel(0);
+    let service = Scripted {
+        objects: script.clone(),
+        changed,
+    };
+    let listener = RUNTIME.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+    let port = listener.local_addr()?.port();
+    let server = tonic::transport::Server::builder()
+        .add_service(AggregatedDiscoveryServiceServer::new(service))
+        .serve_with_incoming(TcpListenerStream::new(listener));
+    let serving = RUNTIME.spawn(server);
+    write_sources(&folder, &format!("[{{address: 'xds://127.0.0.1:{port}'}}]"))?;
+    let daemon = Daemon::start(&folder.join("chained"), &folder.join("chained.log"))?;
+    let proxy = AdsClient::connect(daemon.xds, &sidecar());
+    let before = proxy.until("the service", TIMEOUT, has("a"))?;
+    let set = |objects: Vec<Any>| {
+        *script.lock().expect("no panic") = vec![(entries.clone(), objects)];
+        change.send_modify(|number| *number += 1);
+    };
+    let garbage = Any {
+        type_url: "type.googleapis.com/istio.mcp.v1alpha1.Resource".to_owned(),
+        value: vec![0xff; 64].into(),
+    };
+    set(vec![garbage]);
+    until_metric(&daemon, "istiod_registry_errors_total", "unusable_resource", 1.0)?;
+    set(vec![packed("default/a", "not a host")]);
+    until_metric(&daemon, "istiod_registry_errors_total", "refused_object", 1.0)?;
+    ads::same(&before, &proxy.first()?)?;
+    set(vec![
+        packed("default/a", "a.example.com"),
+        packed("default/b", "b.example.com"),
+    ]);
+    proxy.until("the next service", TIMEOUT, has("b"))?;
+    set(vec![packed("default/b", "b.example.com")]);
+    proxy.until("the removal", TIMEOUT, |resources| {
+        has("a")(resources).is_none().then_some(())
+    })?;
+    serving.abort();
+    Ok(())
+}
+
+fn sources_have_an_order() -> Result<(), Failed> {
+    let folder = folder("registries-chain-order")?;
+    let server = Daemon::start(&folder.join("files"), &folder.join("server.log"))?;
+    let local = folder.join("local.yaml");
+    let own = OBJECTS.replace("240.1.2.3", "240.9.9.9");
+    std::fs::write(&local, own + "---\n" + &entry("local"))?;
+    let (file, xds) = (local.display(), server.xds);
+    write_sources(
+        &folder,
+        &format!("[{{address: 'fs://{file}'}}, {{address: 'xds://127.0.0.1:{xds}'}}]"),
+    )?;
+    let chained = Daemon::start(&folder.join("chained"), &folder.join("chained.log"))?;
+    let proxy = AdsClient::connect(chained.xds, &sidecar());
+    let address = |wanted: &'static str| {
+        move |resources: &Resources| {
+            let routes = resources.iter().filter(|((of, _), _)| *of == Type::Route);
+            let mut bodies = routes.map(|(_, resource)| &resource.body);
+            let found = bodies.any(|body| body.windows(wanted.len()).any(|part| part == wanted.as_bytes()));
+            found.then_some(())
+        }
+    };
+    proxy.until("the objects of both", TIMEOUT, has("local"))?;
+    proxy.until("the first source's object", TIMEOUT, address("240.9.9.9"))?;
+    std::fs::write(&local, entry("local"))?;
+    proxy.until("the second source's object", TIMEOUT, address("240.1.2.3"))?;
+    Ok(())
+}
+
+/// `CHAIN_OBJECTS` sets the number; figures are printed with `--nocapture`.
+fn many_objects_are_synced() -> Result<(), Failed> {
+    let count: usize = variable("CHAIN_OBJECTS")
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(1000);
+    let folder = folder("registries-chain-many")?;
+    let files = folder.join("files");
+    let mut text = String::new();
+    for number in 0..count {
+        let _ = write!(text, "---\n{}", entry(&format!("many-{number}")));
+    }
+    write(&files, "many.yaml", &text)?;
+    let server = Daemon::start(&files, &folder.join("server.log"))?;
+    write_sources(&folder, &format!("[{{address: 'xds://127.0.0.1:{}'}}]", server.xds))?;
+    let began = wait::now();
+    let chained = Daemon::start(&folder.join("chained"), &folder.join("chained.log"))?;
+    let synced = began.elapsed();
+    let proxy = AdsClient::connect(chained.xds, &sidecar());
+    proxy.until("all services", TIMEOUT, has(&format!("many-{}", count - 1)))?;
+    let began = wait::now();
+    write(&files, "more.yaml", &entry("more"))?;
+    proxy.until("the added service", TIMEOUT, has("more"))?;
+    let changed = began.elapsed();
+    eprintln!("{count} objects: started and synced in {synced:?}, a change through both daemons in {changed:?}");
+    assert!(changed < Duration::from_secs(20), "{changed:?}");
+    Ok(())
+}
