@@ -3,6 +3,7 @@
 mod authority;
 mod callers;
 mod cluster;
+mod conditions;
 mod edits;
 mod faults;
 mod mesh;
@@ -20,6 +21,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     [
         authority::trials(),
         cluster::trials(),
+        conditions::trials(),
         callers::trials(),
         mesh::trials(),
         edits::trials(),

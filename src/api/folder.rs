@@ -403,6 +403,7 @@ pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
         annotations: Labels::new(),
         creation: DEFAULT_CREATION,
         resource_version: SmolStr::default(),
+        generation: 0,
     };
     Config {
         meta: Shared::new(meta),

@@ -18,7 +18,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
-        cluster_trust_bundle,
+        cluster_trust_bundle, conditions,
         leader::{self, Election},
         mcs_export, root_cert, untaint,
         watching::Watches,
@@ -144,6 +144,7 @@ impl Controllers {
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
             controllers.analyze(config, &election);
+            controllers.write_conditions(config, &election);
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -319,6 +320,17 @@ impl Controllers {
         };
         self.environment.tasks.spawn("analysis", async move {
             analysis::run(&election, watches, mesh, options).await;
+        });
+    }
+
+    fn write_conditions(&self, config: &Cluster, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_ambient || !features.ambient_enable_status {
+            return;
+        }
+        let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        self.environment.tasks.spawn("ambient statuses", async move {
+            conditions::run(&election, watches, mesh).await;
         });
     }
 

@@ -19,6 +19,7 @@ pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
         annotations: Labels::new(),
         creation: age,
         resource_version: "1".into(),
+        generation: 0,
     })
 }
 

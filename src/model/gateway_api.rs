@@ -74,6 +74,7 @@ fn converted_meta(kind: Kind, key: ObjectKey, annotations: Labels, creation: i64
         annotations,
         creation,
         resource_version: SmolStr::new_static("1"),
+        generation: 0,
     })
 }
 

@@ -190,6 +190,7 @@ fn meta(kind: Kind, key: ObjectKey, annotations: Labels) -> Shared<Meta> {
         annotations,
         creation: i64::MIN,
         resource_version: SmolStr::new_static("1"),
+        generation: 0,
     })
 }
 

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     api::{Config, gateway_api},
-    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, boolean, select::LabelSelector},
     table::Cx,
 };
 
@@ -35,6 +35,10 @@ const HBONE: &str = "HBONE";
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
+/// The value of [`MANAGED_LABEL`] for gateways between networks.
+const EAST_WEST_CONTROLLER: &str = "istio.io-eastwest-controller";
+/// Label of a service, or else of its namespace, that makes gateways use the waypoint.
+const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// A Gateway that may be used as a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +97,29 @@ pub struct ServiceWaypoint {
     /// The Gateway.
     pub gateway: ObjectKey,
 }
+
+/// Reason why an object does not use the waypoint that it requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotAttached {
+    /// The Gateway.
+    pub gateway: ObjectKey,
+    /// The reason.
+    pub reason: Refusal,
+}
+
+/// See [`NotAttached`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such Gateway exists, or it has no address yet.
+    NotReady,
+    /// The waypoint does not admit the namespace.
+    Denied,
+    /// The waypoint does not process traffic to such objects.
+    Unsupported,
+}
+
+/// The waypoint that an object uses, if any.
+pub type Attachment = Result<Option<ObjectKey>, NotAttached>;
 
 /// Derives the waypoint of a Gateway of the config cluster.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
@@ -168,12 +195,30 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     }
     let service = mesh.services.get(cx, key)?;
     // Parity (pilot/pkg/serviceregistry/ambient/services.go): an ExternalName has no waypoint.
-    if service.resolution == Resolution::Alias || service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
+    if service.resolution == Resolution::Alias {
         return None;
     }
-    let (gateway, waypoint) = requested(cx, mesh, &service.labels, &key.namespace)?;
-    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Service | WaypointTraffic::All);
-    is_suited.then_some(ServiceWaypoint { gateway })
+    let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
+    Some(ServiceWaypoint { gateway })
+}
+
+/// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
+/// between networks use none.
+pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Attachment {
+    let managed_by = labels.get(MANAGED_LABEL);
+    if managed_by.is_some_and(|by| by == MESH_CONTROLLER || by == EAST_WEST_CONTROLLER) {
+        return Ok(None);
+    }
+    let Some((gateway, waypoint)) = requested(cx, mesh, labels, own)? else {
+        return Ok(None);
+    };
+    match waypoint.traffic {
+        WaypointTraffic::Service | WaypointTraffic::All => Ok(Some(gateway)),
+        WaypointTraffic::Workload | WaypointTraffic::None => Err(NotAttached {
+            gateway,
+            reason: Refusal::Unsupported,
+        }),
+    }
 }
 
 /// Returns the waypoint that the labels of an object or of its namespace request, if it admits the namespace.
@@ -182,9 +227,16 @@ fn requested<'a>(
     mesh: &'a MeshSnapshot,
     labels: &Labels,
     own: &Namespace,
-) -> Option<(ObjectKey, &'a Shared<Waypoint>)> {
-    let gateway = requested_gateway(cx, mesh, labels, own)?;
-    let waypoint = mesh.waypoints.get(cx, &gateway)?;
+) -> Result<Option<(ObjectKey, &'a Shared<Waypoint>)>, NotAttached> {
+    let Some(gateway) = requested_gateway(cx, mesh, labels, own) else {
+        return Ok(None);
+    };
+    let Some(waypoint) = mesh.waypoints.get(cx, &gateway) else {
+        return Err(NotAttached {
+            gateway,
+            reason: Refusal::NotReady,
+        });
+    };
     let admitted = match &waypoint.allowed_namespaces {
         AllowedNamespaces::Same => gateway.namespace == *own,
         AllowedNamespaces::All => true,
@@ -194,7 +246,21 @@ fn requested<'a>(
         }
         AllowedNamespaces::None => false,
     };
-    admitted.then_some((gateway, waypoint))
+    if admitted {
+        return Ok(Some((gateway, waypoint)));
+    }
+    Err(NotAttached {
+        gateway,
+        reason: Refusal::Denied,
+    })
+}
+
+/// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint; a text that is no
+/// boolean counts as false.
+pub fn ingress_label(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<bool> {
+    let of_namespace = || namespace_labels(cx, mesh, own)?.get(INGRESS_USE_WAYPOINT);
+    let label = labels.get(INGRESS_USE_WAYPOINT).or_else(of_namespace)?;
+    Some(boolean::parse(label).unwrap_or_default())
 }
 
 /// Returns the Gateway that the labels of an object or of its namespace name as waypoint.

@@ -159,6 +159,21 @@ impl Store {
             .await
     }
 
+    /// Applies fields to the status of an object by server-side apply, in the place of all that this field manager
+    /// applied before. The manager takes over fields of others.
+    pub async fn apply_status(
+        &self,
+        namespace: &str,
+        name: &str,
+        manager: &str,
+        fields: &Value,
+    ) -> Result<Value, WriteError> {
+        let request = self.request(namespace);
+        let parameters = PatchParams::apply(manager).force();
+        self.send(request.patch_subresource("status", name, &parameters, &Patch::Apply(fields)))
+            .await
+    }
+
     /// Deletes an object if its resource version is still this one.
     pub async fn delete(&self, namespace: &str, name: &str, resource_version: &str) -> Result<(), WriteError> {
         let parameters = DeleteParams {

@@ -6,6 +6,7 @@ use smol_str::SmolStr;
 
 use super::MeshSnapshot;
 use crate::model::{
+    ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
     credential::references,
     destination_rule::{self, HostRules, RuleKey},
@@ -506,6 +507,9 @@ graph! {
     /// Objects with workloads by the waypoint of these.
     index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
         from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
+    /// Conditions of ambient objects.
+    table ambient_statuses (StatusTarget, ObjectConditions)
+        from (with |_, inputs, mesh| ambient_status::candidates(mesh, inputs)) = ambient_status::of_object;
     /// The network gateways.
     table networks ((), Networks) from (once) = network::networks;
     /// External data that the mesh needs.
