@@ -12,6 +12,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
+    policy::TargetService,
     service::{Registry, Resolution, Service, ServiceKey},
 };
 use crate::{
@@ -91,11 +92,17 @@ pub enum AllowedNamespaces {
     None,
 }
 
-/// Waypoint of a service.
+/// Waypoint of a service, with the attributes of the service that decide about its place among all of the waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceWaypoint {
     /// The Gateway.
     pub gateway: ObjectKey,
+    /// The service as policies refer to it.
+    pub target: TargetService,
+    /// Creation time of the service.
+    pub creation: i64,
+    /// False for a host of the mesh that is resolved per request: waypoints do not serve it.
+    pub is_served: bool,
 }
 
 /// Reason why an object does not use the waypoint that it requests.
@@ -199,7 +206,13 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
         return None;
     }
     let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
-    Some(ServiceWaypoint { gateway })
+    Some(ServiceWaypoint {
+        gateway,
+        target: TargetService::of(service),
+        creation: service.creation,
+        // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
+        is_served: service.mesh_external || service.resolution != Resolution::DynamicDns,
+    })
 }
 
 /// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
@@ -332,25 +345,47 @@ pub fn at<'s>(
     found
 }
 
-/// Returns the services that use these waypoints, one per host, oldest first.
-pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
-    let keys = waypoints
+/// Returns the services that waypoints serve, one per host, oldest first. Depends on no other attribute of a service.
+pub fn served_keys<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    waypoints: &[ObjectKey],
+) -> Vec<(&'a ServiceKey, &'a Shared<ServiceWaypoint>)> {
+    let rows = waypoints
         .iter()
         .flat_map(|waypoint| mesh.services_by_waypoint.get(cx, waypoint));
-    let rows = keys.filter_map(|(key, _)| mesh.services.get(cx, key));
-    // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
-    let is_served = |service: &&Shared<Service>| service.mesh_external || service.resolution != Resolution::DynamicDns;
-    let mut found: Vec<_> = rows.filter(is_served).collect();
-    found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-    found.dedup_by(|a, b| a.key.hostname == b.key.hostname);
-    found.sort_by(|a, b| age_order(a).cmp(&age_order(b)));
+    let mut found: Vec<_> = rows.filter(|(_, row)| row.is_served).collect();
+    found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    found.dedup_by(|(a, _), (b, _)| a.hostname == b.hostname);
+    found.sort_by(|(a, a_row), (b, b_row)| age_order(a, a_row).cmp(&age_order(b, b_row)));
     found
 }
 
-fn age_order(service: &Service) -> (i64, &str, &Namespace) {
-    let name = match service.registry {
-        Registry::Kubernetes => service.name.as_str(),
-        Registry::External => &service.key.hostname,
+/// Returns the services that waypoints serve like [`served_keys`].
+pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
+    let keys = served_keys(cx, mesh, waypoints).into_iter();
+    keys.filter_map(|(key, _)| mesh.services.get(cx, key)).collect()
+}
+
+/// Returns the service of a host that waypoints serve.
+pub fn served_host<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    waypoints: &[ObjectKey],
+    host: &Hostname,
+) -> Option<&'a Shared<Service>> {
+    let mut keys = mesh.services_by_host.get(cx, host).map(|(key, _)| key);
+    let is_served = |key: &&ServiceKey| {
+        let row = mesh.service_waypoints.get(cx, *key);
+        row.is_some_and(|row| row.is_served && waypoints.contains(&row.gateway))
     };
-    (service.creation, name, &service.key.namespace)
+    mesh.services.get(cx, keys.find(is_served)?)
+}
+
+fn age_order<'a>(key: &'a ServiceKey, row: &'a ServiceWaypoint) -> (i64, &'a str, &'a Namespace) {
+    let name = match row.target.registry {
+        Registry::Kubernetes => row.target.name.as_str(),
+        Registry::External => &key.hostname,
+    };
+    (row.creation, name, &key.namespace)
 }
