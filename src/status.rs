@@ -5,6 +5,7 @@ pub mod analysis;
 pub mod auto_allocation;
 pub mod auto_registration;
 pub mod cluster_trust_bundle;
+pub mod conditions;
 pub mod gateway_status;
 pub mod ingress_status;
 pub mod leader;

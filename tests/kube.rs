@@ -3,6 +3,7 @@
 mod authority;
 mod callers;
 mod cluster;
+mod conditions;
 mod edits;
 mod faults;
 mod gateway_status;
@@ -21,6 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     [
         authority::trials(),
         cluster::trials(),
+        conditions::trials(),
         callers::trials(),
         mesh::trials(),
         edits::trials(),

@@ -18,7 +18,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
-        cluster_trust_bundle,
+        cluster_trust_bundle, conditions,
         gateway_status::{self, ServedKinds},
         ingress_status,
         leader::{self, Election},
@@ -156,6 +156,7 @@ impl Controllers {
             controllers.allocate(config, &election);
             controllers.analyze(config, &election);
             controllers.write_statuses(config, &election, statuses);
+            controllers.write_conditions(config, &election);
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -355,6 +356,17 @@ impl Controllers {
         let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
         tasks.spawn("Ingress statuses", async move {
             ingress_status::run(&election, watches, mesh, only).await;
+        });
+    }
+
+    fn write_conditions(&self, config: &Cluster, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_ambient || !features.ambient_enable_status {
+            return;
+        }
+        let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        self.environment.tasks.spawn("ambient statuses", async move {
+            conditions::run(&election, watches, mesh).await;
         });
     }
 

@@ -127,19 +127,14 @@ impl EndpointProxyView {
     }
 }
 
-/// Label of a service, or else of its namespace, that makes gateways use the waypoint.
-const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
-
 /// Returns [`EndpointProxyView::through_waypoint`]; `None` without a waypoint or if the proxy does not use it.
 fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &UpstreamProxyView) -> Option<SmolStr> {
     let is_on = ctx.mesh.installation.features.enable_ingress_waypoint_routing;
     if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;
     }
-    let of_namespace =
-        || waypoint::namespace_labels(ctx.cx, ctx.mesh, &service.key.namespace)?.get(INGRESS_USE_WAYPOINT);
-    let label = service.label(INGRESS_USE_WAYPOINT).or_else(of_namespace);
-    label.filter(|value| matches!(value.as_str(), "1" | "t" | "T" | "TRUE" | "true" | "True"))?;
+    let label = waypoint::ingress_label(ctx.cx, ctx.mesh, &service.labels, &service.key.namespace);
+    label.filter(|is_on| *is_on)?;
     ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
     let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
     let auto = match client.ip_mode {

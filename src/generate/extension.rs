@@ -52,18 +52,18 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> 
     let (cx, mesh) = (ctx.cx, ctx.mesh);
     let root = policy::root_namespace(cx, mesh);
     // Chains of a waypoint have the filters attached to the services that it serves.
-    let served = waypoint::served(cx, mesh, &selected.waypoints);
+    let served = waypoint::served_keys(cx, mesh, &selected.waypoints);
     let attached = if served.is_empty() {
         selected.extensions.clone()
     } else {
         let own = selected.subject.clone();
-        let subject = served
-            .iter()
-            .fold(own, |subject, service| subject.with_service(service));
+        let subject = served.iter().fold(own, |subject, (_, service)| {
+            subject.with_service(service.target.clone())
+        });
         attached_extensions(ctx, &subject)
     };
     let own = [&selected.proxy.namespace, &root].into_iter();
-    let namespaces: BTreeSet<&Namespace> = own.chain(served.iter().map(|service| &service.key.namespace)).collect();
+    let namespaces: BTreeSet<&Namespace> = own.chain(served.iter().map(|(key, _)| &key.namespace)).collect();
     let patches = selected.patches.extensions.iter().cloned();
     let mut keys: Vec<ExtensionKey> = patches.map(ExtensionKey::Patch).collect();
     for namespace in namespaces {

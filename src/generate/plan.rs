@@ -12,7 +12,11 @@ use super::{
     filter::FilterMemo,
     gateway::GatewayMemo,
     grpc::{self, GrpcResource},
-    listener, name_table,
+    listener::{
+        self,
+        waypoint::chains::{Chains, ServiceChainsKey},
+    },
+    name_table,
     proxy::ProxyType,
     proxy_class::ProxyClass,
     requested::RequestedResources,
@@ -184,6 +188,14 @@ impl Resource {
         routes.into_iter().flat_map(route::RouteKey::fragments)
     }
 
+    /// Returns the chains of services that the resource consists of. They are built before it.
+    pub fn chains(&self) -> &[ServiceChainsKey] {
+        match self {
+            Self::Listener(listener::ListenerKey::Waypoint(key)) => key.chains(),
+            _ => &[],
+        }
+    }
+
     /// Builds the resource.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
@@ -246,9 +258,10 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
 }
 
 /// Creates the values that resources share during one update, with the fragments from before it.
-pub fn push_memo(fragments: Fragments) -> PushMemo {
+pub fn push_memo(fragments: Fragments, chains: Chains) -> PushMemo {
     PushMemo::default()
         .with(fragments)
+        .with(chains)
         .with(GatewayMemo::default())
         .with(DefaultRoutesMemo::default())
         .with(FilterMemo::default())

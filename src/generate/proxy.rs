@@ -33,6 +33,9 @@ pub use raw_metadata::RawMetadata;
 /// The annotation with the service name in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
 
+/// The annotation of waypoints that tell the services behind them who the client is.
+const XFCC_CLIENT_IDENTITY: &str = "ambient.istio.io/xfcc-include-client-identity";
+
 /// The type of a proxy.
 #[doc(alias = "NodeType")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -282,6 +285,9 @@ impl Proxy {
             ip_mode: IpMode::of(addresses.iter().map(SmolStr::as_str)),
             mesh_id: text("MESH_ID"),
             workload_name: text("WORKLOAD_NAME"),
+            forwards_client_identity: annotations
+                .get(XFCC_CLIENT_IDENTITY)
+                .is_some_and(|value| value.eq_ignore_ascii_case("true")),
             otel_service_name: annotations.get(OTEL_SERVICE_NAME).cloned().unwrap_or_default(),
             generator: text("GENERATOR"),
             version: IstioVersion::parse(&version_text),

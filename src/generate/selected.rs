@@ -27,7 +27,11 @@ use crate::{
         policy::{self, Subject},
         waypoint,
     },
-    proto::istio::{mesh::v1alpha1::ProxyConfig, networking::v1alpha3 as networking},
+    proto::istio::{
+        extensions::v1alpha1::{TrafficExtension, WasmPlugin},
+        mesh::v1alpha1::ProxyConfig,
+        networking::v1alpha3 as networking,
+    },
 };
 
 /// The objects that apply to one class. The `select` functions of the types take from it what their parts depend on.
@@ -150,7 +154,7 @@ fn proxy_config<'a>(ctx: &BuildContext<'a>, proxy: &'a NodeMetadata) -> Cow<'a, 
 /// first, then by age.
 fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
     let root = policy::root_namespace(ctx.cx, ctx.mesh);
-    let mut keys = policy::attached(ctx.cx, ctx.mesh, &ctx.mesh.envoy_filters_by_namespace, subject);
+    let mut keys = policy::attached::<networking::EnvoyFilter>(ctx.cx, ctx.mesh, subject);
     keys.sort_by_cached_key(|key| {
         let row = ctx.mesh.envoy_filters.get(ctx.cx, key);
         let (priority, creation) = row.map_or((0, 0), |row| (row.spec.priority, row.meta.creation));
@@ -191,8 +195,8 @@ fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: 
 /// Returns the extensions of a workload in the order of application.
 pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[ExtensionId]> {
     let (cx, mesh) = (ctx.cx, ctx.mesh);
-    let plugins = policy::attached(cx, mesh, &mesh.wasm_plugins_by_namespace, subject);
-    let extensions = policy::attached(cx, mesh, &mesh.traffic_extensions_by_namespace, subject);
+    let plugins = policy::attached::<WasmPlugin>(cx, mesh, subject);
+    let extensions = policy::attached::<TrafficExtension>(cx, mesh, subject);
     let plugins = plugins.into_iter().map(ExtensionId::WasmPlugin);
     let extensions = extensions.into_iter().map(ExtensionId::TrafficExtension);
     let mut found: Vec<_> = plugins

@@ -9,6 +9,7 @@
 //! assembled resources.
 
 mod connections;
+mod fragments;
 mod maps;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use super::{
     BuildContext, RequestedResources,
     build_context::PushMemo,
     encoded::ResourceType,
+    listener::waypoint::chains::{BuiltChains, ServiceChainsKey},
     plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
     proxy_class::ProxyClassKey,
@@ -35,6 +37,7 @@ use crate::{
     table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, RelationId, Table, Transaction, Users},
 };
 use connections::Connections;
+use fragments::FragmentMemo;
 use maps::PartResourceMaps;
 
 /// The id of a connected proxy.
@@ -61,6 +64,7 @@ const SCOPES: RelationId = RelationId(2001);
 const PARTS: RelationId = RelationId(2002);
 const RESOURCES: RelationId = RelationId(2003);
 const FRAGMENTS: RelationId = RelationId(2004);
+const CHAINS: RelationId = RelationId(2005);
 
 /// Events of proxies between two updates.
 #[derive(Default)]
@@ -84,6 +88,8 @@ pub struct StoreUpdate {
     pub subjects_changed: bool,
     /// The number of built resources.
     pub built: usize,
+    /// The number of built fragments of resources.
+    pub fragments: usize,
     /// Evaluations that panicked and kept the value from before, described for the log.
     pub panics: Vec<String>,
 }
@@ -115,7 +121,8 @@ pub struct ConfigStore {
     connections: Connections,
     scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, List>,
-    fragments: Derived<FragmentKey, Routes>,
+    fragments: FragmentMemo<FragmentKey, Routes>,
+    chains: FragmentMemo<ServiceChainsKey, BuiltChains>,
     resources: Derived<ResourceKey, Built>,
     groups: FxHashMap<ProxyGroupKey, Group>,
     groups_of_scope: Refcounts<ScopeKey>,
@@ -123,7 +130,6 @@ pub struct ConfigStore {
     /// Most parts of one kind have the same list.
     parts_of_list: Users<List, PartKey>,
     lists_of_resource: Users<ResourceKey, List>,
-    resources_of_fragment: Refcounts<FragmentKey>,
     maps: FxHashMap<List, PartResourceMaps>,
     subjects: Subjects,
     /// Bytes of all resources, updated as they change.
@@ -192,14 +198,14 @@ impl Default for ConfigStore {
             connections: Connections::new(GROUPS),
             scopes: Derived::new(SCOPES),
             parts: Derived::new(PARTS),
-            fragments: Derived::new(FRAGMENTS),
+            fragments: FragmentMemo::new(FRAGMENTS),
+            chains: FragmentMemo::new(CHAINS),
             resources: Derived::new(RESOURCES),
             groups: FxHashMap::default(),
             groups_of_scope: Refcounts::default(),
             groups_of_part: Users::default(),
             parts_of_list: Users::default(),
             lists_of_resource: Users::default(),
-            resources_of_fragment: Refcounts::default(),
             maps: FxHashMap::default(),
             subjects: Subjects::default(),
             bytes: 0,
@@ -221,7 +227,7 @@ impl ConfigStore {
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
         let scopes = self.scopes.table().clone();
-        let memo = plan::push_memo(self.fragments.table().clone());
+        let memo = plan::push_memo(self.fragments.table(), self.chains.table());
         let inputs = BuildInputs {
             mesh,
             scopes: &scopes,
@@ -245,7 +251,8 @@ impl ConfigStore {
         self.connections.forget_changes();
         self.scopes.begin();
         self.parts.begin();
-        self.fragments.begin();
+        self.fragments.forget_changes();
+        self.chains.forget_changes();
         self.resources.begin();
     }
 
@@ -279,10 +286,17 @@ impl ConfigStore {
             |list| share(list, &mut shared_lists, lists, resources),
         );
         let lists = self.update_lists();
-        let fragments = self.add_fragments(&lists.resources);
+        let new = |key: &ResourceKey| (key.fragments().cloned().collect(), key.chains().to_vec());
+        let (fragments, chains): (Vec<Vec<_>>, Vec<Vec<_>>) = lists.resources.iter().map(new).unzip();
         let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&inputs.ctx(cx)));
-        evaluate(&mut self.fragments, tx, &fragments, executor, panics, build);
-        let memo = inputs.memo.clone().with(self.fragments.table().clone());
+        update.fragments = self.fragments.update(tx, fragments.concat(), executor, panics, build);
+        let build = |cx: &Cx, key: &ServiceChainsKey| Some(key.build(&inputs.ctx(cx)));
+        update.fragments += self.chains.update(tx, chains.concat(), executor, panics, build);
+        let memo = inputs
+            .memo
+            .clone()
+            .with(self.fragments.table())
+            .with(self.chains.table());
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&inputs.ctx(cx)));
         update.built = evaluate(&mut self.resources, tx, &lists.resources, executor, panics, build);
@@ -355,6 +369,7 @@ impl ConfigStore {
                 + self.scopes.recorded_reads()
                 + self.parts.recorded_reads()
                 + self.fragments.recorded_reads()
+                + self.chains.recorded_reads()
                 + self.resources.recorded_reads(),
         }
     }
@@ -428,30 +443,14 @@ impl ConfigStore {
         changes
     }
 
-    /// Adds the fragments of new resources. Returns those that are new.
-    fn add_fragments(&mut self, resources: &[ResourceKey]) -> Vec<FragmentKey> {
-        let fragments = resources.iter().flat_map(|resource| resource.fragments());
-        fragments
-            .filter(|key| self.resources_of_fragment.add(key))
-            .cloned()
-            .collect()
-    }
-
-    fn release_fragments(&mut self, tx: &mut Transaction, resource: &ResourceKey) {
-        for key in resource.fragments() {
-            if self.resources_of_fragment.remove(key) {
-                self.fragments.forget(tx, key);
-            }
-        }
-    }
-
     fn release_lists(&mut self, tx: &mut Transaction, lists: Vec<List>) {
         for list in lists {
             self.maps.remove(&list);
             for listed in list.iter() {
                 if self.lists_of_resource.remove(&listed.key, &list) {
                     self.resources.forget(tx, &listed.key);
-                    self.release_fragments(tx, &listed.key);
+                    self.fragments.release(tx, listed.key.fragments());
+                    self.chains.release(tx, listed.key.chains());
                 }
             }
         }

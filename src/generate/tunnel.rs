@@ -6,7 +6,11 @@ use super::{
     tls::{enforce_compliance, trust_domain_matchers},
 };
 use crate::{
-    model::features::Features,
+    base::Labels,
+    model::{
+        features::Features,
+        waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
+    },
     proto::envoy::{
         config::core::v3::{
             Address, EnvoyInternalAddress, address::Address as AddressKind,
@@ -40,6 +44,14 @@ pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
 pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 /// Filter state with the host and port that a client asked a tunnel for.
 pub const CONNECT_AUTHORITY: &str = "io.istio.connect_authority";
+
+/// Returns true if a waypoint with these labels reaches other networks, by one tunnel inside another.
+///
+/// Parity (pilot/pkg/model/context.go): the label decides, whatever `AMBIENT_ENABLE_MULTI_NETWORK` says.
+pub fn waypoint_spans_networks(features: &Features, labels: &Labels) -> bool {
+    let is_waypoint = labels.get(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER);
+    is_waypoint && features.ambient_enable_multi_network_waypoint
+}
 
 /// Secrets of a tunnel.
 pub struct TunnelSecrets {

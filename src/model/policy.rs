@@ -4,6 +4,8 @@
 //! Note: a Gateway API gateway uses selectors and `targetRefs`, a waypoint only `targetRefs`, all other workloads only
 //! selectors. PeerAuthentication has no references and is not attached by these rules.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use smol_str::SmolStr;
 
 use super::{
@@ -71,28 +73,105 @@ impl Subject {
     }
 
     /// Adds a service.
-    pub fn with_service(mut self, service: &Service) -> Self {
-        self.services.push(TargetService {
-            registry: service.registry,
-            namespace: service.key.namespace.clone(),
-            name: service.name.clone(),
-        });
+    pub fn with_service(mut self, service: TargetService) -> Self {
+        self.services.push(service);
         self
     }
 }
 
+impl TargetService {
+    /// Returns the object of a service.
+    pub fn of(service: &Service) -> Self {
+        Self {
+            registry: service.registry,
+            namespace: service.key.namespace.clone(),
+            name: service.name.clone(),
+        }
+    }
+
+    fn kind(&self) -> TargetKind {
+        match self.registry {
+            Registry::Kubernetes => TargetKind::Service,
+            Registry::External => TargetKind::ServiceEntry,
+        }
+    }
+}
+
 /// A kind of policy that attaches to workloads.
-pub trait Attach: Selects {
+pub trait Attach: Selects + Sized {
     /// True if policies of the workload's own namespace precede those of the root namespace.
     const OWN_FIRST: bool;
     /// Returns `targetRefs`, or else the deprecated `targetRef`.
     fn target_refs(&self) -> &[PolicyTargetReference];
+    /// Returns the policies by namespace.
+    fn by_namespace(mesh: &MeshSnapshot) -> &Index<Namespace, ObjectKey, Config<Self>>;
+    /// Returns the policies by the objects that they refer to.
+    fn by_target(mesh: &MeshSnapshot) -> &Index<PolicyTarget, ObjectKey, Config<Self>>;
+}
+
+/// An object that policies of a namespace refer to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PolicyTarget {
+    /// The namespace of the policies.
+    pub namespace: Namespace,
+    /// The kind of the object.
+    pub kind: TargetKind,
+    /// The name of the object.
+    pub name: SmolStr,
+}
+
+/// A kind that policies may refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TargetKind {
+    /// A Service.
+    Service,
+    /// A ServiceEntry.
+    ServiceEntry,
+    /// A Gateway.
+    Gateway,
+    /// A GatewayClass.
+    GatewayClass,
+}
+
+impl TargetKind {
+    /// Returns the kind of a reference; `None` for others.
+    fn of(target: &PolicyTargetReference) -> Option<Self> {
+        match (target.group.as_str(), target.kind.as_str()) {
+            // The core group may be written out.
+            ("" | "core", "Service") => Some(Self::Service),
+            ("networking.istio.io", "ServiceEntry") => Some(Self::ServiceEntry),
+            ("gateway.networking.k8s.io", "Gateway") => Some(Self::Gateway),
+            ("gateway.networking.k8s.io", "GatewayClass") => Some(Self::GatewayClass),
+            _ => None,
+        }
+    }
+}
+
+/// Emits the index keys of a policy: the objects that it refers to.
+pub fn targets<T: Attach>(key: &ObjectKey, policy: &Config<T>, emit: &mut dyn FnMut(PolicyTarget)) {
+    let references = policy.spec.target_refs().iter();
+    let targets: BTreeSet<PolicyTarget> = references
+        .filter_map(|target| {
+            Some(PolicyTarget {
+                namespace: key.namespace.clone(),
+                kind: TargetKind::of(target)?,
+                name: SmolStr::new(&target.name),
+            })
+        })
+        .collect();
+    targets.into_iter().for_each(emit);
 }
 
 macro_rules! attach {
-    ($($kind:ty, $own_first:literal $(, $single:ident)?;)*) => { $(
+    ($($kind:ty, $own_first:literal, $by_namespace:ident, $by_target:ident $(, $single:ident)?;)*) => { $(
         impl Attach for $kind {
             const OWN_FIRST: bool = $own_first;
+            fn by_namespace(mesh: &MeshSnapshot) -> &Index<Namespace, ObjectKey, Config<Self>> {
+                &mesh.$by_namespace
+            }
+            fn by_target(mesh: &MeshSnapshot) -> &Index<PolicyTarget, ObjectKey, Config<Self>> {
+                &mesh.$by_target
+            }
             fn target_refs(&self) -> &[PolicyTargetReference] {
                 $(if self.target_refs.is_empty() {
                     return self.$single.as_slice();
@@ -104,27 +183,32 @@ macro_rules! attach {
 }
 
 attach! {
-    security::AuthorizationPolicy, false, target_ref;
-    security::RequestAuthentication, true, target_ref;
-    telemetry::Telemetry, false, target_ref;
-    extensions::WasmPlugin, true, target_ref;
-    extensions::TrafficExtension, true;
-    networking::EnvoyFilter, false;
+    security::AuthorizationPolicy, false,
+        authorization_policies_by_namespace, authorization_policies_by_target, target_ref;
+    security::RequestAuthentication, true,
+        request_authentications_by_namespace, request_authentications_by_target, target_ref;
+    telemetry::Telemetry, false, telemetries_by_namespace, telemetries_by_target, target_ref;
+    extensions::WasmPlugin, true, wasm_plugins_by_namespace, wasm_plugins_by_target, target_ref;
+    extensions::TrafficExtension, true, traffic_extensions_by_namespace, traffic_extensions_by_target;
+    networking::EnvoyFilter, false, envoy_filters_by_namespace, envoy_filters_by_target;
 }
 
 /// Returns the policies of a kind that apply to the subject: those of the root and of its own namespace (in the order
-/// of [`Attach::OWN_FIRST`]), then those of the services' namespaces; oldest first within each.
-pub fn attached<T: Attach + Send + Sync + 'static>(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    index: &Index<Namespace, ObjectKey, Config<T>>,
-    subject: &Subject,
-) -> Vec<ObjectKey> {
+/// of [`Attach::OWN_FIRST`]), then those of the services' namespaces; oldest first within each. For a waypoint, only
+/// policies that refer to it or to one of its services are looked at.
+pub fn attached<T: Attach + Send + Sync + 'static>(cx: &Cx, mesh: &MeshSnapshot, subject: &Subject) -> Vec<ObjectKey> {
     let root = root_namespace(cx, mesh);
     let selector_on_gateways = mesh.installation.features.enable_selector_based_k8s_gateway_policy;
     let mut keys = Vec::new();
     for namespace in namespaces(&root, subject, T::OWN_FIRST) {
-        let mut rows: Vec<_> = index.get(cx, namespace).map(|(_, row)| row).collect();
+        let mut rows: Vec<_> = match subject.labels.get(GATEWAY_NAME_LABEL) {
+            Some(gateway) if subject.is_waypoint => {
+                let targets = waypoint_targets(namespace, subject, &root, gateway);
+                let rows = targets.flat_map(|target| T::by_target(mesh).get(cx, &target));
+                rows.collect::<BTreeMap<_, _>>().into_values().collect()
+            }
+            _ => T::by_namespace(mesh).get(cx, namespace).map(|(_, row)| row).collect(),
+        };
         rows.sort_by_key(|row| row.meta.age_order());
         let matching = rows
             .into_iter()
@@ -132,6 +216,28 @@ pub fn attached<T: Attach + Send + Sync + 'static>(
         keys.extend(matching.map(|row| row.meta.key.clone()));
     }
     keys
+}
+
+/// Returns the objects that policies of a namespace refer to if they apply to a waypoint.
+fn waypoint_targets<'a>(
+    namespace: &'a Namespace,
+    subject: &'a Subject,
+    root: &'a Namespace,
+    gateway: &'a SmolStr,
+) -> impl Iterator<Item = PolicyTarget> + use<'a> {
+    let of = |kind, name| PolicyTarget {
+        namespace: namespace.clone(),
+        kind,
+        name,
+    };
+    let services = subject
+        .services
+        .iter()
+        .filter(|service| service.namespace == *namespace);
+    let services = services.map(move |service| of(service.kind(), service.name.clone()));
+    let own = (subject.namespace == *namespace).then(|| of(TargetKind::Gateway, gateway.clone()));
+    let class = (root == namespace).then(|| of(TargetKind::GatewayClass, SmolStr::new_static(WAYPOINT_CLASS)));
+    services.chain(own).chain(class)
 }
 
 /// Returns the namespaces whose policies may apply to the subject, without duplicates.
@@ -186,29 +292,21 @@ fn refers(
     root: &Namespace,
     gateway: &str,
 ) -> bool {
-    // The core group may be written out.
-    let group = if target.group == "core" {
-        ""
-    } else {
-        target.group.as_str()
-    };
     let serves = |registry: Registry| {
         let of = |service: &TargetService| {
             service.registry == registry && service.name == target.name && service.namespace == *namespace
         };
         subject.is_waypoint && subject.services.iter().any(of)
     };
-    match (group, target.kind.as_str()) {
-        ("", "Service") => serves(Registry::Kubernetes),
-        ("networking.istio.io", "ServiceEntry") => serves(Registry::External),
-        ("gateway.networking.k8s.io", "GatewayClass") => {
-            subject.is_waypoint && namespace == root && target.name == WAYPOINT_CLASS
-        }
-        ("gateway.networking.k8s.io", "Gateway") => {
+    match TargetKind::of(target) {
+        Some(TargetKind::Service) => serves(Registry::Kubernetes),
+        Some(TargetKind::ServiceEntry) => serves(Registry::External),
+        Some(TargetKind::GatewayClass) => subject.is_waypoint && namespace == root && target.name == WAYPOINT_CLASS,
+        Some(TargetKind::Gateway) => {
             let same = target.namespace.is_empty() || subject.namespace == target.namespace.as_str();
             subject.namespace == *namespace && same && target.name == gateway
         }
-        _ => false,
+        None => false,
     }
 }
 

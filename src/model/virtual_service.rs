@@ -5,7 +5,7 @@ mod output;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     api::{Config, Meta},
-    base::{Hostname, Namespace, ObjectKey, Shared},
+    base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::export::ExportTo,
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
@@ -116,6 +116,15 @@ pub fn export_keys(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dy
     }
 }
 
+/// Emits the index keys of a VirtualService of gateway `mesh`: its hosts, and `None` for its wildcards.
+pub fn mesh_hosts(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dyn FnMut(Option<Hostname>)) {
+    if summary.gateways.iter().any(|gateway| gateway == MESH_GATEWAY) {
+        let hosts = summary.hosts.iter();
+        let keys: BTreeSet<Option<&Hostname>> = hosts.map(|one| (!host::is_wildcard(one)).then_some(one)).collect();
+        keys.into_iter().for_each(|key| emit(key.cloned()));
+    }
+}
+
 /// Emits the index keys of a VirtualService with TCP or TLS routes: its hosts.
 pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostname)) {
     if row.routes_tcp() {
@@ -181,6 +190,31 @@ pub(super) fn for_sidecars<'a>(
     ordered(cx, mesh, namespace, MESH_GATEWAY, overriding)
 }
 
+/// Returns the VirtualServices of gateway `mesh` for one host that a namespace sees, in the order of [`for_gateway`].
+pub fn for_host<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    hostname: &Hostname,
+) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
+    let index = &mesh.virtual_services_by_mesh_host;
+    let covers = |one: &Hostname| host::is_wildcard(one) && host::subset_of(hostname, one);
+    let wildcards = index.get(cx, &None);
+    let wildcards = wildcards.filter(|(_, summary)| summary.hosts.iter().any(covers));
+    let is_seen = |summary: &VirtualServiceSummary| {
+        let mut found = false;
+        summary.export_namespaces(MESH_GATEWAY, &mut |audience| {
+            found |= audience.is_none_or(|audience| audience == *namespace);
+        });
+        found
+    };
+    let exact = index.get(cx, &Some(hostname.clone()));
+    let all: BTreeMap<_, _> = exact.chain(wildcards).collect();
+    let mut rows: Vec<_> = all.into_iter().filter(|(_, summary)| is_seen(summary)).collect();
+    sort(&mut rows, namespace, Overriding::Public);
+    rows
+}
+
 /// The classes of VirtualServices in which overriding routes come first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Overriding {
@@ -199,6 +233,11 @@ fn ordered<'a>(
     let index = &mesh.virtual_services_by_gateway;
     let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
     let mut rows: Vec<_> = of(Some(namespace.clone())).chain(of(None)).collect();
+    sort(&mut rows, namespace, overriding);
+    rows
+}
+
+fn sort(rows: &mut [(&ObjectKey, &Shared<VirtualServiceSummary>)], namespace: &Namespace, overriding: Overriding) {
     rows.sort_by_key(|(_, summary)| {
         let own = summary.meta.namespace() == namespace;
         let (class, may_override) = match &summary.export_to {
@@ -209,7 +248,6 @@ fn ordered<'a>(
         let overrides = own && may_override && summary.semantics == Semantics::Gateway;
         (class, !overrides, summary.meta.age_order())
     });
-    rows
 }
 
 /// Derives one VirtualService, or the row that refuses its surplus; delegates (without hosts) have no row.

@@ -12,11 +12,12 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
+    policy::TargetService,
     service::{Registry, Resolution, Service, ServiceKey},
 };
 use crate::{
     api::{Config, gateway_api},
-    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, boolean, select::LabelSelector},
     table::Cx,
 };
 
@@ -35,6 +36,10 @@ const HBONE: &str = "HBONE";
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
+/// The value of [`MANAGED_LABEL`] for gateways between networks.
+const EAST_WEST_CONTROLLER: &str = "istio.io-eastwest-controller";
+/// Label of a service, or else of its namespace, that makes gateways use the waypoint.
+const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// A Gateway that may be used as a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,12 +92,41 @@ pub enum AllowedNamespaces {
     None,
 }
 
-/// Waypoint of a service.
+/// Waypoint of a service, with the attributes of the service that decide about its place among all of the waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceWaypoint {
     /// The Gateway.
     pub gateway: ObjectKey,
+    /// The service as policies refer to it.
+    pub target: TargetService,
+    /// Creation time of the service.
+    pub creation: i64,
+    /// False for a host of the mesh that is resolved per request: waypoints do not serve it.
+    pub is_served: bool,
 }
+
+/// Reason why an object does not use the waypoint that it requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotAttached {
+    /// The Gateway.
+    pub gateway: ObjectKey,
+    /// The reason.
+    pub reason: Refusal,
+}
+
+/// See [`NotAttached`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such Gateway exists, or it has no address yet.
+    NotReady,
+    /// The waypoint does not admit the namespace.
+    Denied,
+    /// The waypoint does not process traffic to such objects.
+    Unsupported,
+}
+
+/// The waypoint that an object uses, if any.
+pub type Attachment = Result<Option<ObjectKey>, NotAttached>;
 
 /// Derives the waypoint of a Gateway of the config cluster.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
@@ -168,12 +202,36 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     }
     let service = mesh.services.get(cx, key)?;
     // Parity (pilot/pkg/serviceregistry/ambient/services.go): an ExternalName has no waypoint.
-    if service.resolution == Resolution::Alias || service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
+    if service.resolution == Resolution::Alias {
         return None;
     }
-    let (gateway, waypoint) = requested(cx, mesh, &service.labels, &key.namespace)?;
-    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Service | WaypointTraffic::All);
-    is_suited.then_some(ServiceWaypoint { gateway })
+    let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
+    Some(ServiceWaypoint {
+        gateway,
+        target: TargetService::of(service),
+        creation: service.creation,
+        // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
+        is_served: service.mesh_external || service.resolution != Resolution::DynamicDns,
+    })
+}
+
+/// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
+/// between networks use none.
+pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Attachment {
+    let managed_by = labels.get(MANAGED_LABEL);
+    if managed_by.is_some_and(|by| by == MESH_CONTROLLER || by == EAST_WEST_CONTROLLER) {
+        return Ok(None);
+    }
+    let Some((gateway, waypoint)) = requested(cx, mesh, labels, own)? else {
+        return Ok(None);
+    };
+    match waypoint.traffic {
+        WaypointTraffic::Service | WaypointTraffic::All => Ok(Some(gateway)),
+        WaypointTraffic::Workload | WaypointTraffic::None => Err(NotAttached {
+            gateway,
+            reason: Refusal::Unsupported,
+        }),
+    }
 }
 
 /// Returns the waypoint that the labels of an object or of its namespace request, if it admits the namespace.
@@ -182,9 +240,16 @@ fn requested<'a>(
     mesh: &'a MeshSnapshot,
     labels: &Labels,
     own: &Namespace,
-) -> Option<(ObjectKey, &'a Shared<Waypoint>)> {
-    let gateway = requested_gateway(cx, mesh, labels, own)?;
-    let waypoint = mesh.waypoints.get(cx, &gateway)?;
+) -> Result<Option<(ObjectKey, &'a Shared<Waypoint>)>, NotAttached> {
+    let Some(gateway) = requested_gateway(cx, mesh, labels, own) else {
+        return Ok(None);
+    };
+    let Some(waypoint) = mesh.waypoints.get(cx, &gateway) else {
+        return Err(NotAttached {
+            gateway,
+            reason: Refusal::NotReady,
+        });
+    };
     let admitted = match &waypoint.allowed_namespaces {
         AllowedNamespaces::Same => gateway.namespace == *own,
         AllowedNamespaces::All => true,
@@ -194,7 +259,21 @@ fn requested<'a>(
         }
         AllowedNamespaces::None => false,
     };
-    admitted.then_some((gateway, waypoint))
+    if admitted {
+        return Ok(Some((gateway, waypoint)));
+    }
+    Err(NotAttached {
+        gateway,
+        reason: Refusal::Denied,
+    })
+}
+
+/// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint; a text that is no
+/// boolean counts as false.
+pub fn ingress_label(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<bool> {
+    let of_namespace = || namespace_labels(cx, mesh, own)?.get(INGRESS_USE_WAYPOINT);
+    let label = labels.get(INGRESS_USE_WAYPOINT).or_else(of_namespace)?;
+    Some(boolean::parse(label).unwrap_or_default())
 }
 
 /// Returns the Gateway that the labels of an object or of its namespace name as waypoint.
@@ -266,25 +345,47 @@ pub fn at<'s>(
     found
 }
 
-/// Returns the services that use these waypoints, one per host, oldest first.
-pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
-    let keys = waypoints
+/// Returns the services that waypoints serve, one per host, oldest first. Depends on no other attribute of a service.
+pub fn served_keys<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    waypoints: &[ObjectKey],
+) -> Vec<(&'a ServiceKey, &'a Shared<ServiceWaypoint>)> {
+    let rows = waypoints
         .iter()
         .flat_map(|waypoint| mesh.services_by_waypoint.get(cx, waypoint));
-    let rows = keys.filter_map(|(key, _)| mesh.services.get(cx, key));
-    // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
-    let is_served = |service: &&Shared<Service>| service.mesh_external || service.resolution != Resolution::DynamicDns;
-    let mut found: Vec<_> = rows.filter(is_served).collect();
-    found.sort_unstable_by(|a, b| a.key.cmp(&b.key));
-    found.dedup_by(|a, b| a.key.hostname == b.key.hostname);
-    found.sort_by(|a, b| age_order(a).cmp(&age_order(b)));
+    let mut found: Vec<_> = rows.filter(|(_, row)| row.is_served).collect();
+    found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    found.dedup_by(|(a, _), (b, _)| a.hostname == b.hostname);
+    found.sort_by(|(a, a_row), (b, b_row)| age_order(a, a_row).cmp(&age_order(b, b_row)));
     found
 }
 
-fn age_order(service: &Service) -> (i64, &str, &Namespace) {
-    let name = match service.registry {
-        Registry::Kubernetes => service.name.as_str(),
-        Registry::External => &service.key.hostname,
+/// Returns the services that waypoints serve like [`served_keys`].
+pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
+    let keys = served_keys(cx, mesh, waypoints).into_iter();
+    keys.filter_map(|(key, _)| mesh.services.get(cx, key)).collect()
+}
+
+/// Returns the service of a host that waypoints serve.
+pub fn served_host<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    waypoints: &[ObjectKey],
+    host: &Hostname,
+) -> Option<&'a Shared<Service>> {
+    let mut keys = mesh.services_by_host.get(cx, host).map(|(key, _)| key);
+    let is_served = |key: &&ServiceKey| {
+        let row = mesh.service_waypoints.get(cx, *key);
+        row.is_some_and(|row| row.is_served && waypoints.contains(&row.gateway))
     };
-    (service.creation, name, &service.key.namespace)
+    mesh.services.get(cx, keys.find(is_served)?)
+}
+
+fn age_order<'a>(key: &'a ServiceKey, row: &'a ServiceWaypoint) -> (i64, &'a str, &'a Namespace) {
+    let name = match row.target.registry {
+        Registry::Kubernetes => row.target.name.as_str(),
+        Registry::External => &key.hostname,
+    };
+    (row.creation, name, &key.namespace)
 }

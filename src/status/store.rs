@@ -175,7 +175,8 @@ impl Store {
             .await
     }
 
-    /// Applies an object by its subresource `status`. It changes annotations, too.
+    /// Applies an object by its subresource `status`, in the place of all that this field manager applied before. It
+    /// changes annotations, too.
     pub async fn apply_status(
         &self,
         namespace: &str,

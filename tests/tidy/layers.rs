@@ -84,6 +84,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "external_dependencies",
             "waypoint",
             "gateway_api",
+            "ambient_status",
             "ingress",
             "snapshot",
             "world",

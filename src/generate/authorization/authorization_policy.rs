@@ -7,9 +7,12 @@ use ipnet::IpNet;
 use super::{presence, string_match};
 use crate::{
     api::Config,
-    base::{Namespace, ObjectKey, boolean, cidr},
+    base::{Namespace, ObjectKey, cidr},
     generate::BuildContext,
-    model::policy,
+    model::{
+        ambient_status::policy::{http_attributes, is_dry_run},
+        policy,
+    },
     proto::istio::security::{
         Action, Address, Authorization, Group, Match, Rules, Scope, ServiceAccountMatch, StringMatch,
         string_match::MatchType,
@@ -19,14 +22,10 @@ use crate::{
     },
 };
 
-/// Annotation of policies that are only logged.
-const DRY_RUN: &str = "istio.io/dry-run";
-
 /// Returns the policy of an object; `None` if ztunnels do not enforce it.
 pub(super) fn of_object(ctx: &BuildContext, key: &ObjectKey) -> Option<Authorization> {
     let object = ctx.mesh.authorization_policies.get(ctx.cx, key)?;
-    let annotation = object.meta.annotations.get(DRY_RUN);
-    let dry_run = annotation.and_then(|text| boolean::parse(text)).unwrap_or_default();
+    let dry_run = is_dry_run(&object.meta);
     if dry_run
         && !ctx
             .mesh
@@ -67,7 +66,7 @@ fn scope(object: &Config<AuthorizationPolicy>, root: &Namespace) -> Scope {
 
 /// Returns the group of a rule: one entry each for `to`, `from` and every condition.
 fn group(rule: &Rule, action: Action, namespace: &Namespace) -> Option<Group> {
-    if action == Action::Allow && needs_http(rule) {
+    if action == Action::Allow && http_attributes(rule).next().is_some() {
         return None;
     }
     let operations = rule.to.iter().map(|to| of_operation(to.operation.as_ref()));
@@ -77,38 +76,6 @@ fn group(rule: &Rule, action: Action, namespace: &Namespace) -> Option<Group> {
     let conditions = rule.when.iter().map(|condition| vec![of_condition(condition)]);
     let rules = clauses.chain(conditions).map(|matches| Rules { matches });
     Some(Group { rules: rules.collect() })
-}
-
-/// Returns true if a rule refers to attributes of HTTP, or to others that ztunnels do not have.
-fn needs_http(rule: &Rule) -> bool {
-    let mut operations = rule.to.iter().filter_map(|to| to.operation.as_ref());
-    let mut sources = rule.from.iter().filter_map(|from| from.source.as_ref());
-    let of_operation = |operation: &Operation| {
-        let lists = [
-            &operation.hosts,
-            &operation.not_hosts,
-            &operation.methods,
-            &operation.not_methods,
-            &operation.paths,
-            &operation.not_paths,
-        ];
-        lists.into_iter().any(|list| !list.is_empty())
-    };
-    let of_source = |source: &Source| {
-        let lists = [
-            &source.remote_ip_blocks,
-            &source.not_remote_ip_blocks,
-            &source.request_principals,
-            &source.not_request_principals,
-        ];
-        lists.into_iter().any(|list| !list.is_empty())
-    };
-    operations.any(of_operation)
-        || sources.any(of_source)
-        || rule
-            .when
-            .iter()
-            .any(|condition| Attribute::of(&condition.key).is_none())
 }
 
 fn of_operation(operation: Option<&Operation>) -> Match {

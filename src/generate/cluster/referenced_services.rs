@@ -13,6 +13,7 @@ use crate::{
         waypoint::{Served, WaypointView},
     },
     model::{Service, ServiceKey, envoy_filter::ReferencedService, features::RemoteJwks, policy, virtual_service},
+    proto::istio::security::v1beta1::RequestAuthentication,
 };
 
 /// Restriction of the services of a proxy.
@@ -91,7 +92,7 @@ fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<Refere
         return Vec::new();
     }
     let served = Served::of(ctx, waypoint);
-    let routes = served.services.iter().flat_map(|service| served.routes(&service.key));
+    let routes = served.keys().flat_map(|key| served.routes(key));
     let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
     // Parity (pilot/pkg/networking/core/waypoint.go): services outside the mesh have both kinds of clusters.
     let is_elsewhere = |service: Option<&Shared<Service>>| service.is_none_or(|service| service.mesh_external);
@@ -126,8 +127,7 @@ fn by_host(host: Hostname) -> ReferencedService {
 /// Returns the hosts that the proxy fetches JWT keys from.
 fn key_servers(ctx: &BuildContext, selected: &Selected) -> Vec<ReferencedService> {
     let subject = policy::Subject::workload(selected.proxy.namespace.clone(), (*selected.labels).clone());
-    let index = &ctx.mesh.request_authentications_by_namespace;
-    let attached = policy::attached(ctx.cx, ctx.mesh, index, &subject);
+    let attached = policy::attached::<RequestAuthentication>(ctx.cx, ctx.mesh, &subject);
     let rows = attached
         .iter()
         .filter_map(|key| ctx.mesh.request_authentications.get(ctx.cx, key));

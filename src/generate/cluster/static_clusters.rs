@@ -178,7 +178,7 @@ fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
         baggage: proxy_view::sends_baggage(features, selected.proxy),
     };
     let mut tunnels = vec![TunnelCluster::Main, encap, originate];
-    if features.ambient_enable_multi_network_waypoint {
+    if tunnel::waypoint_spans_networks(features, &selected.labels) {
         tunnels.extend([
             TunnelCluster::Inner(certificates.clone()),
             TunnelCluster::Outer(certificates),

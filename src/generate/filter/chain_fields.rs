@@ -102,6 +102,16 @@ impl EncodedListener {
         self.chains.append(|out| out.nested(listener::FILTER_CHAINS, write));
     }
 
+    /// Adds encoded chains.
+    pub(crate) fn append_chains(&mut self, chains: &Encoded<Listener>) {
+        self.chains.append(|out| out.fields(chains));
+    }
+
+    /// Returns the chains alone.
+    pub(crate) fn into_chains(self) -> Encoded<Listener> {
+        self.chains
+    }
+
     /// Sets the default chain.
     pub(crate) fn set_default_chain(&mut self, write: impl FnOnce(&mut Writer<FilterChain>)) {
         self.default_chain = Encoded::write(USUAL_FILTERS, |out| out.nested(listener::DEFAULT_FILTER_CHAIN, write));

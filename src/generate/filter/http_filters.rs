@@ -27,7 +27,11 @@ use crate::{
     proto::{
         Any,
         envoy::{
-            config::cluster::v3::cluster::DnsLookupFamily,
+            config::{
+                cluster::v3::cluster::DnsLookupFamily,
+                common::mutation_rules::v3::{HeaderMutation, header_mutation::Action},
+                core::v3::{HeaderValue, HeaderValueOption, header_value_option::HeaderAppendAction},
+            },
             extensions::{
                 common::dynamic_forward_proxy::v3::DnsCacheConfig,
                 filters::{
@@ -37,6 +41,7 @@ use crate::{
                         fault::v3::HttpFault,
                         grpc_stats::{v3 as grpc_stats_config, v3::filter_config::PerMethodStatSpecifier},
                         grpc_web::v3::GrpcWeb,
+                        header_mutation::v3 as header_mutation,
                         router::v3::Router,
                         stateful_session::v3::StatefulSession,
                     },
@@ -63,6 +68,10 @@ impl FilterStack<'_> {
         let secured = self.http_security(http.tunneled);
         let extensions = |phase| extension::http_filters(self, phase, http.port);
         let mut filters = HttpFilters(Encoded::with_capacity(2048));
+        // Policies may refer to the header, so it is set before them.
+        if self.client.forwards_client_identity {
+            filters.append(&FIXED.client_identity);
+        }
         if http.exchanges_metadata && self.has_metadata_exchange() {
             self.add_http_metadata_exchange(&mut filters, http);
         }
@@ -229,6 +238,7 @@ impl HttpFilters {
 /// Encoded filters without inputs. Listeners of a sidecar with one port take a fifth longer if each encodes these
 /// (bench `suite`, case `disabled`).
 struct StaticFilters {
+    client_identity: Encoded<HttpConnectionManager>,
     grpc_web: Encoded<HttpConnectionManager>,
     grpc_stats: Encoded<HttpConnectionManager>,
     alpn: Encoded<HttpConnectionManager>,
@@ -247,6 +257,7 @@ static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
     let session = Any::pack(&StatefulSession::default());
     let session = http_filter("envoy.filters.http.stateful_session", session);
     StaticFilters {
+        client_identity: encoded(vec![client_identity()]),
         grpc_web: encoded(vec![grpc_web]),
         grpc_stats: encoded(vec![grpc_stats()]),
         alpn: encoded(vec![alpn()]),
@@ -262,6 +273,30 @@ static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
         }),
     }
 });
+
+/// Returns the filter of a waypoint that replaces the header with the identities of the connection out of a tunnel.
+fn client_identity() -> HttpFilter {
+    let value = "By=%FILTER_STATE(io.istio.local_principal:PLAIN)%;URI=%FILTER_STATE(io.istio.peer_principal:PLAIN)%";
+    let header = HeaderValueOption {
+        header: Some(HeaderValue {
+            key: "x-forwarded-client-cert".to_owned(),
+            value: value.to_owned(),
+            ..Default::default()
+        }),
+        append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),
+        ..Default::default()
+    };
+    let config = header_mutation::HeaderMutation {
+        mutations: Some(header_mutation::Mutations {
+            request_mutations: vec![HeaderMutation {
+                action: Some(Action::Append(header)),
+            }],
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    http_filter("istio.waypoint.xfcc_client_identity", Any::pack(&config))
+}
 
 fn encoded(http_filters: Vec<HttpFilter>) -> Encoded<HttpConnectionManager> {
     Encoded::of(&HttpConnectionManager {

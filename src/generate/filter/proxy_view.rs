@@ -21,6 +21,7 @@ use crate::{
     },
     proto::istio::{
         mesh::v1alpha1::{Tracing, proxy_config::ProxyHeaders},
+        security::v1beta1::{AuthorizationPolicy, RequestAuthentication},
         telemetry::v1alpha1::Telemetry,
     },
 };
@@ -62,6 +63,8 @@ pub struct FilterProxyView {
     /// Service name in traces by OpenTelemetry's semantic conventions; empty unless some provider uses these, because
     /// it may contain the pod's name.
     pub otel_service_name: SmolStr,
+    /// True for a waypoint that tells the services behind it who the client is.
+    pub forwards_client_identity: bool,
     /// Telemetries that apply: of the root namespace, of its own namespace, then those with a selector.
     pub telemetries: Shared<[ObjectKey]>,
     /// Security policies that apply.
@@ -87,8 +90,8 @@ impl SecurityPolicies {
     /// Returns the policies that apply to a workload.
     pub fn of(ctx: &BuildContext, subject: &Subject) -> Self {
         let (cx, mesh) = (ctx.cx, ctx.mesh);
-        let authorization = policy::attached(cx, mesh, &mesh.authorization_policies_by_namespace, subject);
-        let authentication = policy::attached(cx, mesh, &mesh.request_authentications_by_namespace, subject);
+        let authorization = policy::attached::<AuthorizationPolicy>(cx, mesh, subject);
+        let authentication = policy::attached::<RequestAuthentication>(cx, mesh, subject);
         Self {
             authorization: authorization.into(),
             request_authentication: authentication.into(),
@@ -132,6 +135,7 @@ impl FilterProxyView {
             } else {
                 SmolStr::default()
             },
+            forwards_client_identity: subject.is_waypoint && proxy.forwards_client_identity,
             telemetries: telemetries(ctx, subject),
             security: SecurityPolicies::of(ctx, subject),
             extension_filters: selected.extensions.clone(),
@@ -214,7 +218,7 @@ fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
         .iter()
         .filter(|namespace| ***namespace != root)
         .filter_map(|namespace| general(namespace));
-    let special = policy::attached(ctx.cx, ctx.mesh, index, subject)
+    let special = policy::attached::<Telemetry>(ctx.cx, ctx.mesh, subject)
         .into_iter()
         .filter(|key| own.contains(&&key.namespace))
         .filter(|key| {

@@ -2,14 +2,17 @@
 //! continue through tunnels.
 //!
 //! Note: each service has chains of its own, because policies may refer to services; workloads share two. Chains have
-//! no match; a matcher of the listener selects them by name.
+//! no match; a matcher of the listener selects them by name. The chains of a service are a fragment ([`chains`]).
 
+pub mod chains;
 mod matcher;
 mod tcp;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
+
+use prost::Message;
 
 use super::{
     ListenerKey,
@@ -19,7 +22,7 @@ use super::{
     outbound::listener::ChainKind,
 };
 use crate::{
-    base::{Hashed, Hostname, NetworkId, Shared, cidr::IpMode, host},
+    base::{Hashed, Hostname, NetworkId, cidr::IpMode},
     generate::{
         BuildContext, EncodedResource, VipView,
         constant::network_filter,
@@ -31,22 +34,19 @@ use crate::{
             tcp::{TCP_PROXY, TcpChain, plain_proxy},
             tls::ServerCertificates,
         },
-        name::{self, ClusterMode, VipTraffic},
+        name::{self, VipTraffic},
         patch::PatchContext,
         resource::Built,
-        route::waypoint::{self as route, ServedPort, WaypointHost},
+        route::waypoint::{self as route, WaypointHost},
         selected::Selected,
-        tunnel::{DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE},
+        tunnel::{
+            DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE,
+            waypoint_spans_networks,
+        },
         waypoint::{Served, WaypointView},
         wire::Encoded,
     },
-    model::{
-        Service,
-        policy::Subject,
-        service::{Protocol, Resolution, ServicePort},
-        virtual_service::VirtualService,
-        waypoint::workloads,
-    },
+    model::{policy::Subject, service::Protocol, waypoint::workloads},
     proto::{
         Any,
         envoy::{
@@ -59,6 +59,7 @@ use crate::{
                 filters::{
                     common::set_filter_state::v3::filter_state_value::{self, SharedWithUpstream},
                     network::{
+                        http_connection_manager::v3::http_connection_manager::ForwardClientCertDetails,
                         set_filter_state,
                         tcp_proxy::v3::{TcpProxy, tcp_proxy::TunnelingConfig},
                     },
@@ -67,8 +68,10 @@ use crate::{
             },
         },
         field::filter_chain,
+        xds::r#type::matcher::v3::IpMatcher,
     },
 };
+use chains::{ServiceChains, ServiceChainsKey};
 use matcher::PortChain;
 
 /// Chains for connections to workloads, with the traffic that each reads.
@@ -108,7 +111,12 @@ pub struct WaypointPart {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WaypointKey {
     /// The listener of connections out of tunnels.
-    MainInternal(Hashed<WaypointProxyView>),
+    MainInternal {
+        /// Attributes of the waypoint.
+        client: Hashed<WaypointProxyView>,
+        /// Chains of the services, oldest service first.
+        services: Vec<ServiceChainsKey>,
+    },
     /// The listener that originates the inner tunnel.
     Inner {
         /// Attributes that filters depend on.
@@ -140,19 +148,23 @@ impl WaypointPart {
         let features = &ctx.mesh.installation.features;
         let client = &self.client;
         let filters = || client.filters.clone();
+        let services = Served::of(ctx, &client.waypoint).keys();
         let mut keys = vec![
             ListenerKey::ConnectTerminate(TerminateKey {
                 filters: FilterProxyView::for_tunnels(&client.filters, ctx, &client.subject),
                 ip_mode: client.ip_mode,
                 certificates: client.certificates.clone(),
             }),
-            ListenerKey::Waypoint(WaypointKey::MainInternal(client.clone())),
+            ListenerKey::Waypoint(WaypointKey::MainInternal {
+                client: client.clone(),
+                services: services.map(|key| ServiceChains::key(ctx, client, key)).collect(),
+            }),
             ListenerKey::ConnectOriginate(OriginateKey {
                 filters: filters(),
                 class: ListenerClass::SidecarInbound,
             }),
         ];
-        if features.ambient_enable_multi_network_waypoint {
+        if waypoint_spans_networks(features, &client.subject.labels) {
             keys.push(ListenerKey::Waypoint(WaypointKey::Inner {
                 filters: filters(),
                 network: client.network.clone(),
@@ -164,10 +176,18 @@ impl WaypointPart {
 }
 
 impl WaypointKey {
+    /// Returns the fragments that the listener consists of.
+    pub fn chains(&self) -> &[ServiceChainsKey] {
+        match self {
+            Self::MainInternal { services, .. } => services,
+            Self::Inner { .. } | Self::Outer(_) => &[],
+        }
+    }
+
     /// Builds the listener.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         match self {
-            Self::MainInternal(client) => main_internal(ctx, client),
+            Self::MainInternal { client, services } => main_internal(ctx, client, services),
             Self::Inner { filters, network } => {
                 let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
                 let header = ("x-forwarded-network", network.as_str());
@@ -248,39 +268,24 @@ fn local_address() -> String {
     format!("{DESTINATION_METADATA}.local_ip")
 }
 
-fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
+fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[ServiceChainsKey]) -> Built {
     let making = MainInternal {
         stack: FilterStack::new(ctx, &client.filters, ListenerClass::SidecarInbound),
-        client,
-        served: Served::of(ctx, &client.waypoint),
     };
     let mut listener = EncodedListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
     let (mut matched, mut asked) = (Vec::new(), Vec::new());
-    let spans_networks = ctx.mesh.installation.features.ambient_enable_multi_network;
-    for service in &making.served.services {
-        let filters = making.filters_for(service);
-        let stack = FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound);
-        let declared = making.served.virtual_services(ctx, &service.key);
-        let mut chains = Vec::new();
-        for port in &service.ports {
-            let target = (&***service, port);
-            let Some(chain) = making.add_port(&mut listener, &stack, target, &declared) else {
-                continue;
-            };
-            chains.push((port.number, chain));
-            ports.entry(port.number).or_default().push(port.protocol);
+    for key in services {
+        let built = chains::built(ctx, key);
+        listener.append_chains(&built.chains);
+        for (port, protocol) in &built.ports {
+            ports.entry(*port).or_default().push(*protocol);
         }
-        for note in stack.into_notes() {
-            making.stack.note(note.code, note.detail);
+        for note in &built.notes {
+            making.stack.note(note.code, note.detail.clone());
         }
-        let addresses = client.vip.virtual_addresses(service);
-        if spans_networks && !addresses.is_empty() {
-            let host = &service.key.hostname;
-            let chains = chains.iter().cloned();
-            asked.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
-        }
-        matched.extend(matcher::service(&addresses, chains));
+        matched.extend_from_slice(&built.matcher);
+        asked.extend(built.asked.iter().cloned());
     }
     for (name, traffic) in DIRECT {
         making.add_direct(&mut listener, name, traffic);
@@ -291,7 +296,11 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
         http: DIRECT[1].0.to_owned(),
         alpns: plaintext_http_alpns(&ctx.mesh.installation.features),
     };
-    matched.extend(matcher::workloads(workloads.as_deref().unwrap_or_default(), direct));
+    let range_matchers = matcher::workloads(workloads.as_deref().unwrap_or_default(), direct).into_iter();
+    let direct = IpMatcher {
+        range_matchers: range_matchers.collect(),
+    };
+    matched.extend(direct.encode_to_vec());
     listener.rest = Listener {
         traffic_direction: TrafficDirection::Inbound as i32,
         filter_chain_matcher: Some(matcher::by_authority(asked, matcher::by_address(matched))),
@@ -305,78 +314,9 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView) -> Built {
 /// The main internal listener under construction.
 struct MainInternal<'a> {
     stack: FilterStack<'a>,
-    client: &'a WaypointProxyView,
-    served: Served<'a>,
 }
 
 impl MainInternal<'_> {
-    /// Returns the attributes that the filters of a service's chains depend on.
-    fn filters_for(&self, service: &Service) -> Hashed<FilterProxyView> {
-        let subject = self.client.subject.clone().with_service(service);
-        FilterProxyView::for_service(&self.client.filters, &self.stack.ctx, &subject)
-    }
-
-    /// Adds the chains of a service port; none for UDP.
-    fn add_port(
-        &self,
-        listener: &mut EncodedListener,
-        stack: &FilterStack,
-        (service, port): (&Service, &ServicePort),
-        declared: &[&Shared<VirtualService>],
-    ) -> Option<PortChain> {
-        let is_dynamic = service.resolution == Resolution::DynamicDns;
-        if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
-            return None;
-        }
-        let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
-            let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
-            let target = ServedPort {
-                served: &self.served,
-                declared,
-                service,
-                port: port.number,
-                cluster: &name,
-            };
-            let mut filters = self.destination(service, port.number);
-            let filters = match traffic {
-                VipTraffic::Tcp => {
-                    filters.append(&tcp::filters(stack, &target, port));
-                    filters
-                }
-                VipTraffic::Http => {
-                    let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
-                    let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
-                    let routes = route::of_port(&stack.ctx, &target, forwarded);
-                    let host = &service.key.hostname;
-                    let wildcard = host::is_wildcard(host).then_some(host);
-                    http_filters(stack, filters, port.protocol, port.number, routes, wildcard)
-                }
-            };
-            add_chain(listener, &name, &filters);
-            name
-        });
-        let first = chains.next()?;
-        Some(match chains.next() {
-            Some(http) => PortChain::Sniffed {
-                tcp: first,
-                http,
-                alpns: plaintext_http_alpns(stack.features()),
-            },
-            None => PortChain::One(first),
-        })
-    }
-
-    /// Returns the filter that sets the destination of connections to a service that came without one, as they do
-    /// from other networks; none for a single network.
-    fn destination(&self, service: &Service, port: u32) -> NetworkFilters {
-        let mut filters = NetworkFilters::new();
-        let has_address = !self.client.vip.virtual_addresses(service).is_empty();
-        if has_address && self.stack.features().ambient_enable_multi_network {
-            filters.push(&default_destination(&self.client.vip.address(service), port));
-        }
-        filters
-    }
-
     /// Adds a chain for connections to workloads, to which no service's policies apply.
     fn add_direct(&self, listener: &mut EncodedListener, name: &str, traffic: VipTraffic) {
         let mut filters = NetworkFilters::new();
@@ -472,6 +412,10 @@ fn http_filters(
     http.exchanges_metadata = false;
     http.dynamic_dns = wildcard.cloned();
     client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
+    if client.forwards_client_identity {
+        // The connection out of a tunnel has no certificate, so the header would be removed otherwise.
+        http.base.forward_client_cert_details = ForwardClientCertDetails::AlwaysForwardOnly.into();
+    }
     http.base.http_protocol_options = client.http10_options(stack.features().pilot_http10);
     if protocol.is_http2() {
         http.base.http2_protocol_options = Some(Http2ProtocolOptions::default());

@@ -35,6 +35,8 @@ pub struct NodeMetadata {
     pub mesh_id: SmolStr,
     /// `WORKLOAD_NAME`.
     pub workload_name: SmolStr,
+    /// True with the annotation by which a waypoint tells the services behind it who the client is.
+    pub forwards_client_identity: bool,
     /// The annotation with the service name in traces; empty if absent.
     pub otel_service_name: SmolStr,
     /// `GENERATOR`; empty for Envoys.

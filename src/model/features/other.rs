@@ -121,7 +121,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
         "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
         "waypoints between networks are not served yet",
     ),
-    ("AMBIENT_ENABLE_STATUS", AMBIENT),
     ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
     ("ENABLE_VTPROTOBUF", GO),

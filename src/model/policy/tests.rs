@@ -39,12 +39,7 @@ spec: {selector: {matchLabels: {app: web}}}
 fn found(subject: &Subject) -> Vec<String> {
     let world = folder_world(Installation::default(), &[("config.yaml", POLICIES)]);
     let mesh = world.snapshot();
-    let keys = attached(
-        &Cx::untracked(),
-        &mesh,
-        &mesh.authorization_policies_by_namespace,
-        subject,
-    );
+    let keys = attached::<security::AuthorizationPolicy>(&Cx::untracked(), &mesh, subject);
     keys.iter().map(ToString::to_string).collect()
 }
 

@@ -9,7 +9,7 @@ use smol_str::SmolStr;
 
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
 use crate::{
-    api::{Config, kube::service::TargetPort},
+    api::{Config, Meta, kube::service::TargetPort},
     base::{Hostname, Labels, Shared, cidr, host},
     model::{MeshSnapshot, canonical},
     proto::istio::networking::v1alpha3::{
@@ -217,6 +217,12 @@ fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Labels {
     labels
 }
 
+/// Returns true if clients connect to several addresses of a host at once, and use the first connection.
+pub(in crate::model) fn races_connections(meta: &Meta) -> bool {
+    let strategy = meta.annotations.get("istio.io/connect-strategy");
+    strategy.is_some_and(|strategy| strategy.eq_ignore_ascii_case("RACE_FIRST_TCP_CONNECT"))
+}
+
 fn converted(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -229,7 +235,6 @@ fn converted(
     let mut service_accounts: Vec<SmolStr> = spec.subject_alt_names.iter().map(SmolStr::new).collect();
     service_accounts.sort_unstable();
     service_accounts.dedup();
-    let connect = meta.annotations.get("istio.io/connect-strategy");
     Service {
         key: key.clone(),
         name: meta.name().clone(),
@@ -254,7 +259,7 @@ fn converted(
         node_local: false,
         traffic_distribution: super::traffic_distribution(cx, mesh, "", meta),
         publish_not_ready: false,
-        race_first_tcp_connect: connect.is_some_and(|value| value.eq_ignore_ascii_case("RACE_FIRST_TCP_CONNECT")),
+        race_first_tcp_connect: races_connections(meta),
         headless: false,
         external_addresses: Default::default(),
         external_ports: Default::default(),

@@ -6,6 +6,7 @@ use smol_str::SmolStr;
 
 use super::MeshSnapshot;
 use crate::model::{
+    ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
     credential::references,
     destination_rule::{self, HostRules, RuleKey},
@@ -26,6 +27,7 @@ use crate::model::{
     network::{self, Networks},
     output_limit::{self, Demand, DemandKey, RefusedObjects},
     per_replica::{self, PerReplicaInputs},
+    policy::{self, PolicyTarget},
     service::{
         self, Service, ServiceKey, Visibility,
         auto_allocation::{self, AutoAddresses, AutoAllocation},
@@ -394,6 +396,24 @@ graph! {
     /// TrafficExtensions by namespace.
     index traffic_extensions_by_namespace (Namespace, ObjectKey, Config<extensions::TrafficExtension>)
         from (inputs.traffic_extensions) = by_namespace!();
+    /// AuthorizationPolicies by the objects that they refer to.
+    index authorization_policies_by_target (PolicyTarget, ObjectKey, Config<security::AuthorizationPolicy>)
+        from (inputs.authorization_policies) = policy::targets;
+    /// RequestAuthentications by the objects that they refer to.
+    index request_authentications_by_target (PolicyTarget, ObjectKey, Config<security::RequestAuthentication>)
+        from (inputs.request_authentications) = policy::targets;
+    /// Telemetries by the objects that they refer to.
+    index telemetries_by_target (PolicyTarget, ObjectKey, Config<telemetry::Telemetry>)
+        from (inputs.telemetries) = policy::targets;
+    /// WasmPlugins by the objects that they refer to.
+    index wasm_plugins_by_target (PolicyTarget, ObjectKey, Config<extensions::WasmPlugin>)
+        from (inputs.wasm_plugins) = policy::targets;
+    /// TrafficExtensions by the objects that they refer to.
+    index traffic_extensions_by_target (PolicyTarget, ObjectKey, Config<extensions::TrafficExtension>)
+        from (inputs.traffic_extensions) = policy::targets;
+    /// EnvoyFilters by the objects that they refer to.
+    index envoy_filters_by_target (PolicyTarget, ObjectKey, Config<networking::EnvoyFilter>)
+        from (inputs.envoy_filters) = policy::targets;
     /// Pods and WorkloadEntries in one form.
     table workloads (WorkloadKey, Workload)
         from (with |_, inputs, _| workload::candidates(inputs)) = workload::workload;
@@ -516,6 +536,9 @@ graph! {
     /// Objects with workloads by the waypoint of these.
     index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
         from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
+    /// Conditions of ambient objects.
+    table ambient_statuses (StatusTarget, ObjectConditions)
+        from (with |_, inputs, mesh| ambient_status::candidates(mesh, inputs)) = ambient_status::of_object;
     /// The network gateways.
     table networks ((), Networks) from (once) = network::networks;
     /// External data that the mesh needs.
@@ -554,6 +577,9 @@ graph! {
     /// VirtualServices by the namespace that sees them, and gateway.
     index virtual_services_by_gateway ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary)
         from (virtual_service_summaries) = virtual_service::export_keys;
+    /// VirtualServices of gateway `mesh` by host; `None` for those with wildcards.
+    index virtual_services_by_mesh_host (Option<crate::base::Hostname>, ObjectKey, VirtualServiceSummary)
+        from (virtual_service_summaries) = virtual_service::mesh_hosts;
     /// VirtualServices by the client labels in their matches.
     index virtual_services_by_source_label (SmolStr, ObjectKey, VirtualService)
         from (virtual_services) = virtual_service::source_labels;

@@ -90,7 +90,7 @@ pub(in crate::admin::debug) fn telemetry_of(mesh: &MeshSnapshot, class: &ProxyCl
         is_waypoint: class.node.proxy_type == ProxyType::Waypoint,
         ..Subject::workload(class.node.namespace.clone(), (*class.labels).clone())
     };
-    let keys = policy::attached(&cx, mesh, &mesh.telemetries_by_namespace, &subject);
+    let keys = policy::attached::<Telemetry>(&cx, mesh, &subject);
     let mut page = names([]);
     let (mut metrics, mut logging, mut tracing) = (Vec::new(), Vec::new(), Vec::new());
     let mut levels: Vec<Level> = Vec::new();

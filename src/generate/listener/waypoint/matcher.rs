@@ -2,6 +2,7 @@
 //! then by detected protocol on ports without a declared one. With several networks, the host and port that the client
 //! asked for come before the address.
 
+use prost::Name;
 use smol_str::SmolStr;
 
 use crate::{
@@ -28,7 +29,7 @@ use crate::{
 };
 
 /// Chain of a port's connections.
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum PortChain {
     /// A single chain.
     One(String),
@@ -43,12 +44,13 @@ pub(super) enum PortChain {
     },
 }
 
-/// Returns the matcher of the whole listener.
-pub(super) fn by_address(services: Vec<IpRangeMatcher>) -> Matcher {
-    let addresses = IpMatcher {
-        range_matchers: services,
+/// Returns the matcher of the whole listener. `matchers` are the encoded fields of an [`IpMatcher`].
+pub(super) fn by_address(matchers: Vec<u8>) -> Matcher {
+    let addresses = Any {
+        type_url: IpMatcher::type_url(),
+        value: matchers.into(),
     };
-    let tree = TreeType::CustomMatch(extension("ip", Any::pack(&addresses)));
+    let tree = TreeType::CustomMatch(extension("ip", addresses));
     tree_by("ip", Any::pack(&DestinationIpInput {}), tree)
 }
 

@@ -1,8 +1,18 @@
+use std::sync::LazyLock;
+
 use serde_json::{Value, json};
 
 use crate::{
-    generate::{ResourceType, fixture, store::ConfigStore},
-    model::{Installation, features::Features},
+    generate::{
+        RequestedResources, ResourceType, fixture,
+        proxy::Proxy,
+        store::{ConfigStore, ProxyEvents, Serial},
+    },
+    model::{
+        Change, Installation, World,
+        features::Features,
+        fixture::{folder, folder_world},
+    },
 };
 
 const MESH: &str = "trustDomain: cluster.local\n";
@@ -24,7 +34,9 @@ spec:
 ---
 apiVersion: v1
 kind: Pod
-metadata: {name: waypoint-0, labels: {gateway.networking.k8s.io/gateway-name: waypoint}}
+metadata:
+  name: waypoint-0
+  labels: {gateway.networking.k8s.io/gateway-name: waypoint, gateway.istio.io/managed: istio.io-mesh-controller}
 spec: {serviceAccountName: waypoint}
 status: {phase: Running, podIP: 10.1.0.9, conditions: [{type: Ready, status: 'True'}]}
 ---
@@ -46,6 +58,14 @@ metadata: {name: elsewhere}
 spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
 ";
 
+/// Labels of instances of the waypoint.
+static LABELS: LazyLock<Value> = LazyLock::new(|| {
+    json!({
+        "gateway.networking.k8s.io/gateway-name": "waypoint",
+        "gateway.istio.io/managed": "istio.io-mesh-controller",
+    })
+});
+
 fn installation() -> Installation {
     Installation {
         features: Features {
@@ -65,13 +85,17 @@ fn store_with(extensions: Option<&[&str]>, config: &str) -> ConfigStore {
 }
 
 fn store_in(installation: Installation, extensions: Option<&[&str]>, config: &str) -> ConfigStore {
-    let labels = json!({"LABELS": {"gateway.networking.k8s.io/gateway-name": "waypoint"}});
-    let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
-    let client = fixture::changed(fixture::client(node, &labels), |kind| {
-        kind.extensions = fixture::extensions(extensions);
-    });
     let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
-    fixture::store(installation, &files, vec![client])
+    fixture::store(installation, &files, vec![client(extensions)])
+}
+
+/// Returns an instance of the waypoint.
+fn client(extensions: Option<&[&str]>) -> Proxy {
+    let labels = json!({"LABELS": LABELS.clone()});
+    let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
+    fixture::changed(fixture::client(node, &labels), |kind| {
+        kind.extensions = fixture::extensions(extensions);
+    })
 }
 
 fn store(config: &str) -> ConfigStore {
@@ -727,4 +751,136 @@ status: {{phase: Running, podIP: 10.1.0.4, podIPs: [{{ip: 10.1.0.4}}, {{ip: 'fd0
         assert_eq!(matched(&listener).len(), 2);
         assert!(listener["listenerFilters"][1]["filterDisabled"].is_object());
     }
+}
+
+/// A waypoint with a number of services, whose mesh changes.
+struct Many {
+    world: World,
+    store: ConfigStore,
+}
+
+impl Many {
+    fn new(services: usize, config: &str) -> Self {
+        let config: String = (0..services)
+            .map(Self::service)
+            .chain([config.to_owned()])
+            .collect::<Vec<_>>()
+            .join("---\n");
+        let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", &config)];
+        let world = folder_world(installation(), &files);
+        let store = fixture::store_of_world(&world, vec![client(None)], &RequestedResources::default());
+        Self { world, store }
+    }
+
+    fn service(number: usize) -> String {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s-{number}, labels: {{istio.io/use-waypoint: waypoint}}}}\n\
+             spec: {{clusterIP: 10.0.8.{number}, ports: [{{name: http, port: 80}}, {{name: tcp, port: 90}}]}}\n"
+        )
+    }
+
+    /// Applies objects, and returns the number of services whose chains were built.
+    fn apply(&mut self, manifest: &str) -> usize {
+        let rows = folder(&installation(), &[("change.yaml", manifest)]);
+        let commit = self.world.commit(rows.into_iter().map(Change::Upsert).collect());
+        let update = self
+            .store
+            .update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
+        assert_eq!(update.panics, [""; 0]);
+        let scratch = fixture::store_of_world(&self.world, vec![client(None)], &RequestedResources::default());
+        assert_eq!(
+            main_internal(&self.store),
+            main_internal(&scratch),
+            "incremental as from scratch"
+        );
+        update.fragments
+    }
+}
+
+#[test]
+fn a_change_of_one_service_rebuilds_its_chains_only() {
+    let mut many = Many::new(20, "");
+    let changed = Many::service(3).replace("name: tcp", "name: mongo");
+    assert_eq!(many.apply(&changed), 1, "a port");
+    assert_eq!(many.apply(&changed), 0, "no change");
+    let detached = changed.replace("istio.io/use-waypoint: waypoint", "app: s");
+    // The chains of the service are built before the listener that they belonged to goes.
+    assert_eq!(many.apply(&detached), 1, "a service less");
+    assert_eq!(many.apply(&changed), 1, "a service more");
+    let policy = |target: &str, path: &str| {
+        format!(
+            "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p}}\nspec:\n  \
+             targetRefs: [{{group: '', kind: Service, name: {target}}}]\n  \
+             rules: [{{to: [{{operation: {{paths: [{path}]}}}}]}}]\n"
+        )
+    };
+    assert_eq!(many.apply(&policy("s-4", "/a")), 1, "a policy of one service");
+    assert_eq!(many.apply(&policy("s-4", "/b")), 1, "its content");
+    assert_eq!(many.apply(&policy("s-5", "/b")), 2, "its target");
+    let elsewhere = policy("s-5", "/c").replace("name: p", "name: p, namespace: elsewhere");
+    assert_eq!(many.apply(&elsewhere), 0, "a policy of another namespace");
+    let route = |host: &str, destination: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: r}}\nspec:\n  \
+             hosts: [{host}]\n  http: [{{route: [{{destination: {{host: {destination}}}}}]}}]\n"
+        )
+    };
+    assert_eq!(many.apply(&route("s-6", "s-7")), 1, "a VirtualService");
+    assert_eq!(many.apply(&Many::service(7).replace("80", "81")), 2, "its destination");
+    assert_eq!(many.apply(&Many::service(6).replace("80", "81")), 1, "its host");
+    let rule = "apiVersion: networking.istio.io/v1\nkind: DestinationRule\nmetadata: {name: d}\nspec:\n  \
+                host: s-8\n  trafficPolicy: {loadBalancer: {consistentHash: {httpHeaderName: a}}}\n";
+    assert_eq!(many.apply(rule), 1, "a DestinationRule");
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: s-8-0}\nstatus: {phase: Running, podIP: 10.1.3.3}\n";
+    assert_eq!(many.apply(pod), 0, "a pod");
+}
+
+#[test]
+fn wildcard_hosts_of_virtual_services_apply_to_services() {
+    let mut many = Many::new(3, "");
+    let route = "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {name: r}\nspec:\n  \
+                 hosts: ['*.default.svc.cluster.local']\n  http: [{route: [{destination: {host: b}}]}]\n";
+    assert_eq!(many.apply(route), 5, "all services");
+    let listener = main_internal(&many.store);
+    let text = chain(&listener, "inbound-vip|80|http|s-2.default.svc.cluster.local").to_string();
+    assert!(
+        text.contains("inbound-vip|80|http|b.default.svc.cluster.local"),
+        "{text}"
+    );
+    let exported = route.replace("hosts:", "exportTo: [elsewhere]\n  hosts:");
+    assert_eq!(many.apply(&exported), 5);
+    let listener = main_internal(&many.store);
+    let text = chain(&listener, "inbound-vip|80|http|s-2.default.svc.cluster.local").to_string();
+    assert!(
+        !text.contains("inbound-vip|80|http|b."),
+        "the waypoint does not see it: {text}"
+    );
+}
+
+#[test]
+fn the_annotation_forwards_the_identity_of_clients() {
+    let filters_of = |annotations: Value| {
+        let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
+        let client = fixture::client(node, &json!({"LABELS": LABELS.clone(), "ANNOTATIONS": annotations}));
+        let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT)];
+        let listener = main_internal(&fixture::store(installation(), &files, vec![client]));
+        let chain = chain(&listener, A80);
+        let first = http_filters(chain)[0].to_owned();
+        let manager = chain["filters"]
+            .as_array()
+            .and_then(|filters| filters.last())
+            .expect("a filter");
+        (first, manager["typedConfig"]["forwardClientCertDetails"].clone())
+    };
+    let with = filters_of(json!({"ambient.istio.io/xfcc-include-client-identity": "True"}));
+    assert_eq!(
+        with,
+        (
+            "istio.waypoint.xfcc_client_identity".to_owned(),
+            json!("ALWAYS_FORWARD_ONLY")
+        )
+    );
+    let without = filters_of(json!({"ambient.istio.io/xfcc-include-client-identity": "no"}));
+    assert_ne!(without.0, with.0);
+    assert_eq!(without.1, Value::Null);
 }

@@ -1,0 +1,196 @@
+//! Filter chains of one service behind a waypoint. They are fragments of the inner listener, so that a change of one
+//! service rebuilds its chains and no others.
+
+use prost::Message;
+
+use super::{
+    WaypointProxyView, add_chain, default_destination, http_filters,
+    matcher::{self, PortChain},
+    tcp,
+};
+use crate::{
+    base::{Hashed, Shared, host},
+    generate::{
+        BuildContext,
+        filter::{
+            chain_fields::{EncodedListener, NetworkFilters},
+            proxy_view::{FilterProxyView, ListenerClass},
+            stack::FilterStack,
+        },
+        listener::filter_chain::plaintext_http_alpns,
+        name::{ClusterMode, VipTraffic},
+        resource::Note,
+        route::waypoint::{self as route, ServedPort},
+        waypoint::Served,
+        wire::Encoded,
+    },
+    model::{
+        Service, ServiceKey,
+        policy::TargetService,
+        service::{Protocol, Resolution, ServicePort},
+        virtual_service::VirtualService,
+    },
+    proto::{envoy::config::listener::v3::Listener, xds::r#type::matcher::v3::IpMatcher},
+    table::{Cx, Table},
+};
+
+/// Inputs of the chains of a service, besides the rows that they read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ServiceChains {
+    client: Hashed<WaypointProxyView>,
+    service: ServiceKey,
+}
+
+/// Key of the chains of a service, hashed once and cheap to compare.
+pub type ServiceChainsKey = Hashed<ServiceChains>;
+
+/// The chains that live listeners consist of; the store keeps them up to date.
+pub type Chains = Table<ServiceChainsKey, BuiltChains>;
+
+/// Chains of a service, with what the listener around them depends on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BuiltChains {
+    /// The chains.
+    pub(super) chains: Encoded<Listener>,
+    /// Ports with their protocols.
+    pub(super) ports: Vec<(u32, Protocol)>,
+    /// The matcher by the addresses of the service: fields of an [`IpMatcher`].
+    pub(super) matcher: Vec<u8>,
+    /// Chains by host and port that clients ask for; none without several networks.
+    pub(super) asked: Vec<(String, PortChain)>,
+    /// Notes.
+    pub(super) notes: Vec<Note>,
+}
+
+/// Returns the chains of a key that a listener lists.
+pub(super) fn built<'a>(ctx: &BuildContext<'a>, key: &ServiceChainsKey) -> &'a Shared<BuiltChains> {
+    let chains = ctx.memo.get::<Chains>().get(ctx.cx, key);
+    chains.expect("because the chains of a listener are built before it")
+}
+
+impl ServiceChains {
+    /// Returns the key of the chains of a service: an equal one in use, if there is one, to share its allocation.
+    pub(super) fn key(
+        ctx: &BuildContext,
+        client: &Hashed<WaypointProxyView>,
+        service: &ServiceKey,
+    ) -> ServiceChainsKey {
+        let key = Hashed::new(Self {
+            client: client.clone(),
+            service: service.clone(),
+        });
+        let known = ctx.memo.get::<Chains>().get_key_value(&Cx::untracked(), &key);
+        known.map_or(key, |(known, _)| known.clone())
+    }
+
+    /// Builds the chains.
+    pub fn build(&self, ctx: &BuildContext) -> BuiltChains {
+        let Some(service) = ctx.service(&self.service) else {
+            return BuiltChains::default();
+        };
+        let client = &*self.client;
+        let subject = client.subject.clone().with_service(TargetService::of(service));
+        let filters = FilterProxyView::for_service(&client.filters, ctx, &subject);
+        let served = Served::of(ctx, &client.waypoint);
+        let making = Making {
+            stack: FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound),
+            client,
+            declared: served.virtual_services(&service.key),
+            served,
+            service,
+        };
+        let mut listener = EncodedListener::default();
+        let mut ports = Vec::new();
+        let mut chains = Vec::new();
+        for port in &service.ports {
+            let Some(chain) = making.add_port(&mut listener, port) else {
+                continue;
+            };
+            chains.push((port.number, chain));
+            ports.push((port.number, port.protocol));
+        }
+        let addresses = client.vip.virtual_addresses(service);
+        let mut asked = Vec::new();
+        if ctx.mesh.installation.features.ambient_enable_multi_network && !addresses.is_empty() {
+            let host = &service.key.hostname;
+            let chains = chains.iter().cloned();
+            asked.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
+        }
+        let range_matchers = matcher::service(&addresses, chains).into_iter().collect();
+        BuiltChains {
+            chains: listener.into_chains(),
+            ports,
+            matcher: IpMatcher { range_matchers }.encode_to_vec(),
+            asked,
+            notes: making.stack.into_notes(),
+        }
+    }
+}
+
+/// Chains under construction.
+struct Making<'a> {
+    stack: FilterStack<'a>,
+    client: &'a WaypointProxyView,
+    served: Served<'a>,
+    /// VirtualServices of the service, in order of precedence.
+    declared: Vec<&'a Shared<VirtualService>>,
+    service: &'a Service,
+}
+
+impl Making<'_> {
+    /// Adds the chains of a port; none for UDP.
+    fn add_port(&self, listener: &mut EncodedListener, port: &ServicePort) -> Option<PortChain> {
+        let (stack, service) = (&self.stack, self.service);
+        let is_dynamic = service.resolution == Resolution::DynamicDns;
+        if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
+            return None;
+        }
+        let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
+            let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
+            let target = ServedPort {
+                served: &self.served,
+                declared: &self.declared,
+                service,
+                port: port.number,
+                cluster: &name,
+            };
+            let mut filters = self.destination(port.number);
+            let filters = match traffic {
+                VipTraffic::Tcp => {
+                    filters.append(&tcp::filters(stack, &target, port));
+                    filters
+                }
+                VipTraffic::Http => {
+                    let forwarded = stack.client.proxy_headers.x_forwarded_host.as_ref();
+                    let forwarded = forwarded.and_then(|forwarded| forwarded.enabled) == Some(true);
+                    let routes = route::of_port(&stack.ctx, &target, forwarded);
+                    let host = &service.key.hostname;
+                    let wildcard = host::is_wildcard(host).then_some(host);
+                    http_filters(stack, filters, port.protocol, port.number, routes, wildcard)
+                }
+            };
+            add_chain(listener, &name, &filters);
+            name
+        });
+        let first = chains.next()?;
+        Some(match chains.next() {
+            Some(http) => PortChain::Sniffed {
+                tcp: first,
+                http,
+                alpns: plaintext_http_alpns(stack.features()),
+            },
+            None => PortChain::One(first),
+        })
+    }
+
+    /// Returns the filter that sets the destination of connections to a service that came without one, as they do
+    /// from other networks; none for a single network.
+    fn destination(&self, port: u32) -> NetworkFilters {
+        let mut filters = NetworkFilters::new();
+        let has_address = !self.client.vip.virtual_addresses(self.service).is_empty();
+        if has_address && self.stack.features().ambient_enable_multi_network {
+            filters.push(&default_destination(&self.client.vip.address(self.service), port));
+        }
+        filters
+    }
+}

@@ -1,0 +1,283 @@
+//! The conditions that objects have, those that they must have, and the writes between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use imbl::{OrdMap, ordmap::DiffItem};
+use serde_json::{Map, Value, json};
+
+use crate::{
+    api::Kind,
+    base::{ClusterId, ObjectKey, Shared, SmolStr},
+    kube::{Object, watch::WatchEvent},
+    model::ambient_status::{Condition, ObjectConditions, StatusTarget, TYPES},
+    table::{Cx, Table},
+};
+
+/// Attempts to write one object, after which it waits for a change.
+const ATTEMPTS: u32 = 5;
+
+/// Namespace and name.
+type Key = (SmolStr, SmolStr);
+
+/// An object of the API server, without what does not concern its conditions.
+#[derive(Clone, Debug)]
+pub(super) struct Published {
+    key: Key,
+    uid: SmolStr,
+    /// `metadata.resourceVersion`, which grows; 0 if it is not a number.
+    version: u64,
+    conditions: Vec<PublishedCondition>,
+}
+
+#[derive(Clone, Debug)]
+struct PublishedCondition {
+    condition_type: SmolStr,
+    status: SmolStr,
+    reason: SmolStr,
+    message: String,
+    observed_generation: i64,
+    transition: SmolStr,
+}
+
+impl Published {
+    /// Reads an object.
+    pub(super) fn of(object: &Object) -> Self {
+        let conditions = object.value["status"]["conditions"].as_array();
+        let conditions = conditions.into_iter().flatten().map(PublishedCondition::of);
+        Self {
+            key: (object.namespace().into(), object.name().into()),
+            uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
+            version: object.resource_version().parse().unwrap_or_default(),
+            conditions: conditions
+                .filter(|one| TYPES.contains(&one.condition_type.as_str()))
+                .collect(),
+        }
+    }
+
+    fn condition(&self, condition_type: &str) -> Option<&PublishedCondition> {
+        self.conditions.iter().find(|one| one.condition_type == condition_type)
+    }
+}
+
+impl PublishedCondition {
+    fn of(value: &Value) -> Self {
+        let text = |name: &str| value[name].as_str().unwrap_or_default();
+        // Istio writes this number as text.
+        let generation = &value["observedGeneration"];
+        let as_text = || generation.as_str()?.parse().ok();
+        Self {
+            condition_type: text("type").into(),
+            status: text("status").into(),
+            reason: text("reason").into(),
+            message: text("message").to_owned(),
+            observed_generation: generation.as_i64().or_else(as_text).unwrap_or_default(),
+            transition: text("lastTransitionTime").into(),
+        }
+    }
+
+    fn equals(&self, condition: &Condition) -> bool {
+        self.status == status(condition)
+            && self.reason == condition.reason
+            && self.message == condition.message
+            && self.observed_generation == condition.observed_generation
+    }
+}
+
+fn status(condition: &Condition) -> &'static str {
+    if condition.is_true { "True" } else { "False" }
+}
+
+/// A due write.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Write {
+    pub(super) target: StatusTarget,
+    pub(super) manager: &'static str,
+    /// The object to apply.
+    pub(super) fields: Value,
+}
+
+/// See the module's documentation.
+pub(super) struct Plan {
+    cluster: ClusterId,
+    rows: OrdMap<StatusTarget, Shared<ObjectConditions>>,
+    published: BTreeMap<Kind, BTreeMap<Key, Published>>,
+    /// Objects to compare. One that the watch has not reported yet is compared when it does.
+    due: BTreeSet<StatusTarget>,
+    /// Objects whose write failed.
+    failed: BTreeSet<StatusTarget>,
+    attempts: BTreeMap<StatusTarget, u32>,
+}
+
+impl Plan {
+    /// Returns the plan of a cluster, whose objects are unknown.
+    pub(super) fn new(cluster: ClusterId) -> Self {
+        Self {
+            cluster,
+            rows: OrdMap::new(),
+            published: BTreeMap::new(),
+            due: BTreeSet::new(),
+            failed: BTreeSet::new(),
+            attempts: BTreeMap::new(),
+        }
+    }
+
+    /// Takes over the rows of a snapshot.
+    pub(super) fn observe(&mut self, table: &Table<StatusTarget, ObjectConditions>) {
+        let rows = table.rows(&Cx::untracked());
+        let before = std::mem::replace(&mut self.rows, rows.clone());
+        for change in before.diff(rows) {
+            let (DiffItem::Add(target, _) | DiffItem::Update { new: (target, _), .. } | DiffItem::Remove(target, _)) =
+                change;
+            self.failed.remove(target);
+            self.attempts.remove(target);
+            self.due.insert(target.clone());
+        }
+    }
+
+    /// Applies an event of a watch.
+    pub(super) fn take(&mut self, kind: Kind, event: WatchEvent<Published>) {
+        match event {
+            WatchEvent::Restarted(all) => {
+                let before = self.published.remove(&kind).unwrap_or_default();
+                for object in all {
+                    let known = before.get(&object.key);
+                    if known.is_none_or(|known| known.uid != object.uid) {
+                        self.due.insert(self.target(kind, &object.key));
+                    }
+                    self.published
+                        .entry(kind)
+                        .or_default()
+                        .insert(object.key.clone(), object);
+                }
+            }
+            WatchEvent::Applied(object) => self.put(kind, object),
+            WatchEvent::Deleted(object) => {
+                self.published.entry(kind).or_default().remove(&object.key);
+            }
+        }
+    }
+
+    fn target(&self, kind: Kind, (namespace, name): &Key) -> StatusTarget {
+        StatusTarget {
+            kind,
+            object: ObjectKey::new(&self.cluster, namespace.as_str(), name.clone()),
+        }
+    }
+
+    /// Puts an object, unless a newer one is known: an event may be older than the result of a write. A new object must
+    /// be compared.
+    fn put(&mut self, kind: Kind, object: Published) {
+        let target = self.target(kind, &object.key);
+        let objects = self.published.entry(kind).or_default();
+        let known = objects.get(&object.key);
+        if known.is_some_and(|known| known.version > object.version) {
+            return;
+        }
+        if known.is_none_or(|known| known.uid != object.uid) {
+            self.due.insert(target);
+        }
+        objects.insert(object.key.clone(), object);
+    }
+
+    /// Returns true if an object must be compared.
+    pub(super) fn is_due(&self) -> bool {
+        !self.due.is_empty()
+    }
+
+    /// Returns true if a write must be tried again.
+    pub(super) fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    /// Tries failed writes again.
+    pub(super) fn retry(&mut self) {
+        self.due.append(&mut self.failed);
+    }
+
+    /// Returns the next write. `now` is the time of transitions.
+    pub(super) fn next(&mut self, now: &str) -> Option<Write> {
+        while let Some(target) = self.due.pop_first() {
+            let key = (SmolStr::new(&*target.object.namespace), target.object.name.clone());
+            let published = self.published.get(&target.kind).and_then(|objects| objects.get(&key));
+            let (Some(row), Some(published)) = (self.rows.get(&target), published) else {
+                continue;
+            };
+            let Some(conditions) = due(row, published, now) else {
+                continue;
+            };
+            let (group, version) = (target.kind.group(), target.kind.version());
+            let api_version = if group.is_empty() {
+                version.to_owned()
+            } else {
+                format!("{group}/{version}")
+            };
+            let fields = json!({
+                "apiVersion": api_version,
+                "kind": target.kind.name(),
+                "metadata": { "name": target.object.name.as_str() },
+                "status": { "conditions": conditions },
+            });
+            return Some(Write {
+                manager: row.manager,
+                target,
+                fields,
+            });
+        }
+        None
+    }
+
+    /// Records the object after a write.
+    pub(super) fn written(&mut self, target: &StatusTarget, object: Published) {
+        self.attempts.remove(target);
+        self.put(target.kind, object);
+    }
+
+    /// Records a failed write.
+    pub(super) fn failed(&mut self, target: &StatusTarget) {
+        let attempts = self.attempts.entry(target.clone()).or_default();
+        *attempts += 1;
+        if *attempts < ATTEMPTS {
+            self.failed.insert(target.clone());
+        } else {
+            self.attempts.remove(target);
+        }
+    }
+}
+
+/// Returns the conditions to apply; `None` if the object has exactly these.
+fn due(row: &ObjectConditions, published: &Published, now: &str) -> Option<Vec<Value>> {
+    let is_equal =
+        row.conditions.iter().all(
+            |(condition_type, wanted)| match (published.condition(condition_type), wanted) {
+                (None, None) => true,
+                (Some(present), Some(wanted)) => present.equals(wanted),
+                _ => false,
+            },
+        );
+    if is_equal {
+        return None;
+    }
+    let wanted = row.conditions.iter();
+    let wanted = wanted.filter_map(|(condition_type, wanted)| Some((*condition_type, wanted.as_ref()?)));
+    let rendered = wanted.map(|(condition_type, condition)| {
+        let before = published
+            .condition(condition_type)
+            .filter(|before| before.status == status(condition) && !before.transition.is_empty());
+        let transition = before.map_or(now, |before| before.transition.as_str());
+        let mut fields = Map::from_iter([
+            ("type".to_owned(), condition_type.into()),
+            ("status".to_owned(), status(condition).into()),
+            ("lastTransitionTime".to_owned(), transition.into()),
+            ("reason".to_owned(), condition.reason.into()),
+            ("message".to_owned(), condition.message.as_str().into()),
+        ]);
+        if condition.observed_generation != 0 {
+            fields.insert("observedGeneration".to_owned(), condition.observed_generation.into());
+        }
+        Value::Object(fields)
+    });
+    Some(rendered.collect())
+}
+
+#[cfg(test)]
+mod tests;

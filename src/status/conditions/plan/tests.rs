@@ -1,0 +1,190 @@
+use super::*;
+use crate::table::{RelationId, TableWriter, Transaction};
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+const BOUND: &str = "istio.io/WaypointBound";
+
+/// A table of rows, and a plan that follows it.
+struct Fixture {
+    table: TableWriter<StatusTarget, ObjectConditions>,
+    plan: Plan,
+}
+
+fn target(name: &str) -> StatusTarget {
+    StatusTarget {
+        kind: Kind::Service,
+        object: ObjectKey::new(&"c".into(), "n", name),
+    }
+}
+
+fn condition(message: &str) -> Condition {
+    Condition {
+        is_true: true,
+        reason: "Reason",
+        message: message.to_owned(),
+        observed_generation: 0,
+    }
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self {
+            table: TableWriter::new(RelationId(1)),
+            plan: Plan::new("c".into()),
+        }
+    }
+
+    /// Sets the row of an object: a condition with this text, or none.
+    fn row(&mut self, name: &str, message: Option<&str>) {
+        let row = ObjectConditions {
+            manager: "manager",
+            conditions: vec![(BOUND, message.map(condition))],
+        };
+        let mut transaction = Transaction::default();
+        self.table.put(&mut transaction, target(name), Shared::new(row));
+        self.plan.observe(self.table.table());
+    }
+
+    fn applied(&mut self, object: Published) {
+        self.plan.take(Kind::Service, WatchEvent::Applied(object));
+    }
+
+    /// Returns the names of the objects that are written, with the conditions.
+    fn writes(&mut self) -> Vec<(String, Value)> {
+        let writes = std::iter::from_fn(|| self.plan.next(NOW));
+        let writes = writes.map(|write| {
+            let conditions = write.fields["status"]["conditions"].clone();
+            (write.target.object.name.to_string(), conditions)
+        });
+        writes.collect()
+    }
+}
+
+/// Returns an object with this resource version and these conditions.
+fn object(name: &str, version: u64, conditions: &Value) -> Published {
+    let value = json!({
+        "metadata": { "namespace": "n", "name": name, "uid": name, "resourceVersion": version.to_string() },
+        "status": { "conditions": conditions },
+    });
+    Published::of(&Object::from_value(value).expect("an object"))
+}
+
+fn rendered(message: &str) -> Value {
+    json!([{ "type": BOUND, "status": "True", "reason": "Reason", "message": message, "lastTransitionTime": NOW }])
+}
+
+#[test]
+fn a_change_is_written_once() {
+    let mut fixture = Fixture::new();
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), [], "the object is unknown");
+    fixture.applied(object("a", 1, &json!(null)));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
+    fixture.plan.written(&target("a"), object("a", 2, &rendered("one")));
+    // An older version and the written one arrive; a table without a change is observed again.
+    fixture.applied(object("a", 1, &json!(null)));
+    fixture.applied(object("a", 2, &rendered("one")));
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), []);
+    // The result of the write counts before its event arrives.
+    fixture.row("a", Some("two"));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("two"))]);
+    fixture.plan.written(&target("a"), object("a", 3, &rendered("two")));
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
+}
+
+#[test]
+fn equal_conditions_are_not_written() {
+    let mut fixture = Fixture::new();
+    let all = vec![
+        object("a", 1, &rendered("one")),
+        object("b", 1, &json!([])),
+        object("c", 1, &rendered("old")),
+        object("d", 1, &rendered("gone")),
+    ];
+    fixture.plan.take(Kind::Service, WatchEvent::Restarted(all));
+    fixture.row("a", Some("one"));
+    fixture.row("b", None);
+    fixture.row("c", Some("new"));
+    fixture.row("d", None);
+    assert_eq!(
+        fixture.writes(),
+        [("c".to_owned(), rendered("new")), ("d".to_owned(), json!([]))]
+    );
+    assert!(!fixture.plan.is_due());
+}
+
+#[test]
+fn the_time_of_a_transition_changes_with_the_status() {
+    let mut fixture = Fixture::new();
+    let old = "2020-01-01T00:00:00Z";
+    let with = |status: &str| json!([{ "type": BOUND, "status": status, "reason": "Reason", "message": "old", "lastTransitionTime": old }]);
+    fixture.applied(object("a", 1, &with("True")));
+    fixture.applied(object("b", 1, &with("False")));
+    fixture.row("a", Some("new"));
+    fixture.row("b", Some("new"));
+    let times: Vec<Value> = fixture
+        .writes()
+        .iter()
+        .map(|(_, conditions)| conditions[0]["lastTransitionTime"].clone())
+        .collect();
+    assert_eq!(times, [json!(old), json!(NOW)]);
+}
+
+#[test]
+fn statuses_of_others_are_no_reason_to_write() {
+    let mut fixture = Fixture::new();
+    fixture.applied(object("a", 1, &rendered("one")));
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), []);
+    fixture.applied(object("a", 2, &rendered("of another")));
+    assert_eq!(fixture.writes(), []);
+}
+
+#[test]
+fn an_object_that_was_created_again_is_written() {
+    let mut fixture = Fixture::new();
+    fixture.applied(object("a", 1, &rendered("one")));
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), []);
+    let mut again = object("a", 5, &json!(null));
+    again.uid = "another".into();
+    fixture.plan.take(Kind::Service, WatchEvent::Restarted(vec![again]));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
+    fixture.plan.written(&target("a"), object("a", 6, &rendered("one")));
+    fixture
+        .plan
+        .take(Kind::Service, WatchEvent::Deleted(object("a", 7, &rendered("one"))));
+    fixture.applied(object("a", 8, &json!(null)));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
+}
+
+#[test]
+fn failed_writes_are_tried_a_few_times() {
+    let mut fixture = Fixture::new();
+    fixture.applied(object("a", 1, &json!(null)));
+    fixture.row("a", Some("one"));
+    for attempt in 1..=ATTEMPTS {
+        assert_eq!(fixture.writes().len(), 1, "attempt {attempt}");
+        fixture.plan.failed(&target("a"));
+        assert_eq!(fixture.writes(), [], "not at once");
+        assert_eq!(fixture.plan.has_failed(), attempt < ATTEMPTS);
+        fixture.plan.retry();
+    }
+    assert_eq!(fixture.writes(), []);
+    fixture.row("a", Some("two"));
+    assert_eq!(fixture.writes().len(), 1, "a change begins anew");
+}
+
+#[test]
+fn generations_that_istio_wrote_as_text_are_read() {
+    let mut written = rendered("one");
+    written[0]["observedGeneration"] = json!("4");
+    let present = &object("a", 1, &written).conditions[0];
+    assert!(present.equals(&Condition {
+        observed_generation: 4,
+        ..condition("one")
+    }));
+    assert!(!present.equals(&condition("one")));
+}
