@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{
     api::{Config, gateway_api},
-    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, boolean, select::LabelSelector},
+    proto::istio::workload::{ApplicationTunnel, application_tunnel::Protocol},
     table::Cx,
 };
 
@@ -30,11 +31,19 @@ const NO_WAYPOINT: &str = "none";
 const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Protocol of the listener that accepts tunnels.
 const HBONE: &str = "HBONE";
+/// Protocol of the listener for connections with a PROXY header.
+const PROXY: &str = "istio.io/PROXY";
+/// Annotation with the tunnel into instances that do not accept HBONE.
+const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Label of resources that a controller deploys for a Gateway, with the value for waypoints. They have no waypoints
 /// themselves.
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
+/// The value of [`MANAGED_LABEL`] for gateways between networks.
+const EAST_WEST_CONTROLLER: &str = "istio.io-eastwest-controller";
+/// Label of a service, or else of its namespace, that makes gateways use the waypoint.
+const INGRESS_USE_WAYPOINT: &str = "istio.io/ingress-use-waypoint";
 
 /// A Gateway that may be used as a waypoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,6 +103,29 @@ pub struct ServiceWaypoint {
     pub gateway: ObjectKey,
 }
 
+/// Reason why an object does not use the waypoint that it requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotAttached {
+    /// The Gateway.
+    pub gateway: ObjectKey,
+    /// The reason.
+    pub reason: Refusal,
+}
+
+/// See [`NotAttached`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// No such Gateway exists, or it has no address yet.
+    NotReady,
+    /// The waypoint does not admit the namespace.
+    Denied,
+    /// The waypoint does not process traffic to such objects.
+    Unsupported,
+}
+
+/// The waypoint that an object uses, if any.
+pub type Attachment = Result<Option<ObjectKey>, NotAttached>;
+
 /// Derives the waypoint of a Gateway of the config cluster.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
     if !mesh.installation.features.pilot_enable_ambient || key.cluster != mesh.installation.cluster {
@@ -112,20 +144,57 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
         traffic: WaypointTraffic::of(declared.next()),
         service: service_at(cx, mesh, &key.namespace, &address),
         address,
-        allowed_namespaces: allowed_namespaces(&gateway.spec),
+        allowed_namespaces: allowed_namespaces(&gateway.spec, inbound_binding(cx, mesh, gateway).as_ref()),
+    })
+}
+
+/// Returns the tunnel into the instances of a waypoint that do not accept HBONE, as the annotation of the Gateway or
+/// else of its class declares it: `PROTOCOL` or `PROTOCOL/PORT`. A port that is not a number counts as none.
+pub fn inbound_binding(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    gateway: &Config<gateway_api::Gateway>,
+) -> Option<ApplicationTunnel> {
+    let class = ObjectKey::new(gateway.meta.cluster(), "", gateway.spec.gateway_class_name.clone());
+    let own = gateway.meta.annotations.get(INBOUND_BINDING);
+    let of_class = || {
+        mesh.gateway_classes
+            .get(cx, &class)?
+            .meta
+            .annotations
+            .get(INBOUND_BINDING)
+    };
+    let text = own.or_else(of_class)?;
+    let (protocol, port) = text.split_once('/').unwrap_or((text, ""));
+    let protocol = match protocol {
+        "NONE" => Protocol::None,
+        "PROXY" => Protocol::Proxy,
+        _ => return None,
+    };
+    (!port.contains('/')).then(|| ApplicationTunnel {
+        protocol: protocol.into(),
+        port: port.parse().unwrap_or_default(),
     })
 }
 
 /// Returns the address in the status: a host name before IP addresses.
 fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
-    let listed = gateway.status.as_ref()?.get("addresses")?.as_array()?;
-    let of_type = |address_type: &str| {
-        let mut found = listed
-            .iter()
-            .filter(|address| address["type"].as_str().unwrap_or("IPAddress") == address_type);
-        found.find_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
-    };
-    of_type("Hostname").or_else(|| of_type("IPAddress")).map(SmolStr::new)
+    let mut found = addresses_of_type(gateway, "Hostname").chain(addresses_of_type(gateway, "IPAddress"));
+    found.next().map(SmolStr::new)
+}
+
+/// Returns the addresses of a type in the status of a Gateway.
+pub fn addresses_of_type<'a>(
+    gateway: &'a Config<gateway_api::Gateway>,
+    address_type: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    let status = gateway.status.as_ref();
+    let listed = status.and_then(|status| status.get("addresses")?.as_array());
+    let of_type = listed
+        .into_iter()
+        .flatten()
+        .filter(move |address| address["type"].as_str().unwrap_or("IPAddress") == address_type);
+    of_type.filter_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
 }
 
 /// Returns the service of a namespace with a host or address.
@@ -147,9 +216,16 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
     found.map(|(key, _)| key.clone())
 }
 
-/// Returns the allowed namespaces of the listener for tunnels.
-fn allowed_namespaces(gateway: &gateway_api::Gateway) -> AllowedNamespaces {
-    let listener = gateway.listeners.iter().find(|listener| listener.protocol == HBONE);
+/// Returns the allowed namespaces of the listener that the binding refers to, or else of the one for tunnels.
+fn allowed_namespaces(gateway: &gateway_api::Gateway, binding: Option<&ApplicationTunnel>) -> AllowedNamespaces {
+    let is_bound = |listener: &&gateway_api::gateway::Listener| match binding {
+        Some(binding) if binding.port != 0 => u32::from(listener.port) == binding.port,
+        Some(binding) if binding.protocol() == Protocol::Proxy => listener.protocol == PROXY,
+        _ => false,
+    };
+    let is_hbone = |listener: &&gateway_api::gateway::Listener| listener.protocol == HBONE && listener.port == 15008;
+    let mut listeners = gateway.listeners.iter();
+    let listener = listeners.clone().find(is_bound).or_else(|| listeners.find(is_hbone));
     let namespaces = listener
         .and_then(|listener| listener.allowed_routes.as_ref())
         .and_then(|allowed| allowed.namespaces.as_ref());
@@ -168,12 +244,30 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     }
     let service = mesh.services.get(cx, key)?;
     // Parity (pilot/pkg/serviceregistry/ambient/services.go): an ExternalName has no waypoint.
-    if service.resolution == Resolution::Alias || service.label(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER) {
+    if service.resolution == Resolution::Alias {
         return None;
     }
-    let (gateway, waypoint) = requested(cx, mesh, &service.labels, &key.namespace)?;
-    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Service | WaypointTraffic::All);
-    is_suited.then_some(ServiceWaypoint { gateway })
+    let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
+    Some(ServiceWaypoint { gateway })
+}
+
+/// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
+/// between networks use none.
+pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Attachment {
+    let managed_by = labels.get(MANAGED_LABEL);
+    if managed_by.is_some_and(|by| by == MESH_CONTROLLER || by == EAST_WEST_CONTROLLER) {
+        return Ok(None);
+    }
+    let Some((gateway, waypoint)) = requested(cx, mesh, labels, own)? else {
+        return Ok(None);
+    };
+    match waypoint.traffic {
+        WaypointTraffic::Service | WaypointTraffic::All => Ok(Some(gateway)),
+        WaypointTraffic::Workload | WaypointTraffic::None => Err(NotAttached {
+            gateway,
+            reason: Refusal::Unsupported,
+        }),
+    }
 }
 
 /// Returns the waypoint that the labels of an object or of its namespace request, if it admits the namespace.
@@ -182,9 +276,16 @@ fn requested<'a>(
     mesh: &'a MeshSnapshot,
     labels: &Labels,
     own: &Namespace,
-) -> Option<(ObjectKey, &'a Shared<Waypoint>)> {
-    let gateway = requested_gateway(cx, mesh, labels, own)?;
-    let waypoint = mesh.waypoints.get(cx, &gateway)?;
+) -> Result<Option<(ObjectKey, &'a Shared<Waypoint>)>, NotAttached> {
+    let Some(gateway) = requested_gateway(cx, mesh, labels, own) else {
+        return Ok(None);
+    };
+    let Some(waypoint) = mesh.waypoints.get(cx, &gateway) else {
+        return Err(NotAttached {
+            gateway,
+            reason: Refusal::NotReady,
+        });
+    };
     let admitted = match &waypoint.allowed_namespaces {
         AllowedNamespaces::Same => gateway.namespace == *own,
         AllowedNamespaces::All => true,
@@ -194,7 +295,21 @@ fn requested<'a>(
         }
         AllowedNamespaces::None => false,
     };
-    admitted.then_some((gateway, waypoint))
+    if admitted {
+        return Ok(Some((gateway, waypoint)));
+    }
+    Err(NotAttached {
+        gateway,
+        reason: Refusal::Denied,
+    })
+}
+
+/// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint; a text that is no
+/// boolean counts as false.
+pub fn ingress_label(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<bool> {
+    let of_namespace = || namespace_labels(cx, mesh, own)?.get(INGRESS_USE_WAYPOINT);
+    let label = labels.get(INGRESS_USE_WAYPOINT).or_else(of_namespace)?;
+    Some(boolean::parse(label).unwrap_or_default())
 }
 
 /// Returns the Gateway that the labels of an object or of its namespace name as waypoint.

@@ -109,7 +109,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
 ];
 
 const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed, and no status is written yet";
-const AMBIENT: &str = "workload discovery of ztunnels is not served yet";
+const AMBIENT: &str = "statuses of ambient objects are not written yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
 const AGENT: &str = "agents read it, not the control plane";
@@ -122,7 +122,10 @@ pub const WITHOUT_EFFECT: &[Described] = &[
         "waypoints between networks are not served yet",
     ),
     ("AMBIENT_ENABLE_STATUS", AMBIENT),
-    ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
+    (
+        "AMBIENT_SCOPED_ADDRESS_PUSHES",
+        "a change is always pushed only to proxies whose configuration it changes",
+    ),
     (
         "ENABLE_GATEWAY_API_INFERENCE_EXTENSION",
         "InferencePools are not served yet",
@@ -143,7 +146,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", AGENT),
     ("MUTEX_PROFILE_FRACTION", GO),
     ("PILOT_AGENT_MERGE_ENVOY_STATS", AGENT),
-    ("PILOT_AUTO_ALLOW_WAYPOINT_POLICY", AMBIENT),
     ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
     ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
     ("PILOT_ENABLE_CDS_CACHE", SHARED),

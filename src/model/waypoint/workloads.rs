@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{WaypointTraffic, requested};
+use super::{Attachment, NotAttached, Refusal, USE_WAYPOINT, WaypointTraffic, requested};
 use crate::{
+    api::Config,
     base::{Labels, Namespace, ObjectKey, cidr},
     model::{MeshSnapshot, inputs::Inputs, workload::label_map},
+    proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
 
@@ -86,14 +88,12 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
             if addresses.is_empty() || pod.is_finished() {
                 return None;
             }
-            let gateway = attached(cx, mesh, &pod.meta.labels, namespace)?;
+            let gateway = for_workload(cx, mesh, &pod.meta.labels, namespace).ok()??;
             (&pod.meta, vec![(gateway, SmolStr::default(), addresses)])
         }
         WorkloadKind::WorkloadEntry => {
             let entry = mesh.workload_entries.get(cx, &key.object)?;
-            let mut labels = label_map(&entry.spec.labels);
-            labels.extend(entry.meta.labels.clone());
-            let gateway = attached(cx, mesh, &labels, namespace)?;
+            let gateway = for_entry(cx, mesh, entry).ok()??;
             let addresses = canonical(&entry.spec.address).into_iter().collect();
             (&entry.meta, vec![(gateway, SmolStr::default(), addresses)])
         }
@@ -103,7 +103,7 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
             // One workload per address.
             let by_address: BTreeMap<_, _> = endpoints.map(|one| (one.address.as_str(), one)).collect();
             let attached = by_address.into_iter().filter_map(|(address, endpoint)| {
-                let gateway = attached(cx, mesh, &label_map(&endpoint.labels), namespace)?;
+                let gateway = for_workload(cx, mesh, &label_map(&endpoint.labels), namespace).ok()??;
                 let addresses = canonical(address).into_iter().collect();
                 Some((gateway, SmolStr::from(format!("/{address}")), addresses))
             });
@@ -114,18 +114,34 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
     (!workloads.is_empty()).then_some(WaypointWorkloads { creation, workloads })
 }
 
-/// Returns the Gateway that a workload with these labels uses. Instances of a waypoint use none.
-fn attached(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Option<ObjectKey> {
+/// Returns the waypoint that a WorkloadEntry uses.
+pub fn for_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<WorkloadEntry>) -> Attachment {
+    let mut labels = label_map(&entry.spec.labels);
+    labels.extend(entry.meta.labels.clone());
+    for_workload(cx, mesh, &labels, entry.meta.namespace())
+}
+
+/// Returns the waypoint that a workload with these labels uses. Instances of a waypoint use none. A waypoint of the
+/// namespace that is for services is not an error.
+pub fn for_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Attachment {
     let is_waypoint = |name: &SmolStr| {
         let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
         mesh.waypoints.get(cx, &own).is_some()
     };
     if labels.get(INSTANCE_OF).is_some_and(is_waypoint) {
-        return None;
+        return Ok(None);
     }
-    let (gateway, waypoint) = requested(cx, mesh, labels, namespace)?;
-    let is_suited = matches!(waypoint.traffic, WaypointTraffic::Workload | WaypointTraffic::All);
-    is_suited.then_some(gateway)
+    let Some((gateway, waypoint)) = requested(cx, mesh, labels, namespace)? else {
+        return Ok(None);
+    };
+    match waypoint.traffic {
+        WaypointTraffic::Workload | WaypointTraffic::All => Ok(Some(gateway)),
+        WaypointTraffic::Service | WaypointTraffic::None if !labels.contains_key(USE_WAYPOINT) => Ok(None),
+        WaypointTraffic::Service | WaypointTraffic::None => Err(NotAttached {
+            gateway,
+            reason: Refusal::Unsupported,
+        }),
+    }
 }
 
 /// Returns an IP address in its canonical form.
