@@ -3,8 +3,8 @@
 //!
 //! `cargo bench --bench scale` runs every case and prints a table with goals, figures and those in
 //! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `reconnect`,
-//! `churn`, `large`). `--api` reads the mesh from a real API server instead of a folder, and `--own` makes every proxy
-//! a separate workload.
+//! `churn`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a folder, and `--own` makes
+//! every proxy a separate workload.
 //!
 //! `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must not use
 //! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
@@ -22,6 +22,7 @@ mod usage;
 #[path = "scale"]
 mod scale {
     mod ads_stream;
+    pub(crate) mod ambient;
     pub(crate) mod churn;
     pub(crate) mod fleet;
     pub(crate) mod mesh;
@@ -181,6 +182,9 @@ fn run(options: &Options) -> Result<(), String> {
     }
     if is_selected("large") {
         large(&mut report)?;
+    }
+    if is_selected("ambient") {
+        scale::ambient::run(&mut report)?;
     }
     report.print(options.keep)
 }

@@ -5,6 +5,7 @@
 //! key builds one encoded resource. A key contains every attribute of the proxy that its result depends on. Everything
 //! else is read through a [`BuildContext`]. Proxies with equal keys therefore share one result.
 
+pub mod address;
 pub mod authorization;
 pub mod build_context;
 pub mod cluster;

@@ -1,5 +1,6 @@
 //! The mesh at one revision: derived and consistent.
 
+pub mod ambient;
 pub mod ambient_status;
 pub mod authentication;
 pub mod canonical;

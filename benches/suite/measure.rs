@@ -109,6 +109,7 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
             Part::Extensions(_) => ResourceType::Extension,
             Part::NameTable(_) => ResourceType::NameTable,
             Part::TrustAnchors(_) => ResourceType::ProxyConfig,
+            Part::Addresses(ref part) => part.resource_type(),
             Part::Authorizations(_) => ResourceType::Authorization,
             Part::Secrets(_) => ResourceType::Secret,
         });
@@ -125,6 +126,7 @@ fn resource_type(key: &dyn Any) -> Option<ResourceType> {
         Resource::Extension(_) => ResourceType::Extension,
         Resource::NameTable(_) => ResourceType::NameTable,
         Resource::TrustAnchors(_) => ResourceType::ProxyConfig,
+        Resource::Address(_) => ResourceType::Address,
         Resource::Authorization(_) => ResourceType::Authorization,
         Resource::Secret(_) => ResourceType::Secret,
     })

@@ -13,10 +13,20 @@ pub(crate) struct Usage {
 
 impl Usage {
     pub(crate) fn of(process: &process::Process) -> Result<Usage, String> {
+        Self::at(&process.id.to_string())
+    }
+
+    /// The resources that this process has used so far.
+    #[allow(dead_code, reason = "shared bench code, of which some benches use a part")]
+    pub(crate) fn of_this_process() -> Result<Usage, String> {
+        Self::at("self")
+    }
+
+    fn at(id: &str) -> Result<Usage, String> {
         /// `USER_HZ`, which is the same on every Linux machine.
         const TICKS: f64 = 100.0;
         let read = |name: &str| {
-            let path = format!("/proc/{}/{name}", process.id);
+            let path = format!("/proc/{id}/{name}");
             std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))
         };
         let (stat, status) = (read("stat")?, read("status")?);

@@ -20,7 +20,7 @@ use super::{
     renderer::Renderer,
 };
 use crate::{
-    generate::proxy_class::ProxyClassKey,
+    generate::{ProxyType, proxy_class::ProxyClassKey},
     ingest::{jwks::KeyReports, remote::RemoteClusters},
     kube::health::WatchMetrics,
     model::MeshSnapshot,
@@ -74,6 +74,7 @@ impl Sources {
         Some(Dump {
             resources,
             types: live.types(),
+            is_ztunnel: live.proxy.node.proxy_type == ProxyType::Ztunnel,
         })
     }
 

@@ -180,6 +180,11 @@ fn service(service: &Service) -> Map<String, Value> {
         json!(service.cluster_ips),
         !service.cluster_ips.is_empty(),
     );
+    set(
+        "ipFamilies",
+        json!(service.ip_families),
+        !service.ip_families.is_empty(),
+    );
     set("selector", json!(service.selector), !service.selector.is_empty());
     set(
         "externalName",
@@ -233,7 +238,10 @@ fn port(port: &service::Port) -> Value {
 fn endpoint_slice(slice: &EndpointSlice) -> Map<String, Value> {
     let ports = slice.ports.iter();
     let ports: Vec<Value> = ports
-        .map(|(name, number)| json!({ "name": name, "port": number }))
+        .map(|(name, number)| {
+            let protocol = if slice.not_tcp.contains(name) { "UDP" } else { "TCP" };
+            json!({ "name": name, "port": number, "protocol": protocol })
+        })
         .collect();
     Map::from_iter([
         ("addressType".to_owned(), slice.address_type.as_str().into()),

@@ -42,7 +42,8 @@ pub fn discovery_selectors(config: &MeshConfig) -> Vec<LabelSelector> {
     config.discovery_selectors.iter().map(selector).collect()
 }
 
-fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {
+/// Converts a selector.
+pub fn selector(written: &mesh_api::LabelSelector) -> LabelSelector {
     let labels = written.match_labels.iter();
     let requirement = |written: &mesh_api::LabelSelectorRequirement| Requirement {
         key: SmolStr::new(&written.key),

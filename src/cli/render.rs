@@ -23,11 +23,12 @@ use crate::{
         Diagnostic, Kind,
         folder::{self, Folder},
     },
+    base::Shared,
     generate::{
-        self, EncodedResource, Proxy, ResourceSnapshot, ResourceType,
+        self, EncodedResource, Proxy, ProxyType, RequestedResources, ResourceSnapshot, ResourceType,
         patch::set,
         proxy::{Extensions, Identity, NodeError, locality_text},
-        requested::ON_DEMAND,
+        requested::{ON_DEMAND, WILDCARD},
         resource::Note,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
@@ -115,8 +116,17 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
         .enumerate()
         .map(|(index, (_, proxy))| (ConnectionId(index as u64), proxy.clone()))
         .collect();
+    let ztunnels = proxies.iter().enumerate();
+    let ztunnels = ztunnels.filter(|(_, (_, proxy))| proxy.node.proxy_type == ProxyType::Ztunnel);
+    let everything = Shared::new(RequestedResources::new([(
+        ResourceType::Address,
+        [WILDCARD.into()].into(),
+    )]));
     let membership = ProxyEvents {
         connected,
+        requested: ztunnels
+            .map(|(index, _)| (ConnectionId(index as u64), everything.clone()))
+            .collect(),
         ..ProxyEvents::default()
     };
     let update = store.update(&mesh, &crate::table::ChangeSet::default(), membership, &Serial);

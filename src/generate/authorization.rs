@@ -8,12 +8,14 @@ mod peer_authentication;
 #[cfg(test)]
 mod tests;
 
-use smol_str::format_smolstr;
+use smol_str::{SmolStr, format_smolstr};
 
-use super::{BuildContext, EncodedResource, resource::Built};
+use super::{BuildContext, EncodedResource, build_context::PushMemo, resource::Built};
 use crate::{
     base::ObjectKey,
-    proto::istio::security::{Authorization, StringMatch, string_match::MatchType},
+    model::{MeshSnapshot, ambient::waypoint::implicit_policy, identity::spiffe_id},
+    proto::istio::security::{Action, Authorization, Group, Match, Rules, Scope, StringMatch, string_match::MatchType},
+    table::{Cx, RelationId, Table},
 };
 
 /// All policies of the mesh.
@@ -29,6 +31,8 @@ pub enum AuthorizationKey {
     PeerAuthentication(ObjectKey),
     /// The policy that requires mutual TLS.
     Strict,
+    /// The policy that admits the instances of a waypoint.
+    Waypoint(ObjectKey),
 }
 
 /// Returns the policies of a ztunnel.
@@ -52,6 +56,10 @@ impl AuthorizationPart {
         if !ctx.mesh.peer_authentications.is_empty() {
             keys.push(AuthorizationKey::Strict);
         }
+        if ctx.mesh.installation.features.pilot_auto_allow_waypoint_policy {
+            let waypoints = ctx.mesh.waypoint_instances.keys(ctx.cx).cloned();
+            keys.extend(waypoints.map(AuthorizationKey::Waypoint));
+        }
         keys
     }
 }
@@ -59,13 +67,59 @@ impl AuthorizationPart {
 impl AuthorizationKey {
     /// Builds the policy. An object that does not concern ztunnels has none.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let policy = match self {
+        let policy = self.policy(ctx);
+        policy.map_or_else(Built::none, |policy| Built::new(encoded(&policy)))
+    }
+
+    fn policy(&self, ctx: &BuildContext) -> Option<Authorization> {
+        match self {
             Self::AuthorizationPolicy(key) => authorization_policy::of_object(ctx, key),
             Self::PeerAuthentication(key) => peer_authentication::of_object(ctx, key),
             Self::Strict => Some(peer_authentication::strict(ctx)),
-        };
-        policy.map_or_else(Built::none, |policy| Built::new(encoded(&policy)))
+            Self::Waypoint(key) => waypoint(ctx, key),
+        }
     }
+}
+
+/// Returns all policies, for debug pages.
+pub fn all(mesh: &MeshSnapshot) -> Vec<Authorization> {
+    let ctx = BuildContext {
+        cx: &Cx::untracked(),
+        mesh,
+        scopes: &Table::new(RelationId(0)),
+        memo: &PushMemo::default(),
+    };
+    let keys = select(&ctx).map(|part| part.list(&ctx)).unwrap_or_default();
+    let mut policies: Vec<Authorization> = keys.iter().filter_map(|key| key.policy(&ctx)).collect();
+    policies.sort_by(|one, other| (&one.namespace, &one.name).cmp(&(&other.namespace, &other.name)));
+    policies
+}
+
+/// Returns the policy that admits the service accounts of a waypoint's pods.
+fn waypoint(ctx: &BuildContext, key: &ObjectKey) -> Option<Authorization> {
+    let name = implicit_policy(ctx.cx, ctx.mesh, key)?;
+    let instances = ctx.mesh.waypoint_instances.get(ctx.cx, key)?;
+    let trust_domain = &ctx.mesh_config().trust_domain;
+    let principal = |account: &SmolStr| {
+        let identity = spiffe_id(trust_domain, &key.namespace, account);
+        let principal = identity.strip_prefix("spiffe://").unwrap_or(&identity);
+        string_match(MatchType::Exact(principal.to_owned()))
+    };
+    let admitted = Match {
+        principals: instances.service_accounts.iter().map(principal).collect(),
+        ..Match::default()
+    };
+    let rules = vec![Rules {
+        matches: vec![admitted],
+    }];
+    Some(Authorization {
+        name,
+        namespace: key.namespace.to_string(),
+        scope: Scope::WorkloadSelector.into(),
+        action: Action::Allow.into(),
+        groups: vec![Group { rules }],
+        ..Authorization::default()
+    })
 }
 
 fn encoded(policy: &Authorization) -> EncodedResource {

@@ -1,6 +1,6 @@
 //! `EncodedResource`: a resource encoded once, whose bytes all connections share.
 
-use std::{cell::Cell, fmt};
+use std::{cell::Cell, fmt, sync::Arc};
 
 use bytes::Bytes;
 use prost::{Message, Name, encoding};
@@ -65,6 +65,10 @@ resource_types! {
     NameTable => "nds", "istio.networking.nds.v1.NameTable", true;
     /// PCDS.
     ProxyConfig => "pcds", "istio.mesh.v1alpha1.ProxyConfig", true;
+    /// WDS: workloads and services.
+    Address => "wds", "istio.workload.Address", true;
+    /// WDS: only workloads.
+    Workload => "wds", "istio.workload.Workload", true;
     /// WADS.
     Authorization => "wads", "istio.security.Authorization", true;
 }
@@ -81,6 +85,8 @@ pub struct EncodedResource {
     pub name: SmolStr,
     /// Hash of type, name and content.
     pub version: Version,
+    /// Other names by which clients request the resource.
+    aliases: Option<Arc<[SmolStr]>>,
     delta: Bytes,
     sotw: Bytes,
 }
@@ -107,39 +113,51 @@ const MAX_BUFFER: usize = 1 << 16;
 impl EncodedResource {
     /// Encodes a message under a name.
     pub fn new<M: Message + Name>(name: impl Into<SmolStr>, message: &M) -> Self {
-        Self::framed(name.into(), &M::type_url(), |value| message.encode_raw(value))
+        Self::framed(name.into(), &M::type_url(), Vec::new(), |value| {
+            message.encode_raw(value);
+        })
+    }
+
+    /// Encodes a message under a name with aliases.
+    pub fn with_aliases<M: Message + Name>(name: SmolStr, message: &M, aliases: Vec<SmolStr>) -> Self {
+        Self::framed(name, &M::type_url(), aliases, |value| message.encode_raw(value))
+    }
+
+    /// Frames what a function writes: an encoded message.
+    pub fn of_encoded(name: SmolStr, type_url: &str, aliases: Vec<SmolStr>, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+        Self::framed(name, type_url, aliases, write)
     }
 
     /// Frames a message that is already encoded.
     pub fn from_bytes(name: SmolStr, type_url: &str, value: &[u8]) -> Self {
-        Self::framed(name, type_url, |out| out.extend_from_slice(value))
+        Self::framed(name, type_url, Vec::new(), |out| out.extend_from_slice(value))
     }
 
     /// Frames the message that a function writes.
     pub fn write<M: MessageFields>(name: SmolStr, write: impl FnOnce(&mut Writer<M>)) -> Self {
-        Self::framed(name, M::TYPE_URL, |out| {
+        Self::framed(name, M::TYPE_URL, Vec::new(), |out| {
             let begin = out.len();
             write(&mut Writer::new(out));
             wire::debug_assert_canonical::<M>(&out[begin..]);
         })
     }
 
-    fn framed(name: SmolStr, type_url: &str, write: impl FnOnce(&mut Vec<u8>)) -> Self {
-        // The version is the hash of type, name and content, which are written in one piece.
+    fn framed(name: SmolStr, type_url: &str, aliases: Vec<SmolStr>, write: impl FnOnce(&mut Vec<u8>)) -> Self {
+        // The version is the hash of type, name and content, which are written in one piece. Aliases follow from those.
         let mut buffer = SCRATCH.take();
         for part in [type_url, "\0", name.as_str(), "\0"] {
             buffer.extend_from_slice(part.as_bytes());
         }
         let begin = buffer.len();
         write(&mut buffer);
-        let framed = Self::frame(name, Version::of(&buffer), type_url, &buffer[begin..]);
+        let framed = Self::frame(name, Version::of(&buffer), type_url, aliases, &buffer[begin..]);
         if buffer.capacity() <= MAX_BUFFER {
             scratch::put_back(&SCRATCH, buffer);
         }
         framed
     }
 
-    fn frame(name: SmolStr, version: Version, type_url: &str, value: &[u8]) -> Self {
+    fn frame(name: SmolStr, version: Version, type_url: &str, aliases: Vec<SmolStr>, value: &[u8]) -> Self {
         use field::{any, delta_discovery_response, resource};
 
         let any_len = field_len(any::TYPE_URL, type_url.len()) + field_len(any::VALUE, value.len());
@@ -149,8 +167,14 @@ impl EncodedResource {
         } else {
             field_len(resource::NAME, name.len())
         };
-        let resource_len =
-            field_len(resource::VERSION, version_text.len()) + field_len(resource::RESOURCE, any_len) + name_len;
+        let aliases_len: usize = aliases
+            .iter()
+            .map(|alias| field_len(resource::ALIASES, alias.len()))
+            .sum();
+        let resource_len = field_len(resource::VERSION, version_text.len())
+            + field_len(resource::RESOURCE, any_len)
+            + name_len
+            + aliases_len;
         let mut bytes = Vec::with_capacity(field_len(delta_discovery_response::RESOURCES, resource_len));
         let mut any_range = 0..0;
         let mut response = Writer::<DeltaDiscoveryResponse>::new(&mut bytes);
@@ -163,15 +187,24 @@ impl EncodedResource {
             });
             any_range.end = out.position();
             out.text(resource::NAME, &name);
+            for alias in &aliases {
+                out.bytes(resource::ALIASES, alias.as_bytes());
+            }
         });
         let delta = Bytes::from(bytes);
         let sotw = delta.slice(any_range);
         Self {
             name,
             version,
+            aliases: (!aliases.is_empty()).then(|| aliases.into()),
             delta,
             sotw,
         }
+    }
+
+    /// Returns other names by which clients request the resource.
+    pub fn aliases(&self) -> &[SmolStr] {
+        self.aliases.as_deref().unwrap_or_default()
     }
 
     /// Returns field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.

@@ -4,7 +4,7 @@
 //! builds one resource. The enums here only dispatch to the modules of the types.
 
 use super::{
-    BuildContext, authorization,
+    BuildContext, address, authorization,
     build_context::PushMemo,
     cluster::{self, ClusterResource},
     encoded::ResourceType,
@@ -19,7 +19,7 @@ use super::{
     name_table,
     proxy::ProxyType,
     proxy_class::ProxyClass,
-    requested::RequestedResources,
+    requested::{ADDRESSES, RequestedResources},
     resource::{Built, UnknownRoutes},
     route::{
         self, DefaultRoutesMemo,
@@ -54,6 +54,8 @@ pub enum Part {
     Secrets(secret::SecretPart),
     /// The trust bundle.
     TrustAnchors(trust_anchors::TrustAnchorsKey),
+    /// Workloads and services.
+    Addresses(address::AddressPart),
     /// The policies of ztunnels.
     Authorizations(authorization::AuthorizationPart),
 }
@@ -82,6 +84,8 @@ pub enum Resource {
     Secret(secret::SecretKey),
     /// The trust bundle.
     TrustAnchors(trust_anchors::TrustAnchorsKey),
+    /// A workload or service.
+    Address(address::AddressKey),
     /// A policy of ztunnels.
     Authorization(authorization::AuthorizationKey),
 }
@@ -137,6 +141,14 @@ impl Part {
         }
     }
 
+    /// Returns true if the part may have resources of the type. Those of workloads and services come in many parts.
+    pub fn may_have(&self, resource_type: ResourceType) -> bool {
+        match self {
+            Self::Addresses(part) => part.resource_type() == resource_type,
+            _ => !ADDRESSES.contains(&resource_type),
+        }
+    }
+
     /// Lists the resources of the part, in order. The first resource of a name wins.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
         fn all<K: Into<ListedResource>>(keys: impl IntoIterator<Item = K>) -> Vec<ListedResource> {
@@ -166,6 +178,10 @@ impl Part {
                 ResourceType::ProxyConfig,
                 Resource::TrustAnchors(key.clone()),
             )],
+            Self::Addresses(part) => {
+                let resources = part.list(ctx).into_iter().map(Resource::Address);
+                resources.map(of_type(part.resource_type())).collect()
+            }
             Self::Authorizations(part) => {
                 let resources = part.list(ctx).into_iter().map(Resource::Authorization);
                 resources.map(of_type(ResourceType::Authorization)).collect()
@@ -208,6 +224,7 @@ impl Resource {
             Self::Grpc(key) => key.build(ctx),
             Self::Secret(key) => key.build(ctx),
             Self::TrustAnchors(key) => key.build(ctx),
+            Self::Address(key) => key.build(ctx),
             Self::Authorization(key) => key.build(ctx),
         }
     }
@@ -234,9 +251,13 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
     let selected = Selected::of(ctx, class);
     let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
-    match (proxy.proxy_type, &class.requested) {
-        (_, Some(requested)) => parts.extend(grpc::select(ctx, &selected, requested).into_iter().map(Part::Grpc)),
-        (ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint, None) => {
+    match proxy.proxy_type {
+        _ if proxy.is_proxyless() => {
+            let requested = class.requested.iter();
+            let selected = requested.flat_map(|requested| grpc::select(ctx, &selected, requested));
+            parts.extend(selected.map(Part::Grpc));
+        }
+        ProxyType::Sidecar | ProxyType::Router | ProxyType::Waypoint => {
             parts.extend(cluster::select(ctx, &selected).into_iter().map(Part::Clusters));
             parts.extend(listener::select(ctx, &selected).into_iter().map(Part::Listeners));
             parts.extend(route::select(ctx, &selected).into_iter().map(Part::Routes));
@@ -245,9 +266,11 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
             parts.extend(secret::select(ctx, &selected).map(Part::Secrets));
             parts.extend(trust_anchors::select(ctx).map(Part::TrustAnchors));
         }
-        (ProxyType::Ztunnel, None) => parts.extend(authorization::select(ctx).map(Part::Authorizations)),
-        (ProxyType::Agentgateway, None) => {}
+        ProxyType::Ztunnel => parts.extend(authorization::select(ctx).map(Part::Authorizations)),
+        ProxyType::Agentgateway => {}
     }
+    let addresses = address::select(ctx, class.requested.as_deref(), &class.node_name);
+    parts.extend(addresses.into_iter().map(Part::Addresses));
     let unknown_routes = route::unknown(ctx, &selected);
     Hashed::new(GroupSpec {
         scope: selected.scope,

@@ -47,11 +47,11 @@ pub struct ProxyClass {
     pub targets: Shared<[ServiceTarget]>,
     /// The verified identity.
     pub identity: Option<Identity>,
-    /// The requested names, for proxyless clients.
+    /// The requested names, for proxyless clients and for clients that request workloads or services.
     pub requested: Option<Shared<RequestedResources>>,
     /// `region/zone/subzone` from the registry, labels or node; filled if a service uses locality.
     pub locality: SmolStr,
-    /// The name of its Kubernetes node; filled if a service is node-local.
+    /// The name of its Kubernetes node; filled if a service is node-local, or if it requests workloads by name.
     pub node_name: SmolStr,
     /// Text metadata that EnvoyFilters match.
     pub metadata: Labels,
@@ -90,9 +90,12 @@ impl ProxyClass {
             labels: Shared::new(of_all_replicas(labels, needs)),
             targets: found.list.into(),
             identity: proxy.identity.clone(),
-            requested: proxy.node.is_proxyless().then(|| requested.clone()),
+            requested: (proxy.node.is_proxyless() || requested.has_addresses()).then(|| requested.clone()),
             locality: where_needed(needs.is_some_and(|needs| needs.locality), &locality),
-            node_name: where_needed(needs.is_some_and(|needs| needs.node), &proxy.node_name),
+            node_name: where_needed(
+                needs.is_some_and(|needs| needs.node) || requested.has_named_addresses(),
+                &proxy.node_name,
+            ),
             metadata: needs.map(|needs| metadata(needs, proxy)).unwrap_or_default(),
             addresses: addresses(ctx, needs, proxy),
             headless_address: headless_address(ctx, proxy),

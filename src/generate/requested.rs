@@ -1,7 +1,8 @@
-//! Names of resources that a client requests, for clients that get nothing else.
+//! Names of resources that a client requests, for types that are generated only on request.
 //!
 //! Envoys subscribe to all resources that concern them. Proxyless gRPC clients request resources by name and need few
-//! of a mesh. Their requested names are therefore part of their group.
+//! of a mesh. Any client may request workloads and services, as a whole or by name. Such names are part of the client's
+//! group.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,19 +23,43 @@ pub const ON_DEMAND: [ResourceType; 4] = [
     ResourceType::Endpoint,
 ];
 
+/// The types of workloads and services.
+pub const ADDRESSES: [ResourceType; 2] = [ResourceType::Address, ResourceType::Workload];
+
+/// The name for all resources of a type in [`ADDRESSES`].
+pub const WILDCARD: &str = "*";
+
 /// The names that one client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestedResources(BTreeMap<ResourceType, Names>);
 
 impl RequestedResources {
-    /// Collects the names of each type. Leaves out types without names.
+    /// Collects the names of each type. Leaves out types without names, except those of [`ADDRESSES`]: a request
+    /// without names still gets the workloads of the node.
     pub fn new(names: impl IntoIterator<Item = (ResourceType, BTreeSet<SmolStr>)>) -> Self {
-        let requested = names.into_iter().filter(|(_, names)| !names.is_empty());
+        let is_kept = |(of, names): &(ResourceType, BTreeSet<_>)| !names.is_empty() || ADDRESSES.contains(of);
+        let requested = names.into_iter().filter(is_kept);
         Self(
             requested
                 .map(|(resource_type, names)| (resource_type, Shared::new(names)))
                 .collect(),
         )
+    }
+
+    /// Returns the names of a type; `None` if the client does not request it.
+    pub fn get(&self, resource_type: ResourceType) -> Option<&Names> {
+        self.0.get(&resource_type)
+    }
+
+    /// Returns true if the client requests workloads or services.
+    pub fn has_addresses(&self) -> bool {
+        ADDRESSES.iter().any(|resource_type| self.0.contains_key(resource_type))
+    }
+
+    /// Returns true if the client requests workloads or services by name.
+    pub fn has_named_addresses(&self) -> bool {
+        let requested = ADDRESSES.iter().filter_map(|resource_type| self.0.get(resource_type));
+        requested.into_iter().any(|names| !names.contains(WILDCARD))
     }
 
     /// Returns the names of each type.
@@ -51,7 +76,7 @@ impl RequestedResources {
     pub fn is(&self, resource_type: ResourceType, names: &OrdSet<SmolStr>) -> bool {
         match self.0.get(&resource_type) {
             Some(requested) => requested.len() == names.len() && requested.iter().eq(names),
-            None => names.is_empty(),
+            None => names.is_empty() && !ADDRESSES.contains(&resource_type),
         }
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     base::{Shared, Version},
-    model::Revision,
+    model::{Revision, ambient},
     proto::envoy::config::route::v3::RouteConfiguration,
 };
 
@@ -85,18 +85,24 @@ pub struct PartResources {
 pub struct TypeResources {
     /// The resources of each part.
     pub parts: Arc<[Arc<PartResources>]>,
+    /// True if the parts are the shards of [`ambient::shard`], so that each name belongs to one of them.
+    pub is_sharded: bool,
 }
 
 impl TypeResources {
     /// Returns a resource by name.
     pub fn get(&self, name: &str) -> Option<&Arc<EncodedResource>> {
+        if self.is_sharded {
+            let part = self.parts.get(usize::from(ambient::shard(name)))?;
+            return part.resources.get(name);
+        }
         self.parts.iter().find_map(|part| part.resources.get(name))
     }
 
     /// Returns all resources, by part and name, without repeated names.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<EncodedResource>> {
         self.parts.iter().enumerate().flat_map(|(index, part)| {
-            let earlier = &self.parts[..index];
+            let earlier = if self.is_sharded { &[] } else { &self.parts[..index] };
             part.resources
                 .iter()
                 .filter(move |(name, _)| !earlier.iter().any(|part| part.resources.contains_key(name.as_str())))

@@ -27,13 +27,14 @@ use super::{
     plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
     proxy_class::ProxyClassKey,
+    requested::ADDRESSES,
     resource::{Built, Note, ResourceSnapshot, TypeResources},
     route::{fragment::FragmentKey, routes::Routes},
 };
 use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
-    model::{MeshSnapshot, ScopeKey, SidecarScope, sidecar_scope},
+    model::{MeshSnapshot, ScopeKey, SidecarScope, ambient::SHARDS, sidecar_scope},
     table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, RelationId, Table, Transaction, Users},
 };
 use connections::Connections;
@@ -533,10 +534,16 @@ impl ConfigStore {
             let Some(group) = self.groups.get_mut(&key) else {
                 continue;
             };
-            let lists = key.parts.iter().filter_map(|part| self.parts.table().get(&cx, part));
-            let parts: Vec<&PartResourceMaps> = lists.filter_map(|list| self.maps.get(&**list)).collect();
-            let types = ResourceType::ALL.iter().map(|resource_type| TypeResources {
-                parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
+            let lists = key.parts.iter().map(|part| (part, self.parts.table().get(&cx, part)));
+            let maps = lists.filter_map(|(part, list)| Some((part, self.maps.get(&**list?)?)));
+            let maps: Vec<(&PartKey, &PartResourceMaps)> = maps.collect();
+            let types = ResourceType::ALL.iter().map(|resource_type| {
+                let maps = maps.iter().filter(|(part, _)| part.may_have(*resource_type));
+                let parts: Vec<_> = maps.map(|(_, maps)| maps[*resource_type as usize].clone()).collect();
+                TypeResources {
+                    is_sharded: ADDRESSES.contains(resource_type) && parts.len() == usize::from(SHARDS),
+                    parts: parts.into(),
+                }
             });
             let snapshot = ResourceSnapshot::new(mesh.revision, types.collect(), key.unknown_routes.clone());
             group.snapshot = Arc::new(snapshot.with_requested(key.requested.clone()));

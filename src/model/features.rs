@@ -531,7 +531,8 @@ features! {
         PILOT_PREFER_SENDING_HBONE pilot_prefer_sending_hbone: bool = false, else false;
         /// Makes workloads with a waypoint accept only its traffic.
         PILOT_AUTO_ALLOW_WAYPOINT_POLICY pilot_auto_allow_waypoint_policy: bool = false, else false;
-        /// Waypoints tell services apart by host name before address. Gateways between networks are not served yet.
+        /// Ztunnels know services of all clusters, and other networks by their gateways. Waypoints tell services apart
+        /// by host name before address. Gateways between networks are not served yet.
         AMBIENT_ENABLE_MULTI_NETWORK ambient_enable_multi_network: bool = false, else false;
         /// Supports several networks in waypoints.
         AMBIENT_ENABLE_MULTI_NETWORK_WAYPOINT ambient_enable_multi_network_waypoint: bool = true, else false;

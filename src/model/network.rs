@@ -2,7 +2,7 @@
 
 mod gateway_resource;
 
-pub(super) use gateway_resource::{is_passthrough, labelled as labelled_gateway};
+pub(super) use gateway_resource::{account as gateway_account, is_passthrough, labelled as labelled_gateway};
 
 use std::collections::{BTreeMap, BTreeSet};
 

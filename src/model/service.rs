@@ -283,7 +283,7 @@ fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) 
 
 /// Returns the traffic distribution: the Service's field, or else the object's annotation, or else that of its
 /// namespace.
-fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -> TrafficDistribution {
+pub(super) fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -> TrafficDistribution {
     const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
     match spec {
         "PreferSameZone" | "PreferClose" => return TrafficDistribution::PreferSameZone,

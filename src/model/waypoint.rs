@@ -18,6 +18,7 @@ use super::{
 use crate::{
     api::{Config, gateway_api},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, boolean, select::LabelSelector},
+    proto::istio::workload::{ApplicationTunnel, application_tunnel::Protocol},
     table::Cx,
 };
 
@@ -31,6 +32,10 @@ const NO_WAYPOINT: &str = "none";
 const WAYPOINT_FOR: &str = "istio.io/waypoint-for";
 /// Protocol of the listener that accepts tunnels.
 const HBONE: &str = "HBONE";
+/// Protocol of the listener for connections with a PROXY header.
+const PROXY: &str = "istio.io/PROXY";
+/// Annotation with the tunnel into instances that do not accept HBONE.
+const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 /// Label of resources that a controller deploys for a Gateway, with the value for waypoints. They have no waypoints
 /// themselves.
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
@@ -146,20 +151,57 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
         traffic: WaypointTraffic::of(declared.next()),
         service: service_at(cx, mesh, &key.namespace, &address),
         address,
-        allowed_namespaces: allowed_namespaces(&gateway.spec),
+        allowed_namespaces: allowed_namespaces(&gateway.spec, inbound_binding(cx, mesh, gateway).as_ref()),
+    })
+}
+
+/// Returns the tunnel into the instances of a waypoint that do not accept HBONE, as the annotation of the Gateway or
+/// else of its class declares it: `PROTOCOL` or `PROTOCOL/PORT`. A port that is not a number counts as none.
+pub fn inbound_binding(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    gateway: &Config<gateway_api::Gateway>,
+) -> Option<ApplicationTunnel> {
+    let class = ObjectKey::new(gateway.meta.cluster(), "", gateway.spec.gateway_class_name.clone());
+    let own = gateway.meta.annotations.get(INBOUND_BINDING);
+    let of_class = || {
+        mesh.gateway_classes
+            .get(cx, &class)?
+            .meta
+            .annotations
+            .get(INBOUND_BINDING)
+    };
+    let text = own.or_else(of_class)?;
+    let (protocol, port) = text.split_once('/').unwrap_or((text, ""));
+    let protocol = match protocol {
+        "NONE" => Protocol::None,
+        "PROXY" => Protocol::Proxy,
+        _ => return None,
+    };
+    (!port.contains('/')).then(|| ApplicationTunnel {
+        protocol: protocol.into(),
+        port: port.parse().unwrap_or_default(),
     })
 }
 
 /// Returns the address in the status: a host name before IP addresses.
 fn address(gateway: &Config<gateway_api::Gateway>) -> Option<SmolStr> {
-    let listed = gateway.status.as_ref()?.get("addresses")?.as_array()?;
-    let of_type = |address_type: &str| {
-        let mut found = listed
-            .iter()
-            .filter(|address| address["type"].as_str().unwrap_or("IPAddress") == address_type);
-        found.find_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
-    };
-    of_type("Hostname").or_else(|| of_type("IPAddress")).map(SmolStr::new)
+    let mut found = addresses_of_type(gateway, "Hostname").chain(addresses_of_type(gateway, "IPAddress"));
+    found.next().map(SmolStr::new)
+}
+
+/// Returns the addresses of a type in the status of a Gateway.
+pub fn addresses_of_type<'a>(
+    gateway: &'a Config<gateway_api::Gateway>,
+    address_type: &'a str,
+) -> impl Iterator<Item = &'a str> {
+    let status = gateway.status.as_ref();
+    let listed = status.and_then(|status| status.get("addresses")?.as_array());
+    let of_type = listed
+        .into_iter()
+        .flatten()
+        .filter(move |address| address["type"].as_str().unwrap_or("IPAddress") == address_type);
+    of_type.filter_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
 }
 
 /// Returns the service of a namespace with a host or address.
@@ -181,9 +223,16 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
     found.map(|(key, _)| key.clone())
 }
 
-/// Returns the allowed namespaces of the listener for tunnels.
-fn allowed_namespaces(gateway: &gateway_api::Gateway) -> AllowedNamespaces {
-    let listener = gateway.listeners.iter().find(|listener| listener.protocol == HBONE);
+/// Returns the allowed namespaces of the listener that the binding refers to, or else of the one for tunnels.
+fn allowed_namespaces(gateway: &gateway_api::Gateway, binding: Option<&ApplicationTunnel>) -> AllowedNamespaces {
+    let is_bound = |listener: &&gateway_api::gateway::Listener| match binding {
+        Some(binding) if binding.port != 0 => u32::from(listener.port) == binding.port,
+        Some(binding) if binding.protocol() == Protocol::Proxy => listener.protocol == PROXY,
+        _ => false,
+    };
+    let is_hbone = |listener: &&gateway_api::gateway::Listener| listener.protocol == HBONE && listener.port == 15008;
+    let mut listeners = gateway.listeners.iter();
+    let listener = listeners.clone().find(is_bound).or_else(|| listeners.find(is_hbone));
     let namespaces = listener
         .and_then(|listener| listener.allowed_routes.as_ref())
         .and_then(|allowed| allowed.namespaces.as_ref());

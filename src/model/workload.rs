@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 use super::{MeshSnapshot, identity::spiffe_id, inputs::Inputs, network};
 use crate::{
     api::{
-        Config, Meta,
+        Config,
         kube::{Node, Pod},
     },
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
@@ -102,7 +102,7 @@ pub fn candidates(inputs: &Inputs) -> Vec<WorkloadKey> {
 }
 
 /// Annotation by which a node's agent marks pods whose traffic goes through the node's ztunnel.
-const REDIRECTION: &str = "ambient.istio.io/redirection";
+pub const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// Label of endpoints that accept tunnels, with their protocols.
 pub const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
 /// HBONE as a tunnel protocol.
@@ -114,11 +114,10 @@ pub fn workload(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey) -> Option<Workl
         WorkloadSource::Pod => Some(of_pod(cx, mesh, key, mesh.pods.get(cx, &key.object)?)),
         WorkloadSource::WorkloadEntry => {
             let entry = mesh.workload_entries.get(cx, &key.object)?;
-            let mut labels = label_map(&entry.spec.labels);
-            labels.extend(entry.meta.labels.clone());
-            let name = entry_name(&entry.meta);
+            let meta = &entry.meta;
+            let name = entry_name(&meta.annotations, &meta.labels, meta.name());
             let ready = !mesh.installation.features.pilot_enable_workload_entry_healthchecks || is_healthy(entry);
-            let workload = of_entry(cx, mesh, key, &entry.spec, labels, name);
+            let workload = of_entry(cx, mesh, key, &entry.spec, entry_labels(entry), name);
             Some(Workload { ready, ..workload })
         }
     }
@@ -250,10 +249,17 @@ pub(super) fn label_map<'a>(map: impl IntoIterator<Item = (&'a String, &'a Strin
 }
 
 /// Returns the name of a WorkloadEntry in telemetry: of its group, of its label, or its own.
-fn entry_name(meta: &Meta) -> SmolStr {
-    let group = meta.annotations.get("istio.io/autoRegistrationGroup");
-    let label = meta.labels.get("service.istio.io/workload-name");
-    group.or(label).unwrap_or(meta.name()).clone()
+pub(super) fn entry_name(annotations: &Labels, labels: &Labels, name: &SmolStr) -> SmolStr {
+    let group = annotations.get("istio.io/autoRegistrationGroup");
+    let label = labels.get("service.istio.io/workload-name");
+    group.or(label).unwrap_or(name).clone()
+}
+
+/// Returns the labels of a WorkloadEntry: those of its metadata precede those of its specification.
+pub(super) fn entry_labels(entry: &Config<WorkloadEntry>) -> Labels {
+    let mut labels = label_map(&entry.spec.labels);
+    labels.extend(entry.meta.labels.clone());
+    labels
 }
 
 /// Returns true if health checks are off or the entry's condition `Healthy` is true.

@@ -19,8 +19,9 @@ use super::{
 };
 use crate::{
     api::{Kind, access_review::Subject},
+    base::Shared,
     generate::{
-        ResourceSnapshot,
+        RequestedResources, ResourceSnapshot,
         store::{self, ConfigStore, ConnectionId},
     },
     model::{Batch, Change, MeshSnapshot, World},
@@ -123,6 +124,8 @@ pub struct PushLoop {
     pending: Lanes,
     /// Proxies of namespaces whose first configurations take long.
     turns: Turns,
+    /// Requests of proxies that wait for their turn.
+    early_requests: BTreeMap<ConnectionId, Shared<RequestedResources>>,
     clock: fn() -> Instant,
 }
 
@@ -156,6 +159,7 @@ impl PushHandle {
             senders: FxHashMap::default(),
             pending: Lanes::default(),
             turns: Turns::default(),
+            early_requests: BTreeMap::new(),
             clock,
         };
         (handle, run)
@@ -247,6 +251,7 @@ impl PushLoop {
                 ProxyEvent::Leave(id) => {
                     self.senders.remove(&id);
                     if self.turns.remove(id) {
+                        self.early_requests.remove(&id);
                         next = self.proxy_events.try_recv().ok();
                         continue;
                     }
@@ -263,12 +268,18 @@ impl PushLoop {
             next = self.proxy_events.try_recv().ok();
         }
         self.turns.defer(&mut proxy_events.connected);
+        let requested = &mut proxy_events.requested;
+        let early = requested.extract_if(.., |(id, _)| self.turns.is_waiting_for(*id));
+        self.early_requests.extend(early);
         self.apply(proxy_events, observer);
     }
 
     /// Generates the first configurations of proxies.
     fn connect(&mut self, connected: Connected, observer: &impl Observer) {
+        let ids = connected.iter().map(|(id, _)| *id);
+        let requested = ids.filter_map(|id| Some((id, self.early_requests.remove(&id)?)));
         let proxy_events = store::ProxyEvents {
+            requested: requested.collect(),
             connected,
             ..store::ProxyEvents::default()
         };

@@ -80,6 +80,12 @@ impl Turns {
         self.slow.get(namespace).copied().unwrap_or_default()
     }
 
+    /// Returns true if the proxy waits for the turn of its namespace.
+    pub(super) fn is_waiting_for(&self, id: ConnectionId) -> bool {
+        let mut waiting = self.waiting.values().flatten();
+        waiting.any(|(waiting, _)| *waiting == id)
+    }
+
     /// Removes a waiting proxy that has disconnected. Returns false if it does not wait.
     pub(super) fn remove(&mut self, id: ConnectionId) -> bool {
         let mut removed = false;
@@ -143,6 +149,7 @@ mod tests {
         let mut batch = connected(&["a", "x", "b", "a", "c"]);
         turns.defer(&mut batch);
         assert_eq!(ids(&batch), [1], "the others go first");
+        assert!(turns.is_waiting_for(ConnectionId(4)) && !turns.is_waiting_for(ConnectionId(1)));
         assert!(!turns.is_due(), "others have used less time");
         turns.record(set(&["x"]), SLOW / 2);
         assert!(!turns.is_due());

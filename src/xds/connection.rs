@@ -22,7 +22,10 @@ use super::{
 };
 use crate::{
     base::Version,
-    generate::{EncodedResource, RequestedResources, ResourceSnapshot, ResourceType, requested::ON_DEMAND},
+    generate::{
+        EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
+        requested::{ADDRESSES, ON_DEMAND},
+    },
 };
 
 /// The maximum number of names that a connection may subscribe to, over all types.
@@ -170,10 +173,13 @@ impl Connection {
 
     /// Returns the requested names of the types that are generated on demand; `None` for clients without such types.
     pub fn requested_resources(&self) -> Option<RequestedResources> {
-        let names = |resource_type: ResourceType| Some(self.watched(resource_type)?.names.iter().cloned().collect());
-        let requested = ON_DEMAND.into_iter();
-        let requested = requested.filter_map(|resource_type| Some((resource_type, names(resource_type)?)));
-        self.on_demand.then(|| RequestedResources::new(requested))
+        let of_client = if self.on_demand { ON_DEMAND.as_slice() } else { &[] };
+        let types = of_client.iter().chain(&ADDRESSES);
+        let watched = types.filter_map(|resource_type| Some((*resource_type, self.watched(*resource_type)?)));
+        let mut requested = watched
+            .map(|(resource_type, watched)| (resource_type, watched.requested_names().iter().cloned().collect()))
+            .peekable();
+        (self.on_demand || requested.peek().is_some()).then(|| RequestedResources::new(requested))
     }
 
     fn is_on_demand(&self, resource_type: ResourceType) -> bool {
@@ -262,8 +268,10 @@ impl Connection {
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
+        let is_address = ADDRESSES.contains(&resource_type);
         // Parity (pilot/pkg/xds/cds.go, lds.go): names do not restrict these types.
-        let wildcard = is_wildcard;
+        let wildcard = is_wildcard && (names.is_empty() || !is_address);
+        let on_demand = on_demand || (is_address && !wildcard);
         if let Some(error) = error {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
@@ -298,6 +306,7 @@ impl Connection {
                 *slot = Some(Box::new(WatchedResource {
                     wildcard,
                     on_demand,
+                    has_aliases: is_address,
                     names: names.set().clone(),
                     requested: names,
                     resend_all: true,
@@ -343,8 +352,9 @@ impl Connection {
         // A subscription changes even if the nonce is outdated, since changes are sent only once.
         if first {
             let names_nothing = subscribe.is_empty();
+            watched.has_aliases = ADDRESSES.contains(&resource_type);
             watched.on_demand = on_demand;
-            watched.wildcard = is_wildcard;
+            watched.wildcard = is_wildcard && (names_nothing || !watched.has_aliases);
             watched.must_respond = true;
             watched.initial_versions = initial_versions;
             if !watched.wildcard && names_nothing {
@@ -358,6 +368,9 @@ impl Connection {
                 outcome = Outcome::Subscribed;
             }
             watched.update_names(subscribe, &unsubscribe, first);
+        }
+        if first && watched.has_aliases && !watched.wildcard {
+            watched.serve_on_demand();
         }
         if first && resource_type == ResourceType::Cluster {
             self.warm_everything();
@@ -424,7 +437,8 @@ impl Connection {
                 continue;
             }
             // Before a snapshot was generated for these names, it is not known which of them exist.
-            if watched.on_demand && !latest.is_made_for(*resource_type, &watched.names) {
+            let is_generated_on_request = watched.on_demand || watched.has_aliases;
+            if is_generated_on_request && !latest.is_made_for(*resource_type, &watched.requested_names()) {
                 continue;
             }
             let content = match self.protocol {
@@ -552,7 +566,10 @@ impl WatchedResource {
             }
             self.names.remove(name);
             self.pending.remove(name);
-            self.nacked.remove(name);
+            // The resource may still be requested by another name.
+            if !self.has_aliases {
+                self.nacked.remove(name);
+            }
             self.deferred_removals.remove(name);
         }
     }

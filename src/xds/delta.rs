@@ -65,7 +65,7 @@ fn first(
         // A name that the client subscribes to may have a placeholder, which is not removed.
         let has_placeholder =
             |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
-        let is_gone = |name: &SmolStr| watched.asks_for(name) && view.get(name).is_none() && !has_placeholder(name);
+        let is_gone = |name: &SmolStr| watched.may_hold(name) && view.get(name).is_none() && !has_placeholder(name);
         held.keys().map(SmolStr::new).filter(is_gone).collect()
     };
     let (resources, coalesced) = match watched.as_single_list() {
@@ -136,7 +136,7 @@ impl Content {
         let subscribed = difference.changed.iter().filter(|changed| watched.wants(&changed.name));
         self.send.extend(by_name(subscribed));
         self.removed
-            .extend(difference.removed.into_iter().filter(|name| watched.asks_for(name)));
+            .extend(difference.removed.into_iter().filter(|name| watched.may_hold(name)));
     }
 
     /// Adds names one by one, as far as the client still subscribes to them.
@@ -147,15 +147,22 @@ impl Content {
         latest: &ResourceSnapshot,
         names: BTreeSet<SmolStr>,
     ) {
-        for name in names.into_iter().filter(|name| watched.asks_for(name)) {
-            match resource(latest, resource_type, &name) {
-                Some(resource) => {
-                    self.send.insert(name, resource);
-                }
-                None => {
-                    self.removed.insert(name);
-                }
+        let mut by_alias = None;
+        for name in names.into_iter().filter(|name| watched.may_hold(name)) {
+            if let Some(resource) = resource(latest, resource_type, &name) {
+                self.send.insert(name, resource);
+                continue;
             }
+            let aliased = if watched.has_aliases {
+                let by_alias = by_alias.get_or_insert_with(|| with_aliases(latest.resources(resource_type)));
+                by_alias.get(&name).map_or(&[][..], Vec::as_slice)
+            } else {
+                &[]
+            };
+            if aliased.is_empty() {
+                self.removed.insert(name);
+            }
+            self.send.extend(by_name(aliased.iter().copied()));
         }
     }
 
@@ -182,6 +189,17 @@ impl Content {
             ..InFlight::default()
         })
     }
+}
+
+/// Returns resources by their aliases.
+fn with_aliases(view: &TypeResources) -> FxHashMap<&SmolStr, Vec<&Arc<EncodedResource>>> {
+    let mut found: FxHashMap<&SmolStr, Vec<&Arc<EncodedResource>>> = FxHashMap::default();
+    for resource in view.iter() {
+        for alias in resource.aliases() {
+            found.entry(alias).or_default().push(resource);
+        }
+    }
+    found
 }
 
 fn by_name<'a>(

@@ -29,7 +29,7 @@ pub(super) fn content(
         None => all = true,
         Some(sent) => {
             let difference = sent.difference(view);
-            let removed = difference.removed.iter().any(|name| watched.asks_for(name));
+            let removed = difference.removed.iter().any(|name| watched.may_hold(name));
             changed.extend(
                 difference
                     .changed

@@ -27,8 +27,7 @@ use self::{
 };
 pub(super) use self::{
     end::EndReason,
-    shared::{Shared, StreamTimeouts},
-    unserved::Ambient,
+    shared::{Ambient, Shared, StreamTimeouts},
 };
 use super::{
     admission::Source,

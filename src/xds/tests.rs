@@ -1,6 +1,8 @@
 //! Tests of the connection with a model client: whatever it accepts, rejects, drops or requests, it ends with exactly
 //! the resources of a full generation.
 
+mod addresses;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
@@ -94,7 +96,10 @@ impl World {
                 }
                 Arc::new(view)
             });
-            TypeResources { parts: parts.collect() }
+            TypeResources {
+                parts: parts.collect(),
+                ..TypeResources::default()
+            }
         });
         Arc::new(ResourceSnapshot::new(
             Revision(self.revision),
@@ -120,6 +125,7 @@ impl World {
             }
             TypeResources {
                 parts: [Arc::new(view)].into(),
+                ..TypeResources::default()
             }
         });
         let snapshot = ResourceSnapshot::new(as_single_list.revision, views.collect(), UnknownRoutes::Omitted);
@@ -640,6 +646,7 @@ fn secrets_that_do_not_exist_are_not_answered() {
                 } else {
                     [].into()
                 },
+                ..TypeResources::default()
             });
             let types = types.collect();
             Arc::new(ResourceSnapshot::new(Revision(revision), types, UnknownRoutes::Omitted))

@@ -1,12 +1,12 @@
 //! The state of one type on one connection: what the client holds and what it still has to be sent.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
 use imbl::OrdSet;
 use smol_str::SmolStr;
 
 use super::share::{coalesced::CoalescedResources, held::Charge, initial_versions::InitialVersions, names::Names};
-use crate::generate::{EncodedResource, resource::TypeResources};
+use crate::generate::{EncodedResource, requested::WILDCARD, resource::TypeResources};
 
 /// One type on one connection.
 ///
@@ -18,6 +18,9 @@ pub struct WatchedResource {
     pub wildcard: bool,
     /// The snapshot's resources of the type were generated for the names of this client: all of them are sent.
     pub on_demand: bool,
+    /// Resources may be requested by other names than their own. Then the client may hold resources that are not among
+    /// [`Self::names`].
+    pub has_aliases: bool,
     /// The names that are subscribed to.
     pub names: OrdSet<SmolStr>,
     /// The list of the last request, if it is shared. It stays shared while a connection holds it.
@@ -71,7 +74,29 @@ impl WatchedResource {
         self.on_demand || self.asks_for(name)
     }
 
-    /// Returns true if the client subscribes to the resource, so that its removal is announced.
+    /// Returns the names for which the resources must be generated: `*` for all.
+    pub fn requested_names(&self) -> Cow<'_, OrdSet<SmolStr>> {
+        if self.wildcard {
+            Cow::Owned(OrdSet::unit(SmolStr::new_static(WILDCARD)))
+        } else {
+            Cow::Borrowed(&self.names)
+        }
+    }
+
+    /// Changes a new subscription that names resources by their aliases. What the client announced to hold counts as
+    /// requested.
+    pub(super) fn serve_on_demand(&mut self) {
+        self.on_demand = true;
+        let held: Vec<SmolStr> = self.initial_versions.versions().keys().map(SmolStr::new).collect();
+        self.names.extend(held);
+    }
+
+    /// Returns true if the client may hold the resource, so that its removal is announced.
+    pub fn may_hold(&self, name: &SmolStr) -> bool {
+        self.asks_for(name) || (self.on_demand && self.has_aliases)
+    }
+
+    /// Returns true if the client subscribes to the resource by its name.
     pub fn asks_for(&self, name: &SmolStr) -> bool {
         self.wildcard || self.names.contains(name)
     }

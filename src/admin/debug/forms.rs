@@ -2,6 +2,7 @@
 //!
 //! Istio writes Go's structs: an empty list or map is `null` unless its field is omitted when it is empty.
 
+pub(super) mod ambient;
 pub(super) mod client;
 pub(super) mod dump;
 pub(super) mod endpoint;

@@ -66,14 +66,6 @@ pub(super) fn mesh_config(mesh: &MeshSnapshot) -> Value {
     json::to_json(mesh.mesh_config(&Cx::untracked()))
 }
 
-/// Lists nothing: there is no workload discovery.
-pub(super) async fn ambientz(Query(parameters): Query<Parameters>) -> Response {
-    reply(
-        &parameters,
-        &json!({ "workloads": null, "services": null, "policies": null }),
-    )
-}
-
 /// Returns the connection that `proxyID` names, or the response without one.
 fn connection(
     sources: &Sources,

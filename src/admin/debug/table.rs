@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{
     Sources,
-    forms::{endpoint, object, policy, scope, service, state},
+    forms::{ambient, endpoint, object, policy, scope, service, state},
     pages::{
         self, Parameters, Shown, adsz, cachez, clusterz, config_dump, connections, force_disconnect, inject,
         instancesz, jwksz, notez, of_mesh, of_type, push_status, reply, sidecarz, syncz, telemetryz, watchz,
@@ -112,8 +112,8 @@ pub(super) const PAGES: &[Page] = &[
     .queries(&["push=true"]),
     page(
         "ambientz",
-        || get(pages::ambientz),
-        "workloads, services and policies for ztunnels; always empty so far",
+        || get(of_mesh(ambient::ambient)),
+        "workloads, services and policies for ztunnels",
     ),
     page(
         "authorizationz",

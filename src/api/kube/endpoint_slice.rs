@@ -23,6 +23,8 @@ pub struct EndpointSlice {
     pub address_type: SmolStr,
     /// `ports` as (name, number); a missing name is empty, a missing number is 0.
     pub ports: Vec<(SmolStr, u32)>,
+    /// Names of `ports` with another protocol than TCP.
+    pub not_tcp: Vec<SmolStr>,
     /// `endpoints`.
     pub endpoints: Vec<SliceEndpoint>,
 }
@@ -56,6 +58,9 @@ impl EndpointSlice {
             .iter()
             .map(|port| (port.text("name"), port.port("port")))
             .collect();
+        let listed = root.objects("ports").into_iter();
+        let not_tcp = listed.filter(|port| !matches!(port.text("protocol").as_str(), "" | "TCP"));
+        let not_tcp = not_tcp.map(|port| port.text("name")).collect();
         let endpoints = root.objects("endpoints").iter().map(SliceEndpoint::parse).collect();
         // Slices mirrored from another cluster belong to no Service of this one.
         let mirrored = meta.labels.contains_key("multicluster.kubernetes.io/service-name");
@@ -66,6 +71,7 @@ impl EndpointSlice {
             service_name,
             address_type: root.text("addressType"),
             ports,
+            not_tcp,
             endpoints,
         })
     }

@@ -21,6 +21,8 @@ pub struct Service {
     pub service_type: SmolStr,
     /// `spec.clusterIPs`, else `spec.clusterIP`; the text `None` for headless Services.
     pub cluster_ips: Vec<SmolStr>,
+    /// `spec.ipFamilies`: `IPv4`, `IPv6`, or both.
+    pub ip_families: Vec<SmolStr>,
     /// `spec.ports`.
     pub ports: Vec<Port>,
     /// `spec.selector`.
@@ -69,6 +71,7 @@ impl Service {
                 service_type
             },
             cluster_ips,
+            ip_families: spec.texts("ipFamilies"),
             ports: spec.objects("ports").iter().map(Port::parse).collect(),
             selector: spec.labels("selector"),
             external_name: spec.text("externalName"),

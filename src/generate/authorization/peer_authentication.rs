@@ -6,7 +6,10 @@ use crate::{
     api::Config,
     base::{Namespace, ObjectKey, Shared},
     generate::BuildContext,
-    model::policy,
+    model::{
+        ambient::policy::{CONVERTED, STRICT},
+        policy,
+    },
     proto::istio::security::{
         Action, Authorization, Group, Match, Rules, Scope,
         v1beta1::{
@@ -15,11 +18,6 @@ use crate::{
         },
     },
 };
-
-/// Name of the policy that requires mutual TLS.
-const STRICT: &str = "istio_converted_static_strict";
-/// Prefix of the names of converted policies. Names of objects have no underscores.
-const CONVERTED: &str = "converted_peer_authentication_";
 
 type Row = Shared<Config<PeerAuthentication>>;
 

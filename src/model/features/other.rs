@@ -109,7 +109,6 @@ pub const OTHER_VARIABLES: &[Described] = &[
 ];
 
 const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed yet";
-const AMBIENT: &str = "workload discovery of ztunnels is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
 const AGENT: &str = "agents read it, not the control plane";
@@ -121,7 +120,10 @@ pub const WITHOUT_EFFECT: &[Described] = &[
         "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
         "waypoints between networks are not served yet",
     ),
-    ("AMBIENT_SCOPED_ADDRESS_PUSHES", AMBIENT),
+    (
+        "AMBIENT_SCOPED_ADDRESS_PUSHES",
+        "a change is always pushed only to proxies whose configuration it changes",
+    ),
     ("ENABLE_LAZY_SIDECAR_EVALUATION", ON_DEMAND),
     ("ENABLE_VTPROTOBUF", GO),
     ("ENVOY_STATUS_PORT_ENABLE_PROXY_PROTOCOL", AGENT),
@@ -138,7 +140,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("ISTIO_WASM_MAX_BINARY_SIZE_BYTES", AGENT),
     ("MUTEX_PROFILE_FRACTION", GO),
     ("PILOT_AGENT_MERGE_ENVOY_STATS", AGENT),
-    ("PILOT_AUTO_ALLOW_WAYPOINT_POLICY", AMBIENT),
     ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
     ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
     ("PILOT_ENABLE_CDS_CACHE", SHARED),

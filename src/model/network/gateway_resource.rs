@@ -44,17 +44,7 @@ pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api:
         passthrough.into_iter().chain(hbone)
     };
     let ports: Vec<(u32, u32)> = gateway.spec.listeners.iter().flat_map(of_listener).collect();
-    let account = match gateway
-        .meta
-        .annotations
-        .get(SERVICE_ACCOUNT)
-        .filter(|name| !name.is_empty())
-    {
-        Some(name) => name.clone(),
-        None if remote => SmolStr::new(format!("{}-{REMOTE_CLASS}", gateway.meta.name())),
-        None => gateway.meta.name().clone(),
-    };
-    let service_account = SmolStr::new(format!("{}/{account}", gateway.meta.namespace()));
+    let service_account = SmolStr::new(format!("{}/{}", gateway.meta.namespace(), account(gateway)));
     // API servers set the default type; an address without one did not come from there.
     let usable = gateway.spec.addresses.iter().filter(|address| {
         matches!(address.address_type.as_deref(), Some("IPAddress" | "Hostname")) && !address.value.is_empty()
@@ -69,6 +59,18 @@ pub(super) fn offered(installation: &Installation, gateway: &Config<gateway_api:
         })
     });
     gateways.collect()
+}
+
+/// Returns the service account of the gateway's pods: that of the annotation, or else the name of the deployment.
+pub(in crate::model) fn account(gateway: &Config<gateway_api::Gateway>) -> SmolStr {
+    let annotation = gateway.meta.annotations.get(SERVICE_ACCOUNT);
+    match annotation.filter(|name| !name.is_empty()) {
+        Some(name) => name.clone(),
+        None if gateway.spec.gateway_class_name == REMOTE_CLASS => {
+            SmolStr::new(format!("{}-{REMOTE_CLASS}", gateway.meta.name()))
+        }
+        None => gateway.meta.name().clone(),
+    }
 }
 
 /// Returns true if a listener passes mTLS through to any service: by its option, or by the well-known port with TLS.

@@ -6,6 +6,17 @@ use smol_str::SmolStr;
 
 use super::MeshSnapshot;
 use crate::model::{
+    ambient::{
+        self, AmbientMesh,
+        gateway::Gateways,
+        policy::{PeerPolicy, PolicySelector},
+        remote::{RemoteKey, RemoteWorkloads},
+        service::{
+            AmbientService, ClusterSelectorKey, ClusterService, ClusterServiceKey, DeclaredKey, DeclaredService,
+        },
+        waypoint::WaypointInstances,
+        workload::{AmbientWorkload, SliceTargets, WorkloadUid},
+    },
     ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
     credential::references,
@@ -41,10 +52,13 @@ use crate::model::{
 };
 use crate::{
     api::{self, Config, Kind},
-    base::{ClusterId, Namespace, ObjectKey},
+    base::{ClusterId, Namespace, NetworkId, ObjectKey},
     proto::istio::{
-        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
-        networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
+        extensions::v1alpha1 as extensions,
+        networking::v1alpha3 as networking,
+        networking::v1beta1 as networking_v1beta1,
+        security::v1beta1::{self as security, peer_authentication::mutual_tls::Mode},
+        telemetry::v1alpha1 as telemetry,
     },
     table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction, Union},
 };
@@ -258,6 +272,12 @@ fn large_objects(graph: &Graph) -> Vec<DemandKey> {
     rules
         .chain(services.map(|(object, ..)| key(Kind::VirtualService, object)))
         .collect()
+}
+
+/// Returns keys in ambient mode, and none otherwise.
+fn if_ambient<K>(mesh: &MeshSnapshot, keys: impl FnOnce() -> Vec<K>) -> Vec<K> {
+    let is_enabled = mesh.installation.features.pilot_enable_ambient;
+    is_enabled.then(keys).unwrap_or_default()
 }
 
 /// Derives the output of an object.
@@ -536,6 +556,98 @@ graph! {
     /// Objects with workloads by the waypoint of these.
     index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
         from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
+    /// Networks of clusters for ztunnels.
+    table cluster_networks (ClusterId, NetworkId)
+        from (with |_, inputs, mesh| ambient::network_candidates(mesh, inputs)) = ambient::network_of_cluster;
+    /// Settings that all workloads for ztunnels depend on.
+    table ambient_mesh ((), AmbientMesh) from (once) = ambient::settings;
+    /// Pods of the Gateways that they are instances of.
+    index pods_by_gateway ((ClusterId, Namespace, SmolStr), ObjectKey, api::kube::Pod)
+        from (inputs.pods) = ambient::waypoint::gateway_of_pod;
+    /// Instances of waypoints.
+    table waypoint_instances (ObjectKey, WaypointInstances) from (waypoints) = ambient::waypoint::instances;
+    /// Gateways to networks for ztunnels, as a whole.
+    table ambient_gateways ((), Gateways) from (once) = ambient::gateway::gateways;
+    /// Services for ztunnels by the objects that declare them.
+    table declared_services (DeclaredKey, DeclaredService)
+        from (with |_, inputs, mesh| ambient::service::candidates(mesh, inputs)) = ambient::service::declared;
+    /// Declared services by cluster and host.
+    index declared_services_by_host ((ClusterId, crate::base::Hostname), DeclaredKey, DeclaredService)
+        from (declared_services) = ambient::service::host_key;
+    /// Services for ztunnels in one cluster.
+    table cluster_services (ClusterServiceKey, ClusterService) from (with |graph, _, _| {
+            let changes = graph.declared_services.writer().changes().iter();
+            let key = |key: &DeclaredKey| ClusterServiceKey {
+                cluster: key.object.cluster.clone(),
+                service: ServiceKey {
+                    hostname: key.hostname.clone(),
+                    namespace: key.object.namespace.clone(),
+                },
+            };
+            changes.map(|(declared, ..)| key(declared)).collect()
+        }) = ambient::service::in_cluster;
+    /// Services of all clusters by name.
+    index cluster_services_by_name (ServiceKey, ClusterServiceKey, ClusterService)
+        from (cluster_services) = |key, _, emit| emit(key.service.clone());
+    /// Services that select workloads, by the first label of the selector.
+    index services_by_selector (ClusterSelectorKey, ClusterServiceKey, ClusterService)
+        from (cluster_services) = ambient::service::selector_entry;
+    /// Selectors of AuthorizationPolicies that ztunnels enforce.
+    table policy_selectors (ObjectKey, PolicySelector) from (with |_, inputs, mesh| {
+            if_ambient(mesh, || changed_keys(&inputs.authorization_policies))
+        }) = ambient::policy::selector;
+    /// The same by the first label of the selector.
+    index policies_by_selector (ambient::SelectorKey, ObjectKey, PolicySelector)
+        from (policy_selectors) = ambient::policy::selector_entry;
+    /// Modes of PeerAuthentications with a selector.
+    table peer_policies (ObjectKey, PeerPolicy) from (with |_, inputs, mesh| {
+            if_ambient(mesh, || changed_keys(&inputs.peer_authentications))
+        }) = ambient::policy::peer_policy;
+    /// The same by the first label of the selector.
+    index peer_policies_by_selector (ambient::SelectorKey, ObjectKey, PeerPolicy)
+        from (peer_policies) = ambient::policy::peer_entry;
+    /// Modes of mutual TLS of whole namespaces.
+    table mutual_tls_modes (Namespace, Mode) from (with |graph, _, mesh| {
+            if_ambient(mesh, || graph.peer_authentications_by_namespace.changed().iter().cloned().collect())
+        }) = ambient::policy::namespace_mode;
+    /// Pods that EndpointSlices of Services without a selector refer to.
+    table slice_targets (ObjectKey, SliceTargets)
+        from (with |_, inputs, mesh| ambient::workload::slice_candidates(mesh, inputs)) =
+            ambient::workload::slice_targets;
+    /// The same by pod.
+    index slices_by_pod (ObjectKey, ObjectKey, SliceTargets) from (slice_targets) = ambient::workload::target_pods;
+    /// Workloads for ztunnels.
+    table ambient_workloads (WorkloadUid, AmbientWorkload)
+        from (with |_, inputs, mesh| ambient::workload::candidates(mesh, inputs)) = ambient::workload::workload;
+    /// The same by shard.
+    index ambient_workloads_by_shard (u8, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
+        |uid, workload, emit| if !workload.is_hidden { emit(ambient::shard(uid.text())) };
+    /// The same by the name of an address.
+    index ambient_workloads_by_address (SmolStr, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
+        |_, workload, emit| if !workload.is_hidden { workload.aliases().for_each(emit) };
+    /// The same by service.
+    index ambient_workloads_by_service (ServiceKey, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
+        |_, workload, emit| if !workload.is_hidden { workload.services.iter().cloned().for_each(emit) };
+    /// The same by node.
+    index ambient_workloads_by_node (SmolStr, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
+        |_, workload, emit| if !workload.is_hidden && !workload.node.is_empty() { emit(workload.node.clone()) };
+    /// Workloads of other networks by service.
+    index hidden_workloads_by_service (ServiceKey, WorkloadUid, AmbientWorkload)
+        from (ambient_workloads) = ambient::remote::hidden_services;
+    /// Workloads that represent other networks.
+    table remote_workloads (RemoteKey, RemoteWorkloads) from (with |graph, _, mesh| {
+            ambient::remote::candidates(mesh, graph.ambient_workloads.writer().changes())
+        }) = ambient::remote::workloads;
+    /// Services for ztunnels over clusters.
+    table ambient_services (ServiceKey, AmbientService)
+        from (with |graph, _, _| graph.cluster_services_by_name.changed().iter().cloned().collect()) =
+            ambient::service::service;
+    /// The same by shard.
+    index ambient_services_by_shard (u8, ServiceKey, AmbientService) from (ambient_services) =
+        |key, _, emit| emit(ambient::shard(&ambient::service::resource_name(key)));
+    /// The same by the name of an address.
+    index ambient_services_by_address (SmolStr, ServiceKey, AmbientService)
+        from (ambient_services) = ambient::service::address_keys;
     /// Conditions of ambient objects.
     table ambient_statuses (StatusTarget, ObjectConditions)
         from (with |_, inputs, mesh| ambient_status::candidates(mesh, inputs)) = ambient_status::of_object;

@@ -123,7 +123,7 @@ pub fn for_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<WorkloadEntry>) ->
 
 /// Returns the waypoint that a workload with these labels uses. Instances of a waypoint use none. A waypoint of the
 /// namespace that is for services is not an error.
-fn for_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Attachment {
+pub fn for_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Attachment {
     let is_waypoint = |name: &SmolStr| {
         let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
         mesh.waypoints.get(cx, &own).is_some()

@@ -180,6 +180,7 @@ fn snapshot(revision: u64, content: &[(ResourceType, &str, &str)]) -> Arc<Resour
         }
         TypeResources {
             parts: [Arc::new(part)].into(),
+            ..TypeResources::default()
         }
     });
     Arc::new(ResourceSnapshot::new(

@@ -274,6 +274,7 @@ pub(in crate::xds) mod tests {
         let view = |resource_type: &ResourceType| match resource_type {
             ResourceType::Cluster => TypeResources {
                 parts: [Arc::new(part.clone())].into(),
+                ..TypeResources::default()
             },
             _ => TypeResources::default(),
         };

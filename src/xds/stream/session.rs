@@ -148,7 +148,7 @@ impl Session {
     /// Answers a request for a type that is not served.
     async fn on_unserved(&mut self, type_url: String, request: UnservedRequest) -> Result<(), EndReason> {
         let protocol = self.registration.connection.protocol;
-        let answer = self.unserved.answer(protocol, &type_url, request, self.shared.ambient);
+        let answer = self.unserved.answer(protocol, &type_url, request);
         tracing::debug!(
             node = self.node(),
             r#type = type_url,

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use super::unserved::Ambient;
 use crate::{
     base::ClusterId,
     generate::proxy::{NodeMetadataPool, Proxy},
@@ -42,6 +41,13 @@ impl Default for StreamTimeouts {
             first_request: Duration::from_secs(30),
         }
     }
+}
+
+/// Ambient mode. Without it, ztunnels are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::xds) enum Ambient {
+    Off,
+    On,
 }
 
 /// The state that all streams share.

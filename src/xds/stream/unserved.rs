@@ -13,12 +13,6 @@ const MAX_TYPES: usize = 16;
 /// The maximum length of a type that is remembered.
 const MAX_TYPE_BYTES: usize = 256;
 
-/// Types of ambient mode.
-const AMBIENT: [&str; 2] = [
-    "type.googleapis.com/istio.workload.Address",
-    "type.googleapis.com/istio.workload.Workload",
-];
-
 /// The answered types of one stream.
 #[derive(Debug, Default)]
 pub(super) struct UnservedTypes {
@@ -41,23 +35,10 @@ pub(super) struct Answer {
     pub(super) removed: Vec<String>,
 }
 
-/// Ambient mode. If it is on, ambient types have resources.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::xds) enum Ambient {
-    Off,
-    On,
-}
-
 impl UnservedTypes {
     /// Returns the answer to a request; `None` if it is an acknowledgement, or if the type has resources in Istio.
-    pub(super) fn answer(
-        &mut self,
-        protocol: Protocol,
-        type_url: &str,
-        request: UnservedRequest,
-        ambient: Ambient,
-    ) -> Option<Answer> {
-        if request.is_rejection || type_url.len() > MAX_TYPE_BYTES || has_resources(type_url, ambient) {
+    pub(super) fn answer(&mut self, protocol: Protocol, type_url: &str, request: UnservedRequest) -> Option<Answer> {
+        if request.is_rejection || type_url.len() > MAX_TYPE_BYTES || has_resources(type_url) {
             return None;
         }
         let is_full = self.types.len() >= MAX_TYPES;
@@ -94,11 +75,10 @@ impl UnservedTypes {
     }
 }
 
-/// Returns true for types of which Istio has resources: those of ambient mode, and `group/version/Kind`, which is
-/// configuration for other control planes.
-fn has_resources(type_url: &str, ambient: Ambient) -> bool {
-    let is_kind = type_url.split('/').count() >= 3;
-    is_kind || ambient == Ambient::On && AMBIENT.contains(&type_url)
+/// Returns true for types of which Istio has resources: `group/version/Kind`, which is configuration for other control
+/// planes.
+fn has_resources(type_url: &str) -> bool {
+    type_url.split('/').count() >= 3
 }
 
 #[cfg(test)]
@@ -120,7 +100,7 @@ mod tests {
     fn each_subscription_is_answered_once() {
         let mut types = UnservedTypes::default();
         let mut ask = |type_url: &str, nonce: &str, names: &[&str]| {
-            let answer = types.answer(Protocol::Sotw, type_url, request(nonce, names), Ambient::Off);
+            let answer = types.answer(Protocol::Sotw, type_url, request(nonce, names));
             answer.map(|answer| answer.nonce.to_string())
         };
         assert_eq!(ask(UNKNOWN, "", &[]).as_deref(), Some("0-1"));
@@ -135,26 +115,12 @@ mod tests {
     fn delta_clients_are_told_that_names_do_not_exist() {
         let mut types = UnservedTypes::default();
         let mut ask = |nonce: &str, names: &[&str]| {
-            let answer = types.answer(Protocol::Delta, UNKNOWN, request(nonce, names), Ambient::Off);
+            let answer = types.answer(Protocol::Delta, UNKNOWN, request(nonce, names));
             answer.map(|answer| answer.removed)
         };
         assert_eq!(ask("", &["a"]), Some(vec!["a".to_owned()]));
         assert_eq!(ask("0-1", &[]), None);
         assert_eq!(ask("", &["b"]), Some(vec!["b".to_owned()]));
-    }
-
-    #[test]
-    fn ambient_types_are_not_declared_empty_in_ambient_mode() {
-        let mut types = UnservedTypes::default();
-        assert_eq!(
-            types.answer(Protocol::Delta, AMBIENT[0], request("", &[]), Ambient::On),
-            None
-        );
-        assert!(
-            types
-                .answer(Protocol::Delta, AMBIENT[0], request("", &[]), Ambient::Off)
-                .is_some()
-        );
     }
 
     #[test]
@@ -165,7 +131,6 @@ mod tests {
                 Protocol::Sotw,
                 &format!("type.googleapis.com/t{number}"),
                 request("", &[]),
-                Ambient::Off,
             );
         }
         assert_eq!(types.types.len(), MAX_TYPES);

@@ -170,6 +170,7 @@ fn mesh() -> ResourceSnapshot {
         }
         TypeResources {
             parts: [Arc::new(part)].into(),
+            ..TypeResources::default()
         }
     });
     ResourceSnapshot::new(Revision(1), views.collect(), UnknownRoutes::Omitted)

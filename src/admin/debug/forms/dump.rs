@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::{
     admin::debug::redact::redacted,
-    generate::{EncodedResource, ResourceSnapshot, ResourceType},
+    generate::{EncodedResource, ResourceSnapshot, ResourceType, requested::ADDRESSES},
     proto::json,
     xds::registry::TypeStatus,
 };
@@ -15,6 +15,7 @@ use crate::{
 pub(in crate::admin::debug) struct Dump {
     pub(in crate::admin::debug) resources: Arc<ResourceSnapshot>,
     pub(in crate::admin::debug) types: Vec<TypeStatus>,
+    pub(in crate::admin::debug) is_ztunnel: bool,
 }
 
 impl Dump {
@@ -24,7 +25,10 @@ impl Dump {
         let all = self.resources.resources(resource_type);
         match status {
             None => Vec::new(),
-            Some(status) if status.wildcard => all.iter().map(|resource| Cow::Borrowed(&**resource)).collect(),
+            // Workloads and services may be requested by aliases; all that were generated are sent.
+            Some(status) if status.wildcard || ADDRESSES.contains(&resource_type) => {
+                all.iter().map(|resource| Cow::Borrowed(&**resource)).collect()
+            }
             Some(status) => {
                 let named = |name: &str| {
                     let present = all.get(name).map(|resource| Cow::Borrowed(&**resource));
@@ -60,8 +64,11 @@ impl Dump {
         page(types.flat_map(|of| self.bodies(*of).map(|(_, body)| body)).collect())
     }
 
-    /// Returns the whole dump.
+    /// Returns the whole dump. That of a ztunnel is its workloads and services.
     pub(in crate::admin::debug) fn whole(&self, include_endpoints: bool) -> Value {
+        if self.is_ztunnel {
+            return self.of_types(&[ResourceType::Address.url()]);
+        }
         page(self.sections(include_endpoints))
     }
 

@@ -172,6 +172,7 @@ fn dumps_are_messages() {
     let dump = Dump {
         resources: Arc::new(crate::generate::ResourceSnapshot::empty()),
         types: Vec::new(),
+        is_ztunnel: false,
     };
     let configs = dump.sections(true);
     let encoded: Vec<_> = configs.iter().filter_map(encoded).collect();

@@ -1,0 +1,511 @@
+//! Services as ztunnels know them: those that objects declare, and one for each host of a namespace.
+//!
+//! Parity (pilot/pkg/serviceregistry/ambient/services.go): of several objects that declare a host in one namespace, the
+//! Service counts, or else the oldest ServiceEntry. One service of each host is canonical, which clients of namespaces
+//! without one of their own use: that of a Service, or else of the oldest ServiceEntry.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipnet::IpNet;
+use smol_str::SmolStr;
+
+use super::{SelectorKey, address_name, cluster_network, counts, from_octets, network_address, selector_key, waypoint};
+use crate::{
+    api::{Config, Meta, kube, kube::service::TargetPort, mesh_config},
+    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, host},
+    model::{
+        MeshSnapshot, ServiceKey,
+        identity::spiffe_id,
+        inputs::Inputs,
+        service::{Protocol, TrafficDistribution, traffic_distribution},
+        waypoint::{for_service, ingress_label},
+    },
+    proto::istio::{
+        mesh::v1alpha1::mesh_config::service_scope_configs::Scope as ServiceScope,
+        networking::v1alpha3::{ServiceEntry, service_entry::Resolution},
+        workload::{
+            AppProtocol, IpFamilies, LoadBalancing, NetworkAddress, Port, Service, Workload,
+            load_balancing::{HealthPolicy, Mode, Scope},
+        },
+    },
+    table::Cx,
+};
+
+/// Kind of an object that declares services, in the order of precedence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ServiceSource {
+    /// A Service.
+    Service,
+    /// A ServiceEntry.
+    ServiceEntry,
+}
+
+/// A host that an object declares.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeclaredKey {
+    /// The kind.
+    pub source: ServiceSource,
+    /// The object.
+    pub object: ObjectKey,
+    /// The host.
+    pub hostname: Hostname,
+}
+
+/// A service that an object declares.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeclaredService {
+    /// Its key.
+    pub key: DeclaredKey,
+    /// Creation time of the object.
+    pub creation: i64,
+    /// The service as it is sent, if it is the only one of its host.
+    pub message: Service,
+    /// Names of the ports by number.
+    pub port_names: BTreeMap<u32, PortNames>,
+    /// Labels of the workloads that it selects; empty for none.
+    pub selector: Labels,
+    /// Its waypoint.
+    pub waypoint: Option<ObjectKey>,
+    /// True if it spans clusters (`serviceScopeConfigs`).
+    pub is_global: bool,
+}
+
+/// Names of a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortNames {
+    /// The name of the port.
+    pub name: SmolStr,
+    /// The named target port of a Service; empty for a number.
+    pub target: SmolStr,
+}
+
+/// Returns the hosts whose declarations may have changed.
+pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<DeclaredKey> {
+    let services = inputs.kube_services.changes().iter();
+    let services = services.filter(|(key, ..)| counts(mesh, &key.cluster));
+    let services = services.map(|(key, ..)| DeclaredKey {
+        source: ServiceSource::Service,
+        object: key.clone(),
+        hostname: hostname(mesh, &key.namespace, &key.name),
+    });
+    let entries = inputs.service_entries.changes().iter();
+    let entries = entries.filter(|(key, ..)| is_own(mesh, key));
+    let entries = entries.flat_map(|(key, old, new)| {
+        let versions = [old, new].into_iter().flatten();
+        let hosts: BTreeSet<&String> = versions.flat_map(|entry| &entry.spec.hosts).collect();
+        hosts.into_iter().map(|hostname| DeclaredKey {
+            source: ServiceSource::ServiceEntry,
+            object: key.clone(),
+            hostname: Hostname::new(hostname),
+        })
+    });
+    services.chain(entries).collect()
+}
+
+/// Returns true for objects of the config cluster in ambient mode.
+pub(super) fn is_own(mesh: &MeshSnapshot, key: &ObjectKey) -> bool {
+    mesh.installation.features.pilot_enable_ambient && key.cluster == mesh.installation.cluster
+}
+
+/// Returns the host of a Service.
+pub(super) fn hostname(mesh: &MeshSnapshot, namespace: &Namespace, name: &str) -> Hostname {
+    Hostname::from(format!("{name}.{namespace}.svc.{}", mesh.installation.domain))
+}
+
+/// Derives the service of one host of an object.
+pub fn declared(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey) -> Option<DeclaredService> {
+    match key.source {
+        ServiceSource::Service => of_service(cx, mesh, key, mesh.kube_services.get(cx, &key.object)?),
+        ServiceSource::ServiceEntry => of_entry(cx, mesh, key, mesh.service_entries.get(cx, &key.object)?),
+    }
+}
+
+fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, object: &kube::Service) -> Option<DeclaredService> {
+    if object.is_external_name() {
+        return None;
+    }
+    let is_global = mesh.installation.features.ambient_enable_multi_network && is_global(cx, mesh, object);
+    if !is_global && !is_own(mesh, &key.object) {
+        return None;
+    }
+    let network = cluster_network(cx, mesh, &key.object.cluster);
+    let vips = object.cluster_ips.iter().filter(|ip| !ip.is_empty() && *ip != "None");
+    let addresses = vips.map(|ip| Some(network_address(&network, cidr::parse_ip(ip)?)));
+    let message = Service {
+        addresses: addresses.collect::<Option<_>>()?,
+        ports: object.ports.iter().map(port).collect(),
+        load_balancing: load_balancing(cx, mesh, object),
+        ip_families: ip_families(&object.ip_families).into(),
+        canonical: true,
+        ..Service::default()
+    };
+    let names = object.ports.iter().map(|port| {
+        let target = match &port.target {
+            TargetPort::Name(name) => name.clone(),
+            TargetPort::Number(_) => SmolStr::default(),
+        };
+        let name = port.name.clone();
+        (port.number, PortNames { name, target })
+    });
+    let mut service = DeclaredService::new(cx, mesh, key, &object.meta, message);
+    service.port_names = names.collect();
+    service.selector = object.selector.clone();
+    service.is_global = is_global;
+    Some(service)
+}
+
+impl DeclaredService {
+    /// Creates a service with what all kinds have in common: its names and its waypoint.
+    fn new(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, meta: &Meta, message: Service) -> Self {
+        let namespace = meta.namespace();
+        let waypoint = is_own(mesh, &key.object)
+            .then(|| for_service(cx, mesh, &meta.labels, namespace).ok().flatten())
+            .flatten();
+        let address = waypoint.as_ref().map(|gateway| waypoint::address_of(cx, mesh, gateway));
+        let ingress = || ingress_label(cx, mesh, &meta.labels, namespace).unwrap_or_default();
+        Self {
+            key: key.clone(),
+            creation: meta.creation,
+            message: Service {
+                name: meta.name().to_string(),
+                namespace: namespace.to_string(),
+                hostname: key.hostname.to_string(),
+                waypoint: address.flatten(),
+                ingress_use_waypoint: waypoint.is_some() && ingress(),
+                ..message
+            },
+            port_names: BTreeMap::new(),
+            selector: Labels::new(),
+            waypoint,
+            is_global: false,
+        }
+    }
+
+    /// Returns host and namespace.
+    pub fn name(&self) -> ServiceKey {
+        ServiceKey {
+            hostname: self.key.hostname.clone(),
+            namespace: self.key.object.namespace.clone(),
+        }
+    }
+
+    /// Returns the order of precedence among the services of a host.
+    fn precedence(&self) -> (ServiceSource, i64, &SmolStr, &Namespace) {
+        let object = &self.key.object;
+        (self.key.source, self.creation, &object.name, &object.namespace)
+    }
+}
+
+/// Returns true if a selector of the mesh config makes the Service span clusters.
+fn is_global(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> bool {
+    let scopes = &mesh.mesh_config(cx).service_scope_configs;
+    let namespace = ObjectKey::new(object.meta.cluster(), "", object.meta.namespace().as_str());
+    scopes.iter().any(|scope| {
+        let matches = |selector: Option<&_>, labels: &Labels| {
+            selector.is_none_or(|selector| mesh_config::selector(selector).matches(labels))
+        };
+        scope.scope() == ServiceScope::Global
+            && mesh.namespaces.get(cx, &namespace).is_some_and(|namespace| {
+                matches(scope.namespace_selector.as_ref(), &namespace.meta.labels)
+                    && matches(scope.services_selector.as_ref(), &object.meta.labels)
+            })
+    })
+}
+
+fn port(port: &kube::service::Port) -> Port {
+    Port {
+        service_port: port.number,
+        target_port: match port.target {
+            TargetPort::Number(number) => number,
+            TargetPort::Name(_) => 0,
+        },
+        app_protocol: app_protocol(Protocol::of_kube_port(port)).into(),
+    }
+}
+
+fn app_protocol(protocol: Protocol) -> AppProtocol {
+    match protocol {
+        Protocol::Http => AppProtocol::Http11,
+        Protocol::Http2 => AppProtocol::Http2,
+        Protocol::Grpc => AppProtocol::Grpc,
+        Protocol::Tls | Protocol::Https => AppProtocol::Tls,
+        Protocol::Tcp => AppProtocol::Tcp,
+        _ => AppProtocol::Unknown,
+    }
+}
+
+fn ip_families(families: &[SmolStr]) -> IpFamilies {
+    match families {
+        [one] if one == "IPv4" => IpFamilies::Ipv4Only,
+        [_] => IpFamilies::Ipv6Only,
+        [_, _] => IpFamilies::Dual,
+        _ => IpFamilies::Automatic,
+    }
+}
+
+fn load_balancing(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Option<LoadBalancing> {
+    let found = if object.node_local {
+        Some(LoadBalancing {
+            routing_preference: vec![Scope::Node.into()],
+            mode: Mode::Strict.into(),
+            ..LoadBalancing::default()
+        })
+    } else {
+        preference(traffic_distribution(
+            cx,
+            mesh,
+            &object.traffic_distribution,
+            &object.meta,
+        ))
+    };
+    if !object.publish_not_ready {
+        return found;
+    }
+    Some(LoadBalancing {
+        health_policy: HealthPolicy::AllowAll.into(),
+        ..found.unwrap_or_default()
+    })
+}
+
+fn preference(distribution: TrafficDistribution) -> Option<LoadBalancing> {
+    let scopes: &[Scope] = match distribution {
+        TrafficDistribution::Any => return None,
+        TrafficDistribution::PreferSameZone => &[Scope::Network, Scope::Region, Scope::Zone],
+        TrafficDistribution::PreferSameNode => {
+            &[Scope::Network, Scope::Region, Scope::Zone, Scope::Subzone, Scope::Node]
+        }
+    };
+    Some(LoadBalancing {
+        routing_preference: scopes.iter().map(|scope| (*scope).into()).collect(),
+        mode: Mode::Failover.into(),
+        ..LoadBalancing::default()
+    })
+}
+
+fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, entry: &Config<ServiceEntry>) -> Option<DeclaredService> {
+    let spec = &entry.spec;
+    if !spec.hosts.iter().any(|hostname| *hostname == *key.hostname) {
+        return None;
+    }
+    let network = cluster_network(cx, mesh, &key.object.cluster);
+    let addresses = spec.addresses.iter().map(|text| range(&network, text));
+    let mut addresses: Vec<NetworkAddress> = addresses.collect::<Option<_>>()?;
+    if addresses.is_empty() {
+        addresses = allocated(mesh, entry, &key.hostname, &network);
+    }
+    let load_balancing = if spec.resolution() == Resolution::None {
+        Some(LoadBalancing {
+            mode: Mode::Passthrough.into(),
+            health_policy: HealthPolicy::AllowAll.into(),
+            ..LoadBalancing::default()
+        })
+    } else {
+        preference(traffic_distribution(cx, mesh, "", &entry.meta))
+    };
+    let ports = spec.ports.iter().map(|port| Port {
+        service_port: port.number,
+        target_port: if port.target_port == 0 {
+            port.number
+        } else {
+            port.target_port
+        },
+        app_protocol: app_protocol(Protocol::parse(&port.protocol)).into(),
+    });
+    let message = Service {
+        addresses,
+        ports: ports.collect(),
+        subject_alt_names: spec.subject_alt_names.clone(),
+        load_balancing,
+        ..Service::default()
+    };
+    let names = spec.ports.iter().map(|port| {
+        let (name, target) = (SmolStr::new(&port.name), SmolStr::default());
+        (port.number, PortNames { name, target })
+    });
+    let selector = spec.workload_selector.iter().flat_map(|selector| &selector.labels);
+    let mut service = DeclaredService::new(cx, mesh, key, &entry.meta, message);
+    service.port_names = names.collect();
+    service.selector = selector.map(|(label, value)| (label.into(), value.into())).collect();
+    Some(service)
+}
+
+/// Returns an address or a range, without the bits beyond its length.
+fn range(network: &NetworkId, text: &str) -> Option<NetworkAddress> {
+    let net: IpNet = cidr::parse(text)?.trunc();
+    let is_range = net.prefix_len() != net.max_prefix_len();
+    Some(NetworkAddress {
+        length: is_range.then(|| u32::from(net.prefix_len())),
+        ..network_address(network, net.addr())
+    })
+}
+
+/// Returns the addresses allocated to a host, as the status has them.
+fn allocated(
+    mesh: &MeshSnapshot,
+    entry: &Config<ServiceEntry>,
+    hostname: &Hostname,
+    network: &NetworkId,
+) -> Vec<NetworkAddress> {
+    let resolution = entry.spec.resolution();
+    let label = entry.meta.labels.get("networking.istio.io/enable-autoallocate-ip");
+    let is_refused = label.is_some_and(|value| value.eq_ignore_ascii_case("false"));
+    let is_suited = match resolution {
+        Resolution::None => false,
+        Resolution::DynamicDns => true,
+        Resolution::Static | Resolution::Dns | Resolution::DnsRoundRobin => !host::is_wildcard(hostname),
+    };
+    if is_refused || !is_suited || !mesh.installation.features.pilot_enable_ip_autoallocate {
+        return Vec::new();
+    }
+    let status = entry.status.as_ref();
+    let listed = status.and_then(|status| status.get("addresses")?.as_array());
+    let of_host = listed
+        .into_iter()
+        .flatten()
+        .filter(|address| address["host"].as_str() == Some(hostname.as_str()));
+    let parsed = of_host.filter_map(|address| cidr::parse_ip(address["value"].as_str()?));
+    parsed.map(|address| network_address(network, address)).collect()
+}
+
+/// Emits the index key of a declared service: its host in its cluster.
+pub fn host_key(key: &DeclaredKey, _: &DeclaredService, emit: &mut dyn FnMut((ClusterId, Hostname))) {
+    emit((key.object.cluster.clone(), key.hostname.clone()));
+}
+
+/// A service in one cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterServiceKey {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Host and namespace.
+    pub service: ServiceKey,
+}
+
+/// The service that counts for a host of a namespace in one cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClusterService {
+    /// The service.
+    pub declared: Shared<DeclaredService>,
+    /// True if it is the canonical one of its host.
+    pub is_canonical: bool,
+}
+
+impl ClusterService {
+    /// Returns the service as it is sent.
+    fn message(&self) -> Service {
+        Service {
+            canonical: self.is_canonical || self.declared.message.canonical,
+            ..self.declared.message.clone()
+        }
+    }
+}
+
+/// Derives the service of a host in one cluster.
+pub fn in_cluster(cx: &Cx, mesh: &MeshSnapshot, key: &ClusterServiceKey) -> Option<ClusterService> {
+    let host = (key.cluster.clone(), key.service.hostname.clone());
+    let rows = || mesh.declared_services_by_host.get(cx, &host).map(|(_, row)| row);
+    let own = rows().filter(|row| row.key.object.namespace == key.service.namespace);
+    let declared = own.min_by(|one, other| one.precedence().cmp(&other.precedence()))?;
+    let canonical = rows().min_by(|one, other| one.precedence().cmp(&other.precedence()))?;
+    Some(ClusterService {
+        declared: declared.clone(),
+        is_canonical: canonical.key == declared.key,
+    })
+}
+
+/// A cluster with the index key of a selector.
+pub type ClusterSelectorKey = (ClusterId, SelectorKey);
+
+/// Emits the index key of a service that selects workloads.
+pub fn selector_entry(key: &ClusterServiceKey, row: &ClusterService, emit: &mut dyn FnMut(ClusterSelectorKey)) {
+    if let Some(selector) = selector_key(&key.service.namespace, &row.declared.selector) {
+        emit((key.cluster.clone(), selector));
+    }
+}
+
+/// A service as ztunnels receive it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AmbientService {
+    /// The service.
+    pub message: Service,
+}
+
+impl AmbientService {
+    /// Returns the names of its addresses, with the length of ranges.
+    pub fn aliases(&self) -> impl Iterator<Item = SmolStr> {
+        self.message.addresses.iter().filter_map(|address| {
+            let name = address_name(&address.network, from_octets(&address.address)?);
+            Some(match address.length {
+                Some(length) => SmolStr::from(format!("{name}/{length}")),
+                None => name,
+            })
+        })
+    }
+}
+
+/// Emits the names by which ztunnels request the addresses of a service. Ranges go by their first address.
+pub fn address_keys(_: &ServiceKey, service: &AmbientService, emit: &mut dyn FnMut(SmolStr)) {
+    for address in &service.message.addresses {
+        if let Some(ip) = from_octets(&address.address) {
+            emit(address_name(&address.network, ip));
+        }
+    }
+}
+
+/// Returns the resource name of a service.
+pub fn resource_name(key: &ServiceKey) -> SmolStr {
+    SmolStr::from(format!("{}/{}", key.namespace, key.hostname))
+}
+
+/// Returns the service that represents those of all clusters: that of the config cluster, or else the first one.
+pub(super) fn base<'a>(cx: &Cx, mesh: &'a MeshSnapshot, key: &ServiceKey) -> Option<&'a Shared<ClusterService>> {
+    let mut rows = mesh.cluster_services_by_name.get(cx, key);
+    let first = rows.next()?;
+    let is_own = |(row, _): &(&ClusterServiceKey, _)| row.cluster == mesh.installation.cluster;
+    let own = std::iter::once(first).chain(rows).find(is_own);
+    Some(own.unwrap_or(first).1)
+}
+
+/// Derives a service over clusters.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/multicluster.go): a service of the config cluster that does not span
+/// clusters stands alone. Of others, the addresses and names of all clusters count, and the rest is that of the config
+/// cluster or else of the first one.
+pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<AmbientService> {
+    let base = base(cx, mesh, key)?;
+    let mut message = base.message();
+    if base.declared.is_global {
+        let rows: Vec<_> = mesh.cluster_services_by_name.get(cx, key).collect();
+        if rows.len() > 1 {
+            let all = rows.iter().flat_map(|(_, row)| &row.declared.message.addresses);
+            let by_name: BTreeMap<String, &NetworkAddress> = all
+                .filter_map(|address| {
+                    let ip = from_octets(&address.address)?;
+                    let length = address.length.unwrap_or(if ip.is_ipv4() { 32 } else { 128 });
+                    Some((format!("{}/{ip}/{length}", address.network), address))
+                })
+                .collect();
+            message.addresses = by_name.into_values().cloned().collect();
+        }
+        let names = rows.iter().flat_map(|(_, row)| &row.declared.message.subject_alt_names);
+        let mut names: BTreeSet<String> = names.cloned().collect();
+        names.extend(remote_identities(cx, mesh, key));
+        message.subject_alt_names = names.into_iter().collect();
+    }
+    Some(AmbientService { message })
+}
+
+/// Returns the identities of the workloads of a service in other networks.
+fn remote_identities(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<String> {
+    let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    let workloads = mesh.hidden_workloads_by_service.get(cx, key);
+    let identity = |workload: Workload| {
+        spiffe_id(
+            trust_domain,
+            &Namespace::new(&workload.namespace),
+            &workload.service_account,
+        )
+        .to_string()
+    };
+    workloads.map(|(_, workload)| identity(workload.decoded())).collect()
+}

@@ -1,0 +1,642 @@
+//! Workloads as ztunnels know them: pods, WorkloadEntries, endpoints of ServiceEntries, and endpoints of EndpointSlices
+//! without a pod.
+//!
+//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use bytes::Bytes;
+use prost::Message;
+use smol_str::SmolStr;
+
+use super::{
+    address_name, cluster_network, counts, gateway, octets, policy,
+    service::{ClusterService, ClusterServiceKey, ServiceSource, hostname, is_own},
+    trust_domain, waypoint,
+};
+use crate::{
+    api::{
+        Config,
+        kube::{EndpointSlice, Pod, endpoint_slice::SliceEndpoint},
+    },
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, select},
+    model::{
+        MeshSnapshot, ServiceKey, canonical,
+        inputs::Inputs,
+        workload::{REDIRECTION, TUNNEL_HTTP, TUNNEL_LABEL, entry_labels, entry_name, label_map},
+    },
+    proto::istio::{
+        networking::v1alpha3::{ServiceEntry, WorkloadEntry, service_entry::Resolution},
+        workload::{Locality, NetworkMode, Port, PortList, TunnelProtocol, Workload, WorkloadStatus, WorkloadType},
+    },
+    table::Cx,
+};
+
+const ENTRY_GROUP: &str = "networking.istio.io";
+const SLICE_GROUP: &str = "discovery.k8s.io";
+
+/// Resource name of a workload.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct WorkloadUid(SmolStr);
+
+/// Origin of a workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Source {
+    Pod(ObjectKey),
+    WorkloadEntry(ObjectKey),
+    /// An endpoint of a ServiceEntry, by its address; or one of its hosts, if it has no endpoints.
+    ServiceEntry(ObjectKey, SmolStr),
+    /// An endpoint of an EndpointSlice, by its first address.
+    EndpointSlice(ObjectKey, SmolStr),
+}
+
+impl WorkloadUid {
+    /// Returns a name without any check.
+    pub fn new(name: impl Into<SmolStr>) -> Self {
+        Self(name.into())
+    }
+
+    /// Returns the text.
+    pub fn text(&self) -> &SmolStr {
+        &self.0
+    }
+
+    fn of(source: &Source) -> Self {
+        let name = |key: &ObjectKey, group: &str, kind: &str| {
+            format!("{}/{group}/{kind}/{}/{}", key.cluster, key.namespace, key.name)
+        };
+        Self(SmolStr::from(match source {
+            Source::Pod(key) => name(key, "", "Pod"),
+            Source::WorkloadEntry(key) => name(key, ENTRY_GROUP, "WorkloadEntry"),
+            Source::ServiceEntry(key, address) => format!("{}/{address}", name(key, ENTRY_GROUP, "ServiceEntry")),
+            Source::EndpointSlice(key, address) => format!("{}/{address}", name(key, SLICE_GROUP, "EndpointSlice")),
+        }))
+    }
+
+    fn source(&self) -> Option<Source> {
+        let mut parts = self.0.splitn(6, '/');
+        let mut next = || parts.next();
+        let (cluster, group, kind) = (next()?, next()?, next()?);
+        let key = ObjectKey::new(&ClusterId::new(cluster), next()?, next()?);
+        let rest = next().map(SmolStr::new);
+        Some(match (group, kind, rest) {
+            ("", "Pod", None) => Source::Pod(key),
+            (ENTRY_GROUP, "WorkloadEntry", None) => Source::WorkloadEntry(key),
+            (ENTRY_GROUP, "ServiceEntry", Some(address)) => Source::ServiceEntry(key, address),
+            (SLICE_GROUP, "EndpointSlice", Some(address)) => Source::EndpointSlice(key, address),
+            _ => return None,
+        })
+    }
+}
+
+/// A workload as ztunnels receive it.
+///
+/// There may be a hundred thousand of these, so the message is kept encoded, which takes a quarter of the memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AmbientWorkload {
+    /// The encoded [`Workload`].
+    pub message: Bytes,
+    /// Its network.
+    pub network: NetworkId,
+    /// Its IP addresses.
+    pub addresses: Box<[IpAddr]>,
+    /// Its node; empty if unknown.
+    pub node: SmolStr,
+    /// The services that it serves.
+    pub services: Box<[ServiceKey]>,
+    /// True if it belongs to another network and is sent only as part of a workload that represents that network.
+    pub is_hidden: bool,
+}
+
+impl AmbientWorkload {
+    /// Encodes a workload.
+    pub(super) fn new(message: &Workload, addresses: Vec<IpAddr>, services: Vec<ServiceKey>) -> Self {
+        Self {
+            message: message.encode_to_vec().into(),
+            network: NetworkId::new(&message.network),
+            addresses: addresses.into(),
+            node: SmolStr::new(&message.node),
+            services: services.into(),
+            is_hidden: false,
+        }
+    }
+
+    /// Decodes the message.
+    pub fn decoded(&self) -> Workload {
+        Workload::decode(&*self.message).expect("because it was encoded by this type")
+    }
+
+    /// Returns the names of its addresses.
+    pub fn aliases(&self) -> impl Iterator<Item = SmolStr> {
+        self.addresses
+            .iter()
+            .map(|address| address_name(&self.network, *address))
+    }
+}
+
+/// Returns the workloads that may have changed.
+pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadUid> {
+    let pods = inputs.pods.changes().iter().map(|(key, ..)| key);
+    let pods = pods.filter(|key| counts(mesh, &key.cluster)).cloned().map(Source::Pod);
+    let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| key);
+    let entries = entries
+        .filter(|key| is_own(mesh, key))
+        .cloned()
+        .map(Source::WorkloadEntry);
+    let services = inputs
+        .service_entries
+        .changes()
+        .iter()
+        .filter(|(key, ..)| is_own(mesh, key));
+    let endpoints = services.flat_map(|(key, old, new)| {
+        let versions = [old, new].into_iter().flatten();
+        let addresses: BTreeSet<&str> = versions.flat_map(|entry| endpoint_addresses(&entry.spec)).collect();
+        let source = |address: &str| Source::ServiceEntry(key.clone(), address.into());
+        addresses.into_iter().map(source).collect::<Vec<_>>()
+    });
+    let slices = inputs.endpoint_slices.changes().iter();
+    let slices = slices.filter(|(key, ..)| counts(mesh, &key.cluster));
+    let slices = slices.flat_map(|(key, old, new)| {
+        let versions = [old, new].into_iter().flatten();
+        let addresses = versions.flat_map(|slice| without_pods(slice).filter_map(|one| one.addresses.first()));
+        let addresses: BTreeSet<&SmolStr> = addresses.collect();
+        let source = |address: &SmolStr| Source::EndpointSlice(key.clone(), address.clone());
+        addresses.into_iter().map(source).collect::<Vec<_>>()
+    });
+    let all = pods.chain(entries).chain(endpoints).chain(slices);
+    all.map(|source| WorkloadUid::of(&source)).collect()
+}
+
+/// Returns the addresses of the endpoints of a ServiceEntry. One that is resolved by DNS has its hosts by default.
+fn endpoint_addresses(spec: &ServiceEntry) -> Vec<&str> {
+    if has_implicit_endpoints(spec) {
+        spec.hosts.iter().map(String::as_str).collect()
+    } else {
+        spec.endpoints
+            .iter()
+            .map(|endpoint| endpoint.address.as_str())
+            .collect()
+    }
+}
+
+fn has_implicit_endpoints(spec: &ServiceEntry) -> bool {
+    let is_resolved = match spec.resolution() {
+        Resolution::Dns | Resolution::DynamicDns | Resolution::DnsRoundRobin => true,
+        Resolution::None | Resolution::Static => false,
+    };
+    is_resolved && spec.endpoints.is_empty() && spec.workload_selector.is_none()
+}
+
+/// Returns the endpoints of a slice that do not belong to pods.
+fn without_pods(slice: &EndpointSlice) -> impl Iterator<Item = &SliceEndpoint> {
+    let counts = slice.address_type != "FQDN" && !slice.service_name.is_empty();
+    let endpoints = if counts { slice.endpoints.as_slice() } else { &[] };
+    endpoints.iter().filter(|endpoint| endpoint.pod.is_none())
+}
+
+/// The pods that a slice of a Service without a selector refers to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceTargets {
+    service: SmolStr,
+    pods: BTreeSet<(Namespace, SmolStr)>,
+}
+
+/// Returns the slices that may have changed.
+pub fn slice_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> {
+    let slices = inputs.endpoint_slices.changes().iter().map(|(key, ..)| key);
+    slices.filter(|key| counts(mesh, &key.cluster)).cloned().collect()
+}
+
+/// Derives the pods of a slice. Pods of a Service with a selector are found by their labels.
+pub fn slice_targets(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SliceTargets> {
+    let slice = mesh.endpoint_slices.get(cx, key)?;
+    if slice.address_type == "FQDN" || slice.service_name.is_empty() {
+        return None;
+    }
+    let service = ObjectKey::new(&key.cluster, key.namespace.clone(), slice.service_name.clone());
+    let selects = !mesh.kube_services.get(cx, &service)?.selector.is_empty();
+    let pods = slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.clone());
+    let pods: BTreeSet<_> = pods
+        .map(|(namespace, name)| (Namespace::from(namespace), name))
+        .collect();
+    (!selects && !pods.is_empty()).then(|| SliceTargets {
+        service: slice.service_name.clone(),
+        pods,
+    })
+}
+
+/// Emits the pods of a slice.
+pub fn target_pods(key: &ObjectKey, targets: &SliceTargets, emit: &mut dyn FnMut(ObjectKey)) {
+    for (namespace, name) in &targets.pods {
+        emit(ObjectKey::new(&key.cluster, namespace.clone(), name.clone()));
+    }
+}
+
+/// Derives one workload.
+pub fn workload(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid) -> Option<AmbientWorkload> {
+    let mut workload = match uid.source()? {
+        Source::Pod(key) => of_pod(cx, mesh, uid, &key, mesh.pods.get(cx, &key)?),
+        Source::WorkloadEntry(key) => Some(of_entry(cx, mesh, uid, &key, mesh.workload_entries.get(cx, &key)?)),
+        Source::ServiceEntry(key, address) => {
+            of_service_entry(cx, mesh, uid, &key, mesh.service_entries.get(cx, &key)?, &address)
+        }
+        Source::EndpointSlice(key, address) => {
+            of_slice(cx, mesh, uid, &key, mesh.endpoint_slices.get(cx, &key)?, &address)
+        }
+    }?;
+    workload.is_hidden = mesh.installation.features.ambient_enable_multi_network
+        && workload.network != cluster_network(cx, mesh, &mesh.installation.cluster);
+    Some(workload)
+}
+
+type Services<'a> = Vec<(&'a ClusterServiceKey, &'a Shared<ClusterService>)>;
+
+/// Returns the services of a cluster whose selectors match labels.
+fn selecting<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    cluster: &ClusterId,
+    namespace: &Namespace,
+    labels: &Labels,
+    kinds: &[ServiceSource],
+) -> Services<'a> {
+    let keys = super::selecting_keys(namespace, labels).map(|key| (cluster.clone(), key));
+    let rows = keys.flat_map(|key| mesh.services_by_selector.get(cx, &key));
+    let matching = rows.filter(|(_, service)| {
+        kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
+    });
+    matching.collect()
+}
+
+const ALL_KINDS: &[ServiceSource] = &[ServiceSource::Service, ServiceSource::ServiceEntry];
+
+/// Attributes that workloads of all kinds have in common.
+struct Common<'a> {
+    uid: &'a WorkloadUid,
+    object: &'a ObjectKey,
+    labels: &'a Labels,
+    annotations: &'a Labels,
+    /// Labels that refer to a waypoint; `None` for a workload without one.
+    waypoint_labels: Option<&'a Labels>,
+    network: NetworkId,
+    workload_name: &'a str,
+    services: &'a Services<'a>,
+}
+
+impl Common<'_> {
+    fn workload(&self, cx: &Cx, mesh: &MeshSnapshot) -> Workload {
+        let (labels, namespace) = (self.labels, &self.object.namespace);
+        let waypoint = self.waypoint_labels.filter(|_| is_own(mesh, self.object));
+        let waypoint = waypoint.map(|labels| waypoint::of_workload(cx, mesh, labels, namespace));
+        let waypoint = waypoint.unwrap_or_default();
+        let mut policies = policy::attached(cx, mesh, namespace, labels);
+        let of_services = self
+            .services
+            .iter()
+            .filter_map(|(_, service)| service.declared.waypoint.clone());
+        policies.extend(waypoint::implicit_policies(
+            cx,
+            mesh,
+            waypoint.gateway.as_ref(),
+            of_services,
+        ));
+        let is_native = labels.get(TUNNEL_LABEL).is_some_and(|protocols| {
+            let mut protocols = protocols.split(',');
+            protocols.any(|protocol| protocol == TUNNEL_HTTP)
+        });
+        let is_redirected = self
+            .annotations
+            .get(REDIRECTION)
+            .is_some_and(|value| value == "enabled");
+        let tunnel = if is_native || is_redirected {
+            TunnelProtocol::Hbone
+        } else {
+            TunnelProtocol::None
+        };
+        let (canonical_name, canonical_revision) = canonical::service(labels, self.workload_name);
+        Workload {
+            uid: self.uid.text().to_string(),
+            name: self.object.name.to_string(),
+            namespace: namespace.to_string(),
+            network: self.network.to_string(),
+            tunnel_protocol: tunnel.into(),
+            native_tunnel: is_native,
+            trust_domain: trust_domain(cx, mesh),
+            waypoint: waypoint.address,
+            application_tunnel: waypoint.tunnel,
+            network_gateway: gateway::address_of(cx, mesh, &self.network),
+            canonical_name: canonical_name.to_string(),
+            canonical_revision: canonical_revision.to_string(),
+            workload_type: WorkloadType::Pod.into(),
+            workload_name: self.workload_name.to_owned(),
+            authorization_policies: policies,
+            cluster_id: self.object.cluster.to_string(),
+            ..Workload::default()
+        }
+    }
+}
+
+fn names(services: &Services) -> Vec<ServiceKey> {
+    services.iter().map(|(key, _)| key.service.clone()).collect()
+}
+
+/// Returns the ports of each service by the name of its resource.
+fn ports_of(services: &Services, ports: impl Fn(&ClusterService) -> Vec<Port>) -> BTreeMap<String, PortList> {
+    let list = services.iter().map(|(key, service)| {
+        let name = super::service::resource_name(&key.service);
+        (name.to_string(), PortList { ports: ports(service) })
+    });
+    list.collect()
+}
+
+/// Returns the ports of a workload for a service. `named` returns its port with a name.
+///
+/// The named target port of a Service must exist. A ServiceEntry has no named target ports; the workload's port with
+/// the name of the service port counts instead, and for WorkloadEntries also with Services.
+fn target_ports(service: &ClusterService, is_pod: bool, named: impl Fn(&str) -> Option<u32>) -> Vec<Port> {
+    let declared = &service.declared;
+    let target = |port: &Port| {
+        let names = declared.port_names.get(&port.service_port)?;
+        if !names.target.is_empty() {
+            return named(&names.target);
+        }
+        let is_matched = declared.key.source == ServiceSource::ServiceEntry && (!is_pod || !names.name.is_empty());
+        let own = (is_matched || !is_pod).then(|| named(&names.name)).flatten();
+        Some(own.unwrap_or(port.target_port))
+    };
+    let ports = declared.message.ports.iter().filter_map(|port| {
+        Some(Port {
+            service_port: port.service_port,
+            target_port: target(port)?,
+            ..Port::default()
+        })
+    });
+    ports.collect()
+}
+
+fn of_pod(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid, key: &ObjectKey, pod: &Pod) -> Option<AmbientWorkload> {
+    if pod.is_finished() || pod.ips.is_empty() {
+        return None;
+    }
+    let addresses: Vec<IpAddr> = pod.ips.iter().map(|ip| cidr::parse_ip(ip)).collect::<Option<_>>()?;
+    let labels = &pod.meta.labels;
+    let selects_pods = mesh.installation.features.pilot_enable_serviceentry_select_pods;
+    let kinds = if selects_pods {
+        ALL_KINDS
+    } else {
+        &[ServiceSource::Service]
+    };
+    let mut services = selecting(cx, mesh, &key.cluster, &key.namespace, labels, kinds);
+    for (slice, targets) in mesh.slices_by_pod.get(cx, key) {
+        let service = service_of_slice(cx, mesh, slice, &targets.service);
+        let is_new = |(key, _): &(&ClusterServiceKey, _)| services.iter().all(|(known, _)| known != key);
+        services.extend(service.filter(is_new));
+    }
+    let common = Common {
+        uid,
+        object: key,
+        labels,
+        annotations: &pod.meta.annotations,
+        waypoint_labels: Some(labels),
+        network: cluster_network(cx, mesh, &key.cluster),
+        workload_name: &pod.workload_name,
+        services: &services,
+    };
+    let named = |name: &str| pod.named_ports.get(name).filter(|(_, protocol)| protocol == "TCP");
+    let named = |name: &str| named(name).map(|(number, _)| *number);
+    let is_healthy = pod.ready && !pod.terminating;
+    let message = Workload {
+        addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
+        service_account: pod.service_account.to_string(),
+        node: pod.node_name.to_string(),
+        services: ports_of(&services, |service| target_ports(service, true, named)),
+        status: status(is_healthy).into(),
+        locality: node_locality(cx, mesh, pod),
+        network_mode: if pod.host_network {
+            NetworkMode::HostNetwork
+        } else {
+            NetworkMode::Standard
+        }
+        .into(),
+        ..common.workload(cx, mesh)
+    };
+    Some(AmbientWorkload::new(&message, addresses, names(&services)))
+}
+
+fn status(is_healthy: bool) -> WorkloadStatus {
+    if is_healthy {
+        WorkloadStatus::Healthy
+    } else {
+        WorkloadStatus::Unhealthy
+    }
+}
+
+/// Returns the Service of a slice.
+fn service_of_slice<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    slice: &ObjectKey,
+    name: &SmolStr,
+) -> Option<(&'a ClusterServiceKey, &'a Shared<ClusterService>)> {
+    let key = ClusterServiceKey {
+        cluster: slice.cluster.clone(),
+        service: ServiceKey {
+            hostname: hostname(mesh, &slice.namespace, name),
+            namespace: slice.namespace.clone(),
+        },
+    };
+    let found = mesh.cluster_services.get_key_value(cx, &key);
+    found.filter(|(_, service)| service.declared.key.source == ServiceSource::Service)
+}
+
+/// Returns the locality of a pod's node.
+fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> Option<Locality> {
+    if pod.node_name.is_empty() {
+        return None;
+    }
+    let node = ObjectKey::new(pod.meta.cluster(), "", pod.node_name.clone());
+    let node = mesh.nodes.get(cx, &node)?;
+    let label = |name: &str| node.meta.labels.get(name).map(ToString::to_string).unwrap_or_default();
+    locality(
+        label("topology.kubernetes.io/region"),
+        label("topology.kubernetes.io/zone"),
+        label("topology.istio.io/subzone"),
+    )
+}
+
+fn locality(region: String, zone: String, subzone: String) -> Option<Locality> {
+    let is_known = !(region.is_empty() && zone.is_empty() && subzone.is_empty());
+    is_known.then_some(Locality { region, zone, subzone })
+}
+
+fn of_entry(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    uid: &WorkloadUid,
+    key: &ObjectKey,
+    entry: &Config<WorkloadEntry>,
+) -> AmbientWorkload {
+    let labels = entry_labels(entry);
+    let selects = mesh.installation.features.pilot_enable_k8s_select_workload_entries;
+    let kinds = if selects {
+        ALL_KINDS
+    } else {
+        &[ServiceSource::ServiceEntry]
+    };
+    let services = selecting(cx, mesh, &key.cluster, &key.namespace, &labels, kinds);
+    let network = match entry.spec.network.as_str() {
+        "" => cluster_network(cx, mesh, &key.cluster),
+        given => NetworkId::new(given),
+    };
+    let common = Common {
+        uid,
+        object: key,
+        labels: &labels,
+        annotations: &entry.meta.annotations,
+        waypoint_labels: Some(&labels),
+        network,
+        workload_name: &entry_name(&entry.meta.annotations, &labels, entry.meta.name()),
+        services: &services,
+    };
+    of_spec(&entry.spec, &services, common.workload(cx, mesh))
+}
+
+/// Returns the workload of a WorkloadEntry or of an endpoint of a ServiceEntry.
+fn of_spec(spec: &WorkloadEntry, services: &Services, common: Workload) -> AmbientWorkload {
+    let address = cidr::parse_ip(&spec.address);
+    let mut parts = spec.locality.split('/').map(str::to_owned);
+    let mut part = || parts.next().unwrap_or_default();
+    let named = |name: &str| spec.ports.get(name).copied();
+    let message = Workload {
+        addresses: address.map(|address| octets(address).into()).into_iter().collect(),
+        hostname: if address.is_some() {
+            String::new()
+        } else {
+            spec.address.clone()
+        },
+        service_account: spec.service_account.clone(),
+        services: ports_of(services, |service| target_ports(service, false, named)),
+        locality: locality(part(), part(), part()),
+        capacity: (spec.weight > 0).then_some(spec.weight),
+        ..common
+    };
+    AmbientWorkload::new(&message, address.into_iter().collect(), names(services))
+}
+
+fn of_service_entry(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    uid: &WorkloadUid,
+    key: &ObjectKey,
+    entry: &Config<ServiceEntry>,
+    address: &SmolStr,
+) -> Option<AmbientWorkload> {
+    let spec = &entry.spec;
+    let is_implicit = has_implicit_endpoints(spec);
+    let hosts = spec.hosts.iter().filter(|host| !is_implicit || *host == address);
+    let keys = hosts.map(|host| ClusterServiceKey {
+        cluster: key.cluster.clone(),
+        service: ServiceKey {
+            hostname: host.as_str().into(),
+            namespace: key.namespace.clone(),
+        },
+    });
+    let keys: BTreeSet<ClusterServiceKey> = keys.collect();
+    let own = keys
+        .iter()
+        .filter_map(|key| mesh.cluster_services.get_key_value(cx, key));
+    let services: Services = own
+        .filter(|(_, service)| {
+            let declared = &service.declared.key;
+            declared.source == ServiceSource::ServiceEntry && declared.object == *key
+        })
+        .collect();
+    // None of its hosts counts.
+    if services.is_empty() {
+        return None;
+    }
+    let mut network = cluster_network(cx, mesh, &key.cluster);
+    let mut endpoint = is_implicit.then(|| WorkloadEntry {
+        address: address.to_string(),
+        ..WorkloadEntry::default()
+    });
+    let mut network_of_endpoint = network.clone();
+    for listed in &spec.endpoints {
+        // The network of an endpoint stays in force for those after it.
+        if !listed.network.is_empty() {
+            network = NetworkId::new(&listed.network);
+        }
+        if listed.address == *address {
+            (endpoint, network_of_endpoint) = (Some(listed.clone()), network.clone());
+        }
+    }
+    let endpoint = endpoint?;
+    let waypoint_labels = label_map(&endpoint.labels);
+    let common = Common {
+        uid,
+        object: key,
+        labels: &entry.meta.labels,
+        annotations: &entry.meta.annotations,
+        waypoint_labels: (!is_implicit).then_some(&waypoint_labels),
+        network: network_of_endpoint,
+        workload_name: entry.meta.name(),
+        services: &services,
+    };
+    Some(of_spec(&endpoint, &services, common.workload(cx, mesh)))
+}
+
+fn of_slice(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    uid: &WorkloadUid,
+    key: &ObjectKey,
+    slice: &EndpointSlice,
+    address: &SmolStr,
+) -> Option<AmbientWorkload> {
+    let endpoint = without_pods(slice).find(|endpoint| endpoint.addresses.first() == Some(address))?;
+    let parsed = endpoint.addresses.iter().map(|address| cidr::parse_ip(address));
+    let addresses: Vec<IpAddr> = parsed.collect::<Option<_>>()?;
+    let services = vec![service_of_slice(cx, mesh, key, &slice.service_name)?];
+    let message = Workload {
+        uid: uid.text().to_string(),
+        name: key.name.to_string(),
+        namespace: key.namespace.to_string(),
+        addresses: addresses.iter().map(|address| octets(*address).into()).collect(),
+        network: cluster_network(cx, mesh, &key.cluster).to_string(),
+        trust_domain: trust_domain(cx, mesh),
+        services: ports_of(&services, |service| slice_ports(service, slice)),
+        status: status(endpoint.ready.unwrap_or(true)).into(),
+        cluster_id: key.cluster.to_string(),
+        // Its address may be that of another workload.
+        network_mode: NetworkMode::HostNetwork.into(),
+        ..Workload::default()
+    };
+    Some(AmbientWorkload::new(&message, addresses, names(&services)))
+}
+
+/// Returns the TCP ports of a slice that have the name of a service port.
+fn slice_ports(service: &ClusterService, slice: &EndpointSlice) -> Vec<Port> {
+    let declared = &service.declared;
+    let ports = slice
+        .ports
+        .iter()
+        .filter(|(name, number)| *number > 0 && !slice.not_tcp.contains(name));
+    let found = ports.filter_map(|(name, number)| {
+        let is_named = |port: &&Port| {
+            declared
+                .port_names
+                .get(&port.service_port)
+                .is_some_and(|own| own.name == *name)
+        };
+        let port = declared.message.ports.iter().find(is_named)?;
+        Some(Port {
+            service_port: port.service_port,
+            target_port: *number,
+            ..Port::default()
+        })
+    });
+    found.collect()
+}
