@@ -9,6 +9,7 @@
 //! assembled resources.
 
 mod connections;
+pub mod effect;
 mod maps;
 #[cfg(test)]
 mod tests;
