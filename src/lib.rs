@@ -8,6 +8,7 @@ pub mod auth;
 pub mod base;
 pub mod ca;
 pub mod cli;
+pub mod distribution;
 pub mod environment;
 pub mod fetch;
 pub mod generate;

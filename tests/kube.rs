@@ -3,6 +3,7 @@
 mod authority;
 mod callers;
 mod cluster;
+mod distribution;
 mod edits;
 mod faults;
 mod mesh;
@@ -21,6 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         authority::trials(),
         cluster::trials(),
         callers::trials(),
+        distribution::trials(),
         mesh::trials(),
         edits::trials(),
         faults::trials(),

@@ -93,6 +93,8 @@ struct State {
     answered: BTreeSet<Type>,
     /// Resources and endpoints removed since [`AdsClient::mark`], as text.
     lost: Vec<String>,
+    /// The type whose changes the proxy refuses, with the error.
+    refuses: Option<(Type, String)>,
     ended: Option<String>,
 }
 
@@ -228,6 +230,11 @@ impl AdsClient {
         })
     }
 
+    /// Refuses all further responses of a type with this error.
+    pub(crate) fn refuse(&self, resource_type: Type, error: &str) {
+        self.state().refuses = Some((resource_type, error.to_owned()));
+    }
+
     /// Starts the recording that [`Self::lost`] returns.
     pub(crate) fn mark(&self) {
         self.state().lost.clear();
@@ -265,12 +272,23 @@ async fn follow(
     let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
     let mut responses = stream.map_err(|status| status.to_string())?.into_inner();
     while let Some(response) = responses.message().await.map_err(|status| status.to_string())? {
+        let refused = lock(state).refuses.clone();
+        let refused = refused.filter(|(refused, _)| refused.url() == response.type_url);
+        let is_refused = refused.is_some();
         let ack = DeltaDiscoveryRequest {
             type_url: response.type_url.clone(),
             response_nonce: response.nonce.clone(),
+            error_detail: refused.map(|(_, message)| istiod::proto::google::rpc::Status {
+                code: 13,
+                message,
+                ..Default::default()
+            }),
             ..Default::default()
         };
         requests.send(ack).await.map_err(closed)?;
+        if is_refused {
+            continue;
+        }
         let subscription = lock(state).take_in(response)?;
         if let Some(subscription) = subscription {
             requests.send(subscription).await.map_err(closed)?;

@@ -104,6 +104,20 @@ const TABLE: &[Rule] = &[
         ],
     ),
     rule(
+        "distribution",
+        &[
+            "base",
+            "api",
+            "table::Cx",
+            "environment",
+            "model",
+            "generate",
+            "ingest::diagnostics",
+            "push",
+            "xds",
+        ],
+    ),
+    rule(
         "ca",
         &[
             "base",
@@ -155,6 +169,7 @@ const TABLE: &[Rule] = &[
             "rpc",
             "xds",
             "ca",
+            "distribution",
             "status",
         ],
     ),

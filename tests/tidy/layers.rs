@@ -94,6 +94,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "order",
             "protocol",
             "share",
+            "attribution",
             "watched",
             "delta",
             "sotw",
