@@ -4,6 +4,7 @@ pub mod access;
 pub mod debug;
 pub mod http;
 pub mod metrics;
+pub mod page;
 pub mod profile;
 pub mod renderer;
 pub mod server;

@@ -29,7 +29,7 @@ use crate::{
     admin::{
         access::Access,
         debug::{self, wire::Wire},
-        http,
+        http, page,
         profile::Profiles,
         renderer::Renderer,
         server,
@@ -89,10 +89,13 @@ pub(super) async fn pages(
     let profiles = Profiles::new(renderer.clone());
     let pages = || match (is_shown, flags.profile) {
         (false, _) => Router::new(),
-        (true, false) => debug::guarded_pages(sources.clone(), &access, &renderer),
-        (true, true) => {
-            let pages = debug::guarded_pages(sources.clone(), &access, &renderer);
-            pages.merge(profiles.guarded_pages(&access))
+        (true, has_profiles) => {
+            let pages = debug::guarded_pages(sources.clone(), &access, &renderer).merge(page::guarded_page(&access));
+            if has_profiles {
+                pages.merge(profiles.guarded_pages(&access))
+            } else {
+                pages
+            }
         }
     };
     let mut http = server::readiness(environment).merge(pages());
