@@ -6,6 +6,7 @@ pub mod config_objects;
 pub mod debug;
 pub mod http;
 pub mod metrics;
+pub mod page;
 pub mod profile;
 pub mod registration;
 pub mod renderer;

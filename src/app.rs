@@ -38,14 +38,18 @@ use self::{
     trust_anchors::TrustAnchorsSource,
 };
 use crate::{
-    admin::{debug, metrics::PushMetrics},
+    admin::{
+        debug,
+        metrics::{PushMetrics, delivery_observer},
+    },
     auth::tls::Acceptor,
     base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
+    distribution::{self, Distribution},
     environment::{self, Environment},
     ingest::{
         access::AccessReviews,
-        diagnostics::{self, Report},
+        diagnostics::{self, Board, Report},
         file::{FileError, FileSource},
         jwks::{Jwks, JwksSettings},
         registry_metrics::RegistryMetrics,
@@ -207,6 +211,7 @@ async fn serve(environment: &Arc<Environment>, runtimes: &Runtimes<'_>) -> Resul
 struct Prepared {
     installation: Installation,
     report: Report,
+    board: Arc<Board>,
     folder: Option<FileSource>,
     /// The config cluster; none if everything comes from elsewhere.
     client: Option<Client>,
@@ -218,7 +223,7 @@ struct Prepared {
 async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
-    let report = diagnostics::counting_report(&environment.registry)?;
+    let (report, board) = diagnostics::counting_report(&environment.registry)?;
     let access = kubernetes::access(settings)?;
     let mut folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
     let variables = folder.as_ref().map(FileSource::env);
@@ -243,6 +248,7 @@ async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     Ok(Prepared {
         installation,
         report,
+        board,
         folder,
         client,
         config_sources,
@@ -288,6 +294,7 @@ impl<'a> Parts<'a> {
         let Prepared {
             installation,
             report,
+            board,
             folder,
             client,
             config_sources,
@@ -379,7 +386,21 @@ impl<'a> Parts<'a> {
             injector_watches,
             push.mesh.clone(),
         )?;
+        let (distribution, refusals) = Distribution::start(
+            environment,
+            distribution::Inputs {
+                mesh: push.mesh.clone(),
+                inspect: push.inspect.clone(),
+                flushes: push.flushes.clone(),
+                tracker: push.tracker.clone(),
+                connections: grpc.streams().registry().clone(),
+                board,
+            },
+        );
+        grpc.streams().set_refusal_queue(refusals);
+        push.tracker.observe(delivery_observer(&environment.registry)?);
         let shown = debug::Sources {
+            distribution,
             mesh: push.mesh.clone(),
             inspect: push.inspect.clone(),
             flushes: push.flushes.clone(),
@@ -518,6 +539,7 @@ fn start_push_loop(run: PushLoop, metrics: PushMetrics) -> Result<(), AppError> 
 
 fn server_options(settings: &Settings, features: &Features) -> ServerOptions {
     let mut options = ServerOptions::of(settings);
+    options.quarantines = features.pilot_enable_xds_quarantine;
     options.serves_ambient = features.pilot_enable_ambient;
     options.max_streams = features.istio_gprc_maxstreams;
     options.max_message_bytes = features.istio_gprc_maxrecvmsgsize as usize;

@@ -9,6 +9,7 @@ pub mod discovery;
 pub mod inject;
 pub mod render;
 pub mod request;
+pub mod status;
 pub mod version;
 pub mod words;
 
@@ -42,6 +43,8 @@ enum Command {
     Version(version::VersionFlags),
     /// Query the running istiod on this machine: metrics and debug pages.
     Request(request::RequestFlags),
+    /// Show which proxies run an object, or wait until they do.
+    Status(Box<status::StatusFlags>),
     /// Report mistakes in the configuration of a cluster or of files.
     Analyze(Box<analyze::AnalyzeFlags>),
     /// Print the completion script of a shell.
@@ -93,6 +96,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Discovery(flags) => discovery::run(*flags, &words.unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
+        Command::Status(flags) => status::run(&flags),
         Command::Analyze(flags) => analyze::run(&flags),
         Command::Completion(flags) => completion::run(&flags, &mut Line::command(), &name),
         Command::Convert(flags) => convert::run(&flags),

@@ -9,6 +9,7 @@ pub mod base;
 pub mod ca;
 pub mod cli;
 pub mod convert;
+pub mod distribution;
 pub mod environment;
 pub mod fetch;
 pub mod generate;

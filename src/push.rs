@@ -1,6 +1,7 @@
 //! The push: when changes become a revision, and how a revision reaches the connections.
 
 pub mod debounce;
+pub mod delivery;
 pub mod groups;
 mod lanes;
 pub mod push_loop;

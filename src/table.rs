@@ -240,6 +240,14 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         }
     }
 
+    /// Returns a writer of a table that exists already.
+    fn after(table: Table<K, V>) -> Self {
+        Self {
+            table,
+            changes: Vec::new(),
+        }
+    }
+
     /// Returns the present table.
     pub fn table(&self) -> &Table<K, V> {
         &self.table

@@ -1,6 +1,7 @@
 //! xDS: ADS in both variants, over connections that are state machines without I/O.
 
 pub mod admission;
+mod attribution;
 pub mod config_objects;
 pub mod connection;
 pub mod debug;

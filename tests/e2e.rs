@@ -1,6 +1,7 @@
 //! The daemon with real Envoys and real requests.
 
 mod fixture;
+mod quarantine;
 mod rolling;
 mod sample;
 mod tokens;
@@ -20,11 +21,15 @@ use fixture::{Fixture, TIMEOUT, WEB, answered_by, answers};
 type ProtocolTest = fn(&str, Protocol) -> Result<(), Failed>;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    let both: [(&str, ProtocolTest); 5] = [
+    let both: [(&str, ProtocolTest); 6] = [
         ("sidecar_is_configured_and_routes", sidecar_is_configured_and_routes),
         ("gateway_is_configured_and_routes", gateway_is_configured_and_routes),
         ("new_weights_change_only_routes", new_weights_change_only_routes),
         ("removed_endpoint_drains", removed_endpoint_drains),
+        (
+            "refused_listener_is_withheld_until_it_changes",
+            quarantine::refused_listener_is_withheld_until_it_changes,
+        ),
         (
             "invisible_service_causes_no_updates",
             invisible_service_causes_no_updates,

@@ -4,6 +4,7 @@ mod authority;
 mod callers;
 mod cluster;
 mod conditions;
+mod distribution;
 mod edits;
 mod faults;
 mod gateway_status;
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         cluster::trials(),
         conditions::trials(),
         callers::trials(),
+        distribution::trials(),
         mesh::trials(),
         edits::trials(),
         faults::trials(),

@@ -31,6 +31,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             "properties::dependencies_grow_linearly",
             oracles::dependencies_grow_linearly,
         ),
+        Trial::test(
+            "properties::effects_equal_a_mesh_without_the_object",
+            oracles::effects_equal_a_mesh_without_the_object,
+        ),
         Trial::test("properties::meshes_are_consistent", meshes::are_consistent),
     ]
 }

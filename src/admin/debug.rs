@@ -6,6 +6,7 @@
 mod forms;
 mod pages;
 mod redact;
+mod status;
 mod table;
 pub mod wire;
 
@@ -20,6 +21,7 @@ use super::{
     renderer::Renderer,
 };
 use crate::{
+    distribution::Distribution,
     generate::{ProxyType, proxy_class::ProxyClassKey},
     ingest::{jwks::KeyReports, remote::RemoteClusters},
     kube::health::WatchMetrics,
@@ -47,6 +49,8 @@ pub struct Sources {
     pub watches: WatchMetrics,
     /// Keys that validate tokens.
     pub keys: KeyReports,
+    /// Distribution status.
+    pub distribution: Arc<Distribution>,
     /// The injection templates, unless injection is off.
     pub templates: Option<InjectionTemplates>,
 }
@@ -91,7 +95,8 @@ impl Sources {
 
 /// Returns all pages under `/debug`, with these access rules, rendered beside serving.
 pub fn guarded_pages(sources: Arc<Sources>, access: &Access, renderer: &Renderer) -> Router {
-    access.guard(renderer.render(table::pages(sources)), table::readers_of)
+    let rendered = renderer.render(table::pages(sources.clone()));
+    access.guard(rendered.merge(table::event_pages(sources)), table::readers_of)
 }
 
 #[cfg(test)]

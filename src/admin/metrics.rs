@@ -19,7 +19,10 @@ use crate::{
     api::{Diagnostic, Kind},
     generate::{self, patch::set, resource::Note, secret, store::StoreSize},
     model::{output_limit, reference},
-    push::push_loop::{Observer, PushReport},
+    push::{
+        delivery::DeliveryObserver,
+        push_loop::{Observer, PushReport},
+    },
     table::Cx,
     task::Tasks,
 };
@@ -179,6 +182,21 @@ impl PushMetrics {
             logged: Mutex::default(),
         })
     }
+}
+
+/// Registers the histogram of deliveries and returns the observer that fills it.
+pub fn delivery_observer(registry: &Registry) -> Result<DeliveryObserver, prometheus::Error> {
+    let buckets = vec![0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
+    let opts = HistogramOpts::new(
+        "istiod_distribution_seconds",
+        "Seconds from the first change of a push until the last proxy has answered it, by result.",
+    );
+    let histogram = HistogramVec::new(opts.buckets(buckets), &["result"])?;
+    registry.register(Box::new(histogram.clone()))?;
+    Ok(Box::new(move |push, took| {
+        let result = if push.refused() > 0 { "refused" } else { "acknowledged" };
+        histogram.with_label_values(&[result]).observe(took.as_secs_f64());
+    }))
 }
 
 impl PushMetrics {

@@ -83,10 +83,57 @@ macro_rules! kind_enum {
 
 with_kinds!(kind_enum);
 
+/// Short names of kinds, as the definitions of Istio, the Gateway API and Kubernetes have them.
+const SHORT_NAMES: &[(&str, &str)] = &[
+    ("vs", "virtualservice"),
+    ("dr", "destinationrule"),
+    ("gw", "gateway"),
+    ("gtw", "gateway"),
+    ("se", "serviceentry"),
+    ("we", "workloadentry"),
+    ("wg", "workloadgroup"),
+    ("ef", "envoyfilter"),
+    ("ap", "authorizationpolicy"),
+    ("pa", "peerauthentication"),
+    ("ra", "requestauthentication"),
+    ("telemetry", "telemetry"),
+    ("gc", "gatewayclass"),
+    ("refgrant", "referencegrant"),
+    ("btlspolicy", "backendtlspolicy"),
+    ("ing", "ingress"),
+    ("svc", "service"),
+    ("ns", "namespace"),
+    ("po", "pod"),
+    ("no", "node"),
+    ("cm", "configmap"),
+];
+
 impl Kind {
     /// The version used in config metadata and dumps.
     pub fn version(self) -> &'static str {
         self.versions()[0]
+    }
+
+    /// Returns the kinds of objects that this text names, as in `kubectl get`: the kind, the plural or the short name, in
+    /// any case, with or without `.group`. Two groups have a `Gateway`, so there may be two.
+    pub fn named(text: &str) -> Vec<Self> {
+        let text = text.to_ascii_lowercase();
+        let (name, group) = text
+            .split_once('.')
+            .map_or((text.as_str(), None), |(name, group)| (name, Some(group)));
+        let name = SHORT_NAMES
+            .iter()
+            .find(|(short, _)| *short == name)
+            .map_or(name, |(_, name)| name);
+        let is_named = |kind: &Self| {
+            (kind.name().eq_ignore_ascii_case(name) || kind.plural() == name)
+                && group.is_none_or(|group| kind.group() == group)
+        };
+        Self::ALL
+            .iter()
+            .copied()
+            .filter(|kind| kind.is_object() && is_named(kind))
+            .collect()
     }
 
     /// Returns the part of an object's `status` that the model reads: the addresses of ServiceEntries and Gateways and
@@ -149,6 +196,18 @@ impl Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kinds_are_named_as_in_kubectl() {
+        let named = |text: &str| Kind::named(text);
+        assert_eq!(named("vs"), [Kind::VirtualService]);
+        assert_eq!(named("VirtualService"), [Kind::VirtualService]);
+        assert_eq!(named("destinationrules.networking.istio.io"), [Kind::DestinationRule]);
+        assert_eq!(named("gw"), [Kind::Gateway, Kind::KubeGateway]);
+        assert_eq!(named("gateway.gateway.networking.k8s.io"), [Kind::KubeGateway]);
+        assert_eq!(named("httproute"), [Kind::HttpRoute]);
+        assert!(named("meshconfig").is_empty() && named("nothing").is_empty());
+    }
 
     #[test]
     fn class_follows_from_api_group() {

@@ -31,7 +31,7 @@ use crate::{
         controlz,
         config_objects::SnapshotObjects,
         debug::{self, wire::Wire},
-        http,
+        http, page,
         profile::Profiles,
         registration,
         renderer::Renderer,
@@ -94,10 +94,13 @@ pub(super) async fn pages(
     let profiles = Profiles::new(renderer.clone());
     let pages = || match (is_shown, flags.profile) {
         (false, _) => Router::new(),
-        (true, false) => debug::guarded_pages(sources.clone(), &access, &renderer),
-        (true, true) => {
-            let pages = debug::guarded_pages(sources.clone(), &access, &renderer);
-            pages.merge(profiles.guarded_pages(&access))
+        (true, has_profiles) => {
+            let pages = debug::guarded_pages(sources.clone(), &access, &renderer).merge(page::guarded_page(&access));
+            if has_profiles {
+                pages.merge(profiles.guarded_pages(&access))
+            } else {
+                pages
+            }
         }
     };
     control(environment, &access, &profiles).await;

@@ -9,6 +9,7 @@
 //! assembled resources.
 
 mod connections;
+pub mod effect;
 mod fragments;
 mod maps;
 #[cfg(test)]

@@ -127,6 +127,8 @@ struct Cluster {
     kinds: BTreeSet<Kind>,
     filter: DiscoveryFilter,
     diagnostics: ActiveDiagnostics<(Kind, ObjectKey)>,
+    /// The newest resource versions that were received and not passed on.
+    received: BTreeMap<Kind, u64>,
     watching: BTreeMap<Kind, Watching>,
     events: StreamMap<Kind, ReceiverStream<WatchEvent<WatchedObject>>>,
     served: watch::Receiver<Option<Served>>,
@@ -170,6 +172,7 @@ impl Cluster {
         Self {
             filter: DiscoveryFilter::new(settings.id.clone(), shared.rules.revision.clone()),
             diagnostics: ActiveDiagnostics::new(shared.report.clone()),
+            received: BTreeMap::new(),
             watching: BTreeMap::new(),
             events: StreamMap::new(),
             has_filters: false,
@@ -218,6 +221,9 @@ impl Cluster {
             }
             if !output.changes.is_empty() && self.changes.send(output.changes).await.is_err() {
                 return;
+            }
+            for (kind, version) in std::mem::take(&mut self.received) {
+                self.shared.report.seen(&self.settings.id, kind, version);
             }
             if !self.synced {
                 self.synced = true;
@@ -289,6 +295,12 @@ impl Cluster {
     }
 
     fn take(&mut self, kind: Kind, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
+        let newest = match &event {
+            WatchEvent::Restarted(items) => items.iter().map(|item| item.version).max(),
+            WatchEvent::Applied(item) | WatchEvent::Deleted(item) => Some(item.version),
+        };
+        let received = self.received.entry(kind).or_default();
+        *received = newest.unwrap_or_default().max(*received);
         let events = match event {
             WatchEvent::Restarted(items) => {
                 if let Some(watching) = self.watching.get_mut(&kind) {
@@ -359,6 +371,12 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
     };
     let key = ObjectKey::new(cluster, namespace, object.name());
     let revision = labels.and_then(|labels| labels.get("istio.io/rev")).map(SmolStr::new);
+    let version = metadata
+        .resource_version
+        .as_deref()
+        .unwrap_or_default()
+        .parse()
+        .unwrap_or_default();
     let mut value = object.value;
     if let Some(metadata) = value["metadata"].as_object_mut() {
         if let Some(annotations) = metadata.get_mut("annotations").and_then(|all| all.as_object_mut()) {
@@ -395,6 +413,7 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
         revision,
         row,
         findings,
+        version,
     }
 }
 

@@ -2,18 +2,73 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use prometheus::{IntCounterVec, Opts, Registry};
+use tokio::sync::watch;
 
-use crate::api::{Diagnostic, Kind, Severity};
+use crate::{
+    api::{Diagnostic, Kind, Severity},
+    base::{ClusterId, ObjectKey},
+};
 
-/// Called once for every new diagnostic.
-pub type Report = Arc<dyn Fn(&Diagnostic) + Send + Sync>;
+/// An observer of ingested objects.
+pub trait Reports: Send + Sync {
+    /// Called once for every new diagnostic.
+    fn found(&self, diagnostic: &Diagnostic);
 
-/// Returns a report that counts errors in `pilot_total_rejected_configs`.
-pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error> {
+    /// Called when a diagnostic is no longer active.
+    fn resolved(&self, _diagnostic: &Diagnostic) {}
+
+    /// Called after a watch has passed on all objects up to this resource version.
+    fn seen(&self, _cluster: &ClusterId, _kind: Kind, _version: u64) {}
+}
+
+impl<F: Fn(&Diagnostic) + Send + Sync> Reports for F {
+    fn found(&self, diagnostic: &Diagnostic) {
+        self(diagnostic);
+    }
+}
+
+/// A shared observer.
+pub type Report = Arc<dyn Reports>;
+
+/// Counts errors in `pilot_total_rejected_configs`, and keeps the active diagnostics.
+struct Counting {
+    counter: IntCounterVec,
+    board: Arc<Board>,
+}
+
+impl Reports for Counting {
+    fn found(&self, diagnostic: &Diagnostic) {
+        if diagnostic.severity == Severity::Error {
+            let kind = diagnostic.kind.map_or("document", Kind::name);
+            let name = diagnostic.key.to_string();
+            self.counter.with_label_values(&[kind, &name]).inc();
+        }
+        self.board.change(diagnostic, |findings| {
+            findings.insert(diagnostic.clone());
+        });
+    }
+
+    fn resolved(&self, diagnostic: &Diagnostic) {
+        self.board.change(diagnostic, |findings| {
+            findings.remove(diagnostic);
+        });
+    }
+
+    fn seen(&self, cluster: &ClusterId, kind: Kind, version: u64) {
+        let mut state = self.board.lock();
+        let seen = state.seen.entry((cluster.clone(), kind)).or_default();
+        *seen = version.max(*seen);
+        drop(state);
+        self.board.notify();
+    }
+}
+
+/// Returns a report that counts errors in `pilot_total_rejected_configs`, with the active diagnostics.
+pub fn counting_report(registry: &Registry) -> Result<(Report, Arc<Board>), prometheus::Error> {
     let counter = IntCounterVec::new(
         Opts::new(
             "pilot_total_rejected_configs",
@@ -22,12 +77,72 @@ pub fn counting_report(registry: &Registry) -> Result<Report, prometheus::Error>
         &["type", "name"],
     )?;
     registry.register(Box::new(counter.clone()))?;
-    Ok(Arc::new(move |diagnostic: &Diagnostic| {
-        if diagnostic.severity == Severity::Error {
-            let kind = diagnostic.kind.map_or("document", Kind::name);
-            counter.with_label_values(&[kind, &diagnostic.key.to_string()]).inc();
+    let board = Arc::<Board>::default();
+    let counting = Counting {
+        counter,
+        board: board.clone(),
+    };
+    Ok((Arc::new(counting), board))
+}
+
+/// The state of ingestion, for status pages: active diagnostics, and how far each watch has come.
+#[derive(Debug, Default)]
+pub struct Board {
+    /// Locked for one lookup, or for a copy.
+    state: Mutex<BoardState>,
+    changed: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct BoardState {
+    findings: BTreeMap<(Option<Kind>, ObjectKey), BTreeSet<Diagnostic>>,
+    seen: BTreeMap<(ClusterId, Kind), u64>,
+}
+
+impl Board {
+    /// Returns the active diagnostics of an object.
+    pub fn findings(&self, kind: Kind, key: &ObjectKey) -> Vec<Diagnostic> {
+        let state = self.lock();
+        let findings = state.findings.get(&(Some(kind), key.clone()));
+        findings.into_iter().flatten().cloned().collect()
+    }
+
+    /// Returns all active diagnostics.
+    pub fn all(&self) -> Vec<Diagnostic> {
+        self.lock().findings.values().flatten().cloned().collect()
+    }
+
+    /// Returns the resource version up to which the objects of a kind are known; `None` without a watch.
+    pub fn seen(&self, cluster: &ClusterId, kind: Kind) -> Option<u64> {
+        self.lock().seen.get(&(cluster.clone(), kind)).copied()
+    }
+
+    /// Returns a receiver that changes with the state.
+    pub fn changed(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    fn change(&self, diagnostic: &Diagnostic, change: impl FnOnce(&mut BTreeSet<Diagnostic>)) {
+        let subject = (diagnostic.kind, diagnostic.key.clone());
+        let mut state = self.lock();
+        let findings = state.findings.entry(subject.clone()).or_default();
+        change(findings);
+        if findings.is_empty() {
+            state.findings.remove(&subject);
         }
-    }))
+        drop(state);
+        self.notify();
+    }
+
+    fn notify(&self) {
+        if self.changed.receiver_count() > 0 {
+            self.changed.send_modify(|changed| *changed += 1);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Active diagnostics by their subject.
@@ -47,17 +162,21 @@ impl<K: Ord> ActiveDiagnostics<K> {
 
     /// Sets the diagnostics of a subject; logs and counts new ones.
     pub fn set(&mut self, about: K, findings: BTreeSet<Diagnostic>) {
-        if findings.is_empty() {
-            self.findings.remove(&about);
-            return;
+        let before = if findings.is_empty() {
+            self.findings.remove(&about)
+        } else {
+            self.findings.insert(about, findings.clone())
+        };
+        let before = before.unwrap_or_default();
+        for diagnostic in before.difference(&findings) {
+            self.report.resolved(diagnostic);
         }
-        let before = self.findings.insert(about, findings.clone()).unwrap_or_default();
         for diagnostic in findings.difference(&before) {
             match diagnostic.severity {
                 Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
                 Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
             }
-            (self.report)(diagnostic);
+            self.report.found(diagnostic);
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct WatchedObject {
     pub row: Option<Row>,
     /// Its diagnostics.
     pub findings: Vec<Diagnostic>,
+    /// Its resource version as a number; 0 if it is none.
+    pub version: u64,
 }
 
 /// The inputs of the filter. They change at run time.

@@ -532,7 +532,7 @@ impl Remote {
 
     fn report_finding(&self, finding: &Diagnostic) {
         tracing::error!(code = %finding.code, "{finding}");
-        (self.report)(finding);
+        self.report.found(finding);
     }
 
     /// Publishes a changed state.

@@ -228,6 +228,8 @@ features! {
         /// Memory in MiB that the subscriptions of all clients may hold: names, and placeholders for those that do not
         /// exist. Beyond it, the largest ones of the source that holds most end.
         PILOT_XDS_SUBSCRIPTION_MEMORY_MB pilot_xds_subscription_memory_mb: u32 = 256;
+        /// Withholds a resource that proxies refused until it changes; otherwise it is sent again with the next change.
+        PILOT_ENABLE_XDS_QUARANTINE pilot_enable_xds_quarantine: bool = true;
         /// Caches encoded resources.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
         /// Caches encoded clusters.

@@ -51,6 +51,18 @@ macro_rules! input_tables {
                     keys: self.$table.keys(&cx).map(ToString::to_string).collect(),
                 },)*]
             }
+
+            /// Returns the keys of all objects of a kind, untracked.
+            pub fn keys(&self, kind: Kind) -> Vec<ObjectKey> {
+                let cx = Cx::untracked();
+                match kind { $(Kind::$kind => self.$table.keys(&cx).cloned().collect(),)* }
+            }
+
+            /// Returns an object, untracked.
+            pub fn object(&self, kind: Kind, key: &ObjectKey) -> Option<Row> {
+                let cx = Cx::untracked();
+                match kind { $(Kind::$kind => self.$table.get(&cx, key).cloned().map(Row::$kind),)* }
+            }
         }
 
         impl InputTables {

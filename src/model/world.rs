@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     api::Kind,
-    base::Shared,
+    base::{ObjectKey, Shared},
     table::{ChangeSet, Transaction},
 };
 
@@ -69,6 +69,23 @@ impl World {
     /// Returns the snapshot of the last commit.
     pub fn snapshot(&self) -> Arc<MeshSnapshot> {
         Arc::new(self.current.clone())
+    }
+
+    /// Returns the mesh without one object, at the same revision; `None` if there is no such object. The model stays as
+    /// it is: the object is removed and added again, and equal objects have equal consequences.
+    ///
+    /// Costs twice what a change of the object costs the model.
+    pub fn without(&mut self, kind: Kind, key: &ObjectKey) -> Option<Commit> {
+        let object = self.current.object(kind, key)?;
+        let revision = self.current.revision;
+        let mut without = self.commit(vec![Change::Remove(kind, key.clone())]);
+        without.panics.extend(self.commit(vec![Change::Upsert(object)]).panics);
+        self.current.revision = revision;
+        without.snapshot = Arc::new(MeshSnapshot {
+            revision,
+            ..MeshSnapshot::clone(&without.snapshot)
+        });
+        Some(without)
     }
 
     /// Returns the number of recorded dependencies between the model's tables.

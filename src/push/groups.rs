@@ -11,6 +11,8 @@ use std::{
 use rayon::prelude::*;
 use tokio::sync::{mpsc, watch};
 
+pub use super::delivery::Deliveries;
+use super::delivery::Delivery;
 pub use crate::generate::store::ConnectionId;
 use crate::{
     base::Shared,
@@ -34,20 +36,32 @@ pub struct Publication {
 /// received keeps its time; one that follows a received one starts with its own. Locked for one comparison; a `watch`
 /// channel has no way back to the sender.
 #[derive(Clone, Debug, Default)]
-pub struct Since(Arc<Mutex<Option<Instant>>>);
+pub struct Since(Arc<Mutex<Unreceived>>);
+
+/// Changes that a connection has not received yet.
+#[derive(Debug, Default)]
+pub struct Unreceived {
+    /// The arrival time of the oldest one.
+    pub since: Option<Instant>,
+    /// The pushes with them.
+    pub deliveries: Deliveries,
+}
 
 impl Since {
-    /// Takes the time.
-    pub fn take(&self) -> Option<Instant> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    /// Takes the time and the pushes.
+    pub fn take(&self) -> Unreceived {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn add(&self, since: Option<Instant>) {
-        let mut oldest = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *oldest = match (*oldest, since) {
+    pub(super) fn add(&self, since: Option<Instant>, delivery: Option<&Arc<Delivery>>) {
+        let mut unreceived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        unreceived.since = match (unreceived.since, since) {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         };
+        if let Some(delivery) = delivery {
+            unreceived.deliveries.add(delivery.clone());
+        }
     }
 }
 
@@ -202,12 +216,12 @@ mod tests {
         let since = Since::default();
         let first = environment::now();
         let second = first + std::time::Duration::from_secs(1);
-        since.add(Some(first));
-        since.add(None);
-        since.add(Some(second));
-        assert_eq!(since.clone().take(), Some(first));
-        assert_eq!(since.take(), None);
-        since.add(Some(second));
-        assert_eq!(since.take(), Some(second), "a taken time is not returned again");
+        since.add(Some(first), None);
+        since.add(None, None);
+        since.add(Some(second), None);
+        assert_eq!(since.clone().take().since, Some(first));
+        assert_eq!(since.take().since, None);
+        since.add(Some(second), None);
+        assert_eq!(since.take().since, Some(second), "a taken time is not returned again");
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::{
     debounce::{DebounceOptions, Taken},
+    delivery::{self, ChangedObject, Delivery, NewPush, Tracker},
     groups::{Groups, Parallel, ProxyEvent, Publication},
     lanes::{Lane, Lanes},
     turns::{Connected, Turns},
@@ -68,8 +69,8 @@ pub struct PushReport {
     pub model_reads: usize,
 }
 
-/// A query that runs on the thread that owns the store, for debug pages.
-pub type Inspect = Box<dyn FnOnce(&World, &ConfigStore) + Send>;
+/// A query that runs on the thread that owns the store, for debug pages. It may change the world only if it restores it.
+pub type Inspect = Box<dyn FnOnce(&mut World, &ConfigStore) + Send>;
 
 /// The handles of a running push loop.
 pub struct PushHandle {
@@ -85,6 +86,8 @@ pub struct PushHandle {
     pub inspect: mpsc::Sender<Inspect>,
     /// The queue of flushes.
     pub flushes: Flushes,
+    /// The last pushes, with the answers to them.
+    pub tracker: Tracker,
 }
 
 /// The queue of flushes. Cheap to clone.
@@ -121,6 +124,7 @@ pub struct PushLoop {
     mesh: watch::Sender<Arc<MeshSnapshot>>,
     subjects: watch::Sender<OrdSet<Subject>>,
     senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
+    tracker: Tracker,
     pending: Lanes,
     /// Proxies of namespaces whose first configurations take long.
     turns: Turns,
@@ -145,6 +149,7 @@ impl PushHandle {
             subjects,
             inspect,
             flushes,
+            tracker: Tracker::new(clock),
         };
         let run = PushLoop {
             world,
@@ -157,6 +162,7 @@ impl PushHandle {
             mesh: mesh_out,
             subjects: subjects_out,
             senders: FxHashMap::default(),
+            tracker: handle.tracker.clone(),
             pending: Lanes::default(),
             turns: Turns::default(),
             early_requests: BTreeMap::new(),
@@ -169,6 +175,14 @@ impl PushHandle {
     pub async fn ask<R: Send + 'static>(
         inspect: &mpsc::Sender<Inspect>,
         query: impl FnOnce(&World, &ConfigStore) -> R + Send + 'static,
+    ) -> Option<R> {
+        Self::ask_what_if(inspect, move |world, store| query(world, store)).await
+    }
+
+    /// As [`Self::ask`], for queries about another mesh ([`World::without`]).
+    pub async fn ask_what_if<R: Send + 'static>(
+        inspect: &mpsc::Sender<Inspect>,
+        query: impl FnOnce(&mut World, &ConfigStore) -> R + Send + 'static,
     ) -> Option<R> {
         let (answer, answered) = oneshot::channel();
         let ask: Inspect = Box::new(move |world, store| {
@@ -202,7 +216,7 @@ impl PushLoop {
                         self.connect(connected, &observer);
                     }
                 }
-                Event::Inspect(query) => query(&self.world, &self.store),
+                Event::Inspect(query) => query(&mut self.world, &self.store),
                 Event::Flush(answer) => {
                     self.flush(&observer);
                     // The requester may have stopped waiting.
@@ -300,6 +314,7 @@ impl PushLoop {
                 since: None,
                 events: 0,
                 kinds: BTreeMap::new(),
+                objects: Vec::new(),
                 panics: Vec::new(),
             },
             observer,
@@ -329,12 +344,14 @@ impl PushLoop {
             .any(|change| matches!(change, Change::Replace(..) | Change::RemoveCluster(_)));
         let started = (self.clock)();
         let kinds = kinds(&batch);
+        let objects = delivery::objects(&batch);
         let commit = self.world.commit(batch);
         let timeline = Timeline {
             started,
             since: Some(since),
             events,
             kinds,
+            objects,
             panics: commit.panics,
         };
         let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
@@ -344,6 +361,7 @@ impl PushLoop {
         let namespaces = if is_whole_source { BTreeSet::new() } else { namespaces };
         self.pending.record(lane, &namespaces, took);
         self.mesh.send_replace(mesh);
+        self.tracker.notify();
     }
 
     fn regenerate(
@@ -359,30 +377,47 @@ impl PushLoop {
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
         }
+        let mut published: Vec<(ConnectionId, Arc<ResourceSnapshot>)> = Vec::new();
         for (id, key) in &update.moved {
-            if let Some(snapshot) = self.store.snapshot(key) {
-                self.publish(*id, snapshot.clone(), timeline.since);
-            }
+            published.extend(self.store.snapshot(key).map(|snapshot| (*id, snapshot.clone())));
         }
         let changed: FxHashMap<_, _> = update.groups.iter().cloned().collect();
         if !changed.is_empty() {
-            for id in self.senders.keys().copied().collect::<Vec<_>>() {
+            for id in self.senders.keys().copied() {
                 let snapshot = self.store.group_of(id).and_then(|key| changed.get(key));
-                if let Some(snapshot) = snapshot {
-                    self.publish(id, snapshot.clone(), timeline.since);
-                }
+                published.extend(snapshot.map(|snapshot| (id, snapshot.clone())));
             }
         }
+        let waited = timeline
+            .since
+            .map(|since| timeline.started.saturating_duration_since(since));
+        let waited = waited.unwrap_or_default();
+        let worked = (self.clock)().saturating_duration_since(timeline.started);
+        let delivery = timeline.since.map(|since| {
+            self.tracker.push(NewPush {
+                revision: mesh.revision,
+                events: timeline.events,
+                kinds: timeline.kinds.clone(),
+                objects: timeline.objects,
+                since,
+                waited,
+                worked,
+                built: update.built,
+                groups: update.groups.len(),
+                connections: published.len(),
+            })
+        });
+        for (id, snapshot) in published {
+            self.publish(id, snapshot, timeline.since, delivery.as_ref());
+        }
+        drop(delivery);
         let mut panics = timeline.panics;
         panics.extend(update.panics);
         observer.pushed(&PushReport {
             mesh: mesh.clone(),
             events: timeline.events,
             kinds: timeline.kinds,
-            waited: timeline
-                .since
-                .map(|since| timeline.started.saturating_duration_since(since))
-                .unwrap_or_default(),
+            waited,
             worked: (self.clock)().saturating_duration_since(timeline.started),
             built: update.built,
             groups: update.groups.len(),
@@ -393,7 +428,13 @@ impl PushLoop {
         });
     }
 
-    fn publish(&self, id: ConnectionId, resources: Arc<ResourceSnapshot>, since: Option<Instant>) {
+    fn publish(
+        &self,
+        id: ConnectionId,
+        resources: Arc<ResourceSnapshot>,
+        since: Option<Instant>,
+        delivery: Option<&Arc<Delivery>>,
+    ) {
         let Some(sender) = self.senders.get(&id) else {
             return;
         };
@@ -405,7 +446,7 @@ impl PushLoop {
             if same {
                 return false;
             }
-            publication.since.add(since);
+            publication.since.add(since, delivery);
             publication.published_at = Some((self.clock)());
             publication.resources = Some(resources.clone());
             true
@@ -419,6 +460,7 @@ struct Timeline {
     since: Option<Instant>,
     events: usize,
     kinds: BTreeMap<Kind, usize>,
+    objects: Vec<ChangedObject>,
     panics: Vec<String>,
 }
 

@@ -39,7 +39,7 @@ pub fn manual_groups(tasks: &Tasks) -> (Groups, watch::Sender<Option<Arc<Resourc
                     // The first publication of a connection is not a change.
                     publication
                         .since
-                        .add(publication.resources.is_some().then(environment::now));
+                        .add(publication.resources.is_some().then(environment::now), None);
                     publication.resources.clone_from(&resources);
                 });
             }

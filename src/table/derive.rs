@@ -84,6 +84,24 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         }
     }
 
+    /// Returns the table as it would be with these results, with the changes of its rows. Nothing is recorded: the
+    /// present table and its reads stay.
+    pub fn preview(
+        &self,
+        tx: &mut Transaction,
+        results: impl IntoIterator<Item = Evaluated<K, V>>,
+    ) -> TableWriter<K, V> {
+        let mut rows = TableWriter::after(self.table().clone());
+        for Evaluated { key, outcome, .. } in results {
+            match outcome {
+                Outcome::Row(Some(row)) => rows.put(tx, key, Shared::new(row)),
+                Outcome::Row(None) => rows.remove(tx, &key),
+                Outcome::Panicked => false,
+            };
+        }
+        rows
+    }
+
     /// Drops a key without dependents.
     pub fn forget(&mut self, tx: &mut Transaction, key: &K) {
         self.reads.forget(key);

@@ -38,6 +38,11 @@ impl<K: Key, V> Evaluated<K, V> {
         matches!(self.outcome, Outcome::Panicked)
     }
 
+    /// Returns the key and the result, without the reads.
+    pub fn into_outcome(self) -> (K, Outcome<V>) {
+        (self.key, self.outcome)
+    }
+
     /// Returns the row, if there is one.
     pub fn row_mut(&mut self) -> Option<&mut V> {
         match &mut self.outcome {

@@ -15,6 +15,7 @@ use super::{
         held::{Charge, size_of_names, size_of_private},
         initial_versions::InitialVersions,
         names::Names,
+        quarantine::{Build, Quarantine, Refusal},
         response_cache::ResponseCache,
     },
     sotw,
@@ -109,6 +110,8 @@ pub struct Reaction {
     pub outcome: Outcome,
     /// The responses to send.
     pub responses: Vec<Response>,
+    /// The resources that a NACK refuses, as far as its error says which they are.
+    pub refused: Vec<Arc<Refusal>>,
 }
 
 /// An invalid subscription, which ends the stream.
@@ -140,6 +143,8 @@ pub struct Connection {
     responses: u64,
     /// Responses that are shared with other connections.
     cache: Arc<ResponseCache>,
+    /// The quarantine of refused resources with the client's build, unless it is off.
+    quarantine: Option<(Arc<Quarantine>, Build)>,
 }
 
 impl Connection {
@@ -152,7 +157,15 @@ impl Connection {
             types: Default::default(),
             responses: 0,
             cache: Arc::default(),
+            quarantine: None,
         }
+    }
+
+    /// Returns the same connection, which withholds what clients of its build refused.
+    #[must_use]
+    pub(super) fn with_quarantine(mut self, quarantine: Option<(Arc<Quarantine>, Build)>) -> Self {
+        self.quarantine = quarantine;
+        self
     }
 
     /// Returns the same connection, which shares responses with other connections.
@@ -207,6 +220,16 @@ impl Connection {
         })
     }
 
+    /// Returns true if everything of the newest snapshot was sent and answered.
+    pub fn is_settled(&self) -> bool {
+        self.types.iter().flatten().all(|watched| watched.in_flight.is_none()) && self.is_up_to_date()
+    }
+
+    /// Returns the newest snapshot that the connection has received.
+    pub fn latest(&self) -> Option<&Arc<ResourceSnapshot>> {
+        self.latest.as_ref()
+    }
+
     /// Handles a newer snapshot of the connection's group, which may be another group than before.
     pub fn on_snapshot(&mut self, resources: Arc<ResourceSnapshot>) -> Vec<Response> {
         self.cache.advance(&resources);
@@ -232,30 +255,53 @@ impl Connection {
     /// Handles a request of the client.
     pub fn on_request(&mut self, request: Request) -> Result<Reaction, SubscriptionError> {
         let resource_type = request.resource_type;
+        let mut refused = Vec::new();
         let outcome = match request.change {
-            SubscriptionChange::Names(names) => {
-                self.sotw_request(request.resource_type, &request.nonce, request.error, names)
-            }
+            SubscriptionChange::Names(names) => self.sotw_request(
+                request.resource_type,
+                &request.nonce,
+                request.error,
+                names,
+                &mut refused,
+            ),
             SubscriptionChange::Change {
                 subscribe,
                 unsubscribe,
                 initial_versions,
             } => {
-                let Request {
+                let answer = (request.nonce, request.error);
+                self.delta_request(
                     resource_type,
-                    nonce,
-                    error,
-                    ..
-                } = request;
-                self.delta_request(resource_type, &nonce, error, subscribe, unsubscribe, initial_versions)
+                    answer,
+                    subscribe,
+                    unsubscribe,
+                    initial_versions,
+                    &mut refused,
+                )
             }
         };
+        self.quarantine(resource_type, &mut refused);
         self.check_names()?;
         self.charge_names(resource_type);
         Ok(Reaction {
             outcome,
             responses: self.flush(),
+            refused,
         })
+    }
+
+    /// Puts refused resources into quarantine, where others may have put them before.
+    fn quarantine(&mut self, resource_type: ResourceType, refused: &mut [Arc<Refusal>]) {
+        let (Some((quarantine, build)), Some(watched)) = (&self.quarantine, &mut self.types[resource_type as usize])
+        else {
+            return;
+        };
+        for refusal in refused {
+            *refusal = quarantine.add(*build, refusal.clone());
+            if let Some(withheld) = watched.refused.get_mut(&refusal.name) {
+                withheld.refusal = refusal.clone();
+            }
+        }
     }
 
     fn sotw_request(
@@ -264,7 +310,9 @@ impl Connection {
         nonce: &SmolStr,
         error: Option<String>,
         names: Arc<Names>,
+        refused: &mut Vec<Arc<Refusal>>,
     ) -> Outcome {
+        let quarantines = self.quarantine.is_some();
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
@@ -275,7 +323,7 @@ impl Connection {
         if let Some(error) = error {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
-                    watched.nack(error.clone());
+                    *refused = watched.nack(resource_type, error.clone(), quarantines);
                     // The names may have changed while the response was in flight, and are not sent again.
                     if wildcard || !names.is_empty() {
                         watched.set_names(names, wildcard);
@@ -295,7 +343,7 @@ impl Connection {
                 if watched.nonce_sent != *nonce {
                     return Outcome::Stale;
                 }
-                watched.ack();
+                watched.ack(resource_type, self.quarantine.as_ref());
                 if watched.set_names(names, wildcard) {
                     Outcome::Subscribed
                 } else {
@@ -324,12 +372,13 @@ impl Connection {
     fn delta_request(
         &mut self,
         resource_type: ResourceType,
-        nonce: &SmolStr,
-        error: Option<String>,
+        (nonce, error): (SmolStr, Option<String>),
         subscribe: Arc<Names>,
         unsubscribe: Vec<SmolStr>,
         initial_versions: InitialVersions,
+        refused: &mut Vec<Arc<Refusal>>,
     ) -> Outcome {
+        let quarantines = self.quarantine.is_some();
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
         let slot = &mut self.types[resource_type as usize];
@@ -337,16 +386,16 @@ impl Connection {
         let watched = slot.get_or_insert_default();
         let mut outcome = Outcome::Acked;
         if let Some(error) = error {
-            if watched.nonce_sent != *nonce {
+            if watched.nonce_sent != nonce {
                 return Outcome::Stale;
             }
-            watched.nack(error.clone());
+            *refused = watched.nack(resource_type, error.clone(), quarantines);
             outcome = Outcome::Nacked(error);
         } else if !nonce.is_empty() && !first {
-            if watched.nonce_sent != *nonce {
+            if watched.nonce_sent != nonce {
                 outcome = Outcome::Stale;
             } else {
-                watched.ack();
+                watched.ack(resource_type, self.quarantine.as_ref());
             }
         }
         // A subscription changes even if the nonce is outdated, since changes are sent only once.
@@ -445,12 +494,21 @@ impl Connection {
                 Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.cache),
                 Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.cache),
             };
-            let Some(content) = content else { continue };
+            if !watched.refused.is_empty() {
+                watched.forget_refusals(latest.resources(*resource_type));
+            }
+            let content = match &self.quarantine {
+                Some((quarantine, build)) => content
+                    .and_then(|content| watched.withhold(*resource_type, content, self.protocol, (quarantine, *build))),
+                None => content,
+            };
             // Parity (pilot/pkg/xds/sds.go, pcds.go): a response without resources is not sent.
             let is_sent_empty = !matches!(resource_type, ResourceType::Secret | ResourceType::ProxyConfig);
-            if content.resources.is_empty() && !is_sent_empty {
+            let content = content.filter(|content| is_sent_empty || !content.resources.is_empty());
+            let Some(content) = content else {
+                watched.skip();
                 continue;
-            }
+            };
             if *resource_type == ResourceType::Cluster {
                 self.warm(&content.resources);
             }

@@ -55,6 +55,8 @@ pub struct Metrics {
     pub(super) write_timeout: IntCounter,
     recv_max: IntGauge,
     limited: IntCounterVec,
+    refused: IntCounterVec,
+    pub(super) quarantined: IntGaugeVec,
 }
 
 impl Metrics {
@@ -172,6 +174,20 @@ impl Metrics {
                     &["limit"],
                 )?,
             )?,
+            refused: counters(
+                "istiod_refused_resources_total",
+                "Number of resources that proxies refused, as far as their errors say which they are, by type.",
+            )?,
+            quarantined: register(
+                registry,
+                IntGaugeVec::new(
+                    Opts::new(
+                        "istiod_quarantined_resources",
+                        "Number of refused resources that are withheld from proxies of the same build, by type.",
+                    ),
+                    &["type"],
+                )?,
+            )?,
         })
     }
 
@@ -255,6 +271,11 @@ impl Metrics {
                 gauge.with_label_values(&[node, code]).inc();
             }
         }
+    }
+
+    /// Records a refused resource.
+    pub(super) fn refused(&self, resource_type: ResourceType) {
+        self.refused.with_label_values(&[resource_type.short_name()]).inc();
     }
 
     /// Removes the NACKs of a disconnected node. Without this, the labels of all former proxies would stay.

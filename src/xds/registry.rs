@@ -11,15 +11,21 @@ use std::{
 };
 
 use smol_str::{SmolStr, format_smolstr};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use super::admission::Source;
 use super::connection::Connection;
 use super::protocol::Protocol;
-use super::share::{held::HeldBytes, response_cache::ResponseCache};
+use super::share::{
+    held::HeldBytes,
+    quarantine::{Build, Quarantine, Refusal},
+    response_cache::ResponseCache,
+};
+use super::watched::Progress;
 use crate::{
-    generate::{ResourceType, proxy::Proxy},
+    base::Version,
+    generate::{ResourceType, proxy::Proxy, resource::UnknownRoutes},
     push::groups::ConnectionId,
 };
 
@@ -38,6 +44,10 @@ pub struct Registry {
     last_eviction: Mutex<Option<Instant>>,
     /// Responses that connections with equal subscriptions share.
     cache: Arc<ResponseCache>,
+    /// The quarantine of refused resources; none if it is off.
+    quarantine: Option<Arc<Quarantine>>,
+    /// Changes whenever a client connects, disconnects, or answers a response.
+    answers: watch::Sender<u64>,
 }
 
 /// The error for a subscription that needs more memory than all clients may hold.
@@ -93,6 +103,15 @@ pub(super) enum Eviction {
     Closed,
 }
 
+/// A resource that a client refused.
+#[derive(Clone, Debug)]
+pub struct RefusedResource {
+    /// The connection.
+    pub connection: Arc<LiveConnection>,
+    /// The refusal.
+    pub refusal: Arc<Refusal>,
+}
+
 /// The state of one type on a connection.
 #[derive(Clone, Debug)]
 pub struct TypeStatus {
@@ -136,9 +155,10 @@ impl HeldBySource {
 
 impl Registry {
     /// Creates a registry whose connections charge their subscriptions here.
-    pub(super) fn new(held: Arc<HeldBytes>) -> Self {
+    pub(super) fn new(held: Arc<HeldBytes>, quarantine: Option<Arc<Quarantine>>) -> Self {
         Self {
             cache: Arc::new(ResponseCache::new(held)),
+            quarantine,
             ..Self::default()
         }
     }
@@ -204,6 +224,18 @@ impl Registry {
         self.lock().values().cloned().collect()
     }
 
+    /// Returns a receiver that changes whenever a client connects, disconnects, or answers a response.
+    pub fn answers(&self) -> watch::Receiver<u64> {
+        self.answers.subscribe()
+    }
+
+    /// Notifies those that wait for answers.
+    pub(super) fn answered(&self) {
+        if self.answers.receiver_count() > 0 {
+            self.answers.send_modify(|answers| *answers += 1);
+        }
+    }
+
     /// Drops the responses that connections with equal subscriptions share.
     pub fn clear_responses(&self) {
         self.cache.clear();
@@ -226,7 +258,9 @@ impl Registry {
         } else {
             Connection::new(new.protocol)
         };
-        let connection = connection.sharing(self.cache.clone());
+        let quarantine = self.quarantine.clone();
+        let quarantine = quarantine.map(|quarantine| (quarantine, Build::of(&new.proxy.node)));
+        let connection = connection.sharing(self.cache.clone()).with_quarantine(quarantine);
         let connection = Arc::new(LiveConnection {
             id: format_smolstr!("{}-{number}", new.proxy.id),
             peer: new.peer,
@@ -243,6 +277,7 @@ impl Registry {
             }),
         });
         self.lock().insert(number, connection.clone());
+        self.answered();
         Registration {
             registry: self.clone(),
             number,
@@ -291,6 +326,61 @@ impl LiveConnection {
             .collect()
     }
 
+    /// Returns the progress of resources with the versions that they should have; `None` for those that should not
+    /// exist.
+    pub fn progress<'a>(
+        &self,
+        resources: impl IntoIterator<Item = (ResourceType, &'a SmolStr, Option<Version>)>,
+    ) -> Vec<Progress> {
+        let state = self.state();
+        let of = |(resource_type, name, version)| match state.connection.watched(resource_type) {
+            Some(watched) => watched.progress(name, version),
+            None => Progress::Unrequested,
+        };
+        resources.into_iter().map(of).collect()
+    }
+
+    /// Returns the progress of the answers to unknown names of route configurations.
+    pub fn progress_of_unknown_routes(&self, wanted: &UnknownRoutes) -> Progress {
+        let state = self.state();
+        let (Some(latest), Some(routes)) = (state.connection.latest(), state.connection.watched(ResourceType::Route))
+        else {
+            return Progress::Unrequested;
+        };
+        let view = latest.resources(ResourceType::Route);
+        if routes.names.iter().all(|name| view.get(name).is_some()) {
+            Progress::Unrequested
+        } else if latest.unknown_routes != *wanted || !routes.is_up_to_date(view) {
+            Progress::Waiting
+        } else if routes.in_flight.is_some() {
+            Progress::Sent
+        } else {
+            Progress::Acknowledged
+        }
+    }
+
+    /// Returns the refusals of the resources that are withheld from the client, and the errors of responses that it
+    /// rejected for another reason, by type.
+    pub fn refusals(&self) -> (Vec<Arc<Refusal>>, Vec<(ResourceType, String)>) {
+        let state = self.state();
+        let (mut refusals, mut errors) = (Vec::new(), Vec::new());
+        for resource_type in ResourceType::ALL {
+            let Some(watched) = state.connection.watched(*resource_type) else {
+                continue;
+            };
+            refusals.extend(watched.refused.values().map(|withheld| withheld.refusal.clone()));
+            if let Some(error) = watched.last_error.as_ref().filter(|_| watched.refused.is_empty()) {
+                errors.push((*resource_type, error.clone()));
+            }
+        }
+        (refusals, errors)
+    }
+
+    /// Returns true if everything was sent and answered.
+    pub fn is_settled(&self) -> bool {
+        self.state().connection.is_settled()
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -319,6 +409,7 @@ impl Drop for Registration {
         connections.remove(&self.number);
         let was_last = connections.is_empty();
         drop(connections);
+        self.registry.answered();
         // Without connections, nothing reuses the cached responses.
         if was_last {
             self.registry.clear_responses();
@@ -362,7 +453,7 @@ mod tests {
 
     #[test]
     fn r20_large_subscriptions_make_room_for_others() {
-        let registry = Arc::new(Registry::new(Arc::default()));
+        let registry = Arc::new(Registry::new(Arc::default(), None));
         let (greedy, modest) = (Source::Address(None), Source::Identity("gateway".into()));
         let large = subscriber(&registry, &greedy, "large", 5000);
         let larger = subscriber(&registry, &greedy, "larger", 6000);

@@ -12,7 +12,11 @@ use std::{
 use bytes::Bytes;
 use futures::FutureExt;
 use http::{HeaderMap, Request, Response, header};
-use tokio::{runtime::Handle, sync::watch, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    time::timeout,
+};
 use tonic::Status;
 
 use super::{
@@ -23,9 +27,9 @@ use super::{
     message::{Body, Message, ResponseSender},
     metrics::Metrics,
     protocol::Protocol,
-    registry::Registry,
+    registry::{RefusedResource, Registry},
     request::{RequestOptions, Requests},
-    share::{Interners, held::HeldBytes},
+    share::{Interners, held::HeldBytes, quarantine::Quarantine},
     stream::{Ambient, EndReason, Shared, Stream, StreamTimeouts},
 };
 use crate::{
@@ -73,6 +77,8 @@ pub struct ServerOptions {
     pub max_message_bytes: usize,
     /// The memory that the subscriptions of all clients may hold (`PILOT_XDS_SUBSCRIPTION_MEMORY_MB`).
     pub max_held_bytes: usize,
+    /// True if refused resources are withheld until they change (`PILOT_ENABLE_XDS_QUARANTINE`).
+    pub quarantines: bool,
     /// True if ztunnel is served (`PILOT_ENABLE_AMBIENT`).
     pub serves_ambient: bool,
     /// The limits of work in flight.
@@ -95,6 +101,7 @@ impl Default for ServerOptions {
             max_streams: 100_000,
             max_message_bytes: 4 << 20,
             max_held_bytes: 256 << 20,
+            quarantines: true,
             serves_ambient: false,
             limits: Limits {
                 // Parity (pilot/pkg/features/tuning.go): the default of PILOT_PUSH_THROTTLE.
@@ -161,10 +168,14 @@ impl Server {
         events: Option<Events>,
     ) -> Result<Self, prometheus::Error> {
         let held = Arc::new(HeldBytes::default());
+        let metrics = Metrics::new(&environment.registry)?;
+        let quarantine = options
+            .quarantines
+            .then(|| Arc::new(Quarantine::new(metrics.quarantined.clone())));
         let shared = Shared {
             groups,
-            registry: Arc::new(Registry::new(held.clone())),
-            metrics: Metrics::new(&environment.registry)?,
+            registry: Arc::new(Registry::new(held.clone(), quarantine)),
+            metrics,
             admission: Arc::new(Admission::new(options.limits, environment::now)),
             timeouts: options.timeouts,
             max_message_bytes: options.max_message_bytes,
@@ -174,6 +185,7 @@ impl Server {
             events,
             debug_handler: Arc::default(),
             config_objects: Arc::default(),
+            refusals: Arc::default(),
             interners: Arc::new(Interners::new(held)),
             kinds: NodeMetadataPool::default(),
             ambient: if options.serves_ambient {
@@ -216,6 +228,11 @@ impl Server {
     /// Sets the handler of requests for objects of configuration. Only the first call has an effect.
     pub fn set_config_objects(&self, config_objects: Arc<dyn ConfigObjects>) {
         let _ = self.shared.config_objects.set(config_objects);
+    }
+
+    /// Sets the queue of refused resources. Only the first call has an effect.
+    pub fn set_refusal_queue(&self, refusals: mpsc::Sender<RefusedResource>) {
+        let _ = self.shared.refusals.set(refusals);
     }
 
     /// Returns the live connections, for debug pages.

@@ -5,6 +5,7 @@ pub mod coalesced;
 pub mod held;
 pub mod initial_versions;
 pub mod names;
+pub mod quarantine;
 pub mod response_cache;
 mod set_hash;
 

@@ -1,12 +1,29 @@
 //! The state of one type on one connection: what the client holds and what it still has to be sent.
 
-use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use imbl::OrdSet;
 use smol_str::SmolStr;
 
-use super::share::{coalesced::CoalescedResources, held::Charge, initial_versions::InitialVersions, names::Names};
-use crate::generate::{EncodedResource, requested::WILDCARD, resource::TypeResources};
+use super::{
+    attribution,
+    protocol::Protocol,
+    share::{
+        coalesced::CoalescedResources,
+        held::Charge,
+        initial_versions::InitialVersions,
+        names::Names,
+        quarantine::{Build, Quarantine, Refusal},
+    },
+};
+use crate::{
+    base::Version,
+    generate::{EncodedResource, ResourceType, requested::WILDCARD, resource::TypeResources},
+};
 
 /// One type on one connection.
 ///
@@ -27,6 +44,10 @@ pub struct WatchedResource {
     pub requested: Arc<Names>,
     /// The view that was sent last; `None` before the first response.
     pub sent: Option<TypeResources>,
+    /// The view that was acknowledged last; `None` before the first ACK. What is in `refused` is not part of it.
+    pub acknowledged: Option<TypeResources>,
+    /// Resources that the client, or clients of the same build, refused, until it accepts another version.
+    pub refused: BTreeMap<SmolStr, Withheld>,
     /// `initial_resource_versions` of the client; used by the first response.
     pub initial_versions: InitialVersions,
     /// Names that must be sent even if they did not change: new in the subscription, or to be warmed again.
@@ -49,6 +70,32 @@ pub struct WatchedResource {
     pub last_error: Option<String>,
     /// The memory of names beyond those of the last list.
     pub held: Option<Arc<Charge>>,
+}
+
+/// A refused resource.
+#[derive(Clone, Debug)]
+pub struct Withheld {
+    /// The refusal.
+    pub refusal: Arc<Refusal>,
+    /// What the client holds instead.
+    pub(super) held: Option<Arc<EncodedResource>>,
+}
+
+/// The progress of one resource on its way to a client.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// The client does not subscribe to it.
+    Unrequested,
+    /// It was not sent yet.
+    Waiting,
+    /// It was sent and not answered yet.
+    Sent,
+    /// The client acknowledged it, or its removal.
+    Acknowledged,
+    /// The client, or one of the same build, refused it.
+    Refused(Arc<Refusal>),
+    /// The client refused a response that contained it, with this error, which does not say which resource is wrong.
+    Rejected(String),
 }
 
 /// The error for a subscription that is neither one list nor a wildcard.
@@ -125,19 +172,161 @@ impl WatchedResource {
     }
 
     /// Records an ACK of the last response.
-    pub(super) fn ack(&mut self) {
+    pub(super) fn ack(&mut self, resource_type: ResourceType, quarantine: Option<&(Arc<Quarantine>, Build)>) {
         self.nonce_acked = self.nonce_sent.clone();
         self.last_error = None;
-        self.in_flight = None;
+        if let Some(in_flight) = self.in_flight.take() {
+            if let Some((quarantine, build)) = quarantine.filter(|(quarantine, _)| !quarantine.is_empty()) {
+                quarantine.accept(*build, resource_type, &in_flight.resources);
+            }
+            let view = self.sent.as_ref();
+            self.refused.retain(|name, _| {
+                let present = view.and_then(|view| view.get(name));
+                present.is_some_and(|present| !contains(&in_flight.resources, name, present.version))
+            });
+            self.acknowledged.clone_from(&self.sent);
+        }
     }
 
-    /// Records a NACK of the last response: the client may or may not hold its resources.
-    pub(super) fn nack(&mut self, error: String) {
+    /// Records that nothing of a new view has to be sent: the client holds all of it.
+    pub(super) fn skip(&mut self) {
+        if self.in_flight.is_none() && self.nacked.is_empty() {
+            self.acknowledged.clone_from(&self.sent);
+        }
+    }
+
+    /// Records a NACK of the last response. Returns the refused resources, if the error says which they are. Then the
+    /// others are sent again without them, if `quarantines` is set. Otherwise the client may or may not hold them.
+    pub(super) fn nack(&mut self, resource_type: ResourceType, error: String, quarantines: bool) -> Vec<Arc<Refusal>> {
+        let Some(in_flight) = self.in_flight.take() else {
+            self.last_error = Some(error);
+            return Vec::new();
+        };
+        let changed = || -> Vec<SmolStr> {
+            let changed = in_flight.resources.iter().filter(|resource| !self.holds(resource));
+            changed.map(|resource| resource.name.clone()).collect()
+        };
+        let names = in_flight.resources.iter().map(|resource| &resource.name);
+        let blamed = attribution::refused(&error, names, changed);
+        let rest = changed();
+        let mut refusals = Vec::with_capacity(blamed.len());
+        for refused in &blamed {
+            let mut resources = in_flight.resources.iter();
+            let Some(resource) = resources.find(|resource| resource.name == refused.name) else {
+                continue;
+            };
+            let held = self.held(&refused.name);
+            let refusal = Refusal::new(resource_type, resource, refused.reason.clone(), held.clone());
+            let refusal = Arc::new(refusal);
+            refusals.push(refusal.clone());
+            self.refused.insert(refused.name.clone(), Withheld { refusal, held });
+        }
         self.last_error = Some(error);
-        if let Some(in_flight) = self.in_flight.take() {
-            self.nacked
-                .extend(in_flight.resources.iter().map(|resource| resource.name.clone()));
-            self.nacked.extend(in_flight.removed);
+        if quarantines && !refusals.is_empty() {
+            let rest = rest.into_iter().filter(|name| !self.refused.contains_key(name));
+            self.pending.extend(rest.chain(in_flight.removed));
+        } else {
+            let names = in_flight.resources.iter().map(|resource| resource.name.clone());
+            self.nacked.extend(names.chain(in_flight.removed));
+        }
+        refusals
+    }
+
+    /// Returns what the client holds under this name.
+    fn held(&self, name: &SmolStr) -> Option<Arc<EncodedResource>> {
+        match self.refused.get(name) {
+            Some(withheld) => withheld.held.clone(),
+            None => self.acknowledged.as_ref()?.get(name).cloned(),
+        }
+    }
+
+    fn holds(&self, resource: &EncodedResource) -> bool {
+        let held = self.acknowledged.as_ref().and_then(|view| view.get(&resource.name));
+        held.is_some_and(|held| held.version == resource.version) && !self.refused.contains_key(&resource.name)
+    }
+
+    /// Forgets refusals of resources that no longer exist. Those of other versions stay until the client has accepted
+    /// one: until then, it holds what it held before.
+    pub(super) fn forget_refusals(&mut self, view: &TypeResources) {
+        self.refused.retain(|name, _| view.get(name).is_some());
+    }
+
+    /// Replaces the refused resources of a response by those that the client holds, as far as their absence would
+    /// remove them; omits the others. Returns `None` if nothing is left to send.
+    pub(super) fn withhold(
+        &mut self,
+        resource_type: ResourceType,
+        content: InFlight,
+        protocol: Protocol,
+        (quarantine, build): (&Quarantine, Build),
+    ) -> Option<InFlight> {
+        if self.refused.is_empty() && quarantine.is_empty() {
+            return Some(content);
+        }
+        let removes_by_omission = protocol == Protocol::Sotw && resource_type.is_wildcard();
+        let mut sent = Vec::with_capacity(content.resources.len());
+        let mut is_changed = false;
+        for resource in content.resources.iter() {
+            let known = self.refused.get(&resource.name);
+            let known = known.filter(|withheld| withheld.refusal.version == resource.version);
+            let withheld = known.cloned().or_else(|| {
+                let refusal = quarantine.get(build, resource_type, resource.version)?;
+                let held = self.held(&resource.name).or_else(|| refusal.held.clone());
+                let withheld = Withheld { refusal, held };
+                self.refused.insert(resource.name.clone(), withheld.clone());
+                Some(withheld)
+            });
+            match withheld {
+                None => sent.push(resource.clone()),
+                Some(withheld) => {
+                    is_changed = true;
+                    if removes_by_omission {
+                        sent.extend(withheld.held);
+                    }
+                }
+            }
+        }
+        if !is_changed {
+            return Some(content);
+        }
+        let is_first = self.acknowledged.is_none();
+        if sent.is_empty() && content.removed.is_empty() && !removes_by_omission && !is_first {
+            return None;
+        }
+        Some(InFlight {
+            resources: sent.into(),
+            removed: content.removed,
+            ..InFlight::default()
+        })
+    }
+
+    /// Returns the progress of a resource whose present content this is; `None` if it does not exist.
+    pub fn progress(&self, name: &SmolStr, wanted: Option<Version>) -> Progress {
+        if !self.wants(name) {
+            return Progress::Unrequested;
+        }
+        if let Some(withheld) = self.refused.get(name)
+            && wanted == Some(withheld.refusal.version)
+        {
+            return Progress::Refused(withheld.refusal.clone());
+        }
+        let version = |view: &TypeResources| view.get(name).map(|resource| resource.version);
+        let Some(sent) = &self.sent else {
+            return Progress::Waiting;
+        };
+        let is_pending = self.resend_all || self.pending.contains(name) || self.deferred_removals.contains(name);
+        if version(sent) != wanted || (is_pending && self.in_flight.is_none()) {
+            return Progress::Waiting;
+        }
+        let is_held = self.acknowledged.as_ref().is_some_and(|view| version(view) == wanted);
+        if self.nacked.contains(name) && !is_held {
+            return Progress::Rejected(self.last_error.clone().unwrap_or_default());
+        }
+        match &self.in_flight {
+            Some(_) if is_pending => Progress::Waiting,
+            Some(_) if !is_held => Progress::Sent,
+            _ if is_held => Progress::Acknowledged,
+            _ => Progress::Waiting,
         }
     }
 
@@ -148,4 +337,10 @@ impl WatchedResource {
             && !self.resend_all
             && !self.must_respond
     }
+}
+
+/// Returns true if a response contains this version of a resource.
+fn contains(resources: &[Arc<EncodedResource>], name: &SmolStr, version: Version) -> bool {
+    let mut resources = resources.iter();
+    resources.any(|resource| resource.name == *name && resource.version == version)
 }

@@ -6,7 +6,8 @@ use std::{
 };
 
 use istiod::{
-    base::Shared,
+    api::Kind,
+    base::{ObjectKey, Shared},
     generate::{
         Proxy, RequestedResources, ResourceType,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
@@ -67,6 +68,38 @@ impl ControlPlane {
     /// Returns the present mesh.
     pub(super) fn mesh(&self) -> Arc<MeshSnapshot> {
         self.world.snapshot()
+    }
+
+    /// Returns the versions that resources would have without an object, as the effects of the object say; `None` if
+    /// there is no such object.
+    pub(super) fn without(&mut self, kind: Kind, key: &ObjectKey) -> Result<Option<Bytes>, String> {
+        let Some(without) = self.world.without(kind, key) else {
+            return Ok(None);
+        };
+        if !without.panics.is_empty() {
+            return Err(format!("panics: {:?}", without.panics));
+        }
+        let mut bytes = self.bytes();
+        for effect in self.store.effects(&without.snapshot, &without.changes, &Serial) {
+            for (id, resource) in effect
+                .connections
+                .iter()
+                .flat_map(|id| effect.resources.iter().map(move |it| (id, it)))
+            {
+                let key = (id.0, resource.resource_type, resource.name.to_string());
+                let present = bytes.get(&key).cloned();
+                if present != resource.version.map(|version| version.to_string())
+                    || resource.version == resource.without
+                {
+                    return Err(format!("{key:?} has the version {present:?}: {resource:?}"));
+                }
+                match resource.without {
+                    Some(version) => bytes.insert(key, version.to_string()),
+                    None => bytes.remove(&key),
+                };
+            }
+        }
+        Ok(Some(bytes))
     }
 
     /// Returns the versions of all resources.

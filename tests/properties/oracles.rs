@@ -257,6 +257,51 @@ pub(super) fn any_order_gives_the_same_bytes() -> Result<(), Failed> {
     Ok(())
 }
 
+/// The effects of each object are the difference to a mesh that never had the object, and asking changes nothing.
+pub(super) fn effects_equal_a_mesh_without_the_object() -> Result<(), Failed> {
+    let mut random = Random::new(SEED + 6);
+    let (mut with_effect, mut without_effect) = (0, 0);
+    for round in 0..8 {
+        let installation = if round < 5 { Installation::default() } else { ambient() };
+        let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
+        for _ in 0..50 {
+            let rows = corpus::rows(&mut random).into_iter();
+            objects.extend(rows.map(|row| ((row.kind(), row.key().clone()), row)));
+        }
+        let mesh = || mesh_rows().into_iter();
+        let mut control_plane = fresh(installation.clone());
+        control_plane.commit(upserts(mesh().chain(objects.values().cloned())))?;
+        let present = control_plane.bytes();
+        for key in objects.keys() {
+            let given = control_plane.without(key.0, &key.1)?.ok_or("an object is missing")?;
+            let mut scratch = fresh(installation.clone());
+            let others = objects.iter().filter(|(other, _)| *other != key);
+            scratch.commit(upserts(mesh().chain(others.map(|(_, row)| row.clone()))))?;
+            let expected = scratch.bytes();
+            if given != expected {
+                let difference = first_difference(&given, &expected);
+                return Err(format!("round {round}: without {key:?}: {difference}").into());
+            }
+            *(if given == present {
+                &mut without_effect
+            } else {
+                &mut with_effect
+            }) += 1;
+        }
+        // After all questions, the control plane works as before.
+        let (key, row) = objects.first_key_value().ok_or("no objects")?;
+        control_plane.commit(vec![Change::Remove(key.0, key.1.clone())])?;
+        control_plane.commit(upserts([row.clone()]))?;
+        if control_plane.bytes() != present {
+            return Err(format!("round {round}: questions changed the control plane").into());
+        }
+    }
+    if with_effect < 50 || without_effect < 20 {
+        return Err(format!("{with_effect} objects with and {without_effect} without effect are too few").into());
+    }
+    Ok(())
+}
+
 /// The part of a route configuration for a host, without the differences between gRPC and Envoy.
 fn host_routes(configuration: &Value, name: &str) -> Option<Value> {
     let mut hosts = configuration["virtualHosts"].as_array()?.iter();

@@ -93,9 +93,9 @@ struct State {
     answered: BTreeSet<Type>,
     /// Resources and endpoints removed since [`AdsClient::mark`], as text.
     lost: Vec<String>,
+    /// The types whose responses the proxy refuses, with the error.
+    refuses: BTreeMap<Type, String>,
     ended: Option<String>,
-    /// True if responses are refused from now on.
-    refuses: bool,
 }
 
 /// The proxy. Dropping it closes its connection.
@@ -173,11 +173,6 @@ impl AdsClient {
         self.requests.try_send(request).map_err(|error| error.to_string())
     }
 
-    /// Refuses all later responses (NACK).
-    pub(crate) fn refuse(&self) {
-        self.state().refuses = true;
-    }
-
     /// Returns the proxy's resources once every request has been answered.
     pub(crate) fn complete(&self) -> Option<Resources> {
         let state = self.state();
@@ -235,6 +230,11 @@ impl AdsClient {
         })
     }
 
+    /// Refuses all further responses of a type with this error.
+    pub(crate) fn refuse(&self, resource_type: Type, error: &str) {
+        self.state().refuses.insert(resource_type, error.to_owned());
+    }
+
     /// Starts the recording that [`Self::lost`] returns.
     pub(crate) fn mark(&self) {
         self.state().lost.clear();
@@ -272,16 +272,26 @@ async fn follow(
     let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
     let mut responses = stream.map_err(|status| status.to_string())?.into_inner();
     while let Some(response) = responses.message().await.map_err(|status| status.to_string())? {
+        let refused = lock(state)
+            .refuses
+            .iter()
+            .find(|(refused, _)| refused.url() == response.type_url)
+            .map(|(_, error)| error.clone());
+        let is_refused = refused.is_some();
         let ack = DeltaDiscoveryRequest {
             type_url: response.type_url.clone(),
             response_nonce: response.nonce.clone(),
-            error_detail: lock(state).refuses.then(|| istiod::proto::google::rpc::Status {
-                message: "refused by the test".into(),
+            error_detail: refused.map(|message| istiod::proto::google::rpc::Status {
+                code: 13,
+                message,
                 ..Default::default()
             }),
             ..Default::default()
         };
         requests.send(ack).await.map_err(closed)?;
+        if is_refused {
+            continue;
+        }
         let subscription = lock(state).take_in(response)?;
         if let Some(subscription) = subscription {
             requests.send(subscription).await.map_err(closed)?;

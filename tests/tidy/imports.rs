@@ -107,6 +107,20 @@ const TABLE: &[Rule] = &[
         ],
     ),
     rule(
+        "distribution",
+        &[
+            "base",
+            "api",
+            "table::Cx",
+            "environment",
+            "model",
+            "generate",
+            "ingest::diagnostics",
+            "push",
+            "xds",
+        ],
+    ),
+    rule(
         "ca",
         &[
             "base",
@@ -163,6 +177,7 @@ const TABLE: &[Rule] = &[
             "rpc",
             "xds",
             "ca",
+            "distribution",
             "status",
         ],
     ),

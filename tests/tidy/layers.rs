@@ -99,6 +99,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "order",
             "protocol",
             "share",
+            "attribution",
             "watched",
             "delta",
             "sotw",

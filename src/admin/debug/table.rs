@@ -18,6 +18,7 @@ use super::{
         self, Parameters, Shown, adsz, cachez, clusterz, config_dump, connections, force_disconnect, inject,
         instancesz, jwksz, notez, of_mesh, of_type, push_status, reply, sidecarz, syncz, telemetryz, watchz,
     },
+    status,
 };
 use crate::{
     admin::access::{PREFIX, Readers},
@@ -48,6 +49,8 @@ pub(super) struct Page {
     readers: Readers,
     pub(super) origin: Origin,
     condition: Condition,
+    /// True if the page is a stream of events, which is not rendered as a whole.
+    has_events: bool,
     /// Content and query parameters.
     description: &'static str,
     handler: fn() -> MethodRouter<Arc<Sources>>,
@@ -74,6 +77,13 @@ impl Page {
         }
     }
 
+    const fn events(self) -> Self {
+        Self {
+            has_events: true,
+            ..self
+        }
+    }
+
     const fn unsafe_endpoint(self) -> Self {
         Self {
             condition: Condition::UnsafeEndpoints,
@@ -96,6 +106,7 @@ const fn page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, d
         readers: Readers::ControlPlane,
         origin: Origin::Istio,
         condition: Condition::Always,
+        has_events: false,
         description,
         handler,
     }
@@ -230,6 +241,22 @@ pub(super) const PAGES: &[Page] = &[
         "services and DestinationRules visible to a proxy: `proxyID`",
     ),
     page(
+        "status",
+        || get(status::status),
+        "which proxies run an object: `kind`, `namespace`, `name`, `resourceVersion`, `proxyID`; without an object the \
+         proxies, refused resources and last pushes",
+    )
+    .of_proxy()
+    .own(),
+    page(
+        "status_events",
+        || get(status::status_events),
+        "the same as server-sent events, until the answer is final or the time `timeout` is over",
+    )
+    .of_proxy()
+    .own()
+    .events(),
+    page(
         "syncz",
         || get(syncz),
         "configuration that each proxy was sent and acknowledged; `namespace` filters",
@@ -248,12 +275,22 @@ pub(super) fn readers_of(name: &str) -> Readers {
     page.map_or(Readers::ControlPlane, |page| page.readers)
 }
 
-/// Returns all pages under `/debug`, unguarded.
+/// Returns all pages under `/debug` except those with events, unguarded.
 pub(super) fn pages(sources: Arc<Sources>) -> Router {
     let index = || get(index);
     let router = Router::new().route("/debug", index()).route(PREFIX, index());
+    with_pages(router, sources, false)
+}
+
+/// Returns the pages with events, unguarded.
+pub(super) fn event_pages(sources: Arc<Sources>) -> Router {
+    with_pages(Router::new(), sources, true)
+}
+
+fn with_pages(router: Router<Arc<Sources>>, sources: Arc<Sources>, has_events: bool) -> Router {
     let mesh = sources.mesh();
     let shown = PAGES.iter().filter(|page| page.is_shown(&mesh.installation.features));
+    let shown = shown.filter(|page| page.has_events == has_events);
     let router = shown.fold(router, |router, page| {
         router.route(&format!("{PREFIX}{}", page.name), (page.handler)())
     });
@@ -345,7 +382,16 @@ mod tests {
         let entries: Vec<&str> = index.split("<li>").skip(1).collect();
         let marked = entries.iter().filter(|entry| entry.contains("(not Istio's)"));
         let names: Vec<&str> = marked.filter_map(|entry| entry.split('"').nth(1)).collect();
-        assert_eq!(names, ["/debug/jwksz", "/debug/notez", "/debug/watchz"]);
+        assert_eq!(
+            names,
+            [
+                "/debug/jwksz",
+                "/debug/notez",
+                "/debug/status",
+                "/debug/status_events",
+                "/debug/watchz"
+            ]
+        );
         assert_eq!(entries.len(), PAGES.len() - 1);
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, evaluate};
+use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate};
 use crate::{
     base::Shared,
     generate::{
@@ -121,6 +121,40 @@ impl Connections {
             }
         }
         released.groups
+    }
+
+    /// Returns the present group of each connection with the one that it would have in another mesh.
+    pub(super) fn preview(
+        &self,
+        tx: &mut Transaction,
+        inputs: BuildInputs,
+        executor: &impl Executor,
+    ) -> FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> {
+        let class_of = |cx: &Cx, id: &ConnectionId| {
+            let connection = self.all.get(id)?;
+            let class = ProxyClass::of(&inputs.ctx(cx), &connection.proxy, &connection.requested);
+            Some(ProxyClassKey::new(class))
+        };
+        let mut others: FxHashMap<ConnectionId, ProxyClassKey> = FxHashMap::default();
+        let dirty = self.reads.dirty(tx, &[]);
+        for evaluated in executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
+            if let (id, Outcome::Row(Some(class))) = evaluated.into_outcome() {
+                others.insert(id, class);
+            }
+        }
+        let new = others.values().filter(|class| !self.classes.contains(class));
+        let new: Vec<ProxyClassKey> = new.cloned().collect();
+        let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
+        let groups = effect::evaluate(&self.groups, tx, &new, executor, select);
+        let mut pairs: FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> = FxHashMap::default();
+        for (id, connection) in &self.all {
+            let Some(group) = &connection.group else { continue };
+            let class = others.get(id).or(connection.class.as_ref());
+            let other = class.and_then(|class| groups.table().get(&Cx::untracked(), class));
+            let other = other.map_or_else(|| group.clone(), |other| ProxyGroupKey::clone(other));
+            pairs.entry((group.clone(), other)).or_default().push(*id);
+        }
+        pairs
     }
 
     /// Applies connects, disconnects and changed requests. Returns the connections that need a class.

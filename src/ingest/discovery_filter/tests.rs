@@ -17,6 +17,7 @@ fn item(kind: Kind, value: &Value) -> WatchedObject {
         revision: value["metadata"]["labels"]["istio.io/rev"].as_str().map(SmolStr::new),
         row: parsed.rows.into_iter().next(),
         findings: parsed.diagnostics,
+        version: 0,
     }
 }
 

@@ -175,7 +175,7 @@ fn a_missing_folder_is_an_error() {
         folder: Some(fixture.path().join("none")),
         ..fixture.settings()
     };
-    let error = FileSource::open(settings, Arc::new(|_| {})).err().unwrap();
+    let error = FileSource::open(settings, Arc::new(|_: &Diagnostic| {})).err().unwrap();
     assert!(error.to_string().contains("--configDir"));
 }
 

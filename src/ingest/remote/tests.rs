@@ -94,7 +94,7 @@ impl Fixture {
             timeout,
             allowed: BTreeSet::new(),
         };
-        let report: Report = Arc::new(move |finding| noted.lock().unwrap().push(finding.to_string()));
+        let report: Report = Arc::new(move |finding: &Diagnostic| noted.lock().unwrap().push(finding.to_string()));
         let (remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
         let task = tokio::spawn(remote.run(Declarations::Secrets(events_in), changes_out));
         Self {

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     base,
     generate::{RequestedResources, ResourceType, proxy::Proxy},
-    push::groups::{Publication, Subscription},
+    push::groups::{Deliveries, Publication, Subscription},
     rpc::UnauthenticatedConnection,
     task,
     xds::{
@@ -33,6 +33,7 @@ use crate::{
         protocol::Protocol,
         registry::{NewConnection, Registration},
         request::{IncomingRequest, UnservedRequest},
+        share::quarantine::Refusal,
     },
 };
 
@@ -58,6 +59,8 @@ pub(super) struct Session {
     pub(super) first_permit: Option<(Permit, Timer)>,
     /// The arrival time of the oldest change that was not sent completely.
     since: Option<Instant>,
+    /// The pushes that the client has not answered yet.
+    deliveries: Deliveries,
     /// NACKs that were counted for this node, with the code.
     nacks: Vec<(ResourceType, &'static str)>,
     /// The resources that were requested last, if the client is served on demand.
@@ -108,6 +111,7 @@ impl Session {
             subscription,
             first_permit: Some((permit, Timer::now() + timeouts.first_configuration)),
             since: None,
+            deliveries: Deliveries::default(),
             nacks: Vec::new(),
             requested: None,
             attachment,
@@ -189,7 +193,7 @@ impl Session {
             self.request_resources(requested);
         }
         match reaction.outcome {
-            Outcome::Nacked(message) => self.on_nack(resource_type, error_code, &message),
+            Outcome::Nacked(message) => self.on_nack(resource_type, error_code, &message, reaction.refused),
             Outcome::Stale => self.shared.metrics.expired(resource_type),
             outcome @ (Outcome::Subscribed | Outcome::Acked | Outcome::Unsubscribed) => {
                 tracing::debug!(
@@ -200,7 +204,16 @@ impl Session {
                 );
             }
         }
+        self.on_answer(reaction.responses.is_empty());
         Ok(reaction.responses)
+    }
+
+    /// Ends the deliveries of pushes once nothing is left to send or to answer.
+    fn on_answer(&mut self, is_idle: bool) {
+        if is_idle && !self.deliveries.is_empty() && self.registration.connection.is_settled() {
+            self.deliveries.clear();
+        }
+        self.shared.registry.answered();
     }
 
     /// Checks the memory that subscriptions hold.
@@ -223,7 +236,7 @@ impl Session {
         self.requested = Some(requested);
     }
 
-    fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str) {
+    fn on_nack(&mut self, resource_type: ResourceType, error_code: i32, message: &str, refused: Vec<Arc<Refusal>>) {
         let code = code_name(error_code);
         let short = resource_type.short_name();
         tracing::warn!(
@@ -233,6 +246,19 @@ impl Session {
             error = message,
             "proxy rejected its configuration"
         );
+        self.deliveries.refuse();
+        for refusal in refused {
+            tracing::warn!(
+                node = self.node(),
+                r#type = short,
+                resource = refusal.name.as_str(),
+                reason = refusal.reason,
+                quarantined = refusal.is_quarantined(),
+                "proxy refused a resource"
+            );
+            self.shared.metrics.refused(resource_type);
+            self.shared.refused(&self.registration.connection, refusal);
+        }
         self.shared.metrics.nacked(resource_type, self.node(), code);
         if !self.nacks.contains(&(resource_type, code)) {
             self.nacks.push((resource_type, code));
@@ -250,9 +276,12 @@ impl Session {
         }
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
         self.make_room()?;
-        if let Some(since) = publication.since.take() {
+        let unreceived = publication.since.take();
+        if let Some(since) = unreceived.since {
             self.since = Some(self.since.map_or(since, |earlier| earlier.min(since)));
         }
+        self.deliveries.append(unreceived.deliveries);
+        self.on_answer(responses.is_empty());
         self.write(responses, rendering).await?;
         self.first_permit = None;
         if let Some(pre_auth) = &self.pre_auth {

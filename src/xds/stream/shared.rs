@@ -6,13 +6,21 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use tokio::sync::mpsc;
+
+use super::unserved::Ambient;
 use crate::{
     base::ClusterId,
     generate::proxy::{NodeMetadataPool, Proxy},
     push::groups::Groups,
     xds::{
-        admission::Admission, config_objects::ConfigObjects, debug::DebugHandler, events::Events, metrics::Metrics,
-        registry::Registry, share::Interners,
+        admission::Admission,
+        config_objects::ConfigObjects,
+        debug::DebugHandler,
+        events::Events,
+        metrics::Metrics,
+        registry::{LiveConnection, RefusedResource, Registry},
+        share::{Interners, quarantine::Refusal},
     },
 };
 
@@ -62,6 +70,8 @@ pub(in crate::xds) struct Shared {
     pub(in crate::xds) max_held_bytes: usize,
     pub(in crate::xds) clock: fn() -> Instant,
     pub(in crate::xds) wall_clock: fn() -> SystemTime,
+    /// The queue of refusals; set once there is a reader.
+    pub(in crate::xds) refusals: Arc<OnceLock<mpsc::Sender<RefusedResource>>>,
     /// The queue to the controller of WorkloadEntries, if that is enabled.
     pub(in crate::xds) events: Option<Events>,
     /// The handler of debug requests; set once it exists.
@@ -83,6 +93,14 @@ pub(in crate::xds) struct Shared {
 }
 
 impl Shared {
+    /// Reports a refused resource. A full queue drops it: what the report is used for is known from the connection, too.
+    pub(super) fn refused(&self, connection: &Arc<LiveConnection>, refusal: Arc<Refusal>) {
+        if let Some(refusals) = self.refusals.get() {
+            let connection = connection.clone();
+            let _ = refusals.try_send(RefusedResource { connection, refusal });
+        }
+    }
+
     /// Replaces an alias that the proxy reports as its cluster.
     ///
     /// Parity (pilot/pkg/xds/ads.go): all that depends on the cluster uses the real id.

@@ -217,7 +217,8 @@ async fn a_state_that_becomes_too_old_is_removed() {
         timeout: LONG,
         allowed: BTreeSet::new(),
     };
-    let (mut remote, _shown) = Remote::new(&registry, settings, start, Arc::new(|_| {}), Some(stored)).unwrap();
+    let (mut remote, _shown) =
+        Remote::new(&registry, settings, start, Arc::new(|_: &Diagnostic| {}), Some(stored)).unwrap();
     let origin = of_secret(&secret("s", OLD, &[("c1", "one")]), &Allowed::default());
     let name = ObjectKey::new(&ClusterId::new("own"), "istio-system", "s");
     remote.declare(Declared::All([(name, origin)].into()));

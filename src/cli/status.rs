@@ -1,0 +1,384 @@
+//! `istiod status [KIND/NAME[.NAMESPACE]]`: asks the running istiod which proxies run an object.
+
+mod output;
+
+use std::{io, path::PathBuf, process::ExitCode, time::Duration};
+
+use bytes::{Bytes, BytesMut};
+use clap::{Args, ValueEnum};
+use http_body_util::{BodyExt, Empty};
+use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use kube::{
+    Api,
+    api::{ApiResource, DynamicObject},
+};
+use url::form_urlencoded::Serializer;
+
+use super::FAILURE;
+use crate::{
+    api::Kind,
+    base::duration,
+    distribution::{overview::Overview, report::ObjectReport},
+    kube::{
+        client::{self, Access, Rate},
+        kubeconfig::selected_config,
+    },
+};
+
+/// Exit code if the change has not arrived at all proxies.
+const NOT_ARRIVED: u8 = 1;
+/// The time that the answer may take beyond the time-out.
+const MARGIN: Duration = Duration::from_secs(30);
+/// The largest event, in bytes.
+const MAX_EVENT: usize = 256 << 20;
+
+/// Arguments of `status`.
+#[derive(Args)]
+pub struct StatusFlags {
+    /// KIND/NAME, KIND/NAME.NAMESPACE, KIND NAME or KIND NAMESPACE/NAME; without an object, the status of all proxies.
+    #[arg(num_args = 0..=2, value_name = "OBJECT")]
+    object: Vec<String>,
+    /// Namespace of the object.
+    #[arg(long, short)]
+    namespace: Option<String>,
+    /// Show only proxies whose id contains this text.
+    #[arg(long, default_value = "")]
+    proxy: String,
+    /// Wait until all proxies have answered.
+    #[arg(long)]
+    wait: bool,
+    /// Longest time to wait.
+    #[arg(long, default_value = "60s", value_parser = duration::parse)]
+    timeout: Duration,
+    /// Resource version that must have arrived; the default with --wait is that of the object in the cluster.
+    #[arg(long)]
+    resource_version: Option<u64>,
+    /// List all proxies, not only those that have not acknowledged everything.
+    #[arg(long)]
+    all: bool,
+    /// Output format.
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// Port of the monitoring address of istiod on this machine.
+    #[arg(long, default_value_t = 15014)]
+    port: u16,
+    /// Kubeconfig file for the resource version.
+    #[arg(long, short = 'c')]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// A table for people.
+    Table,
+    /// JSON, as the HTTP API returns it.
+    Json,
+}
+
+/// Reason why there is no answer to print.
+#[derive(Debug, thiserror::Error)]
+enum StatusError {
+    #[error("{0:?} does not name an object; hint: want KIND/NAME, KIND/NAME.NAMESPACE or KIND NAMESPACE/NAME")]
+    Object(String),
+    #[error("{0:?} is not a kind; hint: want a kind such as VirtualService or vs")]
+    Kind(String),
+    #[error("--wait needs an object")]
+    NothingToWaitFor,
+    #[error("no response from {0}: {1}; hint: check that istiod runs on this machine")]
+    Unreachable(String, String),
+    #[error("no response within {} s", .0.as_secs())]
+    Timeout(Duration),
+    #[error("received status code {0}: {1}")]
+    Status(u16, String),
+    #[error("the answer is not readable: {0}")]
+    Malformed(String),
+    #[error(transparent)]
+    System(#[from] io::Error),
+}
+
+/// An object as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    kind: String,
+    namespace: String,
+    name: String,
+}
+
+impl Named {
+    /// Reads the words that name an object.
+    fn of(words: &[String], namespace: Option<&str>) -> Result<Option<Self>, StatusError> {
+        let (kind, rest) = match words {
+            [] => return Ok(None),
+            [whole] => whole
+                .split_once('/')
+                .ok_or_else(|| StatusError::Object(whole.clone()))?,
+            [kind, name, ..] => (kind.as_str(), name.as_str()),
+        };
+        let (own, name) = match (namespace, rest.split_once('/')) {
+            (_, Some((namespace, name))) => (Some(namespace), name),
+            (Some(namespace), None) => (Some(namespace), rest),
+            (None, None) => match rest.rsplit_once('.') {
+                Some((name, namespace)) => (Some(namespace), name),
+                None => (None, rest),
+            },
+        };
+        if kind.is_empty() || name.is_empty() {
+            return Err(StatusError::Object(words.join(" ")));
+        }
+        if Kind::named(kind).is_empty() {
+            return Err(StatusError::Kind(kind.to_owned()));
+        }
+        Ok(Some(Self {
+            kind: kind.to_owned(),
+            namespace: own.unwrap_or("default").to_owned(),
+            name: name.to_owned(),
+        }))
+    }
+}
+
+/// Asks and prints the answer.
+pub fn run(flags: &StatusFlags) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let answer = match runtime {
+        Ok(runtime) => runtime.block_on(answer(flags)),
+        Err(error) => Err(error.into()),
+    };
+    answer.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::from(FAILURE)
+    })
+}
+
+async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
+    let Some(object) = Named::of(&flags.object, flags.namespace.as_deref())? else {
+        if flags.wait {
+            return Err(StatusError::NothingToWaitFor);
+        }
+        let mut answers = ask(flags, "status", "", MARGIN).await?;
+        let text = answers.rest().await?;
+        let overview: Overview = parse(&text)?;
+        print(flags, &text, &output::overview(&overview, flags.all));
+        return Ok(ExitCode::SUCCESS);
+    };
+    let resource_version = match flags.resource_version {
+        None if flags.wait => in_cluster(flags, &object).await,
+        given => given,
+    };
+    let mut query = Serializer::new(String::new());
+    query
+        .append_pair("kind", &object.kind)
+        .append_pair("namespace", &object.namespace);
+    query
+        .append_pair("name", &object.name)
+        .append_pair("proxyID", &flags.proxy);
+    if let Some(version) = resource_version {
+        query.append_pair("resourceVersion", &version.to_string());
+    }
+    let text = if flags.wait {
+        let timeout = format!("{}ms", flags.timeout.as_millis());
+        let query = query.append_pair("timeout", &timeout).finish();
+        wait(flags, &query).await?
+    } else {
+        ask(flags, "status", &query.finish(), MARGIN).await?.rest().await?
+    };
+    let report: ObjectReport = parse(&text)?;
+    print(
+        flags,
+        &text,
+        &output::object(&report, flags.all || !flags.proxy.is_empty()),
+    );
+    Ok(if report.has_arrived() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(NOT_ARRIVED)
+    })
+}
+
+fn print(flags: &StatusFlags, json: &str, table: &str) {
+    match flags.output {
+        Format::Json => println!("{json}"),
+        Format::Table => print!("{table}"),
+    }
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, StatusError> {
+    serde_json::from_str(text).map_err(|error| StatusError::Malformed(error.to_string()))
+}
+
+/// Reads events until the last one, which is the answer. Shows progress on a terminal.
+async fn wait(flags: &StatusFlags, query: &str) -> Result<String, StatusError> {
+    use std::io::IsTerminal;
+    let mut answers = ask(flags, "status_events", query, flags.timeout + MARGIN).await?;
+    let shows_progress = flags.output == Format::Table && io::stderr().is_terminal();
+    let mut last = None;
+    while let Some(event) = answers.event().await? {
+        if shows_progress {
+            let report: ObjectReport = parse(&event)?;
+            eprint!("\r\x1b[K{}", output::headline(&report));
+        }
+        last = Some(event);
+    }
+    if shows_progress {
+        eprint!("\r\x1b[K");
+    }
+    last.ok_or_else(|| StatusError::Malformed("it ended without an event".to_owned()))
+}
+
+/// Returns the resource version of the object in the cluster; `None` if it cannot be read.
+async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<u64> {
+    let unlimited = Rate {
+        per_second: 0.0,
+        burst: 0,
+    };
+    client::install_cryptography();
+    let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await;
+    let access = match config {
+        Ok(config) => Access::Given(Box::new(config)),
+        Err(_) => {
+            eprintln!(
+                "warning: no kubeconfig, so the answer may be about an earlier version of the object; hint: set \
+                       KUBECONFIG, --kubeconfig or --resource-version"
+            );
+            return None;
+        }
+    };
+    let client = client::client(&access, unlimited).await.ok()?;
+    for kind in Kind::named(&object.kind) {
+        for version in kind.versions() {
+            let api_version = match kind.group() {
+                "" => (*version).to_owned(),
+                group => format!("{group}/{version}"),
+            };
+            let resource = ApiResource {
+                group: kind.group().to_owned(),
+                version: (*version).to_owned(),
+                api_version,
+                kind: kind.name().to_owned(),
+                plural: kind.plural().to_owned(),
+            };
+            let api: Api<DynamicObject> = if kind.is_cluster_scoped() {
+                Api::all_with(client.clone(), &resource)
+            } else {
+                Api::namespaced_with(client.clone(), &object.namespace, &resource)
+            };
+            let found = tokio::time::timeout(flags.timeout, api.get_metadata_opt(&object.name)).await;
+            if let Ok(Ok(Some(found))) = found {
+                return found.metadata.resource_version?.parse().ok();
+            }
+        }
+    }
+    None
+}
+
+/// The body of an answer.
+struct Answers {
+    body: hyper::body::Incoming,
+    buffer: BytesMut,
+    until: tokio::time::Instant,
+    timeout: Duration,
+    uri: String,
+}
+
+/// Sends a request and returns the successful answer.
+async fn ask(flags: &StatusFlags, page: &str, query: &str, timeout: Duration) -> Result<Answers, StatusError> {
+    let uri = format!("http://127.0.0.1:{}/debug/{page}?{query}", flags.port);
+    let until = tokio::time::Instant::now() + timeout;
+    let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+    let unreachable = |error: String| StatusError::Unreachable(uri.clone(), error);
+    let parsed = uri
+        .parse()
+        .map_err(|error: http::uri::InvalidUri| unreachable(error.to_string()))?;
+    let response = tokio::time::timeout_at(until, client.get(parsed)).await;
+    let response = response.map_err(|_| StatusError::Timeout(timeout))?;
+    let response = response.map_err(|error| unreachable(error.to_string()))?;
+    let status = response.status();
+    let mut answers = Answers {
+        body: response.into_body(),
+        buffer: BytesMut::new(),
+        until,
+        timeout,
+        uri: uri.clone(),
+    };
+    if !status.is_success() {
+        let text = answers.rest().await?;
+        return Err(StatusError::Status(status.as_u16(), text.trim().to_owned()));
+    }
+    Ok(answers)
+}
+
+impl Answers {
+    /// Reads some more. Returns false at the end.
+    async fn more(&mut self) -> Result<bool, StatusError> {
+        let frame = tokio::time::timeout_at(self.until, self.body.frame()).await;
+        match frame.map_err(|_| StatusError::Timeout(self.timeout))? {
+            None => Ok(false),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    self.buffer.extend_from_slice(&data);
+                }
+                if self.buffer.len() > MAX_EVENT {
+                    return Err(StatusError::Malformed("it is too long".to_owned()));
+                }
+                Ok(true)
+            }
+            Some(Err(error)) => Err(StatusError::Unreachable(self.uri.clone(), error.to_string())),
+        }
+    }
+
+    /// Returns the whole text.
+    async fn rest(&mut self) -> Result<String, StatusError> {
+        while self.more().await? {}
+        Ok(String::from_utf8_lossy(&self.buffer).into_owned())
+    }
+
+    /// Returns the data of the next event; `None` at the end.
+    async fn event(&mut self) -> Result<Option<String>, StatusError> {
+        loop {
+            if let Some(end) = self.buffer.windows(2).position(|pair| pair == b"\n\n") {
+                let event = self.buffer.split_to(end + 2);
+                let event = String::from_utf8_lossy(&event);
+                let lines = event.lines().filter_map(|line| line.strip_prefix("data:"));
+                let data: Vec<&str> = lines.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
+                // Without data it is a comment that keeps the connection open.
+                if !data.is_empty() {
+                    return Ok(Some(data.join("\n")));
+                }
+            } else if !self.more().await? {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_named_in_several_ways() {
+        let named = |words: &[&str], namespace: Option<&str>| {
+            let words: Vec<String> = words.iter().map(ToString::to_string).collect();
+            let named = Named::of(&words, namespace).ok().flatten()?;
+            Some(format!("{} {}/{}", named.kind, named.namespace, named.name))
+        };
+        for (words, namespace, expected) in [
+            (&["vs/reviews"][..], None, Some("vs default/reviews")),
+            (&["vs/reviews.shop"], None, Some("vs shop/reviews")),
+            (&["vs/reviews.shop"], Some("a"), Some("vs a/reviews.shop")),
+            (
+                &["VirtualService", "shop/reviews"],
+                None,
+                Some("VirtualService shop/reviews"),
+            ),
+            (&["vs", "reviews"], Some("shop"), Some("vs shop/reviews")),
+            (&["reviews"], None, None),
+            (&["x/reviews"], None, None),
+            (&["vs/"], None, None),
+        ] {
+            assert_eq!(named(words, namespace).as_deref(), expected, "{words:?}");
+        }
+    }
+}

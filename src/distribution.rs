@@ -1,0 +1,331 @@
+//! Distribution status: which proxies should run an object, were sent it, acknowledged it, or refused it.
+//!
+//! Nothing is kept per object. A query asks the thread that owns the model which resources would be different without
+//! the object ([`World::without`](crate::model::World::without),
+//! [`ConfigStore::effects`](crate::generate::store::ConfigStore::effects)), and compares their versions with what each
+//! connection has acknowledged. Whoever waits is woken by answers of proxies, pushes and ingestion.
+
+mod blame;
+pub mod overview;
+pub mod report;
+mod states;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use rustc_hash::FxHashSet;
+use tokio::sync::{Mutex as Turn, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+
+use self::{
+    blame::Blames,
+    overview::Overview,
+    report::{ObjectName, ObjectReport, ObjectState},
+};
+use crate::{
+    api::{Kind, Severity},
+    base::{Namespace, ObjectKey},
+    environment::{self, Environment},
+    generate::store::{ConnectionId, effect::GroupEffect},
+    ingest::diagnostics::Board,
+    model::{MeshSnapshot, Revision},
+    push::{
+        delivery::Tracker,
+        groups::Parallel,
+        push_loop::{Flushes, Inspect, PushHandle},
+    },
+    xds::{
+        registry::{RefusedResource, Registry},
+        share::quarantine::Refusal,
+    },
+};
+
+/// Answers that arrive within this time are reported together.
+const TOGETHER: Duration = Duration::from_millis(50);
+/// The mesh is reported at most once in this time.
+const PAGE_INTERVAL: Duration = Duration::from_millis(500);
+/// The effects of an object are computed again at most once in this many times the duration of the last computation.
+const REST: u32 = 20;
+/// The number of queries that may wait at a time.
+const MAX_WAITING: usize = 64;
+/// The number of refusals that may wait for their attribution.
+const MAX_REFUSALS: usize = 256;
+
+/// The sources of distribution status.
+pub struct Inputs {
+    /// The latest snapshot.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// The thread that owns the model.
+    pub inspect: mpsc::Sender<Inspect>,
+    /// Pushes that do not wait for debouncing.
+    pub flushes: Flushes,
+    /// The last pushes.
+    pub tracker: Tracker,
+    /// The live connections.
+    pub connections: Arc<Registry>,
+    /// Diagnostics of objects.
+    pub board: Arc<Board>,
+}
+
+/// Distribution status of all objects.
+pub struct Distribution {
+    pub(crate) inputs: Inputs,
+    blames: Mutex<Blames>,
+    /// Changes when a refusal was attributed.
+    attributed: watch::Sender<u64>,
+    /// Held while effects are computed: queries take turns, so that pushes wait for one of them at most.
+    turn: Turn<()>,
+    waiting: Arc<Semaphore>,
+}
+
+/// A question about one object.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The kinds that the name may be of; the first one with such an object counts.
+    pub kinds: Vec<Kind>,
+    /// The namespace; empty for cluster-scoped kinds.
+    pub namespace: String,
+    /// The name.
+    pub name: String,
+    /// `metadata.resourceVersion` that must be known before the answer is final.
+    pub resource_version: Option<u64>,
+    /// Text that the ids of proxies must contain; empty for all.
+    pub proxy: String,
+    /// The namespace whose proxies are visible; `None` for all.
+    pub visible: Option<Namespace>,
+}
+
+/// The state of a query between two reports.
+#[derive(Default)]
+struct Following {
+    /// The effects that were computed last, with their revision.
+    effects: Option<(Revision, Arc<Vec<GroupEffect>>)>,
+    /// Effects are not computed again before this time.
+    rests_until: Option<Instant>,
+    /// Connections that have acknowledged everything once.
+    done: FxHashSet<ConnectionId>,
+    has_flushed: bool,
+}
+
+impl Distribution {
+    /// Creates the status and starts the attribution of refusals. `refusals` receives what clients refuse.
+    pub fn start(environment: &Environment, inputs: Inputs) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
+        let (sender, receiver) = mpsc::channel(MAX_REFUSALS);
+        let distribution = Arc::new(Self {
+            inputs,
+            blames: Mutex::default(),
+            attributed: watch::Sender::default(),
+            turn: Turn::new(()),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+        });
+        let attributing = distribution.clone().attribute(receiver);
+        environment.tasks.spawn_until_shutdown("refusals", attributing);
+        (distribution, sender)
+    }
+
+    /// Returns the present status of an object.
+    pub async fn ask(&self, question: &Question) -> ObjectReport {
+        self.report(question, &mut Following::default()).await
+    }
+
+    /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
+    /// complete; earlier ones have no rows.
+    pub async fn follow(&self, question: &Question, timeout: Duration, reports: mpsc::Sender<ObjectReport>) {
+        let deadline = tokio::time::Instant::now() + timeout;
+        let mut following = Following::default();
+        let mut answers = self.inputs.connections.answers();
+        let mut pushes = self.inputs.tracker.changed();
+        let mut ingested = self.inputs.board.changed();
+        let mut attributed = self.attributed.subscribe();
+        let mut last: Option<ObjectReport> = None;
+        loop {
+            for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
+                receiver.borrow_and_update();
+            }
+            let mut report = self.report(question, &mut following).await;
+            let is_over = tokio::time::Instant::now() >= deadline;
+            report.timed_out = is_over && !report.is_final();
+            if report.is_final() || is_over {
+                // A client that has left needs no report.
+                let _ = reports.send(report).await;
+                return;
+            }
+            let summary = report.summary();
+            if last.as_ref() != Some(&summary) {
+                if reports.send(summary.clone()).await.is_err() {
+                    return;
+                }
+                last = Some(summary);
+            }
+            let rests = following.rests_until.filter(|_| following.effects.is_some());
+            let changed = async {
+                tokio::select! {
+                    _ = answers.changed() => {}
+                    _ = pushes.changed() => {}
+                    _ = ingested.changed() => {}
+                    _ = attributed.changed() => {}
+                    () = reports.closed() => {}
+                }
+            };
+            let stale = self.is_stale(&following);
+            tokio::select! {
+                () = changed => tokio::time::sleep(TOGETHER).await,
+                () = until(rests), if stale => {}
+                () = tokio::time::sleep_until(deadline) => {}
+            }
+            if reports.is_closed() {
+                return;
+            }
+        }
+    }
+
+    /// Reports the status of the mesh whenever it changes, while there is a reader.
+    pub async fn follow_mesh(&self, visible: Option<&Namespace>, reports: mpsc::Sender<Overview>) {
+        let mut answers = self.inputs.connections.answers();
+        let mut pushes = self.inputs.tracker.changed();
+        let mut ingested = self.inputs.board.changed();
+        let mut attributed = self.attributed.subscribe();
+        loop {
+            for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
+                receiver.borrow_and_update();
+            }
+            let started = environment::now();
+            if reports.send(self.overview(visible)).await.is_err() {
+                return;
+            }
+            let took = environment::now().saturating_duration_since(started);
+            tokio::select! {
+                _ = answers.changed() => {}
+                _ = pushes.changed() => {}
+                _ = ingested.changed() => {}
+                _ = attributed.changed() => {}
+                () = reports.closed() => return,
+            }
+            tokio::time::sleep(PAGE_INTERVAL.max(took * REST)).await;
+        }
+    }
+
+    /// Returns a permit to follow something; `None` if too many clients do.
+    pub fn permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.waiting.clone().try_acquire_owned().ok()
+    }
+
+    /// Returns true if the effects are those of an earlier revision.
+    fn is_stale(&self, following: &Following) -> bool {
+        let revision = self.inputs.mesh.borrow().revision;
+        following.effects.as_ref().is_some_and(|(of, _)| *of != revision)
+    }
+
+    async fn report(&self, question: &Question, following: &mut Following) -> ObjectReport {
+        let installation = self.inputs.mesh.borrow().installation.clone();
+        let key = |kind: Kind| {
+            let namespace = if kind.is_cluster_scoped() {
+                ""
+            } else {
+                &question.namespace
+            };
+            ObjectKey::new(&installation.cluster, namespace, question.name.as_str())
+        };
+        // What was ingested reaches the snapshot with the next push.
+        let kinds = &question.kinds;
+        let seen = kinds
+            .iter()
+            .filter_map(|kind| self.inputs.board.seen(&installation.cluster, *kind));
+        let seen = seen.max();
+        let awaits = question
+            .resource_version
+            .is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted));
+        if !awaits && !following.has_flushed && question.resource_version.is_some() {
+            self.inputs.flushes.flush().await;
+            following.has_flushed = true;
+        }
+        let mesh = self.inputs.mesh.borrow().clone();
+        let kind = kinds
+            .iter()
+            .copied()
+            .find(|kind| mesh.object(*kind, &key(*kind)).is_some());
+        let is_known = kind.is_some();
+        let Some(kind) = kind.or(kinds.first().copied()) else {
+            return ObjectReport::default();
+        };
+        let key = key(kind);
+        let mut report = ObjectReport {
+            object: ObjectName::of(kind, &key),
+            revision: mesh.revision.0,
+            ..ObjectReport::default()
+        };
+        let findings = self.inputs.board.findings(kind, &key);
+        let is_invalid = findings.iter().any(|finding| finding.severity == Severity::Error);
+        report.diagnostics = findings.iter().map(ToString::to_string).collect();
+        let pushes = self.inputs.tracker.pushes();
+        let push = pushes.iter().rev().find(|push| push.contains(kind, &key).is_some());
+        report.unanswered = push.map_or(0, |push| push.outstanding());
+        report.seconds = push.and_then(|push| push.delivered()).map(|took| took.as_secs_f64());
+        if awaits {
+            report.state = ObjectState::Awaited;
+            return report;
+        }
+        if is_known {
+            self.update_effects(kind, &key, following).await;
+            if let Some((revision, effects)) = &following.effects {
+                report.revision = revision.0;
+                states::fill(self, question, effects, &mut following.done, &mut report);
+            }
+        }
+        report.state = if is_invalid {
+            ObjectState::Invalid
+        } else if !is_known {
+            match push {
+                Some(_) if report.unanswered == 0 => ObjectState::Removed,
+                Some(_) => ObjectState::Pending,
+                None => ObjectState::Unknown,
+            }
+        } else {
+            states::state(&report, self.is_stale(following))
+        };
+        report
+    }
+
+    /// Computes the effects of an object, unless they are those of the present revision or were computed recently.
+    async fn update_effects(&self, kind: Kind, key: &ObjectKey, following: &mut Following) {
+        let now = environment::now();
+        let is_resting = following.rests_until.is_some_and(|until| now < until);
+        if following.effects.is_some() && (is_resting || !self.is_stale(following)) {
+            return;
+        }
+        let effects = self.effects(kind, key).await;
+        let took = environment::now().saturating_duration_since(now);
+        following.effects = effects.map(|(revision, effects)| (revision, Arc::new(effects)));
+        following.rests_until = Some(environment::now() + took * REST);
+    }
+
+    /// Returns the effects of an object, with their revision; `None` if it does not exist.
+    async fn effects(&self, kind: Kind, key: &ObjectKey) -> Option<(Revision, Vec<GroupEffect>)> {
+        let _turn = self.turn.lock().await;
+        let key = key.clone();
+        let effects = PushHandle::ask_what_if(&self.inputs.inspect, move |world, store| {
+            let without = world.without(kind, &key)?;
+            let effects = store.effects(&without.snapshot, &without.changes, &Parallel);
+            Some((without.snapshot.revision, effects, without.panics))
+        });
+        let (revision, effects, panics) = effects.await.flatten()?;
+        for panic in panics {
+            tracing::error!(resource = %panic, "generator panicked, previous resource kept; this is a bug in istiod");
+        }
+        Some((revision, effects))
+    }
+
+    /// Returns the objects that are blamed for a refused resource; `None` before they were searched.
+    pub fn blamed(&self, refusal: &Refusal) -> Option<Vec<ObjectName>> {
+        let blames = self.blames.lock().unwrap_or_else(PoisonError::into_inner);
+        blames.of(refusal)
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time.into()).await,
+        None => std::future::pending().await,
+    }
+}

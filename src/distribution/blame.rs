@@ -1,0 +1,160 @@
+//! Blame: the objects that cause a refused resource.
+//!
+//! Candidates are the objects that changed last, then the EnvoyFilters and the other configuration of the proxy's
+//! namespace and the root namespace. A candidate is blamed if the resource would be different without it. The one
+//! without which the proxy would have what it holds comes first.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use tokio::sync::mpsc;
+
+use super::{Distribution, report::ObjectName};
+use crate::{
+    api::Kind,
+    base::{ObjectKey, Version},
+    generate::{ResourceType, store::ConnectionId},
+    model::{MeshSnapshot, policy::root_namespace},
+    table::Cx,
+    xds::{registry::RefusedResource, share::quarantine::Refusal},
+};
+
+/// The number of refused resources whose objects are remembered.
+const REMEMBERED: usize = 1024;
+/// The number of candidates that are tried.
+const MAX_CANDIDATES: usize = 128;
+/// The number of objects that are blamed for one resource.
+const MAX_BLAMED: usize = 8;
+
+/// The objects that are blamed for refused resources, the oldest first.
+#[derive(Default)]
+pub(super) struct Blames(VecDeque<Blame>);
+
+struct Blame {
+    resource_type: ResourceType,
+    version: Version,
+    objects: Vec<ObjectName>,
+}
+
+impl Blames {
+    /// Returns the objects that are blamed for a refused resource; `None` before they were searched.
+    pub(super) fn of(&self, refusal: &Refusal) -> Option<Vec<ObjectName>> {
+        let mut blames = self.0.iter();
+        let is_same = |blame: &&Blame| (blame.resource_type, blame.version) == (refusal.resource_type, refusal.version);
+        blames.find(is_same).map(|blame| blame.objects.clone())
+    }
+
+    fn add(&mut self, blame: Blame) {
+        if self.0.len() >= REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back(blame);
+    }
+}
+
+/// An object that may cause a refusal.
+type Candidate = (Kind, ObjectKey);
+
+impl Distribution {
+    /// Searches the objects of refused resources, one resource after the other.
+    pub(super) async fn attribute(self: Arc<Self>, mut refusals: mpsc::Receiver<RefusedResource>) {
+        while let Some(RefusedResource { connection, refusal }) = refusals.recv().await {
+            if self.blamed(&refusal).is_some() {
+                continue;
+            }
+            let objects = self.search(connection.subscription, &refusal).await;
+            let names: Vec<ObjectName> = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key)).collect();
+            let blamed: Vec<String> = names.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                r#type = refusal.resource_type.short_name(),
+                resource = refusal.name.as_str(),
+                reason = refusal.reason,
+                objects = blamed.join(", "),
+                "refused resource attributed"
+            );
+            self.blames
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .add(Blame {
+                    resource_type: refusal.resource_type,
+                    version: refusal.version,
+                    objects: names,
+                });
+            self.attributed.send_modify(|attributed| *attributed += 1);
+        }
+    }
+
+    /// Returns the objects that a refused resource would be different without.
+    async fn search(&self, connection: ConnectionId, refusal: &Refusal) -> Vec<Candidate> {
+        let live = self.inputs.connections.connections();
+        let live = live.iter().find(|live| live.subscription == connection);
+        let namespace = live.map(|live| live.proxy.node.namespace.clone()).unwrap_or_default();
+        let mesh = self.inputs.mesh.borrow().clone();
+        let namespaces = [
+            namespace.to_string(),
+            root_namespace(&Cx::untracked(), &mesh).to_string(),
+        ];
+        let (mut blamed, mut first) = (Vec::new(), None);
+        let recent = self.recent(&mesh);
+        let number_of_recent = recent.len();
+        let candidates = recent.into_iter().chain(configuration(&mesh, &namespaces));
+        let mut tried: Vec<Candidate> = Vec::new();
+        for candidate in candidates {
+            // An object that changed recently explains the refusal.
+            let is_explained = tried.len() >= number_of_recent && !blamed.is_empty();
+            if is_explained || tried.len() >= MAX_CANDIDATES || blamed.len() >= MAX_BLAMED {
+                break;
+            }
+            if tried.contains(&candidate) {
+                continue;
+            }
+            tried.push(candidate.clone());
+            let effects = self.effects(candidate.0, &candidate.1).await;
+            let mut effects = effects.iter().flat_map(|(_, effects)| effects);
+            let of_connection = effects.find(|effect| effect.connections.binary_search(&connection).is_ok());
+            let mut resources = of_connection.iter().flat_map(|effect| effect.resources.iter());
+            let affected = resources.find(|resource| {
+                resource.resource_type == refusal.resource_type
+                    && resource.name == refusal.name
+                    && resource.version == Some(refusal.version)
+            });
+            let Some(affected) = affected else { continue };
+            if affected.without == refusal.held_version() && first.is_none() {
+                first = Some(blamed.len());
+            }
+            blamed.push(candidate);
+        }
+        if let Some(first) = first {
+            blamed[..=first].rotate_right(1);
+        }
+        blamed
+    }
+
+    /// Returns the objects that changed last, the newest first.
+    fn recent(&self, mesh: &MeshSnapshot) -> Vec<Candidate> {
+        let mut objects: Vec<Candidate> = Vec::new();
+        for push in self.inputs.tracker.pushes().iter().rev() {
+            for object in &push.objects {
+                let candidate = (object.kind, object.key.clone());
+                if mesh.object(object.kind, &object.key).is_some() && !objects.contains(&candidate) {
+                    objects.push(candidate);
+                }
+            }
+            if objects.len() >= MAX_CANDIDATES / 2 {
+                break;
+            }
+        }
+        objects
+    }
+}
+
+/// Returns the configuration objects of namespaces, EnvoyFilters first: they are the usual cause.
+fn configuration(mesh: &MeshSnapshot, namespaces: &[String]) -> Vec<Candidate> {
+    let mut kinds: Vec<Kind> = Kind::ALL.iter().copied().filter(|kind| kind.is_config()).collect();
+    kinds.sort_by_key(|kind| *kind != Kind::EnvoyFilter);
+    let of_kind = |kind: Kind| {
+        let keys = mesh.keys(kind).into_iter();
+        let keys = keys.filter(|key| namespaces.iter().any(|namespace| *namespace == *key.namespace));
+        keys.map(move |key| (kind, key)).collect::<Vec<_>>()
+    };
+    kinds.into_iter().flat_map(of_kind).collect()
+}

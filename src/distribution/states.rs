@@ -1,0 +1,150 @@
+//! The states of proxies: what each connection has acknowledged, compared with what it should hold.
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::{
+    Distribution, Question,
+    report::{Counts, ObjectReport, ObjectState, ProxyReport, ProxyState, ResourceReport},
+};
+use crate::{
+    generate::store::{
+        ConnectionId,
+        effect::{AffectedResource, Effect, GroupEffect},
+    },
+    xds::{registry::LiveConnection, watched::Progress},
+};
+
+/// Fills in the proxies of a report. `done` are connections that acknowledged everything earlier, which later changes
+/// of the same resources do not undo.
+pub(super) fn fill(
+    distribution: &Distribution,
+    question: &Question,
+    effects: &[GroupEffect],
+    done: &mut FxHashSet<ConnectionId>,
+    report: &mut ObjectReport,
+) {
+    let of_connection = effects
+        .iter()
+        .flat_map(|effect| effect.connections.iter().map(move |id| (*id, effect)));
+    let of_connection: FxHashMap<ConnectionId, &GroupEffect> = of_connection.collect();
+    let mut counts = Counts::default();
+    for live in distribution.inputs.connections.connections() {
+        let proxy = &live.proxy;
+        let is_visible = question
+            .visible
+            .as_ref()
+            .is_none_or(|namespace| *namespace == proxy.node.namespace);
+        if !is_visible || !live.id.contains(&question.proxy) {
+            continue;
+        }
+        let Some(effect) = of_connection.get(&live.subscription) else {
+            continue;
+        };
+        let mut resources = resources(distribution, &live, effect);
+        let mut state = resources
+            .iter()
+            .map(|resource| resource.state)
+            .max()
+            .unwrap_or_default();
+        if state == ProxyState::Acknowledged {
+            done.insert(live.subscription);
+        } else if done.contains(&live.subscription) && matches!(state, ProxyState::Sent | ProxyState::Waiting) {
+            state = ProxyState::Acknowledged;
+            resources
+                .iter_mut()
+                .for_each(|resource| resource.state = ProxyState::Acknowledged);
+        }
+        counts.proxies += usize::from(state != ProxyState::Unrequested);
+        let count = match state {
+            ProxyState::Unrequested => &mut counts.unrequested,
+            ProxyState::Acknowledged => &mut counts.acknowledged,
+            ProxyState::Sent => &mut counts.sent,
+            ProxyState::Waiting => &mut counts.waiting,
+            ProxyState::Refused => &mut counts.refused,
+        };
+        *count += 1;
+        report.proxies.push(ProxyReport {
+            proxy: proxy.id.to_string(),
+            cluster: proxy.node.cluster.to_string(),
+            state,
+            resources,
+        });
+    }
+    report.counts = counts;
+    let order = |row: &ProxyReport| (std::cmp::Reverse(row.state), row.proxy.clone());
+    report.proxies.sort_by_cached_key(order);
+}
+
+/// Returns the state of a known object.
+pub(super) fn state(report: &ObjectReport, is_stale: bool) -> ObjectState {
+    let counts = &report.counts;
+    if counts.refused > 0 {
+        ObjectState::Refused
+    } else if counts.sent + counts.waiting > 0 || is_stale {
+        ObjectState::Pending
+    } else if counts.proxies > 0 {
+        ObjectState::Acknowledged
+    } else {
+        ObjectState::Unused
+    }
+}
+
+fn resources(distribution: &Distribution, live: &LiveConnection, effect: &GroupEffect) -> Vec<ResourceReport> {
+    let wanted = effect.resources.iter();
+    let wanted = wanted.map(|resource| (resource.resource_type, &resource.name, resource.version));
+    let states = live.progress(wanted);
+    let resources = effect.resources.iter().zip(states);
+    let mut reports: Vec<ResourceReport> = resources
+        .map(|(resource, progress)| resource_report(distribution, resource, progress))
+        .collect();
+    if effect.unknown_routes {
+        let progress = live.progress_of_unknown_routes(&effect.group.unknown_routes);
+        let mut report = ResourceReport {
+            resource_type: "rds".to_owned(),
+            name: "*".to_owned(),
+            effect: "changes".to_owned(),
+            ..ResourceReport::default()
+        };
+        set_progress(distribution, &mut report, progress);
+        reports.push(report);
+    }
+    reports
+}
+
+fn resource_report(distribution: &Distribution, resource: &AffectedResource, progress: Progress) -> ResourceReport {
+    let effect = match resource.effect {
+        Effect::Adds => "adds",
+        Effect::Changes => "changes",
+        Effect::Removes => "removes",
+    };
+    let mut report = ResourceReport {
+        resource_type: resource.resource_type.short_name().to_owned(),
+        name: resource.name.to_string(),
+        effect: effect.to_owned(),
+        ..ResourceReport::default()
+    };
+    set_progress(distribution, &mut report, progress);
+    report
+}
+
+fn set_progress(distribution: &Distribution, report: &mut ResourceReport, progress: Progress) {
+    report.state = match progress {
+        Progress::Unrequested => ProxyState::Unrequested,
+        Progress::Waiting => ProxyState::Waiting,
+        Progress::Sent => ProxyState::Sent,
+        Progress::Acknowledged => ProxyState::Acknowledged,
+        Progress::Refused(refusal) => {
+            report.reason.clone_from(&refusal.reason);
+            report.quarantined = refusal.is_quarantined();
+            let blamed = distribution.blamed(&refusal);
+            report.is_attributed = blamed.is_some();
+            report.blamed = blamed.unwrap_or_default();
+            ProxyState::Refused
+        }
+        Progress::Rejected(error) => {
+            report.reason = error;
+            report.is_attributed = true;
+            ProxyState::Refused
+        }
+    };
+}

@@ -1,0 +1,243 @@
+//! Effects of one object: the resources that would be different without it.
+//!
+//! The memos are evaluated for a mesh without the object, as far as the recorded reads lead, and the results are
+//! compared with the present ones by content. So an object that is read but decides nothing has no effect. Nothing of
+//! the store changes.
+
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smol_str::SmolStr;
+
+use super::{
+    BuildInputs, ConfigStore, ConnectionId, Executor, List,
+    maps::{self, PartResourceMaps},
+};
+use crate::{
+    base::Version,
+    generate::{
+        PartKey, ProxyGroupKey, ResourceKey,
+        encoded::ResourceType,
+        plan,
+        resource::{Built, ResourceSnapshot, TypeResources},
+        route::fragment::FragmentKey,
+    },
+    model::{MeshSnapshot, ScopeKey, sidecar_scope},
+    table::{ChangeSet, Cx, Derived, Evaluated, Key, Table, TableWriter, Transaction},
+};
+
+/// The effect of an object on one resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Effect {
+    /// Without the object, the resource would not exist.
+    Adds,
+    /// Without the object, the resource would have another content.
+    Changes,
+    /// Without the object, the resource would exist.
+    Removes,
+}
+
+/// A resource that an object has an effect on.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AffectedResource {
+    /// The type.
+    pub resource_type: ResourceType,
+    /// The name.
+    pub name: SmolStr,
+    /// The effect.
+    pub effect: Effect,
+    /// Its present content; `None` if it does not exist.
+    pub version: Option<Version>,
+    /// Its content without the object; `None` if it would not exist.
+    pub without: Option<Version>,
+}
+
+/// The effect of an object on proxies that have the same configuration with and without it.
+#[derive(Clone, Debug)]
+pub struct GroupEffect {
+    /// The present group of the proxies.
+    pub group: ProxyGroupKey,
+    /// The proxies, sorted.
+    pub connections: Vec<ConnectionId>,
+    /// The resources, sorted.
+    pub resources: Arc<[AffectedResource]>,
+    /// True if the answer to unknown names of route configurations would be another one.
+    pub unknown_routes: bool,
+}
+
+impl ConfigStore {
+    /// Returns the effect of an object on each connected proxy. `without` is the mesh without the object, and `changes`
+    /// are the differences between that mesh and the present one.
+    pub fn effects(&self, without: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Vec<GroupEffect> {
+        let preview = Preview::new(self, without, changes, executor);
+        let mut assembled = FxHashMap::default();
+        let mut effects = Vec::new();
+        for ((group, other), mut connections) in preview.groups() {
+            let Some(present) = self.snapshot(&group) else { continue };
+            let resources = preview.difference(present, &other, &mut assembled);
+            let unknown_routes = group.unknown_routes != other.unknown_routes;
+            if resources.is_empty() && !unknown_routes {
+                continue;
+            }
+            connections.sort_unstable();
+            effects.push(GroupEffect {
+                group,
+                connections,
+                resources: resources.into(),
+                unknown_routes,
+            });
+        }
+        effects.sort_by(|a, b| a.connections.cmp(&b.connections));
+        effects
+    }
+}
+
+/// The memos as they would be in another mesh.
+struct Preview<'a> {
+    store: &'a ConfigStore,
+    /// The groups that connections would have, with those that they have.
+    groups: FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>>,
+    parts: TableWriter<PartKey, List>,
+    resources: TableWriter<ResourceKey, Built>,
+    /// Lists with a resource that would be another one.
+    changed_lists: FxHashSet<List>,
+}
+
+impl<'a> Preview<'a> {
+    fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
+        let mut tx = Transaction::after(changes);
+        let memo = plan::push_memo(store.fragments.table().clone());
+        let inputs = BuildInputs {
+            mesh,
+            scopes: store.scopes.table(),
+            memo: &memo,
+        };
+        let groups = store.connections.preview(&mut tx, inputs, executor);
+        let others = || groups.keys().map(|(_, other)| other);
+        let new = |key: &ScopeKey| !contains(store.scopes.table(), key);
+        let new: Vec<ScopeKey> = others().map(|group| group.scope.clone()).filter(new).collect();
+        let scopes = evaluate(&store.scopes, &mut tx, &new, executor, |cx, key| {
+            sidecar_scope::scope(cx, mesh, key)
+        });
+        let inputs = BuildInputs {
+            scopes: scopes.table(),
+            ..inputs
+        };
+        let new = |part: &&PartKey| !contains(store.parts.table(), part);
+        let new: Vec<PartKey> = others().flat_map(|group| &group.parts).filter(new).cloned().collect();
+        let parts = evaluate(&store.parts, &mut tx, &new, executor, |cx, key| {
+            Some(List::new(key.list(&inputs.ctx(cx))))
+        });
+        let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
+        let new = |resource: &&ResourceKey| !contains(store.resources.table(), resource);
+        let new: Vec<ResourceKey> = lists
+            .flat_map(|list| list.iter().map(|listed| &listed.key))
+            .filter(new)
+            .cloned()
+            .collect();
+        let new_fragments = new.iter().flat_map(|resource| resource.fragments());
+        let new_fragments: Vec<FragmentKey> = new_fragments
+            .filter(|key| !contains(store.fragments.table(), key))
+            .cloned()
+            .collect();
+        let fragments = evaluate(&store.fragments, &mut tx, &new_fragments, executor, |cx, key| {
+            Some(key.build(&inputs.ctx(cx)))
+        });
+        let memo = memo.clone().with(fragments.table().clone());
+        let inputs = BuildInputs { memo: &memo, ..inputs };
+        let resources = evaluate(&store.resources, &mut tx, &new, executor, |cx, key| {
+            Some(key.build(&inputs.ctx(cx)))
+        });
+        let changed = resources.changes().iter().map(|(key, ..)| key);
+        let changed_lists = changed.flat_map(|key| store.lists_of_resource.get(key)).cloned();
+        Self {
+            store,
+            changed_lists: changed_lists.collect(),
+            groups,
+            parts,
+            resources,
+        }
+    }
+
+    /// Returns the present and the other group of all connections that may differ, with the connections.
+    fn groups(&self) -> Vec<((ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>)> {
+        let relisted: FxHashSet<&PartKey> = self.parts.changes().iter().map(|(part, ..)| part).collect();
+        let is_affected = |part: &PartKey| {
+            let list = self.store.parts.table().get(&Cx::untracked(), part);
+            relisted.contains(part) || list.is_some_and(|list| self.changed_lists.contains(&**list))
+        };
+        let groups = self.groups.iter();
+        let differ = groups.filter(|((group, other), _)| group != other || group.parts.iter().any(is_affected));
+        differ
+            .map(|(pair, connections)| (pair.clone(), connections.clone()))
+            .collect()
+    }
+
+    fn difference(
+        &self,
+        present: &ResourceSnapshot,
+        other: &ProxyGroupKey,
+        assembled: &mut FxHashMap<List, PartResourceMaps>,
+    ) -> Vec<AffectedResource> {
+        let cx = Cx::untracked();
+        let mut parts: Vec<PartResourceMaps> = Vec::new();
+        for list in other.parts.iter().filter_map(|part| self.parts.table().get(&cx, part)) {
+            let held = self
+                .store
+                .maps
+                .get(&**list)
+                .filter(|_| !self.changed_lists.contains(&**list));
+            let maps = match held {
+                Some(maps) => maps.clone(),
+                None => assembled
+                    .entry((**list).clone())
+                    .or_insert_with(|| maps::assemble(list, self.resources.table()))
+                    .clone(),
+            };
+            parts.push(maps);
+        }
+        let mut affected = Vec::new();
+        for resource_type in ResourceType::ALL {
+            let now = present.resources(*resource_type);
+            let without = TypeResources {
+                parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
+            };
+            let difference = now.difference(&without);
+            let changed = difference.changed.iter().map(|resource| &resource.name);
+            for name in changed.chain(&difference.removed) {
+                let version = |view: &TypeResources| view.get(name).map(|resource| resource.version);
+                let (version, without) = (version(now), version(&without));
+                affected.push(AffectedResource {
+                    resource_type: *resource_type,
+                    name: name.clone(),
+                    effect: match (version, without) {
+                        (Some(_), None) => Effect::Adds,
+                        (None, _) => Effect::Removes,
+                        (Some(_), Some(_)) => Effect::Changes,
+                    },
+                    version,
+                    without,
+                });
+            }
+        }
+        affected.sort_unstable();
+        affected
+    }
+}
+
+fn contains<K: Key, V>(table: &Table<K, V>, key: &K) -> bool {
+    table.get(&Cx::untracked(), key).is_some()
+}
+
+/// Returns a memo as it would be after an update of the candidates and of what the changes affect.
+pub(super) fn evaluate<K: Key, V: PartialEq + Send>(
+    memo: &Derived<K, V>,
+    tx: &mut Transaction,
+    candidates: &[K],
+    executor: &impl Executor,
+    function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
+) -> TableWriter<K, V> {
+    let dirty = memo.dirty(tx, candidates);
+    let results = executor.map(dirty, |key| Evaluated::guarded(key, &function));
+    memo.preview(tx, results)
+}

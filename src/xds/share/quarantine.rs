@@ -1,0 +1,214 @@
+//! Quarantine: resources that a proxy refused are not sent to proxies of the same build, until they change.
+//!
+//! One proxy must not keep changes from others, so a resource is withheld from proxies that have not refused it
+//! themselves only after several have, and only while none of the build has acknowledged it.
+//!
+//! A refused resource is identified by its content version, so nothing has to be invalidated. The quarantine holds it
+//! weakly: it ends with the last connection that withholds it. So proxies that reconnect later try again.
+
+use std::sync::{
+    Arc, Mutex, OnceLock, PoisonError, Weak,
+    atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use prometheus::{IntGauge, IntGaugeVec};
+use rustc_hash::FxHashMap;
+use smol_str::SmolStr;
+
+use crate::{
+    base::Version,
+    generate::{EncodedResource, ResourceType, proxy::NodeMetadata},
+};
+
+/// The number of connections that must refuse a resource before it is withheld from others.
+const REFUSERS: u32 = 3;
+
+/// A resource that a proxy refused.
+#[derive(Debug)]
+pub struct Refusal {
+    /// The type.
+    pub resource_type: ResourceType,
+    /// The name.
+    pub name: SmolStr,
+    /// The refused content.
+    pub version: Version,
+    /// The reason, in the words of the proxy.
+    pub reason: String,
+    /// What the proxy that refused it holds instead.
+    pub(in crate::xds) held: Option<Arc<EncodedResource>>,
+    /// Set while it is in quarantine.
+    counted: OnceLock<Counted>,
+    /// The number of connections that refused it.
+    refusers: AtomicU32,
+    /// True if a proxy of the build acknowledged it.
+    is_accepted: AtomicBool,
+}
+
+impl Refusal {
+    pub(in crate::xds) fn new(
+        resource_type: ResourceType,
+        resource: &EncodedResource,
+        reason: String,
+        held: Option<Arc<EncodedResource>>,
+    ) -> Self {
+        Self {
+            resource_type,
+            name: resource.name.clone(),
+            version: resource.version,
+            reason,
+            held,
+            counted: OnceLock::new(),
+            refusers: AtomicU32::new(0),
+            is_accepted: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns true if it is withheld from proxies that have not refused it themselves.
+    fn concerns_others(&self) -> bool {
+        self.refusers.load(Ordering::Relaxed) >= REFUSERS && !self.is_accepted.load(Ordering::Relaxed)
+    }
+
+    /// Returns the version of what the proxy that refused it holds instead; `None` if it holds nothing.
+    pub fn held_version(&self) -> Option<Version> {
+        self.held.as_ref().map(|held| held.version)
+    }
+
+    /// Returns true if the resource is withheld from proxies of the same build.
+    pub fn is_quarantined(&self) -> bool {
+        self.counted.get().is_some()
+    }
+}
+
+/// Counts a refusal while it exists.
+#[derive(Debug)]
+struct Counted(IntGauge);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The build of a proxy: its version and its extensions. Proxies of one build refuse the same resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::xds) struct Build(u64);
+
+impl Build {
+    pub(in crate::xds) fn of(node: &NodeMetadata) -> Self {
+        use std::hash::{Hash, Hasher};
+        let mut hasher = rustc_hash::FxHasher::default();
+        (&node.version_text, &node.extensions, node.proxy_type).hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+type Key = (Build, ResourceType, Version);
+
+/// All resources in quarantine.
+#[derive(Debug)]
+pub(in crate::xds) struct Quarantine {
+    /// False without refusals, so that connections need no lock.
+    any: AtomicBool,
+    /// Locked for a lookup or an insertion.
+    refusals: Mutex<FxHashMap<Key, Weak<Refusal>>>,
+    gauges: IntGaugeVec,
+}
+
+impl Quarantine {
+    /// Creates an empty quarantine, whose size by type this metric shows.
+    pub(in crate::xds) fn new(gauges: IntGaugeVec) -> Self {
+        Self {
+            any: AtomicBool::new(false),
+            refusals: Mutex::default(),
+            gauges,
+        }
+    }
+
+    /// Adds a refused resource. Returns the refusal that exists already, if another connection was first.
+    pub(in crate::xds) fn add(&self, build: Build, refusal: Arc<Refusal>) -> Arc<Refusal> {
+        let key = (build, refusal.resource_type, refusal.version);
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(held) = refusals.get(&key).and_then(Weak::upgrade) {
+            held.refusers.fetch_add(1, Ordering::Relaxed);
+            return held;
+        }
+        refusal.refusers.store(1, Ordering::Relaxed);
+        refusals.retain(|_, refusal| refusal.strong_count() > 0);
+        let gauge = self.gauges.with_label_values(&[refusal.resource_type.short_name()]);
+        gauge.inc();
+        // A new refusal is not counted yet.
+        let _ = refusal.counted.set(Counted(gauge));
+        refusals.insert(key, Arc::downgrade(&refusal));
+        self.any.store(true, Ordering::Release);
+        refusal
+    }
+
+    /// Returns true without refusals.
+    pub(in crate::xds) fn is_empty(&self) -> bool {
+        !self.any.load(Ordering::Acquire)
+    }
+
+    /// Returns the refusal of a resource that is withheld from proxies that have not refused it themselves.
+    pub(in crate::xds) fn get(
+        &self,
+        build: Build,
+        resource_type: ResourceType,
+        version: Version,
+    ) -> Option<Arc<Refusal>> {
+        let key = (build, resource_type, version);
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = refusals.get(&key)?.upgrade();
+        if found.is_none() {
+            refusals.remove(&key);
+            self.any.store(!refusals.is_empty(), Ordering::Release);
+        }
+        found.filter(|refusal| refusal.concerns_others())
+    }
+
+    /// Records that a proxy of the build acknowledged resources.
+    pub(in crate::xds) fn accept(&self, build: Build, resource_type: ResourceType, resources: &[Arc<EncodedResource>]) {
+        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_type = refusals
+            .iter()
+            .filter(|((of, of_type, _), _)| *of == build && *of_type == resource_type);
+        for ((_, _, version), refusal) in of_type {
+            if resources.iter().any(|resource| resource.version == *version)
+                && let Some(refusal) = refusal.upgrade()
+            {
+                refusal.is_accepted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Opts;
+
+    use super::*;
+    use crate::proto::envoy::config::cluster::v3::Cluster;
+
+    #[test]
+    fn one_proxy_keeps_nothing_from_others() {
+        let gauges = IntGaugeVec::new(Opts::new("quarantined", "help"), &["type"]).expect("a valid metric");
+        let quarantine = Quarantine::new(gauges.clone());
+        let resource = Arc::new(EncodedResource::new("a", &Cluster::default()));
+        let build = Build(1);
+        let refuse = || {
+            let refusal = Refusal::new(ResourceType::Cluster, &resource, "bad".to_owned(), None);
+            quarantine.add(build, Arc::new(refusal))
+        };
+        let get = |build| quarantine.get(build, ResourceType::Cluster, resource.version);
+        let first = refuse();
+        assert!(get(build).is_none(), "one refusal");
+        let others = [refuse(), refuse()];
+        assert!(others.iter().all(|other| Arc::ptr_eq(other, &first)));
+        assert!(get(build).is_some() && get(Build(2)).is_none());
+        assert_eq!(gauges.with_label_values(&["cds"]).get(), 1);
+        quarantine.accept(build, ResourceType::Cluster, &[resource.clone()]);
+        assert!(get(build).is_none(), "an acknowledgement is a proof");
+        drop((first, others));
+        assert_eq!(gauges.with_label_values(&["cds"]).get(), 0);
+        assert!(get(build).is_none() && quarantine.is_empty());
+    }
+}
