@@ -5,6 +5,8 @@ pub mod analysis;
 pub mod auto_allocation;
 pub mod auto_registration;
 pub mod cluster_trust_bundle;
+pub mod gateway_class;
+pub mod gateway_deployment;
 pub mod leader;
 pub mod mcs_export;
 pub mod root_cert;

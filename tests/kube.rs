@@ -5,6 +5,7 @@ mod callers;
 mod cluster;
 mod edits;
 mod faults;
+mod gateways;
 mod mesh;
 mod remote;
 mod remote_secret;
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         mesh::trials(),
         edits::trials(),
         faults::trials(),
+        gateways::trials(),
         remote::trials(),
         remote_secret::trials(),
         signers::trials(),

@@ -1,6 +1,10 @@
 //! Starts the controllers, which write into clusters.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
@@ -11,6 +15,7 @@ use crate::{
     base::{ClusterId, cidr},
     ca::{TrustBundle, root::RootSource},
     environment::Environment,
+    inject::{self, Injector},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, features::Features},
     settings::{ConnectionAge, Settings},
@@ -18,7 +23,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
-        cluster_trust_bundle,
+        cluster_trust_bundle, gateway_class, gateway_deployment,
         leader::{self, Election},
         mcs_export, root_cert, untaint,
         watching::Watches,
@@ -55,6 +60,18 @@ impl Cluster {
             metrics: self.metrics.clone(),
         }
     }
+}
+
+/// The inputs of deployed Gateways that the mesh does not contain.
+pub struct GatewayInputs {
+    /// The injector; `None` while there is none.
+    pub injector: watch::Receiver<Option<Arc<Injector>>>,
+    /// The environment of injection.
+    pub environment: watch::Receiver<inject::Environment>,
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// Variables of the process.
+    pub variables: Arc<BTreeMap<String, String>>,
 }
 
 /// Dependencies shared by the controllers of all clusters. Cheap to clone.
@@ -110,6 +127,7 @@ impl Controllers {
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
         trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
+        gateways: Option<GatewayInputs>,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
         let (revoked_sender, revoked) = watch::channel(None);
@@ -144,6 +162,7 @@ impl Controllers {
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
             controllers.analyze(config, &election);
+            controllers.deploy_gateways(config, &election, gateways)?;
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -320,6 +339,46 @@ impl Controllers {
         self.environment.tasks.spawn("analysis", async move {
             analysis::run(&election, watches, mesh, options).await;
         });
+    }
+
+    /// Starts to create GatewayClasses, and to deploy Gateways if there is an injector, which has the templates.
+    fn deploy_gateways(
+        &self,
+        config: &Cluster,
+        election: &Election,
+        gateways: Option<GatewayInputs>,
+    ) -> Result<(), prometheus::Error> {
+        let features = &self.installation.features;
+        if !features.pilot_enable_gateway_api {
+            return Ok(());
+        }
+        let tasks = &self.environment.tasks;
+        if features.pilot_enable_gateway_api_gatewayclass_controller {
+            let creating = gateway_class::run(config.watches(), self.mesh.clone());
+            tasks.spawn_until_shutdown("gateway classes", creating);
+        }
+        if !features.pilot_enable_gateway_api_deployment_controller {
+            return Ok(());
+        }
+        let Some(gateways) = gateways else {
+            tracing::warn!("injection is switched off, so there are no templates to deploy Gateways with");
+            return Ok(());
+        };
+        let inputs = gateway_deployment::Inputs {
+            watches: config.watches(),
+            mesh: self.mesh.clone(),
+            injector: gateways.injector,
+            environment: gateways.environment,
+            tags: gateways.tags,
+            variables: gateways.variables,
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            metrics: gateway_deployment::Metrics::new(&self.environment.registry)?,
+        };
+        let election = election.clone();
+        tasks.spawn("gateway deployments", async move {
+            gateway_deployment::run(&election, inputs).await;
+        });
+        Ok(())
     }
 
     fn register(&self, config: &Cluster, events: mpsc::Receiver<Event>) -> Result<(), prometheus::Error> {

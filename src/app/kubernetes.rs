@@ -9,6 +9,7 @@ use super::{
     AppError, clients,
     controllers::{self, Controllers},
     folder,
+    injection::Injection,
     remote::{self, Parts},
 };
 use crate::{
@@ -85,6 +86,8 @@ pub(super) struct Kubernetes {
     client: Client,
     remote: watch::Receiver<Arc<RemoteClusters>>,
     watches: WatchMetrics,
+    /// Tags of the own revision; `None` while unknown.
+    tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
 }
 
 impl Kubernetes {
@@ -115,7 +118,7 @@ impl Kubernetes {
         let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
         tasks.spawn_until_shutdown("revision tags", following);
         let (filters_out, filters) = watch::channel(None);
-        let following = follow_filters(dependencies, tags, filters_out);
+        let following = follow_filters(dependencies, tags.clone(), filters_out);
         tasks.spawn_until_shutdown("filters", following);
         let config = ClusterSettings {
             id,
@@ -136,6 +139,7 @@ impl Kubernetes {
             client,
             remote,
             watches,
+            tags,
         })
     }
 
@@ -163,7 +167,9 @@ impl Kubernetes {
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
         trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
+        injection: Option<&Injection>,
     ) -> Result<(), AppError> {
+        let gateways = injection.map(|injection| injection.gateways(environment, self.tags.clone()));
         let config = controllers::Cluster {
             id: installation.cluster.clone(),
             client: self.client.clone(),
@@ -172,7 +178,7 @@ impl Kubernetes {
             led: true,
             until: environment.tasks.shutdown().clone(),
         };
-        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events)?;
+        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, gateways)?;
         if controllers.concern_remote_clusters() {
             let watches = self.watches.clone();
             let (environment, installation) = (environment.clone(), installation.clone());

@@ -159,6 +159,14 @@ impl Store {
             .await
     }
 
+    /// Applies an object (server-side apply) for a field manager, which takes its fields from others. It is a conflict
+    /// if the object has a `metadata.resourceVersion` that is no longer the present one.
+    pub async fn apply(&self, namespace: &str, name: &str, manager: &str, object: &Value) -> Result<Value, WriteError> {
+        let request = self.request(namespace);
+        let parameters = PatchParams::apply(manager).force();
+        self.send(request.patch(name, &parameters, &Patch::Apply(object))).await
+    }
+
     /// Deletes an object if its resource version is still this one.
     pub async fn delete(&self, namespace: &str, name: &str, resource_version: &str) -> Result<(), WriteError> {
         let parameters = DeleteParams {

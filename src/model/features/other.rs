@@ -108,7 +108,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
 ];
 
-const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed, and no status is written yet";
+const GATEWAY_API: &str = "no status of the Gateway API is written yet";
 const AMBIENT: &str = "workload discovery of ztunnels is not served yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
@@ -147,9 +147,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
     ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
     ("PILOT_ENABLE_CDS_CACHE", SHARED),
-    ("PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS", GATEWAY_API),
-    ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
-    ("PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER", GATEWAY_API),
     ("PILOT_ENABLE_GATEWAY_API_STATUS", GATEWAY_API),
     ("PILOT_ENABLE_RDS_CACHE", SHARED),
     ("PILOT_ENABLE_XDS_CACHE", SHARED),
