@@ -306,14 +306,11 @@ impl<'a> Deployed<'a> {
         let named = |annotation: &str| {
             let given = pod::annotation(gateway, annotation).filter(|name| !name.is_empty());
             let name = given.unwrap_or(&default);
-            match check::is_name(name) {
-                true => Ok(name.to_owned()),
-                false => Err(invalid(
-                    gateway,
-                    &format!("metadata.annotations[{annotation:?}]"),
-                    format!("{name:?} is no name of an object"),
-                )),
+            if check::is_name(name) {
+                return Ok(name.to_owned());
             }
+            let field = format!("metadata.annotations[{annotation:?}]");
+            Err(invalid(gateway, &field, format!("{name:?} is no name of an object")))
         };
         let (name, service_account) = (named(NAME_OVERRIDE)?, named(SERVICE_ACCOUNT)?);
         let service_type = pod::annotation(gateway, SERVICE_TYPE).unwrap_or(request.class.service_type);

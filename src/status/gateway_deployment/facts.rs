@@ -99,7 +99,7 @@ impl Facts {
                 && parent.name == *name
                 && parent.namespace.as_deref().unwrap_or(set.namespace.as_str()) == namespace.as_str()
         });
-        let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, &row, &set.namespace));
+        let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, row, &set.namespace));
         let listeners = admitted.flat_map(|(_, set)| {
             set.spec
                 .listeners

@@ -172,8 +172,12 @@ fn take<T: Clone + PartialEq>(known: &mut Rows<T>, event: WatchEvent<(Key, T)>) 
         WatchEvent::Restarted(all) => {
             let all: BTreeMap<Key, T> = all.into_iter().collect();
             let gone: Vec<Key> = rows.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
-            gone.into_iter().for_each(|key| put(rows, key, None));
-            all.into_iter().for_each(|(key, row)| put(rows, key, Some(row)));
+            for key in gone {
+                put(rows, key, None);
+            }
+            for (key, row) in all {
+                put(rows, key, Some(row));
+            }
         }
         WatchEvent::Applied((key, row)) => put(rows, key, Some(row)),
         WatchEvent::Deleted((key, _)) => put(rows, key, None),
