@@ -471,7 +471,9 @@ impl<'a> Parts<'a> {
             return Ok(());
         };
         let (mesh, trust) = (self.push.mesh.clone(), self.trust.clone());
-        kubernetes.start_controllers(self.environment, &self.installation, mesh, trust, self.events.take())
+        let injection = self.injection.as_ref();
+        let events = self.events.take();
+        kubernetes.start_controllers(self.environment, &self.installation, mesh, trust, events, injection)
     }
 }
 

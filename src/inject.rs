@@ -34,7 +34,7 @@
 //! The steps of an injection, one module each: `decision`; `annotations` (validation); `render` with `data` and
 //! `functions`; `merge` (strategic merge patches); `overrides` (settings of users for injected containers); `finish`,
 //! `prometheus` and `probes`; `patch` (the difference of both pods). `schema` has the types of Kubernetes that all of
-//! them share, and [`workload`] injects files.
+//! them share, and [`workload`] injects files. [`gateway`] renders the objects of Gateways' deployments.
 
 mod annotations;
 mod config;
@@ -43,6 +43,7 @@ mod decision;
 mod environment;
 mod finish;
 mod functions;
+pub mod gateway;
 mod merge;
 mod overlays;
 mod overrides;

@@ -6,6 +6,8 @@ pub mod auto_allocation;
 pub mod auto_registration;
 pub mod cluster_trust_bundle;
 pub mod conditions;
+pub mod gateway_class;
+pub mod gateway_deployment;
 pub mod gateway_status;
 pub mod ingress_status;
 pub mod leader;

@@ -4,11 +4,15 @@
 mod cases;
 mod command;
 pub(crate) mod compare;
+mod gateways;
 mod pods;
 
 use libtest_mimic::Trial;
 
 /// The tests of this module.
 pub(crate) fn trials() -> Vec<Trial> {
-    [cases::trials(), command::trials()].into_iter().flatten().collect()
+    [cases::trials(), command::trials(), gateways::trials()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

@@ -8,6 +8,7 @@ mod distribution;
 mod edits;
 mod faults;
 mod gateway_status;
+mod gateways;
 mod mesh;
 mod remote;
 mod remote_secret;
@@ -30,6 +31,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         edits::trials(),
         faults::trials(),
         gateway_status::trials(),
+        gateways::trials(),
         remote::trials(),
         remote_secret::trials(),
         signers::trials(),

@@ -1,6 +1,10 @@
 //! Starts the controllers, which write into clusters.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
@@ -11,6 +15,7 @@ use crate::{
     base::{ClusterId, cidr},
     ca::{TrustBundle, root::RootSource},
     environment::Environment,
+    inject::{self, Injector},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, features::Features},
     settings::{ConnectionAge, Settings},
@@ -18,7 +23,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
-        cluster_trust_bundle, conditions,
+        cluster_trust_bundle, conditions, gateway_class, gateway_deployment,
         gateway_status::{self, ServedKinds},
         ingress_status,
         leader::{self, Election},
@@ -59,12 +64,32 @@ impl Cluster {
     }
 }
 
+/// What the controllers of the config cluster need, and the mesh does not contain.
+pub struct ConfigClusterInputs {
+    /// The inputs of statuses.
+    pub statuses: StatusInputs,
+    /// The inputs of deployed Gateways; `None` without injection.
+    pub gateways: Option<GatewayInputs>,
+}
+
 /// The inputs of the statuses of Gateways that the mesh does not contain.
 pub struct StatusInputs {
     /// Tags of the own revision; `None` while unknown.
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     /// Starts to follow the kinds with statuses that the API server serves.
     pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
+}
+
+/// The inputs of deployed Gateways that the mesh does not contain.
+pub struct GatewayInputs {
+    /// The injector; `None` while there is none.
+    pub injector: watch::Receiver<Option<Arc<Injector>>>,
+    /// The environment of injection.
+    pub environment: watch::Receiver<inject::Environment>,
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// Variables of the process.
+    pub variables: Arc<BTreeMap<String, String>>,
 }
 
 /// Dependencies shared by the controllers of all clusters. Cheap to clone.
@@ -120,7 +145,7 @@ impl Controllers {
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
         trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
-        statuses: StatusInputs,
+        inputs: ConfigClusterInputs,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
         let (revoked_sender, revoked) = watch::channel(None);
@@ -155,8 +180,9 @@ impl Controllers {
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
             controllers.analyze(config, &election);
-            controllers.write_statuses(config, &election, statuses);
+            controllers.write_statuses(config, &election, inputs.statuses);
             controllers.write_conditions(config, &election);
+            controllers.deploy_gateways(config, &election, inputs.gateways)?;
         }
         if let Some(events) = events {
             controllers.register(config, events)?;
@@ -368,6 +394,46 @@ impl Controllers {
         self.environment.tasks.spawn("ambient statuses", async move {
             conditions::run(&election, watches, mesh).await;
         });
+    }
+
+    /// Starts to create GatewayClasses, and to deploy Gateways if there is an injector, which has the templates.
+    fn deploy_gateways(
+        &self,
+        config: &Cluster,
+        election: &Election,
+        gateways: Option<GatewayInputs>,
+    ) -> Result<(), prometheus::Error> {
+        let features = &self.installation.features;
+        if !features.pilot_enable_gateway_api {
+            return Ok(());
+        }
+        let tasks = &self.environment.tasks;
+        if features.pilot_enable_gateway_api_gatewayclass_controller {
+            let creating = gateway_class::run(config.watches(), self.mesh.clone());
+            tasks.spawn_until_shutdown("gateway classes", creating);
+        }
+        if !features.pilot_enable_gateway_api_deployment_controller {
+            return Ok(());
+        }
+        let Some(gateways) = gateways else {
+            tracing::warn!("injection is switched off, so there are no templates to deploy Gateways with");
+            return Ok(());
+        };
+        let inputs = gateway_deployment::Inputs {
+            watches: config.watches(),
+            mesh: self.mesh.clone(),
+            injector: gateways.injector,
+            environment: gateways.environment,
+            tags: gateways.tags,
+            variables: gateways.variables,
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            metrics: gateway_deployment::Metrics::new(&self.environment.registry)?,
+        };
+        let election = election.clone();
+        tasks.spawn("gateway deployments", async move {
+            gateway_deployment::run(&election, inputs).await;
+        });
+        Ok(())
     }
 
     fn register(&self, config: &Cluster, events: mpsc::Receiver<Event>) -> Result<(), prometheus::Error> {

@@ -1,16 +1,16 @@
 //! Injection of pods: starts the tasks that follow its inputs.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ::kube::Client;
 use tokio::sync::watch;
 
-use super::AppError;
+use super::{AppError, controllers::GatewayInputs};
 use crate::{
     admin::debug::InjectionTemplates,
-    base::boolean,
+    base::{SmolStr, boolean},
     environment::Environment,
-    inject::{self, NativeSidecars, Platform},
+    inject::{self, Injector, NativeSidecars, Platform},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot},
     settings::Settings,
@@ -74,6 +74,23 @@ impl Injection {
         }
     }
 
+    /// Returns the inputs of deployed Gateways.
+    pub(super) fn gateways(
+        &self,
+        environment: &Environment,
+        tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    ) -> GatewayInputs {
+        let (out, injector) = watch::channel(None);
+        let publishing = publish_valid(self.injector.clone(), out);
+        environment.tasks.spawn_until_shutdown("gateway templates", publishing);
+        GatewayInputs {
+            injector,
+            environment: self.environment.subscribe(),
+            tags,
+            variables: Arc::new(environment.settings.variables.clone()),
+        }
+    }
+
     /// Returns the present texts of the templates, for debug pages.
     pub(super) fn templates(&self) -> InjectionTemplates {
         let injector = self.injector.clone();
@@ -91,6 +108,19 @@ impl Injection {
         let _ = self.injector.wait_for(is_known).await;
         let mesh = self.mesh.borrow().clone();
         prepare(&mesh, &self.environment);
+    }
+}
+
+/// Publishes each valid configuration of the injector.
+async fn publish_valid(mut injector: InjectorReceiver, out: watch::Sender<Option<Arc<Injector>>>) {
+    loop {
+        let state = injector.borrow_and_update().clone();
+        if let InjectorState::Valid(injector) = state {
+            out.send_replace(Some(injector));
+        }
+        if injector.changed().await.is_err() {
+            return;
+        }
     }
 }
 

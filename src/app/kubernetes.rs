@@ -7,8 +7,9 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     AppError, clients,
-    controllers::{self, Controllers, StatusInputs},
+    controllers::{self, ConfigClusterInputs, Controllers, StatusInputs},
     folder,
+    injection::Injection,
     remote::{self, Parts},
 };
 use crate::{
@@ -235,6 +236,7 @@ impl Kubernetes {
         mesh: watch::Receiver<Arc<MeshSnapshot>>,
         trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
         events: Option<mpsc::Receiver<Event>>,
+        injection: Option<&Injection>,
     ) -> Result<(), AppError> {
         let config = controllers::Cluster {
             id: installation.cluster.clone(),
@@ -244,8 +246,11 @@ impl Kubernetes {
             led: true,
             until: environment.tasks.shutdown().clone(),
         };
-        let statuses = self.statuses(environment, installation);
-        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, statuses)?;
+        let inputs = ConfigClusterInputs {
+            statuses: self.statuses(environment, installation),
+            gateways: injection.map(|injection| injection.gateways(environment, self.tags.clone())),
+        };
+        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, inputs)?;
         if controllers.concern_remote_clusters() {
             let watches = self.watches.clone();
             let (environment, installation) = (environment.clone(), installation.clone());

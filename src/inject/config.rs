@@ -285,17 +285,20 @@ impl Values {
     }
 
     /// Returns the image of the proxy.
+    pub(super) fn proxy_image(&self, image_type: Option<&str>) -> String {
+        let name = Some(self.text(IMAGE)).filter(|name| !name.is_empty());
+        self.image(name.unwrap_or("proxyv2"), image_type)
+    }
+
+    /// Returns an image of the release by its name.
     ///
     /// Parity (pkg/kube/inject/inject.go, ProxyImage): a type replaces a known type at the end of the tag.
-    pub(super) fn proxy_image(&self, image_type: Option<&str>) -> String {
+    pub(super) fn image(&self, name: &str, image_type: Option<&str>) -> String {
         let tag = match self.json.pointer("/global/tag") {
             Some(Json::String(tag)) => tag.clone(),
             None | Some(Json::Null) => String::new(),
             Some(other) => other.to_string(),
         };
-        let name = Some(self.text(IMAGE))
-            .filter(|name| !name.is_empty())
-            .unwrap_or("proxyv2");
         let image_type = image_type.unwrap_or_else(|| self.text(VARIANT));
         let base = ["-distroless", "-debug"].iter().find_map(|it| tag.strip_suffix(it));
         let tag = match image_type {

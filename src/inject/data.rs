@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 
 use crate::template::{Context, Escapes, Failure, Layout, Limits, NoHost, Object, Type, Value, encode_json};
 
-pub(super) use kube::value as kube_value;
+pub(super) use kube::{list as kube_list, value as kube_value};
 pub(super) use message::{call, message};
 
 /// A struct with fields.

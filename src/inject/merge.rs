@@ -80,10 +80,10 @@ fn objects(kind: Option<&'static Struct>, mut original: Object, mut patch: Objec
         let target = field.and_then(|field| field.of.target());
         let rule = field.map_or(Merge::Replace, |field| field.merge);
         let merged = match (original.remove(&key), value) {
-            (Some(Value::Object(original)), Value::Object(value)) => {
+            (Some(Value::Object(original)), Value::Object(value)) if rule != Merge::Whole => {
                 objects(target, original, value).map(Value::Object)
             }
-            (original, Value::Array(items)) if rule != Merge::Replace => {
+            (original, Value::Array(items)) if matches!(rule, Merge::Key(_) | Merge::Scalars) => {
                 let original = match original {
                     Some(Value::Array(original)) => original,
                     _ => Vec::new(),

@@ -1,7 +1,5 @@
 //! Rendering: the data of templates, and their overlays merged into the pod.
 
-use std::sync::Arc;
-
 use serde_json::{Value as Json, json};
 
 use super::{
@@ -158,11 +156,15 @@ const PROXY_ID: i64 = 1337;
 
 /// Returns the user and group of the proxy. OpenShift assigns ranges to namespaces; the proxy takes the last id of its.
 fn proxy_ids(environment: &Environment) -> (i64, i64) {
-    let namespace: &Arc<Namespace> = &environment.namespace;
-    let range = |name: &str| namespace.annotations.get(name).and_then(|text| last_id(text));
     if environment.platform != Platform::OpenShift {
         return (PROXY_ID, PROXY_ID);
     }
+    assigned_ids(&environment.namespace)
+}
+
+/// Returns the last ids of the ranges that annotations assign to a namespace, or the usual ids.
+pub(super) fn assigned_ids(namespace: &Namespace) -> (i64, i64) {
+    let range = |name: &str| namespace.annotations.get(name).and_then(|text| last_id(text));
     let users = range("openshift.io/sa.scc.uid-range");
     let groups = range("openshift.io/sa.scc.supplemental-groups").or(users);
     (users.unwrap_or(PROXY_ID), groups.unwrap_or(PROXY_ID))

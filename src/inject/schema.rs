@@ -26,7 +26,7 @@ pub(super) struct Field {
     pub(super) go: String,
     /// Type.
     pub(super) of: Type,
-    /// The treatment of lists in a strategic merge patch.
+    /// The treatment in a strategic merge patch.
     pub(super) merge: Merge,
     /// Presence in JSON.
     pub(super) presence: Presence,
@@ -41,7 +41,7 @@ pub(super) enum Presence {
     Required,
 }
 
-/// The treatment of a list in a strategic merge patch.
+/// The treatment of a field in a strategic merge patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Merge {
     /// The patch replaces it.
@@ -50,6 +50,8 @@ pub(super) enum Merge {
     Key(&'static str),
     /// Scalars are united.
     Scalars,
+    /// An object that the patch replaces.
+    Whole,
 }
 
 /// The type of a value.
@@ -154,10 +156,14 @@ impl Field {
             Some(name) => (name, Presence::Required),
             None => (name, Presence::Optional),
         };
-        let (name, merge) = match (name.split_once('@'), name.strip_suffix('+')) {
-            (Some((name, key)), _) => (name, Merge::Key(key)),
-            (None, Some(name)) => (name, Merge::Scalars),
-            (None, None) => (name, Merge::Replace),
+        let (name, merge) = if let Some((name, key)) = name.split_once('@') {
+            (name, Merge::Key(key))
+        } else if let Some(name) = name.strip_suffix('+') {
+            (name, Merge::Scalars)
+        } else if let Some(name) = name.strip_suffix('^') {
+            (name, Merge::Whole)
+        } else {
+            (name, Merge::Replace)
         };
         let (json, go) = match name.split_once('=') {
             Some((json, go)) => (json, go.to_owned()),

@@ -1,6 +1,8 @@
 //! Values of the chart istiod, and what each changes.
 
 use istiod::api::yaml;
+use istiod::inject::gateway::{GatewayClass, GatewayRequest, ObjectKind};
+use istiod::inject::{Environment, Injector};
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
@@ -25,6 +27,10 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial(
             "charts::values::upgrades_keep_failure_policies",
             upgrades_keep_failure_policies,
+        ),
+        helm::trial(
+            "charts::values::deployed_gateways_follow_values",
+            deployed_gateways_follow_values,
         ),
         helm::trial("charts::remote::has_what_the_cluster_needs", has_what_the_cluster_needs),
         helm::trial("charts::remote::addresses_have_their_forms", addresses_have_their_forms),
@@ -70,6 +76,101 @@ pub(super) fn have_effects(chart: &str, effects: &[Effect]) -> Result<(), Failed
         );
     }
     Ok(())
+}
+
+/// Each value changes the pods of a waypoint or of a gateway.
+fn deployed_gateways_follow_values() -> Result<(), Failed> {
+    let seccomp = "spec template spec containers istio-proxy securityContext seccompProfile type";
+    for (value, template, path, want) in [
+        (
+            "global.waypoint.nodeSelector.a=b",
+            "waypoint",
+            "spec template spec nodeSelector a",
+            json!("b"),
+        ),
+        (
+            "global.waypoint.affinity.nodeAffinity.a=b",
+            "waypoint",
+            "spec template spec affinity nodeAffinity a",
+            json!("b"),
+        ),
+        (
+            "global.waypoint.tolerations[0].key=a",
+            "waypoint",
+            "spec template spec tolerations 0 key",
+            json!("a"),
+        ),
+        (
+            "global.waypoint.topologySpreadConstraints[0].maxSkew=1",
+            "waypoint",
+            "spec template spec topologySpreadConstraints 0 maxSkew",
+            json!(1),
+        ),
+        (
+            "global.waypoint.resources.requests.cpu=7m",
+            "waypoint",
+            "spec template spec containers istio-proxy resources requests cpu",
+            json!("7m"),
+        ),
+        (
+            "gateways.seccompProfile.type=RuntimeDefault",
+            "waypoint",
+            seccomp,
+            json!("RuntimeDefault"),
+        ),
+        (
+            "gateways.securityContext.runAsUser=5",
+            "kube-gateway",
+            "spec template spec securityContext runAsUser",
+            json!(5),
+        ),
+        (
+            "global.proxy.resources.requests.cpu=7m",
+            "kube-gateway",
+            "spec template spec containers istio-proxy resources requests cpu",
+            json!("7m"),
+        ),
+        (
+            "global.imagePullSecrets={a}",
+            "kube-gateway",
+            "spec template spec imagePullSecrets 0 name",
+            json!("a"),
+        ),
+    ] {
+        let [before, after] = [&[][..], &[value][..]].map(|values| deployment(template, values));
+        assert_eq!(at(&after?, path), &want, "{value}: {path}");
+        assert_ne!(at(&before?, path), &want, "{value} changes nothing");
+    }
+    Ok(())
+}
+
+/// Returns the Deployment of a Gateway, rendered from a template of the chart.
+fn deployment(template: &'static str, values: &[&str]) -> Result<Value, Failed> {
+    let objects = helm::objects("istiod", values)?;
+    let [config, values] = helm::injector(&objects)?;
+    let injector = Injector::parse(config, values)?;
+    let class = GatewayClass {
+        controller: "istio.io/mesh-controller".to_owned(),
+        label: "istio.io-mesh-controller",
+        template,
+        service_type: "ClusterIP",
+        has_plain_names: true,
+        is_east_west: false,
+    };
+    let request = GatewayRequest {
+        gateway: &json!({ "metadata": { "name": "a", "namespace": "b" }, "spec": { "gatewayClassName": "c" } }),
+        class: &class,
+        more_ports: &[],
+        class_parameters: None,
+        parameters: None,
+        cluster: "Kubernetes",
+        kubernetes_version: 133,
+        ambient: true,
+        copies_metadata: true,
+    };
+    let objects = injector.gateway_objects(&request, &Environment::default())?;
+    let deployment = objects.into_iter().find(|object| object.kind == ObjectKind::Deployment);
+    Ok(deployment.ok_or("no Deployment")?.value)
 }
 
 const POD: &str = "spec template spec";

@@ -139,8 +139,10 @@ fn object_names_match_istio() -> Result<(), Failed> {
     let of_default = [
         "ClusterRole /istio-reader-clusterrole-istio-system",
         "ClusterRole /istiod-clusterrole-istio-system",
+        "ClusterRole /istiod-gateway-controller-istio-system",
         "ClusterRoleBinding /istio-reader-clusterrole-istio-system",
         "ClusterRoleBinding /istiod-clusterrole-istio-system",
+        "ClusterRoleBinding /istiod-gateway-controller-istio-system",
         "ConfigMap istio-system/istio",
         "ConfigMap istio-system/istio-sidecar-injector",
         "ConfigMap istio-system/values",
@@ -160,8 +162,10 @@ fn object_names_match_istio() -> Result<(), Failed> {
     let of_revision = [
         "ClusterRole /istio-reader-clusterrole-canary-istio-system",
         "ClusterRole /istiod-clusterrole-canary-istio-system",
+        "ClusterRole /istiod-gateway-controller-canary-istio-system",
         "ClusterRoleBinding /istio-reader-clusterrole-canary-istio-system",
         "ClusterRoleBinding /istiod-clusterrole-canary-istio-system",
+        "ClusterRoleBinding /istiod-gateway-controller-canary-istio-system",
         "ConfigMap istio-system/istio-canary",
         "ConfigMap istio-system/istio-sidecar-injector-canary",
         "ConfigMap istio-system/values-canary",

@@ -39,6 +39,15 @@ const NOT_TRIED: &[&str] = &[
     "update networking.istio.io workloadentries/status",
 ];
 
+/// Applying an object that does not exist takes `create`, but the request is a `patch`.
+const IMPLIED: &[&str] = &[
+    "create  serviceaccounts",
+    "create  services",
+    "create apps deployments",
+    "create autoscaling horizontalpodautoscalers",
+    "create policy poddisruptionbudgets",
+];
+
 /// Settings that renew the root of the CA all the time.
 const RENEWING: [(&str, &str); 3] = [
     ("CITADEL_SELF_SIGNED_ROOT_CERT_CHECK_INTERVAL", "1s"),
@@ -53,6 +62,8 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     let cluster = Cluster::start("charts/rights")?;
     cluster.namespace(NAMESPACE, &json!({}))?;
     for (group, kind) in [
+        ("gateway.networking.k8s.io", "Gateway"),
+        ("gateway.networking.k8s.io", "GatewayClass"),
         ("gateway.networking.k8s.io", "HTTPRoute"),
         ("gateway.networking.x-k8s.io", "XBackendTrafficPolicy"),
         ("multicluster.x-k8s.io", "ServiceExport"),
@@ -60,6 +71,9 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     ] {
         let mut definition = crds::loose_crd(group, kind);
         definition["metadata"]["annotations"] = json!({ "api-approved.kubernetes.io": "unapproved, for a test" });
+        if kind == "GatewayClass" {
+            definition["spec"]["scope"] = json!("Cluster");
+        }
         cluster.api.apply(&definition)?;
         crds::established(&cluster.api, &definition)?;
     }
@@ -101,7 +115,7 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     let idle: BTreeSet<String> = granted(&objects).difference(&used).cloned().collect();
     assert_eq!(
         idle,
-        NOT_TRIED.iter().map(ToString::to_string).collect(),
+        NOT_TRIED.iter().chain(IMPLIED).map(ToString::to_string).collect(),
         "permissions that are granted but not used"
     );
     Ok(Completion::Completed)
@@ -170,6 +184,12 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
             "metadata": { "namespace": "default", "name": "web",
                 "annotations": { "kubernetes.io/ingress.class": "istio" } },
             "spec": { "defaultBackend": { "service": { "name": "web", "port": { "number": 80 } } } } }),
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata("default", "parameters"),
+            "data": { "horizontalPodAutoscaler": "", "podDisruptionBudget": "" } }),
+        json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": metadata("default", "web"),
+            "spec": { "gatewayClassName": "istio", "listeners": [{ "name": "http", "port": 80, "protocol": "HTTP" }],
+                "infrastructure": {
+                    "parametersRef": { "group": "", "kind": "ConfigMap", "name": "parameters" } } } }),
     ] {
         cluster.api.apply(&object)?;
     }
@@ -181,6 +201,7 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     };
     is_there("v1", "ConfigMap", "istio-ca-root-cert")?;
     is_there("multicluster.x-k8s.io/v1alpha1", "ServiceExport", "web")?;
+    is_there("policy/v1", "PodDisruptionBudget", "web-istio")?;
     let entry = Reference::new(networking, "ServiceEntry", "default", "far");
     wait::until("addresses of the ServiceEntry", Duration::from_mins(1), || {
         let entry = cluster.get(&entry).ok()??;

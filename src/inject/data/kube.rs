@@ -15,6 +15,13 @@ pub(in crate::inject) fn value(type_name: &str, object: &Json) -> Value {
     structure(schema::of(type_name), object)
 }
 
+/// Returns a slice of objects of a struct of the table.
+pub(in crate::inject) fn list(type_name: &str, objects: &[Json]) -> Value {
+    let kind = schema::of(type_name);
+    let items = objects.iter().map(|object| structure(kind, object));
+    Value::List(List::of(named(kind), items.collect()))
+}
+
 /// A struct of Kubernetes' API, with the values of all its fields.
 struct Kube {
     kind: &'static Struct,

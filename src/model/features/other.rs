@@ -108,7 +108,6 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
 ];
 
-const GATEWAY_API: &str = "Gateways of the Gateway API are not deployed yet";
 const SHARED: &str = "encoded resources are always shared, and there is no cache to configure";
 const GO: &str = "it configures the Go runtime or Go libraries";
 const AGENT: &str = "agents read it, not the control plane";
@@ -143,9 +142,6 @@ pub const WITHOUT_EFFECT: &[Described] = &[
     ("PILOT_CONVERT_SIDECAR_SCOPE_CONCURRENCY", ON_DEMAND),
     ("PILOT_ENABLE_AGENTGATEWAY", "agentgateway is not served"),
     ("PILOT_ENABLE_CDS_CACHE", SHARED),
-    ("PILOT_ENABLE_GATEWAY_API_COPY_LABELS_ANNOTATIONS", GATEWAY_API),
-    ("PILOT_ENABLE_GATEWAY_API_DEPLOYMENT_CONTROLLER", GATEWAY_API),
-    ("PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER", GATEWAY_API),
     ("PILOT_ENABLE_RDS_CACHE", SHARED),
     ("PILOT_ENABLE_XDS_CACHE", SHARED),
     (

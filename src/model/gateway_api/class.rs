@@ -59,6 +59,26 @@ impl Controller {
         found.is_enabled(mesh).then_some(found)
     }
 
+    /// Returns the built-in classes that are enabled, with their controllers.
+    pub fn built_in_classes(mesh: &MeshSnapshot) -> Vec<(SmolStr, Self)> {
+        let default = &mesh.installation.features.pilot_gateway_api_default_gatewayclass_name;
+        let names = [default.as_str(), "istio-remote", "istio-waypoint", "istio-east-west"];
+        names
+            .into_iter()
+            .filter_map(|name| Some((SmolStr::new(name), Self::built_in(mesh, name)?)))
+            .collect()
+    }
+
+    /// Returns the name of the controller.
+    pub fn name(self, mesh: &MeshSnapshot) -> SmolStr {
+        match self {
+            Self::Gateway => mesh.installation.features.pilot_gateway_api_controller_name.clone(),
+            Self::Remote => SmolStr::new_static(REMOTE),
+            Self::Waypoint => SmolStr::new_static(WAYPOINT),
+            Self::EastWest => SmolStr::new_static(EAST_WEST),
+        }
+    }
+
     fn is_enabled(self, mesh: &MeshSnapshot) -> bool {
         let features = &mesh.installation.features;
         match self {

@@ -518,12 +518,7 @@ fn selects(selector: &LabelSelector, name: &SmolStr, labels: &Labels) -> bool {
 }
 
 /// Returns true if a Gateway admits ListenerSets of a namespace.
-pub(super) fn admits(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    gateway: &Config<gateway_api::Gateway>,
-    namespace: &Namespace,
-) -> bool {
+pub fn admits(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, namespace: &Namespace) -> bool {
     let allowed = gateway.spec.allowed_listeners.as_ref();
     let Some(FromNamespaces { from, selector }) = allowed.and_then(|allowed| allowed.namespaces.as_ref()) else {
         return false;

@@ -1,0 +1,540 @@
+//! Deployments of Gateways: applies the objects that `inject::gateway` makes of each Gateway of this revision, and
+//! repairs them.
+//!
+//! The leader of the revision works; other replicas hold nothing of it. It begins with the first Gateway, and only when
+//! all inputs are known. A Gateway is looked at again when it, its class, namespace, ListenerSets or parameters, an
+//! object of its deployment, the injector's configuration, the mesh config, a ProxyConfig or a revision tag changes.
+//! Before an object is applied it is read: an equal one is not written, and one that lacks the label of managed objects
+//! belongs to someone else. Results come back from the watches.
+//!
+//! Parity (pilot/pkg/config/kube/gatewaycommon/deploymentcontroller.go).
+
+mod facts;
+mod known;
+mod metrics;
+mod write;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::pending,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep_until},
+};
+
+pub use self::metrics::Metrics;
+use self::{
+    facts::{Facts, Revisions},
+    known::{Change, Event, Gateway, Key, Known, Owned},
+    metrics::Outcome,
+    write::{Applied, Stores, Written},
+};
+use super::{
+    leader::{Election, Lock},
+    store::resource,
+    watching::Watches,
+};
+use crate::{
+    base::SmolStr,
+    inject::{
+        self, Injector,
+        gateway::{self, GatewayObject, GatewayRequest, ObjectKind},
+    },
+    kube::watch::{WatchEvent, WatchTarget},
+    model::snapshot::MeshSnapshot,
+};
+
+/// The interval at which a changing mesh is looked at.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// First and longest delay of a retry; it doubles with each failure.
+const RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
+/// Concurrent writers.
+const MAX_CONCURRENT: usize = 8;
+/// Capacity of the queue of events.
+const QUEUE: usize = 64;
+
+/// The inputs of the controller. Cheap to clone.
+#[derive(Clone)]
+pub struct Inputs {
+    /// Watches of the config cluster.
+    pub watches: Watches,
+    /// The mesh.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// The injector, with the templates; `None` while there is none.
+    pub injector: watch::Receiver<Option<Arc<Injector>>>,
+    /// The environment of injection, without a namespace.
+    pub environment: watch::Receiver<inject::Environment>,
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// Variables of the process, which templates may read.
+    pub variables: Arc<BTreeMap<String, String>>,
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
+    pub only: SmolStr,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+/// Keeps the deployments of Gateways while this replica leads.
+pub async fn run(election: &Election, inputs: Inputs) {
+    let lock = Lock::of_revision("istio-gateway-deployment", &election.revision);
+    election
+        .run(lock, |token| {
+            let controller = Controller::new(election, inputs.clone());
+            async move {
+                token.run_until_cancelled(Box::pin(controller.run())).await;
+            }
+        })
+        .await;
+}
+
+/// The result of a round for a Gateway.
+type Finished = (Key, Written);
+
+struct Controller {
+    inputs: Inputs,
+    default_tag: watch::Receiver<SmolStr>,
+    namespace: SmolStr,
+    stores: Stores,
+    /// Version of Kubernetes: 128 for 1.28.
+    version: i64,
+    known: Known,
+    watching: FuturesUnordered<BoxFuture<'static, ()>>,
+    sender: mpsc::Sender<Event>,
+    events: mpsc::Receiver<Event>,
+    /// The facts that decide about each Gateway besides its own fields; `None` for one that others deploy.
+    facts: BTreeMap<Key, Option<Arc<Facts>>>,
+    /// The environment of injection that all rounds have used.
+    environment: Option<inject::Environment>,
+    /// Gateways to look at.
+    pending: BTreeSet<Key>,
+    running: FuturesUnordered<BoxFuture<'static, Finished>>,
+    busy: BTreeSet<Key>,
+    /// Failures in a row, and when the next round begins.
+    retries: BTreeMap<Key, (u32, Instant)>,
+    /// The objects as they were last applied or found equal.
+    applied: BTreeMap<(ObjectKind, Key), Applied>,
+    /// The last refusal of each Gateway, so that it is logged once.
+    refusals: BTreeMap<Key, String>,
+    /// When the mesh is looked at again.
+    observe_at: Option<Instant>,
+}
+
+impl Controller {
+    fn new(election: &Election, inputs: Inputs) -> Self {
+        let (sender, events) = mpsc::channel(QUEUE);
+        let mut default_tag = election.default_revision.clone();
+        default_tag.mark_changed();
+        let mut inputs = inputs;
+        inputs.mesh.mark_changed();
+        Self {
+            default_tag,
+            namespace: election.namespace.clone(),
+            stores: Stores::new(&election.client, manager(&inputs)),
+            version: 0,
+            inputs,
+            known: Known::default(),
+            watching: FuturesUnordered::new(),
+            sender,
+            events,
+            facts: BTreeMap::new(),
+            environment: None,
+            pending: BTreeSet::new(),
+            running: FuturesUnordered::new(),
+            busy: BTreeSet::new(),
+            retries: BTreeMap::new(),
+            applied: BTreeMap::new(),
+            refusals: BTreeMap::new(),
+            observe_at: None,
+        }
+    }
+
+    async fn run(mut self) {
+        let has_gateways = |mesh: &Arc<MeshSnapshot>| !mesh.kube_gateways.is_empty();
+        if self.inputs.mesh.wait_for(has_gateways).await.is_err() {
+            return;
+        }
+        self.inputs.mesh.mark_changed();
+        self.version = loop {
+            match self.inputs.watches.client.apiserver_version().await {
+                Ok(version) => break number(&version.major, &version.minor),
+                Err(error) => tracing::warn!(%error, "failed to read the version of the API server"),
+            }
+            tokio::time::sleep(RETRY).await;
+        };
+        self.open_all();
+        loop {
+            let retry_at = self.retries.values().map(|(_, at)| *at).min();
+            tokio::select! {
+                Some(()) = self.watching.next() => {}
+                Some(event) = self.events.recv() => {
+                    self.on_event(event);
+                    while let Ok(event) = self.events.try_recv() {
+                        self.on_event(event);
+                    }
+                }
+                changed = self.inputs.mesh.changed(), if self.observe_at.is_none() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.observe();
+                    self.observe_at = Some(Instant::now() + INTERVAL);
+                }
+                () = at(self.observe_at) => self.observe_at = None,
+                changed = self.inputs.injector.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.look_at_all();
+                }
+                changed = self.inputs.environment.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.on_environment();
+                }
+                changed = self.inputs.tags.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.observe();
+                }
+                Ok(()) = self.default_tag.changed() => self.observe(),
+                Some(finished) = self.running.next() => self.on_finished(finished),
+                () = at(retry_at) => self.on_retry(),
+            }
+            self.begin();
+        }
+    }
+
+    fn open_all(&mut self) {
+        let only = Some(self.inputs.only.to_string()).filter(|only| !only.is_empty());
+        let target = |group: &str, version: &str, kind: &str, plural: &str| WatchTarget {
+            namespace: only.clone(),
+            ..WatchTarget::all(resource(group, version, kind, plural))
+        };
+        let gateways = target("gateway.networking.k8s.io", "v1", "Gateway", "gateways");
+        self.open(gateways, Gateway::of, Event::Gateway);
+        let parameters = target("", "v1", "ConfigMap", "configmaps");
+        self.open(parameters, known::parameters, Event::Parameters);
+        for kind in known::WATCHED {
+            let (group, version, plural) = kind.resource();
+            let owned = WatchTarget {
+                labels: Some(gateway::MANAGED.to_owned()),
+                ..target(group, version, kind.name(), plural)
+            };
+            self.open(owned, Owned::of, move |event| Event::Owned(kind, event));
+        }
+        let validators = WatchTarget {
+            fields: Some(format!("metadata.name={}", known::DEFAULT_VALIDATOR)),
+            metadata_only: true,
+            ..WatchTarget::all(resource(
+                "admissionregistration.k8s.io",
+                "v1",
+                "ValidatingWebhookConfiguration",
+                "validatingwebhookconfigurations",
+            ))
+        };
+        self.open(validators, known::revision_of, Event::DefaultRevision);
+    }
+
+    fn open<T: Send + Sync + 'static>(
+        &self,
+        target: WatchTarget,
+        convert: fn(crate::kube::Object) -> T,
+        event: impl Fn(WatchEvent<T>) -> Event + Send + 'static,
+    ) {
+        let (watching, mut events) = self.inputs.watches.open(target, convert);
+        let sender = self.sender.clone();
+        let forwarding = async move {
+            while let Some(received) = events.recv().await {
+                if sender.send(event(received)).await.is_err() {
+                    return;
+                }
+            }
+        };
+        self.watching.push(
+            async move {
+                tokio::select! {
+                    () = watching => {}
+                    () = forwarding => {}
+                }
+            }
+            .boxed(),
+        );
+    }
+
+    fn on_event(&mut self, event: Event) {
+        for change in self.known.take(event) {
+            match change {
+                Change::Gateway(key) => self.look_at(key),
+                Change::Owned {
+                    object,
+                    fingerprint,
+                    owner,
+                } => {
+                    let is_expected = self
+                        .applied
+                        .get(&object)
+                        .is_some_and(|applied| Some(applied.live) == fingerprint);
+                    if fingerprint.is_none() {
+                        self.applied.remove(&object);
+                    }
+                    if !is_expected && let Some(owner) = owner {
+                        self.pending.insert(owner);
+                    }
+                }
+                Change::Parameters(key) => {
+                    let affected = self.known.reading(&key, &self.namespace);
+                    self.pending.extend(affected);
+                }
+                Change::DefaultRevision => self.observe(),
+            }
+        }
+    }
+
+    /// Looks at a Gateway that has changed, and forgets one that is gone. Kubernetes deletes its objects.
+    fn look_at(&mut self, key: Key) {
+        if self.known.gateway(&key).is_some() {
+            let facts = self.facts_of(&key);
+            self.facts.insert(key.clone(), facts);
+            self.retries.remove(&key);
+            self.pending.insert(key);
+            return;
+        }
+        self.facts.remove(&key);
+        self.pending.remove(&key);
+        self.retries.remove(&key);
+        self.refusals.remove(&key);
+    }
+
+    fn look_at_all(&mut self) {
+        self.pending.extend(self.known.gateways().cloned());
+        self.retries.clear();
+    }
+
+    /// Looks at the Gateways whose facts have changed.
+    fn observe(&mut self) {
+        self.inputs.mesh.mark_unchanged();
+        let keys: Vec<Key> = self.known.gateways().cloned().collect();
+        for key in keys {
+            let facts = self.facts_of(&key);
+            if self.facts.get(&key) != Some(&facts) {
+                self.facts.insert(key.clone(), facts);
+                self.retries.remove(&key);
+                self.pending.insert(key);
+            }
+        }
+    }
+
+    fn facts_of(&self, key: &Key) -> Option<Arc<Facts>> {
+        let gateway = self.known.gateway(key)?;
+        let mesh = self.inputs.mesh.borrow().clone();
+        let tags = self.inputs.tags.borrow();
+        let default_tag = self.default_tag.borrow();
+        let revisions = Revisions {
+            own: mesh.installation.revision.as_str(),
+            tags: tags.as_ref()?,
+            default_tag: default_tag.as_str(),
+            default_revision: self.known.default_revision()?,
+        };
+        Facts::of(&mesh, key, gateway, &revisions).map(Arc::new)
+    }
+
+    fn on_environment(&mut self) {
+        let environment = self.inputs.environment.borrow_and_update();
+        let is_same = self.environment.as_ref().is_some_and(|before| {
+            Arc::ptr_eq(&before.mesh, &environment.mesh) && before.proxy_configs == environment.proxy_configs
+        });
+        if !is_same {
+            self.environment = Some(environment.clone());
+            drop(environment);
+            self.look_at_all();
+        }
+    }
+
+    fn on_retry(&mut self) {
+        let now = Instant::now();
+        let due: Vec<Key> = self
+            .retries
+            .iter()
+            .filter(|(_, (_, at))| *at <= now)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in due {
+            if let Some((_, at)) = self.retries.get_mut(&key) {
+                // Until the round has a result.
+                *at = now + LONGEST_RETRY;
+            }
+            self.pending.insert(key);
+        }
+    }
+
+    fn on_finished(&mut self, (key, written): Finished) {
+        self.busy.remove(&key);
+        let Written {
+            applied,
+            writes,
+            failure,
+        } = written;
+        self.applied.extend(applied);
+        let metrics = &self.inputs.metrics;
+        let (namespace, name) = &key;
+        match failure {
+            None => {
+                metrics.count(if writes > 0 {
+                    Outcome::Written
+                } else {
+                    Outcome::Unchanged
+                });
+                if writes > 0 {
+                    tracing::info!(%namespace, %name, writes, "gateway deployment applied");
+                }
+                self.retries.remove(&key);
+            }
+            Some(error) => {
+                metrics.count(Outcome::Failed);
+                let failures = self.retries.get(&key).map_or(0, |(failures, _)| *failures);
+                let delay = RETRY.saturating_mul(1 << failures.min(16)).min(LONGEST_RETRY);
+                tracing::warn!(%namespace, %name, error, ?delay, "failed to apply gateway deployment, retrying");
+                self.retries
+                    .insert(key, (failures.saturating_add(1), Instant::now() + delay));
+            }
+        }
+    }
+
+    /// Begins rounds, once all inputs are known, up to the limit.
+    fn begin(&mut self) {
+        if !self.known.is_complete() || self.inputs.tags.borrow().is_none() {
+            return;
+        }
+        let Some(injector) = self.inputs.injector.borrow().clone() else {
+            return;
+        };
+        if self.environment.is_none() {
+            self.on_environment();
+        }
+        while self.running.len() < MAX_CONCURRENT {
+            let Some(key) = self.pending.iter().find(|key| !self.busy.contains(*key)).cloned() else {
+                return;
+            };
+            self.pending.remove(&key);
+            if !self.begin_one(&injector, &key) {
+                self.retries.remove(&key);
+            }
+        }
+    }
+
+    /// Begins a round for a Gateway; returns false if its deployment is not ours.
+    fn begin_one(&mut self, injector: &Injector, key: &Key) -> bool {
+        let features = self.inputs.mesh.borrow().installation.features.clone();
+        let (Some(gateway), Some(Some(facts))) = (self.known.gateway(key), self.facts.get(key)) else {
+            return false;
+        };
+        if !gateway::is_managed(&gateway.value, features.enable_gateway_api_manual_deployment) {
+            return false;
+        }
+        if !facts::is_ours(gateway) {
+            tracing::debug!(namespace = %key.0, name = %key.1, "gateway has a newer controller");
+            return false;
+        }
+        let objects = match self.objects(injector, key, gateway, facts, &features) {
+            Ok(objects) => objects,
+            Err(error) => {
+                self.refuse(key, error.to_string());
+                return false;
+            }
+        };
+        self.refusals.remove(key);
+        let due = write::due(key, objects, |object| self.present(object));
+        let round = self.stores.round(key.clone(), due);
+        self.busy.insert(key.clone());
+        self.running.push(round.boxed());
+        true
+    }
+
+    /// Returns how an object was last applied, if it is still the same.
+    fn present(&self, object: &(ObjectKind, Key)) -> Option<Applied> {
+        let applied = *self.applied.get(object)?;
+        (self.known.fingerprint(object) == Some(applied.live)).then_some(applied)
+    }
+
+    fn objects(
+        &self,
+        injector: &Injector,
+        key: &Key,
+        gateway: &Gateway,
+        facts: &Facts,
+        features: &crate::model::features::Features,
+    ) -> Result<Vec<GatewayObject>, gateway::GatewayError> {
+        let environment = inject::Environment {
+            namespace: facts.namespace.clone(),
+            host: Arc::new(facts::TemplateHost::new(self.inputs.variables.clone())),
+            ..self.environment.clone().unwrap_or_default()
+        };
+        let parameters = gateway::parameters_name(&gateway.value)?;
+        let parameters = parameters.and_then(|name| self.known.parameters(&(key.0.clone(), name.into())));
+        let cluster = self.inputs.mesh.borrow().installation.cluster.clone();
+        let request = GatewayRequest {
+            gateway: &gateway.value,
+            class: &facts.class,
+            more_ports: &facts.ports,
+            class_parameters: self.known.class_parameters(&self.namespace, gateway.class()),
+            parameters,
+            cluster: cluster.as_str(),
+            kubernetes_version: self.version,
+            ambient: features.pilot_enable_ambient_waypoints,
+            copies_metadata: features.pilot_enable_gateway_api_copy_labels_annotations,
+        };
+        injector.gateway_objects(&request, &environment)
+    }
+
+    fn refuse(&mut self, key: &Key, error: String) {
+        self.inputs.metrics.count(Outcome::Refused);
+        if self.refusals.get(key) != Some(&error) {
+            let (namespace, name) = key;
+            tracing::error!(%namespace, %name, error, "gateway deployment refused");
+            self.refusals.insert(key.clone(), error);
+        }
+    }
+}
+
+/// Returns the field manager: the name of the default controller, for all classes.
+fn manager(inputs: &Inputs) -> SmolStr {
+    let mesh = inputs.mesh.borrow();
+    mesh.installation.features.pilot_gateway_api_controller_name.clone()
+}
+
+/// Returns major and minor version, written together; -1 if they are no numbers.
+fn number(major: &str, minor: &str) -> i64 {
+    let digits: String = major
+        .chars()
+        .chain(minor.chars())
+        .filter(char::is_ascii_digit)
+        .collect();
+    digits.parse().unwrap_or(-1)
+}
+
+async fn at(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_numbers() {
+        assert_eq!(number("1", "28"), 128);
+        assert_eq!(number("1", "33+"), 133);
+        assert_eq!(number("", ""), -1);
+    }
+}

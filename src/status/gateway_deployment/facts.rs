@@ -1,0 +1,231 @@
+//! Facts that decide about a Gateway's deployment besides its own fields, from the mesh and the revision tags.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::known::{Gateway, Key};
+use crate::{
+    base::{Labels, Namespace, ObjectKey, SmolStr},
+    environment,
+    inject::{
+        self,
+        gateway::{GatewayClass, Port},
+    },
+    model::{
+        gateway_api::{class::Controller, listener},
+        snapshot::MeshSnapshot,
+    },
+    table::Cx,
+    template::Host,
+};
+
+/// Label with a revision or tag.
+const REVISION: &str = "istio.io/rev";
+/// Annotation with the version of the controller that deploys a Gateway. Versions only rise, so that an older control
+/// plane leaves the Gateways of a newer one alone.
+///
+/// Istio writes it by the subresource `status`, where API servers drop changes of annotations
+/// (k8s.io/apiextensions-apiserver, status_strategy.go). So it is only read here.
+const CONTROLLER_VERSION: &str = "gateway.istio.io/controller-version";
+/// The version of this controller: that of Istio since 1.18.
+const VERSION: i64 = 5;
+/// The time limit for rendering one Gateway.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The revisions that decide which control plane deploys a Gateway.
+pub(super) struct Revisions<'a> {
+    /// The own revision; empty without one.
+    pub(super) own: &'a str,
+    /// Tags of the own revision.
+    pub(super) tags: &'a BTreeSet<SmolStr>,
+    /// The revision that the tag `default` points to by its webhook; empty without one.
+    pub(super) default_tag: &'a str,
+    /// The revision of the default validator; empty without one.
+    pub(super) default_revision: &'a str,
+}
+
+impl Revisions<'_> {
+    /// True if this control plane deploys an object that selects a revision or tag; empty for none.
+    ///
+    /// Parity (pkg/revisions/tag_watcher.go, IsMine).
+    fn has(&self, selected: &str) -> bool {
+        let is_own = |name: &str| name == self.own || self.tags.contains(name);
+        let is_default = || self.default_revision == self.own && self.default_tag.is_empty();
+        is_own(selected) || selected.is_empty() && (is_own("default") || is_default())
+    }
+}
+
+/// The facts that decide about a Gateway of this control plane besides its own fields.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Facts {
+    /// The class.
+    pub(super) class: GatewayClass,
+    /// The namespace.
+    pub(super) namespace: Arc<inject::Namespace>,
+    /// Ports of admitted ListenerSets.
+    pub(super) ports: Vec<Port>,
+}
+
+impl Facts {
+    /// Returns the facts; `None` for a Gateway that this control plane does not deploy.
+    pub(super) fn of(mesh: &MeshSnapshot, key: &Key, gateway: &Gateway, revisions: &Revisions<'_>) -> Option<Self> {
+        let cx = Cx::untracked();
+        let (namespace, name) = key;
+        let cluster = &mesh.installation.cluster;
+        let key = ObjectKey::new(cluster, Namespace::from(namespace.as_str()), name.clone());
+        // The row is missing if the discovery filter hides the namespace.
+        let row = mesh.kube_gateways.get(&cx, &key)?;
+        let class = class(mesh, Controller::of_class(&cx, mesh, &SmolStr::new(gateway.class()))?)?;
+        let namespace_row = mesh
+            .namespaces
+            .get(&cx, &ObjectKey::new(cluster, "", namespace.clone()));
+        let labels = |labels: &Labels| labels.get(REVISION).map(ToString::to_string);
+        let is_own = match gateway.revision() {
+            Some(selected) => revisions.has(selected),
+            None => namespace_row
+                .as_ref()
+                .is_none_or(|row| revisions.has(labels(&row.meta.labels).as_deref().unwrap_or_default())),
+        };
+        if !is_own {
+            return None;
+        }
+        let annotations = namespace_row.iter().flat_map(|row| row.meta.annotations.iter());
+        let sets = mesh.listener_sets.iter(&cx).filter(|(set, row)| {
+            let parent = &row.spec.parent_ref;
+            set.cluster == *cluster
+                && parent.name == *name
+                && parent.namespace.as_deref().unwrap_or(set.namespace.as_str()) == namespace.as_str()
+        });
+        let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, row, &set.namespace));
+        let listeners = admitted.flat_map(|(_, set)| {
+            set.spec
+                .listeners
+                .iter()
+                .map(|listener| Port {
+                    name: listener.name.to_string(),
+                    number: listener.port,
+                    protocol: listener.protocol.to_string(),
+                })
+                .collect::<Vec<_>>()
+        });
+        Some(Self {
+            class,
+            ports: listeners.collect(),
+            namespace: Arc::new(inject::Namespace {
+                name: namespace.to_string(),
+                annotations: annotations
+                    .map(|(key, value)| (key.to_string(), value.to_string()))
+                    .collect(),
+            }),
+        })
+    }
+}
+
+/// Returns the class of a controller; `None` for one without deployments.
+///
+/// Parity (pilot/pkg/config/kube/gatewaycommon/classinfo.go).
+fn class(mesh: &MeshSnapshot, controller: Controller) -> Option<GatewayClass> {
+    let (label, template, service_type) = match controller {
+        Controller::Gateway => ("istio.io-gateway-controller", "kube-gateway", "LoadBalancer"),
+        Controller::Waypoint => ("istio.io-mesh-controller", "waypoint", "ClusterIP"),
+        Controller::EastWest => ("istio.io-eastwest-controller", "waypoint", "LoadBalancer"),
+        Controller::Remote => return None,
+    };
+    Some(GatewayClass {
+        controller: controller.name(mesh).to_string(),
+        label,
+        template,
+        service_type,
+        has_plain_names: controller.has_plain_names(),
+        is_east_west: controller == Controller::EastWest,
+    })
+}
+
+/// False for a Gateway of a newer controller.
+pub(super) fn is_ours(gateway: &Gateway) -> bool {
+    let version = gateway.value["metadata"]["annotations"][CONTROLLER_VERSION].as_str();
+    version.is_none_or(|version| version.parse::<i64>().is_ok_and(|version| version <= VERSION))
+}
+
+/// The access of a template to the world: variables of the process. Time and randomness would make each rendering
+/// differ.
+pub(super) struct TemplateHost {
+    variables: Arc<BTreeMap<String, String>>,
+    until: Instant,
+}
+
+impl TemplateHost {
+    pub(super) fn new(variables: Arc<BTreeMap<String, String>>) -> Self {
+        Self {
+            variables,
+            until: environment::now() + TIMEOUT,
+        }
+    }
+}
+
+impl Host for TemplateHost {
+    fn is_expired(&self) -> bool {
+        environment::now() > self.until
+    }
+
+    fn variable(&self, name: &str) -> Option<String> {
+        self.variables.get(name).cloned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn revisions_have_their_gateways() {
+        let tags: BTreeSet<SmolStr> = ["prod".into()].into();
+        let revisions = Revisions {
+            own: "canary",
+            tags: &tags,
+            default_tag: "",
+            default_revision: "",
+        };
+        assert!(revisions.has("canary") && revisions.has("prod"));
+        assert!(!revisions.has("") && !revisions.has("default") && !revisions.has("other"));
+        let of_default = Revisions {
+            default_revision: "canary",
+            ..revisions
+        };
+        assert!(of_default.has("") && !of_default.has("default"));
+        let tagged = Revisions {
+            default_tag: "other",
+            ..of_default
+        };
+        assert!(!tagged.has(""), "the tag precedes the default revision");
+        let tags: BTreeSet<SmolStr> = ["default".into()].into();
+        assert!(Revisions { tags: &tags, ..tagged }.has(""));
+        let without = Revisions {
+            own: "",
+            tags: &BTreeSet::new(),
+            default_tag: "",
+            default_revision: "",
+        };
+        assert!(without.has("") && !without.has("canary"));
+    }
+
+    #[test]
+    fn newer_controllers_keep_their_gateways() {
+        let gateway = |annotations| Gateway {
+            value: Arc::new(json!({"metadata": {"annotations": annotations}})),
+        };
+        assert!(is_ours(&gateway(json!({}))));
+        for (version, is_expected) in [("1", true), ("5", true), ("6", false), ("x", false)] {
+            assert_eq!(
+                is_ours(&gateway(json!({CONTROLLER_VERSION: version}))),
+                is_expected,
+                "{version}"
+            );
+        }
+    }
+}
