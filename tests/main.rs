@@ -9,6 +9,7 @@ mod analyze;
 mod bounds;
 mod charts;
 mod command_line;
+mod conformance;
 mod debug;
 mod e2e;
 mod fuzz;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         matrix::trials(),
         charts::trials(),
         command_line::trials(),
+        conformance::trials(),
         debug::trials(),
         secure::trials(),
         e2e::trials(),
