@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,9 +56,17 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// awaitClass waits until the control plane has created the GatewayClass. The suite waits for its status only.
+// awaitClass waits until the control plane has created the GatewayClass, if a profile needs it. The suite waits for its
+// status only.
 func awaitClass(t *testing.T, options suite.ConformanceOptions) {
 	t.Helper()
+	isNeeded := false
+	for _, profile := range options.ConformanceProfiles.UnsortedList() {
+		isNeeded = isNeeded || strings.HasPrefix(string(profile), "GATEWAY-")
+	}
+	if !isNeeded {
+		return
+	}
 	key := client.ObjectKey{Name: options.GatewayClassName}
 	for end := time.Now().Add(startTimeout); ; time.Sleep(pollInterval) {
 		err := options.Client.Get(context.Background(), key, &gateway.GatewayClass{})
