@@ -31,7 +31,7 @@ FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test graph lab soak bench bench-soak fuzz fuzz-inputs fuzz-meshes audit run envoy tools clean help
+.PHONY: build test conformance graph lab soak bench bench-soak fuzz fuzz-inputs fuzz-meshes audit run envoy tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
@@ -67,6 +67,33 @@ lab: tools ## as root: two clusters on two networks with real API servers and En
 soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINUTES (30), with SOAK_SEED
 	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
 	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
+
+# Profiles of `make conformance`, and those of its tests that run, as a regular expression.
+CONFORMANCE_PROFILES := GATEWAY-HTTP,GATEWAY-TLS,GATEWAY-GRPC,MESH-HTTP,MESH-GRPC
+CONFORMANCE_TESTS := .
+# Features that Istio does not claim either.
+CONFORMANCE_EXEMPT := MeshClusterIPMatching,UDPRoute
+
+# Without root or Go it is skipped; with CI=true that is a failure.
+conformance: ## as root: the Gateway API's conformance suite; its report is target/conformance/report.yaml
+	@skip() { echo "skipped: $$1" >&2; [ "$${CI:-}" != true ] || exit 1; exit 0; }; \
+	[ "$$(id -u)" = 0 ] || skip 'the namespaces of the conformance suite need root'; \
+	command -v go >/dev/null || skip 'building the conformance suite needs Go (https://go.dev/dl)'; \
+	$(MAKE_COMMAND) --no-print-directory tools; cargo test --quiet --locked --test integration --no-run; \
+	rm -rf target/conformance; mkdir -p target/conformance; status=0; \
+	$(TOOLS)/bin/cluster run -tools $(TOOLS) -istiod target/debug/istiod -charts charts \
+	  -folder target/conformance/cluster -set env.PILOT_ENABLE_ALPHA_GATEWAY_API=true -- \
+	  $(TOOLS)/bin/gateway-conformance -test.v -test.timeout=0 '-test.run=^TestConformance$$/$(CONFORMANCE_TESTS)' \
+	  -gateway-class=istio -conformance-profiles=$(CONFORMANCE_PROFILES) -all-features \
+	  -exempt-features=$(CONFORMANCE_EXEMPT) -namespace-labels=istio-injection=enabled \
+	  -usable-address=infra-backend-v1.gateway-conformance-infra.svc.cluster.local -unusable-address=foo \
+	  -organization=istiod -project=istiod -url=https://example.com -version=main -contact=maintainers \
+	  -cleanup-base-resources=false -report-output=$(CURDIR)/target/conformance/report.yaml \
+	  > target/conformance/output.log 2>&1 || status=$$?; \
+	grep -aE '^ *--- (FAIL|SKIP)' target/conformance/output.log || true; \
+	printf '%s of %s tests passed; see target/conformance/\n' \
+	  "$$(grep -acE '^    --- PASS' target/conformance/output.log)" \
+	  "$$(grep -acE '^    --- (PASS|FAIL)' target/conformance/output.log)"; exit $$status
 
 # The benches of `make bench`. Their figures are written to target/bench/NAME.json.
 BENCHES := steps generation suite kubernetes ca template admission scale
@@ -125,9 +152,10 @@ run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 
 envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
 
-tools: envoy ## Envoy, the Kubernetes API server, etcd, Helm, Prometheus, iptables and Consul, below .tools/; needs Go and apt-get
-tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/bin/prometheus
-tools: $(TOOLS)/bin/consul-$(CONSUL_VERSION)
+tools: envoy ## Envoy, Kubernetes, etcd, Helm, Prometheus, Consul, iptables and the conformance suite, below .tools/; needs Go and apt-get
+tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/kube-controller-manager-$(KUBERNETES_VERSION)
+tools: $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/conformance
+tools: $(TOOLS)/bin/prometheus $(TOOLS)/bin/consul-$(CONSUL_VERSION)
 
 # The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
@@ -135,13 +163,27 @@ $(TOOLS)/py/envoy-$(ENVOY_VERSION):
 	touch $@
 
 # The version is linked in, as in releases: the API server reports it to its clients.
-$(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kubernetes/go.sum
-	@command -v go >/dev/null || { echo 'building the API server needs Go (https://go.dev/dl)' >&2; exit 1; }
-	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-apiserver -ldflags "-s -w \
+$(TOOLS)/kube-%-$(KUBERNETES_VERSION): tests/kubernetes/go.mod tests/kubernetes/go.sum
+	@command -v go >/dev/null || { echo 'building Kubernetes needs Go (https://go.dev/dl)' >&2; exit 1; }
+	go build -C tests/kubernetes -o $(TOOLS)/bin/kube-$* -ldflags "-s -w \
 	  -X k8s.io/component-base/version.gitVersion=v$(KUBERNETES_VERSION) \
 	  -X k8s.io/component-base/version.gitMajor=1 \
 	  -X k8s.io/component-base/version.gitMinor=$(word 2,$(subst ., ,$(KUBERNETES_VERSION)))" \
-	  k8s.io/kubernetes/cmd/kube-apiserver
+	  k8s.io/kubernetes/cmd/kube-$*
+	touch $@
+
+# The node agent, the DNS server, the applications and the suite, and the CRDs of the Gateway API. The stamp is older
+# than a source that changed.
+$(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildcard tests/conformance/*/*.go)
+	@command -v go >/dev/null || { echo 'building the conformance suite needs Go (https://go.dev/dl)' >&2; exit 1; }
+	go build -C tests/conformance -o $(TOOLS)/bin/cluster -ldflags "-s -w" ./cluster
+	go build -C tests/conformance -o $(TOOLS)/bin/coredns -ldflags "-s -w" ./dns
+	go build -C tests/conformance -o $(TOOLS)/bin/echo-basic -ldflags "-s -w" \
+	  sigs.k8s.io/gateway-api/conformance/echo-basic
+	go test -C tests/conformance -c -o $(TOOLS)/bin/gateway-conformance -ldflags "-s -w" ./suite
+	rm -rf $(TOOLS)/gateway-api && mkdir $(TOOLS)/gateway-api
+	cp $$(go list -C tests/conformance -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)/config/crd/experimental/gateway*.yaml \
+	  $(TOOLS)/gateway-api
 	touch $@
 
 # The package is unpacked, not installed, so that an etcd of the system stays as it is.

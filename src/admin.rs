@@ -1,8 +1,8 @@
 //! Pages for operators: readiness, metrics, version, debug pages.
 
 pub mod access;
-pub mod controlz;
 pub mod config_objects;
+pub mod controlz;
 pub mod debug;
 pub mod http;
 pub mod metrics;

@@ -10,6 +10,7 @@ mod bounds;
 mod charts;
 mod clients;
 mod command_line;
+mod conformance;
 mod controlz;
 mod convert;
 mod debug;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
         clients::trials(),
         charts::trials(),
         command_line::trials(),
+        conformance::trials(),
         controlz::trials(),
         debug::trials(),
         secure::trials(),

@@ -404,7 +404,6 @@ pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
         creation: DEFAULT_CREATION,
         generation: 0,
         resource_version: SmolStr::default(),
-        generation: 0,
     };
     Config {
         meta: Shared::new(meta),

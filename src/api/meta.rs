@@ -31,9 +31,6 @@ pub struct Meta {
     /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, and that of a WorkloadGroup reveals that
     /// the group was created again.
     pub resource_version: SmolStr,
-    /// `metadata.generation`, else 0: the number of changes of the specification. Conditions name the one that they are
-    /// about.
-    pub generation: i64,
 }
 
 impl Meta {
@@ -73,7 +70,6 @@ impl Meta {
             creation,
             generation: object["metadata"]["generation"].as_i64().unwrap_or_default(),
             resource_version: resource_version.unwrap_or(SmolStr::new_static("1")),
-            generation: object["metadata"]["generation"].as_i64().unwrap_or_default(),
         };
         errors.finish(parsed)
     }

@@ -28,8 +28,8 @@ use super::AppError;
 use crate::{
     admin::{
         access::Access,
-        controlz,
         config_objects::SnapshotObjects,
+        controlz,
         debug::{self, wire::Wire},
         http, page,
         profile::Profiles,

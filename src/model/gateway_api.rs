@@ -77,7 +77,6 @@ fn converted_meta(kind: Kind, key: ObjectKey, annotations: Labels, creation: i64
         creation,
         generation: 0,
         resource_version: SmolStr::new_static("1"),
-        generation: 0,
     })
 }
 

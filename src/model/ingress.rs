@@ -201,7 +201,6 @@ fn meta(kind: Kind, key: ObjectKey, annotations: Labels) -> Shared<Meta> {
         creation: i64::MIN,
         generation: 0,
         resource_version: SmolStr::new_static("1"),
-        generation: 0,
     })
 }
 

@@ -106,7 +106,7 @@ struct Preview<'a> {
 impl<'a> Preview<'a> {
     fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
         let mut tx = Transaction::after(changes);
-        let memo = plan::push_memo(store.fragments.table().clone());
+        let memo = plan::push_memo(store.fragments.table(), store.chains.table());
         let inputs = BuildInputs {
             mesh,
             scopes: store.scopes.table(),
@@ -137,13 +137,24 @@ impl<'a> Preview<'a> {
             .collect();
         let new_fragments = new.iter().flat_map(|resource| resource.fragments());
         let new_fragments: Vec<FragmentKey> = new_fragments
-            .filter(|key| !contains(store.fragments.table(), key))
+            .filter(|key| !contains(store.fragments.rows().table(), key))
             .cloned()
             .collect();
-        let fragments = evaluate(&store.fragments, &mut tx, &new_fragments, executor, |cx, key| {
+        let fragments = evaluate(store.fragments.rows(), &mut tx, &new_fragments, executor, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
         });
-        let memo = memo.clone().with(fragments.table().clone());
+        let new_chains = new.iter().flat_map(|resource| resource.chains());
+        let new_chains: Vec<_> = new_chains
+            .filter(|key| !contains(store.chains.rows().table(), key))
+            .cloned()
+            .collect();
+        let chains = evaluate(store.chains.rows(), &mut tx, &new_chains, executor, |cx, key| {
+            Some(key.build(&inputs.ctx(cx)))
+        });
+        let memo = memo
+            .clone()
+            .with(fragments.table().clone())
+            .with(chains.table().clone());
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let resources = evaluate(&store.resources, &mut tx, &new, executor, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
@@ -201,6 +212,7 @@ impl<'a> Preview<'a> {
             let now = present.resources(*resource_type);
             let without = TypeResources {
                 parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
+                is_sharded: now.is_sharded,
             };
             let difference = now.difference(&without);
             let changed = difference.changed.iter().map(|resource| &resource.name);

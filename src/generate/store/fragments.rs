@@ -23,6 +23,11 @@ impl<K: Key, V: PartialEq + Send> FragmentMemo<K, V> {
         self.rows.table().clone()
     }
 
+    /// Returns the memo, which has what the fragments were built from.
+    pub(super) fn rows(&self) -> &Derived<K, V> {
+        &self.rows
+    }
+
     /// Returns the number of recorded dependencies.
     pub(super) fn recorded_reads(&self) -> usize {
         self.rows.recorded_reads()

@@ -8,7 +8,6 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::unserved::Ambient;
 use crate::{
     base::ClusterId,
     generate::proxy::{NodeMetadataPool, Proxy},
