@@ -186,7 +186,10 @@ struct Runtimes<'a> {
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
 async fn serve(environment: &Arc<Environment>, runtimes: &Runtimes<'_>) -> Result<(), AppError> {
     process::ignore_user_signals()?;
-    let prepared = prepare(environment).await?;
+    let prepared = tokio::select! {
+        prepared = prepare(environment) => prepared?,
+        signal = until_signal() => return signal,
+    };
     let push = start_push(environment, &prepared.installation)?;
     let mut parts = Parts::start(environment, prepared, push, runtimes.pages).await?;
     let model = parts.push.inspect.clone();
@@ -220,7 +223,7 @@ struct Prepared {
 }
 
 /// Reads the settings of the installation and connects to the config cluster.
-async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
+async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     let settings = &environment.settings;
     let mut installation = installation(settings);
     let (report, board) = diagnostics::counting_report(&environment.registry)?;
@@ -234,7 +237,10 @@ async fn prepare(environment: &Environment) -> Result<Prepared, AppError> {
     let config_sources = match (in_folder, &client) {
         (Some(mesh_config), _) => config_sources::parse(&mesh_config.config_sources)?,
         (None, Some(client)) => {
-            let mesh_config = kubernetes::mesh_config(settings, &installation, client).await;
+            let mesh_config = tokio::select! {
+                mesh_config = kubernetes::mesh_config(settings, &installation, client) => mesh_config,
+                ended = listen::not_ready(environment) => return Err(ended),
+            };
             config_sources::parse(&mesh_config.config_sources)?
         }
         (None, None) => Vec::new(),
@@ -387,7 +393,7 @@ impl<'a> Parts<'a> {
             push.mesh.clone(),
         )?;
         let (distribution, refusals) = Distribution::start(
-            environment,
+            &environment.tasks,
             distribution::Inputs {
                 mesh: push.mesh.clone(),
                 inspect: push.inspect.clone(),

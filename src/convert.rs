@@ -86,7 +86,9 @@ impl<'a> Converter<'a> {
         let text = |value: &'a Value| value.as_str().unwrap_or_default();
         let (version, kind) = (text(&object["apiVersion"]), text(&object["kind"]));
         if let (true, Value::Array(items)) = (kind.ends_with("List"), &object["items"]) {
-            items.iter().for_each(|item| self.add(item));
+            for item in items {
+                self.add(item);
+            }
             return;
         }
         let metadata = &object["metadata"];

@@ -26,7 +26,7 @@ use self::{
 use crate::{
     api::{Kind, Severity},
     base::{Namespace, ObjectKey},
-    environment::{self, Environment},
+    environment,
     generate::store::{ConnectionId, effect::GroupEffect},
     ingest::diagnostics::Board,
     model::{MeshSnapshot, Revision},
@@ -35,6 +35,7 @@ use crate::{
         groups::Parallel,
         push_loop::{Flushes, Inspect, PushHandle},
     },
+    task::Tasks,
     xds::{
         registry::{RefusedResource, Registry},
         share::quarantine::Refusal,
@@ -110,7 +111,7 @@ struct Following {
 
 impl Distribution {
     /// Creates the status and starts the attribution of refusals. `refusals` receives what clients refuse.
-    pub fn start(environment: &Environment, inputs: Inputs) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
+    pub fn start(tasks: &Tasks, inputs: Inputs) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
         let (sender, receiver) = mpsc::channel(MAX_REFUSALS);
         let distribution = Arc::new(Self {
             inputs,
@@ -120,7 +121,7 @@ impl Distribution {
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
         });
         let attributing = distribution.clone().attribute(receiver);
-        environment.tasks.spawn_until_shutdown("refusals", attributing);
+        tasks.spawn_until_shutdown("refusals", attributing);
         (distribution, sender)
     }
 

@@ -1,4 +1,4 @@
-//! The requests of istioctl and Kiali that reach istiod, as recorded, and the answers that they need.
+//! The requests of istioctl and Kiali that reach istiod, and the answers that they need.
 //!
 //! `clients/requests.txt` lists the requests by command. Other commands, such as `tag`, `x precheck` and
 //! `ztunnel-config`, ask the API server or proxies only.
@@ -50,7 +50,8 @@ impl Fixture {
         let node = Node {
             id: format!("sidecar~10.1.0.1~{PROXY}~app.svc.cluster.local"),
             metadata: json!({ "ISTIO_VERSION": "1.30.3", "LABELS": { "app": "web", "version": "v1" },
-                "NAMESPACE": "app", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "Kubernetes" }),
+                "NAMESPACE": "app", "SERVICE_ACCOUNT": "web", "CLUSTER_ID": "Kubernetes",
+                "PROXY_CONFIG": {} }),
         };
         let proxy = AdsClient::connect(daemon.xds, &node);
         proxy.first()?;
@@ -122,7 +123,7 @@ fn requests_are_answered() -> Result<(), Failed> {
         }
     }
     if commands.is_empty() {
-        return Err("no request is recorded".into());
+        return Err("no request is listed".into());
     }
     if problems.is_empty() {
         Ok(())

@@ -186,12 +186,7 @@ fn flags_may_precede_and_repeat() -> Result<(), Failed> {
         services.contains(".c.d\"") && !services.contains(".a.b\""),
         "{services}"
     );
-    let log = process.log();
-    assert!(log.contains("unknown flags ignored: --bogus -y -z"), "{log}");
-    assert!(
-        log.contains("watches do not need it"),
-        "a flag of an old release: {log}"
-    );
+    let log = process.until_logged(&["unknown flags ignored: --bogus -y -z", "watches do not need it"])?;
     assert!(log.starts_with('{'), "{log}");
     Ok(())
 }
@@ -373,8 +368,7 @@ fn missing_kubeconfig_is_waited_for() -> Result<(), Failed> {
             .arg(format!("--httpAddr=127.0.0.1:{port}"));
     });
     until_status(&process, SocketAddr::from(([127, 0, 0, 1], port)), 503)?;
-    let log = process.log();
-    assert!(log.contains("no kubeconfig and no service account found"), "{log}");
+    process.until_logged(&["no kubeconfig and no service account found"])?;
     Ok(())
 }
 

@@ -57,6 +57,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 fn chosen_tests_pass(cluster: &mut Cluster) -> Result<(), String> {
     let output = cluster.mesh().run(&[
         &format!("-test.run=^TestConformance$/^({})$", CHOSEN.join("|")),
+        "-gateway-class=istio",
         &format!("-conformance-profiles={PROFILES}"),
         &format!("-supported-features={FEATURES}"),
         "-namespace-labels=istio-injection=enabled",

@@ -136,9 +136,6 @@ fn exit_ends_the_process() -> Result<(), Failed> {
 fn a_port_in_use_does_not_end_the_start() -> Result<(), Failed> {
     let (_first, address) = start("controlz-first", ports::free())?;
     let (second, _) = start("controlz-second", address.port())?;
-    let log = second.process.log();
-    if log.contains("\twarn\tControlZ is off\t") {
-        return Ok(());
-    }
-    Err(second.process.log_tail().into())
+    second.process.until_logged(&["\twarn\tControlZ is off\t"])?;
+    Ok(())
 }

@@ -69,10 +69,8 @@ fn is_converted(name: &str) -> Result<(), Failed> {
         assert_eq!((errors.as_slice(), parsed.rows.len()), (&[][..], 1), "{object}");
     }
     let documents: Vec<String> = conversion.objects.iter().map(yaml::to_text).collect();
-    let mut text = documents.join("---\n");
-    for note in &conversion.notes {
-        text.push_str(&format!("# {note}\n"));
-    }
+    let notes: Vec<String> = conversion.notes.iter().map(|note| format!("# {note}\n")).collect();
+    let text = documents.join("---\n") + &notes.concat();
     let expected = file(&format!("{name}.expected.yaml"));
     if variable("UPDATE_GOLDEN").is_some() {
         std::fs::write(&expected, &text)?;

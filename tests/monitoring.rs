@@ -10,7 +10,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use crate::support::ads::AdsClient;
+use crate::support::ads::{AdsClient, Type};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::process::Process;
@@ -258,7 +258,9 @@ fn panels_have_data(name: &str) -> Result<Completion, Failed> {
     );
     proxy.first()?;
     refusing.first()?;
-    refusing.refuse();
+    for resource_type in Type::ALL {
+        refusing.refuse(resource_type, "refused by the test");
+    }
     let mut empty: Vec<&str> = PANELS.to_vec();
     let mut round = 0;
     let outcome = wait::until("data in every panel", Duration::from_secs(90), || {

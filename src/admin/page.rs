@@ -1,5 +1,5 @@
-//! The page at `/`: the state of the mesh for people. It is static and works offline; what it shows comes from the debug
-//! pages, whose access rules it has too.
+//! The page at `/`: the state of the mesh for people. It is static and works offline. It shows the debug pages, and has
+//! their access rules.
 
 use axum::{
     Router,
@@ -11,8 +11,8 @@ use axum::{
 use super::access::{Access, Readers};
 
 /// Nothing is loaded from elsewhere, and no script or style is inline.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
-                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+                      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 /// A file of the page: its path, its content type and its text.
 const FILES: [(&str, &str, &str); 3] = [

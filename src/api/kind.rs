@@ -114,8 +114,8 @@ impl Kind {
         self.versions()[0]
     }
 
-    /// Returns the kinds of objects that this text names, as in `kubectl get`: the kind, the plural or the short name, in
-    /// any case, with or without `.group`. Two groups have a `Gateway`, so there may be two.
+    /// Returns the kinds of objects that this text names, as in `kubectl get`: the kind, the plural or the short name,
+    /// in any case, with or without `.group`. Two groups have a `Gateway`, so there may be two.
     pub fn named(text: &str) -> Vec<Self> {
         let text = text.to_ascii_lowercase();
         let (name, group) = text

@@ -64,7 +64,7 @@ impl Cluster {
     }
 }
 
-/// What the controllers of the config cluster need, and the mesh does not contain.
+/// The inputs of the controllers of the config cluster that the mesh does not contain.
 pub struct ConfigClusterInputs {
     /// The inputs of statuses.
     pub statuses: StatusInputs,

@@ -10,7 +10,7 @@ use axum::{
     Router,
     body::Body,
     extract::ConnectInfo,
-    http::{Request, Response, StatusCode},
+    http::{Request, Response, StatusCode, header},
     response::IntoResponse,
 };
 use bytes::Bytes;
@@ -130,6 +130,23 @@ pub(super) async fn pages(
         serve_http(environment, "--httpAddr", address, http, http2).await?;
     }
     Ok(())
+}
+
+/// Answers all requests at the HTTP port with 503 until the future is dropped: the sources of the pages are unknown
+/// before the API server is reached. Returns the error if the port cannot be opened.
+pub(super) async fn not_ready(environment: &Arc<Environment>) -> AppError {
+    if let Address(Some(address)) = &environment.settings.flags.http_addr {
+        match bind("--httpAddr", address).await {
+            Ok(listener) => {
+                // No connection outlives this router.
+                let answer = (StatusCode::SERVICE_UNAVAILABLE, [(header::CONNECTION, "close")]);
+                let router = Router::new().fallback(async move || answer);
+                http::serve(listener, router, None, environment.tasks.clone()).await;
+            }
+            Err(error) => return error,
+        }
+    }
+    std::future::pending().await
 }
 
 /// Opens ControlZ. A port in use is no reason to end: other processes of the machine may have ControlZ too.

@@ -14,6 +14,7 @@ use crate::{
     base::{ObjectKey, Version},
     generate::{ResourceType, store::ConnectionId},
     model::{MeshSnapshot, policy::root_namespace},
+    push::push_loop::PushHandle,
     table::Cx,
     xds::{registry::RefusedResource, share::quarantine::Refusal},
 };
@@ -88,7 +89,11 @@ impl Distribution {
         let live = self.inputs.connections.connections();
         let live = live.iter().find(|live| live.subscription == connection);
         let namespace = live.map(|live| live.proxy.node.namespace.clone()).unwrap_or_default();
-        let mesh = self.inputs.mesh.borrow().clone();
+        // The snapshot is published to connections before it is published to pages.
+        let mesh = PushHandle::ask(&self.inputs.inspect, |world, _| world.snapshot());
+        let Some(mesh) = mesh.await else {
+            return Vec::new();
+        };
         let namespaces = [
             namespace.to_string(),
             root_namespace(&Cx::untracked(), &mesh).to_string(),

@@ -50,9 +50,9 @@ pub(super) fn fill(
             done.insert(live.subscription);
         } else if done.contains(&live.subscription) && matches!(state, ProxyState::Sent | ProxyState::Waiting) {
             state = ProxyState::Acknowledged;
-            resources
-                .iter_mut()
-                .for_each(|resource| resource.state = ProxyState::Acknowledged);
+            for resource in &mut resources {
+                resource.state = ProxyState::Acknowledged;
+            }
         }
         counts.proxies += usize::from(state != ProxyState::Unrequested);
         let count = match state {

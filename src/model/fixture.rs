@@ -20,7 +20,6 @@ pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
         creation: age,
         generation: 0,
         resource_version: "1".into(),
-        generation: 0,
     })
 }
 

@@ -121,7 +121,9 @@ pub fn mesh_hosts(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dyn
     if summary.gateways.iter().any(|gateway| gateway == MESH_GATEWAY) {
         let hosts = summary.hosts.iter();
         let keys: BTreeSet<Option<&Hostname>> = hosts.map(|one| (!host::is_wildcard(one)).then_some(one)).collect();
-        keys.into_iter().for_each(|key| emit(key.cloned()));
+        for key in keys {
+            emit(key.cloned());
+        }
     }
 }
 

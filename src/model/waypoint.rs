@@ -404,7 +404,7 @@ pub fn served_keys<'a>(
         .iter()
         .flat_map(|waypoint| mesh.services_by_waypoint.get(cx, waypoint));
     let mut found: Vec<_> = rows.filter(|(_, row)| row.is_served).collect();
-    found.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    found.sort_unstable_by_key(|(key, _)| *key);
     found.dedup_by(|(a, _), (b, _)| a.hostname == b.hostname);
     found.sort_by(|(a, a_row), (b, b_row)| age_order(a, a_row).cmp(&age_order(b, b_row)));
     found

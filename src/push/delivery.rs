@@ -194,7 +194,8 @@ pub(super) struct NewPush {
 }
 
 impl Tracker {
-    pub(super) fn new(clock: fn() -> Instant) -> Self {
+    /// Creates a tracker without pushes.
+    pub fn new(clock: fn() -> Instant) -> Self {
         Self(Arc::new(Inner {
             clock,
             pushes: Mutex::default(),

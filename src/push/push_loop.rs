@@ -69,7 +69,7 @@ pub struct PushReport {
     pub model_reads: usize,
 }
 
-/// A query that runs on the thread that owns the store, for debug pages. It may change the world only if it restores it.
+/// A query that runs on the thread that owns the store, for debug pages. If it changes the world, it restores it.
 pub type Inspect = Box<dyn FnOnce(&mut World, &ConfigStore) + Send>;
 
 /// The handles of a running push loop.

@@ -77,7 +77,7 @@ pub struct WatchedResource {
 pub struct Withheld {
     /// The refusal.
     pub refusal: Arc<Refusal>,
-    /// What the client holds instead.
+    /// The resource that the client holds instead.
     pub(super) held: Option<Arc<EncodedResource>>,
 }
 

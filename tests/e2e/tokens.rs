@@ -285,11 +285,10 @@ fn last_good_keys_stay(fixture: &Fixture, good: KeyServer, url: &str, key: &Key)
         200,
         "the last valid key must stay"
     );
-    let log = fixture.daemon.process.log();
-    assert!(
-        log.contains("the last keys stay") && log.contains("shop/tokens"),
-        "{log}"
-    );
+    fixture
+        .daemon
+        .process
+        .until_logged(&["the last keys stay", "shop/tokens"])?;
     let metrics = http::get(fixture.daemon.monitoring, "istiod", "/metrics")?.body;
     for name in ["success", "fail"] {
         let counter = format!("pilot_jwks_resolver_network_fetch_{name}_total ");

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
@@ -279,13 +279,13 @@ fn many_routes_are_counted_in_few_writes(name: &str) -> Result<(), Failed> {
     )?;
     let before = writes(&cluster);
     let backend = json!({ "name": "web", "port": 80 });
-    let started = Instant::now();
+    let started = wait::now();
     for index in 0..ROUTES {
         cluster
             .api
             .apply(&route("app", &format!("r{index}"), "web", &backend))?;
     }
-    let applied = Instant::now();
+    let applied = wait::now();
     wait::until("all attached routes", TIMEOUT, || {
         let found = cluster.get(&Reference::of(&gateway)).ok()??;
         (found["status"]["listeners"][0]["attachedRoutes"] == ROUTES).then_some(())

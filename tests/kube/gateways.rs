@@ -109,6 +109,7 @@ impl Mesh {
             request.namespace == NAMESPACE
                 && matches!(request.verb.as_str(), "create" | "update" | "patch" | "delete")
                 && request.resource != "configmaps"
+                && !request.resource.ends_with("/status")
         };
         asked.into_iter().filter(is_write).collect()
     }

@@ -153,11 +153,9 @@ fn secret_joins_a_cluster(name: &str) -> Result<(), Failed> {
             .filter(|row| !row["error"].is_null())
     })?;
     assert_eq!(row["syncStatus"], "synced", "the known state must stay");
-    let log = daemon.process.log();
-    assert!(
-        log.contains(&format!("Secret {secret_name}: data.{cluster}: ")),
-        "{log}"
-    );
+    daemon
+        .process
+        .until_logged(&[&format!("Secret {secret_name}: data.{cluster}: ")])?;
     let rejected = format!("pilot_total_rejected_configs{{name=\"{secret_name}\",type=\"Secret\"}} 1");
     // The page shows the error a moment before it is counted.
     wait::until(&rejected, TIMEOUT, || {

@@ -162,11 +162,9 @@ fn corrupt_state_is_ignored_and_replaced(name: &str) -> Result<(), Failed> {
     let daemon = fixture.replica("a", "2", "2s")?;
     let proxy = fixture.proxy(&daemon);
     two.until(&proxy, Endpoints::Local)?;
-    let log = daemon.process.log();
-    assert!(
-        log.contains(&file.display().to_string()) && log.contains("checksum"),
-        "{log}"
-    );
+    daemon
+        .process
+        .until_logged(&[&file.display().to_string(), "checksum"])?;
     let invalid = "istiod_remote_state_reads_total{result=\"invalid\"} 1";
     assert!(metrics(&daemon)?.contains(invalid), "{invalid}");
     wait::until("the removal of a file of no cluster", TIMEOUT, || {

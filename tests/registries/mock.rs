@@ -27,10 +27,7 @@ fn needs_no_files() -> Result<(), Failed> {
     let empty = start("empty.log", &[])?;
     let resources = AdsClient::connect(empty.xds, &sidecar()).first()?;
     assert!(!resources.contains_key(&hello(80)));
-    assert!(
-        empty.process.log().contains("listed twice"),
-        "a repeated registry is told"
-    );
+    empty.process.until_logged(&["listed twice"])?;
     let full = start("full.log", &["--mockServices"])?;
     let proxy = AdsClient::connect(full.xds, &sidecar());
     proxy.until("the services", TIMEOUT, |resources| {

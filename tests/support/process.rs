@@ -10,6 +10,9 @@ use std::time::Duration;
 
 use super::{http, wait};
 
+/// The time in which a line reaches the log.
+const LOGGED: Duration = Duration::from_mins(1);
+
 /// All running children, by process id.
 static CHILDREN: Mutex<BTreeMap<u32, Child>> = Mutex::new(BTreeMap::new());
 
@@ -86,6 +89,16 @@ impl Process {
     /// Returns the child's output so far.
     pub(crate) fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
+    /// Waits until the child's output has all of these texts. The daemon writes its log from a thread of its own, so a
+    /// line may follow what it is about.
+    pub(crate) fn until_logged(&self, texts: &[&str]) -> Result<String, String> {
+        wait::until(&format!("{texts:?} in the log"), LOGGED, || {
+            let log = self.log();
+            texts.iter().all(|text| log.contains(text)).then_some(log)
+        })
+        .map_err(|error| format!("{error}\n{}", self.log_tail()))
     }
 
     /// Returns the last lines of the child's output.

@@ -112,6 +112,7 @@ const TABLE: &[Rule] = &[
             "base",
             "api",
             "table::Cx",
+            "task",
             "environment",
             "model",
             "generate",

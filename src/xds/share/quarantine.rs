@@ -34,7 +34,7 @@ pub struct Refusal {
     pub version: Version,
     /// The reason, in the words of the proxy.
     pub reason: String,
-    /// What the proxy that refused it holds instead.
+    /// The resource that the proxy that refused it holds instead.
     pub(in crate::xds) held: Option<Arc<EncodedResource>>,
     /// Set while it is in quarantine.
     counted: OnceLock<Counted>,
@@ -205,7 +205,7 @@ mod tests {
         assert!(others.iter().all(|other| Arc::ptr_eq(other, &first)));
         assert!(get(build).is_some() && get(Build(2)).is_none());
         assert_eq!(gauges.with_label_values(&["cds"]).get(), 1);
-        quarantine.accept(build, ResourceType::Cluster, &[resource.clone()]);
+        quarantine.accept(build, ResourceType::Cluster, std::slice::from_ref(&resource));
         assert!(get(build).is_none(), "an acknowledgement is a proof");
         drop((first, others));
         assert_eq!(gauges.with_label_values(&["cds"]).get(), 0);

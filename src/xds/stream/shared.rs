@@ -92,7 +92,7 @@ pub(in crate::xds) struct Shared {
 }
 
 impl Shared {
-    /// Reports a refused resource. A full queue drops it: what the report is used for is known from the connection, too.
+    /// Reports a refused resource. A full queue drops the report; the connection knows the refusal, too.
     pub(super) fn refused(&self, connection: &Arc<LiveConnection>, refusal: Arc<Refusal>) {
         if let Some(refusals) = self.refusals.get() {
             let connection = connection.clone();

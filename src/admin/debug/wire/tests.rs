@@ -7,10 +7,13 @@ use super::*;
 use crate::{
     admin::debug::Dump,
     auth::{Authenticators, Caller, CallerSource},
+    distribution::{self, Distribution},
+    environment,
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, fixture},
-    push::push_loop::Flushes,
+    push::{delivery::Tracker, push_loop::Flushes},
     task::Tasks,
+    xds::registry::Registry,
 };
 
 const SYSTEM: &str = "spiffe://cluster.local/ns/istio-system/sa/istiod";
@@ -29,11 +32,21 @@ impl Harness {
         let (sender, mesh) = watch::channel(world.snapshot());
         let (inspect, _) = mpsc::channel(1);
         let (flushes, _) = Flushes::channel();
+        let connections = Arc::<Registry>::default();
+        let inputs = distribution::Inputs {
+            mesh: mesh.clone(),
+            inspect: inspect.clone(),
+            flushes: flushes.clone(),
+            tracker: Tracker::new(environment::now),
+            connections: connections.clone(),
+            board: Arc::default(),
+        };
         let sources = Sources {
             mesh: mesh.clone(),
             inspect,
             flushes,
-            connections: Arc::default(),
+            connections,
+            distribution: Distribution::start(&Tasks::default(), inputs).0,
             remote: None,
             watches: WatchMetrics::new(&prometheus::Registry::new()).unwrap(),
             keys: crate::ingest::jwks::KeyReports::none(),

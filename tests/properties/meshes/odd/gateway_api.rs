@@ -145,7 +145,7 @@ fn hostnames(random: &mut Random, spec: &mut Value) {
 }
 
 fn http_route(random: &mut Random, meta: Value) -> Value {
-    let rules: Vec<Value> = (0..1 + random.below(2)).map(|_| http_rule(random)).collect();
+    let rules: Vec<Value> = (0..=random.below(2)).map(|_| http_rule(random)).collect();
     let mut spec = json!({ "parentRefs": parents(random), "rules": rules });
     hostnames(random, &mut spec);
     of("v1", "HTTPRoute", meta, spec)
@@ -214,7 +214,7 @@ fn backend_tls_policy(random: &mut Random, meta: Value) -> Value {
     let mut validation = json!({ "hostname": "backend.example.com" });
     match random.below(3) {
         0 => {
-            validation["caCertificateRefs"] = json!([{ "group": "", "kind": "ConfigMap", "name": random.pick(&APPS) }])
+            validation["caCertificateRefs"] = json!([{ "group": "", "kind": "ConfigMap", "name": random.pick(&APPS) }]);
         }
         1 => validation["caCertificateRefs"] = json!([{ "group": "", "kind": "Other", "name": "x" }]),
         _ => validation["wellKnownCACertificates"] = json!("System"),
