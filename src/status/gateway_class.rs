@@ -128,13 +128,35 @@ async fn create_missing(store: &Store, mesh: &MeshSnapshot, known: &mut BTreeSet
     is_done
 }
 
-fn class(mesh: &MeshSnapshot, name: &SmolStr, controller: Controller) -> Value {
-    let description = match controller {
+/// Returns the description, of which API servers accept 64 characters.
+fn description(controller: Controller) -> &'static str {
+    match controller {
         Controller::Gateway => "Gateways for ingress and egress, deployed by istiod",
-        Controller::Remote => "Gateways of other networks, which istiod neither deploys nor configures",
+        Controller::Remote => "Gateways of other networks, which istiod does not deploy",
         Controller::Waypoint => "Waypoints of the ambient mesh, deployed by istiod",
         Controller::EastWest => "Ambient gateways between networks, deployed by istiod",
-    };
+    }
+}
+
+fn class(mesh: &MeshSnapshot, name: &SmolStr, controller: Controller) -> Value {
+    let description = description(controller);
     json!({"apiVersion": format!("{GROUP}/v1"), "kind": "GatewayClass", "metadata": {"name": name},
         "spec": {"controllerName": controller.name(mesh), "description": description}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptions_are_accepted() {
+        for controller in [
+            Controller::Gateway,
+            Controller::Remote,
+            Controller::Waypoint,
+            Controller::EastWest,
+        ] {
+            assert!(description(controller).len() <= 64);
+        }
+    }
 }

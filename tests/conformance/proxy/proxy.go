@@ -123,10 +123,13 @@ func read(role string, arguments []string) (*settings, error) {
 	}
 	s.envoy = []string{"--disable-hot-restart", "--drain-strategy", "immediate", "--concurrency", concurrency}
 	for index, argument := range arguments {
-		name, value, _ := strings.Cut(argument, "=")
+		name, value, joined := strings.Cut(argument, "=")
+		if !joined && index+1 < len(arguments) {
+			value = arguments[index+1]
+		}
 		switch {
-		case argument == "--domain" && index+1 < len(arguments):
-			s.domain = arguments[index+1]
+		case name == "--domain":
+			s.domain = value
 		case name == "--proxyLogLevel":
 			s.envoy = append(s.envoy, "--log-level", value)
 		case name == "--proxyComponentLogLevel":
