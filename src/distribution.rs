@@ -228,7 +228,7 @@ impl Distribution {
             };
             ObjectKey::new(&installation.cluster, namespace, question.name.as_str())
         };
-        // What was ingested reaches the snapshot with the next push.
+        // Ingested objects reach the snapshot with the next push.
         let kinds = &question.kinds;
         let seen = kinds
             .iter()

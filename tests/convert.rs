@@ -111,7 +111,7 @@ fn folders_name_the_command() -> Result<(), Failed> {
         .arg("--out")
         .arg(folder.join("out"))
         .output()?;
-    let told = String::from_utf8(output.stderr)? + &String::from_utf8(output.stdout)?;
-    assert!(told.contains("istiod convert"), "{told}");
+    let printed = String::from_utf8(output.stderr)? + &String::from_utf8(output.stdout)?;
+    assert!(printed.contains("istiod convert"), "{printed}");
     Ok(())
 }

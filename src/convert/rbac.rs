@@ -21,7 +21,7 @@ const SOURCES: [(&str, &str); 4] = [
     ("request.auth.principal", "requestPrincipals"),
 ];
 
-/// Where RBAC is on.
+/// The scope in which RBAC is enabled.
 enum Enabled {
     Everywhere,
     /// In these namespaces and services.

@@ -150,7 +150,7 @@ impl Distribution {
         });
         overview.refusals = refusals.collect();
         overview.refusals.sort();
-        // What others configure is not for callers of one namespace.
+        // A caller of one namespace does not see the configuration of others.
         if visible.is_none() {
             let pushes = self.inputs.tracker.pushes();
             overview.pushes = pushes.iter().rev().take(PUSHES).map(|push| report(push)).collect();

@@ -1,4 +1,4 @@
-//! Where lines go: standard output, files, and files that are rotated.
+//! The targets of the log: standard output, files, and files that are rotated.
 
 use std::{
     fs::{self, File, OpenOptions},

@@ -60,7 +60,7 @@ pub(super) trait Statuses: Send {
     /// Takes a snapshot and the present statuses of objects. Returns the objects whose status may have changed.
     fn update(&mut self, mesh: &Arc<MeshSnapshot>, written: Vec<Written>) -> Vec<StatusKey>;
 
-    /// Returns the fields of `status` to apply; `None` if nothing is to be written.
+    /// Returns the fields of `status` to apply; `None` if no write is necessary.
     fn fields(&self, key: &StatusKey, observed: &Observed, now: &str) -> Option<Value>;
 
     /// Returns true if statuses of other objects depend on the present status of objects of a kind.

@@ -227,7 +227,7 @@ fn edits_are_repaired(mesh: &Mesh) -> Result<(), String> {
     mesh.until(SERVICE, |service| {
         service["spec"]["selector"]["gateway.networking.k8s.io/gateway-name"] == "edge"
     })?;
-    // A field that is nobody's stays.
+    // A field that istiod does not apply keeps its value.
     api.patch(
         &deployment,
         &json!({ "spec": { "replicas": 3 }, "metadata": { "labels": { MANAGED: "spoilt" } } }),

@@ -284,7 +284,7 @@ fn tls_modes_work() -> Result<(), Failed> {
     let foreign = identity("foreign", "spiffe://cluster.local/ns/default/sa/web");
     let other = folder.join("other.pem");
     std::fs::write(&other, Authority::new("other").root)?;
-    for (name, tls, told) in [
+    for (name, tls, logged) in [
         (
             "simple",
             format!("{{mode: SIMPLE, caCertificates: {root}, {names}}}"),
@@ -311,8 +311,8 @@ fn tls_modes_work() -> Result<(), Failed> {
         let chained = Daemon::unready(&folder.join(format!("{name}.log")), |command| {
             command.arg("--configDir").arg(folder.join("chained"));
         });
-        wait::until(&format!("{name}: {told} in the log"), TIMEOUT, || {
-            chained.process.log().contains(told).then_some(())
+        wait::until(&format!("{name}: {logged} in the log"), TIMEOUT, || {
+            chained.process.log().contains(logged).then_some(())
         })?;
         assert!(!chained.is_ready(), "{name}");
     }

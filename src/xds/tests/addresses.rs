@@ -205,7 +205,7 @@ fn a_ztunnel_ends_with_what_it_requests() {
                 _ => {}
             }
         }
-        // What was rejected is sent again with the next change.
+        // A rejected resource is sent again with the next change.
         while rig.answer(true) {}
         rig.change_file("mesh.yaml", "trustDomain: other", false);
         for number in 0..4 {
