@@ -56,17 +56,6 @@ pub use vip::VipView;
 /// Returns the number of objects, by kind, that are parsed and validated but have no effect on generation. Callers
 /// report them to the user.
 pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
-    let counts = [
-        (Kind::KubeGateway, mesh.kube_gateways.len()),
-        (Kind::HttpRoute, mesh.http_routes.len()),
-        (Kind::GrpcRoute, mesh.grpc_routes.len()),
-        (Kind::TlsRoute, mesh.tls_routes.len()),
-        (Kind::TcpRoute, mesh.tcp_routes.len()),
-        (Kind::UdpRoute, mesh.udp_routes.len()),
-        (Kind::BackendTlsPolicy, mesh.backend_tls_policies.len()),
-        (Kind::ListenerSet, mesh.listener_sets.len()),
-        (Kind::BackendTrafficPolicy, mesh.backend_traffic_policies.len()),
-        (Kind::Ingress, mesh.ingresses.len()),
-    ];
+    let counts = [(Kind::UdpRoute, mesh.udp_routes.len())];
     counts.into_iter().filter(|(_, count)| *count > 0)
 }

@@ -8,10 +8,7 @@ use bytes::{Bytes, BytesMut};
 use clap::{Args, ValueEnum};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use kube::{
-    Api,
-    api::{ApiResource, DynamicObject},
-};
+use kube::{Api, api::DynamicObject};
 use url::form_urlencoded::Serializer;
 
 use super::FAILURE;
@@ -23,6 +20,7 @@ use crate::{
         client::{self, Access, Rate},
         kubeconfig::selected_config,
     },
+    status::store::resource,
 };
 
 /// Exit code if the change has not arrived at all proxies.
@@ -248,17 +246,7 @@ async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<u64> {
     let client = client::client(&access, unlimited).await.ok()?;
     for kind in Kind::named(&object.kind) {
         for version in kind.versions() {
-            let api_version = match kind.group() {
-                "" => (*version).to_owned(),
-                group => format!("{group}/{version}"),
-            };
-            let resource = ApiResource {
-                group: kind.group().to_owned(),
-                version: (*version).to_owned(),
-                api_version,
-                kind: kind.name().to_owned(),
-                plural: kind.plural().to_owned(),
-            };
+            let resource = resource(kind.group(), version, kind.name(), kind.plural());
             let api: Api<DynamicObject> = if kind.is_cluster_scoped() {
                 Api::all_with(client.clone(), &resource)
             } else {

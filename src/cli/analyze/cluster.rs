@@ -2,7 +2,7 @@
 
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, ListParams},
+    api::{DynamicObject, ListParams},
 };
 
 use super::{AnalyzeError, AnalyzeFlags, Source};
@@ -14,6 +14,7 @@ use crate::{
         client::{self, Access, Rate},
         kubeconfig::selected_config,
     },
+    status::store::resource,
 };
 
 /// The number of objects in one answer.
@@ -71,17 +72,7 @@ async fn connect(flags: &AnalyzeFlags, context: Option<&str>) -> Result<Client, 
 /// Lists the objects of a kind in the first version that the cluster serves; none if it serves no version.
 async fn list(client: &Client, kind: Type, flags: &AnalyzeFlags, cluster: &str) -> Result<Vec<Object>, AnalyzeError> {
     for version in kind.served_versions() {
-        let api_version = match kind.group() {
-            "" => (*version).to_owned(),
-            group => format!("{group}/{version}"),
-        };
-        let resource = ApiResource {
-            group: kind.group().to_owned(),
-            version: (*version).to_owned(),
-            api_version,
-            kind: kind.name().to_owned(),
-            plural: kind.plural().to_owned(),
-        };
+        let resource = resource(kind.group(), version, kind.name(), kind.plural());
         let api: Api<DynamicObject> = match kind {
             Type::Known(Kind::ConfigMap) => Api::namespaced_with(client.clone(), &flags.istio_namespace, &resource),
             _ => Api::all_with(client.clone(), &resource),

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use smol_str::SmolStr;
-use tokio::time::timeout;
 
 use super::{
     Stream,
@@ -25,7 +24,6 @@ use crate::{
         config_objects::{ConfigObjects, Resources},
         debug,
         message::{ConfigResponse, Message, ResponseSender},
-        metrics::SentResponse,
         protocol::Protocol,
         request::{IncomingRequest, Requests},
     },
@@ -209,22 +207,13 @@ impl ConfigSession {
             resources,
             removed,
         };
-        let (message, mut sent) = Message::of_config(self.protocol, response)?;
+        let message = Message::of_config(self.protocol, response)?;
         let written = async {
-            let permit = self.shared.admission.response(&self.source, sent.size_bytes).await;
-            let sending = (self.shared.clock)();
-            self.sender.send(message).await?;
-            // A slow reader loses its permit. `written` always completes with an error.
-            if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {
-                drop(permit);
-                let _ = sent.written.await;
-            }
-            let now = (self.shared.clock)();
-            self.shared.metrics.sent_objects(&SentResponse {
-                size_bytes: sent.size_bytes,
-                sending: now.saturating_duration_since(sending),
-                pushing: now.saturating_duration_since(rendering),
-            });
+            let sent = self
+                .shared
+                .write(&self.source, &self.sender, message, rendering)
+                .await?;
+            self.shared.metrics.sent_objects(&sent);
             Ok(())
         };
         let ended = tokio::select! {

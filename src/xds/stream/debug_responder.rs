@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -15,7 +14,6 @@ use crate::{
         admission::Source,
         debug::DebugRequest,
         message::{Message, ResponseSender},
-        metrics::SentResponse,
         protocol::Protocol,
         request::IncomingRequest,
     },
@@ -50,22 +48,13 @@ impl DebugResponder {
             answer = debug_handler.answer(debug_request) => answer?,
             end = ends.next() => return Err(end),
         };
-        let (message, mut sent) = Message::of_debug(self.protocol, type_url, answer)?;
+        let message = Message::of_debug(self.protocol, type_url, answer)?;
         let written = async {
-            let permit = self.shared.admission.response(&self.source, sent.size_bytes).await;
-            let sending = (self.shared.clock)();
-            self.sender.send(message).await?;
-            // A slow reader loses its permit. `written` always completes with an error.
-            if timeout(self.shared.timeouts.permit, &mut sent.written).await.is_err() {
-                drop(permit);
-                let _ = sent.written.await;
-            }
-            let now = (self.shared.clock)();
-            self.shared.metrics.sent_debug(&SentResponse {
-                size_bytes: sent.size_bytes,
-                sending: now.saturating_duration_since(sending),
-                pushing: now.saturating_duration_since(rendering),
-            });
+            let sent = self
+                .shared
+                .write(&self.source, &self.sender, message, rendering)
+                .await?;
+            self.shared.metrics.sent_debug(&sent);
             Ok(())
         };
         tokio::select! {

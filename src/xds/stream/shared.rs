@@ -6,18 +6,20 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::timeout};
 
+use super::end::EndReason;
 use crate::{
     base::ClusterId,
     generate::proxy::{NodeMetadataPool, Proxy},
     push::groups::Groups,
     xds::{
-        admission::Admission,
+        admission::{Admission, Source},
         config_objects::ConfigObjects,
         debug::DebugHandler,
         events::Events,
-        metrics::Metrics,
+        message::{Message, ResponseSender, Sent},
+        metrics::{Metrics, SentResponse},
         registry::{LiveConnection, RefusedResource, Registry},
         share::{Interners, quarantine::Refusal},
     },
@@ -98,6 +100,30 @@ impl Shared {
             let connection = connection.clone();
             let _ = refusals.try_send(RefusedResource { connection, refusal });
         }
+    }
+
+    /// Writes a response that was made for one stream, and returns what it took since `rendering`.
+    pub(super) async fn write(
+        &self,
+        source: &Source,
+        sender: &ResponseSender,
+        (message, mut sent): (Message, Sent),
+        rendering: Instant,
+    ) -> Result<SentResponse, EndReason> {
+        let permit = self.admission.response(source, sent.size_bytes).await;
+        let sending = (self.clock)();
+        sender.send(message).await?;
+        // A slow reader loses its permit. `written` always completes with an error.
+        if timeout(self.timeouts.permit, &mut sent.written).await.is_err() {
+            drop(permit);
+            let _ = sent.written.await;
+        }
+        let now = (self.clock)();
+        Ok(SentResponse {
+            size_bytes: sent.size_bytes,
+            sending: now.saturating_duration_since(sending),
+            pushing: now.saturating_duration_since(rendering),
+        })
     }
 
     /// Replaces an alias that the proxy reports as its cluster.
