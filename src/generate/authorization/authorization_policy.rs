@@ -10,7 +10,8 @@ use crate::{
     base::{Namespace, ObjectKey, cidr},
     generate::BuildContext,
     model::{
-        ambient_status::policy::{http_attributes, is_dry_run},
+        ambient::policy::{is_dry_run, is_enforced},
+        ambient_status::policy::http_attributes,
         policy,
     },
     proto::istio::security::{
@@ -25,20 +26,10 @@ use crate::{
 /// Returns the policy of an object; `None` if ztunnels do not enforce it.
 pub(super) fn of_object(ctx: &BuildContext, key: &ObjectKey) -> Option<Authorization> {
     let object = ctx.mesh.authorization_policies.get(ctx.cx, key)?;
-    let dry_run = is_dry_run(&object.meta);
-    if dry_run
-        && !ctx
-            .mesh
-            .installation
-            .features
-            .ambient_enable_dry_run_authorization_policy
-    {
+    if !is_enforced(ctx.mesh, object) {
         return None;
     }
     let spec = &object.spec;
-    if spec.target_ref.is_some() || !spec.target_refs.is_empty() {
-        return None;
-    }
     let action = match spec.action() {
         DeclaredAction::Allow => Action::Allow,
         DeclaredAction::Deny => Action::Deny,
@@ -51,7 +42,7 @@ pub(super) fn of_object(ctx: &BuildContext, key: &ObjectKey) -> Option<Authoriza
         scope: scope(object, &policy::root_namespace(ctx.cx, ctx.mesh)).into(),
         action: action.into(),
         groups: rules.collect(),
-        dry_run,
+        dry_run: is_dry_run(object),
         extensions: Vec::new(),
     })
 }

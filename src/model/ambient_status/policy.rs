@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use super::{Condition, ObjectConditions};
 use crate::{
     api::{Config, Meta},
-    base::{Labels, Namespace, ObjectKey, SmolStr, boolean},
+    base::{Labels, Namespace, ObjectKey, SmolStr},
     model::{
         MeshSnapshot,
+        ambient::policy::is_dry_run,
         gateway_api::class,
         policy::{Attach, root_namespace},
         waypoint,
@@ -35,8 +36,6 @@ const INVALID: &str = "Invalid";
 const TARGET_NOT_FOUND: &str = "TargetNotFound";
 /// Reason for a reference to a service without a waypoint.
 const ANCESTOR_NOT_BOUND: &str = "AncestorNotBound";
-/// Annotation of policies that are only logged.
-const DRY_RUN: &str = "istio.io/dry-run";
 /// Keys of conditions that ztunnels know.
 const TRANSPORT_KEYS: [&str; 5] = [
     "source.ip",
@@ -45,12 +44,6 @@ const TRANSPORT_KEYS: [&str; 5] = [
     "destination.ip",
     "destination.port",
 ];
-
-/// Returns true for a policy that is only logged.
-pub fn is_dry_run(meta: &Meta) -> bool {
-    let annotation = meta.annotations.get(DRY_RUN);
-    annotation.and_then(|text| boolean::parse(text)).unwrap_or_default()
-}
 
 /// Returns the attributes in a rule that ztunnels do not know: those of HTTP, and unknown ones.
 pub fn http_attributes(rule: &Rule) -> impl Iterator<Item = &str> {
@@ -116,7 +109,7 @@ pub(super) fn conditions(cx: &Cx, mesh: &MeshSnapshot, policy: &Config<Authoriza
 fn by_ztunnels(mesh: &MeshSnapshot, policy: &Config<AuthorizationPolicy>) -> Condition {
     let unsupported = |is_enforced, message| Condition::new(is_enforced, UNSUPPORTED, message);
     let logs = mesh.installation.features.ambient_enable_dry_run_authorization_policy;
-    if is_dry_run(&policy.meta) && !logs {
+    if is_dry_run(policy) && !logs {
         let (namespace, name) = (policy.meta.namespace(), policy.meta.name());
         let message = format!(
             "found policy \"{namespace}/{name}\" using dry-run annotation, but support for ambient dry-run \
