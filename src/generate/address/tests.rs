@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use crate::{
+    api::Kind,
     generate::{
         Proxy, RequestedResources, ResourceType, fixture,
         requested::WILDCARD,
@@ -790,6 +791,22 @@ status: {addresses: [{type: IPAddress, value: 192.0.2.5}]}
     ]);
     assert_eq!(service["addresses"], addresses);
     assert_eq!(service["subjectAltNames"], json!(["spiffe://cluster.local/ns/a/sa/sa"]));
+
+    let gone = in_cluster("c2", "n2", "", &pods)
+        .into_iter()
+        .filter_map(|change| match change {
+            Change::Upsert(row) if row.kind() == Kind::Pod => Some(Change::Remove(row.kind(), row.key().clone())),
+            _ => None,
+        });
+    world.commit(gone.collect());
+    let store = fixture::store_of_world(&world, vec![ztunnel()], &names);
+    let found = sent(&store, ResourceType::Address);
+    want.retain(|name| !name.contains("SplitHorizonWorkload"));
+    assert_eq!(
+        found.keys().cloned().collect::<Vec<_>>(),
+        want,
+        "a network without workloads of a service has none that represents them"
+    );
 }
 
 /// A sequence of numbers without a pattern (SplitMix64).

@@ -50,7 +50,7 @@ pub fn hidden_services(_: &WorkloadUid, workload: &AmbientWorkload, emit: &mut d
     }
 }
 
-/// Derives the workloads that represent gateways, or a service in another network.
+/// Derives the workloads that represent gateways, or a service in another network that has workloads of it.
 pub fn workloads(cx: &Cx, mesh: &MeshSnapshot, key: &RemoteKey) -> Option<RemoteWorkloads> {
     let found = match key {
         RemoteKey::Gateways => of_gateways(cx, mesh),
@@ -86,7 +86,10 @@ fn of_service(
     let gateways = mesh.ambient_gateways.get(cx, &())?;
     let gateway = gateways.of_network(network).first()?;
     let workloads = mesh.hidden_workloads_by_service.get(cx, key);
-    let workloads = workloads.filter(|(_, workload)| workload.network == *network);
+    let mut workloads = workloads
+        .filter(|(_, workload)| workload.network == *network)
+        .peekable();
+    workloads.peek()?;
     // A workload without a weight counts once.
     let weight = |workload: Workload| workload.capacity.filter(|weight| *weight > 0).unwrap_or(1);
     let weights = workloads.map(|(_, workload)| weight(workload.decoded()));
