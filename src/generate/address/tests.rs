@@ -669,6 +669,13 @@ fn names_are_looked_up_in_order() {
     assert_eq!(of(&[service]), [p, q, service]);
     assert_eq!(of(&["/10.0.0.9"]), [p, q, service]);
     assert_eq!(of(&["/10.9.9.9", "unknown", "Kubernetes//Pod/a/none"]), [p]);
+
+    let dual = objects.replace("podIP: 10.1.0.3", "podIPs: [{ip: 10.1.0.3}, {ip: 10.1.0.4}]");
+    let dual = dual.replace("10.0.0.9", "10.1.0.4");
+    let of = |names: &[&str]| on_demand(&dual, names);
+    let message = "a workload precedes the service with its address";
+    assert_eq!(of(&["/10.1.0.4"]), [p, r], "{message}");
+    assert_eq!(of(&["/10.1.0.3", "/10.1.0.4"]), [p, r], "{message}, also by two names");
 }
 
 #[test]

@@ -59,6 +59,21 @@ pub fn workloads(cx: &Cx, mesh: &MeshSnapshot, key: &RemoteKey) -> Option<Remote
     (!found.is_empty()).then_some(found)
 }
 
+/// Emits the names of workloads, and those of their addresses.
+pub fn names(_: &RemoteKey, workloads: &RemoteWorkloads, emit: &mut dyn FnMut(SmolStr)) {
+    for (uid, workload) in workloads {
+        emit(uid.text().clone());
+        workload.aliases().for_each(&mut *emit);
+    }
+}
+
+/// Emits the services of workloads.
+pub fn services(_: &RemoteKey, workloads: &RemoteWorkloads, emit: &mut dyn FnMut(ServiceKey)) {
+    for (_, workload) in workloads {
+        workload.services.iter().for_each(|service| emit(service.clone()));
+    }
+}
+
 fn of_gateways(cx: &Cx, mesh: &MeshSnapshot) -> RemoteWorkloads {
     let gateways = mesh.ambient_gateways.get(cx, &());
     let all = gateways.iter().flat_map(|gateways| gateways.all());
