@@ -679,6 +679,20 @@ fn names_are_looked_up_in_order() {
 }
 
 #[test]
+fn names_of_clusters_may_contain_slashes() {
+    let mut installation = ambient();
+    installation.cluster = "cluster/prod".into();
+    let endpoint = entry("a", "e", 2020, "endpoints: [{address: 192.0.2.1}]");
+    let found = all_of(installation, &[pod("p", "app: x", "10.1.0.1", ""), endpoint].concat());
+    let want = [
+        "a/h.com",
+        "cluster/prod//Pod/a/p",
+        "cluster/prod/networking.istio.io/ServiceEntry/a/e/192.0.2.1",
+    ];
+    assert_eq!(found.keys().collect::<Vec<_>>(), want);
+}
+
+#[test]
 fn aliases_are_sent_only_on_demand() {
     let objects = [SERVED, &pod("p", "app: x", "10.1.0.1", "")].concat();
     let files = [("base.yaml", BASE), ("objects.yaml", objects.as_str())];
