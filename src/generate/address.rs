@@ -19,12 +19,12 @@ use super::{
     resource::Built,
 };
 use crate::{
-    base::Hostname,
+    base::{Hostname, Shared},
     model::{
         ServiceKey,
         ambient::{
             SHARDS,
-            remote::RemoteKey,
+            remote::{RemoteKey, RemoteWorkloads},
             service::resource_name,
             shard,
             workload::{AmbientWorkload, WorkloadUid},
@@ -132,15 +132,19 @@ fn in_shard(ctx: &BuildContext, own: u8) -> Vec<Subject> {
     let workloads = workloads.map(|(uid, _)| Subject::Workload(uid.clone()));
     let services = ctx.mesh.ambient_services_by_shard.get(ctx.cx, &own);
     let services = services.map(|(key, _)| Subject::Service(key.clone()));
-    let remote = remote(ctx).filter(|(_, uid, _)| shard(uid.text()) == own);
-    let remote = remote.map(|(key, uid, _)| Subject::Remote(key.clone(), uid.clone()));
+    let rows = ctx.mesh.remote_workloads_by_shard.get(ctx.cx, &own);
+    let remote = remote(rows, |uid, _| shard(uid.text()) == own);
     workloads.chain(services).chain(remote).collect()
 }
 
-/// Returns the workloads that represent others. There are few.
-fn remote<'a>(ctx: &BuildContext<'a>) -> impl Iterator<Item = (&'a RemoteKey, &'a WorkloadUid, &'a AmbientWorkload)> {
-    let rows = ctx.mesh.remote_workloads.rows(ctx.cx).iter();
-    rows.flat_map(|(key, workloads)| workloads.iter().map(move |(uid, workload)| (key, uid, workload)))
+/// Returns those workloads of rows that represent others and meet a condition.
+fn remote<'a>(
+    rows: impl Iterator<Item = (&'a RemoteKey, &'a Shared<RemoteWorkloads>)>,
+    condition: impl Fn(&WorkloadUid, &AmbientWorkload) -> bool,
+) -> impl Iterator<Item = Subject> {
+    let all = rows.flat_map(|(key, workloads)| workloads.iter().map(move |(uid, workload)| (key, uid, workload)));
+    let found = all.filter(move |(_, uid, workload)| condition(uid, workload));
+    found.map(|(key, uid, _)| Subject::Remote(key.clone(), uid.clone()))
 }
 
 fn named(ctx: &BuildContext, names: &BTreeSet<SmolStr>, node: &SmolStr) -> BTreeSet<Subject> {
@@ -159,7 +163,6 @@ fn named(ctx: &BuildContext, names: &BTreeSet<SmolStr>, node: &SmolStr) -> BTree
 /// address with its workloads.
 fn look_up(ctx: &BuildContext, name: &SmolStr, found: &mut BTreeSet<Subject>) {
     let (cx, mesh) = (ctx.cx, ctx.mesh);
-    let before = found.len();
     let uid = WorkloadUid::new(name.clone());
     if mesh
         .ambient_workloads
@@ -169,14 +172,15 @@ fn look_up(ctx: &BuildContext, name: &SmolStr, found: &mut BTreeSet<Subject>) {
         found.insert(Subject::Workload(uid));
         return;
     }
-    let is_meant = |uid: &WorkloadUid, workload: &AmbientWorkload| {
+    let named = mesh.remote_workloads_by_name.get(cx, name);
+    let named = remote(named, |uid, workload| {
         uid.text() == name || workload.aliases().any(|alias| alias == *name)
-    };
-    let remote_ones = remote(ctx).filter(|(_, uid, workload)| is_meant(uid, workload));
-    found.extend(remote_ones.map(|(key, uid, _)| Subject::Remote(key.clone(), uid.clone())));
+    });
     let at_address = mesh.ambient_workloads_by_address.get(cx, name);
-    found.extend(at_address.map(|(uid, _)| Subject::Workload(uid.clone())));
-    if found.len() > before {
+    let at_address = at_address.map(|(uid, _)| Subject::Workload(uid.clone()));
+    let mut workloads = named.chain(at_address).peekable();
+    if workloads.peek().is_some() {
+        found.extend(workloads);
         return;
     }
     let Some((namespace, hostname)) = name.split_once('/') else {
@@ -198,8 +202,8 @@ fn look_up(ctx: &BuildContext, name: &SmolStr, found: &mut BTreeSet<Subject>) {
     };
     let workloads = mesh.ambient_workloads_by_service.get(cx, &key);
     found.extend(workloads.map(|(uid, _)| Subject::Workload(uid.clone())));
-    let representing = remote(ctx).filter(|(_, _, workload)| workload.services.contains(&key));
-    found.extend(representing.map(|(key, uid, _)| Subject::Remote(key.clone(), uid.clone())));
+    let rows = mesh.remote_workloads_by_service.get(cx, &key);
+    found.extend(remote(rows, |_, workload| workload.services.contains(&key)));
     found.insert(Subject::Service(key));
 }
 

@@ -288,12 +288,13 @@ impl ConfigStore {
             |list| share(list, &mut shared_lists, lists, resources),
         );
         let lists = self.update_lists();
-        let new = |key: &ResourceKey| (key.fragments().cloned().collect(), key.chains().to_vec());
-        let (fragments, chains): (Vec<Vec<_>>, Vec<Vec<_>>) = lists.resources.iter().map(new).unzip();
+        let new = lists.resources.iter();
+        let fragments = new.clone().flat_map(|resource| resource.fragments());
         let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&inputs.ctx(cx)));
-        update.fragments = self.fragments.update(tx, fragments.concat(), executor, panics, build);
+        update.fragments = self.fragments.update(tx, fragments, executor, panics, build);
+        let chains = new.flat_map(|resource| resource.chains());
         let build = |cx: &Cx, key: &ServiceChainsKey| Some(key.build(&inputs.ctx(cx)));
-        update.fragments += self.chains.update(tx, chains.concat(), executor, panics, build);
+        update.fragments += self.chains.update(tx, chains, executor, panics, build);
         let memo = inputs
             .memo
             .clone()

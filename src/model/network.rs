@@ -115,7 +115,7 @@ const PORT_LABEL: &str = "networking.istio.io/gatewayPort";
 /// Default port of mTLS passthrough.
 const PASSTHROUGH_PORT: u32 = 15443;
 /// Port of HBONE.
-const HBONE_PORT: u32 = 15008;
+pub(super) const HBONE_PORT: u32 = 15008;
 
 /// Returns the network in the labels.
 pub fn label(labels: &Labels) -> Option<NetworkId> {

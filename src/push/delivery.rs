@@ -6,7 +6,6 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    mem,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
@@ -135,10 +134,8 @@ impl Deliveries {
     }
 
     /// Adds the pushes of another list.
-    pub fn append(&mut self, mut other: Self) {
-        for delivery in mem::take(&mut other.0) {
-            self.add(delivery);
-        }
+    pub fn append(&mut self, other: Self) {
+        other.0.into_iter().for_each(|delivery| self.add(delivery));
     }
 
     /// Returns true without pushes.

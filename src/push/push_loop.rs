@@ -377,7 +377,8 @@ impl PushLoop {
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
         }
-        let mut published: Vec<(ConnectionId, Arc<ResourceSnapshot>)> = Vec::new();
+        // A connection that moves to a changed group counts once.
+        let mut published: FxHashMap<ConnectionId, Arc<ResourceSnapshot>> = FxHashMap::default();
         for (id, key) in &update.moved {
             published.extend(self.store.snapshot(key).map(|snapshot| (*id, snapshot.clone())));
         }

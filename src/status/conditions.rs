@@ -15,7 +15,7 @@ use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    time::{Instant, sleep_until},
 };
 
 use self::plan::{Plan, Published, Write};
@@ -46,7 +46,7 @@ const KINDS: [Kind; 4] = [
 const MAX_CONCURRENT: usize = 8;
 /// Writes after which events are read again.
 const BATCH: usize = 64;
-/// Delay of a retry of failed writes.
+/// Delay of the first retry of a failed write; each further retry takes twice as long.
 const RETRY: Duration = Duration::from_secs(2);
 /// Capacity of the queue of events.
 const QUEUE: usize = 64;
@@ -103,6 +103,8 @@ async fn write_all(
 ) {
     let mut plan = Plan::new(cluster);
     mesh.mark_changed();
+    // Kept over events, which would otherwise put off retries forever.
+    let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
             biased;
@@ -112,7 +114,10 @@ async fn write_all(
                 None => return,
             },
             () = std::future::ready(()), if plan.is_due() => {}
-            () = sleep(RETRY), if plan.has_failed() => plan.retry(),
+            () = sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                retry_at = None;
+                plan.retry();
+            }
         }
         while let Ok((kind, event)) = events.try_recv() {
             plan.take(kind, event);
@@ -133,6 +138,10 @@ async fn write_all(
             .await;
         for (write, result) in written {
             on_written(&mut plan, &write, result);
+        }
+        if retry_at.is_none() {
+            let attempts = plan.failed_attempts();
+            retry_at = attempts.map(|attempts| Instant::now() + RETRY * 2_u32.pow(attempts - 1));
         }
     }
 }

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use crate::{
+    api::Kind,
     generate::{
         Proxy, RequestedResources, ResourceType, fixture,
         requested::WILDCARD,
@@ -668,6 +669,27 @@ fn names_are_looked_up_in_order() {
     assert_eq!(of(&[service]), [p, q, service]);
     assert_eq!(of(&["/10.0.0.9"]), [p, q, service]);
     assert_eq!(of(&["/10.9.9.9", "unknown", "Kubernetes//Pod/a/none"]), [p]);
+
+    let dual = objects.replace("podIP: 10.1.0.3", "podIPs: [{ip: 10.1.0.3}, {ip: 10.1.0.4}]");
+    let dual = dual.replace("10.0.0.9", "10.1.0.4");
+    let of = |names: &[&str]| on_demand(&dual, names);
+    let message = "a workload precedes the service with its address";
+    assert_eq!(of(&["/10.1.0.4"]), [p, r], "{message}");
+    assert_eq!(of(&["/10.1.0.3", "/10.1.0.4"]), [p, r], "{message}, also by two names");
+}
+
+#[test]
+fn names_of_clusters_may_contain_slashes() {
+    let mut installation = ambient();
+    installation.cluster = "cluster/prod".into();
+    let endpoint = entry("a", "e", 2020, "endpoints: [{address: 192.0.2.1}]");
+    let found = all_of(installation, &[pod("p", "app: x", "10.1.0.1", ""), endpoint].concat());
+    let want = [
+        "a/h.com",
+        "cluster/prod//Pod/a/p",
+        "cluster/prod/networking.istio.io/ServiceEntry/a/e/192.0.2.1",
+    ];
+    assert_eq!(found.keys().collect::<Vec<_>>(), want);
 }
 
 #[test]
@@ -790,6 +812,22 @@ status: {addresses: [{type: IPAddress, value: 192.0.2.5}]}
     ]);
     assert_eq!(service["addresses"], addresses);
     assert_eq!(service["subjectAltNames"], json!(["spiffe://cluster.local/ns/a/sa/sa"]));
+
+    let gone = in_cluster("c2", "n2", "", &pods)
+        .into_iter()
+        .filter_map(|change| match change {
+            Change::Upsert(row) if row.kind() == Kind::Pod => Some(Change::Remove(row.kind(), row.key().clone())),
+            _ => None,
+        });
+    world.commit(gone.collect());
+    let store = fixture::store_of_world(&world, vec![ztunnel()], &names);
+    let found = sent(&store, ResourceType::Address);
+    want.retain(|name| !name.contains("SplitHorizonWorkload"));
+    assert_eq!(
+        found.keys().cloned().collect::<Vec<_>>(),
+        want,
+        "a network without workloads of a service has none that represents them"
+    );
 }
 
 /// A sequence of numbers without a pattern (SplitMix64).

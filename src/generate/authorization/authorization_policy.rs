@@ -91,49 +91,27 @@ fn of_source(source: Option<&Source>, namespace: &Namespace) -> Match {
     })
 }
 
-/// Attribute of a condition.
-#[derive(Clone, Copy)]
-enum Attribute {
-    SourceIp,
-    SourceNamespace,
-    SourcePrincipal,
-    DestinationIp,
-    DestinationPort,
-}
-
-impl Attribute {
-    fn of(key: &str) -> Option<Self> {
-        match key {
-            "source.ip" => Some(Self::SourceIp),
-            "source.namespace" => Some(Self::SourceNamespace),
-            "source.principal" => Some(Self::SourcePrincipal),
-            "destination.ip" => Some(Self::DestinationIp),
-            "destination.port" => Some(Self::DestinationPort),
-            _ => None,
-        }
-    }
-}
-
+/// Returns the match of a condition. One on an attribute that ztunnels do not know matches everything.
 fn of_condition(condition: &Condition) -> Match {
     let (values, not_values) = (&condition.values, &condition.not_values);
     let mut found = Match::default();
-    match Attribute::of(&condition.key) {
-        Some(Attribute::SourceIp) => {
+    match condition.key.as_str() {
+        "source.ip" => {
             (found.source_ips, found.not_source_ips) = (addresses(values), addresses(not_values));
         }
-        Some(Attribute::SourceNamespace) => {
+        "source.namespace" => {
             (found.namespaces, found.not_namespaces) = (matches(values), matches(not_values));
         }
-        Some(Attribute::SourcePrincipal) => {
+        "source.principal" => {
             (found.principals, found.not_principals) = (matches(values), matches(not_values));
         }
-        Some(Attribute::DestinationIp) => {
+        "destination.ip" => {
             (found.destination_ips, found.not_destination_ips) = (addresses(values), addresses(not_values));
         }
-        Some(Attribute::DestinationPort) => {
+        "destination.port" => {
             (found.destination_ports, found.not_destination_ports) = (ports(values), ports(not_values));
         }
-        None => {}
+        _ => {}
     }
     found
 }

@@ -34,16 +34,17 @@ impl<K: Key, V: PartialEq + Send> FragmentMemo<K, V> {
     }
 
     /// Adds the fragments of new resources, and brings all up to date. Returns the number of evaluations.
-    pub(super) fn update(
+    pub(super) fn update<'k>(
         &mut self,
         tx: &mut Transaction,
-        mut fragments: Vec<K>,
+        fragments: impl IntoIterator<Item = &'k K>,
         executor: &impl Executor,
         panics: &mut Vec<String>,
         build: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
     ) -> usize {
-        fragments.retain(|key| self.resources.add(key));
-        evaluate(&mut self.rows, tx, &fragments, executor, panics, build)
+        let new = fragments.into_iter().filter(|key| self.resources.add(key));
+        let new: Vec<K> = new.cloned().collect();
+        evaluate(&mut self.rows, tx, &new, executor, panics, build)
     }
 
     /// Removes a resource that consists of these fragments.

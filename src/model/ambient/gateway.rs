@@ -21,8 +21,6 @@ use crate::{
 const REMOTE_CLASS: &str = "istio-remote";
 /// Class of gateways between networks.
 const EAST_WEST_CLASS: &str = "istio-east-west";
-/// Port of HBONE.
-const HBONE_PORT: u32 = 15008;
 
 /// One address of a gateway to a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -148,7 +146,7 @@ impl Gateway {
 
     /// Returns the address with the port of HBONE, by default the well-known one.
     pub(super) fn tunnel_address(&self) -> GatewayAddress {
-        self.at(if self.port == 0 { HBONE_PORT } else { self.port })
+        self.at(if self.port == 0 { network::HBONE_PORT } else { self.port })
     }
 
     /// Returns the resource name of the workload that represents it.

@@ -50,13 +50,28 @@ pub fn hidden_services(_: &WorkloadUid, workload: &AmbientWorkload, emit: &mut d
     }
 }
 
-/// Derives the workloads that represent gateways, or a service in another network.
+/// Derives the workloads that represent gateways, or a service in another network that has workloads of it.
 pub fn workloads(cx: &Cx, mesh: &MeshSnapshot, key: &RemoteKey) -> Option<RemoteWorkloads> {
     let found = match key {
         RemoteKey::Gateways => of_gateways(cx, mesh),
         RemoteKey::Service(network, service) => of_service(cx, mesh, network, service).into_iter().collect(),
     };
     (!found.is_empty()).then_some(found)
+}
+
+/// Emits the names of workloads, and those of their addresses.
+pub fn names(_: &RemoteKey, workloads: &RemoteWorkloads, emit: &mut dyn FnMut(SmolStr)) {
+    for (uid, workload) in workloads {
+        emit(uid.text().clone());
+        workload.aliases().for_each(&mut *emit);
+    }
+}
+
+/// Emits the services of workloads.
+pub fn services(_: &RemoteKey, workloads: &RemoteWorkloads, emit: &mut dyn FnMut(ServiceKey)) {
+    for (_, workload) in workloads {
+        workload.services.iter().for_each(|service| emit(service.clone()));
+    }
 }
 
 fn of_gateways(cx: &Cx, mesh: &MeshSnapshot) -> RemoteWorkloads {
@@ -86,7 +101,10 @@ fn of_service(
     let gateways = mesh.ambient_gateways.get(cx, &())?;
     let gateway = gateways.of_network(network).first()?;
     let workloads = mesh.hidden_workloads_by_service.get(cx, key);
-    let workloads = workloads.filter(|(_, workload)| workload.network == *network);
+    let mut workloads = workloads
+        .filter(|(_, workload)| workload.network == *network)
+        .peekable();
+    workloads.peek()?;
     // A workload without a weight counts once.
     let weight = |workload: Workload| workload.capacity.filter(|weight| *weight > 0).unwrap_or(1);
     let weights = workloads.map(|(_, workload)| weight(workload.decoded()));

@@ -6,13 +6,11 @@ use super::{cluster_network, network_address};
 use crate::{
     api::{Config, gateway_api, kube::Pod},
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, cidr},
-    model::{MeshSnapshot, policy::GATEWAY_NAME_LABEL, waypoint},
+    model::{MeshSnapshot, network::HBONE_PORT, policy::GATEWAY_NAME_LABEL, waypoint},
     proto::istio::workload::{ApplicationTunnel, GatewayAddress, NamespacedHostname, gateway_address::Destination},
     table::Cx,
 };
 
-/// Port on which waypoints accept tunnels.
-const HBONE_PORT: u32 = 15008;
 /// Prefix of the names of policies that admit a waypoint. Names of objects have no underscores.
 const IMPLICIT: &str = "istio_allow_waypoint_";
 

@@ -35,8 +35,11 @@ use crate::{
     table::Cx,
 };
 
-const ENTRY_GROUP: &str = "networking.istio.io";
-const SLICE_GROUP: &str = "discovery.k8s.io";
+/// Groups and kinds in the names of workloads, between the cluster and the object.
+const POD: &str = "//Pod/";
+const WORKLOAD_ENTRY: &str = "/networking.istio.io/WorkloadEntry/";
+const SERVICE_ENTRY: &str = "/networking.istio.io/ServiceEntry/";
+const ENDPOINT_SLICE: &str = "/discovery.k8s.io/EndpointSlice/";
 
 /// Resource name of a workload.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -65,30 +68,32 @@ impl WorkloadUid {
     }
 
     fn of(source: &Source) -> Self {
-        let name = |key: &ObjectKey, group: &str, kind: &str| {
-            format!("{}/{group}/{kind}/{}/{}", key.cluster, key.namespace, key.name)
-        };
+        let name = |key: &ObjectKey, kind: &str| format!("{}{kind}{}/{}", key.cluster, key.namespace, key.name);
         Self(SmolStr::from(match source {
-            Source::Pod(key) => name(key, "", "Pod"),
-            Source::WorkloadEntry(key) => name(key, ENTRY_GROUP, "WorkloadEntry"),
-            Source::ServiceEntry(key, address) => format!("{}/{address}", name(key, ENTRY_GROUP, "ServiceEntry")),
-            Source::EndpointSlice(key, address) => format!("{}/{address}", name(key, SLICE_GROUP, "EndpointSlice")),
+            Source::Pod(key) => name(key, POD),
+            Source::WorkloadEntry(key) => name(key, WORKLOAD_ENTRY),
+            Source::ServiceEntry(key, address) => format!("{}/{address}", name(key, SERVICE_ENTRY)),
+            Source::EndpointSlice(key, address) => format!("{}/{address}", name(key, ENDPOINT_SLICE)),
         }))
     }
 
+    /// Returns the origin. The name of a cluster may contain slashes, and the address of an endpoint any text.
     fn source(&self) -> Option<Source> {
-        let mut parts = self.0.splitn(6, '/');
-        let mut next = || parts.next();
-        let (cluster, group, kind) = (next()?, next()?, next()?);
-        let key = ObjectKey::new(&ClusterId::new(cluster), next()?, next()?);
-        let rest = next().map(SmolStr::new);
-        Some(match (group, kind, rest) {
-            ("", "Pod", None) => Source::Pod(key),
-            (ENTRY_GROUP, "WorkloadEntry", None) => Source::WorkloadEntry(key),
-            (ENTRY_GROUP, "ServiceEntry", Some(address)) => Source::ServiceEntry(key, address),
-            (SLICE_GROUP, "EndpointSlice", Some(address)) => Source::EndpointSlice(key, address),
-            _ => return None,
-        })
+        for kind in [SERVICE_ENTRY, ENDPOINT_SLICE, WORKLOAD_ENTRY, POD] {
+            let Some((cluster, rest)) = self.0.split_once(kind) else {
+                continue;
+            };
+            let mut rest = rest.splitn(3, '/');
+            let key = ObjectKey::new(&ClusterId::new(cluster), rest.next()?, rest.next()?);
+            return match (kind, rest.next().map(SmolStr::new)) {
+                (SERVICE_ENTRY, Some(address)) => Some(Source::ServiceEntry(key, address)),
+                (ENDPOINT_SLICE, Some(address)) => Some(Source::EndpointSlice(key, address)),
+                (WORKLOAD_ENTRY, None) => Some(Source::WorkloadEntry(key)),
+                (POD, None) => Some(Source::Pod(key)),
+                _ => None,
+            };
+        }
+        None
     }
 }
 
@@ -363,8 +368,8 @@ fn target_ports(service: &ClusterService, is_pod: bool, named: impl Fn(&str) -> 
         if !names.target.is_empty() {
             return named(&names.target);
         }
-        let is_matched = declared.key.source == ServiceSource::ServiceEntry && (!is_pod || !names.name.is_empty());
-        let own = (is_matched || !is_pod).then(|| named(&names.name)).flatten();
+        let is_matched = !is_pod || (declared.key.source == ServiceSource::ServiceEntry && !names.name.is_empty());
+        let own = is_matched.then(|| named(&names.name)).flatten();
         Some(own.unwrap_or(port.target_port))
     };
     let ports = declared.message.ports.iter().filter_map(|port| {

@@ -638,6 +638,15 @@ graph! {
     table remote_workloads (RemoteKey, RemoteWorkloads) from (with |graph, _, mesh| {
             ambient::remote::candidates(mesh, graph.ambient_workloads.writer().changes())
         }) = ambient::remote::workloads;
+    /// The same by shard.
+    index remote_workloads_by_shard (u8, RemoteKey, RemoteWorkloads) from (remote_workloads) =
+        |_, workloads, emit| workloads.iter().for_each(|(uid, _)| emit(ambient::shard(uid.text())));
+    /// The same by name, and by the name of an address.
+    index remote_workloads_by_name (SmolStr, RemoteKey, RemoteWorkloads)
+        from (remote_workloads) = ambient::remote::names;
+    /// The same by service.
+    index remote_workloads_by_service (ServiceKey, RemoteKey, RemoteWorkloads)
+        from (remote_workloads) = ambient::remote::services;
     /// Services for ztunnels over clusters.
     table ambient_services (ServiceKey, AmbientService)
         from (with |graph, _, _| graph.cluster_services_by_name.changed().iter().cloned().collect()) =

@@ -11,13 +11,15 @@ use super::{Attachment, NotAttached, Refusal, USE_WAYPOINT, WaypointTraffic, req
 use crate::{
     api::Config,
     base::{Labels, Namespace, ObjectKey, cidr},
-    model::{MeshSnapshot, inputs::Inputs, workload::label_map},
+    model::{
+        MeshSnapshot,
+        inputs::Inputs,
+        policy::GATEWAY_NAME_LABEL,
+        workload::{entry_labels, label_map},
+    },
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
-
-/// Label with the Gateway of an instance of a waypoint.
-const INSTANCE_OF: &str = "gateway.networking.k8s.io/gateway-name";
 
 /// Kind of an object with workloads, in the order of workloads of the same age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -116,9 +118,7 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
 
 /// Returns the waypoint that a WorkloadEntry uses.
 pub fn for_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<WorkloadEntry>) -> Attachment {
-    let mut labels = label_map(&entry.spec.labels);
-    labels.extend(entry.meta.labels.clone());
-    for_workload(cx, mesh, &labels, entry.meta.namespace())
+    for_workload(cx, mesh, &entry_labels(entry), entry.meta.namespace())
 }
 
 /// Returns the waypoint that a workload with these labels uses. Instances of a waypoint use none. A waypoint of the
@@ -128,7 +128,7 @@ pub fn for_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &N
         let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
         mesh.waypoints.get(cx, &own).is_some()
     };
-    if labels.get(INSTANCE_OF).is_some_and(is_waypoint) {
+    if labels.get(GATEWAY_NAME_LABEL).is_some_and(is_waypoint) {
         return Ok(None);
     }
     let Some((gateway, waypoint)) = requested(cx, mesh, labels, namespace)? else {

@@ -184,9 +184,10 @@ impl Plan {
         !self.due.is_empty()
     }
 
-    /// Returns true if a write must be tried again.
-    pub(super) fn has_failed(&self) -> bool {
-        !self.failed.is_empty()
+    /// Returns the number of attempts of the failed write with the fewest; `None` if no write must be tried again.
+    pub(super) fn failed_attempts(&self) -> Option<u32> {
+        let attempts = self.failed.iter().filter_map(|target| self.attempts.get(target));
+        attempts.min().copied()
     }
 
     /// Tries failed writes again.
