@@ -20,15 +20,14 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 
 use self::queue::Queue;
 use super::{
     store::{Store, WriteError},
-    watching::Watches,
+    watching::{WatchSet, Watches},
 };
 use crate::{
     api::Kind,
@@ -49,8 +48,6 @@ use crate::{
 const FIELD_MANAGER: &str = "istiod-status";
 /// Concurrent writes.
 const MAX_CONCURRENT: usize = 32;
-/// Capacity of the queue of events.
-const QUEUE: usize = 256;
 
 /// Kinds that the API server serves, with the resources to use; `None` while unknown.
 pub type ServedKinds = watch::Receiver<Option<BTreeMap<Kind, ApiResource>>>;
@@ -95,29 +92,18 @@ impl Observed {
     }
 }
 
-/// An event with its kind and the number of the watch that it comes from.
-type KindEvent = (Kind, u64, WatchEvent<(SmolStr, SmolStr, Observed)>);
+/// Namespace, name and content of an object.
+type Row = (SmolStr, SmolStr, Observed);
 /// The object of a write, and its result: the object as it is now.
 type WriteResult = (StatusKey, Result<Value, WriteError>);
 
-struct Running {
-    number: u64,
-    resource: ApiResource,
-    stop: CancellationToken,
-}
-
 /// A writer of statuses.
 pub(super) struct Writer<S> {
-    watches: Watches,
+    watches: WatchSet<Kind, Row>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     served: ServedKinds,
     only: SmolStr,
     statuses: S,
-    running: BTreeMap<Kind, Running>,
-    opened: u64,
-    watching: FuturesUnordered<BoxFuture<'static, ()>>,
-    sender: mpsc::Sender<KindEvent>,
-    events: mpsc::Receiver<KindEvent>,
     objects: BTreeMap<StatusKey, Observed>,
     /// Changed statuses of objects that others depend on.
     written: Vec<Written>,
@@ -136,19 +122,13 @@ impl<S: Statuses> Writer<S> {
         only: SmolStr,
         statuses: S,
     ) -> Self {
-        let (sender, events) = mpsc::channel(QUEUE);
         mesh.mark_changed();
         Self {
-            watches,
+            watches: WatchSet::new(watches),
             mesh,
             served,
             only,
             statuses,
-            running: BTreeMap::new(),
-            opened: 0,
-            watching: FuturesUnordered::new(),
-            sender,
-            events,
             objects: BTreeMap::new(),
             written: Vec::new(),
             settled: BTreeMap::new(),
@@ -163,11 +143,10 @@ impl<S: Statuses> Writer<S> {
         loop {
             let due = self.queue.next_time().filter(|_| self.writing.len() < MAX_CONCURRENT);
             tokio::select! {
-                Some(()) = self.watching.next() => {}
-                Some(event) = self.events.recv() => {
-                    self.on_event(event);
-                    while let Ok(event) = self.events.try_recv() {
-                        self.on_event(event);
+                (kind, event) = self.watches.next() => {
+                    self.on_event(kind, event);
+                    while let Some((kind, event)) = self.watches.try_next() {
+                        self.on_event(kind, event);
                     }
                 }
                 changed = self.served.changed() => {
@@ -197,31 +176,21 @@ impl<S: Statuses> Writer<S> {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };
-        let gone: Vec<Kind> = self
-            .running
-            .keys()
-            .filter(|kind| !served.contains_key(kind))
-            .copied()
-            .collect();
+        let kinds = self.watches.kinds();
+        let gone: Vec<Kind> = kinds.filter(|kind| !served.contains_key(kind)).collect();
         for kind in gone {
             self.close(kind);
         }
         for (kind, resource) in served {
-            if self
-                .running
-                .get(&kind)
-                .is_some_and(|running| running.resource == resource)
-            {
-                continue;
+            if self.watches.resource(kind) != Some(&resource) {
+                self.close(kind);
+                self.open(kind, resource);
             }
-            self.close(kind);
-            self.open(kind, resource);
         }
     }
 
     fn close(&mut self, kind: Kind) {
-        if let Some(running) = self.running.remove(&kind) {
-            running.stop.cancel();
+        if self.watches.close(kind) {
             let keys: Vec<StatusKey> = self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
             for key in keys {
                 self.remove(key);
@@ -230,40 +199,15 @@ impl<S: Statuses> Writer<S> {
     }
 
     fn open(&mut self, kind: Kind, resource: ApiResource) {
-        self.opened += 1;
-        let number = self.opened;
-        let stop = CancellationToken::new();
         let only = Some(self.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
         let target = WatchTarget {
             namespace: only.map(str::to_owned),
-            ..WatchTarget::all(resource.clone())
+            ..WatchTarget::all(resource)
         };
-        let (watching, mut events) = self.watches.open(target, Observed::of);
-        let (sender, stopped) = (self.sender.clone(), stop.clone());
-        let forwarding = async move {
-            while let Some(event) = events.recv().await {
-                if sender.send((kind, number, event)).await.is_err() {
-                    return;
-                }
-            }
-        };
-        self.watching.push(
-            async move {
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    () = watching => {}
-                    () = forwarding => {}
-                }
-            }
-            .boxed(),
-        );
-        self.running.insert(kind, Running { number, resource, stop });
+        self.watches.open(kind, target, Observed::of);
     }
 
-    fn on_event(&mut self, (kind, number, event): KindEvent) {
-        if self.running.get(&kind).is_none_or(|running| running.number != number) {
-            return;
-        }
+    fn on_event(&mut self, kind: Kind, event: WatchEvent<Row>) {
         match event {
             WatchEvent::Restarted(all) => {
                 let mut gone: BTreeSet<StatusKey> =
@@ -291,7 +235,7 @@ impl<S: Statuses> Writer<S> {
     fn key(&self, kind: Kind, namespace: SmolStr, name: SmolStr) -> StatusKey {
         StatusKey {
             kind,
-            object: ObjectKey::new(&self.watches.cluster, namespace, name),
+            object: ObjectKey::new(self.watches.cluster(), namespace, name),
         }
     }
 
@@ -360,7 +304,7 @@ impl<S: Statuses> Writer<S> {
             return None;
         }
         let fields = self.statuses.fields(key, observed, now)?;
-        let resource = &self.running.get(&key.kind)?.resource;
+        let resource = self.watches.resource(key.kind)?;
         let object = &key.object;
         let mut metadata = json!({"name": object.name, "resourceVersion": observed.version});
         if !object.namespace.is_empty() {
@@ -369,7 +313,7 @@ impl<S: Statuses> Writer<S> {
         let applied = json!({
             "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": fields,
         });
-        let store = Store::of(self.watches.client.clone(), resource.clone());
+        let store = Store::of(self.watches.client().clone(), resource.clone());
         Some((store, applied))
     }
 
