@@ -105,6 +105,8 @@ pub(super) struct Writer<S> {
     only: SmolStr,
     statuses: S,
     objects: BTreeMap<StatusKey, Observed>,
+    /// Kinds whose objects are all known.
+    listed: BTreeSet<Kind>,
     /// Changed statuses of objects that others depend on.
     written: Vec<Written>,
     /// Versions of objects that a write has not made as they should be, or that the server refuses to change.
@@ -130,6 +132,7 @@ impl<S: Statuses> Writer<S> {
             only,
             statuses,
             objects: BTreeMap::new(),
+            listed: BTreeSet::new(),
             written: Vec::new(),
             settled: BTreeMap::new(),
             queue: Queue::default(),
@@ -164,7 +167,7 @@ impl<S: Statuses> Writer<S> {
                 Some(result) = self.writing.next() => self.on_written(result),
                 () = at(due) => {}
             }
-            if !self.written.is_empty() {
+            if !self.written.is_empty() && self.is_complete() {
                 self.evaluate();
             }
             self.write();
@@ -191,6 +194,7 @@ impl<S: Statuses> Writer<S> {
 
     fn close(&mut self, kind: Kind) {
         if self.watches.close(kind) {
+            self.listed.remove(&kind);
             let keys: Vec<StatusKey> = self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
             for key in keys {
                 self.remove(key);
@@ -210,6 +214,7 @@ impl<S: Statuses> Writer<S> {
     fn on_event(&mut self, kind: Kind, event: WatchEvent<Row>) {
         match event {
             WatchEvent::Restarted(all) => {
+                self.listed.insert(kind);
                 let mut gone: BTreeSet<StatusKey> =
                     self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
                 for (namespace, name, observed) in all {
@@ -261,13 +266,24 @@ impl<S: Statuses> Writer<S> {
         self.queue.forget(&key);
     }
 
-    /// Brings the statuses up to date. Before the first commit, nothing is known.
+    /// Returns true if all objects that statuses of others depend on are known.
+    fn is_complete(&self) -> bool {
+        let mut sources = self.watches.kinds().filter(|kind| self.statuses.depend_on(*kind));
+        sources.all(|kind| self.listed.contains(&kind))
+    }
+
+    /// Brings the statuses up to date. Before the first commit, nothing is known. Present statuses wait for the first
+    /// list of each kind: an InferencePool would lose its parents if its routes were not known yet.
     fn evaluate(&mut self) {
         let mesh = self.mesh.borrow_and_update().clone();
         if mesh.revision.0 == 0 {
             return;
         }
-        let written = std::mem::take(&mut self.written);
+        let written = if self.is_complete() {
+            std::mem::take(&mut self.written)
+        } else {
+            Vec::new()
+        };
         let changed = task::aside(|| self.statuses.update(&mesh, written));
         let now = Instant::now();
         for key in changed {
