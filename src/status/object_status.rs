@@ -1,9 +1,9 @@
 //! Writes statuses of objects that a snapshot decides, while this replica leads.
 //!
-//! Statuses come back from watches, so nothing is written that is there already, and a new leader continues where the
+//! Statuses come back from watches, so an equal status is not written again, and a new leader continues where the
 //! previous one ended. Every write names the version of the object that it was decided for: of two writers, the second
 //! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
-//! an own field manager, so those of others stay.
+//! a field manager of its own, so fields of others stay.
 
 mod queue;
 
@@ -109,7 +109,7 @@ pub(super) struct Writer<S> {
     listed: BTreeSet<Kind>,
     /// Changed statuses of objects that others depend on.
     written: Vec<Written>,
-    /// Versions of objects that a write has not made as they should be, or that the server refuses to change.
+    /// Versions of objects whose status a write did not correct, or that the server refuses to change.
     settled: BTreeMap<StatusKey, SmolStr>,
     queue: Queue,
     writing: FuturesUnordered<BoxFuture<'static, WriteResult>>,
@@ -299,6 +299,7 @@ impl<S: Statuses> Writer<S> {
         while self.writing.len() < MAX_CONCURRENT {
             let Some(key) = self.queue.pop(now) else { return };
             let Some((store, object)) = self.decide(&key, &time) else {
+                self.queue.ended(&key, now);
                 continue;
             };
             self.queue.begin(key.clone());
@@ -313,7 +314,7 @@ impl<S: Statuses> Writer<S> {
         }
     }
 
-    /// Returns the object to apply, if its status is not as it should be.
+    /// Returns the object to apply, if its status must change.
     fn decide(&self, key: &StatusKey, now: &str) -> Option<(Store, Value)> {
         let observed = self.objects.get(key)?;
         if self.settled.get(key) == Some(&observed.version) {
@@ -340,7 +341,10 @@ impl<S: Statuses> Writer<S> {
             Ok(value) => {
                 tracing::debug!(kind, %object, "status written");
                 let again = self.queue.succeeded(&key, now);
-                if let Ok(written) = Object::from_value(value) {
+                // A deletion may have been reported before the result.
+                if self.objects.contains_key(&key)
+                    && let Ok(written) = Object::from_value(value)
+                {
                     let (.., observed) = Observed::of(written);
                     self.observe(key.clone(), observed);
                 }
@@ -351,7 +355,7 @@ impl<S: Statuses> Writer<S> {
             Err(WriteError::NotFound(_)) => {
                 self.queue.ended(&key, now);
             }
-            // The object has changed, and the watch says so.
+            // The object has changed, which the watch reports.
             Err(WriteError::Conflict(_)) => self.queue.retry(key, now),
             Err(error @ WriteError::Refused(_)) => {
                 tracing::warn!(kind, %object, %error, "failed to write status");
@@ -374,7 +378,7 @@ impl<S: Statuses> Writer<S> {
     }
 }
 
-/// Returns true if an existing status is as it should be. Absent and empty fields are equal; lists of conditions and
+/// Returns true if an existing status needs no write. Absent and empty fields are equal; lists of conditions and
 /// listeners have no order. Existing fields that are not wanted do not count, unless they are in `fields`.
 pub(super) fn is_equal(wanted: &Value, existing: &Value, fields: &[&str]) -> bool {
     let wanted_fields = wanted.as_object().into_iter().flatten().map(|(name, _)| name.as_str());
