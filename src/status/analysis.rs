@@ -10,7 +10,7 @@ mod inputs;
 mod message;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     future::pending,
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
@@ -19,11 +19,10 @@ use std::{
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::Value;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     task::{JoinError, JoinHandle, spawn_blocking},
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 
 use self::{
     inputs::{Entry, Inputs, Write},
@@ -32,7 +31,7 @@ use self::{
 use super::{
     leader::{Election, Lock},
     store::{Store, WriteError, resource},
-    watching::Watches,
+    watching::{WatchSet, Watches},
 };
 use crate::{
     analyze::{Level, Mesh, Message, Scope, Type, analyze},
@@ -58,8 +57,6 @@ const REST: u32 = 9;
 const MAX_CONCURRENT: usize = 8;
 /// Messages that are logged after an analysis.
 const MAX_LOGGED: usize = 100;
-/// Capacity of the queue of events.
-const QUEUE: usize = 64;
 
 /// Options of the analysis.
 #[derive(Clone, Debug)]
@@ -89,17 +86,8 @@ pub async fn run(
         .await;
 }
 
-/// An event with its kind and the number of the watch that it comes from.
-type KindEvent = (Type, u64, WatchEvent<Entry>);
 /// The result of a write, with the object as it is now.
 type Written = (Write, Result<Value, WriteError>);
-
-/// A running watch.
-struct Running {
-    number: u64,
-    version: &'static str,
-    stop: CancellationToken,
-}
 
 /// The times of the first and the last change that no analysis has read.
 #[derive(Clone, Copy)]
@@ -109,17 +97,11 @@ struct Changed {
 }
 
 struct Analysis {
-    watches: Watches,
+    watches: WatchSet<Type, Entry>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     options: AnalysisOptions,
     istio_namespace: String,
     inputs: Inputs,
-    running: BTreeMap<Type, Running>,
-    /// The number of watches that were opened.
-    opened: u64,
-    watching: FuturesUnordered<BoxFuture<'static, ()>>,
-    sender: mpsc::Sender<KindEvent>,
-    events: mpsc::Receiver<KindEvent>,
     changed: Option<Changed>,
     /// No analysis begins before.
     earliest: Instant,
@@ -141,19 +123,13 @@ impl Analysis {
         mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
         options: AnalysisOptions,
     ) -> Self {
-        let (sender, events) = mpsc::channel(QUEUE);
         mesh.mark_changed();
         Self {
-            watches,
+            watches: WatchSet::new(watches),
             mesh,
             options,
             istio_namespace: election.namespace.to_string(),
             inputs: Inputs::default(),
-            running: BTreeMap::new(),
-            opened: 0,
-            watching: FuturesUnordered::new(),
-            sender,
-            events,
             changed: None,
             earliest: Instant::now(),
             observe_at: None,
@@ -173,11 +149,10 @@ impl Analysis {
         loop {
             let due = self.due();
             tokio::select! {
-                Some(()) = self.watching.next() => {}
-                Some(event) = self.events.recv() => {
-                    self.on_event(event);
-                    while let Ok(event) = self.events.try_recv() {
-                        self.on_event(event);
+                (kind, event) = self.watches.next() => {
+                    self.on_event(kind, event);
+                    while let Some((kind, event)) = self.watches.try_next() {
+                        self.on_event(kind, event);
                     }
                 }
                 changed = self.mesh.changed(), if self.observe_at.is_none() => {
@@ -224,9 +199,8 @@ impl Analysis {
         self.observe_at = (mesh.revision.0 > 0).then(|| Instant::now() + self.options.interval);
     }
 
-    fn on_event(&mut self, (kind, number, event): KindEvent) {
-        let is_current = self.running.get(&kind).is_some_and(|running| running.number == number);
-        if !is_current || !self.inputs.take(kind, event) {
+    fn on_event(&mut self, kind: Type, event: WatchEvent<Entry>) {
+        if !self.inputs.take(kind, event) {
             return;
         }
         self.has_changed();
@@ -239,11 +213,11 @@ impl Analysis {
     fn follow_definitions(&mut self) {
         for kind in Type::all().filter(|kind| is_custom(*kind)) {
             let served = self.inputs.served_version(kind);
-            if served.is_some() && self.running.get(&kind).map(|running| running.version) == served {
+            let watched = self.watches.resource(kind).map(|resource| resource.version.as_str());
+            if served.is_some() && watched == served {
                 continue;
             }
-            if let Some(running) = self.running.remove(&kind) {
-                running.stop.cancel();
+            if self.watches.close(kind) {
                 self.inputs.forget(kind);
             }
             match served {
@@ -257,33 +231,10 @@ impl Analysis {
         }
     }
 
-    fn open(&mut self, kind: Type, version: &'static str) {
-        self.opened += 1;
-        let number = self.opened;
-        let stop = CancellationToken::new();
-        let revision = self.options.revision.clone();
-        let (watching, mut events) = self.watches.open(self.target(kind, version), move |object| {
-            Entry::of(kind, &revision, object)
-        });
-        let (sender, stopped) = (self.sender.clone(), stop.clone());
-        let forwarding = async move {
-            while let Some(event) = events.recv().await {
-                if sender.send((kind, number, event)).await.is_err() {
-                    return;
-                }
-            }
-        };
-        self.watching.push(
-            async move {
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    () = watching => {}
-                    () = forwarding => {}
-                }
-            }
-            .boxed(),
-        );
-        self.running.insert(kind, Running { number, version, stop });
+    fn open(&mut self, kind: Type, version: &str) {
+        let (target, revision) = (self.target(kind, version), self.options.revision.clone());
+        self.watches
+            .open(kind, target, move |object| Entry::of(kind, &revision, object));
     }
 
     fn target(&self, kind: Type, version: &str) -> WatchTarget {
@@ -353,12 +304,10 @@ impl Analysis {
     fn write(&mut self) {
         while self.writing.len() < MAX_CONCURRENT {
             let Some(write) = self.queue.pop() else { return };
-            let Some(running) = self.running.get(&write.kind) else {
+            let Some(resource) = self.watches.resource(write.kind) else {
                 continue;
             };
-            let (kind, version) = (write.kind, running.version);
-            let client = self.watches.client.clone();
-            let store = Store::new(client, kind.group(), version, kind.name(), kind.plural());
+            let store = Store::of(self.watches.client().clone(), resource.clone());
             self.writing.push(
                 async move {
                     let (namespace, name) = &write.key;

@@ -24,8 +24,10 @@ use crate::{
 };
 
 const GROUP: &str = "gateway.networking.k8s.io";
-/// Delay of a retry of failed writes.
+/// First delay of a retry of failed writes; doubled each time.
 const RETRY: Duration = Duration::from_secs(5);
+/// Longest delay of a retry.
+const LONGEST_RETRY: Duration = Duration::from_mins(5);
 
 /// Creates missing classes while their CustomResourceDefinition exists, and again after they were deleted.
 pub async fn run(watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>) {
@@ -83,8 +85,10 @@ async fn create(watches: &Watches, mesh: &MeshSnapshot) {
         let mut known = BTreeSet::new();
         while let Some(event) = events.recv().await {
             take(&mut known, event);
+            let mut delay = RETRY;
             while !create_missing(&store, mesh, &mut known).await {
-                sleep(RETRY).await;
+                sleep(delay).await;
+                delay = (delay * 2).min(LONGEST_RETRY);
                 while let Ok(event) = events.try_recv() {
                     take(&mut known, event);
                 }

@@ -5,7 +5,7 @@
 //! all inputs are known. A Gateway is looked at again when it, its class, namespace, ListenerSets or parameters, an
 //! object of its deployment, the injector's configuration, the mesh config, a ProxyConfig or a revision tag changes.
 //! Before an object is applied it is read: an equal one is not written, and one that lacks the label of managed objects
-//! belongs to someone else. Results come back from the watches.
+//! is not changed. Results come back from the watches.
 //!
 //! Parity (pilot/pkg/config/kube/gatewaycommon/deploymentcontroller.go).
 
@@ -46,10 +46,11 @@ use crate::{
         gateway::{self, GatewayObject, GatewayRequest, ObjectKind},
     },
     kube::watch::{WatchEvent, WatchTarget},
-    model::snapshot::MeshSnapshot,
+    model::{features::Features, snapshot::MeshSnapshot},
+    task,
 };
 
-/// The interval at which a changing mesh is looked at.
+/// Least interval between comparisons of Gateways with the mesh.
 const INTERVAL: Duration = Duration::from_millis(100);
 /// First and longest delay of a retry; it doubles with each failure.
 const RETRY: Duration = Duration::from_secs(1);
@@ -430,7 +431,7 @@ impl Controller {
         }
     }
 
-    /// Begins a round for a Gateway; returns false if its deployment is not ours.
+    /// Begins a round for a Gateway. Returns false if there is nothing to apply.
     fn begin_one(&mut self, injector: &Injector, key: &Key) -> bool {
         let features = self.inputs.mesh.borrow().installation.features.clone();
         let (Some(gateway), Some(Some(facts))) = (self.known.gateway(key), self.facts.get(key)) else {
@@ -443,7 +444,9 @@ impl Controller {
             tracing::debug!(namespace = %key.0, name = %key.1, "gateway has a newer controller");
             return false;
         }
-        let objects = match self.objects(injector, key, gateway, facts, &features) {
+        // Templates may run until their time limit.
+        let objects = task::aside(|| self.objects(injector, key, gateway, facts, &features));
+        let objects = match objects {
             Ok(objects) => objects,
             Err(error) => {
                 self.refuse(key, error.to_string());
@@ -470,7 +473,7 @@ impl Controller {
         key: &Key,
         gateway: &Gateway,
         facts: &Facts,
-        features: &crate::model::features::Features,
+        features: &Features,
     ) -> Result<Vec<GatewayObject>, gateway::GatewayError> {
         let environment = inject::Environment {
             namespace: facts.namespace.clone(),

@@ -1,9 +1,9 @@
 //! Writes statuses of objects that a snapshot decides, while this replica leads.
 //!
-//! Statuses come back from watches, so nothing is written that is there already, and a new leader continues where the
+//! Statuses come back from watches, so an equal status is not written again, and a new leader continues where the
 //! previous one ended. Every write names the version of the object that it was decided for: of two writers, the second
 //! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
-//! an own field manager, so those of others stay.
+//! a field manager of its own, so fields of others stay.
 
 mod queue;
 
@@ -20,15 +20,14 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, sleep_until},
 };
-use tokio_util::sync::CancellationToken;
 
 use self::queue::Queue;
 use super::{
     store::{Store, WriteError},
-    watching::Watches,
+    watching::{WatchSet, Watches},
 };
 use crate::{
     api::Kind,
@@ -49,8 +48,6 @@ use crate::{
 const FIELD_MANAGER: &str = "istiod-status";
 /// Concurrent writes.
 const MAX_CONCURRENT: usize = 32;
-/// Capacity of the queue of events.
-const QUEUE: usize = 256;
 
 /// Kinds that the API server serves, with the resources to use; `None` while unknown.
 pub type ServedKinds = watch::Receiver<Option<BTreeMap<Kind, ApiResource>>>;
@@ -95,33 +92,24 @@ impl Observed {
     }
 }
 
-/// An event with its kind and the number of the watch that it comes from.
-type KindEvent = (Kind, u64, WatchEvent<(SmolStr, SmolStr, Observed)>);
+/// Namespace, name and content of an object.
+type Row = (SmolStr, SmolStr, Observed);
 /// The object of a write, and its result: the object as it is now.
 type WriteResult = (StatusKey, Result<Value, WriteError>);
 
-struct Running {
-    number: u64,
-    resource: ApiResource,
-    stop: CancellationToken,
-}
-
 /// A writer of statuses.
 pub(super) struct Writer<S> {
-    watches: Watches,
+    watches: WatchSet<Kind, Row>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     served: ServedKinds,
     only: SmolStr,
     statuses: S,
-    running: BTreeMap<Kind, Running>,
-    opened: u64,
-    watching: FuturesUnordered<BoxFuture<'static, ()>>,
-    sender: mpsc::Sender<KindEvent>,
-    events: mpsc::Receiver<KindEvent>,
     objects: BTreeMap<StatusKey, Observed>,
+    /// Kinds whose objects are all known.
+    listed: BTreeSet<Kind>,
     /// Changed statuses of objects that others depend on.
     written: Vec<Written>,
-    /// Versions of objects that a write has not made as they should be, or that the server refuses to change.
+    /// Versions of objects whose status a write did not correct, or that the server refuses to change.
     settled: BTreeMap<StatusKey, SmolStr>,
     queue: Queue,
     writing: FuturesUnordered<BoxFuture<'static, WriteResult>>,
@@ -136,20 +124,15 @@ impl<S: Statuses> Writer<S> {
         only: SmolStr,
         statuses: S,
     ) -> Self {
-        let (sender, events) = mpsc::channel(QUEUE);
         mesh.mark_changed();
         Self {
-            watches,
+            watches: WatchSet::new(watches),
             mesh,
             served,
             only,
             statuses,
-            running: BTreeMap::new(),
-            opened: 0,
-            watching: FuturesUnordered::new(),
-            sender,
-            events,
             objects: BTreeMap::new(),
+            listed: BTreeSet::new(),
             written: Vec::new(),
             settled: BTreeMap::new(),
             queue: Queue::default(),
@@ -163,11 +146,10 @@ impl<S: Statuses> Writer<S> {
         loop {
             let due = self.queue.next_time().filter(|_| self.writing.len() < MAX_CONCURRENT);
             tokio::select! {
-                Some(()) = self.watching.next() => {}
-                Some(event) = self.events.recv() => {
-                    self.on_event(event);
-                    while let Ok(event) = self.events.try_recv() {
-                        self.on_event(event);
+                (kind, event) = self.watches.next() => {
+                    self.on_event(kind, event);
+                    while let Some((kind, event)) = self.watches.try_next() {
+                        self.on_event(kind, event);
                     }
                 }
                 changed = self.served.changed() => {
@@ -185,7 +167,7 @@ impl<S: Statuses> Writer<S> {
                 Some(result) = self.writing.next() => self.on_written(result),
                 () = at(due) => {}
             }
-            if !self.written.is_empty() {
+            if !self.written.is_empty() && self.is_complete() {
                 self.evaluate();
             }
             self.write();
@@ -197,31 +179,22 @@ impl<S: Statuses> Writer<S> {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };
-        let gone: Vec<Kind> = self
-            .running
-            .keys()
-            .filter(|kind| !served.contains_key(kind))
-            .copied()
-            .collect();
+        let kinds = self.watches.kinds();
+        let gone: Vec<Kind> = kinds.filter(|kind| !served.contains_key(kind)).collect();
         for kind in gone {
             self.close(kind);
         }
         for (kind, resource) in served {
-            if self
-                .running
-                .get(&kind)
-                .is_some_and(|running| running.resource == resource)
-            {
-                continue;
+            if self.watches.resource(kind) != Some(&resource) {
+                self.close(kind);
+                self.open(kind, resource);
             }
-            self.close(kind);
-            self.open(kind, resource);
         }
     }
 
     fn close(&mut self, kind: Kind) {
-        if let Some(running) = self.running.remove(&kind) {
-            running.stop.cancel();
+        if self.watches.close(kind) {
+            self.listed.remove(&kind);
             let keys: Vec<StatusKey> = self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
             for key in keys {
                 self.remove(key);
@@ -230,42 +203,18 @@ impl<S: Statuses> Writer<S> {
     }
 
     fn open(&mut self, kind: Kind, resource: ApiResource) {
-        self.opened += 1;
-        let number = self.opened;
-        let stop = CancellationToken::new();
         let only = Some(self.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
         let target = WatchTarget {
             namespace: only.map(str::to_owned),
-            ..WatchTarget::all(resource.clone())
+            ..WatchTarget::all(resource)
         };
-        let (watching, mut events) = self.watches.open(target, Observed::of);
-        let (sender, stopped) = (self.sender.clone(), stop.clone());
-        let forwarding = async move {
-            while let Some(event) = events.recv().await {
-                if sender.send((kind, number, event)).await.is_err() {
-                    return;
-                }
-            }
-        };
-        self.watching.push(
-            async move {
-                tokio::select! {
-                    () = stopped.cancelled() => {}
-                    () = watching => {}
-                    () = forwarding => {}
-                }
-            }
-            .boxed(),
-        );
-        self.running.insert(kind, Running { number, resource, stop });
+        self.watches.open(kind, target, Observed::of);
     }
 
-    fn on_event(&mut self, (kind, number, event): KindEvent) {
-        if self.running.get(&kind).is_none_or(|running| running.number != number) {
-            return;
-        }
+    fn on_event(&mut self, kind: Kind, event: WatchEvent<Row>) {
         match event {
             WatchEvent::Restarted(all) => {
+                self.listed.insert(kind);
                 let mut gone: BTreeSet<StatusKey> =
                     self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
                 for (namespace, name, observed) in all {
@@ -291,7 +240,7 @@ impl<S: Statuses> Writer<S> {
     fn key(&self, kind: Kind, namespace: SmolStr, name: SmolStr) -> StatusKey {
         StatusKey {
             kind,
-            object: ObjectKey::new(&self.watches.cluster, namespace, name),
+            object: ObjectKey::new(self.watches.cluster(), namespace, name),
         }
     }
 
@@ -317,13 +266,24 @@ impl<S: Statuses> Writer<S> {
         self.queue.forget(&key);
     }
 
-    /// Brings the statuses up to date. Before the first commit, nothing is known.
+    /// Returns true if all objects that statuses of others depend on are known.
+    fn is_complete(&self) -> bool {
+        let mut sources = self.watches.kinds().filter(|kind| self.statuses.depend_on(*kind));
+        sources.all(|kind| self.listed.contains(&kind))
+    }
+
+    /// Brings the statuses up to date. Before the first commit, nothing is known. Present statuses wait for the first
+    /// list of each kind: an InferencePool would lose its parents if its routes were not known yet.
     fn evaluate(&mut self) {
         let mesh = self.mesh.borrow_and_update().clone();
         if mesh.revision.0 == 0 {
             return;
         }
-        let written = std::mem::take(&mut self.written);
+        let written = if self.is_complete() {
+            std::mem::take(&mut self.written)
+        } else {
+            Vec::new()
+        };
         let changed = task::aside(|| self.statuses.update(&mesh, written));
         let now = Instant::now();
         for key in changed {
@@ -339,6 +299,7 @@ impl<S: Statuses> Writer<S> {
         while self.writing.len() < MAX_CONCURRENT {
             let Some(key) = self.queue.pop(now) else { return };
             let Some((store, object)) = self.decide(&key, &time) else {
+                self.queue.ended(&key, now);
                 continue;
             };
             self.queue.begin(key.clone());
@@ -353,14 +314,14 @@ impl<S: Statuses> Writer<S> {
         }
     }
 
-    /// Returns the object to apply, if its status is not as it should be.
+    /// Returns the object to apply, if its status must change.
     fn decide(&self, key: &StatusKey, now: &str) -> Option<(Store, Value)> {
         let observed = self.objects.get(key)?;
         if self.settled.get(key) == Some(&observed.version) {
             return None;
         }
         let fields = self.statuses.fields(key, observed, now)?;
-        let resource = &self.running.get(&key.kind)?.resource;
+        let resource = self.watches.resource(key.kind)?;
         let object = &key.object;
         let mut metadata = json!({"name": object.name, "resourceVersion": observed.version});
         if !object.namespace.is_empty() {
@@ -369,7 +330,7 @@ impl<S: Statuses> Writer<S> {
         let applied = json!({
             "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": fields,
         });
-        let store = Store::of(self.watches.client.clone(), resource.clone());
+        let store = Store::of(self.watches.client().clone(), resource.clone());
         Some((store, applied))
     }
 
@@ -380,7 +341,10 @@ impl<S: Statuses> Writer<S> {
             Ok(value) => {
                 tracing::debug!(kind, %object, "status written");
                 let again = self.queue.succeeded(&key, now);
-                if let Ok(written) = Object::from_value(value) {
+                // A deletion may have been reported before the result.
+                if self.objects.contains_key(&key)
+                    && let Ok(written) = Object::from_value(value)
+                {
                     let (.., observed) = Observed::of(written);
                     self.observe(key.clone(), observed);
                 }
@@ -391,7 +355,7 @@ impl<S: Statuses> Writer<S> {
             Err(WriteError::NotFound(_)) => {
                 self.queue.ended(&key, now);
             }
-            // The object has changed, and the watch says so.
+            // The object has changed, which the watch reports.
             Err(WriteError::Conflict(_)) => self.queue.retry(key, now),
             Err(error @ WriteError::Refused(_)) => {
                 tracing::warn!(kind, %object, %error, "failed to write status");
@@ -414,7 +378,7 @@ impl<S: Statuses> Writer<S> {
     }
 }
 
-/// Returns true if an existing status is as it should be. Absent and empty fields are equal; lists of conditions and
+/// Returns true if an existing status needs no write. Absent and empty fields are equal; lists of conditions and
 /// listeners have no order. Existing fields that are not wanted do not count, unless they are in `fields`.
 pub(super) fn is_equal(wanted: &Value, existing: &Value, fields: &[&str]) -> bool {
     let wanted_fields = wanted.as_object().into_iter().flatten().map(|(name, _)| name.as_str());

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use super::{Deployed, GatewayError, ObjectKind, invalid};
+use super::{Deployed, GatewayError, ObjectKind, Port, invalid};
 use crate::{inject::pod, proto::istio::mesh::v1alpha1::ProxyConfig};
 
 /// Ends of the prefixes of annotations that templates print in the midst of other text.
@@ -116,6 +116,17 @@ pub(super) fn is_name(name: &str) -> bool {
     name.len() <= 253 && name.split('.').all(is_label)
 }
 
+/// True for a port of a ListenerSet that templates can print. Others are omitted, not refused: a tenant of another
+/// namespace must not prevent the deployment of the Gateway.
+pub(super) fn is_port(port: &Port) -> bool {
+    let is_allowed = |character: char| character.is_ascii_alphanumeric() || matches!(character, '-' | '.' | '/');
+    is_name(&port.name)
+        && port
+            .protocol
+            .starts_with(|character: char| character.is_ascii_alphabetic())
+        && port.protocol.chars().all(is_allowed)
+}
+
 /// Describes an object whose kind is not allowed.
 pub(super) fn unexpected_kind(object: &Json) -> String {
     let kinds: Vec<&str> = ObjectKind::ALL.into_iter().map(ObjectKind::name).collect();
@@ -160,6 +171,28 @@ mod tests {
             assert!(!is_name(name), "{name}");
         }
         assert!(is_name(&"a".repeat(253)) && !is_name(&"a".repeat(254)));
+    }
+
+    #[test]
+    fn ports_of_listener_sets_are_plain() {
+        let port = |name: &str, protocol: &str| Port {
+            name: name.to_owned(),
+            number: 80,
+            protocol: protocol.to_owned(),
+        };
+        for (name, protocol) in [("a.b", "HTTP"), ("a", "example.com/own")] {
+            assert!(is_port(&port(name, protocol)), "{name} {protocol}");
+        }
+        for (name, protocol) in [
+            ("a", "HTTP\n  externalIPs: [192.0.2.1]"),
+            ("a", "b: c"),
+            ("a", "{b}"),
+            ("a", ""),
+            ("a\nb", "HTTP"),
+            ("a: b", "HTTP"),
+        ] {
+            assert!(!is_port(&port(name, protocol)), "{name} {protocol}");
+        }
     }
 
     #[test]

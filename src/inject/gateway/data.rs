@@ -175,7 +175,8 @@ fn ports(gateway: &Json, more: &[Port]) -> Vec<Json> {
     });
     let mut ports = vec![json!({"name": "status-port", "port": STATUS_PORT, "appProtocol": "tcp"})];
     let mut known = BTreeSet::new();
-    for (index, port) in own.chain(more.iter().cloned()).enumerate() {
+    let more = more.iter().filter(|port| check::is_port(port));
+    for (index, port) in own.chain(more.cloned()).enumerate() {
         if !known.insert(port.number) {
             continue;
         }

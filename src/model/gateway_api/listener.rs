@@ -162,7 +162,7 @@ pub(super) struct Declaration<'a> {
 }
 
 /// Returns the Gateway that a ListenerSet adds listeners to.
-pub(super) fn parent_of(key: &ObjectKey, set: &gateway_api::ListenerSet) -> Option<ObjectKey> {
+pub fn parent_of(key: &ObjectKey, set: &gateway_api::ListenerSet) -> Option<ObjectKey> {
     let parent = &set.parent_ref;
     let is_gateway = parent.kind.as_ref().is_none_or(|kind| kind == "Gateway")
         && parent.group.as_ref().is_none_or(|group| group == GROUP);
@@ -441,7 +441,7 @@ impl Services {
 }
 
 /// Returns the port of a listener; those of ListenerSets may omit it.
-pub(super) fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
+pub fn port(listener: &gateway_api::gateway::Listener) -> Result<u16, Mistake> {
     match (listener.port, listener.protocol.as_str()) {
         (0, "HTTP") => Ok(80),
         (0, "HTTPS") => Ok(443),

@@ -93,21 +93,19 @@ impl Facts {
             return None;
         }
         let annotations = namespace_row.iter().flat_map(|row| row.meta.annotations.iter());
-        let sets = mesh.listener_sets.iter(&cx).filter(|(set, row)| {
-            let parent = &row.spec.parent_ref;
-            set.cluster == *cluster
-                && parent.name == *name
-                && parent.namespace.as_deref().unwrap_or(set.namespace.as_str()) == namespace.as_str()
-        });
+        let sets = mesh.listener_sets.iter(&cx);
+        let sets = sets.filter(|(set, row)| listener::parent_of(set, &row.spec).as_ref() == Some(&key));
         let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, row, &set.namespace));
         let listeners = admitted.flat_map(|(_, set)| {
             set.spec
                 .listeners
                 .iter()
-                .map(|listener| Port {
-                    name: listener.name.to_string(),
-                    number: listener.port,
-                    protocol: listener.protocol.to_string(),
+                .filter_map(|listener| {
+                    Some(Port {
+                        name: listener.name.to_string(),
+                        number: listener::port(listener).ok()?,
+                        protocol: listener.protocol.to_string(),
+                    })
                 })
                 .collect::<Vec<_>>()
         });

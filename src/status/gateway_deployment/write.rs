@@ -24,7 +24,7 @@ pub(super) struct Applied {
 
 /// The result of a round.
 pub(super) struct Written {
-    /// The objects that are as they should be.
+    /// The objects that were applied or found equal.
     pub(super) applied: Vec<((ObjectKind, Key), Applied)>,
     /// Number of writes.
     pub(super) writes: u32,
@@ -32,7 +32,7 @@ pub(super) struct Written {
     pub(super) failure: Option<String>,
 }
 
-/// An object to look at.
+/// An object to compare and apply.
 pub(super) struct Due {
     id: (ObjectKind, Key),
     /// Hash of the object.
@@ -40,7 +40,8 @@ pub(super) struct Due {
     object: GatewayObject,
 }
 
-/// Returns the objects to look at. `present` returns how an object was last applied, if it has not changed since.
+/// Returns the objects to compare and apply. `present` returns how an object was last applied, if it has not changed
+/// since.
 pub(super) fn due(
     (namespace, _): &Key,
     objects: Vec<GatewayObject>,
@@ -68,7 +69,7 @@ impl Stores {
         Self { client, manager }
     }
 
-    /// Returns a round: it writes each object that is not as it should be, in order.
+    /// Returns a round: it writes each object that differs, in order.
     pub(super) fn round(&self, gateway: Key, due: Vec<Due>) -> impl Future<Output = (Key, Written)> + Send + use<> {
         let stores = self.clone();
         async move {
@@ -94,8 +95,8 @@ impl Stores {
         }
     }
 
-    /// Makes an object as it should be. Returns its fingerprint, and true if it was written; `None` if the object
-    /// belongs to someone else.
+    /// Applies an object if it differs. Returns its fingerprint, and true if it was written; `None` if the object exists
+    /// without the label of managed objects.
     async fn ensure(&self, gateway: &Key, object: &GatewayObject) -> Result<Option<(u64, bool)>, WriteError> {
         let mut attempt = 1;
         loop {

@@ -1,4 +1,4 @@
-//! The objects that may have to be written: by time, one write of an object at a time, with rests and retries.
+//! The objects to compare with their statuses: by time, one write of an object at a time, with rests and retries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use crate::{api::Kind, model::gateway_api::status::StatusKey};
 #[derive(Default)]
 pub(super) struct Queue {
     waiting: BTreeMap<StatusKey, Instant>,
-    /// The same by time.
-    times: BTreeSet<(Instant, u8, StatusKey)>,
-    /// Objects that are being written; true if they have to be looked at again.
+    /// The same by time, for each rank.
+    times: [BTreeSet<(Instant, StatusKey)>; RANKS],
+    /// Objects that are being written; true if they changed since.
     writing: BTreeMap<StatusKey, bool>,
     /// Earliest times of further writes.
     rests: BTreeMap<StatusKey, Instant>,
@@ -21,8 +21,11 @@ pub(super) struct Queue {
     attempts: BTreeMap<StatusKey, u32>,
 }
 
-/// Returns the order of writes that are due: what many objects depend on comes first.
-fn rank(kind: Kind) -> u8 {
+/// Number of ranks.
+const RANKS: usize = 3;
+
+/// Returns the rank of a kind. Of writes that are due, the lowest rank comes first: many objects depend on it.
+fn rank(kind: Kind) -> usize {
     match kind {
         Kind::GatewayClass => 0,
         Kind::KubeGateway | Kind::ListenerSet => 1,
@@ -33,7 +36,8 @@ fn rank(kind: Kind) -> u8 {
 impl Queue {
     /// Returns when the next write is due.
     pub(super) fn next_time(&self) -> Option<Instant> {
-        self.times.first().map(|(time, ..)| *time)
+        let first = self.times.iter().filter_map(BTreeSet::first);
+        first.map(|(time, _)| *time).min()
     }
 
     /// Adds an object that has changed. After a write it rests.
@@ -50,17 +54,17 @@ impl Queue {
         if self.waiting.contains_key(&key) {
             return;
         }
-        self.times.insert((time, rank(key.kind), key.clone()));
+        self.times[rank(key.kind)].insert((time, key.clone()));
         self.waiting.insert(key, time);
     }
 
-    /// Takes the most important of the objects that are due.
+    /// Takes the object of the lowest rank that is due.
     pub(super) fn pop(&mut self, now: Instant) -> Option<StatusKey> {
-        let due = self.times.iter().take_while(|(time, ..)| *time <= now);
-        let first = due.min_by_key(|(time, rank, _)| (*rank, *time))?.clone();
-        self.times.remove(&first);
-        self.waiting.remove(&first.2);
-        Some(first.2)
+        let mut ranks = self.times.iter_mut();
+        let due = ranks.find(|times| times.first().is_some_and(|(time, _)| *time <= now))?;
+        let (_, key) = due.pop_first()?;
+        self.waiting.remove(&key);
+        Some(key)
     }
 
     /// Marks the start of a write.
@@ -75,7 +79,7 @@ impl Queue {
         self.ended(key, now)
     }
 
-    /// Marks the end of a write that is not repeated. Returns true if the object was offered again in the meantime.
+    /// Marks that an object needs no further write. Returns true if it was offered again in the meantime.
     pub(super) fn ended(&mut self, key: &StatusKey, now: Instant) -> bool {
         self.attempts.remove(key);
         let again = self.writing.remove(key) == Some(true);
@@ -97,7 +101,7 @@ impl Queue {
     /// Forgets an object that no longer exists.
     pub(super) fn forget(&mut self, key: &StatusKey) {
         if let Some(time) = self.waiting.remove(key) {
-            self.times.remove(&(time, rank(key.kind), key.clone()));
+            self.times[rank(key.kind)].remove(&(time, key.clone()));
         }
         self.rests.remove(key);
         self.attempts.remove(key);
