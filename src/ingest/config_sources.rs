@@ -70,12 +70,8 @@ impl ConfigSources {
     /// Adds a source as the last store.
     pub fn add(&mut self, source: impl Source) {
         let (sender, batches) = mpsc::channel(BATCHES);
-        let synced = match source.readiness() {
-            Readiness::Synced(synced) => synced,
-            Readiness::Immediate | Readiness::Answered(_) => std::future::ready(true).boxed(),
-        };
         self.stores.push(Store {
-            synced,
+            synced: source.readiness().into_synced(),
             run: source.run(sender).boxed(),
             batches,
         });
@@ -87,7 +83,7 @@ impl ConfigSources {
         let (config, batches) = mpsc::channel(BATCHES);
         let is_synced = watch::Sender::new(false);
         let store = Store {
-            synced: until(&is_synced),
+            synced: Readiness::synced(&is_synced).into_synced(),
             run: std::future::pending().boxed(),
             batches,
         };
@@ -100,18 +96,13 @@ impl ConfigSources {
     }
 }
 
-fn until(is_synced: &watch::Sender<bool>) -> BoxFuture<'static, bool> {
-    let mut is_synced = is_synced.subscribe();
-    async move { is_synced.wait_for(|is_synced| *is_synced).await.is_ok() }.boxed()
-}
-
 impl Source for ConfigSources {
     fn name(&self) -> &'static str {
         "config sources"
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::Synced(until(&self.is_synced))
+        Readiness::synced(&self.is_synced)
     }
 
     /// Runs all stores and sends the changes of what counts.
@@ -174,7 +165,7 @@ impl<S: Source> Source for SplitSource<S> {
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::Synced(until(&self.is_synced))
+        Readiness::synced(&self.is_synced)
     }
 
     fn is_vital(&self) -> bool {
@@ -183,10 +174,7 @@ impl<S: Source> Source for SplitSource<S> {
 
     async fn run(self, changes: mpsc::Sender<Batch>) {
         let (sender, mut batches) = mpsc::channel(BATCHES);
-        let mut synced = match self.inner.readiness() {
-            Readiness::Synced(synced) => synced,
-            Readiness::Immediate | Readiness::Answered(_) => std::future::ready(true).boxed(),
-        };
+        let mut synced = self.inner.readiness().into_synced();
         let running = self.inner.run(sender);
         let (config, is_synced) = (self.config, self.is_synced);
         let send = async |batch: Batch| {
