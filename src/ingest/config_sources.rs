@@ -12,7 +12,10 @@ use futures::{
     future::{BoxFuture, join_all},
     stream::{BoxStream, select_all},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::unconstrained,
+};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::source::{Readiness, Source};
@@ -138,8 +141,9 @@ impl Source for ConfigSources {
                     },
                     all = &mut synced, if waits => {
                         waits = false;
-                        // Everything that was sent before is forwarded first.
-                        while let Some(Some((store, batch))) = batches.next().now_or_never() {
+                        // Everything that was sent before is forwarded first. Without `unconstrained`, a receiver
+                        // appears to be empty when the task has used up its budget.
+                        while let Some(Some((store, batch))) = unconstrained(batches.next()).now_or_never() {
                             if changes.send(merged.apply(store, batch)).await.is_err() {
                                 return;
                             }
