@@ -14,7 +14,7 @@ use futures::{
 };
 use tokio::{
     sync::{mpsc, watch},
-    task::unconstrained,
+    task::coop::unconstrained,
 };
 use tokio_stream::wrappers::ReceiverStream;
 
