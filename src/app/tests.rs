@@ -34,10 +34,7 @@ impl Source for OneRow {
     }
 
     fn readiness(&self) -> Readiness {
-        let mut is_synced = self.is_synced.subscribe();
-        Readiness::Synced(Box::pin(async move {
-            is_synced.wait_for(|is_synced| *is_synced).await.is_ok()
-        }))
+        Readiness::synced(&self.is_synced)
     }
 
     fn is_vital(&self) -> bool {

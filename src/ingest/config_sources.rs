@@ -12,7 +12,10 @@ use futures::{
     future::{BoxFuture, join_all},
     stream::{BoxStream, select_all},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    task::coop::unconstrained,
+};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::source::{Readiness, Source};
@@ -70,12 +73,8 @@ impl ConfigSources {
     /// Adds a source as the last store.
     pub fn add(&mut self, source: impl Source) {
         let (sender, batches) = mpsc::channel(BATCHES);
-        let synced = match source.readiness() {
-            Readiness::Synced(synced) => synced,
-            Readiness::Immediate | Readiness::Answered(_) => std::future::ready(true).boxed(),
-        };
         self.stores.push(Store {
-            synced,
+            synced: source.readiness().into_synced(),
             run: source.run(sender).boxed(),
             batches,
         });
@@ -87,7 +86,7 @@ impl ConfigSources {
         let (config, batches) = mpsc::channel(BATCHES);
         let is_synced = watch::Sender::new(false);
         let store = Store {
-            synced: until(&is_synced),
+            synced: Readiness::synced(&is_synced).into_synced(),
             run: std::future::pending().boxed(),
             batches,
         };
@@ -100,18 +99,13 @@ impl ConfigSources {
     }
 }
 
-fn until(is_synced: &watch::Sender<bool>) -> BoxFuture<'static, bool> {
-    let mut is_synced = is_synced.subscribe();
-    async move { is_synced.wait_for(|is_synced| *is_synced).await.is_ok() }.boxed()
-}
-
 impl Source for ConfigSources {
     fn name(&self) -> &'static str {
         "config sources"
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::Synced(until(&self.is_synced))
+        Readiness::synced(&self.is_synced)
     }
 
     /// Runs all stores and sends the changes of what counts.
@@ -147,8 +141,9 @@ impl Source for ConfigSources {
                     },
                     all = &mut synced, if waits => {
                         waits = false;
-                        // Everything that was sent before is forwarded first.
-                        while let Some(Some((store, batch))) = batches.next().now_or_never() {
+                        // Everything that was sent before is forwarded first. Without `unconstrained`, a receiver
+                        // appears to be empty when the task has used up its budget.
+                        while let Some(Some((store, batch))) = unconstrained(batches.next()).now_or_never() {
                             if changes.send(merged.apply(store, batch)).await.is_err() {
                                 return;
                             }
@@ -174,7 +169,7 @@ impl<S: Source> Source for SplitSource<S> {
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::Synced(until(&self.is_synced))
+        Readiness::synced(&self.is_synced)
     }
 
     fn is_vital(&self) -> bool {
@@ -183,10 +178,7 @@ impl<S: Source> Source for SplitSource<S> {
 
     async fn run(self, changes: mpsc::Sender<Batch>) {
         let (sender, mut batches) = mpsc::channel(BATCHES);
-        let mut synced = match self.inner.readiness() {
-            Readiness::Synced(synced) => synced,
-            Readiness::Immediate | Readiness::Answered(_) => std::future::ready(true).boxed(),
-        };
+        let mut synced = self.inner.readiness().into_synced();
         let running = self.inner.run(sender);
         let (config, is_synced) = (self.config, self.is_synced);
         let send = async |batch: Batch| {

@@ -149,10 +149,7 @@ impl Source for McpSource {
 
     /// The first snapshot waits until each kind was answered, or until the state of the last run was read.
     fn readiness(&self) -> Readiness {
-        let mut is_synced = self.is_synced.subscribe();
-        Readiness::Synced(Box::pin(async move {
-            is_synced.wait_for(|is_synced| *is_synced).await.is_ok()
-        }))
+        Readiness::synced(&self.is_synced)
     }
 
     async fn run(self, changes: mpsc::Sender<Batch>) {

@@ -7,6 +7,7 @@ pub mod cloud_foundry;
 pub mod consul;
 pub mod eureka;
 pub mod mock;
+mod poll;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,6 +1,10 @@
 //! The sources of changes: their trait, and how they start, become ready and end.
 
-use std::{future::pending, sync::Arc, time::Duration};
+use std::{
+    future::{pending, ready},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{
     FutureExt, StreamExt,
@@ -54,6 +58,22 @@ pub enum Readiness {
     Synced(BoxFuture<'static, bool>),
     /// Proxies wait until what the first snapshot depends on was answered and sent, or timed out.
     Answered(Answered),
+}
+
+impl Readiness {
+    /// The first snapshot waits until a source sets its flag.
+    pub fn synced(is_synced: &watch::Sender<bool>) -> Self {
+        let mut is_synced = is_synced.subscribe();
+        Self::Synced(async move { is_synced.wait_for(|is_synced| *is_synced).await.is_ok() }.boxed())
+    }
+
+    /// Returns the future of [`Self::Synced`]. Other sources count as synced.
+    pub fn into_synced(self) -> BoxFuture<'static, bool> {
+        match self {
+            Self::Synced(synced) => synced,
+            Self::Immediate | Self::Answered(_) => ready(true).boxed(),
+        }
+    }
 }
 
 /// Waits until external dependencies are answered.

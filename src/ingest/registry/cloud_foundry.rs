@@ -10,12 +10,10 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
 use http::uri::PathAndQuery;
 use smol_str::SmolStr;
-use tokio::{
-    sync::{mpsc, watch},
-    time::{sleep, timeout},
-};
+use tokio::{sync::mpsc, time::timeout};
 use tonic::{
     Status,
     client::Grpc,
@@ -23,13 +21,15 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{Instance, Port, RegistryRows, Service};
+use super::{
+    Instance, Port, Service,
+    poll::{Client, Failure, Poller},
+};
 use crate::{
     api::yaml,
     base::{ClusterId, Sensitive, duration},
     fetch::{ClientTls, Dialer, Endpoint, with_causes},
     ingest::{
-        backoff::Backoff,
         diagnostics::Report,
         registry_metrics::OfRegistry,
         source::{Readiness, Source},
@@ -39,8 +39,6 @@ use crate::{
 
 /// The limit of a connection and its requests.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest delay after a failed request.
-const LONGEST_DELAY: Duration = Duration::from_mins(1);
 /// The largest response.
 const MAX_BYTES: usize = 64 << 20;
 /// The label with the process of an application.
@@ -188,31 +186,67 @@ impl CloudFoundrySettings {
 
 /// The source.
 pub struct CloudFoundrySource {
-    settings: CloudFoundrySettings,
-    rows: RegistryRows,
-    metrics: OfRegistry,
-    is_synced: watch::Sender<bool>,
+    client: CopilotClient,
+    poller: Poller,
 }
 
 impl CloudFoundrySource {
     /// Returns the source.
     pub fn new(settings: CloudFoundrySettings, cluster: ClusterId, metrics: OfRegistry, report: Report) -> Self {
         Self {
-            settings,
-            rows: RegistryRows::new(cluster, metrics.clone(), report),
-            metrics,
-            is_synced: watch::Sender::new(false),
+            poller: Poller::new("Copilot", settings.poll_interval, cluster, metrics, report),
+            client: CopilotClient {
+                settings,
+                channel: None,
+            },
         }
+    }
+}
+
+/// The client of Copilot.
+struct CopilotClient {
+    settings: CloudFoundrySettings,
+    /// The connection; `None` after a failed request.
+    channel: Option<Channel>,
+}
+
+impl CopilotClient {
+    /// Requests all routes, on a new connection if the last request failed.
+    async fn routes(&mut self) -> Result<Routes, Status> {
+        let channel = match self.channel.take() {
+            Some(connected) => connected,
+            None => self.settings.connect().await?,
+        };
+        let routes = (call(&channel, ROUTES).await?, call(&channel, INTERNAL_ROUTES).await?);
+        self.channel = Some(channel);
+        Ok(routes)
+    }
+}
+
+impl Client for CopilotClient {
+    type State = Routes;
+
+    fn read<'a>(&'a mut self, _: Option<&'a Routes>) -> BoxFuture<'a, Result<Routes, Failure>> {
+        async move {
+            let routes = self.routes().await;
+            routes.map_err(|status| {
+                let message: String = status.message().chars().take(500).collect();
+                Failure {
+                    reason: "unreachable",
+                    error: format!("{:?}: {message}", status.code()),
+                }
+            })
+        }
+        .boxed()
+    }
+
+    fn services(&self, routes: &Routes) -> BTreeMap<SmolStr, Service> {
+        services(routes, self.settings.service_port)
     }
 }
 
 /// The routes.
 type Routes = (RoutesResponse, InternalRoutesResponse);
-
-/// Asks for all routes.
-async fn read(channel: &Channel) -> Result<Routes, Status> {
-    Ok((call(channel, ROUTES).await?, call(channel, INTERNAL_ROUTES).await?))
-}
 
 async fn call<T: prost::Message + Default + 'static>(channel: &Channel, path: &'static str) -> Result<T, Status> {
     let mut client = Grpc::new(channel.clone()).max_decoding_message_size(MAX_BYTES);
@@ -233,67 +267,12 @@ impl Source for CloudFoundrySource {
         "cloud foundry"
     }
 
-    /// The first snapshot waits until all routes were read once.
     fn readiness(&self) -> Readiness {
-        let mut is_synced = self.is_synced.subscribe();
-        Readiness::Synced(Box::pin(async move {
-            is_synced.wait_for(|is_synced| *is_synced).await.is_ok()
-        }))
+        self.poller.readiness()
     }
 
-    async fn run(mut self, changes: mpsc::Sender<Batch>) {
-        let interval = self.settings.poll_interval;
-        let mut backoff = Backoff::new(interval.min(Duration::from_secs(1)), LONGEST_DELAY.max(interval));
-        let (mut channel, mut known): (Option<Channel>, Option<Routes>) = (None, None);
-        loop {
-            let reading = async {
-                let connected = match channel.take() {
-                    Some(connected) => connected,
-                    None => self.settings.connect().await?,
-                };
-                let routes = read(&connected).await?;
-                Ok::<_, Status>((connected, routes))
-            };
-            let read = tokio::select! {
-                read = reading => read,
-                () = changes.closed() => return,
-            };
-            let delay = match read {
-                Ok((connected, routes)) => {
-                    channel = Some(connected);
-                    self.metrics.connected(true);
-                    backoff.reset();
-                    if known.as_ref() != Some(&routes) {
-                        let batch = self.rows.replace(services(&routes, self.settings.service_port));
-                        let batch = if known.is_none() { self.rows.all() } else { batch };
-                        known = Some(routes);
-                        if !batch.is_empty() && changes.send(batch).await.is_err() {
-                            return;
-                        }
-                    }
-                    self.is_synced.send_replace(true);
-                    interval
-                }
-                Err(status) => {
-                    self.metrics.connected(false);
-                    self.metrics.failed("unreachable", 1);
-                    let retry_in = backoff.next();
-                    let error: String = status.message().chars().take(500).collect();
-                    let code = status.code();
-                    tracing::warn!(
-                        ?code,
-                        error,
-                        ?retry_in,
-                        "failed to read Copilot, keeping the last state"
-                    );
-                    retry_in
-                }
-            };
-            tokio::select! {
-                () = sleep(delay) => {}
-                () = changes.closed() => return,
-            }
-        }
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        self.poller.run(self.client, changes).await;
     }
 }
 

@@ -12,22 +12,23 @@ use std::{
     time::Duration,
 };
 
+use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, header::ACCEPT};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use smol_str::SmolStr;
-use tokio::{
-    sync::{mpsc, watch},
-    time::sleep,
-};
+use tokio::sync::mpsc;
 use url::Url;
 
-use super::{Instance, Port, RegistryRows, Service, protocol};
+use super::{
+    Instance, Port, Service,
+    poll::{Client, Failure, Poller},
+    protocol,
+};
 use crate::{
     base::ClusterId,
     fetch::{ClientTls, ClientTlsError, Dialer, Endpoint, HttpClient, HttpError},
     ingest::{
-        backoff::Backoff,
         diagnostics::Report,
         registry_metrics::OfRegistry,
         source::{Readiness, Source},
@@ -41,8 +42,6 @@ const DEFAULT_PATH: &str = "/eureka/v2";
 const MAX_BYTES: usize = 128 << 20;
 /// The limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The longest delay after a failed request.
-const LONGEST_DELAY: Duration = Duration::from_secs(30);
 /// The status of instances that are served.
 const UP: &str = "UP";
 /// The key of metadata with the protocol.
@@ -63,12 +62,8 @@ pub enum EurekaSettingsError {
 
 /// The source.
 pub struct EurekaSource {
-    http: HttpClient,
-    path: String,
-    interval: Duration,
-    rows: RegistryRows,
-    metrics: OfRegistry,
-    is_synced: watch::Sender<bool>,
+    client: EurekaClient,
+    poller: Poller,
 }
 
 impl EurekaSource {
@@ -103,15 +98,22 @@ impl EurekaSource {
             path => path,
         };
         Ok(Self {
-            http: HttpClient::new(dialer, headers, MAX_BYTES),
-            path: path.to_owned(),
-            interval,
-            rows: RegistryRows::new(cluster, metrics.clone(), report),
-            metrics,
-            is_synced: watch::Sender::new(false),
+            client: EurekaClient {
+                http: HttpClient::new(dialer, headers, MAX_BYTES),
+                path: path.to_owned(),
+            },
+            poller: Poller::new("Eureka", interval, cluster, metrics, report),
         })
     }
+}
 
+/// The client of the API.
+struct EurekaClient {
+    http: HttpClient,
+    path: String,
+}
+
+impl EurekaClient {
     async fn get(&self, path: &str) -> Result<Applications, ReadError> {
         let (_, body) = self.http.get(&format!("{}{path}", self.path), TIMEOUT).await?;
         let parsed: Envelope =
@@ -120,7 +122,7 @@ impl EurekaSource {
     }
 
     /// Returns the present instances.
-    async fn read(&self, known: Option<&Registered>) -> Result<Registered, ReadError> {
+    async fn registered(&self, known: Option<&Registered>) -> Result<Registered, ReadError> {
         if let Some(known) = known {
             match self.get("/apps/delta").await {
                 Ok(delta) => {
@@ -142,59 +144,40 @@ impl EurekaSource {
     }
 }
 
+impl Client for EurekaClient {
+    type State = Registered;
+
+    fn read<'a>(&'a mut self, known: Option<&'a Registered>) -> BoxFuture<'a, Result<Registered, Failure>> {
+        async move {
+            let registered = self.registered(known).await;
+            registered.map_err(|error| Failure {
+                reason: error.label(),
+                error: error.to_string(),
+            })
+        }
+        .boxed()
+    }
+
+    fn services(&self, registered: &Registered) -> BTreeMap<SmolStr, Service> {
+        registered.services()
+    }
+}
+
 impl Source for EurekaSource {
     fn name(&self) -> &'static str {
         "eureka"
     }
 
-    /// The first snapshot waits until all instances were read once.
     fn readiness(&self) -> Readiness {
-        let mut is_synced = self.is_synced.subscribe();
-        Readiness::Synced(Box::pin(async move {
-            is_synced.wait_for(|is_synced| *is_synced).await.is_ok()
-        }))
+        self.poller.readiness()
     }
 
-    async fn run(mut self, changes: mpsc::Sender<Batch>) {
-        let mut backoff = Backoff::new(self.interval, LONGEST_DELAY.max(self.interval));
-        let mut known: Option<Registered> = None;
-        loop {
-            let read = tokio::select! {
-                read = self.read(known.as_ref()) => read,
-                () = changes.closed() => return,
-            };
-            let delay = match read {
-                Ok(registered) => {
-                    self.metrics.connected(true);
-                    backoff.reset();
-                    if known.as_ref() != Some(&registered) {
-                        let batch = self.rows.replace(registered.services());
-                        let batch = if known.is_none() { self.rows.all() } else { batch };
-                        known = Some(registered);
-                        if !batch.is_empty() && changes.send(batch).await.is_err() {
-                            return;
-                        }
-                    }
-                    self.is_synced.send_replace(true);
-                    self.interval
-                }
-                Err(error) => {
-                    self.metrics.connected(false);
-                    self.metrics.failed(error.label(), 1);
-                    let retry_in = backoff.next();
-                    tracing::warn!(%error, ?retry_in, "failed to read Eureka, keeping the last state");
-                    retry_in
-                }
-            };
-            tokio::select! {
-                () = sleep(delay) => {}
-                () = changes.closed() => return,
-            }
-        }
+    async fn run(self, changes: mpsc::Sender<Batch>) {
+        self.poller.run(self.client, changes).await;
     }
 }
 
-/// A failed reading.
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
     #[error(transparent)]
