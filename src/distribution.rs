@@ -3,7 +3,7 @@
 //! Nothing is kept per object. A query asks the thread that owns the model which resources would be different without
 //! the object ([`World::without`](crate::model::World::without),
 //! [`ConfigStore::effects`](crate::generate::store::ConfigStore::effects)), and compares their versions with what each
-//! connection has acknowledged. Whoever waits is woken by answers of proxies, pushes and ingestion.
+//! connection has acknowledged. Answers of proxies, pushes and ingestion wake queries that wait.
 
 mod blame;
 pub mod overview;
@@ -35,7 +35,7 @@ use crate::{
         groups::Parallel,
         push_loop::{Flushes, Inspect, PushHandle},
     },
-    task::Tasks,
+    task::{self, Tasks},
     xds::{
         registry::{RefusedResource, Registry},
         share::quarantine::Refusal,
@@ -46,7 +46,7 @@ use crate::{
 const TOGETHER: Duration = Duration::from_millis(50);
 /// The mesh is reported at most once in this time.
 const PAGE_INTERVAL: Duration = Duration::from_millis(500);
-/// The effects of an object are computed again at most once in this many times the duration of the last computation.
+/// A computation that a change repeats rests for this many times the duration of the last one.
 const REST: u32 = 20;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
@@ -102,8 +102,12 @@ pub struct Question {
 struct Following {
     /// The effects that were computed last, with their revision.
     effects: Option<(Revision, Arc<Vec<GroupEffect>>)>,
+    /// The newest connection before they were computed. They do not include later ones.
+    newest: Option<u64>,
     /// Effects are not computed again before this time.
     rests_until: Option<Instant>,
+    /// The duration of the last comparison with the state of connections.
+    compared: Duration,
     /// Connections that have acknowledged everything once.
     done: FxHashSet<ConnectionId>,
     has_flushed: bool,
@@ -152,13 +156,14 @@ impl Distribution {
                 let _ = reports.send(report).await;
                 return;
             }
-            let summary = report.summary();
+            let summary = report.into_summary();
             if last.as_ref() != Some(&summary) {
                 if reports.send(summary.clone()).await.is_err() {
                     return;
                 }
                 last = Some(summary);
             }
+            let together = TOGETHER.max(following.compared * REST);
             let rests = following.rests_until.filter(|_| following.effects.is_some());
             let changed = async {
                 tokio::select! {
@@ -171,7 +176,10 @@ impl Distribution {
             };
             let stale = self.is_stale(&following);
             tokio::select! {
-                () = changed => tokio::time::sleep(TOGETHER).await,
+                () = changed => {
+                    let until = tokio::time::Instant::now() + together;
+                    tokio::time::sleep_until(until.min(deadline)).await;
+                }
                 () = until(rests), if stale => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
@@ -192,10 +200,11 @@ impl Distribution {
                 receiver.borrow_and_update();
             }
             let started = environment::now();
-            if reports.send(self.overview(visible)).await.is_err() {
+            let overview = task::aside(|| self.overview(visible));
+            let took = environment::now().saturating_duration_since(started);
+            if reports.send(overview).await.is_err() {
                 return;
             }
-            let took = environment::now().saturating_duration_since(started);
             tokio::select! {
                 _ = answers.changed() => {}
                 _ = pushes.changed() => {}
@@ -212,10 +221,12 @@ impl Distribution {
         self.waiting.clone().try_acquire_owned().ok()
     }
 
-    /// Returns true if the effects are those of an earlier revision.
+    /// Returns true if the effects are those of an earlier revision, or do not include all connections.
     fn is_stale(&self, following: &Following) -> bool {
         let revision = self.inputs.mesh.borrow().revision;
-        following.effects.as_ref().is_some_and(|(of, _)| *of != revision)
+        let has_newer = self.inputs.connections.newest() > following.newest;
+        let effects = following.effects.as_ref();
+        effects.is_some_and(|(of, _)| *of != revision || has_newer)
     }
 
     async fn report(&self, question: &Question, following: &mut Following) -> ObjectReport {
@@ -271,7 +282,9 @@ impl Distribution {
             self.update_effects(kind, &key, following).await;
             if let Some((revision, effects)) = &following.effects {
                 report.revision = revision.0;
-                states::fill(self, question, effects, &mut following.done, &mut report);
+                let started = environment::now();
+                task::aside(|| states::fill(self, question, effects, &mut following.done, &mut report));
+                following.compared = environment::now().saturating_duration_since(started);
             }
         }
         report.state = if is_invalid {
@@ -288,16 +301,18 @@ impl Distribution {
         report
     }
 
-    /// Computes the effects of an object, unless they are those of the present revision or were computed recently.
+    /// Computes the effects of an object, unless they are present or were computed recently.
     async fn update_effects(&self, kind: Kind, key: &ObjectKey, following: &mut Following) {
         let now = environment::now();
         let is_resting = following.rests_until.is_some_and(|until| now < until);
         if following.effects.is_some() && (is_resting || !self.is_stale(following)) {
             return;
         }
+        let newest = self.inputs.connections.newest();
         let effects = self.effects(kind, key).await;
         let took = environment::now().saturating_duration_since(now);
         following.effects = effects.map(|(revision, effects)| (revision, Arc::new(effects)));
+        following.newest = newest;
         following.rests_until = Some(environment::now() + took * REST);
     }
 

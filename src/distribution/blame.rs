@@ -4,7 +4,11 @@
 //! namespace and the root namespace. A candidate is blamed if the resource would be different without it. The one
 //! without which the proxy would have what it holds comes first.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use tokio::sync::mpsc;
 
@@ -12,11 +16,15 @@ use super::{Distribution, report::ObjectName};
 use crate::{
     api::Kind,
     base::{ObjectKey, Version},
-    generate::{ResourceType, store::ConnectionId},
+    environment,
+    generate::ResourceType,
     model::{MeshSnapshot, policy::root_namespace},
     push::push_loop::PushHandle,
     table::Cx,
-    xds::{registry::RefusedResource, share::quarantine::Refusal},
+    xds::{
+        registry::{LiveConnection, RefusedResource},
+        share::quarantine::Refusal,
+    },
 };
 
 /// The number of refused resources whose objects are remembered.
@@ -25,6 +33,11 @@ const REMEMBERED: usize = 1024;
 const MAX_CANDIDATES: usize = 128;
 /// The number of objects that are blamed for one resource.
 const MAX_BLAMED: usize = 8;
+/// Between two searches, nothing is searched for this many times the duration of the last one: clients decide how many
+/// resources they refuse, and a search competes with pushes.
+const REST: u32 = 4;
+/// The longest rest.
+const MAX_REST: Duration = Duration::from_mins(1);
 
 /// The objects that are blamed for refused resources, the oldest first.
 #[derive(Default)]
@@ -62,38 +75,54 @@ impl Distribution {
             if self.blamed(&refusal).is_some() {
                 continue;
             }
-            let objects = self.search(connection.subscription, &refusal).await;
-            let names: Vec<ObjectName> = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key)).collect();
-            let blamed: Vec<String> = names.iter().map(ToString::to_string).collect();
-            tracing::warn!(
-                r#type = refusal.resource_type.short_name(),
-                resource = refusal.name.as_str(),
-                reason = refusal.reason,
-                objects = blamed.join(", "),
-                "refused resource attributed"
-            );
-            self.blames
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner)
-                .add(Blame {
-                    resource_type: refusal.resource_type,
-                    version: refusal.version,
-                    objects: names,
-                });
-            self.attributed.send_modify(|attributed| *attributed += 1);
+            let started = environment::now();
+            let objects = self.search(&connection, &refusal).await;
+            let took = environment::now().saturating_duration_since(started);
+            if let Some(objects) = objects {
+                self.blame(&refusal, &objects);
+            }
+            tokio::time::sleep((took * REST).min(MAX_REST)).await;
         }
     }
 
-    /// Returns the objects that a refused resource would be different without.
-    async fn search(&self, connection: ConnectionId, refusal: &Refusal) -> Vec<Candidate> {
-        let live = self.inputs.connections.connections();
-        let live = live.iter().find(|live| live.subscription == connection);
-        let namespace = live.map(|live| live.proxy.node.namespace.clone()).unwrap_or_default();
+    /// Records and logs the objects of a refused resource.
+    fn blame(&self, refusal: &Refusal, objects: &[Candidate]) {
+        let names: Vec<ObjectName> = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key)).collect();
+        let blamed: Vec<String> = names.iter().map(ToString::to_string).collect();
+        tracing::warn!(
+            r#type = refusal.resource_type.short_name(),
+            resource = refusal.name.as_str(),
+            reason = refusal.reason,
+            objects = blamed.join(", "),
+            "refused resource attributed"
+        );
+        self.blames.lock().unwrap_or_else(PoisonError::into_inner).add(Blame {
+            resource_type: refusal.resource_type,
+            version: refusal.version,
+            objects: names,
+        });
+        self.attributed.send_modify(|attributed| *attributed += 1);
+    }
+
+    /// Returns the objects that a refused resource would be different without; `None` if the connection has ended, so
+    /// that the next client that refuses the resource starts another search.
+    async fn search(&self, connection: &LiveConnection, refusal: &Refusal) -> Option<Vec<Candidate>> {
+        let id = connection.subscription;
+        let (resource_type, name, version) = (refusal.resource_type, refusal.name.clone(), refusal.version);
         // The snapshot is published to connections before it is published to pages.
-        let mesh = PushHandle::ask(&self.inputs.inspect, |world, _| world.snapshot());
-        let Some(mesh) = mesh.await else {
-            return Vec::new();
-        };
+        let state = PushHandle::ask(&self.inputs.inspect, move |world, store| {
+            let resources = store.snapshot(store.group_of(id)?)?;
+            let present = resources.resources(resource_type).get(&name);
+            Some((
+                world.snapshot(),
+                present.is_some_and(|present| present.version == version),
+            ))
+        });
+        let (mesh, is_present) = state.await.flatten()?;
+        if !is_present {
+            return Some(Vec::new());
+        }
+        let namespace = &connection.proxy.node.namespace;
         let namespaces = [
             namespace.to_string(),
             root_namespace(&Cx::untracked(), &mesh).to_string(),
@@ -115,7 +144,7 @@ impl Distribution {
             tried.push(candidate.clone());
             let effects = self.effects(candidate.0, &candidate.1).await;
             let mut effects = effects.iter().flat_map(|(_, effects)| effects);
-            let of_connection = effects.find(|effect| effect.connections.binary_search(&connection).is_ok());
+            let of_connection = effects.find(|effect| effect.connections.binary_search(&id).is_ok());
             let mut resources = of_connection.iter().flat_map(|effect| effect.resources.iter());
             let affected = resources.find(|resource| {
                 resource.resource_type == refusal.resource_type
@@ -131,7 +160,7 @@ impl Distribution {
         if let Some(first) = first {
             blamed[..=first].rotate_right(1);
         }
-        blamed
+        Some(blamed)
     }
 
     /// Returns the objects that changed last, the newest first.

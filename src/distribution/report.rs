@@ -146,10 +146,11 @@ impl ObjectReport {
     }
 
     /// Returns the report without rows.
-    pub fn summary(&self) -> Self {
+    #[must_use]
+    pub fn into_summary(self) -> Self {
         Self {
             proxies: Vec::new(),
-            ..self.clone()
+            ..self
         }
     }
 }

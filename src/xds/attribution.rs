@@ -4,13 +4,18 @@
 //! (`Error adding/updating listener(s) NAME: REASON, NAME: REASON`, source/common/upstream/cds_api_helper.cc and
 //! source/common/listener_manager/lds_api.cc); other types mention names somewhere, or not at all.
 
-use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
 use smol_str::SmolStr;
 
 /// Shorter names occur in texts by chance: route configurations are named `80`.
 const DISTINCTIVE: usize = 6;
 /// The longest reason that is kept, in bytes.
 const MAX_REASON: usize = 1024;
+/// The part of a text that is read, in bytes.
+const MAX_TEXT: usize = 64 << 10;
+/// The number of resources that one NACK refuses at most. The client refuses the others when they are sent again.
+const MAX_REFUSED: usize = 64;
 
 /// A refused resource.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,7 @@ pub(super) fn refused<'a>(
     names: impl Iterator<Item = &'a SmolStr>,
     changed: impl FnOnce() -> Vec<SmolStr>,
 ) -> Vec<RefusedName> {
+    let error = beginning(error, MAX_TEXT);
     let words = Words::of(error);
     let (mut labels, mut mentions) = (Vec::new(), Vec::new());
     for name in names {
@@ -45,7 +51,7 @@ pub(super) fn refused<'a>(
             name: (*name).clone(),
             reason: trimmed(&error[word.end..end]),
         });
-        return reasons.collect();
+        return reasons.take(MAX_REFUSED).collect();
     }
     let whole = |name: SmolStr| RefusedName {
         name,
@@ -53,7 +59,8 @@ pub(super) fn refused<'a>(
     };
     if !mentions.is_empty() {
         mentions.sort_unstable_by_key(|(word, _)| word.begin);
-        return mentions.into_iter().map(|(_, name)| whole(name.clone())).collect();
+        let mentions = mentions.into_iter().take(MAX_REFUSED);
+        return mentions.map(|(_, name)| whole(name.clone())).collect();
     }
     match changed().as_slice() {
         [only] => vec![whole(only.clone())],
@@ -71,12 +78,12 @@ struct Word {
 }
 
 struct Words<'a> {
-    by_text: FxHashMap<&'a str, Word>,
+    by_text: BTreeMap<&'a str, Word>,
 }
 
 impl<'a> Words<'a> {
     fn of(text: &'a str) -> Self {
-        let mut by_text = FxHashMap::default();
+        let mut by_text = BTreeMap::new();
         for word in text.split_whitespace() {
             let begin = word.as_ptr() as usize - text.as_ptr() as usize;
             let bare = word.trim_matches(|c| matches!(c, '\'' | '"' | '`' | ',' | ';' | '(' | ')' | ':'));
@@ -101,11 +108,16 @@ impl<'a> Words<'a> {
 
 fn trimmed(reason: &str) -> String {
     let reason = reason.trim_matches(|c: char| c.is_whitespace() || c == ',');
-    let mut end = reason.len().min(MAX_REASON);
-    while !reason.is_char_boundary(end) {
+    beginning(reason, MAX_REASON).to_owned()
+}
+
+/// Returns a text of at most this many bytes, cut between characters.
+fn beginning(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
         end -= 1;
     }
-    reason[..end].to_owned()
+    &text[..end]
 }
 
 #[cfg(test)]
@@ -168,6 +180,17 @@ mod tests {
             of(error, &["http.8080", "http.80"], &[]),
             [("http.8080".to_owned(), error.to_owned())]
         );
+    }
+
+    #[test]
+    fn one_nack_refuses_a_limited_number_of_resources() {
+        let names: Vec<String> = (0..2 * MAX_REFUSED).map(|number| format!("listener{number}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let labels: Vec<String> = names.iter().map(|name| format!("{name}: bad, ")).collect();
+        for error in [labels.concat(), names.join(" ")] {
+            let found = of(&error, &names, &[]);
+            assert_eq!((found.len(), &*found[0].0), (MAX_REFUSED, "listener0"));
+        }
     }
 
     #[test]

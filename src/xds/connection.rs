@@ -482,7 +482,13 @@ impl Connection {
             let Some(watched) = &mut self.types[*resource_type as usize] else {
                 continue;
             };
-            if watched.in_flight.is_some() || watched.is_up_to_date(latest.resources(*resource_type)) {
+            if watched.in_flight.is_some() {
+                continue;
+            }
+            if !watched.refused.is_empty() {
+                watched.release();
+            }
+            if watched.is_up_to_date(latest.resources(*resource_type)) {
                 continue;
             }
             // Before a snapshot was generated for these names, it is not known which of them exist.

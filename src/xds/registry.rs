@@ -224,6 +224,11 @@ impl Registry {
         self.lock().values().cloned().collect()
     }
 
+    /// Returns the number of the newest connection; later ones have greater numbers.
+    pub fn newest(&self) -> Option<u64> {
+        self.lock().keys().next_back().copied()
+    }
+
     /// Returns a receiver that changes whenever a client connects, disconnects, or answers a response.
     pub fn answers(&self) -> watch::Receiver<u64> {
         self.answers.subscribe()

@@ -841,3 +841,59 @@ fn a_refused_resource_is_withheld_until_it_changes() {
         assert!(connection.is_settled());
     }
 }
+
+#[test]
+fn resources_that_others_accept_are_no_longer_withheld() {
+    use super::share::quarantine::{Build, Quarantine, Refusal};
+    use super::watched::{InFlight, WatchedResource};
+
+    let gauges = prometheus::IntGaugeVec::new(prometheus::Opts::new("quarantined", "help"), &["type"]);
+    let quarantine = Quarantine::new(gauges.expect("a valid metric"));
+    let node = "sidecar~10.0.0.1~a.default~default.svc.cluster.local";
+    let build = Build::of(&crate::generate::fixture::client(node, &serde_json::json!({})).node);
+    let refused = resource(0, 1);
+    let refuse = || {
+        let refusal = Refusal::new(ResourceType::Cluster, &refused, "bad".to_owned(), None);
+        quarantine.add(build, Arc::new(refusal))
+    };
+    let refusals = [refuse(), refuse(), refuse()];
+    let mut watched = WatchedResource {
+        wildcard: true,
+        ..WatchedResource::default()
+    };
+    let resources: Vec<Arc<EncodedResource>> = vec![refused.clone()];
+    let content = InFlight {
+        resources: resources.into(),
+        ..InFlight::default()
+    };
+    let sent = watched.withhold(ResourceType::Cluster, content, Protocol::Sotw, (&quarantine, build));
+    assert!(sent.is_some_and(|sent| sent.resources.is_empty()));
+    watched.release();
+    assert!(watched.pending.is_empty() && watched.refused.contains_key(&refused.name));
+    quarantine.accept(build, ResourceType::Cluster, std::slice::from_ref(&refused));
+    watched.release();
+    assert!(watched.pending.contains(&refused.name) && watched.refused.is_empty());
+    drop(refusals);
+}
+
+#[test]
+fn a_response_that_fails_because_of_held_resources_is_not_repeated() {
+    use super::watched::{InFlight, WatchedResource};
+
+    let mut world = World::default();
+    let held = clusters(&mut world, [1, 1]);
+    let view = held.resources(ResourceType::Cluster);
+    let mut watched = WatchedResource {
+        wildcard: true,
+        acknowledged: Some(view.clone()),
+        in_flight: Some(InFlight {
+            resources: view.iter().cloned().collect(),
+            ..InFlight::default()
+        }),
+        ..WatchedResource::default()
+    };
+    let error = "Error adding/updating cluster(s) r0: bad".to_owned();
+    let refusals = watched.nack(ResourceType::Cluster, error, true);
+    assert!(refusals.is_empty() && watched.refused.is_empty() && watched.pending.is_empty());
+    assert_eq!(watched.nacked.len(), 2);
+}

@@ -79,6 +79,8 @@ pub struct Withheld {
     pub refusal: Arc<Refusal>,
     /// The resource that the client holds instead.
     pub(super) held: Option<Arc<EncodedResource>>,
+    /// True if the client refused it itself; false if it is withheld because others did.
+    is_own: bool,
 }
 
 /// The progress of one resource on its way to a client.
@@ -176,15 +178,25 @@ impl WatchedResource {
         self.nonce_acked = self.nonce_sent.clone();
         self.last_error = None;
         if let Some(in_flight) = self.in_flight.take() {
-            if let Some((quarantine, build)) = quarantine.filter(|(quarantine, _)| !quarantine.is_empty()) {
+            if let Some((quarantine, build)) = quarantine {
                 quarantine.accept(*build, resource_type, &in_flight.resources);
             }
-            let view = self.sent.as_ref();
-            self.refused.retain(|name, _| {
-                let present = view.and_then(|view| view.get(name));
-                present.is_some_and(|present| !contains(&in_flight.resources, name, present.version))
-            });
+            if !self.refused.is_empty() {
+                self.forget_accepted(&in_flight.resources);
+            }
             self.acknowledged.clone_from(&self.sent);
+        }
+    }
+
+    /// Forgets the refusals of resources whose present version was accepted, or that no longer exist.
+    fn forget_accepted(&mut self, accepted: &[Arc<EncodedResource>]) {
+        let view = self.sent.as_ref();
+        let present = |name: &SmolStr| Some(view?.get(name)?.version);
+        self.refused.retain(|name, _| present(name).is_some());
+        for resource in accepted {
+            if self.refused.contains_key(&resource.name) && present(&resource.name) == Some(resource.version) {
+                self.refused.remove(&resource.name);
+            }
         }
     }
 
@@ -216,10 +228,19 @@ impl WatchedResource {
                 continue;
             };
             let held = self.held(&refused.name);
+            // The client accepted this content before. Sending the rest again would fail for the same reason.
+            if held.as_ref().is_some_and(|held| held.version == resource.version) {
+                continue;
+            }
             let refusal = Refusal::new(resource_type, resource, refused.reason.clone(), held.clone());
             let refusal = Arc::new(refusal);
             refusals.push(refusal.clone());
-            self.refused.insert(refused.name.clone(), Withheld { refusal, held });
+            let withheld = Withheld {
+                refusal,
+                held,
+                is_own: true,
+            };
+            self.refused.insert(refused.name.clone(), withheld);
         }
         self.last_error = Some(error);
         if quarantines && !refusals.is_empty() {
@@ -251,6 +272,18 @@ impl WatchedResource {
         self.refused.retain(|name, _| view.get(name).is_some());
     }
 
+    /// Marks resources that are no longer withheld because of others, so that they are sent.
+    pub(super) fn release(&mut self) {
+        let pending = &mut self.pending;
+        self.refused.retain(|name, withheld| {
+            let stays = withheld.is_own || withheld.refusal.concerns_others();
+            if !stays {
+                pending.insert(name.clone());
+            }
+            stays
+        });
+    }
+
     /// Replaces the refused resources of a response by those that the client holds, as far as their absence would
     /// remove them; omits the others. Returns `None` if nothing is left to send.
     pub(super) fn withhold(
@@ -260,7 +293,8 @@ impl WatchedResource {
         protocol: Protocol,
         (quarantine, build): (&Quarantine, Build),
     ) -> Option<InFlight> {
-        if self.refused.is_empty() && quarantine.is_empty() {
+        let of_others = quarantine.withheld(build, resource_type);
+        if self.refused.is_empty() && of_others.is_empty() {
             return Some(content);
         }
         let removes_by_omission = protocol == Protocol::Sotw && resource_type.is_wildcard();
@@ -270,9 +304,13 @@ impl WatchedResource {
             let known = self.refused.get(&resource.name);
             let known = known.filter(|withheld| withheld.refusal.version == resource.version);
             let withheld = known.cloned().or_else(|| {
-                let refusal = quarantine.get(build, resource_type, resource.version)?;
+                let refusal = of_others.get(&resource.version)?.clone();
                 let held = self.held(&resource.name).or_else(|| refusal.held.clone());
-                let withheld = Withheld { refusal, held };
+                let withheld = Withheld {
+                    refusal,
+                    held,
+                    is_own: false,
+                };
                 self.refused.insert(resource.name.clone(), withheld.clone());
                 Some(withheld)
             });
@@ -337,10 +375,4 @@ impl WatchedResource {
             && !self.resend_all
             && !self.must_respond
     }
-}
-
-/// Returns true if a response contains this version of a resource.
-fn contains(resources: &[Arc<EncodedResource>], name: &SmolStr, version: Version) -> bool {
-    let mut resources = resources.iter();
-    resources.any(|resource| resource.name == *name && resource.version == version)
 }

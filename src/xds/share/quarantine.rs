@@ -64,7 +64,7 @@ impl Refusal {
     }
 
     /// Returns true if it is withheld from proxies that have not refused it themselves.
-    fn concerns_others(&self) -> bool {
+    pub(in crate::xds) fn concerns_others(&self) -> bool {
         self.refusers.load(Ordering::Relaxed) >= REFUSERS && !self.is_accepted.load(Ordering::Relaxed)
     }
 
@@ -73,7 +73,7 @@ impl Refusal {
         self.held.as_ref().map(|held| held.version)
     }
 
-    /// Returns true if the resource is withheld from proxies of the same build.
+    /// Returns true if the resource is withheld from the proxies that refused it.
     pub fn is_quarantined(&self) -> bool {
         self.counted.get().is_some()
     }
@@ -102,15 +102,16 @@ impl Build {
     }
 }
 
-type Key = (Build, ResourceType, Version);
+/// The refusals of one build and type by the refused content.
+type ByVersion<T> = FxHashMap<Version, T>;
 
 /// All resources in quarantine.
 #[derive(Debug)]
 pub(in crate::xds) struct Quarantine {
     /// False without refusals, so that connections need no lock.
     any: AtomicBool,
-    /// Locked for a lookup or an insertion.
-    refusals: Mutex<FxHashMap<Key, Weak<Refusal>>>,
+    /// Locked for an insertion, or for a listing of one build and type.
+    refusals: Mutex<FxHashMap<(Build, ResourceType), ByVersion<Weak<Refusal>>>>,
     gauges: IntGaugeVec,
 }
 
@@ -126,19 +127,25 @@ impl Quarantine {
 
     /// Adds a refused resource. Returns the refusal that exists already, if another connection was first.
     pub(in crate::xds) fn add(&self, build: Build, refusal: Arc<Refusal>) -> Arc<Refusal> {
-        let key = (build, refusal.resource_type, refusal.version);
+        let key = (build, refusal.resource_type);
         let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = refusals.get(&key).and_then(Weak::upgrade) {
+        let of_type = refusals.get(&key);
+        let held = of_type.and_then(|of_type| of_type.get(&refusal.version)?.upgrade());
+        if let Some(held) = held {
             held.refusers.fetch_add(1, Ordering::Relaxed);
             return held;
         }
         refusal.refusers.store(1, Ordering::Relaxed);
-        refusals.retain(|_, refusal| refusal.strong_count() > 0);
+        refusals.retain(|_, of_type| {
+            of_type.retain(|_, refusal| refusal.strong_count() > 0);
+            !of_type.is_empty()
+        });
         let gauge = self.gauges.with_label_values(&[refusal.resource_type.short_name()]);
         gauge.inc();
         // A new refusal is not counted yet.
         let _ = refusal.counted.set(Counted(gauge));
-        refusals.insert(key, Arc::downgrade(&refusal));
+        let of_type = refusals.entry(key).or_default();
+        of_type.insert(refusal.version, Arc::downgrade(&refusal));
         self.any.store(true, Ordering::Release);
         refusal
     }
@@ -148,36 +155,50 @@ impl Quarantine {
         !self.any.load(Ordering::Acquire)
     }
 
-    /// Returns the refusal of a resource that is withheld from proxies that have not refused it themselves.
-    pub(in crate::xds) fn get(
-        &self,
-        build: Build,
-        resource_type: ResourceType,
-        version: Version,
-    ) -> Option<Arc<Refusal>> {
-        let key = (build, resource_type, version);
-        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = refusals.get(&key)?.upgrade();
-        if found.is_none() {
-            refusals.remove(&key);
-            self.any.store(!refusals.is_empty(), Ordering::Release);
-        }
-        found.filter(|refusal| refusal.concerns_others())
+    /// Returns the refusals of resources that are withheld from proxies that have not refused them themselves. A
+    /// response looks up its resources there, so that it takes the lock once.
+    pub(in crate::xds) fn withheld(&self, build: Build, resource_type: ResourceType) -> ByVersion<Arc<Refusal>> {
+        self.matching(build, resource_type, Refusal::concerns_others)
     }
 
     /// Records that a proxy of the build acknowledged resources.
     pub(in crate::xds) fn accept(&self, build: Build, resource_type: ResourceType, resources: &[Arc<EncodedResource>]) {
-        let refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_type = refusals
-            .iter()
-            .filter(|((of, of_type, _), _)| *of == build && *of_type == resource_type);
-        for ((_, _, version), refusal) in of_type {
-            if resources.iter().any(|resource| resource.version == *version)
-                && let Some(refusal) = refusal.upgrade()
-            {
+        let is_open = |refusal: &Refusal| !refusal.is_accepted.load(Ordering::Relaxed);
+        let open = self.matching(build, resource_type, is_open);
+        if open.is_empty() {
+            return;
+        }
+        for resource in resources {
+            if let Some(refusal) = open.get(&resource.version) {
                 refusal.is_accepted.store(true, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Returns the matching refusals of a build and type. Forgets those that no connection holds.
+    fn matching(
+        &self,
+        build: Build,
+        resource_type: ResourceType,
+        matches: impl Fn(&Refusal) -> bool,
+    ) -> ByVersion<Arc<Refusal>> {
+        if self.is_empty() {
+            return ByVersion::default();
+        }
+        let key = (build, resource_type);
+        let mut refusals = self.refusals.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(of_type) = refusals.get_mut(&key) else {
+            return ByVersion::default();
+        };
+        of_type.retain(|_, refusal| refusal.strong_count() > 0);
+        let live = of_type.iter();
+        let live = live.filter_map(|(version, refusal)| Some((*version, refusal.upgrade()?)));
+        let matching = live.filter(|(_, refusal)| matches(refusal)).collect();
+        if of_type.is_empty() {
+            refusals.remove(&key);
+            self.any.store(!refusals.is_empty(), Ordering::Release);
+        }
+        matching
     }
 }
 
@@ -198,7 +219,10 @@ mod tests {
             let refusal = Refusal::new(ResourceType::Cluster, &resource, "bad".to_owned(), None);
             quarantine.add(build, Arc::new(refusal))
         };
-        let get = |build| quarantine.get(build, ResourceType::Cluster, resource.version);
+        let get = |build| {
+            let withheld = quarantine.withheld(build, ResourceType::Cluster);
+            withheld.get(&resource.version).cloned()
+        };
         let first = refuse();
         assert!(get(build).is_none(), "one refusal");
         let others = [refuse(), refuse()];
