@@ -32,7 +32,10 @@ use super::{
 };
 use crate::{
     environment::Environment,
-    log::scope::{Level, SCOPES, ScopeState, Scopes},
+    log::{
+        levels::Level,
+        scope::{SCOPES, ScopeState, Scopes},
+    },
 };
 
 /// Largest body of a request.
