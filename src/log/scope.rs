@@ -22,7 +22,7 @@ const fn scope(name: &'static str, description: &'static str) -> Definition {
 /// The scopes of Istio 1.30.3, by name. Scopes without a module here exist, so that flags and tools may name them.
 pub const SCOPES: [Definition; 41] = [
     scope("ads", "Streams of proxies and pushes"),
-    scope("adsc", "Clients of xDS; unused"),
+    scope("adsc", "Configuration from other control planes"),
     scope("analysis", "Configuration analysis"),
     scope("authn", "Authentication of callers"),
     scope("authorization", "Authorization policies"),
@@ -84,6 +84,7 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::ca::root", "rootcertrotator"),
     ("istiod::ca::rotate", "rootcertrotator"),
     ("istiod::ca::server", "serverca"),
+    ("istiod::distribution", "ads"),
     ("istiod::fetch", "retry"),
     ("istiod::generate", "fullpush"),
     ("istiod::generate::authorization", "authorization"),
@@ -93,7 +94,9 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::ingest::diagnostics", "processing"),
     ("istiod::ingest::file", "file"),
     ("istiod::ingest::jwks", "model"),
+    ("istiod::ingest::mcp", "adsc"),
     ("istiod::ingest::mesh", "model"),
+    ("istiod::ingest::registry", "default"),
     ("istiod::ingest::remote", "secretcontroller"),
     ("istiod::ingest::resolve", "model"),
     ("istiod::ingest::tag", "tag-watcher"),
@@ -108,6 +111,9 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::status::auto_allocation", "ip-autoallocate"),
     ("istiod::status::auto_registration", "wle"),
     ("istiod::status::cluster_trust_bundle", "trustBundle"),
+    ("istiod::status::gateway_class", "gateway"),
+    ("istiod::status::gateway_deployment", "gateway"),
+    ("istiod::status::gateway_status", "gateway"),
     ("istiod::status::leader", "controllers"),
     ("istiod::status::mcs_export", "controllers"),
     ("istiod::status::root_cert", "controllers"),
@@ -133,7 +139,7 @@ const MODULES: &[(&str, &str)] = &[
 /// error; watches and writers log those that matter.
 const CLIENT_LIBRARY: &str = "kube_client";
 
-/// The settings of a scope at present.
+/// The present settings of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeState {
     /// The level of lines that are written, and of quieter ones.
@@ -180,7 +186,7 @@ impl Default for Scopes {
 }
 
 impl Scopes {
-    /// Returns scopes as the flags `--log_output_level`, `--log_stacktrace_level` and `--log_caller` say.
+    /// Returns the scopes with the settings of `--log_output_level`, `--log_stacktrace_level` and `--log_caller`.
     ///
     /// Parity (pkg/log/config.go): `all` sets every scope and ends the list; unknown scopes are ignored.
     pub fn of_flags(output: &str, stack_trace: &str, callers: &str) -> Result<Self, LevelError> {
