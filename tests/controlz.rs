@@ -75,13 +75,18 @@ fn requests_are_answered_as_by_istio() -> Result<(), Failed> {
             problems.push(format!("{line}\n  {} {start}", answer.status));
         }
     }
-    for (headers, method) in [
-        ([("host", "evil.example:9876"), ("x-any", "")], "GET"),
-        ([("host", "localhost"), ("origin", "http://evil.example")], "PUT"),
+    for (headers, method, path) in [
+        ([("host", "evil.example:9876"), ("x-any", "")], "GET", "/scopej/ads"),
+        ([("host", "evil.example:9876"), ("x-any", "")], "GET", "/debug/pprof/"),
+        (
+            [("host", "localhost"), ("origin", "http://evil.example")],
+            "PUT",
+            "/scopej/ads",
+        ),
     ] {
-        let answer = http::send(address, method, "/scopej/ads", &headers, r#"{"output_level":"debug"}"#)?;
+        let answer = http::send(address, method, path, &headers, r#"{"output_level":"debug"}"#)?;
         if answer.status != 403 {
-            problems.push(format!("{method} with {headers:?}: {}", answer.status));
+            problems.push(format!("{method} {path} with {headers:?}: {}", answer.status));
         }
     }
     if problems.is_empty() {

@@ -32,7 +32,10 @@ use super::{
 };
 use crate::{
     environment::Environment,
-    log::scope::{Level, SCOPES, ScopeState, Scopes},
+    log::{
+        levels::Level,
+        scope::{SCOPES, ScopeState, Scopes},
+    },
 };
 
 /// Largest body of a request.
@@ -42,10 +45,11 @@ const BODY_BYTES: usize = 16 << 10;
 /// Parity (pkg/ctrlz/home.go).
 const EXIT_DELAY: Duration = Duration::from_secs(1);
 
-/// Returns the pages, for callers on this machine and those that may read all debug pages.
-pub fn guarded_pages(environment: &Arc<Environment>, access: &Access) -> Router {
+/// Returns the pages, for callers on this machine and those that may read all debug pages. `others` are guarded pages
+/// of the same port, such as profiles.
+pub fn guarded_pages(environment: &Arc<Environment>, access: &Access, others: Router) -> Router {
     let pages = access.guard(pages(environment), |_| Readers::ControlPlane);
-    pages.layer(middleware::from_fn(own_origin))
+    pages.merge(others).layer(middleware::from_fn(own_origin))
 }
 
 fn pages(environment: &Arc<Environment>) -> Router {

@@ -166,10 +166,12 @@ async fn control(environment: &Arc<Environment>, access: &Access, profiles: &Pro
         host: host.into(),
         port: Port::Number(flags.ctrlz_port),
     };
-    let mut pages = controlz::guarded_pages(environment, access);
-    if flags.profile {
-        pages = pages.merge(profiles.guarded_pages(access));
-    }
+    let others = if flags.profile {
+        profiles.guarded_pages(access)
+    } else {
+        Router::new()
+    };
+    let pages = controlz::guarded_pages(environment, access, others);
     if let Err(error) = serve_http(environment, "--ctrlz_port", &address, pages, None).await {
         tracing::warn!(%error, "ControlZ is off");
     }

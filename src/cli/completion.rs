@@ -1,9 +1,14 @@
 //! `istiod completion SHELL`: prints the script with which a shell completes commands and flags.
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{Write, stdout},
+    process::ExitCode,
+};
 
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
+
+use super::FAILURE;
 
 /// Arguments of `completion`.
 #[derive(Args)]
@@ -12,7 +17,7 @@ pub struct CompletionFlags {
     shell: ShellName,
 }
 
-/// The shells of Istio's command.
+/// The shells that Istio's command supports.
 #[derive(Clone, Copy, ValueEnum)]
 enum ShellName {
     Bash,
@@ -29,6 +34,11 @@ pub fn run(flags: &CompletionFlags, command: &mut clap::Command, program: &str) 
         ShellName::Fish => Shell::Fish,
         ShellName::Powershell => Shell::PowerShell,
     };
-    clap_complete::generate(shell, command, program, &mut io::stdout());
-    ExitCode::SUCCESS
+    // The generator panics if it cannot write.
+    let mut script: Vec<u8> = Vec::new();
+    clap_complete::generate(shell, command, program, &mut script);
+    match stdout().lock().write_all(&script) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(FAILURE),
+    }
 }

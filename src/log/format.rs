@@ -8,7 +8,7 @@ use std::{
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-use super::scope::Level;
+use super::levels::Level;
 
 /// Microseconds in UTC.
 ///

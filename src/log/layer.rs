@@ -19,7 +19,8 @@ use tracing_subscriber::layer::{Context, Layer};
 
 use super::{
     format::Record,
-    scope::{Level, SCOPES, Scopes},
+    levels::Level,
+    scope::{SCOPES, Scopes},
     writer::Queue,
 };
 

@@ -1,9 +1,68 @@
-//! The syntax of `--log_output_level` and `--log_stacktrace_level`.
+//! Levels, and the syntax of `--log_output_level` and `--log_stacktrace_level`.
 
-use super::scope::Level;
+use tracing::Metadata;
 
 /// The name that stands for every scope.
 pub(super) const ALL: &str = "all";
+
+/// A log level, the quietest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Nothing.
+    None,
+    /// Reasons why the process ends; nothing has this level at present.
+    Fatal,
+    /// Failures that need an operator.
+    Error,
+    /// Failures that may pass.
+    Warn,
+    /// Important events.
+    Info,
+    /// Everything.
+    Debug,
+}
+
+impl Level {
+    /// All levels by their number.
+    pub(super) const ORDERED: [Self; 6] = [
+        Self::None,
+        Self::Fatal,
+        Self::Error,
+        Self::Warn,
+        Self::Info,
+        Self::Debug,
+    ];
+
+    /// Returns the level with this name.
+    ///
+    /// Parity (pkg/log/options.go): names are lower case.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ORDERED.into_iter().find(|level| level.name() == name)
+    }
+
+    /// Returns the name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Fatal => "fatal",
+            Self::Error => "error",
+            Self::Warn => "warn",
+            Self::Info => "info",
+            Self::Debug => "debug",
+        }
+    }
+
+    /// Returns the level of an event; `None` for traces, which only libraries have, by the thousand.
+    pub(super) fn of(metadata: &Metadata<'_>) -> Option<Self> {
+        match *metadata.level() {
+            tracing::Level::ERROR => Some(Self::Error),
+            tracing::Level::WARN => Some(Self::Warn),
+            tracing::Level::INFO => Some(Self::Info),
+            tracing::Level::DEBUG => Some(Self::Debug),
+            _ => None,
+        }
+    }
+}
 
 /// An invalid list of levels.
 ///

@@ -14,13 +14,17 @@ const SUFFIX: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
 /// A megabyte, the unit of `--log_rotate_max_size`.
 const MEGABYTE: u64 = 1 << 20;
+/// The size for 0.
+///
+/// Parity (gopkg.in/natefinch/lumberjack.v2): defaultMaxSize.
+const DEFAULT_MEGABYTES: u64 = 100;
 /// A day, the unit of `--log_rotate_max_age`.
 const DAY: Duration = Duration::from_hours(24);
 
 /// Limits of a rotated log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RotationLimits {
-    /// Size of the file in megabytes.
+    /// Size of the file in megabytes; 0 for [`DEFAULT_MEGABYTES`].
     pub max_megabytes: u64,
     /// Age of rotated files in days; 0 for no limit.
     pub max_days: u32,
@@ -106,22 +110,28 @@ impl RotatedFile {
 
     fn write(&mut self, lines: &str, now: SystemTime) -> io::Result<()> {
         let size = lines.len() as u64;
-        let limit = self.limits.max_megabytes.saturating_mul(MEGABYTE);
-        if self.bytes > 0 && self.bytes + size > limit {
-            self.rotate(now)?;
-        }
+        let megabytes = match self.limits.max_megabytes {
+            0 => DEFAULT_MEGABYTES,
+            other => other,
+        };
+        let is_full = self.bytes > 0 && self.bytes + size > megabytes.saturating_mul(MEGABYTE);
+        // A failed rotation must not lose lines.
+        let rotated = if is_full { self.rotate(now) } else { Ok(()) };
         self.file.write_all(lines.as_bytes())?;
         self.bytes += size;
-        Ok(())
+        rotated
     }
 
     fn rotate(&mut self, now: SystemTime) -> io::Result<()> {
         let time = OffsetDateTime::from(now).format(SUFFIX).map_err(io::Error::other)?;
         let (stem, extension) = self.parts();
-        fs::rename(
-            &self.path,
-            self.path.with_file_name(format!("{stem}-{time}{extension}")),
-        )?;
+        let rotated = self.path.with_file_name(format!("{stem}-{time}{extension}"));
+        // The file is missing if it was removed, or if an earlier rotation could not open a new one.
+        if let Err(error) = fs::rename(&self.path, rotated)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
+        }
         self.file = OpenOptions::new().create(true).append(true).open(&self.path)?;
         self.bytes = 0;
         self.remove_old(now)
@@ -130,17 +140,20 @@ impl RotatedFile {
     /// Removes rotated files beyond the limits.
     fn remove_old(&self, now: SystemTime) -> io::Result<()> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        let mut rotated: Vec<(OffsetDateTime, PathBuf)> = fs::read_dir(folder.unwrap_or(Path::new(".")))?
+        let mut rotated: Vec<(SystemTime, PathBuf)> = fs::read_dir(folder.unwrap_or(Path::new(".")))?
             .filter_map(|entry| {
                 let path = entry.ok()?.path();
                 Some((self.rotated_at(&path)?, path))
             })
             .collect();
         rotated.sort_by_key(|(time, _)| std::cmp::Reverse(*time));
-        let oldest = OffsetDateTime::from(now) - DAY * self.limits.max_days;
+        // None if there is no limit, or one before the earliest time.
+        let oldest = now
+            .checked_sub(DAY * self.limits.max_days)
+            .filter(|_| self.limits.max_days > 0);
         for (index, (time, path)) in rotated.into_iter().enumerate() {
             let is_surplus = self.limits.max_files > 0 && index >= self.limits.max_files;
-            if is_surplus || self.limits.max_days > 0 && time < oldest {
+            if is_surplus || oldest.is_some_and(|oldest| time < oldest) {
                 fs::remove_file(path)?;
             }
         }
@@ -148,14 +161,14 @@ impl RotatedFile {
     }
 
     /// Returns the time in the name of a rotated file; `None` for other files.
-    fn rotated_at(&self, path: &Path) -> Option<OffsetDateTime> {
+    fn rotated_at(&self, path: &Path) -> Option<SystemTime> {
         let (stem, extension) = self.parts();
         let name = path.file_name()?.to_str()?;
         let time = name
             .strip_prefix(stem.as_str())?
             .strip_prefix('-')?
             .strip_suffix(extension.as_str())?;
-        Some(PrimitiveDateTime::parse(time, SUFFIX).ok()?.assume_utc())
+        Some(PrimitiveDateTime::parse(time, SUFFIX).ok()?.assume_utc().into())
     }
 
     /// Returns the name of the file before its extension, and the extension with its dot.
@@ -222,6 +235,28 @@ mod tests {
         assert_eq!(
             names(folder.path()),
             ["istiod-2023-11-23T22-13-20.000.log", "istiod-other.log", "istiod.log"]
+        );
+    }
+
+    #[test]
+    fn a_removed_file_is_opened_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("istiod.log");
+        let limits = RotationLimits {
+            max_days: u32::MAX,
+            ..LIMITS
+        };
+        let mut file = RotatedFile::open(&path, limits).expect("a writable folder");
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let line = "x".repeat(600 << 10);
+        file.write(&line, now).expect("a writable folder");
+        fs::remove_file(&path).expect("the file");
+        file.write(&line, now).expect("a writable folder");
+        assert_eq!(names(folder.path()), ["istiod.log"]);
+        file.write(&line, now).expect("a writable folder");
+        assert_eq!(
+            names(folder.path()),
+            ["istiod-2023-11-14T22-13-20.000.log", "istiod.log"]
         );
     }
 

@@ -8,7 +8,7 @@ use std::{
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{format::Record, scope::Level};
+use super::{format::Record, levels::Level};
 
 /// Time for which repetitions are counted, beginning with the first line.
 pub(super) const PERIOD: Duration = Duration::from_secs(10);

@@ -4,65 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use tracing::Metadata;
 
-use super::levels::{ALL, LevelError, pairs};
-
-/// A log level, the quietest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// Nothing.
-    None,
-    /// Reasons why the process ends; nothing has this level at present.
-    Fatal,
-    /// Failures that need an operator.
-    Error,
-    /// Failures that may pass.
-    Warn,
-    /// Important events.
-    Info,
-    /// Everything.
-    Debug,
-}
-
-impl Level {
-    const ORDERED: [Self; 6] = [
-        Self::None,
-        Self::Fatal,
-        Self::Error,
-        Self::Warn,
-        Self::Info,
-        Self::Debug,
-    ];
-
-    /// Returns the level with this name.
-    ///
-    /// Parity (pkg/log/options.go): names are lower case.
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ORDERED.into_iter().find(|level| level.name() == name)
-    }
-
-    /// Returns the name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::None => "none",
-            Self::Fatal => "fatal",
-            Self::Error => "error",
-            Self::Warn => "warn",
-            Self::Info => "info",
-            Self::Debug => "debug",
-        }
-    }
-
-    /// Returns the level of an event; `None` for traces, which only libraries have, by the thousand.
-    pub(super) fn of(metadata: &Metadata<'_>) -> Option<Self> {
-        match *metadata.level() {
-            tracing::Level::ERROR => Some(Self::Error),
-            tracing::Level::WARN => Some(Self::Warn),
-            tracing::Level::INFO => Some(Self::Info),
-            tracing::Level::DEBUG => Some(Self::Debug),
-            _ => None,
-        }
-    }
-}
+use super::levels::{ALL, Level, LevelError, pairs};
 
 /// The name and description of a scope.
 #[derive(Debug)]
@@ -80,7 +22,7 @@ const fn scope(name: &'static str, description: &'static str) -> Definition {
 /// The scopes of Istio 1.30.3, by name. Scopes without a module here exist, so that flags and tools may name them.
 pub const SCOPES: [Definition; 41] = [
     scope("ads", "Streams of proxies and pushes"),
-    scope("adsc", "Clients of xDS; unused"),
+    scope("adsc", "Configuration from other control planes"),
     scope("analysis", "Configuration analysis"),
     scope("authn", "Authentication of callers"),
     scope("authorization", "Authorization policies"),
@@ -142,6 +84,7 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::ca::root", "rootcertrotator"),
     ("istiod::ca::rotate", "rootcertrotator"),
     ("istiod::ca::server", "serverca"),
+    ("istiod::distribution", "ads"),
     ("istiod::fetch", "retry"),
     ("istiod::generate", "fullpush"),
     ("istiod::generate::authorization", "authorization"),
@@ -151,7 +94,9 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::ingest::diagnostics", "processing"),
     ("istiod::ingest::file", "file"),
     ("istiod::ingest::jwks", "model"),
+    ("istiod::ingest::mcp", "adsc"),
     ("istiod::ingest::mesh", "model"),
+    ("istiod::ingest::registry", "default"),
     ("istiod::ingest::remote", "secretcontroller"),
     ("istiod::ingest::resolve", "model"),
     ("istiod::ingest::tag", "tag-watcher"),
@@ -166,6 +111,9 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::status::auto_allocation", "ip-autoallocate"),
     ("istiod::status::auto_registration", "wle"),
     ("istiod::status::cluster_trust_bundle", "trustBundle"),
+    ("istiod::status::gateway_class", "gateway"),
+    ("istiod::status::gateway_deployment", "gateway"),
+    ("istiod::status::gateway_status", "gateway"),
     ("istiod::status::leader", "controllers"),
     ("istiod::status::mcs_export", "controllers"),
     ("istiod::status::root_cert", "controllers"),
@@ -191,7 +139,7 @@ const MODULES: &[(&str, &str)] = &[
 /// error; watches and writers log those that matter.
 const CLIENT_LIBRARY: &str = "kube_client";
 
-/// The settings of a scope at present.
+/// The present settings of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScopeState {
     /// The level of lines that are written, and of quieter ones.
@@ -238,7 +186,7 @@ impl Default for Scopes {
 }
 
 impl Scopes {
-    /// Returns scopes as the flags `--log_output_level`, `--log_stacktrace_level` and `--log_caller` say.
+    /// Returns the scopes with the settings of `--log_output_level`, `--log_stacktrace_level` and `--log_caller`.
     ///
     /// Parity (pkg/log/config.go): `all` sets every scope and ends the list; unknown scopes are ignored.
     pub fn of_flags(output: &str, stack_trace: &str, callers: &str) -> Result<Self, LevelError> {

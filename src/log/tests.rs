@@ -6,10 +6,7 @@ use std::{
 use serde_json::{Value, json};
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::{
-    scope::{Level, ScopeState},
-    *,
-};
+use super::{levels::Level, scope::ScopeState, *};
 
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)

@@ -10,9 +10,9 @@ use tracing::callsite::Identifier;
 
 use super::{
     format::{Encoding, Record},
+    levels::Level,
     output::Output,
     repetition::{PERIOD, Repetition},
-    scope::Level,
 };
 
 /// Lines that wait at most. More are lost, and counted.

@@ -302,6 +302,7 @@ impl<S: Service> Connections<S> {
             let delay = part_of(drain_window(self.options.drain, self.live.load(Ordering::Relaxed)));
             tokio::select! {
                 () = tokio::time::sleep(delay) => {}
+                () = pre_auth.evicted() => return,
                 ended = uncork.after_each_poll(connection.as_mut()) => return log_end(address, ended),
             }
         }

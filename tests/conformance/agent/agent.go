@@ -122,8 +122,8 @@ func (a *Agent) see(ctx context.Context, object any) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	running := a.pods[seen.UID]
+	// A pod that has ended stays in the map until its object is removed.
 	if running == nil {
-		// Pods that have ended only wait for their removal.
 		running = newPod(a, seen)
 		a.pods[seen.UID] = running
 		go running.run(ctx)

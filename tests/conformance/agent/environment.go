@@ -162,7 +162,8 @@ func lines(values map[string]string) string {
 	return strings.Join(text, "\n")
 }
 
-// resourceField returns a limit or request in units of its divisor, rounded up. Without a limit, it is that of the node.
+// resourceField returns a limit or request in units of its divisor, rounded up. Without a limit, it returns that of the
+// node.
 func resourceField(spec *core.Container, selector *core.ResourceFieldSelector) (string, error) {
 	group, name, _ := strings.Cut(selector.Resource, ".")
 	list := spec.Resources.Limits

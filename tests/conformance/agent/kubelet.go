@@ -32,7 +32,7 @@ const (
 	creation = 30 * time.Second
 )
 
-// serveKubelet serves exec, attach, logs and port-forward for the API server. Only the namespace of the node reaches
+// serveKubelet serves exec, logs and port-forward for the API server. Only the namespace of the node reaches
 // it, so that it needs no authentication.
 func (a *Agent) serveKubelet() error {
 	certificate, err := selfSigned(a.Network.Node)
@@ -140,8 +140,14 @@ func (a *Agent) exec(w http.ResponseWriter, request *http.Request) {
 type forwarder struct{ pod *pod }
 
 func (f forwarder) PortForward(ctx context.Context, _, _ string, port int32, stream io.ReadWriteCloser) error {
+	f.pod.mutex.Lock()
+	space := f.pod.space
+	f.pod.mutex.Unlock()
+	if space == nil {
+		return fmt.Errorf("pod %s has no network yet", f.pod.name())
+	}
 	var connection net.Conn
-	err := f.pod.space.enter(func() error {
+	err := space.enter(func() error {
 		var err error
 		connection, err = (&net.Dialer{}).DialContext(ctx, "tcp4", fmt.Sprintf("127.0.0.1:%d", port))
 		return err
