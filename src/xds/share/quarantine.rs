@@ -105,13 +105,16 @@ impl Build {
 /// The refusals of one build and type by the refused content.
 type ByVersion<T> = FxHashMap<Version, T>;
 
+/// Refusals that live as long as a connection holds them.
+type WeakRefusals = ByVersion<Weak<Refusal>>;
+
 /// All resources in quarantine.
 #[derive(Debug)]
 pub(in crate::xds) struct Quarantine {
     /// False without refusals, so that connections need no lock.
     any: AtomicBool,
     /// Locked for an insertion, or for a listing of one build and type.
-    refusals: Mutex<FxHashMap<(Build, ResourceType), ByVersion<Weak<Refusal>>>>,
+    refusals: Mutex<FxHashMap<(Build, ResourceType), WeakRefusals>>,
     gauges: IntGaugeVec,
 }
 
