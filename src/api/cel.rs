@@ -1,7 +1,7 @@
 //! Syntax of CEL, the language of expressions that proxies evaluate.
 
-/// Stack for parsing, in bytes; only pages that are touched take memory. The parser ends at 96 levels of nesting, each of
-/// which takes 160 KiB in builds without optimisation: 15 MiB, and less than 1 MiB more for finding the error's text.
+/// Stack for parsing, in bytes; only pages that are touched take memory. The parser ends at 96 levels of nesting, each
+/// of which takes 160 KiB in builds without optimisation: 15 MiB, and less than 1 MiB more for the text of an error.
 const STACK: usize = 64 << 20;
 
 /// Checks the syntax of an expression. Names and types are not checked, since they depend on the proxy.
