@@ -8,6 +8,7 @@
 mod clients;
 mod port;
 mod tenant;
+mod tokens;
 
 use std::{
     fs,
@@ -24,7 +25,10 @@ use std::{
 use futures::future::BoxFuture;
 use libtest_mimic::Failed;
 
-use self::port::{AdsStream, ENDPOINT, Port, names, request, sidecar, text};
+use self::{
+    port::{AdsStream, ENDPOINT, Port, names, request, sidecar, text},
+    tokens::Issuer,
+};
 use super::{exact, flood::frame, memory};
 use crate::{
     secure::authority::Authority,
@@ -91,6 +95,8 @@ enum Ports {
     Secure,
     /// Attackers without credentials at the plaintext port, and an honest proxy at the secure one.
     Both,
+    /// The secure port: attackers without a certificate, and an honest proxy with one. An issuer's tokens are accepted.
+    Tokens,
     /// The port of the pages.
     Http,
 }
@@ -190,6 +196,10 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         stalled().at("large requests that stall, honest proxy with TLS", Ports::Both),
         by_index().at("headers by table index with TLS", Ports::Secure),
         unread().at("first configurations that are not read with TLS", Ports::Secure),
+        frames("forged tokens", |target, cut| {
+            Box::pin(tokens::forged(target.attackers, cut))
+        })
+        .at("forged tokens", Ports::Tokens),
     ];
     if scale.is_measurement {
         attacks.extend([
@@ -227,7 +237,13 @@ pub(super) fn admitted_clients_do_not_harm_others() -> Result<(), Failed> {
 }
 
 /// Starts a daemon for an attack.
-fn daemon(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -> Result<(Daemon, Target), String> {
+fn daemon(
+    folder: &Path,
+    authority: &Authority,
+    issuer: &Issuer,
+    attack: &Attack,
+    scale: Scale,
+) -> Result<(Daemon, Target), String> {
     let mesh = folder.join(attack.what);
     fs::create_dir(&mesh).expect("target/ is writable");
     fs::write(mesh.join("objects.yaml"), objects(scale.services)).expect("target/ is writable");
@@ -239,12 +255,12 @@ fn daemon(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -
                 command.arg("--grpcAddr=");
             }
         })?,
-        Ports::Secure | Ports::Both => Daemon::secured(&log, |command| {
-            let cacerts = folder.join("cacerts");
-            exact(measured(command))
-                .arg("--configDir")
-                .arg(&mesh)
-                .env("ROOT_CA_DIR", cacerts);
+        Ports::Secure | Ports::Both | Ports::Tokens => Daemon::secured(&log, |command| {
+            let command = exact(measured(command)).arg("--configDir").arg(&mesh);
+            command.env("ROOT_CA_DIR", folder.join("cacerts"));
+            if attack.ports == Ports::Tokens {
+                command.env("JWT_RULE", issuer.rule());
+            }
         })?,
     };
     let plaintext = match attack.ports {
@@ -256,6 +272,7 @@ fn daemon(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -
         Ports::Plaintext | Ports::Http => (plaintext.clone(), plaintext),
         Ports::Secure => (secure("attacker")?, secure("honest")?),
         Ports::Both => (plaintext, secure("honest")?),
+        Ports::Tokens => (Port::stranger(daemon.secure)?, secure("honest")?),
     };
     let target = Target {
         attackers,
@@ -280,7 +297,8 @@ fn measured(command: &mut Command) -> &mut Command {
 
 /// Runs one attack on a new daemon, and the honest proxy beside it.
 fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) -> Result<(), String> {
-    let (daemon, target) = daemon(folder, authority, attack, scale)?;
+    let issuer = Issuer::start();
+    let (daemon, target) = daemon(folder, authority, &issuer, attack, scale)?;
     let id = daemon.process.id;
     // The proxy whose configuration is dumped.
     let _held = RUNTIME.block_on(AdsStream::open(&target.honest, "held", Vec::new()))?;

@@ -48,6 +48,13 @@ impl Port {
         Ok(Self { number, tls })
     }
 
+    /// The secure port, for a client without a certificate.
+    pub(super) fn stranger(number: u16) -> Result<Self, String> {
+        let tls = Agent::new(number, Trust::Anything).tls(None)?;
+        let tls = Some(TlsConnector::from(Arc::new(tls)));
+        Ok(Self { number, tls })
+    }
+
     /// Opens a connection.
     pub(super) async fn open(&self) -> io::Result<Stream> {
         self.open_with_buffer(None).await
