@@ -53,9 +53,8 @@ pub use requested::RequestedResources;
 pub use resource::ResourceSnapshot;
 pub use vip::VipView;
 
-/// Returns the number of objects, by kind, that are parsed and validated but have no effect on generation. Callers
-/// report them to the user.
+/// Returns the number of objects, by kind, that are parsed and validated but have no effect on generation, also
+/// where there are none. Callers report them to the user.
 pub fn without_effect(mesh: &MeshSnapshot) -> impl Iterator<Item = (Kind, usize)> {
-    let counts = [(Kind::UdpRoute, mesh.udp_routes.len())];
-    counts.into_iter().filter(|(_, count)| *count > 0)
+    [(Kind::UdpRoute, mesh.udp_routes.len())].into_iter()
 }

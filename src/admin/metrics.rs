@@ -257,7 +257,9 @@ impl Observer for PushMetrics {
             let gauge = self.without_effect.with_label_values(&[kind.name()]);
             if gauge.get() != count as i64 {
                 gauge.set(count as i64);
-                tracing::warn!(kind = kind.name(), count, "objects have no effect in this build");
+                if count > 0 {
+                    tracing::warn!(kind = kind.name(), count, "objects have no effect in this build");
+                }
             }
         }
         self.debounce_time.observe(push.waited.as_secs_f64());

@@ -138,7 +138,9 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let targets = folder.proxies.iter().map(proxyless::targets).enumerate();
     let targets = targets.map(|(index, targets)| (ConnectionId(index as u64), targets));
     report.panics.extend(proxyless::ask(&mut store, &mesh, targets));
-    report.without_effect = generate::without_effect(&mesh).collect();
+    report.without_effect = generate::without_effect(&mesh)
+        .filter(|(_, count)| *count > 0)
+        .collect();
     report.patches = set::without_effect(&mesh, &store.notes());
     for (index, (name, _)) in proxies.iter().enumerate() {
         let key = store.group_of(ConnectionId(index as u64)).cloned();
