@@ -12,6 +12,7 @@ mod keys;
 mod kubernetes;
 mod listen;
 mod process;
+mod rebalance;
 mod registries;
 pub mod remote;
 #[cfg(test)]
@@ -455,9 +456,10 @@ impl<'a> Parts<'a> {
             self.sources.answered(dependencies).await;
         }
         if self.push.flushes.flush().await {
-            listen::xds(self.environment, &self.grpc).await?;
+            let shedding = rebalance::follow(&self.environment.tasks, self.push.mesh.clone());
+            listen::xds(self.environment, &self.grpc, shedding.clone()).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
-                listen::secure(self.environment, &secure, acceptor, ca_runtime).await?;
+                listen::secure(self.environment, &secure, acceptor, ca_runtime, shedding).await?;
             }
             if let Some(injection) = &mut self.injection {
                 injection.prepared().await;

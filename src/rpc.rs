@@ -29,7 +29,7 @@ use crate::auth::{Credentials, tls::PeerCertificate};
 
 pub use accept::{Accepting, Established};
 pub use call_metrics::{CallMetrics, Measured};
-pub use connection::{Connections, Service};
+pub use connection::{Connections, Service, Shedding};
 pub use exchange::Exchange;
 pub use pre_auth::{PreAuthLimiter, ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};

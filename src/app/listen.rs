@@ -43,7 +43,7 @@ use crate::{
     },
     base::address::{HostPort, Port},
     environment::Environment,
-    rpc::{self, Accepting, Connections, Peer, PreAuthLimiter, body::FlatBody, is_grpc},
+    rpc::{self, Accepting, Connections, Peer, PreAuthLimiter, Shedding, body::FlatBody, is_grpc},
     settings::Address,
     webhook::{self, server::InjectionInputs},
     xds::{message::Message, server::Server},
@@ -178,10 +178,14 @@ async fn control(environment: &Arc<Environment>, access: &Access, profiles: &Pro
 }
 
 /// Opens the plaintext xDS port. Call it only once the sources are synced: a partial mesh must not reach proxies.
-pub(super) async fn xds(environment: &Arc<Environment>, grpc: &rpc::Router<Server>) -> Result<(), AppError> {
+pub(super) async fn xds(
+    environment: &Arc<Environment>,
+    grpc: &rpc::Router<Server>,
+    shedding: watch::Receiver<Shedding>,
+) -> Result<(), AppError> {
     if let Address(Some(address)) = &environment.settings.flags.grpc_addr {
         let listener = bind("--grpcAddr", address).await?;
-        let connections = connections(environment, grpc);
+        let connections = connections(environment, grpc).with_shedding(shedding);
         environment
             .tasks
             .spawn("xds", async move { connections.serve(listener).await });
@@ -196,6 +200,7 @@ pub(super) async fn secure(
     grpc: &rpc::Router<Server>,
     mut acceptor: Acceptor,
     ca_runtime: &Handle,
+    shedding: watch::Receiver<Shedding>,
 ) -> Result<(), AppError> {
     let Address(Some(address)) = &environment.settings.flags.secure_grpc_addr else {
         return Ok(());
@@ -204,7 +209,9 @@ pub(super) async fn secure(
         return Ok(());
     }
     let listener = bind("--secureGRPCAddr", address).await?;
-    let connections = connections(environment, grpc).with_stream_runtime(Handle::current());
+    let connections = connections(environment, grpc)
+        .with_stream_runtime(Handle::current())
+        .with_shedding(shedding);
     let handshake = move |stream| {
         let acceptor = acceptor.clone();
         async move { acceptor.accept(stream).await.map_err(io::Error::other) }

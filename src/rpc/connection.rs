@@ -25,6 +25,8 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpListener,
     runtime::Handle,
+    sync::watch,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -90,9 +92,15 @@ enum CloseReason {
     MaxAge,
     /// The grace period of its streams is over.
     GraceOver,
+    /// Another replica has too few connections.
+    Shed,
     /// The process shuts down.
     ShutDown,
 }
+
+/// The time over which the connections that are open now close, so that their clients reach other replicas; `None` if
+/// none closes. Setting `None` also keeps the connections whose time has not come.
+pub type Shedding = Option<Duration>;
 
 /// An HTTP service.
 pub trait Service: Clone + Send + Sync + 'static {
@@ -143,6 +151,7 @@ pub struct Connections<S> {
     stream_runtime: Option<Handle>,
     /// The number of connections.
     live: Arc<AtomicU32>,
+    shedding: Option<watch::Receiver<Shedding>>,
 }
 
 /// A connection that counts as live until it is dropped.
@@ -171,7 +180,15 @@ impl<S: Service> Connections<S> {
             tasks,
             stream_runtime: None,
             live: Arc::default(),
+            shedding: None,
         }
+    }
+
+    /// Closes connections as this receiver says. A value that was set before a connection began does not concern it.
+    #[must_use]
+    pub fn with_shedding(mut self, shedding: watch::Receiver<Shedding>) -> Self {
+        self.shedding = Some(shedding);
+        self
     }
 
     /// Sets the runtime to which connections with streams move.
@@ -350,6 +367,10 @@ impl<S: Service> Connections<S> {
                 reached(at, self.options.wall_clock).map(|()| CloseReason::Expired),
             ));
         }
+        if let Some(mut shedding) = self.shedding.clone() {
+            shedding.mark_unchanged();
+            close_reasons.push(Box::pin(shed(shedding).map(|()| CloseReason::Shed)));
+        }
         if let Some(age) = self.options.max_age {
             close_reasons.push(Box::pin(
                 tokio::time::sleep(jittered(age)).map(|()| CloseReason::MaxAge),
@@ -369,6 +390,25 @@ impl<S: Service> Connections<S> {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);
         builder
+    }
+}
+
+/// Waits for the time at which this connection closes.
+async fn shed(mut shedding: watch::Receiver<Shedding>) {
+    let mut due = None;
+    loop {
+        tokio::select! {
+            changed = shedding.changed() => {
+                if changed.is_err() {
+                    // Nothing is shed any more.
+                    return std::future::pending().await;
+                }
+                let over = *shedding.borrow_and_update();
+                // A second order does not postpone the first.
+                due = over.map(|over| due.unwrap_or_else(|| Instant::now() + part_of(over)));
+            }
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => return,
+        }
     }
 }
 
@@ -408,6 +448,23 @@ fn log_end(address: SocketAddr, ended: hyper::Result<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_order_that_ends_sheds_nothing() {
+        let (sender, orders) = watch::channel(None);
+        let mut shedding = Box::pin(shed(orders));
+        assert!(futures::poll!(&mut shedding).is_pending(), "closed without an order");
+        sender.send_replace(Some(Duration::from_hours(1)));
+        assert!(futures::poll!(&mut shedding).is_pending(), "closed too early");
+        sender.send_replace(None);
+        assert!(
+            futures::poll!(&mut shedding).is_pending(),
+            "closed after the end of the order"
+        );
+        // If the first order still counted, its time would be kept.
+        sender.send_replace(Some(Duration::ZERO));
+        shedding.await;
+    }
 
     #[test]
     fn connections_close_one_after_the_other() {

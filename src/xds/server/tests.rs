@@ -103,21 +103,20 @@ impl Fixture {
     }
 
     async fn client_with(&self, endpoint: Endpoint) -> Client {
-        let address = SocketAddr::from(([127, 0, 0, 1], 1));
-        self.client_of(endpoint, Peer::plaintext(address)).await
+        self.client_of(endpoint, local()).await
     }
 
     async fn client_of(&self, endpoint: Endpoint, peer: Peer) -> Client {
-        let server = self.server.clone();
+        self.client_over(endpoint, peer, self.connections()).await
+    }
+
+    async fn client_over(&self, endpoint: Endpoint, peer: Peer, connections: Connections<Router<Server>>) -> Client {
+        let tasks = self.environment.tasks.clone();
         let connector = tower::service_fn(move |_| {
-            let (server, peer) = (server.clone(), peer.clone());
+            let (connections, peer, tasks) = (connections.clone(), peer.clone(), tasks.clone());
             async move {
                 let (ours, theirs) = tokio::io::duplex(16 << 10);
-                let tasks = server.tasks.clone();
-                tasks.spawn(
-                    "pipe",
-                    async move { connections(&server).connection(theirs, peer).await },
-                );
+                tasks.spawn("pipe", async move { connections.connection(theirs, peer).await });
                 Ok::<_, io::Error>(TokioIo::new(ours))
             }
         });
@@ -154,6 +153,10 @@ impl Fixture {
             })
             .sum()
     }
+}
+
+fn local() -> Peer {
+    Peer::plaintext(SocketAddr::from(([127, 0, 0, 1], 1)))
 }
 
 fn connections(server: &Server) -> Connections<Router<Server>> {
@@ -608,6 +611,38 @@ async fn connections_close_at_their_maximum_age() {
     assert_eq!(status.code(), Code::Unavailable);
     let age = started.elapsed().as_millis();
     assert!(age >= 180 + 100, "{age}");
+}
+
+#[tokio::test]
+async fn shed_connections_close_and_new_ones_stay() {
+    let fixture = Fixture::new(ServerOptions {
+        age_grace: Duration::from_millis(10),
+        ..ServerOptions::default()
+    });
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let (sender, shedding) = tokio::sync::watch::channel(None);
+    let connections = fixture.connections().with_shedding(shedding);
+    let open = || {
+        let connections = connections.clone();
+        async {
+            let mut client = fixture
+                .client_over(Endpoint::from_static("http://istiod"), local(), connections)
+                .await;
+            let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
+            stream.request(ResourceType::Cluster, &[], "").await;
+            assert_eq!(texts(&stream.response().await), ["1"]);
+            stream
+        }
+    };
+    let mut first = open().await;
+    sender.send_replace(Some(Duration::ZERO));
+    assert_eq!(first.end().await.code(), Code::Unavailable);
+    // The order does not concern connections that begin after it.
+    let mut second = open().await;
+    second.request(ResourceType::Endpoint, &["x"], "").await;
+    second.response().await;
+    sender.send_replace(Some(Duration::ZERO));
+    assert_eq!(second.end().await.code(), Code::Unavailable);
 }
 
 static PANICS: AtomicBool = AtomicBool::new(false);
