@@ -67,6 +67,7 @@ use crate::{
         external_dependencies::ExternalDependencies,
         features::{Features, other::WITHOUT_EFFECT},
     },
+    otlp::{Clocks, Traces},
     push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
     rpc::Router,
     settings::Settings,
@@ -157,12 +158,16 @@ pub fn run(settings: Settings, scopes: Arc<Scopes>) -> Result<(), AppError> {
         scopes,
         ..Environment::new(settings)
     });
-    let ended = runtime.block_on(serve(&environment, &runtimes));
+    let traces = runtime.block_on(async { start_traces(&environment) });
+    let ended = runtime.block_on(serve(&environment, &runtimes, traces.as_ref()));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {
             tracing::warn!("shutdown timed out, closing remaining streams");
         }
     });
+    if let Some(traces) = traces {
+        traces.end();
+    }
     ended
 }
 
@@ -185,13 +190,20 @@ struct Runtimes<'a> {
 /// 4. [`Sources::synced`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that
 ///    connected earlier would receive an incomplete configuration.
 /// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
-async fn serve(environment: &Arc<Environment>, runtimes: &Runtimes<'_>) -> Result<(), AppError> {
+async fn serve(
+    environment: &Arc<Environment>,
+    runtimes: &Runtimes<'_>,
+    traces: Option<&Traces>,
+) -> Result<(), AppError> {
     process::ignore_user_signals()?;
     let prepared = tokio::select! {
         prepared = prepare(environment) => prepared?,
         signal = until_signal() => return signal,
     };
     let push = start_push(environment, &prepared.installation)?;
+    if let Some(traces) = traces {
+        push.tracker.trace(traces.pushes());
+    }
     let mut parts = Parts::start(environment, prepared, push, runtimes.pages).await?;
     let model = parts.push.inspect.clone();
     let source_ended = parts.sources.ended();
@@ -259,6 +271,19 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
         folder,
         client,
         config_sources,
+    })
+}
+
+/// Starts the export of traces, if the variables request it. Wrong variables must not end a control plane.
+fn start_traces(environment: &Environment) -> Option<Traces> {
+    let clocks = Clocks {
+        monotonic: environment::now,
+        wall: environment::wall_clock,
+    };
+    let started = Traces::start(&environment.settings, &environment.tasks, &environment.registry, clocks);
+    started.unwrap_or_else(|error| {
+        tracing::error!(%error, "traces are not exported");
+        None
     })
 }
 

@@ -18,6 +18,7 @@ pub mod inject;
 pub mod kube;
 pub mod log;
 pub mod model;
+pub mod otlp;
 pub mod proto;
 pub mod push;
 pub mod rpc;

@@ -32,6 +32,7 @@ mod secure;
 mod support;
 mod template;
 mod tidy;
+mod traces;
 mod webhook;
 
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ fn main() -> ExitCode {
         accept::trials(),
         fuzz::trials(),
         template::trials(),
+        traces::trials(),
         webhook::trials(),
         bounds::trials(),
     ]

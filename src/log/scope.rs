@@ -104,6 +104,7 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::model", "model"),
     ("istiod::model::gateway_api", "gatewaycommon"),
     ("istiod::model::service::entry", "serviceentry"),
+    ("istiod::otlp", "monitoring"),
     ("istiod::push", "ads"),
     ("istiod::rpc", "grpc"),
     ("istiod::status", "status"),

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU32, Ordering},
@@ -56,6 +57,8 @@ pub struct PushRecord {
     pub waited: Duration,
     /// The duration of commit and generation.
     pub worked: Duration,
+    /// The duration of the commit.
+    pub committed: Duration,
     /// The number of resources that were built.
     pub built: usize,
     /// The number of groups with a new snapshot.
@@ -91,16 +94,46 @@ impl PushRecord {
     }
 }
 
+/// A tracer of pushes.
+pub trait PushTracer: Send + Sync {
+    /// Begins the trace of a push, before the connections receive it; `None` if it is not traced.
+    fn published(&self, push: &PushRecord) -> Option<Box<dyn PushTrace>>;
+}
+
+/// The trace of one push.
+pub trait PushTrace: fmt::Debug + Send + Sync {
+    /// Called when a connection has sent the push and its proxy has answered.
+    fn answered(&self, answer: &Answer<'_>);
+    /// Called after the last answer, with the time from the oldest change until now.
+    fn ended(&self, push: &PushRecord, took: Duration);
+}
+
+/// The answer of a proxy to a push.
+#[derive(Debug)]
+pub struct Answer<'a> {
+    /// The id of the connection.
+    pub connection: &'a str,
+    /// The time when the first response was written.
+    pub sent: Instant,
+    /// The time of the answer to the last response.
+    pub answered: Instant,
+    /// True if the proxy refused a response.
+    pub refused: bool,
+    /// True if no other proxy has yet to answer.
+    pub is_last: bool,
+}
+
 /// The delivery of one push, which ends when the last reference is dropped.
 #[derive(Debug)]
 pub struct Delivery {
     record: Arc<PushRecord>,
     tracker: Tracker,
+    trace: Option<Box<dyn PushTrace>>,
 }
 
 impl Delivery {
     /// Records that a proxy refused a response with the push.
-    pub fn refuse(&self) {
+    fn refuse(&self) {
         self.record.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -116,41 +149,70 @@ impl Drop for Delivery {
         {
             observer(&self.record, took);
         }
+        if let Some(trace) = &self.trace {
+            trace.ended(&self.record, took);
+        }
         self.tracker.notify();
     }
 }
 
 /// The unanswered pushes of one connection.
 #[derive(Debug, Default)]
-pub struct Deliveries(Vec<Arc<Delivery>>);
+pub struct Deliveries {
+    pushes: Vec<Arc<Delivery>>,
+    /// The time when the first response after them was written.
+    sent: Option<Instant>,
+    /// True if the proxy refused a response after them.
+    refused: bool,
+}
 
 impl Deliveries {
     /// Adds a push.
     pub fn add(&mut self, delivery: Arc<Delivery>) {
-        if self.0.len() >= MAX_UNANSWERED {
-            self.0.remove(0);
+        if self.pushes.len() >= MAX_UNANSWERED {
+            self.pushes.remove(0);
         }
-        self.0.push(delivery);
+        self.pushes.push(delivery);
     }
 
     /// Adds the pushes of another list.
     pub fn append(&mut self, other: Self) {
-        other.0.into_iter().for_each(|delivery| self.add(delivery));
+        other.pushes.into_iter().for_each(|delivery| self.add(delivery));
     }
 
     /// Returns true without pushes.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.pushes.is_empty()
+    }
+
+    /// Records that a response was written.
+    pub fn sent(&mut self, at: Instant) {
+        if !self.is_empty() {
+            self.sent.get_or_insert(at);
+        }
     }
 
     /// Records that the proxy refused a response.
-    pub fn refuse(&self) {
-        self.0.iter().for_each(|delivery| delivery.refuse());
+    pub fn refuse(&mut self) {
+        self.refused = true;
+        self.pushes.iter().for_each(|delivery| delivery.refuse());
     }
 
-    /// Records that the proxy has answered everything.
-    pub fn clear(&mut self) {
-        self.0.clear();
+    /// Records that the proxy of this connection has answered everything.
+    pub fn clear(&mut self, connection: &str) {
+        let Self { pushes, sent, refused } = std::mem::take(self);
+        // Without a response, the pushes did not affect this connection.
+        let Some(sent) = sent else { return };
+        for delivery in pushes {
+            let Some(trace) = &delivery.trace else { continue };
+            trace.answered(&Answer {
+                connection,
+                sent,
+                answered: (delivery.tracker.0.clock)(),
+                refused,
+                is_last: Arc::strong_count(&delivery) == 1,
+            });
+        }
     }
 }
 
@@ -166,12 +228,13 @@ struct Inner {
     /// The newest push is last. Locked for one insertion or a copy.
     pushes: Mutex<VecDeque<Arc<PushRecord>>>,
     observer: OnceLock<DeliveryObserver>,
+    tracer: OnceLock<Box<dyn PushTracer>>,
     /// Changes with every push, and when a push is delivered.
     changed: watch::Sender<u64>,
 }
 
-impl std::fmt::Debug for Inner {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Tracker").finish_non_exhaustive()
     }
 }
@@ -185,6 +248,7 @@ pub(super) struct NewPush {
     pub(super) since: Instant,
     pub(super) waited: Duration,
     pub(super) worked: Duration,
+    pub(super) committed: Duration,
     pub(super) built: usize,
     pub(super) groups: usize,
     pub(super) connections: usize,
@@ -197,6 +261,7 @@ impl Tracker {
             clock,
             pushes: Mutex::default(),
             observer: OnceLock::new(),
+            tracer: OnceLock::new(),
             changed: watch::Sender::default(),
         }))
     }
@@ -205,6 +270,12 @@ impl Tracker {
     pub fn observe(&self, observer: DeliveryObserver) {
         // Only the composition root calls this.
         let _ = self.0.observer.set(observer);
+    }
+
+    /// Traces pushes from now on. Set once.
+    pub fn trace(&self, tracer: Box<dyn PushTracer>) {
+        // Only the composition root calls this.
+        let _ = self.0.tracer.set(tracer);
     }
 
     /// Returns a receiver that changes with every push, and when a push is delivered.
@@ -227,6 +298,7 @@ impl Tracker {
             since: new.since,
             waited: new.waited,
             worked: new.worked,
+            committed: new.committed,
             built: new.built,
             groups: new.groups,
             connections: new.connections,
@@ -234,9 +306,11 @@ impl Tracker {
             delivered: OnceLock::new(),
             delivery: OnceLock::new(),
         });
+        let tracer = self.0.tracer.get();
         let delivery = Arc::new(Delivery {
             record: record.clone(),
             tracker: self.clone(),
+            trace: tracer.and_then(|tracer| tracer.published(&record)),
         });
         // The record is new.
         let _ = record.delivery.set(Arc::downgrade(&delivery));
@@ -291,6 +365,7 @@ mod tests {
             since: environment::now(),
             waited: Duration::ZERO,
             worked: Duration::ZERO,
+            committed: Duration::ZERO,
             built: 1,
             groups: 1,
             connections: 2,
@@ -312,10 +387,10 @@ mod tests {
         second.add(delivery);
         let record = tracker.pushes()[0].clone();
         assert_eq!((record.outstanding(), record.delivered()), (2, None));
-        first.clear();
+        first.clear("first");
         assert_eq!((record.outstanding(), record.delivered()), (1, None));
         second.refuse();
-        second.clear();
+        second.clear("second");
         assert_eq!(record.outstanding(), 0);
         assert!(record.delivered().is_some());
         assert_eq!(observed.load(Ordering::Relaxed), 1);
@@ -328,7 +403,7 @@ mod tests {
         for revision in 0..1000 {
             connection.add(push(&tracker, revision));
         }
-        assert_eq!(connection.0.len(), MAX_UNANSWERED);
+        assert_eq!(connection.pushes.len(), MAX_UNANSWERED);
         assert_eq!(tracker.pushes().len(), REMEMBERED);
     }
 }

@@ -311,6 +311,7 @@ impl PushLoop {
             proxy_events,
             Timeline {
                 started,
+                committed: Duration::ZERO,
                 since: None,
                 events: 0,
                 kinds: BTreeMap::new(),
@@ -348,6 +349,7 @@ impl PushLoop {
         let commit = self.world.commit(batch);
         let timeline = Timeline {
             started,
+            committed: (self.clock)().saturating_duration_since(started),
             since: Some(since),
             events,
             kinds,
@@ -403,6 +405,7 @@ impl PushLoop {
                 since,
                 waited,
                 worked,
+                committed: timeline.committed,
                 built: update.built,
                 groups: update.groups.len(),
                 connections: published.len(),
@@ -458,6 +461,7 @@ impl PushLoop {
 /// The part of a push report that is known before generation.
 struct Timeline {
     started: Instant,
+    committed: Duration,
     since: Option<Instant>,
     events: usize,
     kinds: BTreeMap<Kind, usize>,

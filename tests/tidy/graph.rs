@@ -36,6 +36,7 @@ pub(super) const FOLDERS: &[&str] = &[
     "fetch",
     "ingest",
     "push",
+    "otlp",
     "auth",
     "rpc",
     "xds",

@@ -78,6 +78,7 @@ const TABLE: &[Rule] = &[
             "generate",
         ],
     ),
+    rule("otlp", &["push::delivery", "settings", "task"]),
     rule(
         "auth",
         &["base", "proto", "settings", "task", "environment", "fetch", "kube"],

@@ -211,7 +211,7 @@ impl Session {
     /// Ends the deliveries of pushes once nothing is left to send or to answer.
     fn on_answer(&mut self, is_idle: bool) {
         if is_idle && !self.deliveries.is_empty() && self.registration.connection.is_settled() {
-            self.deliveries.clear();
+            self.deliveries.clear(&self.registration.connection.id);
         }
         self.shared.registry.answered();
     }
@@ -315,6 +315,9 @@ impl Session {
                 size_bytes,
                 "sent response"
             );
+        }
+        if wrote {
+            self.deliveries.sent((self.shared.clock)());
         }
         // A type that waits for an ACK is sent later. A change that does not affect this proxy is not measured.
         if self.since.is_some() && self.registration.connection.state().connection.is_up_to_date() {
