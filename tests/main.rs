@@ -24,6 +24,7 @@ mod kube;
 mod lab;
 mod matrix;
 mod monitoring;
+mod page;
 mod parity;
 mod policy;
 mod properties;
@@ -63,6 +64,7 @@ fn main() -> ExitCode {
         lab::trials(),
         matrix::trials(),
         monitoring::trials(),
+        page::trials(),
         clients::trials(),
         charts::trials(),
         command_line::trials(),

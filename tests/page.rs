@@ -1,0 +1,172 @@
+//! The page at `/` in a browser, with 1,000 services and 200 proxies; and the time from start to ready.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use libtest_mimic::{Completion, Failed, Trial};
+use serde_json::json;
+
+use crate::support::ads::{AdsClient, Type};
+use crate::support::browser::{self, Browser};
+use crate::support::daemon::Daemon;
+use crate::support::envoy::Node;
+use crate::support::{missing, scratch, wait};
+
+const SERVICES: usize = 1000;
+const PROXIES: usize = 200;
+const REASON: &str = "no such regex";
+/// Attempts of a measurement. The machine may be busy, so the best one counts.
+const ATTEMPTS: usize = 10;
+const LIMIT: Duration = Duration::from_secs(1);
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        Trial::ignorable_test("page::it_shows_the_mesh_live", it_shows_the_mesh_live),
+        Trial::test(
+            "page::a_folder_is_served_within_a_second",
+            a_folder_is_served_within_a_second,
+        ),
+    ]
+}
+
+/// Writes a mesh of services, of which a proxy sees the first.
+fn write_mesh(folder: &Path, services: usize) -> std::io::Result<()> {
+    let mut text = "apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: default, namespace: istio-system}
+spec: {egress: [{hosts: [shop/service-0.shop.svc.cluster.local]}]}
+"
+    .to_owned();
+    for number in 0..services {
+        let _ = write!(
+            text,
+            "---
+apiVersion: v1
+kind: Service
+metadata: {{name: service-{number}, namespace: shop}}
+spec:
+  clusterIP: 10.96.{}.{}
+  selector: {{app: service-{number}}}
+  ports: [{{name: http, port: 80, targetPort: 8080, protocol: TCP}}]
+",
+            number / 250,
+            number % 250 + 1
+        );
+    }
+    std::fs::create_dir_all(folder)?;
+    std::fs::write(folder.join("services.yaml"), text)?;
+    write_route(folder, "10s")
+}
+
+fn write_route(folder: &Path, timeout: &str) -> std::io::Result<()> {
+    let route = format!(
+        "apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: shown, namespace: shop}}
+spec:
+  hosts: [service-0.shop.svc.cluster.local]
+  http: [{{timeout: {timeout}, route: [{{destination: {{host: service-0.shop.svc.cluster.local}}}}]}}]
+"
+    );
+    // The daemon must not read half of the file.
+    std::fs::write(folder.join("route.new"), route)?;
+    std::fs::rename(folder.join("route.new"), folder.join("route.yaml"))
+}
+
+fn sidecar(number: usize) -> Node {
+    Node {
+        id: format!("sidecar~127.0.0.1~client-{number}.shop~shop.svc.cluster.local"),
+        metadata: json!({
+            "NAMESPACE": "shop",
+            "CLUSTER_ID": "Kubernetes",
+            "ISTIO_VERSION": "1.30.3",
+            "INSTANCE_IPS": "127.0.0.1",
+            "LABELS": { "app": "client" },
+        }),
+    }
+}
+
+fn it_shows_the_mesh_live() -> Result<Completion, Failed> {
+    let Some(binary) = browser::binary() else {
+        return missing("Chromium is missing");
+    };
+    let folder = scratch("page");
+    let mesh = folder.join("mesh");
+    write_mesh(&mesh, SERVICES)?;
+    let daemon = Daemon::of_folder(&mesh, "istio-system", &folder.join("istiod.log"))?;
+    let proxies: Vec<AdsClient> = (0..PROXIES)
+        .map(|number| AdsClient::connect(daemon.xds, &sidecar(number)))
+        .collect();
+    for proxy in &proxies {
+        proxy.first()?;
+    }
+    let mut browser = Browser::start(&binary, &folder)?;
+    let address = format!("http://{}/", daemon.monitoring);
+    let is_complete = format!(
+        "document.getElementById('connection').textContent === 'live' && \
+         document.getElementById('figures').innerText.includes('{PROXIES}')"
+    );
+    for (width, height) in [(1280, 800), (390, 844)] {
+        browser.resize(width, height)?;
+        let mut best = f64::INFINITY;
+        for _ in 0..ATTEMPTS {
+            browser.open("about:blank")?;
+            browser.open(&address)?;
+            browser.until(&is_complete)?;
+            let paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null";
+            let painted = browser.until(paint)?.as_f64().ok_or("no time of the first paint")?;
+            best = best.min(painted);
+            if best < LIMIT.as_secs_f64() * 1000.0 {
+                break;
+            }
+        }
+        assert!(
+            best < LIMIT.as_secs_f64() * 1000.0,
+            "first paint after {best} ms at the best"
+        );
+        // Nothing is wider than the window, in every view.
+        for view in ["overview", "proxies", "services", "object"] {
+            browser.value(&format!("location.hash = '#{view}'"))?;
+            browser.until(&format!("!document.getElementById('{view}').hidden"))?;
+            if view == "services" {
+                browser.until("document.querySelectorAll('#service-list tr').length > 100")?;
+            }
+            let overflow = browser.value("document.documentElement.scrollWidth - innerWidth")?;
+            assert!(
+                overflow.as_f64().is_some_and(|pixels| pixels <= 0.0),
+                "{view} at {width}: {overflow}"
+            );
+            browser.picture(&folder.join(format!("{view}-{width}x{height}.png")))?;
+        }
+    }
+    // A sync state changes without another request for the page.
+    browser.value("location.hash = '#overview'; window.isSamePage = true")?;
+    proxies[7].refuse(Type::Route, REASON);
+    write_route(&mesh, "11s")?;
+    browser.until(&format!(
+        "window.isSamePage && document.getElementById('refusals').innerText.includes('{REASON}')"
+    ))?;
+    browser.picture(&folder.join("refused-390x844.png"))?;
+    assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
+    Ok(Completion::Completed)
+}
+
+/// The daemon of the test is not optimised, so the mesh is small.
+fn a_folder_is_served_within_a_second() -> Result<(), Failed> {
+    let folder = scratch("page-start");
+    write_mesh(&folder.join("mesh"), 50)?;
+    let mut times = Vec::new();
+    for attempt in 0..ATTEMPTS {
+        let log = folder.join(format!("istiod-{attempt}.log"));
+        let started_at = wait::now();
+        let daemon = Daemon::start(&folder.join("mesh"), &log)?;
+        let took = started_at.elapsed();
+        drop(daemon);
+        if took < LIMIT {
+            return Ok(());
+        }
+        times.push(took);
+    }
+    Err(format!("never ready within {LIMIT:?}: {times:?}").into())
+}
