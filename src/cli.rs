@@ -45,6 +45,8 @@ enum Command {
     Request(request::RequestFlags),
     /// Show which proxies run an object, or wait until they do.
     Status(Box<status::StatusFlags>),
+    /// Wait until an object is distributed or deleted, with the flags of `istioctl experimental wait`.
+    Wait(Box<status::wait::WaitFlags>),
     /// Report mistakes in the configuration of a cluster or of files.
     Analyze(Box<analyze::AnalyzeFlags>),
     /// Print the completion script of a shell.
@@ -97,6 +99,7 @@ pub fn run(line: Vec<String>) -> ExitCode {
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Status(flags) => status::run(&flags),
+        Command::Wait(flags) => status::wait::run(*flags),
         Command::Analyze(flags) => analyze::run(&flags),
         Command::Completion(flags) => completion::run(&flags, &mut Line::command(), &name),
         Command::Convert(flags) => convert::run(&flags),

@@ -1,6 +1,7 @@
 //! `istiod status [KIND/NAME[.NAMESPACE]]`: asks the running istiod which proxies run an object.
 
 mod output;
+pub mod wait;
 
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -162,19 +163,10 @@ async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
         return Ok(ExitCode::SUCCESS);
     };
     let resource_version = match flags.resource_version {
-        None if flags.wait => in_cluster(flags, &object).await,
+        None if flags.wait => in_cluster(flags, &object).await.and_then(|found| found.version),
         given => given,
     };
-    let mut query = Serializer::new(String::new());
-    query
-        .append_pair("kind", &object.kind)
-        .append_pair("namespace", &object.namespace);
-    query
-        .append_pair("name", &object.name)
-        .append_pair("proxyID", &flags.proxy);
-    if let Some(version) = resource_version {
-        query.append_pair("resourceVersion", &version.to_string());
-    }
+    let mut query = query(&object, &flags.proxy, resource_version);
     let text = if flags.wait {
         let timeout = format!("{}ms", flags.timeout.as_millis());
         let query = query.append_pair("timeout", &timeout).finish();
@@ -193,6 +185,19 @@ async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
     } else {
         ExitCode::from(NOT_ARRIVED)
     })
+}
+
+/// Returns the query about an object.
+fn query(object: &Named, proxy: &str, resource_version: Option<u64>) -> Serializer<'static, String> {
+    let mut query = Serializer::new(String::new());
+    query
+        .append_pair("kind", &object.kind)
+        .append_pair("namespace", &object.namespace);
+    query.append_pair("name", &object.name).append_pair("proxyID", proxy);
+    if let Some(version) = resource_version {
+        query.append_pair("resourceVersion", &version.to_string());
+    }
+    query
 }
 
 fn print(flags: &StatusFlags, json: &str, table: &str) {
@@ -225,8 +230,14 @@ async fn wait(flags: &StatusFlags, query: &str) -> Result<String, StatusError> {
     last.ok_or_else(|| StatusError::Malformed("it ended without an event".to_owned()))
 }
 
-/// Returns the resource version of the object in the cluster; `None` if it cannot be read.
-async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<u64> {
+/// The version of an object in the cluster.
+struct InCluster {
+    version: Option<u64>,
+    generation: Option<i64>,
+}
+
+/// Returns the version of the object in the cluster; `None` if it cannot be read.
+async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<InCluster> {
     let unlimited = Rate {
         per_second: 0.0,
         burst: 0,
@@ -254,7 +265,10 @@ async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<u64> {
             };
             let found = tokio::time::timeout(flags.timeout, api.get_metadata_opt(&object.name)).await;
             if let Ok(Ok(Some(found))) = found {
-                return found.metadata.resource_version?.parse().ok();
+                return Some(InCluster {
+                    version: found.metadata.resource_version.and_then(|version| version.parse().ok()),
+                    generation: found.metadata.generation,
+                });
             }
         }
     }

@@ -1,0 +1,187 @@
+//! `istiod wait TYPE NAME[.NAMESPACE]`: waits until an object is distributed or deleted, with the flags of istioctl's
+//! `experimental wait`.
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::{Args, ValueEnum};
+use tokio::time::Instant;
+
+use super::{Format, MARGIN, NOT_ARRIVED, Named, StatusError, StatusFlags, ask, in_cluster, output, parse, query};
+use crate::{
+    base::duration,
+    cli::FAILURE,
+    distribution::report::{ObjectReport, ObjectState},
+};
+
+/// Interval of questions about what istiod does not announce: an object that does not exist yet, or still exists.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Arguments of `wait`.
+#[derive(Args)]
+pub struct WaitFlags {
+    /// The kind, such as virtualservice.
+    #[arg(value_name = "TYPE")]
+    kind: String,
+    /// The name, with or without the namespace.
+    #[arg(value_name = "NAME[.NAMESPACE]")]
+    name: String,
+    /// Namespace of the object.
+    #[arg(long, short)]
+    namespace: Option<String>,
+    /// The condition.
+    #[arg(long = "for", value_enum, default_value_t = Condition::Distribution)]
+    condition: Condition,
+    /// Longest time to wait.
+    #[arg(long, default_value = "30s", value_parser = duration::parse)]
+    timeout: Duration,
+    /// The share of proxies that is enough, from 0 to 1.
+    #[arg(long, default_value_t = 1.0, value_parser = share)]
+    threshold: f64,
+    /// Generation of the object that must have arrived, or a later one, instead of the latest in Kubernetes.
+    #[arg(long)]
+    generation: Option<i64>,
+    /// Wait only for proxies whose id contains this text.
+    #[arg(long, default_value = "")]
+    proxy: String,
+    /// Port of the monitoring address of istiod on this machine.
+    #[arg(long, default_value_t = 15014)]
+    port: u16,
+    /// Kubeconfig file of the object.
+    #[arg(long, short = 'c')]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig.
+    #[arg(long)]
+    context: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Condition {
+    /// The proxies run the object.
+    Distribution,
+    /// The object was removed, and all proxies have answered.
+    Delete,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "want a number from 0 to 1".to_owned())
+}
+
+/// Waits and prints the result.
+pub fn run(flags: WaitFlags) -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let waited = match runtime {
+        Ok(runtime) => runtime.block_on(wait(flags)),
+        Err(error) => Err(error.into()),
+    };
+    waited.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::from(FAILURE)
+    })
+}
+
+async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
+    let deadline = Instant::now() + flags.timeout;
+    let status = StatusFlags {
+        object: vec![flags.kind, flags.name],
+        namespace: flags.namespace,
+        proxy: flags.proxy,
+        wait: true,
+        timeout: flags.timeout,
+        resource_version: None,
+        all: false,
+        output: Format::Table,
+        port: flags.port,
+        kubeconfig: flags.kubeconfig,
+        context: flags.context,
+    };
+    let Some(object) = Named::of(&status.object, status.namespace.as_deref())? else {
+        return Err(StatusError::NothingToWaitFor);
+    };
+    let mut version = None;
+    if flags.condition == Condition::Distribution {
+        let mut found = in_cluster(&status, &object).await;
+        while found.as_ref().is_some_and(|found| found.generation < flags.generation) {
+            if Instant::now() >= deadline {
+                eprintln!("error: the object has not reached the generation (time is over)");
+                return Ok(ExitCode::from(NOT_ARRIVED));
+            }
+            tokio::time::sleep(INTERVAL).await;
+            found = in_cluster(&status, &object).await;
+        }
+        version = found.and_then(|found| found.version);
+    }
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut query = query(&object, &status.proxy, version);
+        let query = query
+            .append_pair("timeout", &format!("{}ms", left.as_millis()))
+            .finish();
+        let mut answers = ask(&status, "status_events", &query, left + MARGIN).await?;
+        let mut last = ObjectReport::default();
+        while let Some(event) = answers.event().await? {
+            last = parse(&event)?;
+            if is_met(flags.condition, flags.threshold, &last) {
+                println!("{}", output::headline(&last));
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        if Instant::now() >= deadline || is_hopeless(flags.condition, last.state) {
+            eprintln!("error: {}", output::headline(&last));
+            return Ok(ExitCode::from(NOT_ARRIVED));
+        }
+        tokio::time::sleep_until(deadline.min(Instant::now() + INTERVAL)).await;
+    }
+}
+
+/// Returns true if the condition is met. `threshold` is the share of proxies that must have acknowledged the object.
+fn is_met(condition: Condition, threshold: f64, report: &ObjectReport) -> bool {
+    match condition {
+        Condition::Delete => matches!(report.state, ObjectState::Removed | ObjectState::Unknown),
+        Condition::Distribution => {
+            let counts = &report.counts;
+            let is_under_way = matches!(report.state, ObjectState::Pending | ObjectState::Refused);
+            let is_enough = counts.acknowledged as f64 >= threshold * counts.proxies as f64;
+            report.has_arrived() || is_under_way && counts.proxies > 0 && is_enough
+        }
+    }
+}
+
+/// Returns true if nothing but another change of the object can meet the condition.
+fn is_hopeless(condition: Condition, state: ObjectState) -> bool {
+    condition == Condition::Distribution && matches!(state, ObjectState::Refused | ObjectState::Invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distribution::report::Counts;
+
+    #[test]
+    fn the_threshold_is_a_share_of_the_proxies() {
+        let report = |state, acknowledged| ObjectReport {
+            state,
+            counts: Counts {
+                proxies: 100,
+                acknowledged,
+                ..Counts::default()
+            },
+            ..ObjectReport::default()
+        };
+        let met =
+            |threshold, state, acknowledged| is_met(Condition::Distribution, threshold, &report(state, acknowledged));
+        assert!(met(0.99, ObjectState::Pending, 99) && !met(0.99, ObjectState::Pending, 98));
+        assert!(met(0.5, ObjectState::Refused, 99) && !met(1.0, ObjectState::Refused, 99));
+        assert!(met(1.0, ObjectState::Acknowledged, 100));
+        // What istiod has not seen yet is nowhere.
+        assert!(!met(0.0, ObjectState::Awaited, 0) && !met(0.0, ObjectState::Unknown, 0));
+        let deleted = |state| is_met(Condition::Delete, 1.0, &report(state, 0));
+        assert!(deleted(ObjectState::Removed) && deleted(ObjectState::Unknown) && !deleted(ObjectState::Pending));
+    }
+
+    #[test]
+    fn the_threshold_is_between_0_and_1() {
+        assert_eq!(share("0.99"), Ok(0.99));
+        assert!(share("1.1").is_err() && share("-1").is_err() && share("NaN").is_err() && share("x").is_err());
+    }
+}
