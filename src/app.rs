@@ -430,6 +430,12 @@ impl<'a> Parts<'a> {
             },
         );
         grpc.streams().set_refusal_queue(refusals);
+        // Objects of a folder are in no cluster.
+        let writes_events = features.pilot_enable_refusal_events && environment.settings.flags.config_dir.is_none();
+        if let Some(kubernetes) = kubernetes.as_ref().filter(|_| writes_events) {
+            let refused = distribution.refused_objects();
+            controllers::write_refusal_events(environment, &installation, kubernetes.client(), refused)?;
+        }
         push.tracker.observe(delivery_observer(&environment.registry)?);
         let shown = debug::Sources {
             distribution,

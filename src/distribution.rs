@@ -7,11 +7,12 @@
 
 mod blame;
 pub mod overview;
+pub mod refused;
 pub mod report;
 mod states;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,7 @@ use tokio::sync::{Mutex as Turn, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use self::{
     blame::Blames,
     overview::Overview,
+    refused::RefusedObject,
     report::{ObjectName, ObjectReport, ObjectState},
 };
 use crate::{
@@ -50,6 +52,8 @@ const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 const REST: u32 = 20;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
+/// The number of refused objects that may wait for their Event.
+const MAX_REFUSED: usize = 64;
 /// The number of refusals that may wait for their attribution.
 const MAX_REFUSALS: usize = 256;
 
@@ -73,6 +77,8 @@ pub struct Inputs {
 pub struct Distribution {
     pub(crate) inputs: Inputs,
     blames: Mutex<Blames>,
+    /// The writer of Events about refused objects, if there is one.
+    refused: OnceLock<mpsc::Sender<RefusedObject>>,
     /// Changes when a refusal was attributed.
     attributed: watch::Sender<u64>,
     /// Held while effects are computed: queries take turns, so that pushes wait for one of them at most.
@@ -120,6 +126,7 @@ impl Distribution {
         let distribution = Arc::new(Self {
             inputs,
             blames: Mutex::default(),
+            refused: OnceLock::new(),
             attributed: watch::Sender::default(),
             turn: Turn::new(()),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
@@ -127,6 +134,14 @@ impl Distribution {
         let attributing = distribution.clone().attribute(receiver);
         tasks.spawn_until_shutdown("refusals", attributing);
         (distribution, sender)
+    }
+
+    /// Returns a receiver of the objects that are blamed for refusals from now on. Only the first receiver gets them.
+    pub fn refused_objects(&self) -> mpsc::Receiver<RefusedObject> {
+        let (sender, receiver) = mpsc::channel(MAX_REFUSED);
+        // A second receiver ends at once.
+        let _ = self.refused.set(sender);
+        receiver
     }
 
     /// Returns the present status of an object.

@@ -13,6 +13,7 @@ pub mod ingress_status;
 pub mod leader;
 pub mod mcs_export;
 mod object_status;
+pub mod refusal_events;
 pub mod root_cert;
 pub mod store;
 pub mod untaint;

@@ -4,6 +4,7 @@ pub(crate) mod ads;
 pub(crate) mod agent;
 pub(crate) mod authority;
 pub(crate) mod bootstrap;
+pub(crate) mod browser;
 pub(crate) mod daemon;
 pub(crate) mod envoy;
 pub(crate) mod fault_proxy;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     base::{ClusterId, cidr},
     ca::{TrustBundle, root::RootSource},
+    distribution::refused::RefusedObject,
     environment::Environment,
     inject::{self, Injector},
     kube::health::WatchMetrics,
@@ -27,7 +28,7 @@ use crate::{
         gateway_status::{self, ServedKinds},
         ingress_status,
         leader::{self, Election},
-        mcs_export, root_cert, untaint,
+        mcs_export, refusal_events, root_cert, untaint,
         watching::Watches,
         webhook_configuration,
     },
@@ -462,6 +463,25 @@ impl Controllers {
     fn variable(&self, name: &str) -> SmolStr {
         self.environment.settings.variable(name).unwrap_or_default().into()
     }
+}
+
+/// Starts to write Events about refused objects into the config cluster.
+pub fn write_refusal_events(
+    environment: &Environment,
+    installation: &Installation,
+    client: ::kube::Client,
+    refused: mpsc::Receiver<RefusedObject>,
+) -> Result<(), prometheus::Error> {
+    let inputs = refusal_events::Inputs {
+        client,
+        cluster: installation.cluster.clone(),
+        instance: identity(&environment.settings),
+        refused,
+        metrics: refusal_events::Metrics::new(&environment.registry)?,
+    };
+    let writing = refusal_events::run(inputs);
+    environment.tasks.spawn_until_shutdown("refusal events", writing);
+    Ok(())
 }
 
 /// `EXTERNAL_ISTIOD`.

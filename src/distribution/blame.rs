@@ -12,7 +12,7 @@ use std::{
 
 use tokio::sync::mpsc;
 
-use super::{Distribution, report::ObjectName};
+use super::{Distribution, refused::RefusedObject, report::ObjectName};
 use crate::{
     api::Kind,
     base::{ObjectKey, Version},
@@ -86,7 +86,7 @@ impl Distribution {
     }
 
     /// Records and logs the objects of a refused resource.
-    fn blame(&self, refusal: &Refusal, objects: &[Candidate]) {
+    fn blame(&self, refusal: &Arc<Refusal>, objects: &[Candidate]) {
         let names: Vec<ObjectName> = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key)).collect();
         let blamed: Vec<String> = names.iter().map(ToString::to_string).collect();
         tracing::warn!(
@@ -101,6 +101,16 @@ impl Distribution {
             version: refusal.version,
             objects: names,
         });
+        for (kind, key) in objects {
+            let Some(sender) = self.refused.get() else { break };
+            // An Event is a hint; what does not fit is still in the status.
+            let _ = sender.try_send(RefusedObject {
+                kind: *kind,
+                key: key.clone(),
+                refusal: refusal.clone(),
+                connections: self.inputs.connections.clone(),
+            });
+        }
         self.attributed.send_modify(|attributed| *attributed += 1);
     }
 

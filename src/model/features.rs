@@ -230,6 +230,8 @@ features! {
         PILOT_XDS_SUBSCRIPTION_MEMORY_MB pilot_xds_subscription_memory_mb: u32 = 256;
         /// Withholds a resource that proxies refused until it changes; otherwise it is sent again with the next change.
         PILOT_ENABLE_XDS_QUARANTINE pilot_enable_xds_quarantine: bool = true;
+        /// Writes Kubernetes Events about objects whose configuration proxies refuse.
+        PILOT_ENABLE_REFUSAL_EVENTS pilot_enable_refusal_events: bool = true;
         /// Caches encoded resources.
         PILOT_ENABLE_XDS_CACHE pilot_enable_xds_cache: bool = true;
         /// Caches encoded clusters.

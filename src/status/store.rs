@@ -2,7 +2,7 @@
 
 use ::kube::{
     Client, Error, Resource,
-    core::params::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions},
+    core::params::{DeleteParams, GetParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::{ApiResource, DynamicObject, Request},
 };
 use serde_json::Value;
@@ -111,6 +111,13 @@ impl Store {
             Err(WriteError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the metadata of an object; `None` if it does not exist. It takes the right to list, not that to get.
+    pub async fn metadata(&self, namespace: &str, name: &str) -> Result<Option<Value>, WriteError> {
+        let parameters = ListParams::default().fields(&format!("metadata.name={name}"));
+        let mut list = self.send(self.request(namespace).list_metadata(&parameters)).await?;
+        Ok(list.pointer_mut("/items/0/metadata").map(Value::take))
     }
 
     /// Creates an object; a conflict means that the name is in use.

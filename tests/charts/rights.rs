@@ -6,7 +6,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use crate::support::ads::AdsClient;
+use crate::support::ads::{AdsClient, Type};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
@@ -257,6 +257,7 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
                 .then_some(())
         })?;
     }
+    event_of_a_refusal(cluster, daemon)?;
     let machine = AdsClient::connect(
         daemon.xds,
         &Node {
@@ -272,4 +273,30 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         entries.is_empty().then_some(())
     })?;
     Ok(())
+}
+
+/// Makes a proxy refuse an object, about which an Event is written.
+fn event_of_a_refusal(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> {
+    let proxy = AdsClient::connect(
+        daemon.xds,
+        &Node {
+            id: "sidecar~10.99.0.2~refuses.default~default.svc.cluster.local".to_owned(),
+            metadata: json!({ "NAMESPACE": "default", "SERVICE_ACCOUNT": "default" }),
+        },
+    );
+    proxy.first()?;
+    proxy.refuse(Type::Cluster, "not for this proxy");
+    cluster.api.apply(
+        &json!({ "apiVersion": "networking.istio.io/v1", "kind": "DestinationRule",
+        "metadata": { "namespace": "default", "name": "refused" },
+        "spec": { "host": "far.example.com", "trafficPolicy": {
+            "connectionPool": { "tcp": { "maxConnections": 7 } } } } }),
+    )?;
+    wait::until("the Event about a refusal", Duration::from_mins(1), || {
+        let events = cluster.api.list("v1", "Event", "default").ok()?;
+        events
+            .iter()
+            .any(|event| event["reason"] == "ConfigRefused")
+            .then_some(())
+    })
 }

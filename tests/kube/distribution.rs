@@ -141,6 +141,25 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
     assert_eq!(resource["blamed"], blamed, "{resource:#}");
     assert!(started_at.elapsed() < LIMIT + TIMEOUT);
 
+    let event = wait::until("an Event about the object", TIMEOUT, || {
+        let events = tenant.cluster.api.list("v1", "Event", &tenant.app).ok()?;
+        events.into_iter().find(|event| event["reason"] == "ConfigRefused")
+    })?;
+    let involved = &event["involvedObject"];
+    let reference = Reference::new("networking.istio.io/v1", "VirtualService", &tenant.app, "awaited");
+    let object = tenant.cluster.get(&reference)?.ok_or("no object")?;
+    assert_eq!(
+        (&event["type"], &involved["kind"]),
+        (&json!("Warning"), &object["kind"]),
+        "{event:#}"
+    );
+    for field in ["name", "namespace", "uid"] {
+        assert_eq!(involved[field], object["metadata"][field], "{event:#}");
+    }
+    let message = event["message"].as_str().unwrap_or_default();
+    let proxy = format!("Proxy client-{REFUSES}.{} refused it", tenant.app);
+    assert!(message.starts_with(&proxy) && message.ends_with(REASON), "{message}");
+
     // All others have answered, so the answer about what did not change since comes at once.
     let started_at = wait::now();
     let again = Command::start(&tenant, &daemon, "third", &[&object, "--wait", "--timeout", "20s"]);
@@ -191,7 +210,29 @@ fn objects_without_effect_are_explained(name: &str) -> Result<(), Failed> {
     assert_eq!((code, &report["state"]), (Some(1), &json!("Awaited")), "{report:#}");
     assert_eq!(report["timedOut"], true);
 
+    let waits = |log: &str, arguments: &[&str]| {
+        let mut command = istiod();
+        command.args(["wait", "virtualservice", &format!("awaited.{}", tenant.app)]);
+        command.args(["--port", &daemon.monitoring.port().to_string()]);
+        command.args(arguments);
+        command.arg("--kubeconfig").arg(tenant.cluster.admin_kubeconfig());
+        let process = Process::start(&mut command, &tenant.folder.join(format!("{log}.log")));
+        process.end_of(TIMEOUT).map(|status| (status.code(), process.log()))
+    };
+    let (code, log) = waits("wait-invalid", &[])?;
+    assert_eq!(code, Some(1), "{log}");
+    tenant.apply(&virtual_service("12s"))?;
+    let generation = tenant.cluster.get(&reference)?.ok_or("no object")?["metadata"]["generation"].to_string();
+    let (code, log) = waits("wait-distribution", &["--generation", &generation])?;
+    assert_eq!(code, Some(0), "{log}");
+    let (code, log) = waits("wait-future", &["--generation", "99999", "--timeout", "1s"])?;
+    assert_eq!(code, Some(1), "{log}");
+    let (code, log) = waits("wait-exists", &["--for=delete", "--timeout", "1s"])?;
+    assert_eq!(code, Some(1), "{log}");
+
     tenant.cluster.api.delete(&reference)?;
+    let (code, log) = waits("wait-delete", &["--for=delete"])?;
+    assert_eq!(code, Some(0), "{log}");
     wait::until("the removed object", TIMEOUT, || {
         let (_, report) = run("removed", &[&object]).ok()?;
         (report["state"] == "Removed").then_some(())

@@ -159,6 +159,7 @@ const TABLE: &[Rule] = &[
             "model::ingress",
             "table::Cx",
             "table::Table",
+            "distribution::refused",
             "xds::events",
         ],
     ),
