@@ -142,7 +142,8 @@ async fn write(inputs: &Inputs, object: &RefusedObject) -> &'static str {
         }
     };
     written.await.unwrap_or_else(|error: WriteError| {
-        tracing::warn!(kind = kind.name(), namespace = %key.namespace, name = %key.name, %error, "failed to write an Event");
+        let (namespace, name) = (&key.namespace, &key.name);
+        tracing::warn!(kind = kind.name(), %namespace, %name, %error, "failed to write an Event");
         "failed"
     })
 }
@@ -157,7 +158,7 @@ fn event(object: &RefusedObject, metadata: &Value, instance: &str, now: &str) ->
     let identity = format!("{api_version}/{}/{}/{}", kind.name(), key.namespace, object.content());
     let name = shortened(&key.name, MAX_NAME).trim_end_matches(['.', '-']);
     // Parity (pkg/apis/core/validation/events.go of Kubernetes): Events about cluster-scoped objects are in `default`.
-    let namespace = if key.namespace.is_empty() {
+    let namespace: &str = if key.namespace.is_empty() {
         "default"
     } else {
         &key.namespace
@@ -205,7 +206,7 @@ mod tests {
         let mut taken = |now| (0..100).filter(|_| budget.take(now)).count();
         assert_eq!(taken(start), 20);
         assert_eq!(taken(start + Duration::from_secs(9)), 1);
-        assert_eq!(taken(start + Duration::from_secs(10)), 1);
+        assert_eq!(taken(start + Duration::from_secs(11)), 1);
         assert_eq!(taken(start + Duration::from_hours(1)), 20);
     }
 
