@@ -31,7 +31,7 @@ FUZZ_TARGETS := $(notdir $(wildcard tests/fuzz/corpus/*))
 SOAK_MINUTES := 30
 SOAK_SEED := 1
 
-.PHONY: build test conformance graph lab soak bench bench-soak fuzz fuzz-inputs fuzz-meshes audit run envoy tools clean help
+.PHONY: build test conformance graph lab soak bench bench-soak fuzz fuzz-ambient fuzz-inputs fuzz-meshes audit run envoy tools clean help
 
 build: ## the static release binary, out/istiod
 	RUSTFLAGS="$(STATIC_RUSTFLAGS)" cargo build --profile dist --locked --bin istiod --target $(HOST)
@@ -111,7 +111,10 @@ bench: tools ## all benches (see tests/README.md); compares with the kept figure
 bench-soak: ## 100,000 short connections and changes; fails if memory varies by over 5 % (SOAK_PART: fraction)
 	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
 
-fuzz: fuzz-meshes fuzz-inputs ## random meshes, then libFuzzer
+fuzz: fuzz-meshes fuzz-ambient fuzz-inputs ## random meshes, ztunnels, then libFuzzer
+
+fuzz-ambient: ## 10,000 random changes of ambient meshes against generation from scratch, and with model ztunnels
+	cargo test --quiet --locked --lib -- --ignored ten_thousand_changes
 
 fuzz-meshes: envoy ## rules that random meshes keep, and real Envoys (as root), FUZZ_SECONDS (60) each, from seed FUZZ_SEED (the time)
 	@echo 'ISTIOD_FUZZ_SEED=$(FUZZ_SEED)'

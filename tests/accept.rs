@@ -58,7 +58,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         .into_iter()
         .map(|group| Trial::ignorable_test(format!("accept::{group}"), move || accepted(group)));
     groups
-        .chain([Trial::ignorable_test("accept::random_meshes", random_meshes)])
+        .chain([
+            Trial::ignorable_test("accept::random_meshes", random_meshes),
+            Trial::ignorable_test("accept::golden_networks", golden_networks),
+        ])
         .collect()
 }
 
@@ -82,6 +85,18 @@ fn random_meshes() -> Result<Completion, Failed> {
         random.write(&mesh).map_err(|error| error.to_string())?;
         check(&mesh, &format!("random/{seed}"), &list)
             .map_err(|error| format!("seed {seed}, mesh folder {}: {error}", mesh.display()))?;
+    }
+    Ok(Completion::Completed)
+}
+
+/// Real Envoys accept the golden cases of ambient traffic between networks, which the conformance set lacks.
+fn golden_networks() -> Result<Completion, Failed> {
+    if let Some(reason) = missing_component() {
+        return missing(reason);
+    }
+    let list = ExpectedRejections::read()?;
+    for case in folders(&project().join("tests/golden/ambient")) {
+        check(&case, &format!("golden/{}", last(&case)), &list)?;
     }
     Ok(Completion::Completed)
 }

@@ -16,7 +16,7 @@ use smol_str::SmolStr;
 use super::{
     BuildContext, EncodedResource,
     name::ClusterMode,
-    proxy_view::{ProxyLocation, UpstreamProxyView},
+    proxy_view::{NetworkCrossing, ProxyLocation, UpstreamProxyView},
     resource::Built,
     wire::{Encoded, Writer},
 };
@@ -74,6 +74,8 @@ pub struct EndpointProxyView {
     pub through_waypoint: Option<SmolStr>,
     /// True if the proxy never sends HBONE, even to endpoints that request it.
     pub no_tunnels: bool,
+    /// True if the proxy forwards tunnels instead of originating them.
+    pub forwards: bool,
 }
 
 /// Attributes of a proxy that the choice of network gateways depends on.
@@ -83,6 +85,8 @@ pub struct NetworkProxyView {
     pub network: NetworkId,
     /// Address families.
     pub ip_mode: IpMode,
+    /// Way to endpoints of other networks.
+    pub crossing: NetworkCrossing,
 }
 
 impl EndpointProxyView {
@@ -93,18 +97,23 @@ impl EndpointProxyView {
         client: &UpstreamProxyView,
         location: Option<(&ProxyLocation, &LocationDependencies)>,
     ) -> Self {
-        let is_multi_network = network::gateways_for(ctx, service).is_some();
-        let cluster_local = service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname);
+        // Without a gateway, other networks are reached directly, but not by tunnels.
+        let crosses = client.crossing != NetworkCrossing::MutualTls;
+        let is_multi_network = crosses || network::gateways_for(ctx, service).is_some();
+        let cluster_local =
+            service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname) || is_confined(ctx, service);
         let mut projection = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
             network: is_multi_network.then(|| NetworkProxyView {
                 network: client.network.clone(),
                 ip_mode: client.ip_mode,
+                crossing: client.crossing,
             }),
             cluster: (cluster_local || ctx.mesh.installation.features.enable_mcs_service_discovery)
                 .then(|| client.cluster.clone()),
             cluster_only: cluster_local,
             no_tunnels: client.no_tunnels,
+            forwards: client.socket.is_east_west,
             through_waypoint: address_through_waypoint(ctx, service, client),
             ..Self::default()
         };
@@ -125,6 +134,17 @@ impl EndpointProxyView {
         }
         projection
     }
+}
+
+/// Returns true if the ambient mode of several networks confines a service to its clusters.
+///
+/// Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): it applies to all proxies.
+fn is_confined(ctx: &BuildContext, service: &Service) -> bool {
+    let is_global = || {
+        let row = ctx.mesh.ambient_services.get(ctx.cx, &service.key);
+        row.is_none_or(|row| row.is_global)
+    };
+    ctx.mesh.installation.features.ambient_enable_multi_network && !is_global()
 }
 
 /// Returns [`EndpointProxyView::through_waypoint`]; `None` without a waypoint or if the proxy does not use it.

@@ -52,7 +52,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Option<ExtensionPart> 
     let (cx, mesh) = (ctx.cx, ctx.mesh);
     let root = policy::root_namespace(cx, mesh);
     // Chains of a waypoint have the filters attached to the services that it serves.
-    let served = waypoint::served_keys(cx, mesh, &selected.waypoints);
+    let served = waypoint::served_keys(cx, mesh, &selected.serves);
     let attached = if served.is_empty() {
         selected.extensions.clone()
     } else {

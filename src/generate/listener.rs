@@ -33,7 +33,7 @@ use outbound::{
     proxy_view::OutboundListenerProxyView,
     virtual_listener::{HttpProxyKey, VirtualOutboundKey},
 };
-use waypoint::{WaypointKey, WaypointPart};
+use waypoint::{CrossingPart, WaypointKey, WaypointPart};
 
 /// Inputs of the selection of a listener part.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +46,8 @@ pub enum ListenerPart {
     Gateway(GatewayPart),
     /// Listeners of a waypoint.
     Waypoint(WaypointPart),
+    /// Listeners of a gateway for nested tunnels.
+    Crossing(CrossingPart),
     /// HBONE listeners.
     Hbone(HbonePart),
     /// Listeners that EnvoyFilters add.
@@ -89,7 +91,8 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
         ProxyType::Router => {
             let gateway = ListenerPart::Gateway(GatewayPart::of(ctx, selected, &filters));
             let hbone = HbonePart::of(ctx, selected, &filters, None).map(ListenerPart::Hbone);
-            std::iter::once(gateway).chain(hbone).collect()
+            let crossing = CrossingPart::of(ctx, selected, &filters).map(ListenerPart::Crossing);
+            std::iter::once(gateway).chain(crossing).chain(hbone).collect()
         }
         ProxyType::Waypoint => vec![ListenerPart::Waypoint(WaypointPart::of(ctx, selected, &filters))],
         ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
@@ -135,6 +138,7 @@ impl ListenerPart {
             Self::Inbound(part) => part.list(ctx),
             Self::Gateway(part) => part.list(ctx).into_iter().map(ListenerKey::Gateway).collect(),
             Self::Waypoint(part) => part.list(ctx),
+            Self::Crossing(part) => part.list(),
             Self::Hbone(part) => part.list(),
             Self::Added(added) => added.iter().cloned().map(ListenerKey::Added).collect(),
         }

@@ -13,7 +13,10 @@ use super::{
 };
 use crate::{
     base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
-    model::features::Features,
+    model::{
+        features::Features,
+        waypoint::{GATEWAY_CONTROLLER, MANAGED_LABEL, MESH_CONTROLLER, ServingRole},
+    },
 };
 
 /// Attributes that sockets, filters and protocols of every outbound cluster depend on; part of cluster keys.
@@ -21,6 +24,8 @@ use crate::{
 pub struct SocketProxyView {
     /// True if the proxy is a gateway, where headless services use EDS and undeclared protocols are not followed.
     pub is_router: bool,
+    /// True if the proxy is a gateway between networks, which forwards tunnels.
+    pub is_east_west: bool,
     /// True if it runs the TCP metadata exchange, and so offers its ALPN.
     pub metadata_exchange: bool,
     /// True if it runs the HTTP filter that sets the ALPN of each request; otherwise the TLS context sets it.
@@ -52,6 +57,61 @@ pub struct ClientCertificates {
     pub root: SmolStr,
 }
 
+/// Returns true if a waypoint with these labels reaches other networks, by one tunnel inside another.
+///
+/// Parity (pilot/pkg/model/context.go): the label decides, whatever `AMBIENT_ENABLE_MULTI_NETWORK` says.
+pub fn waypoint_spans_networks(features: &Features, labels: &Labels) -> bool {
+    is_waypoint(labels) && features.ambient_enable_multi_network_waypoint
+}
+
+/// The way of a proxy to endpoints of other networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NetworkCrossing {
+    /// Through gateways that pass mutual TLS.
+    MutualTls,
+    /// Through gateways that end the outer of two tunnels.
+    Tunnels,
+    /// There is none.
+    Never,
+}
+
+impl NetworkCrossing {
+    /// Returns the way of a proxy with these labels.
+    ///
+    /// Parity (pilot/pkg/xds/endpoints/ep_filters.go).
+    pub fn of(features: &Features, proxy: &NodeMetadata, labels: &Labels) -> Self {
+        if !features.ambient_enable_multi_network {
+            return Self::MutualTls;
+        }
+        let may_cross = match proxy.proxy_type {
+            ProxyType::Waypoint if is_waypoint(labels) => features.ambient_enable_multi_network_waypoint,
+            ProxyType::Router if is_ingress(labels) => features.ambient_enable_multi_network_ingress,
+            ProxyType::Waypoint | ProxyType::Router => true,
+            ProxyType::Sidecar | ProxyType::Ztunnel | ProxyType::Agentgateway => return Self::MutualTls,
+        };
+        if may_cross { Self::Tunnels } else { Self::Never }
+    }
+}
+
+/// Returns true if a gateway with these labels reaches other networks, by one tunnel inside another.
+pub fn gateway_spans_networks(features: &Features, proxy: &NodeMetadata, labels: &Labels) -> bool {
+    features.ambient_enable_multi_network
+        && features.ambient_enable_multi_network_ingress
+        && features.pilot_enable_sending_hbone
+        && !proxy.has(MetadataKey::DisableHboneSend)
+        && is_ingress(labels)
+}
+
+fn is_waypoint(labels: &Labels) -> bool {
+    labels.get(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER)
+}
+
+/// Returns true for gateways of the Gateway API, and for those with the label of Istio's ingress gateway.
+fn is_ingress(labels: &Labels) -> bool {
+    let is_managed = labels.get(MANAGED_LABEL).is_some_and(|by| by == GATEWAY_CONTROLLER);
+    is_managed || labels.get("istio").is_some_and(|value| value == "ingressgateway")
+}
+
 /// Attributes that the outbound parts of a proxy depend on, besides the scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UpstreamProxyView {
@@ -61,6 +121,8 @@ pub struct UpstreamProxyView {
     pub ip_mode: IpMode,
     /// Network, if gateways lead to other networks.
     pub network: NetworkId,
+    /// Way to endpoints of other networks.
+    pub crossing: NetworkCrossing,
     /// Networks that the proxy requested; empty means all.
     pub network_view: Shared<BTreeSet<NetworkId>>,
     /// Cluster, for cluster-local services.
@@ -81,6 +143,7 @@ impl UpstreamProxyView {
             socket: Hashed::new(SocketProxyView::of(ctx, selected)),
             ip_mode: proxy.ip_mode,
             network: selected.network.clone(),
+            crossing: NetworkCrossing::of(&ctx.mesh.installation.features, proxy, &selected.labels),
             network_view: proxy.network_view.clone(),
             cluster: proxy.cluster.clone(),
             // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): gRPC has no tunnels.
@@ -98,6 +161,7 @@ impl SocketProxyView {
         let chain = proxy.metadata_value(MetadataKey::TlsClientCertChain);
         Self {
             is_router: proxy.proxy_type == ProxyType::Router,
+            is_east_west: selected.serves == ServingRole::EastWest,
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             alpn_filter: proxy.extensions.has(ALPN_FILTER),
             certificates: (!chain.is_empty()).then(|| ClientCertificates {

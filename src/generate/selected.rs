@@ -25,7 +25,7 @@ use crate::{
         extension::{ExtensionFilter, ExtensionId},
         gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
         policy::{self, Subject},
-        waypoint,
+        waypoint::{self, ServingRole},
     },
     proto::istio::{
         extensions::v1alpha1::{TrafficExtension, WasmPlugin},
@@ -56,8 +56,8 @@ pub struct Selected<'a> {
     pub extensions: Shared<[ExtensionId]>,
     /// The Gateways that select a router, oldest first; empty for others.
     pub gateways: Shared<[ObjectKey]>,
-    /// The Gateways of a waypoint, sorted; empty for others.
-    pub waypoints: Shared<[ObjectKey]>,
+    /// The services of a waypoint or a gateway between networks; none for others.
+    pub serves: ServingRole,
     /// The workload that policies are matched against.
     pub subject: Subject,
 }
@@ -70,9 +70,9 @@ impl<'a> Selected<'a> {
             ProxyType::Router => gateways(ctx, proxy, labels, &class.targets),
             _ => Vec::new(),
         };
-        let waypoints = match proxy.proxy_type {
-            ProxyType::Waypoint => waypoints(ctx, proxy, &class.targets),
-            _ => Vec::new(),
+        let serves = match proxy.proxy_type {
+            ProxyType::Waypoint => role(ctx, class),
+            _ => ServingRole::none(),
         };
         let subject = Subject {
             is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
@@ -88,7 +88,7 @@ impl<'a> Selected<'a> {
             patches: Patches::of(ctx, class, &envoy_filters(ctx, &subject)),
             extensions: attached_extensions(ctx, &subject),
             gateways: gateways.into(),
-            waypoints: waypoints.into(),
+            serves,
             labels: labels.clone(),
             subject,
         }
@@ -100,15 +100,20 @@ impl Selected<'_> {
     pub fn waypoint_view(&self) -> WaypointView {
         WaypointView {
             namespace: self.proxy.namespace.clone(),
-            gateways: self.waypoints.clone(),
+            role: self.serves.clone(),
         }
     }
 }
 
-/// Returns the Gateways of a waypoint: those whose address belongs to a service of the workload.
-fn waypoints(ctx: &BuildContext, proxy: &NodeMetadata, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
-    let services = targets.iter().filter_map(|target| ctx.service(&target.service));
-    waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services)
+/// Returns the role of a waypoint: its Gateways are those whose address belongs to a service of the workload.
+fn role(ctx: &BuildContext, class: &ProxyClass) -> ServingRole {
+    let proxy = &*class.node;
+    if waypoint::is_east_west(&ctx.mesh.installation.features, &class.labels) {
+        return ServingRole::EastWest;
+    }
+    let services = class.targets.iter().filter_map(|target| ctx.service(&target.service));
+    let gateways = waypoint::at(ctx.cx, ctx.mesh, &proxy.namespace, &proxy.cluster, services);
+    ServingRole::Waypoint(gateways.into())
 }
 
 /// Returns the scope of a proxy. For sidecars: the oldest Sidecar that selects it, or else the one of its namespace

@@ -6,11 +6,7 @@ use super::{
     tls::{enforce_compliance, trust_domain_matchers},
 };
 use crate::{
-    base::Labels,
-    model::{
-        features::Features,
-        waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
-    },
+    model::features::Features,
     proto::envoy::{
         config::core::v3::{
             Address, EnvoyInternalAddress, address::Address as AddressKind,
@@ -40,18 +36,21 @@ pub const ENCAP: &str = "encap";
 pub const INNER_CONNECT_ORIGINATE: &str = "inner_connect_originate";
 /// The listener that originates the outer tunnel to that gateway, and its cluster.
 pub const OUTER_CONNECT_ORIGINATE: &str = "outer_connect_originate";
+/// The listener that forwards inner tunnels to their destinations, and its cluster.
+pub const FORWARD_INNER_CONNECT: &str = "forward_inner_connect";
 /// The metadata namespace with the destination of a tunnel.
 pub const DESTINATION_METADATA: &str = "envoy.filters.listener.original_dst";
 /// Filter state with the host and port that a client asked a tunnel for.
 pub const CONNECT_AUTHORITY: &str = "io.istio.connect_authority";
 
-/// Returns true if a waypoint with these labels reaches other networks, by one tunnel inside another.
-///
-/// Parity (pilot/pkg/model/context.go): the label decides, whatever `AMBIENT_ENABLE_MULTI_NETWORK` says.
-pub fn waypoint_spans_networks(features: &Features, labels: &Labels) -> bool {
-    let is_waypoint = labels.get(MANAGED_LABEL).is_some_and(|by| by == MESH_CONTROLLER);
-    is_waypoint && features.ambient_enable_multi_network_waypoint
-}
+/// Filter state with the kind of proxy that originated a tunnel.
+pub const REQUEST_SOURCE: &str = "io.istio.source";
+/// Header of tunnels with the kind of proxy that originated them.
+pub const SOURCE_HEADER: &str = "x-istio-source";
+/// Value of [`SOURCE_HEADER`] for waypoints.
+pub const FROM_WAYPOINT: &str = "waypoint";
+/// Value of [`SOURCE_HEADER`] for gateways.
+pub const FROM_GATEWAY: &str = "gateway";
 
 /// Secrets of a tunnel.
 pub struct TunnelSecrets {

@@ -1,12 +1,13 @@
 //! Services behind a waypoint, for its listeners, clusters and routes.
 
-use super::BuildContext;
+use super::{BuildContext, name::VipTraffic};
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared},
     model::{
         Service, ServiceKey,
+        service::Protocol,
         virtual_service::{self, VirtualService, VirtualServiceSummary},
-        waypoint,
+        waypoint::{self, ServingRole},
     },
 };
 
@@ -15,8 +16,25 @@ use crate::{
 pub struct WaypointView {
     /// The namespace.
     pub namespace: Namespace,
-    /// The Gateways of the waypoint.
-    pub gateways: Shared<[ObjectKey]>,
+    /// Selects the services.
+    pub role: ServingRole,
+}
+
+impl WaypointView {
+    /// Returns true for a gateway between networks, which passes tunnels on instead of ending them.
+    pub fn is_east_west(&self) -> bool {
+        self.role == ServingRole::EastWest
+    }
+
+    /// Returns the kinds of traffic of a port. For a gateway between networks all is TCP, because it does not see what
+    /// is inside the inner tunnels.
+    pub fn traffic(&self, protocol: Protocol) -> &'static [VipTraffic] {
+        match protocol {
+            Protocol::Udp => &[],
+            _ if self.is_east_west() => &[VipTraffic::Tcp],
+            protocol => VipTraffic::of(protocol),
+        }
+    }
 }
 
 /// The services that go through a waypoint. Each is looked up by itself, so that readers depend on few of them.
@@ -34,7 +52,7 @@ impl<'a> Served<'a> {
 
     /// Returns the keys of all services, oldest first.
     pub fn keys(&self) -> impl Iterator<Item = &'a ServiceKey> + use<'a> {
-        let all = waypoint::served_keys(self.ctx.cx, self.ctx.mesh, &self.waypoint.gateways);
+        let all = waypoint::served_keys(self.ctx.cx, self.ctx.mesh, &self.waypoint.role);
         all.into_iter().map(|(key, _)| key)
     }
 
@@ -45,7 +63,7 @@ impl<'a> Served<'a> {
 
     /// Returns the service of a host, if it uses the waypoint.
     pub fn service(&self, host: &Hostname) -> Option<&'a Shared<Service>> {
-        waypoint::served_host(self.ctx.cx, self.ctx.mesh, &self.waypoint.gateways, host)
+        waypoint::served_host(self.ctx.cx, self.ctx.mesh, &self.waypoint.role, host)
     }
 
     /// Returns the VirtualServices for one of the services, in order of precedence: those for its host in the namespace

@@ -536,11 +536,11 @@ features! {
         /// Makes workloads with a waypoint accept only its traffic.
         PILOT_AUTO_ALLOW_WAYPOINT_POLICY pilot_auto_allow_waypoint_policy: bool = false, else false;
         /// Ztunnels know services of all clusters, and other networks by their gateways. Waypoints tell services apart
-        /// by host name before address. Gateways between networks are not served yet.
+        /// by host name before address, and gateways between networks serve the services that span clusters.
         AMBIENT_ENABLE_MULTI_NETWORK ambient_enable_multi_network: bool = false, else false;
-        /// Supports several networks in waypoints.
+        /// Waypoints reach other networks by nested tunnels; otherwise they use endpoints of their own network.
         AMBIENT_ENABLE_MULTI_NETWORK_WAYPOINT ambient_enable_multi_network_waypoint: bool = true, else false;
-        /// Supports several networks in ingress gateways.
+        /// Ingress gateways reach other networks by nested tunnels; otherwise they use endpoints of their own network.
         AMBIENT_ENABLE_MULTI_NETWORK_INGRESS ambient_enable_multi_network_ingress: bool = false, else false;
         /// Sends peer metadata as baggage.
         AMBIENT_ENABLE_BAGGAGE ambient_enable_baggage: bool = false, else false;

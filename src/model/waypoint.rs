@@ -12,6 +12,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
+    features::Features,
     policy::TargetService,
     service::{Registry, Resolution, Service, ServiceKey},
 };
@@ -41,6 +42,8 @@ const INBOUND_BINDING: &str = "ambient.istio.io/waypoint-inbound-binding";
 pub const MANAGED_LABEL: &str = "gateway.istio.io/managed";
 /// See [`MANAGED_LABEL`].
 pub const MESH_CONTROLLER: &str = "istio.io-mesh-controller";
+/// The value of [`MANAGED_LABEL`] for other gateways.
+pub const GATEWAY_CONTROLLER: &str = "istio.io-gateway-controller";
 /// The value of [`MANAGED_LABEL`] for gateways between networks.
 const EAST_WEST_CONTROLLER: &str = "istio.io-eastwest-controller";
 /// Label of a service, or else of its namespace, that makes gateways use the waypoint.
@@ -97,17 +100,58 @@ pub enum AllowedNamespaces {
     None,
 }
 
-/// Waypoint of a service, with the attributes of the service that decide about its place among all of the waypoint.
+/// Waypoint of a service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceWaypoint {
     /// The Gateway.
     pub gateway: ObjectKey,
+    /// The service.
+    pub service: ServedService,
+}
+
+/// A service that a proxy at the end of tunnels may serve: the attributes that decide about its place among others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedService {
     /// The service as policies refer to it.
     pub target: TargetService,
     /// Creation time of the service.
     pub creation: i64,
     /// False for a host of the mesh that is resolved per request: waypoints do not serve it.
     pub is_served: bool,
+}
+
+impl ServedService {
+    /// Returns the attributes of a service.
+    pub fn of(service: &Service) -> Self {
+        Self {
+            target: TargetService::of(service),
+            creation: service.creation,
+            // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
+            is_served: service.mesh_external || service.resolution != Resolution::DynamicDns,
+        }
+    }
+}
+
+/// The services that a proxy at the end of tunnels serves. Part of keys.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ServingRole {
+    /// A waypoint: the services that use one of these Gateways, which are sorted.
+    Waypoint(Shared<[ObjectKey]>),
+    /// A gateway between networks: the services that span clusters, and their waypoints.
+    EastWest,
+}
+
+impl ServingRole {
+    /// Returns the role of a proxy that serves nothing.
+    pub fn none() -> Self {
+        Self::Waypoint(Vec::new().into())
+    }
+}
+
+/// Returns true if a proxy with these labels is a gateway between networks.
+#[doc(alias = "IsAmbientEastWestGateway")]
+pub fn is_east_west(features: &Features, labels: &Labels) -> bool {
+    features.ambient_enable_multi_network && labels.get(MANAGED_LABEL).is_some_and(|by| by == EAST_WEST_CONTROLLER)
 }
 
 /// Reason why an object does not use the waypoint that it requests.
@@ -257,10 +301,7 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
     Some(ServiceWaypoint {
         gateway,
-        target: TargetService::of(service),
-        creation: service.creation,
-        // Parity (pilot/pkg/networking/core/waypoint.go): only hosts outside the mesh are resolved per request.
-        is_served: service.mesh_external || service.resolution != Resolution::DynamicDns,
+        service: ServedService::of(service),
     })
 }
 
@@ -394,44 +435,56 @@ pub fn at<'s>(
     found
 }
 
-/// Returns the services that waypoints serve, one per host, oldest first. Depends on no other attribute of a service.
+/// Returns the services that a proxy serves, one per host, oldest first. Depends on no other attribute of a service.
 pub fn served_keys<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
-    waypoints: &[ObjectKey],
-) -> Vec<(&'a ServiceKey, &'a Shared<ServiceWaypoint>)> {
-    let rows = waypoints
-        .iter()
-        .flat_map(|waypoint| mesh.services_by_waypoint.get(cx, waypoint));
-    let mut found: Vec<_> = rows.filter(|(_, row)| row.is_served).collect();
+    role: &ServingRole,
+) -> Vec<(&'a ServiceKey, &'a ServedService)> {
+    let mut found: Vec<(&ServiceKey, &ServedService)> = match role {
+        ServingRole::Waypoint(gateways) => {
+            let rows = gateways
+                .iter()
+                .flat_map(|gateway| mesh.services_by_waypoint.get(cx, gateway));
+            rows.map(|(key, row)| (key, &row.service)).collect()
+        }
+        ServingRole::EastWest => {
+            let rows = mesh.exposed_services.iter(cx);
+            rows.map(|(key, row)| (key, &**row)).collect()
+        }
+    };
+    found.retain(|(_, row)| row.is_served);
     found.sort_unstable_by_key(|(key, _)| *key);
     found.dedup_by(|(a, _), (b, _)| a.hostname == b.hostname);
     found.sort_by(|(a, a_row), (b, b_row)| age_order(a, a_row).cmp(&age_order(b, b_row)));
     found
 }
 
-/// Returns the services that waypoints serve like [`served_keys`].
-pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, waypoints: &[ObjectKey]) -> Vec<&'a Shared<Service>> {
-    let keys = served_keys(cx, mesh, waypoints).into_iter();
+/// Returns the services that a proxy serves like [`served_keys`].
+pub fn served<'a>(cx: &Cx, mesh: &'a MeshSnapshot, role: &ServingRole) -> Vec<&'a Shared<Service>> {
+    let keys = served_keys(cx, mesh, role).into_iter();
     keys.filter_map(|(key, _)| mesh.services.get(cx, key)).collect()
 }
 
-/// Returns the service of a host that waypoints serve.
+/// Returns the service of a host that a proxy serves.
 pub fn served_host<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
-    waypoints: &[ObjectKey],
+    role: &ServingRole,
     host: &Hostname,
 ) -> Option<&'a Shared<Service>> {
     let mut keys = mesh.services_by_host.get(cx, host).map(|(key, _)| key);
-    let is_served = |key: &&ServiceKey| {
-        let row = mesh.service_waypoints.get(cx, *key);
-        row.is_some_and(|row| row.is_served && waypoints.contains(&row.gateway))
+    let is_served = |key: &&ServiceKey| match role {
+        ServingRole::Waypoint(gateways) => {
+            let row = mesh.service_waypoints.get(cx, *key);
+            row.is_some_and(|row| row.service.is_served && gateways.contains(&row.gateway))
+        }
+        ServingRole::EastWest => mesh.exposed_services.get(cx, *key).is_some_and(|row| row.is_served),
     };
     mesh.services.get(cx, keys.find(is_served)?)
 }
 
-fn age_order<'a>(key: &'a ServiceKey, row: &'a ServiceWaypoint) -> (i64, &'a str, &'a Namespace) {
+fn age_order<'a>(key: &'a ServiceKey, row: &'a ServedService) -> (i64, &'a str, &'a Namespace) {
     let name = match row.target.registry {
         Registry::Kubernetes => row.target.name.as_str(),
         Registry::External => &key.hostname,

@@ -1,16 +1,18 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use crate::{
     api::Kind,
+    base::ObjectKey,
     generate::{
         Proxy, RequestedResources, ResourceType, fixture,
         requested::WILDCARD,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, World, features::Features, fixture as mesh, installation::Installation},
+    model::{Change, World, features::Features, fixture as mesh, inputs::Row, installation::Installation},
+    table::ChangeSet,
 };
 
 /// Namespaces, and a node in a zone.
@@ -860,6 +862,7 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
     let ready = ["True", "False"][random.below(2)];
     let ip = random.below(6);
     let mode = ["STRICT", "PERMISSIVE", "DISABLE", "UNSET"][random.below(4)];
+    let host = ["h.com", "wp.svc"][random.below(2)];
     let text = match random.below(9) {
         0..=2 => format!(
             "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, namespace: {namespace}, labels: {{{label}}}}}\n\
@@ -872,8 +875,8 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
         ),
         4 => format!(
             "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e{number}, namespace: {namespace}, \
-             creationTimestamp: '202{ip}-01-01T00:00:00Z'}}\nspec: {{hosts: [h{ip}.com, h.com], resolution: STATIC, \
-             ports: [{{number: 80, name: http, protocol: HTTP}}], endpoints: [{{address: 192.0.2.{ip}}}]}}\n"
+             creationTimestamp: '202{ip}-01-01T00:00:00Z'}}\nspec: {{hosts: [h{ip}.com, {host}], resolution: STATIC, \
+             ports: [{{number: 80, name: http, protocol: HTTP}}, {{number: 15008, name: tcp, protocol: TCP}}], endpoints: [{{address: 192.0.2.{ip}}}]}}\n"
         ),
         5 => format!(
             "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\nmetadata: {{name: w{number}, namespace: \
@@ -904,7 +907,7 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
                 },
             )
         }
-        _ => match random.below(4) {
+        _ => match random.below(5) {
             0 => authorization(
                 namespace,
                 &format!("ap{number}"),
@@ -915,6 +918,16 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
                 "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}, labels: {{topology.istio.io/network: \
                  n{ip}, istio.io/use-waypoint: wp}}}}\n"
             ),
+            3 => {
+                let class = ["istio-remote", "istio-east-west"][random.below(2)];
+                format!(
+                    "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {{name: gw{number}, namespace: \
+                     istio-system, labels: {{topology.istio.io/network: n{ip}}}}}\nspec: {{gatewayClassName: {class}, \
+                     addresses: [{{type: IPAddress, value: 198.51.100.{ip}}}], listeners: [{{name: hbone, port: 15008, \
+                     protocol: HBONE, tls: {{mode: Terminate}}}}]}}\n\
+                     status: {{addresses: [{{type: IPAddress, value: 198.51.100.{ip}}}]}}\n"
+                )
+            }
             _ => format!(
                 "apiVersion: v1\nkind: Node\nmetadata: {{name: {node}, labels: {{topology.kubernetes.io/region: \
                  r{ip}}}}}\n"
@@ -934,94 +947,160 @@ pub(crate) const REQUESTED: [&str; 6] = [
     "b/h.com",
 ];
 
-/// Any series of changes leads to the same bytes as its last state at once: for all resources, for names, and for the
-/// policies.
-#[test]
-fn incremental_generation_equals_generation_from_scratch() {
-    for seed in 0..6 {
-        let mut random = Random(seed);
+/// Cluster of the installation, and another one.
+const CLUSTERS: [&str; 2] = ["Kubernetes", "c2"];
+
+/// Returns true for the kinds that count in other clusters than that of the installation.
+fn is_read_remotely(kind: Kind) -> bool {
+    let kinds = [
+        Kind::Pod,
+        Kind::Service,
+        Kind::EndpointSlice,
+        Kind::Namespace,
+        Kind::Node,
+        Kind::KubeGateway,
+    ];
+    kinds.contains(&kind)
+}
+
+/// A mesh under random changes, with clients of all kinds.
+struct Churn {
+    installation: Installation,
+    clients: Vec<(Proxy, RequestedResources)>,
+    world: World,
+    store: ConfigStore,
+    /// The present objects.
+    rows: BTreeMap<(Kind, ObjectKey), Row>,
+}
+
+impl Churn {
+    /// Creates a mesh with one network or several.
+    fn new(is_multi_network: bool) -> Self {
         let mut installation = ambient();
-        installation.features.pilot_auto_allow_waypoint_policy = true;
-        let mut world = World::new(installation.clone());
-        let mut rows = BTreeMap::new();
-        let requests = [
+        let features = &mut installation.features;
+        features.pilot_auto_allow_waypoint_policy = true;
+        features.ambient_enable_multi_network = is_multi_network;
+        features.ambient_enable_multi_network_waypoint = is_multi_network;
+        let ztunnels = [
             request(ResourceType::Address, &[WILDCARD]),
             request(ResourceType::Address, &REQUESTED),
             request(ResourceType::Workload, &[WILDCARD]),
         ];
-        let events = || ProxyEvents {
-            connected: (0..requests.len())
-                .map(|index| (ConnectionId(index as u64), std::sync::Arc::new(ztunnel())))
+        let east_west =
+            json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}, "NETWORK": "n1"});
+        let node = "waypoint~10.1.0.9~e.istio-system~istio-system.svc.cluster.local";
+        let east_west = (fixture::client(node, &east_west), RequestedResources::default());
+        let ztunnels = ztunnels.map(|names| (ztunnel(), names)).into_iter();
+        let mut churn = Self {
+            world: World::new(installation.clone()),
+            installation,
+            clients: ztunnels.chain([east_west]).collect(),
+            store: ConfigStore::default(),
+            rows: BTreeMap::new(),
+        };
+        churn.store = churn.connect(&churn.world);
+        let scopes = "serviceScopeConfigs: [{servicesSelector: {matchLabels: {app: x}}, scope: GLOBAL}]";
+        churn.change(CLUSTERS[0], "mesh.yaml", scopes, false);
+        churn
+    }
+
+    /// Creates a store with the clients.
+    fn connect(&self, world: &World) -> ConfigStore {
+        let ids = (0_u64..).map(ConnectionId);
+        let connected = ids.clone().zip(&self.clients);
+        let requested = ids.zip(&self.clients);
+        let events = ProxyEvents {
+            connected: connected
+                .map(|(id, (proxy, _))| (id, Arc::new(proxy.clone())))
                 .collect(),
-            requested: requests
-                .iter()
-                .enumerate()
-                .map(|(index, names)| (ConnectionId(index as u64), names.clone().into()))
-                .collect(),
+            requested: requested.map(|(id, (_, names))| (id, names.clone().into())).collect(),
             ..ProxyEvents::default()
         };
         let mut store = ConfigStore::default();
-        store.update(
-            &world.snapshot(),
-            &crate::table::ChangeSet::default(),
-            events(),
-            &Serial,
-        );
-        for step in 0..200 {
-            let (text, removes) = random_change(&mut random);
-            let changes = mesh::folder(&installation, &[("change.yaml", &text)])
-                .into_iter()
-                .map(|row| {
-                    let key = (row.kind(), row.key().clone());
-                    if removes {
-                        rows.remove(&key);
-                        Change::Remove(key.0, key.1)
-                    } else {
-                        rows.insert(key, row.clone());
-                        Change::Upsert(row)
-                    }
-                });
-            let commit = world.commit(changes.collect());
-            let update = store.update(&commit.snapshot, &commit.changes, ProxyEvents::default(), &Serial);
-            assert!(
-                update.panics.is_empty() && commit.panics.is_empty(),
-                "{:?}",
-                update.panics
-            );
-            if step % 10 != 9 {
-                continue;
+        let update = store.update(&world.snapshot(), &ChangeSet::default(), events, &Serial);
+        assert!(update.panics.is_empty(), "{:?}", update.panics);
+        store
+    }
+
+    /// Adds, changes or removes the objects of a file.
+    fn change(&mut self, cluster: &str, file: &str, text: &str, removes: bool) {
+        let installation = Installation {
+            cluster: cluster.into(),
+            ..self.installation.clone()
+        };
+        let rows = mesh::folder(&installation, &[(file, text)]).into_iter();
+        let counted = rows.filter(|row| cluster == CLUSTERS[0] || is_read_remotely(row.kind()));
+        let changes = counted.map(|row| {
+            let key = (row.kind(), row.key().clone());
+            if removes {
+                self.rows.remove(&key);
+                Change::Remove(key.0, key.1)
+            } else {
+                self.rows.insert(key, row.clone());
+                Change::Upsert(row)
             }
-            // In reverse order, so that the order does not matter either.
-            let mut scratch = World::new(installation.clone());
-            scratch.commit(rows.values().rev().cloned().map(Change::Upsert).collect());
-            let mut fresh = ConfigStore::default();
-            fresh.update(
-                &scratch.snapshot(),
-                &crate::table::ChangeSet::default(),
-                events(),
-                &Serial,
-            );
-            for client in 0..requests.len() as u64 {
-                for resource_type in [
-                    ResourceType::Address,
-                    ResourceType::Workload,
-                    ResourceType::Authorization,
-                ] {
-                    let frames = |store| {
-                        let all = fixture::snapshot(store, client).resources(resource_type);
-                        let frames = all.iter().map(|one| (one.name.clone(), one.delta_frame().clone()));
-                        frames.collect::<BTreeMap<_, _>>()
-                    };
-                    let (one, other) = (frames(&store), frames(&fresh));
-                    let differing = one.iter().find(|(name, frame)| other.get(*name) != Some(frame));
-                    assert_eq!(
-                        differing.map(|(name, _)| name),
-                        None,
-                        "seed {seed}, step {step}, client {client}"
-                    );
-                    assert_eq!(one.len(), other.len(), "seed {seed}, step {step}, client {client}");
-                }
+        });
+        let commit = self.world.commit(changes.collect());
+        let none = ProxyEvents::default();
+        let update = self.store.update(&commit.snapshot, &commit.changes, none, &Serial);
+        assert!(commit.panics.is_empty(), "{:?}", commit.panics);
+        assert!(update.panics.is_empty(), "{:?}", update.panics);
+    }
+
+    /// Fails unless each client has the same bytes as after a start with the present objects, which are added in reverse
+    /// order, so that the order does not matter either.
+    fn check(&self, place: &str) {
+        let mut scratch = World::new(self.installation.clone());
+        scratch.commit(self.rows.values().rev().cloned().map(Change::Upsert).collect());
+        let fresh = self.connect(&scratch);
+        for client in 0..self.clients.len() as u64 {
+            for resource_type in [
+                ResourceType::Address,
+                ResourceType::Workload,
+                ResourceType::Authorization,
+                ResourceType::Listener,
+                ResourceType::Cluster,
+                ResourceType::Endpoint,
+            ] {
+                let frames = |store| {
+                    let all = fixture::snapshot(store, client).resources(resource_type);
+                    let frames = all.iter().map(|one| (one.name.clone(), one.delta_frame().clone()));
+                    frames.collect::<BTreeMap<_, _>>()
+                };
+                let (one, other) = (frames(&self.store), frames(&fresh));
+                let differing = one.iter().find(|(name, frame)| other.get(*name) != Some(frame));
+                assert_eq!(differing.map(|(name, _)| name), None, "{place}, client {client}");
+                assert_eq!(one.len(), other.len(), "{place}, client {client}, {resource_type:?}");
             }
         }
     }
+}
+
+/// Any series of changes leads to the same bytes as its last state at once: for all resources, for names, for the
+/// policies, and for gateways between networks. Each mesh has this number of changes.
+fn compare_with_scratch(changes: usize) {
+    for seed in 0..5 {
+        let is_multi_network = seed % 2 == 1;
+        let mut random = Random(seed);
+        let mut churn = Churn::new(is_multi_network);
+        for step in 0..changes {
+            let (text, removes) = random_change(&mut random);
+            let cluster = CLUSTERS[random.below(4) / 3];
+            churn.change(cluster, "change.yaml", &text, removes);
+            if step % 40 == 39 {
+                churn.check(&format!("seed {seed}, step {step}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn incremental_generation_equals_generation_from_scratch() {
+    compare_with_scratch(240);
+}
+
+#[test]
+#[ignore = "minutes: `make fuzz-ambient`"]
+fn ten_thousand_changes_equal_generation_from_scratch() {
+    compare_with_scratch(2_000);
 }

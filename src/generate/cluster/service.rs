@@ -179,6 +179,9 @@ impl Context<'_> {
         match self.key.mode {
             ClusterMode::Default => self.apply_tls(builder),
             ClusterMode::SniDnat => {}
+            ClusterMode::Vip(_) if self.key.client.is_east_west => {
+                tunnel::forward_through(builder, self.key.client.baggage);
+            }
             ClusterMode::Vip(_) => self.apply_tunnel(builder),
         }
         if builder.is_original_dst() {
@@ -221,7 +224,10 @@ impl Context<'_> {
         let policy = self.policy.as_ref();
         let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
         let pool = pool.copied().unwrap_or_default();
-        connection_pool::upgrade(builder, self.ctx.mesh_config(), &pool, self.port.protocol);
+        // A gateway between networks passes bytes.
+        if !self.key.client.is_east_west {
+            connection_pool::upgrade(builder, self.ctx.mesh_config(), &pool, self.port.protocol);
+        }
         let budget = policy.and_then(|policy| policy.retry_budget.as_ref());
         connection_pool::apply(builder, self.ctx, &pool, budget);
     }

@@ -16,6 +16,7 @@ use crate::{
         selected::Selected,
         tunnel,
     },
+    model::waypoint::ServingRole,
     proto::envoy::config::{
         cluster::v3::cluster::{DiscoveryType, LbPolicy},
         core::v3::{BindConfig, ExtraSourceAddress},
@@ -160,13 +161,23 @@ fn of_sidecar(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
 
 /// Returns the clusters of a gateway, which has no original destinations.
 fn of_gateway(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
+    let features = &ctx.mesh.installation.features;
+    let certificates = ServerCertificates::of(selected.proxy);
+    let crosses = proxy_view::gateway_spans_networks(features, selected.proxy, &selected.labels);
+    let nested = crosses.then(|| crossing(certificates).map(StaticCluster::Tunnel));
     std::iter::once(StaticCluster::BlackHole)
+        .chain(nested.into_iter().flatten())
         .chain(originate(ctx, selected))
         .collect()
 }
 
 /// Returns the clusters of a waypoint, where all traffic comes out of tunnels.
 fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
+    if selected.serves == ServingRole::EastWest {
+        let tunnels = [TunnelCluster::Main, TunnelCluster::EncapForward, TunnelCluster::Forward];
+        let tunnels = tunnels.into_iter().map(StaticCluster::Tunnel);
+        return std::iter::once(StaticCluster::BlackHole).chain(tunnels).collect();
+    }
     let features = &ctx.mesh.installation.features;
     let peers_of = Some(selected.proxy.namespace.clone());
     let certificates = ServerCertificates::of(selected.proxy);
@@ -178,13 +189,18 @@ fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
         baggage: proxy_view::sends_baggage(features, selected.proxy),
     };
     let mut tunnels = vec![TunnelCluster::Main, encap, originate];
-    if tunnel::waypoint_spans_networks(features, &selected.labels) {
-        tunnels.extend([
-            TunnelCluster::Inner(certificates.clone()),
-            TunnelCluster::Outer(certificates),
-        ]);
+    if proxy_view::waypoint_spans_networks(features, &selected.labels) {
+        tunnels.extend(crossing(certificates));
     }
     tunnels.into_iter().map(StaticCluster::Tunnel).collect()
+}
+
+/// Returns the clusters of nested tunnels.
+fn crossing(certificates: ServerCertificates) -> [TunnelCluster; 2] {
+    [
+        TunnelCluster::Inner(certificates.clone()),
+        TunnelCluster::Outer(certificates),
+    ]
 }
 
 fn originate(ctx: &BuildContext, selected: &Selected) -> Option<StaticCluster> {

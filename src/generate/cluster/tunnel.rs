@@ -14,8 +14,8 @@ use crate::{
         constant::{self, ISTIO_METADATA, PEER_METADATA, socket},
         filter::tls::ServerCertificates,
         tunnel::{
-            CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, HBONE_PORT, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL,
-            OUTER_CONNECT_ORIGINATE, internal_address, tls_context,
+            CONNECT_ORIGINATE, DESTINATION_METADATA, ENCAP, FORWARD_INNER_CONNECT, HBONE_PORT, INNER_CONNECT_ORIGINATE,
+            MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE, internal_address, tls_context,
         },
         wire::Encoded,
     },
@@ -84,6 +84,10 @@ pub enum TunnelCluster {
         /// True if the proxy reads the baggage of tunnels.
         baggage: bool,
     },
+    /// [`ENCAP`] of a gateway between networks: connections that are tunnels already.
+    EncapForward,
+    /// [`FORWARD_INNER_CONNECT`]: the destinations of these.
+    Forward,
     /// [`INNER_CONNECT_ORIGINATE`]: the inner tunnel, with the certificates of the proxy.
     Inner(ServerCertificates),
     /// [`OUTER_CONNECT_ORIGINATE`]: the outer tunnel, with the certificates of the proxy.
@@ -96,7 +100,8 @@ impl TunnelCluster {
         match self {
             Self::Originate { .. } => CONNECT_ORIGINATE,
             Self::Main => MAIN_INTERNAL,
-            Self::Encap { .. } => ENCAP,
+            Self::Encap { .. } | Self::EncapForward => ENCAP,
+            Self::Forward => FORWARD_INNER_CONNECT,
             Self::Inner(_) => INNER_CONNECT_ORIGINATE,
             Self::Outer(_) => OUTER_CONNECT_ORIGINATE,
         }
@@ -107,16 +112,15 @@ impl TunnelCluster {
         match self {
             Self::Originate { peers_of, certificates } => {
                 let mut builder = self.peers(ctx, certificates, peers_of.as_ref());
-                if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut builder.cluster.lb_config {
-                    config.metadata_key = Some(MetadataKey {
-                        key: DESTINATION_METADATA.to_owned(),
-                        path: vec![PathSegment {
-                            segment: Some(Segment::Key(WAYPOINT.to_owned())),
-                        }],
-                    });
-                }
+                prefer_waypoints(&mut builder);
                 builder
             }
+            Self::Forward => {
+                let mut builder = self.destinations(ctx);
+                prefer_waypoints(&mut builder);
+                builder
+            }
+            Self::EncapForward => self.raw(ctx, FORWARD_INNER_CONNECT),
             Self::Outer(certificates) => {
                 let mut builder = self.peers(ctx, certificates, None);
                 builder.common_http().max_requests_per_connection = Some(1);
@@ -144,13 +148,21 @@ impl TunnelCluster {
         }
     }
 
-    /// Returns the cluster of the original destinations, at the HBONE port.
+    /// Returns the cluster of the original destinations as peers of tunnels.
     fn peers(
         &self,
         ctx: &BuildContext,
         certificates: &ServerCertificates,
         peers_of: Option<&Namespace>,
     ) -> ClusterBuilder {
+        let mut builder = self.destinations(ctx);
+        builder.cluster.transport_socket = Some(peer_socket(ctx, certificates, peers_of));
+        open_streams(&mut builder, ctx);
+        builder
+    }
+
+    /// Returns the cluster of the original destinations, at the HBONE port.
+    fn destinations(&self, ctx: &BuildContext) -> ClusterBuilder {
         let mut builder = ClusterBuilder::new(self.name().to_owned(), DiscoveryType::OriginalDst);
         connection_pool::apply(&mut builder, ctx, &Default::default(), None);
         let cluster = &mut builder.cluster;
@@ -161,8 +173,6 @@ impl TunnelCluster {
             upstream_port_override: Some(HBONE_PORT),
             ..Default::default()
         }));
-        cluster.transport_socket = Some(peer_socket(ctx, certificates, peers_of));
-        open_streams(&mut builder, ctx);
         builder
     }
 
@@ -190,17 +200,35 @@ impl TunnelCluster {
         builder
     }
 
-    /// Returns the cluster of an internal listener for connections that pass unchanged.
-    fn passing(&self, ctx: &BuildContext, listener: &str) -> ClusterBuilder {
+    /// Returns the cluster of an internal listener for bytes.
+    fn raw(&self, ctx: &BuildContext, listener: &str) -> ClusterBuilder {
         let mut builder = self.inside(ctx, listener);
         let transport = InternalUpstreamTransport {
             transport_socket: Some(raw_buffer()),
             ..Default::default()
         };
         builder.cluster.transport_socket = Some(socket(INTERNAL_UPSTREAM, Any::pack(&transport)));
+        builder
+    }
+
+    /// Returns the cluster of an internal listener for connections that pass unchanged.
+    fn passing(&self, ctx: &BuildContext, listener: &str) -> ClusterBuilder {
+        let mut builder = self.raw(ctx, listener);
         builder.use_client_protocol();
         builder.common_http().idle_timeout = Some(seconds(PASSTHROUGH_IDLE_SECONDS));
         builder
+    }
+}
+
+/// Connects to the waypoint in the metadata of the endpoint, if there is one.
+fn prefer_waypoints(builder: &mut ClusterBuilder) {
+    if let Some(LbConfig::OriginalDstLbConfig(config)) = &mut builder.cluster.lb_config {
+        config.metadata_key = Some(MetadataKey {
+            key: DESTINATION_METADATA.to_owned(),
+            path: vec![PathSegment {
+                segment: Some(Segment::Key(WAYPOINT.to_owned())),
+            }],
+        });
     }
 }
 
@@ -259,6 +287,26 @@ pub(super) fn lead_through(builder: &mut ClusterBuilder, baggage: bool) {
         None => builder.set_socket(&PLAIN[usize::from(baggage)]),
         Some(inner) => builder.cluster.transport_socket = Some(through(inner, baggage)),
     }
+}
+
+/// Sends a cluster's connections through the listener that forwards tunnels, together with the metadata of the cluster
+/// and of its endpoints.
+pub(super) fn forward_through(builder: &mut ClusterBuilder, baggage: bool) {
+    let transport = InternalUpstreamTransport {
+        passthrough_metadata: all_metadata(baggage),
+        transport_socket: Some(raw_buffer()),
+    };
+    builder.cluster.transport_socket = Some(socket(INTERNAL_UPSTREAM, Any::pack(&transport)));
+}
+
+/// Refers to the metadata of the cluster and of its endpoints.
+fn all_metadata(baggage: bool) -> Vec<MetadataValueSource> {
+    let usual = [
+        of_host(DESTINATION_METADATA),
+        of_cluster(ISTIO_METADATA),
+        of_host(ISTIO_METADATA),
+    ];
+    usual.into_iter().chain(peer_metadata(baggage)).collect()
 }
 
 fn through(inner: TransportSocket, baggage: bool) -> TransportSocket {
@@ -328,13 +376,8 @@ pub(super) fn prefer(builder: &mut ClusterBuilder, origin: TlsOrigin, baggage: b
 
 /// Encodes the transport socket match of tunnels as a field of a cluster. `inner` is the socket inside a tunnel.
 fn tunnel_match(inner: TransportSocket, baggage: bool) -> Encoded<Cluster> {
-    let usual = [
-        of_host(DESTINATION_METADATA),
-        of_cluster(ISTIO_METADATA),
-        of_host(ISTIO_METADATA),
-    ];
     let transport = InternalUpstreamTransport {
-        passthrough_metadata: usual.into_iter().chain(peer_metadata(baggage)).collect(),
+        passthrough_metadata: all_metadata(baggage),
         transport_socket: Some(inner),
     };
     let choice = TransportSocketMatch {

@@ -57,19 +57,21 @@ impl WaypointPart {
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
         let patches = ClusterPatches::of(ctx, &self.client.patches, PatchContext::SidecarInbound);
         let mut listed = Vec::new();
-        for service in waypoint::served(ctx.cx, ctx.mesh, &self.waypoint.gateways) {
+        for service in waypoint::served(ctx.cx, ctx.mesh, &self.waypoint.role) {
             if service.resolution == Resolution::Alias {
                 continue;
             }
             // A waypoint acts for the service: rules that select clients do not apply.
-            let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
+            // Parity (pilot/pkg/networking/core/cluster_waypoint.go): none applies to gateways between networks.
+            let find = || destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
+            let rule = if self.waypoint.is_east_west() { None } else { find() };
             let features = &ctx.mesh.installation.features;
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
             };
             let mut own = Vec::new();
             for port in service.ports.iter().filter(served) {
-                for traffic in VipTraffic::of(port.protocol) {
+                for traffic in self.waypoint.traffic(port.protocol) {
                     self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut own);
                 }
             }

@@ -13,8 +13,8 @@ use crate::{
         BuildContext,
         name::ClusterMode,
         traffic_policy,
-        tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, HBONE_PORT, internal_address},
-        wire::{Encoded, Writer},
+        tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, FORWARD_INNER_CONNECT, HBONE_PORT, internal_address},
+        wire::Encoded,
     },
     model::{
         Endpoint, Service,
@@ -27,7 +27,7 @@ use crate::{
         waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
     },
     proto::{
-        envoy::config::{core::v3::HealthStatus, endpoint::v3::Endpoint as EnvoyEndpoint},
+        envoy::config::core::v3::HealthStatus,
         field::{additional_address, endpoint as endpoint_field, lb_endpoint, metadata},
         istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
     },
@@ -142,7 +142,12 @@ impl Target<'_> {
         for endpoint in endpoints.filter(|endpoint| self.allowed_namespaces(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
             let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
-            let member = member(ctx, self, endpoint, mtls, tunnelled);
+            let listener = if client.forwards {
+                FORWARD_INNER_CONNECT
+            } else {
+                CONNECT_ORIGINATE
+            };
+            let member = member(ctx, self, endpoint, mtls, tunnelled.then_some(listener));
             by_locality
                 .entry(endpoint.origin.locality.as_str())
                 .or_default()
@@ -159,7 +164,7 @@ impl Target<'_> {
             group
         });
         let mut groups: Vec<LocalityEndpoints> = match &client.network {
-            Some(network) => network::through_gateways(ctx, self.service, network, groups.collect()),
+            Some(network) => network::through_gateways(ctx, self, network, groups.collect()),
             None => groups.collect(),
         };
         if self.mode == ClusterMode::SniDnat {
@@ -287,7 +292,14 @@ fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     tls.map(ClientTlsSettings::mode)
 }
 
-fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, tunnelled: bool) -> LbEndpoint {
+/// Returns an endpoint. `listener` is the internal listener that leads to it, if it is reached by HBONE.
+fn member(
+    ctx: &BuildContext,
+    target: &Target,
+    endpoint: &Endpoint,
+    mtls: bool,
+    listener: Option<&'static str>,
+) -> LbEndpoint {
     let features = &ctx.mesh.installation.features;
     let tls_mode =
         Some(endpoint.origin.tls_mode.as_str()).filter(|mode| mtls && !mode.is_empty() && *mode != PLAINTEXT);
@@ -297,7 +309,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         Health::Unhealthy => HealthStatus::Unhealthy,
         Health::Draining => HealthStatus::Draining,
     };
-    let tunnel = tunnelled.then(|| socket_address(&endpoint.address, endpoint.port));
+    let tunnel = listener.map(|listener| (listener, socket_address(&endpoint.address, endpoint.port)));
     let socket = match &tunnel {
         Some(_) if !target.mode.is_vip() => Some(("tunnel", "http")),
         // Clusters behind waypoints have one socket for all endpoints.
@@ -305,7 +317,9 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
     };
     let encoded = Encoded::write(USUAL_LENGTH, |out| {
         out.nested(lb_endpoint::ENDPOINT, |out| match &tunnel {
-            Some(address) => write_tunnel(out, address),
+            Some((listener, address)) => {
+                out.message(endpoint_field::ADDRESS, &internal_address(listener, address));
+            }
             None => {
                 out.nested(endpoint_field::ADDRESS, |out| {
                     write_address(out, &endpoint.address, endpoint.port);
@@ -322,7 +336,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         });
         out.number(lb_endpoint::HEALTH_STATUS, health as u32);
         out.nested(lb_endpoint::METADATA, |out| {
-            if let Some(address) = &tunnel {
+            if let Some((_, address)) = &tunnel {
                 // Destination of the tunnel.
                 out.entry(metadata::FILTER_METADATA, DESTINATION_METADATA, |out| {
                     match &target.waypoint_target {
@@ -343,7 +357,7 @@ fn member(ctx: &BuildContext, target: &Target, endpoint: &Endpoint, mtls: bool, 
         encoded,
         weight: endpoint.origin.weight.max(1),
         labels: endpoint.origin.labels.clone(),
-        mtls: tls_mode == Some(MTLS) && !tunnelled,
+        mtls: tls_mode == Some(MTLS) && listener.is_none(),
         network: endpoint.origin.network.clone(),
         cluster: endpoint.origin.cluster.clone(),
         has_address: !endpoint.address.is_empty() && endpoint.port != 0,
@@ -363,17 +377,12 @@ impl Target<'_> {
 }
 
 /// Returns an address with a port.
-fn socket_address(address: &str, port: u32) -> String {
+pub(super) fn socket_address(address: &str, port: u32) -> String {
     if address.contains(':') {
         format!("[{address}]:{port}")
     } else {
         format!("{address}:{port}")
     }
-}
-
-/// Writes an endpoint that leads through the internal listener which wraps connections into HBONE.
-fn write_tunnel(out: &mut Writer<EnvoyEndpoint>, address: &str) {
-    out.message(endpoint_field::ADDRESS, &internal_address(CONNECT_ORIGINATE, address));
 }
 
 /// Writes `name;namespace;canonical name;canonical revision;cluster`, which telemetry parses. With the feature enabled,

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Metadata that selects the transport socket of an endpoint.
-const SOCKET_METADATA: &str = "envoy.transport_socket_match";
+pub(super) const SOCKET_METADATA: &str = "envoy.transport_socket_match";
 
 pub(super) const MTLS: &str = "istio";
 

@@ -2,21 +2,34 @@
 
 use std::collections::BTreeMap;
 
+use prost_types::Value;
+
 use super::{
     NetworkProxyView,
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, peer},
+    assignment::{Target, socket_address},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer},
 };
 use crate::{
     base::{
-        Labels, Shared,
+        Labels, NetworkId, Shared,
         cidr::{self, IpMode},
     },
-    generate::BuildContext,
+    generate::{
+        BuildContext,
+        constant::{ISTIO_METADATA, object, structure, text},
+        proxy_view::NetworkCrossing,
+        tunnel::{DESTINATION_METADATA, INNER_CONNECT_ORIGINATE, internal_address},
+        wire::Encoded,
+    },
     model::{
         Service,
         features::Features,
         network::{GatewayIndex, NetworkGateway},
         service::Resolution,
+    },
+    proto::envoy::config::{
+        core::v3::Metadata,
+        endpoint::v3::{Endpoint, LbEndpoint as EnvoyLbEndpoint, lb_endpoint::HostIdentifier},
     },
 };
 
@@ -34,29 +47,43 @@ pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Opt
 /// network.
 pub(super) fn through_gateways(
     ctx: &BuildContext,
-    service: &Service,
+    target: &Target,
     client: &NetworkProxyView,
     groups: Vec<LocalityEndpoints>,
 ) -> Vec<LocalityEndpoints> {
-    let Some(networks) = gateways_for(ctx, service) else {
-        return groups;
+    let none = GatewayIndex::default();
+    let networks = match gateways_for(ctx, target.service) {
+        None if client.crossing == NetworkCrossing::MutualTls => return groups,
+        known => known.unwrap_or(&none),
     };
-    let features = &ctx.mesh.installation.features;
-    let split = |group| split(features, networks, client, group);
+    let split = |group| split(ctx, target, networks, client, group);
     groups.into_iter().map(split).collect()
 }
 
 fn split(
-    features: &Features,
+    ctx: &BuildContext,
+    target: &Target,
     networks: &GatewayIndex,
     client: &NetworkProxyView,
     mut group: LocalityEndpoints,
 ) -> LocalityEndpoints {
+    let crossing = client.crossing;
+    let features = &ctx.mesh.installation.features;
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
         let weight = member.weight.saturating_mul(networks.scale.max(1));
-        let gateways = gateways(networks, &member);
+        let gateways = gateways(networks, &member, crossing);
+        if !is_shared(&member.network, &client.network) {
+            let is_unreachable = match crossing {
+                NetworkCrossing::MutualTls => false,
+                NetworkCrossing::Tunnels => !gateways.iter().any(|gateway| is_reachable(client, gateway)),
+                NetworkCrossing::Never => true,
+            };
+            if is_unreachable {
+                continue;
+            }
+        }
         if gateways.is_empty() || member.network.is_empty() || member.network == client.network {
             if member.has_address {
                 member.weight = weight;
@@ -68,8 +95,8 @@ fn split(
             .into_iter()
             .filter(|gateway| is_reachable(client, gateway))
             .collect();
-        // The gateway finds the service by the SNI of mutual TLS; plaintext cannot pass.
-        if member.mtls && !gateways.is_empty() {
+        // The gateway finds the service by the SNI of mutual TLS; plaintext cannot pass. A tunnel names the service.
+        if (member.mtls || crossing != NetworkCrossing::MutualTls) && !gateways.is_empty() {
             let share = weight / u32::try_from(gateways.len()).unwrap_or(u32::MAX);
             for gateway in gateways {
                 let sum = shares
@@ -79,17 +106,29 @@ fn split(
             }
         }
     }
-    let through = shares
-        .into_iter()
-        .map(|((_, _, gateway), weight)| gateway_member(features, gateway, weight.max(1)));
+    let through = shares.into_iter().map(|((_, _, gateway), weight)| {
+        let encoded = match crossing {
+            NetworkCrossing::Tunnels | NetworkCrossing::Never => tunnelled(features, target, gateway),
+            NetworkCrossing::MutualTls => {
+                let workload = format!(";;;;{}", gateway.cluster);
+                peer(features, &gateway.address, gateway.port, &workload)
+            }
+        };
+        gateway_member(encoded, gateway, weight.max(1))
+    });
     kept.extend(through);
     group.endpoints = kept;
     group.refresh_weight();
     group
 }
 
+/// Returns true if two networks are the same, as far as is known.
+fn is_shared(one: &NetworkId, other: &NetworkId) -> bool {
+    one == other || one.is_empty() || other.is_empty()
+}
+
 /// Returns the gateways to an endpoint: those of its network in its cluster, or else all of its network.
-fn gateways<'a>(networks: &'a GatewayIndex, member: &LbEndpoint) -> Vec<&'a NetworkGateway> {
+fn gateways<'a>(networks: &'a GatewayIndex, member: &LbEndpoint, crossing: NetworkCrossing) -> Vec<&'a NetworkGateway> {
     let of_cluster = networks
         .by_network_and_cluster
         .get(&(member.network.clone(), member.cluster.clone()));
@@ -99,7 +138,10 @@ fn gateways<'a>(networks: &'a GatewayIndex, member: &LbEndpoint) -> Vec<&'a Netw
     candidates
         .into_iter()
         .flatten()
-        .filter(|gateway| gateway.port != 0)
+        .filter(|gateway| match crossing {
+            NetworkCrossing::MutualTls => gateway.port != 0,
+            NetworkCrossing::Tunnels | NetworkCrossing::Never => gateway.hbone_port != 0,
+        })
         .collect()
 }
 
@@ -110,7 +152,36 @@ fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
         || cidr::parse_ip(&gateway.address).is_some_and(|ip| client.ip_mode.serves(&ip.to_canonical()))
 }
 
-fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) -> LbEndpoint {
+/// Returns an endpoint that leads through the listener which originates the inner tunnel, whose target is the service.
+/// The outer one leads to the gateway.
+fn tunnelled(features: &Features, target: &Target, gateway: &NetworkGateway) -> Encoded<EnvoyLbEndpoint> {
+    let address = socket_address(&gateway.address, gateway.hbone_port);
+    let service = format!("{}:{}", target.service.key.hostname, target.port.number);
+    let entry = |name: &str, fields: Vec<(&str, Value)>| (name.to_owned(), structure(fields));
+    let tunnel = object([("hbone_target_address".to_owned(), text(service))].into());
+    let mut workload = vec![("double_hbone", tunnel)];
+    if features.pilot_enable_telemetry_label && features.pilot_endpoint_telemetry_label {
+        workload.push(("workload", text(format!(";;;;{}", gateway.cluster))));
+    }
+    let socket = (!target.mode.is_vip()).then(|| entry(SOCKET_METADATA, vec![("tunnel", text("http"))]));
+    let metadata = [
+        entry(DESTINATION_METADATA, vec![("local", text(address.as_str()))]),
+        entry(ISTIO_METADATA, workload),
+    ];
+    Encoded::of(&EnvoyLbEndpoint {
+        host_identifier: Some(HostIdentifier::Endpoint(Endpoint {
+            address: Some(internal_address(INNER_CONNECT_ORIGINATE, &address)),
+            ..Default::default()
+        })),
+        metadata: Some(Metadata {
+            filter_metadata: metadata.into_iter().chain(socket).collect(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    })
+}
+
+fn gateway_member(encoded: Encoded<EnvoyLbEndpoint>, gateway: &NetworkGateway, weight: u32) -> LbEndpoint {
     let labels: Labels = [
         ("topology.istio.io/cluster", gateway.cluster.as_str()),
         ("topology.istio.io/network", gateway.network.as_str()),
@@ -120,12 +191,7 @@ fn gateway_member(features: &Features, gateway: &NetworkGateway, weight: u32) ->
     .map(|(key, value)| (key.into(), value.into()))
     .collect();
     LbEndpoint {
-        encoded: peer(
-            features,
-            &gateway.address,
-            gateway.port,
-            &format!(";;;;{}", gateway.cluster),
-        ),
+        encoded,
         weight,
         labels: Shared::new(labels),
         mtls: true,

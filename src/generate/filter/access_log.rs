@@ -129,7 +129,8 @@ impl FilterStack<'_> {
     /// Returns the logs of the mesh config.
     fn mesh_logs(&self, place: LogPosition) -> Vec<AccessLog> {
         let mut logs = Vec::new();
-        let filter = || place_filter(place).into_iter().collect();
+        let place_filter = || place_filter(place).filter(|_| place != LogPosition::HboneForwarding);
+        let filter = || place_filter().into_iter().collect();
         if !self.mesh.access_log_file.is_empty()
             && let Some(config) = self.mesh_file_log(&self.mesh.access_log_file)
         {
@@ -137,7 +138,7 @@ impl FilterStack<'_> {
         }
         let log_name = match place {
             LogPosition::Http => "http_envoy_accesslog",
-            LogPosition::Tcp => "tcp_envoy_accesslog",
+            LogPosition::Tcp | LogPosition::HboneForwarding => "tcp_envoy_accesslog",
             LogPosition::Listener => "listener_envoy_accesslog",
             LogPosition::HboneOrigination | LogPosition::HboneTermination => return logs,
         };
@@ -345,7 +346,7 @@ fn place_filter(place: LogPosition) -> Option<AccessLogFilter> {
     match place {
         LogPosition::Http | LogPosition::Tcp => None,
         LogPosition::Listener => Some(flag("NR")),
-        LogPosition::HboneOrigination => Some(flag("UF")),
+        LogPosition::HboneOrigination | LogPosition::HboneForwarding => Some(flag("UF")),
         LogPosition::HboneTermination => Some(filter(FilterSpecifier::StatusCodeFilter(StatusCodeFilter {
             comparison: Some(ComparisonFilter {
                 op: comparison_filter::Op::Ge as i32,

@@ -39,6 +39,8 @@ pub enum LogPosition {
     Listener,
     /// The TCP proxy that originates HBONE tunnels: upstream failures.
     HboneOrigination,
+    /// The TCP proxy that forwards inner tunnels: upstream failures, and with the logs of the mesh config all.
+    HboneForwarding,
     /// The connection manager that terminates HBONE tunnels: responses of 400 and above.
     HboneTermination,
 }

@@ -31,7 +31,8 @@ use crate::{
         resource::Built,
         selected::Selected,
         tunnel::{
-            self, CONNECT_AUTHORITY, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, tls_context,
+            self, CONNECT_AUTHORITY, CONNECT_ORIGINATE, CONNECT_TERMINATE, HBONE_PORT, MAIN_INTERNAL, REQUEST_SOURCE,
+            SOURCE_HEADER, tls_context,
         },
     },
     proto::{
@@ -113,6 +114,8 @@ pub struct TerminateKey {
     pub ip_mode: IpMode,
     /// Certificates of the proxy.
     pub certificates: ServerCertificates,
+    /// True if the connections inside depend on what kind of proxy originated the tunnel.
+    pub keeps_source: bool,
 }
 
 /// Inputs of a sidecar's internal listener behind the terminating one.
@@ -157,6 +160,7 @@ impl HbonePart {
                 filters: end.client.filters.clone(),
                 ip_mode: end.client.ip_mode,
                 certificates: end.client.certificates.clone(),
+                keeps_source: false,
             }));
             keys.push(ListenerKey::MainInternal(end.clone()));
         }
@@ -206,7 +210,7 @@ impl TerminateKey {
             connection_balance_config: Some(exact_balance()),
             filter_chains: vec![FilterChain {
                 name: "default".to_owned(),
-                filters: vec![stack.terminating_filter()],
+                filters: vec![stack.terminating_filter(self.keeps_source)],
                 transport_socket: Some(self.transport_socket(ctx)),
                 ..Default::default()
             }],
@@ -270,7 +274,7 @@ impl FilterProxyView {
 
 impl FilterStack<'_> {
     /// Returns the connection manager that terminates tunnels.
-    fn terminating_filter(&self) -> Filter {
+    fn terminating_filter(&self, keeps_source: bool) -> Filter {
         let mut manager = HttpConnectionManager::default();
         self.client.apply_headers(ListenerClass::SidecarInbound, &mut manager);
         self.client.apply_client_certificates(&mut manager);
@@ -312,10 +316,11 @@ impl FilterStack<'_> {
                 self.features().ambient_enable_baggage,
             ));
         }
-        manager.http_filters.extend([
-            self.connect_authority(),
-            http_filter("envoy.filters.http.router", Any::pack(&router)),
-        ]);
+        manager.http_filters.push(self.connect_authority());
+        manager.http_filters.extend(keeps_source.then(|| self.request_source()));
+        manager
+            .http_filters
+            .push(http_filter("envoy.filters.http.router", Any::pack(&router)));
         manager.route_specifier = Some(RouteSpecifier::RouteConfig(if security.denied {
             denied_routes()
         } else {
@@ -362,6 +367,19 @@ impl FilterStack<'_> {
             ..Default::default()
         };
         http_filter("connect_authority", Any::pack(&config))
+    }
+}
+
+impl FilterStack<'_> {
+    /// Keeps the kind of proxy that originated the tunnel for the connections inside it.
+    fn request_source(&self) -> HttpFilter {
+        let value = format!("%REQ({SOURCE_HEADER})%");
+        let factory = self.client.hashable_string();
+        let config = set_filter_state::v3::Config {
+            on_request_headers: vec![state_value(REQUEST_SOURCE, &value, factory, SharedWithUpstream::Once)],
+            ..Default::default()
+        };
+        http_filter("request_source", Any::pack(&config))
     }
 }
 

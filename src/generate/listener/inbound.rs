@@ -60,6 +60,8 @@ use filters::InboundPort;
 
 /// Name of the listener of intercepted inbound connections.
 pub const VIRTUAL_INBOUND: &str = "virtualInbound";
+/// Name of the chain that drops connections.
+pub const BLACK_HOLE_CHAIN: &str = "virtualInbound-blackhole";
 /// Cluster of inbound traffic to undeclared ports.
 pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
@@ -446,7 +448,7 @@ impl InboundListener<'_> {
         chains.listener.add_chain(|out| {
             out.message(filter_chain::FILTER_CHAIN_MATCH, &by);
             out.fields(filters.fields());
-            out.text(filter_chain::NAME, "virtualInbound-blackhole");
+            out.text(filter_chain::NAME, BLACK_HOLE_CHAIN);
         });
     }
 

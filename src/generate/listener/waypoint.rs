@@ -18,6 +18,7 @@ use super::{
     ListenerKey,
     filter_chain::plaintext_http_alpns,
     hbone::{OriginateKey, TerminateKey, added_header, internal, state_value},
+    inbound::BLACK_HOLE_CHAIN,
     inspector::{self, original_destination},
     outbound::listener::ChainKind,
 };
@@ -31,22 +32,28 @@ use crate::{
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
-            tcp::{TCP_PROXY, TcpChain, plain_proxy},
+            tcp::{BLACK_HOLE, TCP_PROXY, TcpChain, plain_proxy},
             tls::ServerCertificates,
         },
         name::{self, VipTraffic},
         patch::PatchContext,
+        proxy::ProxyType,
+        proxy_view::{gateway_spans_networks, waypoint_spans_networks},
         resource::Built,
         route::waypoint::{self as route, WaypointHost},
         selected::Selected,
         tunnel::{
-            DESTINATION_METADATA, ENCAP, INNER_CONNECT_ORIGINATE, MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE,
-            waypoint_spans_networks,
+            DESTINATION_METADATA, ENCAP, FORWARD_INNER_CONNECT, FROM_GATEWAY, FROM_WAYPOINT, INNER_CONNECT_ORIGINATE,
+            MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE, SOURCE_HEADER,
         },
         waypoint::{Served, WaypointView},
         wire::Encoded,
     },
-    model::{policy::Subject, service::Protocol, waypoint::workloads},
+    model::{
+        policy::Subject,
+        service::Protocol,
+        waypoint::{ServingRole, workloads},
+    },
     proto::{
         Any,
         envoy::{
@@ -107,6 +114,15 @@ pub struct WaypointPart {
     pub client: Hashed<WaypointProxyView>,
 }
 
+/// Listeners that originate nested tunnels, which lead to other networks.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CrossingPart {
+    /// Attributes that filters depend on.
+    pub filters: Hashed<FilterProxyView>,
+    /// Network of the proxy.
+    pub network: NetworkId,
+}
+
 /// Inputs of one listener.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum WaypointKey {
@@ -126,6 +142,8 @@ pub enum WaypointKey {
     },
     /// The listener that originates the outer tunnel.
     Outer(Hashed<FilterProxyView>),
+    /// The listener that forwards inner tunnels, which are connections like others for a gateway between networks.
+    Forward(Hashed<FilterProxyView>),
 }
 
 impl WaypointPart {
@@ -154,24 +172,50 @@ impl WaypointPart {
                 filters: FilterProxyView::for_tunnels(&client.filters, ctx, &client.subject),
                 ip_mode: client.ip_mode,
                 certificates: client.certificates.clone(),
+                keeps_source: client.waypoint.is_east_west(),
             }),
             ListenerKey::Waypoint(WaypointKey::MainInternal {
                 client: client.clone(),
                 services: services.map(|key| ServiceChains::key(ctx, client, key)).collect(),
             }),
-            ListenerKey::ConnectOriginate(OriginateKey {
-                filters: filters(),
-                class: ListenerClass::SidecarInbound,
-            }),
+            if client.waypoint.is_east_west() {
+                ListenerKey::Waypoint(WaypointKey::Forward(filters()))
+            } else {
+                ListenerKey::ConnectOriginate(OriginateKey {
+                    filters: filters(),
+                    class: ListenerClass::SidecarInbound,
+                })
+            },
         ];
         if waypoint_spans_networks(features, &client.subject.labels) {
-            keys.push(ListenerKey::Waypoint(WaypointKey::Inner {
+            let crossing = CrossingPart {
                 filters: filters(),
                 network: client.network.clone(),
-            }));
-            keys.push(ListenerKey::Waypoint(WaypointKey::Outer(filters())));
+            };
+            keys.extend(crossing.list());
         }
         keys
+    }
+}
+
+impl CrossingPart {
+    /// Selects the listeners of a gateway; `None` if it does not reach other networks by tunnels.
+    pub fn of(ctx: &BuildContext, selected: &Selected, filters: &Hashed<FilterProxyView>) -> Option<Self> {
+        let features = &ctx.mesh.installation.features;
+        gateway_spans_networks(features, selected.proxy, &selected.labels).then(|| Self {
+            filters: filters.clone(),
+            network: selected.network.clone(),
+        })
+    }
+
+    /// Lists the listeners.
+    pub fn list(&self) -> Vec<ListenerKey> {
+        let inner = WaypointKey::Inner {
+            filters: self.filters.clone(),
+            network: self.network.clone(),
+        };
+        let outer = WaypointKey::Outer(self.filters.clone());
+        [inner, outer].map(ListenerKey::Waypoint).into()
     }
 }
 
@@ -180,7 +224,7 @@ impl WaypointKey {
     pub fn chains(&self) -> &[ServiceChainsKey] {
         match self {
             Self::MainInternal { services, .. } => services,
-            Self::Inner { .. } | Self::Outer(_) => &[],
+            Self::Inner { .. } | Self::Outer(_) | Self::Forward(_) => &[],
         }
     }
 
@@ -199,7 +243,13 @@ impl WaypointKey {
             }
             Self::Outer(filters) => {
                 let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
-                let tunnel = double_tunnel(("x-istio-source", "waypoint"));
+                // The gateway of the other network does not send requests from waypoints through a waypoint again.
+                let source = if filters.proxy_type == ProxyType::Waypoint {
+                    FROM_WAYPOINT
+                } else {
+                    FROM_GATEWAY
+                };
+                let tunnel = double_tunnel((SOURCE_HEADER, source));
                 let proxy = stack.tunnel_proxy(OUTER_CONNECT_ORIGINATE, tunnel);
                 finished(
                     stack,
@@ -207,6 +257,15 @@ impl WaypointKey {
                     vec![proxy],
                     vec![original_destination()],
                 )
+            }
+            Self::Forward(filters) => {
+                let stack = FilterStack::new(ctx, filters, ListenerClass::SidecarInbound);
+                let proxy = TcpProxy {
+                    access_log: stack.access_logs(LogPosition::HboneForwarding),
+                    ..plain_proxy(FORWARD_INNER_CONNECT)
+                };
+                let chain = vec![network_filter(TCP_PROXY, Any::pack(&proxy))];
+                finished(stack, FORWARD_INNER_CONNECT, chain, vec![original_destination()])
             }
         }
     }
@@ -287,10 +346,20 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
         matched.extend_from_slice(&built.matcher);
         asked.extend(built.asked.iter().cloned());
     }
-    for (name, traffic) in DIRECT {
-        making.add_direct(&mut listener, name, traffic);
-    }
-    let workloads = workloads::addresses(ctx.cx, ctx.mesh, &client.waypoint.gateways);
+    let workloads = match &client.waypoint.role {
+        ServingRole::Waypoint(gateways) => {
+            for (name, traffic) in DIRECT {
+                making.add_direct(&mut listener, name, traffic);
+            }
+            workloads::addresses(ctx.cx, ctx.mesh, gateways)
+        }
+        ServingRole::EastWest => {
+            if ports.is_empty() {
+                making.add_refusal(&mut listener);
+            }
+            None
+        }
+    };
     let direct = PortChain::Sniffed {
         tcp: DIRECT[0].0.to_owned(),
         http: DIRECT[1].0.to_owned(),
@@ -344,6 +413,13 @@ impl MainInternal<'_> {
             }
         };
         add_chain(listener, name, &filters);
+    }
+
+    /// Adds a chain that nothing selects, because Envoy requires one.
+    fn add_refusal(&self, listener: &mut EncodedListener) {
+        let mut filters = NetworkFilters::new();
+        filters.push(&network_filter(TCP_PROXY, Any::pack(&plain_proxy(BLACK_HOLE))));
+        add_chain(listener, BLACK_HOLE_CHAIN, &filters);
     }
 }
 

@@ -4,7 +4,10 @@
 //! Service counts, or else the oldest ServiceEntry. One service of each host is canonical, which clients of namespaces
 //! without one of their own use: that of a Service, or else of the oldest ServiceEntry.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use smol_str::SmolStr;
@@ -18,7 +21,7 @@ use crate::{
         identity::spiffe_id,
         inputs::Inputs,
         service::{Protocol, TrafficDistribution, traffic_distribution},
-        waypoint::{for_service, ingress_label},
+        waypoint::{ServedService, for_service, ingress_label},
     },
     proto::istio::{
         mesh::v1alpha1::mesh_config::service_scope_configs::Scope as ServiceScope,
@@ -428,9 +431,20 @@ pub fn selector_entry(key: &ClusterServiceKey, row: &ClusterService, emit: &mut 
 pub struct AmbientService {
     /// The service.
     pub message: Service,
+    /// True if it spans clusters.
+    pub is_global: bool,
+    /// The service of its waypoint, if that is known.
+    pub waypoint: Option<ServiceKey>,
 }
 
 impl AmbientService {
+    /// Returns the addresses in a network, without ranges; all of them if the network is unknown.
+    pub fn addresses_in<'a>(&'a self, network: &'a NetworkId) -> impl Iterator<Item = IpAddr> + 'a {
+        let all = self.message.addresses.iter();
+        let there = all.filter(move |address| network.is_empty() || network.as_str() == address.network);
+        there.filter_map(|address| from_octets(&address.address))
+    }
+
     /// Returns the names of its addresses, with the length of ranges.
     pub fn aliases(&self) -> impl Iterator<Item = SmolStr> {
         self.message.addresses.iter().filter_map(|address| {
@@ -492,7 +506,32 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Ambient
         names.extend(remote_identities(cx, mesh, key));
         message.subject_alt_names = names.into_iter().collect();
     }
-    Some(AmbientService { message })
+    let waypoint = base.declared.waypoint.as_ref();
+    let waypoint = waypoint.and_then(|gateway| mesh.waypoints.get(cx, gateway)?.service.clone());
+    Some(AmbientService {
+        message,
+        is_global: base.declared.is_global,
+        waypoint,
+    })
+}
+
+/// Emits the waypoint of a service that spans clusters.
+pub fn waypoint_of_global(_: &ServiceKey, service: &AmbientService, emit: &mut dyn FnMut(ServiceKey)) {
+    if service.is_global {
+        service.waypoint.iter().for_each(|waypoint| emit(waypoint.clone()));
+    }
+}
+
+/// Derives what a gateway between networks depends on, for the services that it serves: those that span clusters, and
+/// their waypoints.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/ambientindex.go, `AllLocalNetworkGlobalServices`).
+pub fn exposed(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServedService> {
+    let is_global = mesh.ambient_services.get(cx, key)?.is_global;
+    if !is_global && mesh.global_services_by_waypoint.get(cx, key).next().is_none() {
+        return None;
+    }
+    mesh.services.get(cx, key).map(|service| ServedService::of(service))
 }
 
 /// Returns the identities of the workloads of a service in other networks.

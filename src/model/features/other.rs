@@ -116,10 +116,6 @@ const ON_DEMAND: &str = "scopes are built on demand, once for all proxies";
 /// Variables without effect, with the reason. The daemon warns about those that are set.
 pub const WITHOUT_EFFECT: &[Described] = &[
     (
-        "AMBIENT_ENABLE_MULTI_NETWORK_INGRESS",
-        "waypoints between networks are not served yet",
-    ),
-    (
         "AMBIENT_SCOPED_ADDRESS_PUSHES",
         "a change is always pushed only to proxies whose configuration it changes",
     ),

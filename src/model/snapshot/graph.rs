@@ -45,7 +45,7 @@ use crate::model::{
     },
     virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
     waypoint::{
-        self, ServiceWaypoint, Waypoint,
+        self, ServedService, ServiceWaypoint, Waypoint,
         workloads::{WaypointWorkloads, WorkloadsKey},
     },
     workload::{self, Workload, WorkloadKey},
@@ -657,6 +657,11 @@ graph! {
     /// The same by the name of an address.
     index ambient_services_by_address (SmolStr, ServiceKey, AmbientService)
         from (ambient_services) = ambient::service::address_keys;
+    /// Services that span clusters, by the service of their waypoint.
+    index global_services_by_waypoint (ServiceKey, ServiceKey, AmbientService)
+        from (ambient_services) = ambient::service::waypoint_of_global;
+    /// Services that gateways between networks serve.
+    table exposed_services (ServiceKey, ServedService) from (ambient_services) = ambient::service::exposed;
     /// Conditions of ambient objects.
     table ambient_statuses (StatusTarget, ObjectConditions)
         from (with |_, inputs, mesh| ambient_status::candidates(mesh, inputs)) = ambient_status::of_object;

@@ -80,7 +80,11 @@ fn snapshot(services: &[String]) -> std::sync::Arc<MeshSnapshot> {
 
 /// Returns the names of the services that use a waypoint.
 fn through(mesh: &MeshSnapshot, waypoint: &str) -> Vec<String> {
-    let rows = served(&Cx::untracked(), mesh, &[key(waypoint)]);
+    let rows = served(
+        &Cx::untracked(),
+        mesh,
+        &ServingRole::Waypoint(vec![key(waypoint)].into()),
+    );
     rows.iter()
         .map(|row| format!("{}/{}", row.key.namespace, row.name))
         .collect()

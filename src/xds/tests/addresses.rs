@@ -180,7 +180,18 @@ impl Rig {
 
 #[test]
 fn a_ztunnel_ends_with_what_it_requests() {
-    for seed in 0..24 {
+    follow(24);
+}
+
+#[test]
+#[ignore = "a minute: `make fuzz-ambient`"]
+fn ten_thousand_changes_reach_every_ztunnel() {
+    follow(140);
+}
+
+/// Follows this number of clients through 150 events each, of which half are changes.
+fn follow(clients: u64) {
+    for seed in 0..clients {
         let mut random = Random(seed);
         let mut rig = Rig::new(seed % 3 == 0);
         rig.connect();

@@ -2,6 +2,7 @@
 //! service rebuilds its chains and no others.
 
 use prost::Message;
+use smol_str::SmolStr;
 
 use super::{
     WaypointProxyView, add_chain, default_destination, http_filters,
@@ -21,11 +22,13 @@ use crate::{
         name::{ClusterMode, VipTraffic},
         resource::Note,
         route::waypoint::{self as route, ServedPort},
+        tunnel::HBONE_PORT,
         waypoint::Served,
         wire::Encoded,
     },
     model::{
         Service, ServiceKey,
+        ambient::service::AmbientService,
         policy::TargetService,
         service::{Protocol, Resolution, ServicePort},
         virtual_service::VirtualService,
@@ -89,16 +92,30 @@ impl ServiceChains {
             return BuiltChains::default();
         };
         let client = &*self.client;
-        let subject = client.subject.clone().with_service(TargetService::of(service));
-        let filters = FilterProxyView::for_service(&client.filters, ctx, &subject);
+        let is_east_west = client.waypoint.is_east_west();
+        // Policies of a service are enforced at the end of the inner tunnel, of which a gateway between networks sees
+        // no identity.
+        let filters = if is_east_west {
+            client.filters.clone()
+        } else {
+            let subject = client.subject.clone().with_service(TargetService::of(service));
+            FilterProxyView::for_service(&client.filters, ctx, &subject)
+        };
         let served = Served::of(ctx, &client.waypoint);
+        let is_multi_network = ctx.mesh.installation.features.ambient_enable_multi_network;
+        let of_clusters = ctx.mesh.ambient_services.get(ctx.cx, &self.service);
+        let of_clusters = of_clusters.filter(|_| is_multi_network);
         let making = Making {
             stack: FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound),
             client,
             declared: served.virtual_services(&service.key),
             served,
             service,
+            addresses: addresses(client, service, of_clusters.map(|service| &**service)),
         };
+        let waypoint = of_clusters
+            .filter(|_| is_east_west)
+            .and_then(|row| OwnWaypoint::of(ctx, row));
         let mut listener = EncodedListener::default();
         let mut ports = Vec::new();
         let mut chains = Vec::new();
@@ -106,23 +123,78 @@ impl ServiceChains {
             let Some(chain) = making.add_port(&mut listener, port) else {
                 continue;
             };
+            let chain = match (&waypoint, chain) {
+                (Some(waypoint), PortChain::One(own)) => waypoint.before(own),
+                (_, chain) => chain,
+            };
             chains.push((port.number, chain));
-            ports.push((port.number, port.protocol));
+            // Of a tunnel only TLS can be told apart.
+            let is_opaque = is_east_west && !port.protocol.is_tls();
+            ports.push((port.number, if is_opaque { Protocol::Tcp } else { port.protocol }));
         }
-        let addresses = client.vip.virtual_addresses(service);
+        let addresses = &making.addresses;
         let mut asked = Vec::new();
-        if ctx.mesh.installation.features.ambient_enable_multi_network && !addresses.is_empty() {
+        if is_multi_network && !addresses.is_empty() {
             let host = &service.key.hostname;
             let chains = chains.iter().cloned();
             asked.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
         }
-        let range_matchers = matcher::service(&addresses, chains).into_iter().collect();
+        let range_matchers = matcher::service(addresses, chains).into_iter().collect();
         BuiltChains {
             chains: listener.into_chains(),
             ports,
             matcher: IpMatcher { range_matchers }.encode_to_vec(),
             asked,
             notes: making.stack.into_notes(),
+        }
+    }
+}
+
+/// Returns the addresses by which a proxy recognises connections to a service: those of its cluster, and for a service
+/// that spans clusters those of other clusters in its network.
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go, `globalServiceVIPs`).
+fn addresses(client: &WaypointProxyView, service: &Service, of_clusters: Option<&AmbientService>) -> Vec<SmolStr> {
+    let mut addresses = client.vip.virtual_addresses(service);
+    let global = of_clusters.filter(|service| service.is_global);
+    let others = global.iter().flat_map(|service| service.addresses_in(&client.network));
+    let others = others.filter(|ip| client.ip_mode.serves(ip));
+    addresses.extend(others.map(|ip| SmolStr::from(ip.to_string())));
+    addresses.sort_unstable();
+    addresses.dedup();
+    addresses
+}
+
+/// The waypoint of a service that a gateway between networks serves.
+struct OwnWaypoint {
+    /// Chain of tunnels to the waypoint.
+    chain: String,
+    /// True if requests of gateways go through it.
+    from_gateways: bool,
+}
+
+impl OwnWaypoint {
+    /// Returns the waypoint of a service; `None` if the gateway has no chain for it.
+    fn of(ctx: &BuildContext, row: &AmbientService) -> Option<Self> {
+        let waypoint = row.waypoint.as_ref()?;
+        ctx.mesh.exposed_services.get(ctx.cx, waypoint)?;
+        ctx.service(waypoint)?
+            .port(HBONE_PORT)
+            .filter(|port| port.protocol != Protocol::Udp)?;
+        Some(Self {
+            chain: ClusterMode::Vip(VipTraffic::Tcp).cluster_name(HBONE_PORT, "", &waypoint.hostname),
+            from_gateways: row.message.ingress_use_waypoint,
+        })
+    }
+
+    /// Returns the choice between the waypoint and the service's own chain. Tunnels of waypoints do not pass another
+    /// one, because policies have been applied.
+    fn before(&self, own: String) -> PortChain {
+        let from_gateway = if self.from_gateways { &self.chain } else { &own };
+        PortChain::BySource {
+            from_gateway: from_gateway.clone(),
+            from_waypoint: own,
+            from_others: self.chain.clone(),
         }
     }
 }
@@ -135,6 +207,8 @@ struct Making<'a> {
     /// VirtualServices of the service, in order of precedence.
     declared: Vec<&'a Shared<VirtualService>>,
     service: &'a Service,
+    /// Addresses of the service.
+    addresses: Vec<SmolStr>,
 }
 
 impl Making<'_> {
@@ -145,7 +219,7 @@ impl Making<'_> {
         if is_dynamic && port.protocol.is_tls() && !stack.features().enable_wildcard_host_service_entries_for_tls {
             return None;
         }
-        let mut chains = VipTraffic::of(port.protocol).iter().map(|traffic| {
+        let mut chains = self.client.waypoint.traffic(port.protocol).iter().map(|traffic| {
             let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
             let target = ServedPort {
                 served: &self.served,
@@ -187,8 +261,8 @@ impl Making<'_> {
     /// from other networks; none for a single network.
     fn destination(&self, port: u32) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
-        let has_address = !self.client.vip.virtual_addresses(self.service).is_empty();
-        if has_address && self.stack.features().ambient_enable_multi_network {
+        let may_lack = self.stack.features().ambient_enable_multi_network && !self.client.waypoint.is_east_west();
+        if may_lack && !self.addresses.is_empty() {
             filters.push(&default_destination(&self.client.vip.address(self.service), port));
         }
         filters

@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use crate::{
     base::cidr,
-    generate::tunnel::CONNECT_AUTHORITY,
+    generate::tunnel::{CONNECT_AUTHORITY, FROM_GATEWAY, FROM_WAYPOINT, REQUEST_SOURCE},
     proto::{
         Any,
         envoy::extensions::matching::common_inputs::network::v3::{
@@ -42,6 +42,15 @@ pub(super) enum PortChain {
         /// ALPN values that the HTTP inspector reports.
         alpns: &'static [&'static str],
     },
+    /// A chain by the kind of proxy that originated the tunnel.
+    BySource {
+        /// Chain of tunnels of waypoints.
+        from_waypoint: String,
+        /// Chain of tunnels of gateways.
+        from_gateway: String,
+        /// Chain of other tunnels.
+        from_others: String,
+    },
 }
 
 /// Returns the matcher of the whole listener. `matchers` are the encoded fields of an [`IpMatcher`].
@@ -61,14 +70,18 @@ pub(super) fn by_authority(chains: Vec<(String, PortChain)>, rest: Matcher) -> M
     if chains.is_empty() {
         return rest;
     }
-    let input = FilterStateInput {
-        key: CONNECT_AUTHORITY.to_owned(),
-        ..Default::default()
-    };
     Matcher {
         on_no_match: Some(Box::new(nested(rest))),
-        ..tree_by("authority-filter-state", Any::pack(&input), exact(chains))
+        ..tree_by("authority-filter-state", filter_state(CONNECT_AUTHORITY), exact(chains))
     }
+}
+
+/// Returns the input of a matcher by filter state.
+fn filter_state(key: &str) -> Any {
+    Any::pack(&FilterStateInput {
+        key: key.to_owned(),
+        ..Default::default()
+    })
 }
 
 /// Returns the matcher of one service; `None` without addresses or ports.
@@ -116,6 +129,19 @@ fn chosen(chain: PortChain) -> OnMatch {
     match chain {
         PortChain::One(name) => to_chain(name),
         PortChain::Sniffed { tcp, http, alpns } => nested(by_protocol(tcp, &http, alpns)),
+        PortChain::BySource {
+            from_waypoint,
+            from_gateway,
+            from_others,
+        } => {
+            let map = [(FROM_WAYPOINT, from_waypoint), (FROM_GATEWAY, from_gateway)];
+            let map = map.map(|(source, chain)| (source.to_owned(), to_chain(chain)));
+            let tree = TreeType::ExactMatchMap(MatchMap { map: map.into() });
+            nested(Matcher {
+                on_no_match: Some(Box::new(to_chain(from_others))),
+                ..tree_by("request-source-filter-state", filter_state(REQUEST_SOURCE), tree)
+            })
+        }
     }
 }
 

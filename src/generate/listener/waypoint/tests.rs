@@ -1,3 +1,5 @@
+mod networks;
+
 use std::sync::LazyLock;
 
 use serde_json::{Value, json};

@@ -1,0 +1,432 @@
+//! Several networks: nested tunnels, and gateways between networks.
+
+use serde_json::{Value, json};
+
+use super::{LABELS, MESH, WAYPOINT, chain, installation, main_internal};
+use crate::{
+    generate::{ResourceType, fixture, store::ConfigStore},
+    model::Installation,
+};
+
+/// A service with an endpoint in each of two networks, and the gateway to the other one.
+const TWO_NETWORKS: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: net1}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: far, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  hosts: [far.example.com]
+  resolution: STATIC
+  addresses: [10.0.0.77]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints:
+  - {address: 10.1.7.1, network: net1}
+  - {address: 10.9.7.1, network: net2}
+  - {address: 10.9.7.2, network: net3}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: west, namespace: istio-system, labels: {topology.istio.io/network: net2}}
+spec:
+  gatewayClassName: istio-remote
+  addresses: [{type: IPAddress, value: 192.0.2.2}]
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+";
+
+#[test]
+fn endpoints_of_other_networks_are_reached_by_nested_tunnels() {
+    let endpoints = |enabled: bool, crosses: bool| {
+        let mut installation = installation();
+        installation.features.ambient_enable_multi_network = enabled;
+        installation.features.ambient_enable_multi_network_waypoint = crosses;
+        let node = "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local";
+        let client = fixture::client(node, &json!({"LABELS": LABELS.clone(), "NETWORK": "net1"}));
+        let files = [
+            ("mesh.yaml", MESH),
+            ("kube.yaml", WAYPOINT),
+            ("config.yaml", TWO_NETWORKS),
+        ];
+        let store = fixture::store(installation, &files, vec![client]);
+        let name = "inbound-vip|80|http|far.example.com";
+        let assignment = fixture::resource(&store, 0, ResourceType::Endpoint, name);
+        let all = assignment["endpoints"].as_array().cloned().unwrap_or_default();
+        let all = all
+            .iter()
+            .flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
+        all.collect::<Vec<Value>>()
+    };
+    let [direct, tunnelled] = &endpoints(true, true)[..] else {
+        panic!("the endpoint of a network without a gateway is unreachable");
+    };
+    assert_eq!(direct["endpoint"]["address"]["socketAddress"]["address"], "10.1.7.1");
+    let address = json!({"serverListenerName": "inner_connect_originate", "endpointId": "192.0.2.2:15008"});
+    assert_eq!(tunnelled["endpoint"]["address"]["envoyInternalAddress"], address);
+    let metadata = &tunnelled["metadata"]["filterMetadata"];
+    assert_eq!(
+        metadata["envoy.filters.listener.original_dst"],
+        json!({"local": "192.0.2.2:15008"})
+    );
+    assert_eq!(
+        metadata["istio"]["double_hbone"],
+        json!({"hbone_target_address": "far.example.com:80"})
+    );
+    assert_eq!(
+        metadata["envoy.transport_socket_match"],
+        Value::Null,
+        "one socket for all"
+    );
+    assert_eq!(endpoints(true, false).len(), 1, "only the own network");
+    assert_eq!(endpoints(false, true).len(), 2, "mutual TLS does not pass the gateway");
+}
+
+/// An installation with several networks.
+fn multi_network() -> Installation {
+    let mut installation = installation();
+    installation.features.ambient_enable_multi_network = true;
+    installation.features.ambient_enable_multi_network_waypoint = true;
+    installation.features.ambient_enable_multi_network_ingress = true;
+    installation
+}
+
+const GLOBAL: &str = "
+trustDomain: cluster.local
+serviceScopeConfigs: [{servicesSelector: {matchLabels: {scope: global}}, scope: GLOBAL}]
+";
+
+/// Services that span clusters, of which one has a waypoint, and one that does not span clusters.
+const EAST: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: net1}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: default}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: wide, labels: {scope: global, istio.io/use-waypoint: waypoint}}
+spec:
+  clusterIP: 10.0.0.41
+  selector: {app: wide}
+  ports: [{name: http, port: 80, targetPort: 8080}, {name: tcp, port: 90}, {name: udp, port: 110, protocol: UDP}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: plain, labels: {scope: global}}
+spec: {clusterIP: 10.0.0.42, ports: [{name: http2, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: own, labels: {istio.io/use-waypoint: waypoint}}
+spec: {clusterIP: 10.0.0.43, selector: {app: wide}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: wide-0, labels: {app: wide}, annotations: {ambient.istio.io/redirection: enabled}}
+spec: {serviceAccountName: wide}
+status: {phase: Running, podIP: 10.1.0.41, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: wide, labels: {kubernetes.io/service-name: wide}}
+addressType: IPv4
+endpoints: [{addresses: [10.1.0.41], targetRef: {kind: Pod, name: wide-0, namespace: default}}]
+ports: [{name: http, port: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: own, labels: {kubernetes.io/service-name: own}}
+addressType: IPv4
+endpoints: [{addresses: [10.1.0.41], targetRef: {kind: Pod, name: wide-0, namespace: default}}]
+ports: [{name: http, port: 8080}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: west, namespace: istio-system, labels: {topology.istio.io/network: net2}}
+spec:
+  gatewayClassName: istio-remote
+  addresses: [{type: IPAddress, value: 192.0.2.2}]
+  listeners: [{name: mesh, port: 15008, protocol: HBONE}]
+";
+
+/// The other cluster, in another network.
+const WEST: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: net2}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: default}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: wide, labels: {scope: global}}
+spec: {clusterIP: 10.8.0.41, selector: {app: wide}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: own}
+spec: {clusterIP: 10.8.0.43, selector: {app: wide}, ports: [{name: http, port: 80, targetPort: 8080}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: wide-1, labels: {app: wide}, annotations: {ambient.istio.io/redirection: enabled}}
+spec: {serviceAccountName: wide}
+status: {phase: Running, podIP: 10.9.0.41, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: wide, labels: {kubernetes.io/service-name: wide}}
+addressType: IPv4
+endpoints: [{addresses: [10.9.0.41], targetRef: {kind: Pod, name: wide-1, namespace: default}}]
+ports: [{name: http, port: 8080}]
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: own, labels: {kubernetes.io/service-name: own}}
+addressType: IPv4
+endpoints: [{addresses: [10.9.0.41], targetRef: {kind: Pod, name: wide-1, namespace: default}}]
+ports: [{name: http, port: 8080}]
+";
+
+/// Returns the store of a gateway between the networks, an instance of the waypoint and an ingress gateway, in this
+/// order.
+fn two_networks(installation: Installation, config: &str) -> ConfigStore {
+    let of = |node: &str, controller: &str, view: Option<&str>| {
+        let labels = json!({"gateway.istio.io/managed": controller});
+        let mut metadata = json!({"LABELS": labels, "NETWORK": "net1"});
+        if let Some(view) = view {
+            metadata["REQUESTED_NETWORK_VIEW"] = view.into();
+        }
+        fixture::client(node, &metadata)
+    };
+    let east_west = of(
+        "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local",
+        "istio.io-eastwest-controller",
+        Some("net1"),
+    );
+    let waypoint = of(
+        "waypoint~10.1.0.9~waypoint-0.default~default.svc.cluster.local",
+        "istio.io-mesh-controller",
+        None,
+    );
+    let ingress = of(
+        "router~10.1.0.31~gw-0.default~default.svc.cluster.local",
+        "istio.io-gateway-controller",
+        None,
+    );
+    let kube = format!("{WAYPOINT}---{EAST}");
+    let files = [
+        ("mesh.yaml", GLOBAL),
+        ("kube.yaml", kube.as_str()),
+        ("kube-west.yaml", WEST),
+        ("config.yaml", config),
+    ];
+    fixture::store(installation, &files, vec![east_west, waypoint, ingress])
+}
+
+/// Returns the endpoints of a cluster.
+fn endpoints(store: &ConfigStore, client: u64, name: &str) -> Vec<Value> {
+    let assignment = fixture::resource(store, client, ResourceType::Endpoint, name);
+    let groups = assignment["endpoints"].as_array().cloned().unwrap_or_default();
+    let members = groups
+        .iter()
+        .filter_map(|group| group["lbEndpoints"].as_array().cloned());
+    members.flatten().collect()
+}
+
+const WIDE: &str = "wide.default.svc.cluster.local";
+const PLAIN: &str = "plain.default.svc.cluster.local";
+
+#[test]
+fn gateways_between_networks_forward_inner_tunnels() {
+    let store = two_networks(multi_network(), "");
+    let names = fixture::names(&store, 0, ResourceType::Listener);
+    assert_eq!(names, ["connect_terminate", "forward_inner_connect", "main_internal"]);
+    let forward = fixture::resource(&store, 0, ResourceType::Listener, "forward_inner_connect");
+    let proxy = &forward["filterChains"][0]["filters"][0]["typedConfig"];
+    assert_eq!(proxy["cluster"], "forward_inner_connect");
+    assert_eq!(proxy["tunnelingConfig"], Value::Null);
+
+    let mut clusters = fixture::names(&store, 0, ResourceType::Cluster);
+    clusters.sort();
+    let mut want = vec![
+        "BlackHoleCluster".to_owned(),
+        "encap".to_owned(),
+        "forward_inner_connect".to_owned(),
+        "main_internal".to_owned(),
+        "inbound-vip|15008|tcp|waypoint.default.svc.cluster.local".to_owned(),
+        format!("inbound-vip|80|tcp|{WIDE}"),
+        format!("inbound-vip|90|tcp|{WIDE}"),
+        format!("inbound-vip|80|tcp|{PLAIN}"),
+    ];
+    want.sort();
+    assert_eq!(clusters, want, "services that span clusters, and their waypoints");
+    let cluster = |name: &str| fixture::resource(&store, 0, ResourceType::Cluster, name);
+    let forward = cluster("forward_inner_connect");
+    assert_eq!(forward["type"], "ORIGINAL_DST");
+    assert_eq!(forward["originalDstLbConfig"]["upstreamPortOverride"], 15008);
+    assert_eq!(forward["transportSocket"], Value::Null, "the inner tunnel is encrypted");
+    assert_eq!(forward["typedExtensionProtocolOptions"], Value::Null);
+    let encap = cluster("encap");
+    let listener = &encap["loadAssignment"]["endpoints"][0]["lbEndpoints"][0]["endpoint"]["address"];
+    assert_eq!(
+        listener["envoyInternalAddress"]["serverListenerName"],
+        "forward_inner_connect"
+    );
+    let wide = cluster(&format!("inbound-vip|80|tcp|{WIDE}"));
+    let passed = &wide["transportSocket"]["typedConfig"]["passthroughMetadata"];
+    let passed = passed.as_array().expect("metadata").iter();
+    let passed: Vec<_> = passed
+        .map(|source| (source["kind"].clone(), source["name"].clone()))
+        .collect();
+    let want = [
+        (json!({"host": {}}), json!("envoy.filters.listener.original_dst")),
+        (json!({"cluster": {}}), json!("istio")),
+        (json!({"host": {}}), json!("istio")),
+    ];
+    assert_eq!(passed, want);
+
+    let own = endpoints(&store, 0, &format!("inbound-vip|80|tcp|{WIDE}"));
+    let [own] = own.as_slice() else {
+        panic!("only the endpoint of the own network: {own:?}");
+    };
+    let address = json!({"serverListenerName": "forward_inner_connect", "endpointId": "10.1.0.41:8080"});
+    assert_eq!(own["endpoint"]["address"]["envoyInternalAddress"], address);
+}
+
+/// Tunnels that did not come from a waypoint go to the waypoint of the service.
+#[test]
+fn gateways_between_networks_choose_by_the_source() {
+    let store = two_networks(multi_network(), "");
+    let terminate = fixture::resource(&store, 0, ResourceType::Listener, "connect_terminate");
+    let filters = &terminate["filterChains"][0]["filters"][0]["typedConfig"]["httpFilters"];
+    let filters: Vec<_> = filters.as_array().expect("filters").iter().collect();
+    let names: Vec<_> = filters
+        .iter()
+        .map(|filter| filter["name"].as_str().expect("a name"))
+        .collect();
+    let kept = ["connect_authority", "request_source", "envoy.filters.http.router"];
+    assert_eq!(names[names.len() - 3..], kept);
+    let state = &filters[names.len() - 2]["typedConfig"]["onRequestHeaders"][0];
+    assert_eq!(state["objectKey"], "io.istio.source");
+
+    let listener = main_internal(&store);
+    let chains: Vec<_> = listener["filterChains"].as_array().expect("chains").iter().collect();
+    let names: Vec<_> = chains
+        .iter()
+        .map(|chain| chain["name"].as_str().expect("a name"))
+        .collect();
+    assert_eq!(names.len(), 4, "no chain for workloads: {names:?}");
+    let to = |name: &str| json!({"name": name, "typedConfig": {"@type": "type.googleapis.com/google.protobuf.StringValue", "value": name}});
+    let by_authority = &listener["filterChainMatcher"]["matcherTree"];
+    assert_eq!(by_authority["input"]["name"], "authority-filter-state");
+    let map = &by_authority["exactMatchMap"]["map"];
+    let plain = format!("inbound-vip|80|tcp|{PLAIN}");
+    assert_eq!(map[format!("{PLAIN}:80")]["action"], to(&plain));
+    let by_source = &map[format!("{WIDE}:80")]["matcher"];
+    let waypoint = "inbound-vip|15008|tcp|waypoint.default.svc.cluster.local";
+    let own = format!("inbound-vip|80|tcp|{WIDE}");
+    assert_eq!(by_source["matcherTree"]["input"]["name"], "request-source-filter-state");
+    let sources = &by_source["matcherTree"]["exactMatchMap"]["map"];
+    assert_eq!(sources["waypoint"]["action"], to(&own));
+    assert_eq!(
+        sources["gateway"]["action"],
+        to(&own),
+        "ingress gateways do not use the waypoint"
+    );
+    assert_eq!(by_source["onNoMatch"]["action"], to(waypoint));
+    assert_eq!(
+        chain(&listener, waypoint)["filters"]
+            .as_array()
+            .map(|filters| filters.is_empty()),
+        Some(false)
+    );
+
+    let ingress = EAST.replace(
+        "scope: global, istio.io",
+        "scope: global, istio.io/ingress-use-waypoint: 'true', istio.io",
+    );
+    let files = [
+        ("mesh.yaml", GLOBAL),
+        ("kube.yaml", &[WAYPOINT, "---", &ingress].concat()),
+    ];
+    let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
+    let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
+    let store = fixture::store(multi_network(), &files, vec![fixture::client(node, &labels)]);
+    let listener = main_internal(&store);
+    let map = &listener["filterChainMatcher"]["matcherTree"]["exactMatchMap"]["map"];
+    let sources = &map[format!("{WIDE}:80")]["matcher"]["matcherTree"]["exactMatchMap"]["map"];
+    assert_eq!(sources["gateway"]["action"], to(waypoint));
+}
+
+/// Policies of services are enforced where the inner tunnel ends; the gateway sees none of its identities.
+#[test]
+fn gateways_between_networks_enforce_no_policies_of_services() {
+    let policy = "
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: deny}
+spec:
+  targetRefs: [{kind: Service, group: '', name: wide}]
+  action: DENY
+  rules: [{from: [{source: {namespaces: [a]}}]}]
+";
+    let store = two_networks(multi_network(), policy);
+    let gateway = main_internal(&store);
+    let own = chain(&gateway, &format!("inbound-vip|80|tcp|{WIDE}")).to_string();
+    assert!(!own.contains("rbac"), "{own}");
+    let waypoint = fixture::resource(&store, 1, ResourceType::Listener, "main_internal");
+    let own = chain(&waypoint, &format!("inbound-vip|80|http|{WIDE}")).to_string();
+    assert!(own.contains("rbac"), "the waypoint enforces the policy: {own}");
+}
+
+#[test]
+fn a_gateway_between_networks_without_services_drops_connections() {
+    let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT)];
+    let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
+    let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
+    let store = fixture::store(multi_network(), &files, vec![fixture::client(node, &labels)]);
+    let listener = main_internal(&store);
+    let chains = listener["filterChains"].as_array().expect("chains");
+    assert_eq!(chains.len(), 1);
+    assert_eq!(chains[0]["name"], "virtualInbound-blackhole");
+    assert_eq!(chains[0]["filters"][0]["typedConfig"]["cluster"], "BlackHoleCluster");
+}
+
+/// Waypoints and ingress gateways reach endpoints of services that span clusters by nested tunnels, and no endpoints of
+/// other services in other clusters.
+#[test]
+fn services_that_do_not_span_clusters_keep_their_own_endpoints() {
+    let store = two_networks(multi_network(), "");
+    let addresses = |client: u64, name: &str| {
+        let all = endpoints(&store, client, name);
+        let address = |member: &Value| {
+            let address = &member["endpoint"]["address"];
+            let internal = &address["envoyInternalAddress"];
+            format!("{} {}", internal["serverListenerName"], internal["endpointId"]).replace('"', "")
+        };
+        all.iter().map(address).collect::<Vec<_>>()
+    };
+    let own = "connect_originate 10.1.0.41:8080";
+    let west = "inner_connect_originate 192.0.2.2:15008";
+    assert_eq!(addresses(1, &format!("inbound-vip|80|http|{WIDE}")), [own, west]);
+    assert_eq!(addresses(1, "inbound-vip|80|http|own.default.svc.cluster.local"), [own]);
+    assert_eq!(addresses(2, &format!("outbound|80||{WIDE}")), [own, west]);
+    assert_eq!(addresses(2, "outbound|80||own.default.svc.cluster.local"), [own]);
+
+    let names = fixture::names(&store, 2, ResourceType::Listener);
+    assert!(names.contains(&"inner_connect_originate".to_owned()), "{names:?}");
+    let header = |client| {
+        let outer = fixture::resource(&store, client, ResourceType::Listener, "outer_connect_originate");
+        let tunnel = &outer["filterChains"][0]["filters"][0]["typedConfig"]["tunnelingConfig"];
+        tunnel["headersToAdd"][0]["header"].clone()
+    };
+    assert_eq!(header(1), json!({"key": "x-istio-source", "value": "waypoint"}));
+    assert_eq!(header(2), json!({"key": "x-istio-source", "value": "gateway"}));
+}
