@@ -1,6 +1,7 @@
 //! One daemon serves its configuration to another (MCP over xDS).
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use istiod::proto::Any;
+use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use istiod::proto::envoy::service::discovery::v3::aggregated_discovery_service_server::{
     AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
 };
@@ -18,8 +20,14 @@ use istiod::proto::envoy::service::discovery::v3::{
 use istiod::proto::istio::mcp::v1alpha1::{Metadata, Resource};
 use istiod::proto::istio::networking::v1alpha3 as networking;
 use libtest_mimic::{Completion, Failed, Trial};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use serde_json::json;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::raw_grpc::{RawGrpc, Reply};
@@ -50,6 +58,7 @@ pub(super) fn trials() -> Vec<Trial> {
             }
             envoys_route_to_declared_instances().map(|()| Completion::Completed)
         }),
+        Trial::test("registries::chain::clients_receive_what_they_request", clients_receive_what_they_request),
         Trial::test("registries::chain::sources_have_an_order", sources_have_an_order),
         Trial::test("registries::chain::many_objects_are_synced", many_objects_are_synced),
     ]
@@ -285,15 +294,25 @@ fn tls_modes_work() -> Result<(), Failed> {
     let root = plugged.join("root-cert.pem").display().to_string();
     let names = "sni: istiod.istio-system.svc";
     let expected = AdsClient::connect(server.xds, &sidecar()).first()?;
-    for (name, tls) in [
-        ("mutual", format!("{{{system}, caCertificates: {root}, {names}}}")),
+    // A server without client certificates: TLS in front of the plaintext port.
+    let front = TlsFront::start(&authority, server.xds)?;
+    let secure = server.secure;
+    for (name, port, tls) in [
+        ("disable", server.xds, "{mode: DISABLE}".to_owned()),
+        (
+            "simple",
+            front.port,
+            format!("{{mode: SIMPLE, caCertificates: {root}, sni: {FRONT}}}"),
+        ),
+        ("mutual", secure, format!("{{{system}, caCertificates: {root}, {names}}}")),
         (
             "names",
+            secure,
             format!("{{{system}, caCertificates: {root}, subjectAltNames: [other, istiod.istio-system.svc]}}"),
         ),
-        ("istio-mutual", format!("{{mode: ISTIO_MUTUAL, {names}}}")),
+        ("istio-mutual", secure, format!("{{mode: ISTIO_MUTUAL, {names}}}")),
     ] {
-        let source = format!("[{{address: 'xds://127.0.0.1:{}', tlsSettings: {tls}}}]", server.secure);
+        let source = format!("[{{address: 'xds://127.0.0.1:{port}', tlsSettings: {tls}}}]");
         write_sources(&folder, &source)?;
         let chained = Daemon::configured(&folder.join(format!("{name}.log")), |command| {
             command.arg("--configDir").arg(folder.join("chained"));
@@ -308,7 +327,7 @@ fn tls_modes_work() -> Result<(), Failed> {
     std::fs::write(&other, Authority::new("other").root)?;
     for (name, tls, logged) in [
         (
-            "simple",
+            "anonymous",
             format!("{{mode: SIMPLE, caCertificates: {root}, {names}}}"),
             "Unauthenticated",
         ),
@@ -339,6 +358,49 @@ fn tls_modes_work() -> Result<(), Failed> {
         assert!(!chained.is_ready(), "{name}");
     }
     Ok(())
+}
+
+/// The name of a [`TlsFront`] in its certificate.
+pub(super) const FRONT: &str = "front.internal";
+
+/// TLS without client certificates in front of a port. Dropping it ends it and its connections.
+pub(super) struct TlsFront {
+    pub(super) port: u16,
+    _stop: DropGuard,
+}
+
+impl TlsFront {
+    pub(super) fn start(authority: &Authority, behind: u16) -> Result<TlsFront, Failed> {
+        let own = authority.certificate(FRONT);
+        let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(own.chain.as_bytes()).collect();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain?, PrivateKeyDer::from_pem_slice(own.key.as_bytes())?)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0"))?;
+        let port = listener.local_addr()?.port();
+        let stop = CancellationToken::new();
+        let until = stop.clone();
+        let accepting = async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let acceptor = acceptor.clone();
+                let copying = async move {
+                    let (mut client, mut server) =
+                        tokio::try_join!(acceptor.accept(stream), TcpStream::connect(("127.0.0.1", behind)))?;
+                    tokio::io::copy_bidirectional(&mut client, &mut server).await
+                };
+                RUNTIME.spawn(until.clone().run_until_cancelled_owned(copying));
+            }
+        };
+        RUNTIME.spawn(stop.clone().run_until_cancelled_owned(accepting));
+        Ok(TlsFront {
+            port,
+            _stop: stop.drop_guard(),
+        })
+    }
 }
 
 /// The answers of a server to one request, by its type.
@@ -443,7 +505,7 @@ fn garbage_changes_nothing() -> Result<(), Failed> {
         objects: script.clone(),
         changed,
     };
-    let listener = RUNTIME.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))?;
+    let listener = RUNTIME.block_on(TcpListener::bind("127.0.0.1:0"))?;
     let port = listener.local_addr()?.port();
     let server = tonic::transport::Server::builder()
         .add_service(AggregatedDiscoveryServiceServer::new(service))
@@ -476,6 +538,134 @@ fn garbage_changes_nothing() -> Result<(), Failed> {
         has("a")(resources).is_none().then_some(())
     })?;
     serving.abort();
+    Ok(())
+}
+
+/// A client that reads the objects of two kinds.
+struct Reader {
+    responses: mpsc::Receiver<(String, BTreeSet<String>, Vec<String>)>,
+    /// Kept open.
+    _requests: (mpsc::Sender<DiscoveryRequest>, mpsc::Sender<DeltaDiscoveryRequest>),
+}
+
+const READ: [&str; 2] = [
+    "networking.istio.io/v1/Gateway",
+    "networking.istio.io/v1alpha3/VirtualService",
+];
+
+impl Reader {
+    /// Connects, with the incremental protocol or that of the state of the world, and does not acknowledge.
+    fn connect(xds: u16, is_delta: bool) -> Result<Reader, Failed> {
+        let node = istiod::proto::envoy::config::core::v3::Node {
+            id: "sidecar~127.0.0.1~reader.other~other.svc.cluster.local".to_owned(),
+            metadata: json!({ "GENERATOR": "api", "NAMESPACE": "other" })
+                .as_object()
+                .map(istiod::proto::json::struct_from_json),
+            ..Default::default()
+        };
+        let (sender, responses) = mpsc::channel(64);
+        let (sotw, sotw_requests) = mpsc::channel(8);
+        let (delta, delta_requests) = mpsc::channel(8);
+        for type_url in READ.map(str::to_owned) {
+            let node = Some(node.clone());
+            if is_delta {
+                delta.try_send(DeltaDiscoveryRequest {
+                    node,
+                    type_url,
+                    ..Default::default()
+                })?;
+            } else {
+                sotw.try_send(DiscoveryRequest {
+                    node,
+                    type_url,
+                    ..Default::default()
+                })?;
+            }
+        }
+        let name = |any: &Any| -> Option<String> { Some(any.unpack::<Resource>().ok()??.metadata?.name) };
+        RUNTIME.spawn(async move {
+            let endpoint = tonic::transport::Endpoint::from_shared(format!("http://127.0.0.1:{xds}"));
+            let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
+            let channel = endpoint.map_err(unavailable)?.connect().await.map_err(unavailable)?;
+            let mut client = AggregatedDiscoveryServiceClient::new(channel);
+            if is_delta {
+                let answers = client.delta_aggregated_resources(ReceiverStream::new(delta_requests)).await;
+                let mut answers = answers?.into_inner();
+                while let Some(answer) = answers.message().await? {
+                    let names = answer.resources.iter();
+                    let names = names.filter_map(|resource| name(resource.resource.as_ref()?)).collect();
+                    let _ = sender.send((answer.type_url, names, answer.removed_resources)).await;
+                }
+            } else {
+                let answers = client.stream_aggregated_resources(ReceiverStream::new(sotw_requests)).await;
+                let mut answers = answers?.into_inner();
+                while let Some(answer) = answers.message().await? {
+                    let names = answer.resources.iter().filter_map(name).collect();
+                    let _ = sender.send((answer.type_url, names, Vec::new())).await;
+                }
+            }
+            Ok::<(), Status>(())
+        });
+        Ok(Reader {
+            responses,
+            _requests: (sotw, delta),
+        })
+    }
+
+    fn next(&mut self) -> Result<(String, BTreeSet<String>, Vec<String>), Failed> {
+        let next = RUNTIME.block_on(async { tokio::time::timeout(TIMEOUT, self.responses.recv()).await });
+        Ok(next?.ok_or("the stream ended")?)
+    }
+}
+
+fn clients_receive_what_they_request() -> Result<(), Failed> {
+    let folder = folder("registries-chain-requested")?;
+    let files = folder.join("files");
+    let gateway = |name: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: {name}, namespace: hidden}}
+spec:
+  selector: {{app: {name}}}
+  servers: [{{port: {{number: 80, name: http, protocol: HTTP}}, hosts: [{name}.example.com]}}]
+"
+        )
+    };
+    write(&files, "a.yaml", &gateway("a"))?;
+    let server = Daemon::start(&files, &folder.join("server.log"))?;
+    let mut readers = Vec::new();
+    for is_delta in [false, true] {
+        readers.push((is_delta, Reader::connect(server.xds, is_delta)?));
+    }
+    let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+    for (is_delta, reader) in &mut readers {
+        let mut first = [reader.next()?, reader.next()?];
+        first.sort();
+        let expected = [
+            (READ[0].to_owned(), set(&["hidden/a"]), Vec::new()),
+            (READ[1].to_owned(), set(&["default/api"]), Vec::new()),
+        ];
+        assert_eq!(first, expected, "delta: {is_delta}");
+    }
+    // A change of another kind is not sent, one that no sidecar of the client's namespace sees is.
+    write(&files, "more.yaml", &entry("more"))?;
+    let proxy = AdsClient::connect(server.xds, &sidecar());
+    proxy.until("the other kind", TIMEOUT, has("more"))?;
+    write(&files, "b.yaml", &gateway("b"))?;
+    for (is_delta, reader) in &mut readers {
+        let expected = if *is_delta { set(&["hidden/b"]) } else { set(&["hidden/a", "hidden/b"]) };
+        assert_eq!(reader.next()?, (READ[0].to_owned(), expected, Vec::new()), "delta: {is_delta}");
+    }
+    std::fs::remove_file(files.join("a.yaml"))?;
+    for (is_delta, reader) in &mut readers {
+        let expected = if *is_delta {
+            (READ[0].to_owned(), BTreeSet::new(), vec!["hidden/a".to_owned()])
+        } else {
+            (READ[0].to_owned(), set(&["hidden/b"]), Vec::new())
+        };
+        assert_eq!(reader.next()?, expected, "delta: {is_delta}");
+    }
     Ok(())
 }
 
@@ -587,14 +777,20 @@ fn sources_have_an_order() -> Result<(), Failed> {
     let local = folder.join("local.yaml");
     let own = OBJECTS.replace("240.1.2.3", "240.9.9.9");
     std::fs::write(&local, own + "---\n" + &entry("local"))?;
-    let (file, xds) = (local.display(), server.xds);
-    write_sources(
-        &folder,
-        &format!("[{{address: 'fs://{file}'}}, {{address: 'xds://127.0.0.1:{xds}'}}]"),
-    )?;
+    std::fs::create_dir(folder.join("more"))?;
+    std::fs::write(folder.join("more/entry.yaml"), entry("more"))?;
+    let (file, xds, more) = (local.display(), server.xds, folder.join("more"));
+    let sources = [
+        format!("fs://{file}"),
+        format!("xds://127.0.0.1:{xds}"),
+        format!("fs://{}", more.display()),
+    ];
+    let sources = sources.map(|address| format!("{{address: '{address}'}}"));
+    write_sources(&folder, &format!("[{}]", sources.join(", ")))?;
     let chained = Daemon::start(&folder.join("chained"), &folder.join("chained.log"))?;
     let proxy = AdsClient::connect(chained.xds, &sidecar());
-    proxy.until("the objects of both", TIMEOUT, has("local"))?;
+    proxy.until("the objects of the file", TIMEOUT, has("local"))?;
+    proxy.until("the objects of the folder", TIMEOUT, has("more"))?;
     proxy.until("the first source's object", TIMEOUT, routes_have("240.9.9.9"))?;
     std::fs::write(&local, entry("local"))?;
     proxy.until("the second source's object", TIMEOUT, routes_have("240.1.2.3"))?;

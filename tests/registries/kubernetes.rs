@@ -5,8 +5,9 @@ use std::path::Path;
 use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
-use super::chain::{entry, has, routes_have};
+use super::chain::{FRONT, TlsFront, entry, has, routes_have};
 use super::{TIMEOUT, sidecar};
+use crate::secure::authority::Authority;
 use crate::support::ads::{AdsClient, Type};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
@@ -17,6 +18,9 @@ pub(super) fn trials() -> Vec<Trial> {
     vec![
         kubernetes::trial("registries::kubernetes::is_a_config_source", |name| {
             is_a_config_source(name)
+        }),
+        kubernetes::trial("registries::kubernetes::secrets_have_roots_of_servers", |name| {
+            secrets_have_roots_of_servers(name)
         }),
         kubernetes::trial("registries::kubernetes::namespaces_are_a_list", |name| {
             namespaces_are_a_list(name)
@@ -41,14 +45,19 @@ fn service_entry(namespace: &str, name: &str, address: &str) -> Value {
         } })
 }
 
-fn start(cluster: &Cluster, folder: &Path, mesh: &str, flag: &str) -> Result<Daemon, String> {
+/// Returns the namespace of a test's control plane.
+fn system(folder: &Path) -> String {
+    let name = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    format!("{}-system", name.replace('_', "-"))
+}
+
+fn start(cluster: &Cluster, folder: &Path, mesh: &str, flags: &[&str]) -> Result<Daemon, String> {
     let file = folder.join("mesh.yaml");
     std::fs::write(&file, mesh).map_err(|error| error.to_string())?;
-    let system = folder.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let system = format!("{}-system", system.replace('_', "-"));
+    let system = system(folder);
     cluster.namespace(&system, &json!({}))?;
     Daemon::in_kubernetes(&cluster.admin_kubeconfig(), &system, &folder.join("istiod.log"), |command| {
-        command.arg("--meshConfig").arg(&file).arg(flag);
+        command.arg("--meshConfig").arg(&file).args(flags);
     })
 }
 
@@ -69,13 +78,15 @@ fn is_a_config_source(name: &str) -> Result<(), Failed> {
          discoverySelectors: [{{matchLabels: {{test: k8s-source}}}}]\n",
         file.display()
     );
-    let daemon = start(cluster, &folder, &mesh, "--registries=Kubernetes")?;
+    // Another registry beside the cluster.
+    let daemon = start(cluster, &folder, &mesh, &["--registries=Kubernetes,Mock", "--mockServices"])?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());
     proxy.until("the objects of both", TIMEOUT, has("local"))?;
     proxy.until("the object of the cluster", TIMEOUT, routes_have("240.1.2.3"))?;
-    let service = (Type::Cluster, format!("outbound|80||web.{namespace}.svc.cluster.local"));
-    proxy.until("the Service of the cluster", TIMEOUT, |resources| {
-        resources.contains_key(&service).then_some(())
+    let services = [format!("web.{namespace}"), "hello.default".to_owned()];
+    let services = services.map(|name| (Type::Cluster, format!("outbound|80||{name}.svc.cluster.local")));
+    proxy.until("the services of both registries", TIMEOUT, |resources| {
+        services.iter().all(|name| resources.contains_key(name)).then_some(())
     })?;
     cluster.api.delete(&Reference::of(&object))?;
     proxy.until("the object of the file", TIMEOUT, routes_have("240.9.9.9"))?;
@@ -92,7 +103,7 @@ fn namespaces_are_a_list(name: &str) -> Result<(), Failed> {
         cluster.api.apply(&service_entry(namespace, namespace, "240.5.0.1"))?;
     }
     let flag = format!("--appNamespace={}, {}", names[0], names[1]);
-    let daemon = start(cluster, &folder, "{}\n", &flag)?;
+    let daemon = start(cluster, &folder, "{}\n", &[flag.as_str()])?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());
     proxy.until("the objects of the first namespace", TIMEOUT, has(names[0]))?;
     proxy.until("the objects of the second namespace", TIMEOUT, has(names[1]))?;
@@ -111,5 +122,26 @@ fn namespaces_are_a_list(name: &str) -> Result<(), Failed> {
         assert!(has(&absent)(&resources).is_none(), "{absent} is of another namespace");
     }
     assert!(has(names[0])(&resources).is_some());
+    Ok(())
+}
+
+fn secrets_have_roots_of_servers(name: &str) -> Result<(), Failed> {
+    let (cluster, folder) = (kubernetes::shared(1)?, scratch(name));
+    std::fs::create_dir(folder.join("files"))?;
+    std::fs::write(folder.join("files/entry.yaml"), entry("remote"))?;
+    let server = Daemon::start(&folder.join("files"), &folder.join("server.log"))?;
+    let authority = Authority::new("front");
+    let front = TlsFront::start(&authority, server.xds)?;
+    let mesh = format!(
+        "configSources:\n- address: 'xds://127.0.0.1:{}'\n  tlsSettings: {{mode: SIMPLE, credentialName: roots, sni: {FRONT}}}\n",
+        front.port
+    );
+    cluster.namespace(&system(&folder), &json!({}))?;
+    let metadata = json!({ "namespace": system(&folder), "name": "roots" });
+    cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata,
+        "stringData": { "ca.crt": authority.root } }))?;
+    let daemon = start(cluster, &folder, &mesh, &[])?;
+    let proxy = AdsClient::connect(daemon.xds, &sidecar());
+    proxy.until("the object of the server", TIMEOUT, has("remote"))?;
     Ok(())
 }

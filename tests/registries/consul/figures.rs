@@ -59,14 +59,15 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
         services.iter().all(|name| resources.contains_key(name)).then_some(())
     })?;
     // An instance of one service becomes unhealthy and healthy again.
-    let (service, _, address) = &registered[instances / 2];
+    let changed = instances / 2 + 5;
+    let (service, _, address) = &registered[changed];
     let mut arrived = Vec::new();
     let before = cpu(&daemon);
     for change in 0..CHANGES {
         let is_healthy = change % 2 == 1;
         let began = wait::now();
         let status = if is_healthy { "passing" } else { "critical" };
-        consul.register(&all[instances / 2], Some(status))?;
+        consul.register(&all[changed], Some(status))?;
         proxy.until("the changed instance", TIMEOUT, |resources| {
             (has(resources, service, address) == is_healthy).then_some(())
         })?;
