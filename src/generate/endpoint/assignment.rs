@@ -66,9 +66,12 @@ impl Target<'_> {
         };
         // Registries name ports in their own ways, so that instances of one host have the number in common.
         let registries = &ctx.mesh.installation.registries;
-        let serves = |endpoint: &&Endpoint| match registries.contains(&endpoint.origin.cluster) {
-            true => endpoint.serves(self.port),
-            false => endpoint.port_name == self.port.name,
+        let serves = |endpoint: &&Endpoint| {
+            if registries.contains(&endpoint.origin.cluster) {
+                endpoint.serves(self.port)
+            } else {
+                endpoint.port_name == self.port.name
+            }
         };
         let served = row.endpoints.iter().filter(serves);
         let groups = self.groups(ctx, client, served.filter(usable));
