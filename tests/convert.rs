@@ -3,6 +3,7 @@
 //! `convert/NAME.yaml` has old objects with the Services that they name, and `convert/NAME.expected.yaml` the objects
 //! that they become, followed by the notes as comments. `UPDATE_GOLDEN=1` writes the expected files.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use istiod::api::{Severity, document, yaml};
@@ -23,6 +24,24 @@ const CASES: [&str; 8] = [
     "rbac-exclusion",
     "rbac-inclusion",
     "route-rule",
+];
+
+/// The kinds of old releases, each of which is in a case.
+const OLD_KINDS: [&str; 14] = [
+    "ClusterRbacConfig",
+    "DestinationPolicy",
+    "EgressRule",
+    "HTTPAPISpec",
+    "HTTPAPISpecBinding",
+    "IngressRule",
+    "MeshPolicy",
+    "Policy",
+    "QuotaSpec",
+    "QuotaSpecBinding",
+    "RbacConfig",
+    "RouteRule",
+    "ServiceRole",
+    "ServiceRoleBinding",
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -103,7 +122,16 @@ fn command_writes() -> Result<(), Failed> {
 
 fn folders_name_the_command() -> Result<(), Failed> {
     let folder = scratch("convert-folder");
-    std::fs::copy(file("route-rule.yaml"), folder.join("old.yaml"))?;
+    let mut old = Vec::new();
+    for name in CASES {
+        std::fs::copy(file(&format!("{name}.yaml")), folder.join(format!("{name}.yaml")))?;
+        for object in objects(&std::fs::read_to_string(file(&format!("{name}.yaml")))?) {
+            let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+            if !["v1", "apps/v1"].contains(&text(&object["apiVersion"]).as_str()) {
+                old.push((text(&object["kind"]), text(&object["metadata"]["name"])));
+            }
+        }
+    }
     std::fs::write(folder.join("proxies.yaml"), "proxies: []\n")?;
     let output = istiod()
         .arg("render")
@@ -112,6 +140,14 @@ fn folders_name_the_command() -> Result<(), Failed> {
         .arg(folder.join("out"))
         .output()?;
     let printed = String::from_utf8(output.stderr)? + &String::from_utf8(output.stdout)?;
-    assert!(printed.contains("istiod convert"), "{printed}");
+    for (kind, name) in &old {
+        let mut lines = printed.lines();
+        let is_named = lines.any(|line| line.contains(kind) && line.contains(name) && line.contains("istiod convert"));
+        assert!(is_named, "{kind} {name}:\n{printed}");
+    }
+    let kinds: BTreeSet<&str> = old.iter().map(|(kind, _)| kind.as_str()).collect();
+    for kind in OLD_KINDS {
+        assert!(kinds.contains(kind), "{kind} is in no case: {kinds:?}");
+    }
     Ok(())
 }

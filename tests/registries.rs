@@ -1,12 +1,19 @@
 //! Configuration and services from other places than Kubernetes: other control planes (MCP over xDS), Consul, Eureka,
 //! Cloud Foundry and the registry in memory.
 
+mod aggregation;
 mod chain;
 mod cloud_foundry;
 mod consul;
+mod eureka;
+mod kubernetes;
 mod mock;
+mod old_surface;
+mod raw_grpc;
+mod routing;
 mod scripted;
 
+use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Trial;
@@ -14,7 +21,7 @@ use serde_json::json;
 
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
-use crate::support::{http, wait};
+use crate::support::{http, project, variable, wait};
 
 /// A time limit that is long enough for a slow machine; successful tests do not reach it.
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -22,10 +29,14 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 pub(crate) fn trials() -> Vec<Trial> {
     [
         chain::trials(),
+        kubernetes::trials(),
         consul::trials(),
+        eureka::trials(),
         scripted::trials(),
         cloud_foundry::trials(),
         mock::trials(),
+        aggregation::trials(),
+        old_surface::trials(),
     ]
     .into_iter()
     .flatten()
@@ -71,4 +82,30 @@ fn until_disconnected(daemon: &Daemon, registry: &str) -> Result<(), String> {
             .filter(|value| *value < 0.5)
             .map(drop)
     })
+}
+
+/// Makes a command start the optimised daemon that is measured, if there is one (`REGISTRIES_BIN`).
+fn measured(command: &mut Command) {
+    if let Some(binary) = variable("REGISTRIES_BIN") {
+        let mut other = Command::new(project().join(binary));
+        other.env_clear().current_dir(project().join("target"));
+        other.args(command.get_args());
+        *command = other;
+    }
+}
+
+/// Returns the number in a variable.
+fn count(name: &str, default: usize) -> usize {
+    variable(name).and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+/// Returns the CPU time of a daemon so far.
+fn cpu(daemon: &Daemon) -> Duration {
+    /// `USER_HZ`, which is the same on every Linux machine.
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.process.id)).unwrap_or_default();
+    // The command name is in parentheses and may contain spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    let ticks: u32 = fields.take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+    TICK * ticks
 }

@@ -272,7 +272,7 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         revision: installation.revision.clone(),
         ignored: features.pilot_ignore_resources.clone(),
         included: features.pilot_include_resources.clone(),
-        watch_namespace: watch_namespace(settings),
+        watch_namespaces: watch_namespaces(settings),
         config_kinds: settings.flags.config_dir.is_none(),
         gateway_api: features.pilot_enable_gateway_api,
         inference: features.enable_gateway_api_inference_extension,
@@ -281,18 +281,20 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
     }
 }
 
-/// Returns the one namespace that is read; `None` for all.
-fn watch_namespace(settings: &Settings) -> Option<String> {
-    let flag = settings
-        .flags
-        .app_namespace
-        .clone()
-        .filter(|namespace| !namespace.is_empty());
-    if flag.as_ref().is_some_and(|namespaces| namespaces.contains(',')) {
-        tracing::warn!("--appNamespace has several namespaces, reading all; hint: use discoverySelectors");
-        return None;
+/// Returns the namespaces that are read; empty for all.
+///
+/// Parity (pilot/cmd/pilot-discovery/main.go of releases 1.7 to 1.9): the flag is a list.
+fn watch_namespaces(settings: &Settings) -> BTreeSet<SmolStr> {
+    let flag = settings.flags.app_namespace.as_deref().unwrap_or_default();
+    let list = |text: &str| -> BTreeSet<SmolStr> {
+        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+        names.map(SmolStr::new).collect()
+    };
+    let namespaces = list(flag);
+    if namespaces.is_empty() {
+        return list(settings.variable("ISTIO_WATCH_NAMESPACE").unwrap_or_default());
     }
-    flag.or_else(|| settings.variable("ISTIO_WATCH_NAMESPACE").map(str::to_owned))
+    namespaces
 }
 
 fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettings {

@@ -110,7 +110,10 @@ impl Source for ClusterSource {
     }
 }
 
-/// A running watch of a kind.
+/// The name of a watch: its kind, and its namespace unless it has all.
+type WatchKey = (Kind, Option<SmolStr>);
+
+/// A running watch.
 struct Watching {
     resource: ApiResource,
     listed: bool,
@@ -129,8 +132,8 @@ struct Cluster {
     diagnostics: ActiveDiagnostics<(Kind, ObjectKey)>,
     /// The newest resource versions that were received and not passed on.
     received: BTreeMap<Kind, u64>,
-    watching: BTreeMap<Kind, Watching>,
-    events: StreamMap<Kind, ReceiverStream<WatchEvent<WatchedObject>>>,
+    watching: BTreeMap<WatchKey, Watching>,
+    events: StreamMap<WatchKey, ReceiverStream<WatchEvent<WatchedObject>>>,
     served: watch::Receiver<Option<Served>>,
     /// Kept open if there are no custom kinds, whose set then never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
@@ -140,7 +143,7 @@ struct Cluster {
 }
 
 enum Step {
-    Events(Vec<(Kind, WatchEvent<WatchedObject>)>),
+    Events(Vec<(WatchKey, WatchEvent<WatchedObject>)>),
     Served,
     Filters,
     Late,
@@ -191,7 +194,7 @@ impl Cluster {
     async fn run(mut self) {
         for kind in self.kinds.clone() {
             if !kind.is_custom() {
-                self.watch(kind, self.shared.rules.resource(kind));
+                self.watch(kind, &self.shared.rules.resource(kind));
             }
         }
         self.take_filters(&mut FilterOutput::default());
@@ -201,8 +204,8 @@ impl Cluster {
             self.restart_ended_watches();
             match self.next().await {
                 Step::Events(events) => {
-                    for (kind, event) in events {
-                        self.take(kind, event, &mut output);
+                    for (key, event) in events {
+                        self.take(&key, event, &mut output);
                     }
                 }
                 Step::Served => self.take_served(&mut output),
@@ -258,12 +261,12 @@ impl Cluster {
 
     /// Restarts watches that ended. A watch ends only by a panic, which its task has logged.
     fn restart_ended_watches(&mut self) {
-        let dead = self.watching.iter().filter(|(kind, _)| !self.events.contains_key(kind));
+        let dead = self.watching.iter().filter(|(key, _)| !self.events.contains_key(*key));
         let dead: Vec<_> = dead
-            .map(|(kind, watching)| (*kind, watching.resource.clone()))
+            .map(|(key, watching)| (key.clone(), watching.resource.clone()))
             .collect();
-        for (kind, resource) in dead {
-            self.watch(kind, resource);
+        for (key, resource) in dead {
+            self.watch_namespace(key, resource);
         }
     }
 
@@ -273,12 +276,21 @@ impl Cluster {
         missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
         missing.extend(self.served.borrow().is_none().then_some("CustomResourceDefinitions"));
         let unlisted = self.watching.iter().filter(|(_, watching)| !watching.listed);
-        missing.extend(unlisted.map(|(kind, _)| kind.plural()));
+        missing.extend(unlisted.map(|((kind, _), _)| kind.plural()));
         tracing::warn!(cluster = %self.settings.id, missing = missing.join(", "), "cluster not synced yet");
     }
 
-    fn watch(&mut self, kind: Kind, resource: ApiResource) {
-        let target = self.shared.rules.target(kind, resource.clone());
+    /// Starts the watches of a kind.
+    fn watch(&mut self, kind: Kind, resource: &ApiResource) {
+        for namespace in self.shared.rules.namespaces(kind) {
+            self.watch_namespace((kind, namespace), resource.clone());
+        }
+    }
+
+    fn watch_namespace(&mut self, key: WatchKey, resource: ApiResource) {
+        let (kind, namespace) = &key;
+        let kind = *kind;
+        let target = self.shared.rules.target(kind, resource.clone(), namespace.as_ref());
         let health = WatchHealth::new(&self.settings.id, &target.name(), &self.shared.watch_metrics);
         let (sender, receiver) = mpsc::channel(EVENTS);
         let cluster = self.settings.id.clone();
@@ -286,15 +298,16 @@ impl Cluster {
         let watching = watch_as(self.settings.client.clone(), target, health, convert, sender);
         self.shared.environment.tasks.spawn_until_shutdown("watch", watching);
         // Replacing the receiver ends the previous watch.
-        self.events.insert(kind, ReceiverStream::new(receiver));
+        self.events.insert(key.clone(), ReceiverStream::new(receiver));
         let watching = Watching {
             resource,
             listed: false,
         };
-        self.watching.insert(kind, watching);
+        self.watching.insert(key, watching);
     }
 
-    fn take(&mut self, kind: Kind, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
+    fn take(&mut self, watch: &WatchKey, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {
+        let (kind, namespace) = (watch.0, watch.1.as_deref());
         let newest = match &event {
             WatchEvent::Restarted(items) => items.iter().map(|item| item.version).max(),
             WatchEvent::Applied(item) | WatchEvent::Deleted(item) => Some(item.version),
@@ -303,10 +316,10 @@ impl Cluster {
         *received = newest.unwrap_or_default().max(*received);
         let events = match event {
             WatchEvent::Restarted(items) => {
-                if let Some(watching) = self.watching.get_mut(&kind) {
+                if let Some(watching) = self.watching.get_mut(watch) {
                     watching.listed = true;
                 }
-                self.filter.replace(kind, items, output)
+                self.filter.replace(kind, namespace, items, output)
             }
             WatchEvent::Applied(item) => vec![self.filter.apply(item, output)],
             WatchEvent::Deleted(item) => self.filter.delete(kind, &item.key, output).into_iter().collect(),
@@ -328,25 +341,24 @@ impl Cluster {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };
-        let gone = self
-            .watching
-            .keys()
-            .copied()
+        let watched: BTreeSet<Kind> = self.watching.keys().map(|(kind, _)| *kind).collect();
+        let gone = watched
+            .into_iter()
             .filter(|kind| kind.is_custom() && !served.contains_key(kind));
-        for kind in gone.collect::<Vec<_>>() {
+        for kind in gone {
             tracing::info!(cluster = %self.settings.id, kind = kind.name(), "kind no longer served");
-            self.watching.remove(&kind);
-            self.events.remove(&kind);
-            let events = self.filter.replace(kind, Vec::new(), output);
+            for namespace in self.shared.rules.namespaces(kind) {
+                let key = (kind, namespace);
+                self.watching.remove(&key);
+                self.events.remove(&key);
+            }
+            let events = self.filter.replace(kind, None, Vec::new(), output);
             self.shared.event_metrics.count(kind, &events);
         }
         for (kind, resource) in served {
-            if self
-                .watching
-                .get(&kind)
-                .is_none_or(|watching| watching.resource != resource)
-            {
-                self.watch(kind, resource);
+            let watched = self.watching.iter().find(|((of, _), _)| *of == kind);
+            if watched.is_none_or(|(_, watching)| watching.resource != resource) {
+                self.watch(kind, &resource);
             }
         }
     }

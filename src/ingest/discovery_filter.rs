@@ -134,15 +134,17 @@ impl DiscoveryFilter {
         Some(ObjectEvent::Deleted)
     }
 
-    /// Replaces all objects of a kind. Returns one event for each object.
-    pub fn replace(&mut self, kind: Kind, items: Vec<WatchedObject>, output: &mut FilterOutput) -> Vec<ObjectEvent> {
-        let mut gone: BTreeSet<ObjectKey> = self
-            .objects
-            .get(&kind)
-            .into_iter()
-            .flatten()
-            .map(|(key, _)| key.clone())
-            .collect();
+    /// Replaces all objects of a kind, in one namespace if it is given. Returns one event for each object.
+    pub fn replace(
+        &mut self,
+        kind: Kind,
+        namespace: Option<&str>,
+        items: Vec<WatchedObject>,
+        output: &mut FilterOutput,
+    ) -> Vec<ObjectEvent> {
+        let known = self.objects.get(&kind).into_iter().flatten().map(|(key, _)| key);
+        let replaced = known.filter(|key| namespace.is_none_or(|namespace| key.namespace.as_str() == namespace));
+        let mut gone: BTreeSet<ObjectKey> = replaced.cloned().collect();
         let mut events = Vec::with_capacity(items.len());
         for item in items {
             gone.remove(&item.key);

@@ -33,8 +33,8 @@ pub struct Rules {
     pub ignored: Vec<SmolStr>,
     /// `PILOT_INCLUDE_RESOURCES`: exceptions from the ignored kinds.
     pub included: Vec<SmolStr>,
-    /// `ISTIO_WATCH_NAMESPACE`: the only namespace of namespaced objects.
-    pub watch_namespace: Option<String>,
+    /// `--appNamespace`, `ISTIO_WATCH_NAMESPACE`: the only namespaces of namespaced objects; empty for all.
+    pub watch_namespaces: BTreeSet<SmolStr>,
     /// True if configuration comes from the config cluster, not from a folder.
     pub config_kinds: bool,
     /// `PILOT_ENABLE_GATEWAY_API`.
@@ -108,16 +108,24 @@ impl Rules {
         )
     }
 
-    /// Returns the watch target of a kind: metadata only for Namespaces, the whole object for all others, including
-    /// Nodes, whose addresses are needed.
-    pub fn target(&self, kind: Kind, resource: ApiResource) -> WatchTarget {
+    /// Returns the namespaces with a watch each; `None` is one watch for all.
+    pub fn namespaces(&self, kind: Kind) -> Vec<Option<SmolStr>> {
+        if kind.is_cluster_scoped() || self.watch_namespaces.is_empty() {
+            return vec![None];
+        }
+        self.watch_namespaces.iter().cloned().map(Some).collect()
+    }
+
+    /// Returns the watch target of a kind in one of its [`Self::namespaces`]: metadata only for Namespaces, the whole
+    /// object for all others, including Nodes, whose addresses are needed.
+    pub fn target(&self, kind: Kind, resource: ApiResource, namespace: Option<&SmolStr>) -> WatchTarget {
         let fields = match kind {
             Kind::Secret => Some(SECRET_FIELDS.to_owned()),
             _ => None,
         };
         WatchTarget {
             fields,
-            namespace: self.watch_namespace.clone().filter(|_| !kind.is_cluster_scoped()),
+            namespace: namespace.map(SmolStr::to_string),
             metadata_only: kind == Kind::Namespace,
             ..WatchTarget::all(resource)
         }
@@ -180,8 +188,21 @@ mod tests {
         let beside_a_folder = Rules::default().kinds(Role::Config);
         let want = [Namespace, Node, Pod, Service, EndpointSlice, Secret, ConfigMap];
         assert_eq!(beside_a_folder, want.into());
-        let secrets = remote.target(Secret, remote.resource(Secret));
+        let secrets = remote.target(Secret, remote.resource(Secret), None);
         assert!(secrets.fields.is_some() && !secrets.metadata_only);
+    }
+
+    #[test]
+    fn each_namespace_has_a_watch_of_its_own() {
+        let rules = Rules {
+            watch_namespaces: ["b".into(), "a".into()].into(),
+            ..rules()
+        };
+        assert_eq!(rules.namespaces(Kind::Service), [Some("a".into()), Some("b".into())]);
+        assert_eq!(rules.namespaces(Kind::Node), [None]);
+        assert_eq!(self::rules().namespaces(Kind::Service), [None]);
+        let target = rules.target(Kind::Service, rules.resource(Kind::Service), Some(&"a".into()));
+        assert_eq!(target.namespace.as_deref(), Some("a"));
     }
 
     #[test]

@@ -32,8 +32,8 @@ pub(super) const HOSTS: [&str; 7] = [
     "two.example.com",
     "three.example.com",
 ];
-/// The cluster of a registry, some of whose services have the hosts of other ServiceEntries.
-pub(super) const REGISTRY: &str = "Consul";
+/// The clusters of registries, in order. Some of their services have the hosts of other ServiceEntries.
+pub(super) const REGISTRIES: [&str; 4] = ["Consul", "Eureka", "CloudFoundry", "Mock"];
 /// The waypoint's Service in namespace `a`; the only object that is not random.
 pub(super) const WAYPOINT: &str = "waypoint";
 /// The names of its Gateways.
@@ -50,7 +50,7 @@ pub(super) fn rows(random: &mut Random) -> Vec<Row> {
     let object = object_of(random, kind);
     let elsewhere = document::parse(&ClusterId::new("c2"), &object);
     if object["kind"] == "ServiceEntry" && random.one_in(3) {
-        return document::parse(&ClusterId::new(REGISTRY), &object).rows;
+        return document::parse(&ClusterId::new(random.pick(&REGISTRIES)), &object).rows;
     }
     let counts = elsewhere.rows.iter().all(|row| row.kind().counts_in_remote_clusters());
     if counts && random.one_in(3) {

@@ -1,4 +1,4 @@
-//! Servers that answer as a test says: nonsense of Consul, and all of Eureka, of which no real server is installed.
+//! Servers of Consul and Eureka that answer as a test says: nonsense, and what real servers seldom do.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -32,15 +32,19 @@ pub(super) fn trials() -> Vec<Trial> {
             nonsense_of_eureka,
         ),
         Trial::test(
+            "registries::scripted::consul_is_asked_for_its_namespace",
+            consul_is_asked_for_its_namespace,
+        ),
+        Trial::test(
             "registries::scripted::eureka_is_read_by_changes",
             eureka_is_read_by_changes,
         ),
     ]
 }
 
-/// The answer to a request: status, header for the index of Consul, and body.
+/// The answer to a request: status and body.
 #[derive(Clone)]
-enum Script {
+pub(super) enum Script {
     Answer(u16, String),
     /// More bytes than a client should read.
     Endless,
@@ -52,8 +56,8 @@ type Answers = Arc<dyn Fn(&str) -> Option<Script> + Send + Sync>;
 type BadAnswers = Box<dyn Fn(&str) -> Option<Script> + Send + Sync>;
 
 /// The server. Dropping it stops it.
-struct Server {
-    address: SocketAddr,
+pub(super) struct Server {
+    pub(super) address: SocketAddr,
     answers: Arc<Mutex<Answers>>,
     requests: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
@@ -66,7 +70,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    fn start(answers: impl Fn(&str) -> Option<Script> + Send + Sync + 'static) -> Server {
+    pub(super) fn start(answers: impl Fn(&str) -> Option<Script> + Send + Sync + 'static) -> Server {
         let listener = RUNTIME.block_on(tokio::net::TcpListener::bind("127.0.0.1:0"));
         let listener = listener.expect("a loopback address can be bound");
         let address = listener.local_addr().expect("a bound socket has an address");
@@ -95,7 +99,7 @@ impl Server {
         }
     }
 
-    fn set(&self, answers: impl Fn(&str) -> Option<Script> + Send + Sync + 'static) {
+    pub(super) fn set(&self, answers: impl Fn(&str) -> Option<Script> + Send + Sync + 'static) {
         *self.answers.lock().expect("no panic") = Arc::new(answers);
     }
 
@@ -122,7 +126,7 @@ async fn respond(script: Option<Script>) -> Response<BoxBody<Bytes, Infallible>>
     Response::builder().status(status).body(body).expect("a valid response")
 }
 
-fn ok(body: impl ToString) -> Option<Script> {
+pub(super) fn ok(body: impl ToString) -> Option<Script> {
     Some(Script::Answer(200, body.to_string()))
 }
 
@@ -176,17 +180,40 @@ fn nonsense(
     Ok(())
 }
 
-fn nonsense_of_consul() -> Result<(), Failed> {
-    let good = |path: &str| match path.split('?').next().unwrap_or_default() {
+/// The answers of a Consul with one service, without an index: a server that does not block.
+pub(super) fn consul(path: &str) -> Option<Script> {
+    match path.split('?').next().unwrap_or_default() {
         "/v1/catalog/services" => ok(json!({ "consul": [], "web": ["version|v1"] })),
         "/v1/health/state/any" => ok(json!([])),
         "/v1/health/service/web" => ok(json!([{
             "Node": { "Node": "n", "Address": "10.0.0.1", "Datacenter": "dc1" },
-            "Service": { "ID": "web", "Service": "web", "Port": 8080, "Tags": null, "Meta": null },
+            "Service": { "ID": "web", "Service": "web", "Port": 8080, "Tags": null, "Meta": { "protocol": "http" } },
             "Checks": [],
         }])),
         _ => Some(Script::Answer(404, String::new())),
+    }
+}
+
+/// Only Consul Enterprise has namespaces, so this checks what is asked.
+fn consul_is_asked_for_its_namespace() -> Result<(), Failed> {
+    let folder = scratch("registries-consul-namespace");
+    let scoped = |path: &str| {
+        let is_scoped = path.contains("&ns=team%2Da") && path.contains("&partition=p");
+        if is_scoped { consul(path) } else { ok("{}") }
     };
+    let server = Server::start(scoped);
+    let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
+        let url = format!("--consulserverURL={}", server.address);
+        command.args(["--registries=Consul", &url]);
+        command.env("CONSUL_NAMESPACE", "team-a").env("CONSUL_PARTITION", "p");
+    })?;
+    let resources = AdsClient::connect(daemon.xds, &sidecar()).first()?;
+    assert!(resources.contains_key(&(Type::Endpoints, "outbound|8080||web.service.consul".to_owned())));
+    Ok(())
+}
+
+fn nonsense_of_consul() -> Result<(), Failed> {
+    let good = consul;
     let server = Server::start(good);
     let flag = format!("--consulserverURL={}", server.address);
     nonsense(&server, good, ("Consul", flag), |resources| {
@@ -202,7 +229,7 @@ fn instance(id: &str, address: &str, status: &str) -> serde_json::Value {
     })
 }
 
-fn apps(hash: &str, instances: &[serde_json::Value]) -> Option<Script> {
+pub(super) fn apps(hash: &str, instances: &[serde_json::Value]) -> Option<Script> {
     let application = json!([{ "name": "SHOP", "instance": instances }]);
     ok(json!({ "applications": { "versions__delta": "1", "apps__hashcode": hash, "application": application } }))
 }

@@ -64,10 +64,16 @@ impl Target<'_> {
         let usable = |endpoint: &&Endpoint| {
             endpoint.address.is_empty() || endpoint.port == 0 || cidr::parse_ip(&endpoint.address).is_some()
         };
-        let served = row
-            .endpoints
-            .iter()
-            .filter(|endpoint| endpoint.port_name == self.port.name);
+        // Registries name ports in their own ways, so that instances of one host have the number in common.
+        let registries = &ctx.mesh.installation.registries;
+        let serves = |endpoint: &&Endpoint| {
+            if registries.contains(&endpoint.origin.cluster) {
+                endpoint.serves(self.port)
+            } else {
+                endpoint.port_name == self.port.name
+            }
+        };
+        let served = row.endpoints.iter().filter(serves);
         let groups = self.groups(ctx, client, served.filter(usable));
         self.balanced(ctx, client, groups, true)
     }

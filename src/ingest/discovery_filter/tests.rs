@@ -230,7 +230,7 @@ proptest! {
                 Step::Replace(kind, items) => {
                     items.iter().for_each(&mut note);
                     good.retain(|(held, key), _| *held != kind || items.iter().any(|item| item.key == *key));
-                    filter.replace(kind, items, &mut output);
+                    filter.replace(kind, None, items, &mut output);
                 }
                 Step::Filter(new) => {
                     filters = new.clone();

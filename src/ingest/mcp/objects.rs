@@ -327,6 +327,8 @@ fn manifest_metadata(metadata: &Metadata, namespace: &str, name: &str) -> Value 
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::proto::istio::networking::v1alpha3 as networking;
 
@@ -493,5 +495,72 @@ mod tests {
             assert_eq!(summary(&restored.apply(kind, answer)), ["+a"]);
         }
         assert_eq!(restored.len(), 1);
+    }
+
+    /// Applies changes as the model does.
+    fn commit(model: &mut BTreeMap<ObjectKey, Row>, changes: Vec<Change>) {
+        for change in changes {
+            match change {
+                Change::Upsert(row) => drop(model.insert(row.key().clone(), row)),
+                Change::Remove(_, key) => drop(model.remove(&key)),
+                Change::Replace(_, rows) => *model = rows.into_iter().map(|row| (row.key().clone(), row)).collect(),
+                other @ Change::RemoveCluster(_) => panic!("{other:?}"),
+            }
+        }
+    }
+
+    proptest! {
+        /// Each step changes some objects and is sent as a whole or as a difference. Some steps begin a new stream.
+        #[test]
+        fn any_series_of_responses_ends_as_its_last_state(
+            steps in proptest::collection::vec(
+                (proptest::collection::btree_map(0..40_u8, proptest::option::of(0..4_u8), 0..25), 0..4_u8),
+                1..8,
+            ),
+        ) {
+            let kind = Kind::ServiceEntry;
+            let named = |name: u8| format!("shop/e{name}");
+            let resource = |name: u8, host: u8| packed(&named(name), &[], &entry(&format!("h{host}.com")));
+            let (mut incremental, mut model) = (objects(), BTreeMap::new());
+            let mut last: BTreeMap<u8, u8> = BTreeMap::new();
+            for (changes, form) in steps {
+                for (name, host) in &changes {
+                    match host {
+                        Some(host) => last.insert(*name, *host),
+                        None => last.remove(name),
+                    };
+                }
+                let whole = || complete(V1, last.iter().map(|(name, host)| resource(*name, *host)).collect());
+                let answer = match form {
+                    0 => whole(),
+                    1 => {
+                        incremental.begin_stream();
+                        for (_, type_url) in requested_types().filter(|(of, url)| *of == kind && url != V1) {
+                            let empty = incremental.apply(kind, complete(&type_url, Vec::new()));
+                            commit(&mut model, empty.changes);
+                        }
+                        whole()
+                    }
+                    _ => Answer {
+                        type_url: V1.to_owned(),
+                        resources: changes
+                            .iter()
+                            .filter_map(|(name, host)| Some(resource(*name, (*host)?)))
+                            .collect(),
+                        removed: changes
+                            .iter()
+                            .filter(|(_, host)| host.is_none())
+                            .map(|(name, _)| named(*name))
+                            .collect(),
+                        is_complete: false,
+                    },
+                };
+                commit(&mut model, incremental.apply(kind, answer).changes);
+            }
+            let (mut scratch, mut expected) = (objects(), BTreeMap::new());
+            let all = last.iter().rev().map(|(name, host)| resource(*name, *host)).collect();
+            commit(&mut expected, scratch.apply(kind, complete(V1, all)).changes);
+            prop_assert_eq!(model, expected);
+        }
     }
 }

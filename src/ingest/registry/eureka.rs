@@ -3,9 +3,14 @@
 //! All instances are read once, and after that only their changes. Servers report a hash of the statuses of all
 //! instances; if that of the own state differs after a change, all instances are read again.
 //!
+//! A server that was restarted knows no instance before that instance's next heartbeat. So an instance that is missing
+//! after an outage stays until its lease would have ended.
+//!
 //! Parity (pilot/pkg/serviceregistry/eureka of release 0.8): a service for each host name, from instances with status
-//! `UP`; ports, protocol and labels from the same fields. Note: a failed or malformed answer keeps the last state, and
-//! a lone object where a list is expected, or a number as text, is understood.
+//! `UP`; ports, protocol and labels from the same fields. Note: unlike in that release, the names that clients of
+//! Eureka use (`vipAddress` for the port, `secureVipAddress` for the secure port) are services, too; a failed or
+//! malformed answer keeps the last state; and a lone object where a list is expected, or a number as text, is
+//! understood.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +22,7 @@ use http::{HeaderMap, HeaderValue, header::ACCEPT};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use smol_str::SmolStr;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 use url::Url;
 
 use super::{
@@ -42,6 +47,10 @@ const DEFAULT_PATH: &str = "/eureka/v2";
 const MAX_BYTES: usize = 128 << 20;
 /// The limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// The lease of instances that declare none. It is that of Eureka's clients.
+const DEFAULT_LEASE: Duration = Duration::from_secs(90);
+/// The longest time for which an instance stays that is missing after an outage.
+const LONGEST_LEASE: Duration = Duration::from_mins(15);
 /// The status of instances that are served.
 const UP: &str = "UP";
 /// The key of metadata with the protocol.
@@ -101,6 +110,8 @@ impl EurekaSource {
             client: EurekaClient {
                 http: HttpClient::new(dialer, headers, MAX_BYTES),
                 path: path.to_owned(),
+                is_lost: false,
+                leases: BTreeMap::new(),
             },
             poller: Poller::new("Eureka", interval, cluster, metrics, report),
         })
@@ -111,6 +122,10 @@ impl EurekaSource {
 struct EurekaClient {
     http: HttpClient,
     path: String,
+    /// True after a failed request.
+    is_lost: bool,
+    /// The ends of the leases of instances that were missing after an outage.
+    leases: BTreeMap<InstanceKey, Instant>,
 }
 
 impl EurekaClient {
@@ -121,16 +136,19 @@ impl EurekaClient {
         Ok(parsed.applications)
     }
 
-    /// Returns the present instances.
-    async fn registered(&self, known: Option<&Registered>) -> Result<Registered, ReadError> {
+    /// Returns the instances that the server knows. The flag is true if it has named all of them.
+    async fn registered(&self, known: Option<&Registered>) -> Result<(Registered, bool), ReadError> {
         if let Some(known) = known {
             match self.get("/apps/delta").await {
                 Ok(delta) => {
-                    let mut next = known.clone();
+                    let mut next = Registered {
+                        instances: known.instances.clone(),
+                        ..Registered::default()
+                    };
                     let hash = delta.hash.clone();
                     next.apply(delta);
                     if next.hash() == hash {
-                        return Ok(next);
+                        return Ok((next, false));
                     }
                 }
                 // Servers may have disabled changes.
@@ -140,7 +158,24 @@ impl EurekaClient {
         }
         let mut registered = Registered::default();
         registered.apply(self.get("/apps").await?);
-        Ok(registered)
+        Ok((registered, true))
+    }
+
+    /// Adds instances that are missing after an outage, and whose leases have not ended.
+    fn keep_leased(&mut self, registered: &mut Registered, known: &Registered, has_all: bool, now: Instant) {
+        let was_lost = std::mem::replace(&mut self.is_lost, false);
+        for (key, instance) in &known.instances {
+            if was_lost && has_all && !registered.instances.contains_key(key) {
+                self.leases.insert(key.clone(), now + instance.lease_info.0);
+            }
+        }
+        self.leases
+            .retain(|key, end| *end > now && !registered.instances.contains_key(key));
+        let held = self.leases.keys().filter_map(|key| {
+            let instance = known.instances.get(key).or_else(|| known.leased.get(key))?;
+            Some((key.clone(), instance.clone()))
+        });
+        registered.leased = held.collect();
     }
 }
 
@@ -149,11 +184,21 @@ impl Client for EurekaClient {
 
     fn read<'a>(&'a mut self, known: Option<&'a Registered>) -> BoxFuture<'a, Result<Registered, Failure>> {
         async move {
-            let registered = self.registered(known).await;
-            registered.map_err(|error| Failure {
-                reason: error.label(),
-                error: error.to_string(),
-            })
+            match self.registered(known).await {
+                Ok((mut registered, has_all)) => {
+                    if let Some(known) = known {
+                        self.keep_leased(&mut registered, known, has_all, Instant::now());
+                    }
+                    Ok(registered)
+                }
+                Err(error) => {
+                    self.is_lost = true;
+                    Err(Failure {
+                        reason: error.label(),
+                        error: error.to_string(),
+                    })
+                }
+            }
         }
         .boxed()
     }
@@ -226,13 +271,50 @@ struct Registration {
     host_name: String,
     ip_addr: String,
     status: String,
+    #[serde(deserialize_with = "or_empty")]
+    vip_address: String,
+    #[serde(deserialize_with = "or_empty")]
+    secure_vip_address: String,
     #[serde(deserialize_with = "port")]
     port: Option<u32>,
     #[serde(deserialize_with = "port")]
     secure_port: Option<u32>,
     #[serde(deserialize_with = "metadata")]
     metadata: BTreeMap<String, String>,
+    #[serde(deserialize_with = "lease")]
+    lease_info: Lease,
     action_type: String,
+}
+
+impl Registration {
+    /// Returns the hosts of an instance with their ports: its host name with both ports, and the names of each port.
+    /// Such names are lists, in any case, and may have a port.
+    fn hosts(&self) -> BTreeSet<(SmolStr, u32)> {
+        let names = |list: &str| {
+            let names = list.split(',').map(|name| name.split(':').next().unwrap_or_default().trim());
+            names.map(str::to_ascii_lowercase).collect::<Vec<_>>()
+        };
+        let mut hosts = BTreeSet::new();
+        for (port, list) in [
+            (self.port, &self.vip_address),
+            (self.secure_port, &self.secure_vip_address),
+        ] {
+            let hosts_of_port = std::iter::once(self.host_name.clone()).chain(names(list));
+            let named = hosts_of_port.filter(|host| !host.is_empty());
+            hosts.extend(named.filter_map(|host| Some((SmolStr::from(host), port?))));
+        }
+        hosts
+    }
+}
+
+/// The time for which an instance is registered without a heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Lease(Duration);
+
+impl Default for Lease {
+    fn default() -> Self {
+        Self(DEFAULT_LEASE)
+    }
 }
 
 /// Reads a list, or a lone item of one.
@@ -246,6 +328,11 @@ fn one_or_many<'de, D: Deserializer<'de>, T: for<'a> Deserialize<'a>>(deserializ
         .into_iter()
         .map(|item| serde_json::from_value(item).map_err(serde::de::Error::custom));
     items.collect()
+}
+
+/// Reads a text; `null` is empty.
+fn or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Ok(Option::<String>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 /// Reads a port; `None` if it is disabled.
@@ -272,6 +359,17 @@ fn port<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Er
         .ok_or_else(|| serde::de::Error::custom(format!("{} is no port", value["$"])))
 }
 
+/// Reads a lease.
+fn lease<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Lease, D::Error> {
+    let seconds = match &Value::deserialize(deserializer)?["durationInSecs"] {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => text.parse().ok(),
+        _ => None,
+    };
+    let duration = seconds.map(|seconds| Duration::from_secs(seconds).min(LONGEST_LEASE));
+    Ok(duration.map_or_else(Lease::default, Lease))
+}
+
 /// Reads metadata; values that are no text are ignored.
 fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, String>, D::Error> {
     let Value::Object(map) = Value::deserialize(deserializer)? else {
@@ -283,9 +381,17 @@ fn metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<Strin
     Ok(texts.collect())
 }
 
-/// All registered instances by application and instance.
+/// The names of an application and an instance.
+type InstanceKey = (String, String);
+
+/// The registered instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Registered(BTreeMap<(String, String), Registration>);
+struct Registered {
+    /// Those that the server knows.
+    instances: BTreeMap<InstanceKey, Registration>,
+    /// Those that the server has not known since an outage, and whose leases have not ended.
+    leased: BTreeMap<InstanceKey, Registration>,
+}
 
 impl Registered {
     /// Applies instances: all of them, or their changes.
@@ -298,13 +404,13 @@ impl Registered {
                 };
                 let key = (application.name.clone(), id.to_owned());
                 if instance.action_type == "DELETED" {
-                    self.0.remove(&key);
+                    self.instances.remove(&key);
                 } else {
                     let instance = Registration {
                         action_type: String::new(),
                         ..instance
                     };
-                    self.0.insert(key, instance);
+                    self.instances.insert(key, instance);
                 }
             }
         }
@@ -313,7 +419,7 @@ impl Registered {
     /// Returns the hash that servers report: the number of instances of each status.
     fn hash(&self) -> String {
         let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-        for instance in self.0.values() {
+        for instance in self.instances.values() {
             *counts.entry(&instance.status).or_default() += 1;
         }
         let mut hash = String::new();
@@ -328,16 +434,10 @@ impl Registered {
 
     fn services(&self) -> BTreeMap<SmolStr, Service> {
         let mut services: BTreeMap<SmolStr, Service> = BTreeMap::new();
-        let up = self
-            .0
-            .values()
-            .filter(|instance| instance.status == UP && !instance.host_name.is_empty());
-        for registration in up {
-            let ports: BTreeSet<u32> = [registration.port, registration.secure_port]
-                .into_iter()
-                .flatten()
-                .collect();
-            if ports.is_empty() {
+        let registered = self.instances.values().chain(self.leased.values());
+        for registration in registered.filter(|instance| instance.status == UP) {
+            let hosts = registration.hosts();
+            if hosts.is_empty() {
                 continue;
             }
             let word = registration.metadata.get(PROTOCOL).map_or("", String::as_str);
@@ -348,13 +448,11 @@ impl Registered {
             let labels = registration.metadata.iter();
             let labels = labels.filter(|(key, _)| !matches!(key.as_str(), PROTOCOL | CLASS));
             let labels: BTreeMap<String, String> = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
-            let service = services
-                .entry(SmolStr::new(&registration.host_name))
-                .or_insert_with(|| Service {
-                    hostname: registration.host_name.clone(),
+            for (host, number) in hosts {
+                let service = services.entry(host.clone()).or_insert_with(|| Service {
+                    hostname: host.to_string(),
                     ..Service::default()
                 });
-            for number in ports {
                 service.ports.entry(number).or_insert_with(|| Port {
                     name: number.to_string(),
                     protocol,
@@ -416,6 +514,24 @@ mod tests {
     }
 
     #[test]
+    fn names_that_clients_use_are_services_of_their_ports() {
+        let mut registered = Registered::default();
+        registered.apply(parsed(
+            r#"{"applications": {"application": {"name": "SHOP", "instance": {"instanceId": "a", "hostName": "a.internal",
+            "ipAddr": "10.0.0.1", "status": "UP", "vipAddress": "Shop,store:8080", "secureVipAddress": "shop",
+            "port": {"$": 8080, "@enabled": "true"}, "securePort": {"$": 8443, "@enabled": "true"},
+            "leaseInfo": null, "metadata": null}}}}"#,
+        ));
+        let services = registered.services();
+        let ports: Vec<(&str, Vec<u32>)> = services
+            .iter()
+            .map(|(host, service)| (host.as_str(), service.ports.keys().copied().collect()))
+            .collect();
+        let both = vec![8080, 8443];
+        assert_eq!(ports, [("a.internal", both.clone()), ("shop", both), ("store", vec![8080])]);
+    }
+
+    #[test]
     fn changes_lead_to_the_state_whose_hash_the_server_reports() {
         let mut registered = Registered::default();
         registered.apply(parsed(APPS));
@@ -430,6 +546,39 @@ mod tests {
             .map(|instance| instance.address.as_str())
             .collect();
         assert_eq!(addresses, ["10.0.0.2"]);
+    }
+
+    #[test]
+    fn instances_that_miss_after_an_outage_stay_until_their_leases_end() {
+        let source = EurekaSource::new(
+            "http://eureka:1",
+            Duration::from_secs(1),
+            "Eureka".into(),
+            crate::ingest::registry_metrics::RegistryMetrics::new(&prometheus::Registry::new())
+                .expect("new names")
+                .of("Eureka"),
+            std::sync::Arc::new(|_: &crate::api::Diagnostic| {}),
+        );
+        let mut client = source.expect("a valid address").client;
+        let mut known = Registered::default();
+        known.apply(parsed(APPS));
+        let now = Instant::now();
+        let read = |client: &mut EurekaClient, known: &Registered, seconds: u64, has_all: bool| {
+            let mut registered = Registered::default();
+            client.keep_leased(&mut registered, known, has_all, now + Duration::from_secs(seconds));
+            registered
+        };
+        assert!(read(&mut client, &known, 0, true).leased.is_empty(), "no outage");
+        client.is_lost = true;
+        assert!(read(&mut client, &known, 0, false).leased.is_empty(), "only changes were read");
+        client.is_lost = true;
+        let after = read(&mut client, &known, 0, true);
+        assert_eq!(after.leased, known.instances);
+        assert_eq!(after.services(), known.services());
+        assert_eq!(after.hash(), "", "the hash is that of the server's instances");
+        let later = read(&mut client, &after, 89, true);
+        assert_eq!(later.leased, known.instances);
+        assert!(read(&mut client, &later, 91, true).leased.is_empty());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use super::*;
-use crate::{api::Diagnostic, ingest::registry_metrics::RegistryMetrics};
+use crate::{api::Diagnostic, base::ObjectKey, ingest::registry_metrics::RegistryMetrics};
 
 fn rows() -> RegistryRows {
     let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
@@ -108,4 +110,60 @@ fn protocols_are_words_in_any_case() {
         (port_name("HTTP_2"), port_name("--"), port_name("")),
         ("http-2".into(), "tcp".into(), "tcp".into())
     );
+}
+
+/// Applies changes as the model does.
+fn commit(model: &mut BTreeMap<ObjectKey, Row>, changes: Vec<Change>) {
+    for change in changes {
+        match change {
+            Change::Upsert(row) => drop(model.insert(row.key().clone(), row)),
+            Change::Remove(_, key) => drop(model.remove(&key)),
+            Change::Replace(_, rows) => *model = rows.into_iter().map(|row| (row.key().clone(), row)).collect(),
+            other @ Change::RemoveCluster(_) => panic!("{other:?}"),
+        }
+    }
+}
+
+/// A state of one of some services: its instances, by the end of the address and the port; `None` if it is gone.
+fn state() -> impl Strategy<Value = (u8, Option<BTreeMap<u8, u32>>)> {
+    let instances = proptest::collection::btree_map(1..6_u8, 80..83_u32, 0..4);
+    (0..5_u8, proptest::option::weighted(0.8, instances))
+}
+
+proptest! {
+    #[test]
+    fn any_series_of_services_ends_as_its_last_state(
+        states in proptest::collection::vec((state(), any::<bool>()), 1..30),
+        order in any::<u64>(),
+    ) {
+        let named = |name: u8| SmolStr::from(format!("s{name}"));
+        let (mut rows, mut model, mut last) = (rows(), BTreeMap::new(), BTreeMap::new());
+        for ((name, instances), is_whole) in states {
+            let state = instances.map(|instances| {
+                let texts: Vec<(String, u32)> = instances
+                    .into_iter()
+                    .map(|(last, port)| (format!("10.0.0.{last}"), port))
+                    .collect();
+                let pairs: Vec<(&str, u32)> = texts.iter().map(|(address, port)| (address.as_str(), *port)).collect();
+                Service { hostname: format!("{}.service.consul", named(name)), ..service(&pairs) }
+            });
+            match &state {
+                Some(state) => last.insert(named(name), state.clone()),
+                None => last.remove(&named(name)),
+            };
+            let changes = if is_whole { rows.replace(last.clone()) } else { rows.set(&named(name), state) };
+            commit(&mut model, changes);
+        }
+        let (mut scratch, mut expected) = (self::rows(), BTreeMap::new());
+        let mut services: Vec<_> = last.into_iter().collect();
+        let rotation = order as usize % services.len().max(1);
+        services.rotate_left(rotation);
+        for (name, service) in services {
+            commit(&mut expected, scratch.set(&name, Some(service)));
+        }
+        prop_assert_eq!(&model, &expected);
+        let mut all = BTreeMap::new();
+        commit(&mut all, scratch.all());
+        prop_assert_eq!(all, expected);
+    }
 }

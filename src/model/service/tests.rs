@@ -194,6 +194,24 @@ fn an_alias_chain_is_followed_when_its_middle_changes() {
 }
 
 #[test]
+fn config_scope_is_read_as_annotation_and_as_label() {
+    let scope = "networking.istio.io/configScope";
+    let private = json!({ scope: "PRIVATE" });
+    let labelled = json!({"metadata": {"name": "b", "labels": private, "annotations": {}}, "spec": {}});
+    let labelled = raw::Service::parse(meta(Kind::Service, "Kubernetes", &labelled), &labelled).unwrap();
+    let world = world(vec![
+        kube("Kubernetes", "a", &json!({}), &private),
+        labelled.into(),
+        kube("Kubernetes", "c", &json!({}), &json!({ scope: "PUBLIC" })),
+        kube("Kubernetes", "d", &json!({}), &json!({ scope: "PRIVATE", "networking.istio.io/exportTo": "*" })),
+    ]);
+    let export_to = |name: &str| service_of(&world, &format!("{name}.default.svc.cluster.local")).export_to.clone();
+    let own = ExportTo::Namespaces([Namespace::new("default")].into());
+    assert_eq!((export_to("a"), export_to("b")), (own.clone(), own));
+    assert_eq!((export_to("c"), export_to("d")), (ExportTo::Public, ExportTo::Public), "exportTo precedes it");
+}
+
+#[test]
 fn export_to_defaults_to_the_mesh_config() {
     let plain = kube("Kubernetes", "a", &json!({}), &json!({}));
     let own = kube(

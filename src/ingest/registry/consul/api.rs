@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use smol_str::SmolStr;
 
 use crate::fetch::{HttpClient, HttpError};
 
@@ -72,12 +73,12 @@ pub(super) struct CheckStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Check {
-    pub(super) node: String,
+    pub(super) node: SmolStr,
     #[serde(rename = "CheckID")]
-    pub(super) check_id: String,
+    pub(super) check_id: SmolStr,
     /// The service; empty for a check of the node.
-    pub(super) service_name: String,
-    pub(super) status: String,
+    pub(super) service_name: SmolStr,
+    pub(super) status: SmolStr,
 }
 
 /// Reads `null` as the default.

@@ -1,6 +1,7 @@
 //! The watcher of one datacenter.
 
 use std::{
+    cmp::Ordering,
     collections::{BTreeMap, BTreeSet},
     future::Future,
     sync::Arc,
@@ -55,8 +56,8 @@ pub(super) struct Watcher {
     metrics: OfRegistry,
     /// The services with their tags; `None` before the first answer.
     catalog: Option<Catalog>,
-    /// The status of all checks; `None` before the first answer.
-    checks: Option<BTreeMap<(String, String), Check>>,
+    /// The status of all checks, sorted; `None` before the first answer.
+    checks: Option<Vec<Check>>,
     reading: InFlight<SmolStr, Result<Vec<HealthEntry>, QueryError>>,
     permits: Arc<Semaphore>,
     /// The services that are being read.
@@ -166,35 +167,26 @@ impl Watcher {
         updates
     }
 
-    fn on_checks(&mut self, checks: Vec<Check>) -> Vec<Update> {
-        let checks: BTreeMap<(String, String), Check> = checks
-            .into_iter()
-            .map(|check| ((check.node.clone(), check.check_id.clone()), check))
-            .collect();
+    fn on_checks(&mut self, mut checks: Vec<Check>) -> Vec<Update> {
+        checks.sort_unstable();
         let Some(known) = self.checks.replace(checks) else {
             return Vec::new();
         };
-        let checks = self.checks.as_ref().unwrap_or(&known);
+        let checks = self.checks.as_deref().unwrap_or_default();
         let (mut services, mut nodes) = (BTreeSet::new(), BTreeSet::new());
-        let mut add = |check: &Check| match check.service_name.as_str() {
-            "" => drop(nodes.insert(check.node.clone())),
-            name => drop(services.insert(SmolStr::new(name))),
-        };
-        for (key, check) in checks {
-            if known.get(key) != Some(check) {
-                add(check);
+        for check in differences(&known, checks) {
+            match &check.service_name {
+                name if name.is_empty() => drop(nodes.insert(&check.node)),
+                name => drop(services.insert(name.clone())),
             }
         }
-        known
-            .iter()
-            .filter(|(key, _)| !checks.contains_key(*key))
-            .for_each(|(_, check)| add(check));
         // A check of a node concerns all its instances. Those without checks of their own are not known here.
-        for check in checks.values().filter(|check| nodes.contains(&check.node)) {
-            if !check.service_name.is_empty() {
-                services.insert(SmolStr::new(&check.service_name));
-            }
+        if !nodes.is_empty() {
+            let of_nodes = checks.iter().filter(|check| nodes.contains(&check.node));
+            let of_services = of_nodes.filter(|check| !check.service_name.is_empty());
+            services.extend(of_services.map(|check| check.service_name.clone()));
         }
+        let has_nodes = !nodes.is_empty();
         let exists = |name: &SmolStr| {
             self.catalog
                 .as_ref()
@@ -207,7 +199,7 @@ impl Watcher {
                 self.sweep_at = Some(at.max(Instant::now() + RECONCILE));
             }
         }
-        if !nodes.is_empty() {
+        if has_nodes {
             self.sweep_at = Some(self.earliest_sweep(UNEXPLAINED));
         }
         for name in services {
@@ -278,6 +270,28 @@ impl Watcher {
     fn synced(&mut self) -> Option<Update> {
         let is_complete = self.catalog.is_some() && self.pending.is_empty();
         (is_complete && !std::mem::replace(&mut self.is_synced, is_complete)).then_some(Update::Synced)
+    }
+}
+
+/// Returns the checks that only one of two sorted lists has.
+fn differences<'a>(before: &'a [Check], after: &'a [Check]) -> Vec<&'a Check> {
+    let (mut old, mut new) = (before.iter().peekable(), after.iter().peekable());
+    let mut found = Vec::new();
+    loop {
+        let order = match (old.peek(), new.peek()) {
+            (Some(old), Some(new)) => old.cmp(new),
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (None, None) => return found,
+        };
+        if order == Ordering::Equal {
+            old.next();
+            new.next();
+        } else if order == Ordering::Less {
+            found.extend(old.next());
+        } else {
+            found.extend(new.next());
+        }
     }
 }
 
@@ -355,5 +369,32 @@ impl Tokens {
         self.next = self.next.max(now) + MIN_INTERVAL;
         // One more token may be taken ahead of its time.
         sleep_until(self.next - 2 * MIN_INTERVAL).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(node: &str, id: &str, status: &str) -> Check {
+        Check {
+            node: node.into(),
+            check_id: id.into(),
+            service_name: id.into(),
+            status: status.into(),
+        }
+    }
+
+    #[test]
+    fn differences_are_new_changed_and_removed_checks() {
+        let before = [check("a", "1", "passing"), check("a", "2", "passing"), check("b", "1", "passing")];
+        let after = [check("a", "2", "critical"), check("b", "1", "passing"), check("c", "1", "passing")];
+        let found: Vec<(&str, &str, &str)> = differences(&before, &after)
+            .into_iter()
+            .map(|check| (check.node.as_str(), check.check_id.as_str(), check.status.as_str()))
+            .collect();
+        let expected = [("a", "1", "passing"), ("a", "2", "critical"), ("a", "2", "passing"), ("c", "1", "passing")];
+        assert_eq!(found, expected);
+        assert!(differences(&after, &after).is_empty());
     }
 }
