@@ -71,6 +71,8 @@ soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINU
 # Profiles of `make conformance`, and those of its tests that run, as a regular expression.
 CONFORMANCE_PROFILES := GATEWAY-HTTP,GATEWAY-TLS,GATEWAY-GRPC,MESH-HTTP,MESH-GRPC
 CONFORMANCE_TESTS := .
+# Settings of the mesh: experimental kinds, and the reasons in statuses that the specification demands.
+CONFORMANCE_VALUES := -set env.PILOT_ENABLE_ALPHA_GATEWAY_API=true -set env.PILOT_GATEWAY_API_STANDARD_REASONS=true
 # Features that Istio does not claim either.
 CONFORMANCE_EXEMPT := MeshClusterIPMatching,UDPRoute
 
@@ -82,7 +84,7 @@ conformance: ## as root: the Gateway API's conformance suite; its report is targ
 	$(MAKE_COMMAND) --no-print-directory tools; cargo test --quiet --locked --test integration --no-run; \
 	rm -rf target/conformance; mkdir -p target/conformance; status=0; \
 	$(TOOLS)/bin/cluster run -tools $(TOOLS) -istiod target/debug/istiod -charts charts \
-	  -folder target/conformance/cluster -set env.PILOT_ENABLE_ALPHA_GATEWAY_API=true -- \
+	  -folder target/conformance/cluster $(CONFORMANCE_VALUES) -- \
 	  $(TOOLS)/bin/gateway-conformance -test.v -test.timeout=0 '-test.run=^TestConformance$$/$(CONFORMANCE_TESTS)' \
 	  -gateway-class=istio -conformance-profiles=$(CONFORMANCE_PROFILES) -all-features \
 	  -exempt-features=$(CONFORMANCE_EXEMPT) -namespace-labels=istio-injection=enabled \

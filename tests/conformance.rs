@@ -27,14 +27,44 @@ const COMPONENTS: [&str; 8] = [
 ];
 
 /// The profiles of [`CHOSEN`].
-const PROFILES: &str = "MESH-HTTP,MESH-GRPC";
+const PROFILES: &str = "GATEWAY-HTTP,GATEWAY-TLS,GATEWAY-GRPC,MESH-HTTP,MESH-GRPC";
 
-/// The extended features of [`CHOSEN`].
-const FEATURES: &str = "HTTPRouteParentRefPort,HTTPRouteResponseHeaderModification,MeshConsumerRoute,\
-    MeshHTTPRouteRewritePath";
+/// The settings of the mesh, as `make conformance` has them.
+const VALUES: [&str; 2] = [
+    "env.PILOT_ENABLE_ALPHA_GATEWAY_API=true",
+    "env.PILOT_GATEWAY_API_STANDARD_REASONS=true",
+];
 
-/// The tests of the suite that continuous integration runs: a few that need most parts of the profiles of the mesh.
-const CHOSEN: [&str; 8] = [
+/// The tests of the suite that continuous integration runs: a few that need most parts of the profiles, and those that
+/// Istio skips.
+const CHOSEN: [&str; 36] = [
+    "BackendTLSPolicy",
+    "BackendTLSPolicyConflictResolution",
+    "GRPCExactMethodMatching",
+    "GatewayBackendClientCertificateFeature",
+    "GatewayFrontendClientCertificateValidation",
+    "GatewayFrontendClientCertificateValidationInsecureFallback",
+    "GatewayFrontendInvalidDefaultClientCertificateValidation",
+    "GatewayHTTPListenerIsolation",
+    "GatewayInfrastructure",
+    "GatewayInvalidFrontendClientCertificateValidation",
+    "GatewayInvalidTLSBackendConfiguration",
+    "GatewayModifyListeners",
+    "GatewaySecretReferenceGrantSpecific",
+    "GatewayStaticAddresses",
+    "GatewayWithAttachedRoutes",
+    "HTTPRouteCORS",
+    "HTTPRouteHTTPSListener",
+    "HTTPRouteHTTPSListenerDetectMisdirectedRequests",
+    "HTTPRouteMatchingAcrossRoutes",
+    "HTTPRouteReferenceGrant",
+    "HTTPRouteRequestMirror",
+    "HTTPRouteRewritePath",
+    "HTTPRouteTimeoutRequest",
+    "ListenerSetHTTPRouting",
+    "ListenerSetHostnameConflict",
+    "ListenerSetProtocolConflict",
+    "ListenerSetReferenceGrant",
     "MeshBasic",
     "MeshConsumerRoute",
     "MeshFrontend",
@@ -43,6 +73,7 @@ const CHOSEN: [&str; 8] = [
     "MeshHTTPRouteRewritePath",
     "MeshPorts",
     "MeshTrafficSplit",
+    "TLSRouteMixedTerminationSameNamespace",
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -66,8 +97,10 @@ fn chosen_tests_pass(cluster: &mut Cluster) -> Result<(), String> {
         &format!("-test.run=^TestConformance$/^({})$", CHOSEN.join("|")),
         "-gateway-class=istio",
         &format!("-conformance-profiles={PROFILES}"),
-        &format!("-supported-features={FEATURES}"),
+        "-all-features",
         "-namespace-labels=istio-injection=enabled",
+        "-usable-address=infra-backend-v1.gateway-conformance-infra.svc.cluster.local",
+        "-unusable-address=foo",
         "-cleanup-base-resources=false",
     ])?;
     // A name that the suite does not know, and a skipped test, would not fail.
@@ -128,6 +161,9 @@ impl Cluster {
         let istiod = daemon::istiod();
         self.command.arg("-istiod").arg(istiod.get_program());
         self.command.arg("-charts").arg(project().join("charts"));
+        for value in VALUES {
+            self.command.args(["-set", value]);
+        }
         self
     }
 

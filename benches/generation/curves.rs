@@ -75,6 +75,11 @@ pub(super) const CURVES: &[Curve] = &[
         },
     },
     Curve {
+        name: "HTTPRoutes of one Gateway",
+        first: 312,
+        mesh: |size| with_base(kube_gateway().into_iter().chain((0..size).map(http_route))),
+    },
+    Curve {
         name: "hosts in one VirtualService",
         first: 250,
         mesh: |size| with_base([virtual_service(0, &(0..size).map(host).collect::<Vec<_>>())]),

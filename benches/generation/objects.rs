@@ -93,6 +93,39 @@ pub(super) fn bound(number: usize) -> Value {
     istio("VirtualService", &format!("virtual-{number}"), spec)
 }
 
+/// The Service of the gateway, and a Gateway of the Gateway API for it.
+pub(super) fn kube_gateway() -> [Value; 3] {
+    let labels = json!({ "kubernetes.io/service-name": "edge" });
+    let port = json!({ "name": "http", "port": 80, "targetPort": 80, "protocol": "TCP" });
+    let service = json!({ "clusterIP": "10.96.255.1", "selector": { "app": "edge" }, "ports": [port] });
+    let listener = json!({ "name": "http", "port": 80, "protocol": "HTTP" });
+    let gateway = json!({ "gatewayClassName": "istio", "listeners": [listener],
+        "addresses": [{ "type": "Hostname", "value": "edge" }] });
+    [
+        object("v1", "Service", "edge", service),
+        json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": { "name": "edge", "namespace": "shop", "labels": labels }, "ports": [{ "name": "http", "port": 80 }],
+            "endpoints": [{ "addresses": [address(3, 1)], "conditions": { "ready": true } }] }),
+        object("gateway.networking.k8s.io/v1", "Gateway", "edge", gateway),
+    ]
+}
+
+/// An HTTPRoute of that Gateway, with a host of its own.
+pub(super) fn http_route(number: usize) -> Value {
+    let rule = |path: &str| {
+        json!({ "matches": [{ "path": { "type": "PathPrefix", "value": path } }],
+            "backendRefs": [{ "name": format!("app-{}", number % 10), "port": 80 }] })
+    };
+    let spec =
+        json!({ "parentRefs": [{ "name": "edge" }], "hostnames": [host(number)], "rules": [rule("/a"), rule("/")] });
+    object(
+        "gateway.networking.k8s.io/v1",
+        "HTTPRoute",
+        &format!("route-{number}"),
+        spec,
+    )
+}
+
 pub(super) fn long_virtual_service(routes: usize) -> Value {
     let spec =
         json!({ "hosts": [host(0)], "gateways": ["mesh", "edge"], "http": (0..routes).map(route).collect::<Vec<_>>() });

@@ -1,5 +1,8 @@
 //! The merged Gateways of a router, which its clusters, listeners and routes share.
 
+#[cfg(test)]
+mod tests;
+
 use super::{BuildContext, selected::Selected};
 use crate::{
     base::{ObjectKey, Shared},

@@ -15,6 +15,7 @@ use crate::{
     base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
     model::{
         features::Features,
+        gateway_api::listener::BACKEND_CERTIFICATE_ANNOTATION,
         waypoint::{GATEWAY_CONTROLLER, MANAGED_LABEL, MESH_CONTROLLER, ServingRole},
     },
 };
@@ -32,6 +33,8 @@ pub struct SocketProxyView {
     pub alpn_filter: bool,
     /// Certificates in files that replace the workload's own.
     pub certificates: Option<ClientCertificates>,
+    /// Resource name of the certificate that its Gateway has for TLS towards backends; empty without one.
+    pub backend_certificate: SmolStr,
     /// True if it has the socket of its own SDS provider.
     pub credential_socket: bool,
     /// True if another server than its agent serves secrets from files.
@@ -169,6 +172,7 @@ impl SocketProxyView {
                 key: proxy.metadata_value(MetadataKey::TlsClientKey),
                 root: proxy.metadata_value(MetadataKey::TlsClientRootCert),
             }),
+            backend_certificate: backend_certificate(ctx, selected).unwrap_or_default(),
             credential_socket: has_credential_socket(proxy),
             file_socket: has_file_socket(proxy),
             keeps_header_case: keeps_header_case(selected),
@@ -176,6 +180,14 @@ impl SocketProxyView {
             baggage: sends_baggage(features, proxy),
         }
     }
+}
+
+/// Returns the resource name of the certificate that the oldest Gateway with one has for TLS towards backends.
+pub fn backend_certificate(ctx: &BuildContext, selected: &Selected) -> Option<SmolStr> {
+    selected.gateways.iter().find_map(|key| {
+        let gateway = ctx.mesh.gateways.get(ctx.cx, key)?;
+        gateway.meta.annotations.get(BACKEND_CERTIFICATE_ANNOTATION).cloned()
+    })
 }
 
 /// Returns true if tunnels carry peer metadata as baggage and the proxy has the filters for it, which are those of the

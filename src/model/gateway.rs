@@ -16,6 +16,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
+    gateway_api::listener::{ACCEPTS_UNTRUSTED_ANNOTATION, SEMANTICS_ANNOTATION},
     service::{Protocol, ServiceKey},
 };
 use crate::{
@@ -67,6 +68,10 @@ pub struct DeclaredServer {
     pub protocol: Protocol,
     /// Hosts without namespaces, sorted, for SNI matches.
     pub sni: Shared<[SmolStr]>,
+    /// True for a listener of the Gateway API.
+    pub is_listener: bool,
+    /// True if clients without a valid certificate are accepted, too.
+    pub accepts_untrusted: bool,
 }
 
 /// A server of a Gateway on a port of the router.
@@ -126,7 +131,15 @@ pub fn declared(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Declare
     let namespace = gateway.meta.namespace();
     let servers = gateway.spec.servers.iter().map(|server| {
         let port = server.port.as_ref()?;
-        Some(DeclaredServer::new(server.clone(), port, namespace).into())
+        let has = |name: &str| gateway.meta.annotations.contains_key(name);
+        Some(
+            DeclaredServer {
+                is_listener: has(SEMANTICS_ANNOTATION),
+                accepts_untrusted: has(ACCEPTS_UNTRUSTED_ANNOTATION),
+                ..DeclaredServer::new(server.clone(), port, namespace)
+            }
+            .into(),
+        )
     });
     Some(DeclaredGateway {
         meta: gateway.meta.clone(),
@@ -144,6 +157,8 @@ impl DeclaredServer {
             sni: sni.into(),
             protocol: Protocol::parse(&port.protocol),
             server: MessageKey::new(server),
+            is_listener: false,
+            accepts_untrusted: false,
         }
     }
 

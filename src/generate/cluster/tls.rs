@@ -419,6 +419,15 @@ impl TlsInputs<'_> {
                 common.validation_context_type = Some(combined(&settings, secret(AUTHORITY_SUFFIX)));
             }
         }
+        let backend_certificate = &self.client.backend_certificate;
+        if !mutual && !backend_certificate.is_empty() {
+            let secret = credential_secret(
+                backend_certificate,
+                self.client.credential_socket,
+                &SecretProvider::None,
+            );
+            common.tls_certificate_sds_secret_configs = vec![secret];
+        }
         if let (Some(defaults), Some(params)) = (self.defaults, common.tls_params.as_mut()) {
             params.ecdh_curves.clone_from(&defaults.ecdh_curves);
             params.cipher_suites.clone_from(&defaults.cipher_suites);

@@ -149,6 +149,8 @@ enum ServerChain {
         server: MessageKey<networking::Server>,
         /// Server names.
         sni: Shared<[SmolStr]>,
+        /// True if client certificates that are not valid are accepted.
+        accepts_untrusted: bool,
     },
     /// TCP, in plaintext or over terminated TLS.
     Tcp(TcpServer),
@@ -172,6 +174,8 @@ struct TcpServer {
     server: MessageKey<networking::Server>,
     /// Server names.
     sni: Shared<[SmolStr]>,
+    /// True if client certificates that are not valid are accepted.
+    accepts_untrusted: bool,
     /// VirtualServices with a host of the server, in order.
     routes: Vec<TcpBinding>,
 }
@@ -278,6 +282,7 @@ impl ListenerBuilder<'_> {
                     route,
                     server,
                     sni,
+                    accepts_untrusted,
                 } => {
                     let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
@@ -285,7 +290,7 @@ impl ListenerBuilder<'_> {
                     let chain = Chain {
                         sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
                         filters: self.http_filters(manager, route, stat_prefix, first),
-                        transport_socket: self.known_socket(&mut sockets, server),
+                        transport_socket: self.known_socket(&mut sockets, server, *accepts_untrusted),
                         ..Default::default()
                     };
                     add(gateway, chain);
@@ -355,23 +360,25 @@ impl ListenerBuilder<'_> {
     /// Returns the TLS termination of a server, or the previous one if the settings are equal.
     fn known_socket<'k>(
         &self,
-        last: &mut Option<(&'k networking::Server, Option<Bytes>)>,
+        last: &mut Option<(&'k networking::Server, bool, Option<Bytes>)>,
         server: &'k networking::Server,
+        accepts_untrusted: bool,
     ) -> Option<Bytes> {
         let protocol = |server: &'k networking::Server| server.port.as_ref().map(|port| &port.protocol);
-        if let Some((known, socket)) = last
+        if let Some((known, known_accepts, socket)) = last
+            && *known_accepts == accepts_untrusted
             && known.tls == server.tls
             && protocol(known) == protocol(server)
         {
             return socket.clone();
         }
-        let socket = self.transport_socket(server);
-        *last = Some((server, socket.clone()));
+        let socket = self.transport_socket(server, accepts_untrusted);
+        *last = Some((server, accepts_untrusted, socket.clone()));
         socket
     }
 
     /// Returns the TLS termination of a server.
-    fn transport_socket(&self, server: &networking::Server) -> Option<Bytes> {
+    fn transport_socket(&self, server: &networking::Server, accepts_untrusted: bool) -> Option<Bytes> {
         let settings = server.tls.as_ref()?;
         let context = termination::Context {
             certificates: &self.key.client.certificates,
@@ -382,6 +389,7 @@ impl ListenerBuilder<'_> {
                 Protocol::Https => InnerProtocol::Http,
                 _ => InnerProtocol::Tcp,
             },
+            accepts_untrusted,
         };
         Some(context.socket(settings).encode_to_vec().into())
     }

@@ -559,6 +559,7 @@ impl InboundListener<'_> {
             transport: Transport::Tcp,
             // Parity (pilot/pkg/networking/core/listener_builder.go): the inner protocol does not count here.
             inside: InnerProtocol::Http,
+            accepts_untrusted: false,
         };
         Cow::Owned(Encoded::of(&context.socket(tls)))
     }

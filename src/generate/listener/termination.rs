@@ -19,6 +19,7 @@ use crate::{
                 tls::v3::{
                     CertificateValidationContext, CommonTlsContext, DownstreamTlsContext, SdsSecretConfig,
                     TlsParameters,
+                    certificate_validation_context::TrustChainVerification,
                     common_tls_context::{CombinedCertificateValidationContext, ValidationContextType},
                 },
             },
@@ -54,6 +55,8 @@ pub(super) struct Context<'a> {
     pub(super) transport: Transport,
     /// Protocol inside TLS.
     pub(super) inside: InnerProtocol,
+    /// True if client certificates that are not valid are accepted; the application decides about them.
+    pub(super) accepts_untrusted: bool,
 }
 
 impl Context<'_> {
@@ -144,6 +147,11 @@ impl Context<'_> {
             let default = CertificateValidationContext {
                 verify_certificate_spki: settings.verify_certificate_spki.clone(),
                 verify_certificate_hash: settings.verify_certificate_hash.clone(),
+                trust_chain_verification: if self.accepts_untrusted {
+                    TrustChainVerification::AcceptUntrusted.into()
+                } else {
+                    TrustChainVerification::VerifyTrustChain.into()
+                },
                 ..names_only
             };
             common.validation_context_type = Some(combined(default, authority));

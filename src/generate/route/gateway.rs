@@ -1,10 +1,13 @@
 //! Routes of gateways: virtual hosts of the VirtualServices bound to the servers of a route configuration.
 
+mod misdirected;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
+use self::misdirected::MisdirectedHosts;
 use super::{
     RouteConfigProxyView,
     assembly::{self, Host},
@@ -85,6 +88,7 @@ impl GatewayPart {
             scope: &scope,
             by_gateway: FxHashMap::default(),
         };
+        let misdirected = MisdirectedHosts::by_route(&merged);
         let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| {
             let http3 = merged.http3_routes.contains(name);
             let servers = servers
@@ -94,6 +98,7 @@ impl GatewayPart {
                 name: name.clone(),
                 client: self.client.clone(),
                 servers: servers.collect(),
+                misdirected: misdirected.get(name).cloned(),
                 patches: patches_of(name),
             }
         };
@@ -102,6 +107,7 @@ impl GatewayPart {
             name: name.into(),
             client: self.client.clone(),
             servers: Vec::new(),
+            misdirected: None,
             patches: patches_of(name),
         });
         merged.routes.iter().map(of_route).chain(unknown).collect()
@@ -265,6 +271,8 @@ pub struct GatewayRoutes {
     client: Hashed<RouteConfigProxyView>,
     /// Servers, in merge order.
     servers: Vec<ServerRoutes>,
+    /// Hosts whose requests belong to other connections.
+    misdirected: Option<MisdirectedHosts>,
     /// EnvoyFilter patches that apply.
     patches: RoutePatches,
 }
@@ -384,11 +392,17 @@ impl GatewayRoutes {
         for server in &self.servers {
             builders.add_server(ctx, server);
         }
-        if builders.all.is_empty() {
+        let misdirected = self.misdirected.iter().flat_map(|hosts| {
+            let is_known = |host: &str| builders.by_host.contains_key(&Hostname::new(host));
+            hosts.virtual_hosts(self.servers.first().map_or(0, |server| server.port), is_known)
+        });
+        let misdirected: Vec<Host> = misdirected.map(Host::whole).collect();
+        if builders.all.is_empty() && misdirected.is_empty() {
             return vec![Host::whole(self.black_hole())];
         }
         let collapse = ctx.mesh.installation.features.pilot_enable_route_collapse_optimization;
         let mut hosts = self.virtual_hosts(builders, collapse);
+        hosts.extend(misdirected);
         hosts.sort_by(|a, b| a.name.cmp(&b.name));
         hosts
     }

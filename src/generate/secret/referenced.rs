@@ -11,6 +11,7 @@ use crate::{
         BuildContext, ProxyType,
         constant::{CredentialSource, credential_source},
         proxy::MetadataKey,
+        proxy_view::backend_certificate,
         selected::Selected,
     },
     model::{
@@ -72,6 +73,9 @@ impl Names {
     }
 
     fn of_gateways(&mut self, ctx: &BuildContext, selected: &Selected) {
+        if let Some(name) = backend_certificate(ctx, selected) {
+            self.note(&name, "");
+        }
         for key in &*selected.gateways {
             let gateway = ctx.mesh.gateways.get(ctx.cx, key);
             let servers = gateway.into_iter().flat_map(|gateway| &gateway.spec.servers);

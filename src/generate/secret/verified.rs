@@ -12,7 +12,10 @@ use crate::{
     model::{
         credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
         gateway::PARENT_NAMESPACE_ANNOTATION,
-        gateway_api::{PARENTS_ANNOTATION, grant, listener::SERVICE_ACCOUNT_ANNOTATION},
+        gateway_api::{
+            PARENTS_ANNOTATION, grant,
+            listener::{BACKEND_CERTIFICATE_ANNOTATION, SERVICE_ACCOUNT_ANNOTATION},
+        },
     },
     proto::istio::networking::v1alpha3::{Gateway, ServerTlsSettings, server_tls_settings::TlSmode},
 };
@@ -29,6 +32,12 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
         };
         if !has_identity(gateway, identity) {
             continue;
+        }
+        // The reference is one of the Gateway, for its listeners in ListenerSets too.
+        if let Some(name) = annotation(gateway, BACKEND_CERTIFICATE_ANNOTATION)
+            && is_readable(ctx, identity, (GATEWAY, &identity.namespace), name, true)
+        {
+            found.insert(resource_name(name));
         }
         for tls in gateway.spec.servers.iter().filter_map(|server| server.tls.as_ref()) {
             for credential in credentials(tls) {
@@ -75,10 +84,28 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
     } else {
         (GATEWAY, &identity.namespace)
     };
+    is_readable(
+        ctx,
+        identity,
+        (kind, looks_in),
+        name,
+        of_set || *own == identity.namespace,
+    )
+}
+
+/// Returns true if an object, given by kind and namespace, may refer to a credential of the proxy: in the object's
+/// namespace, which needs no grant if `is_own`, or as a ReferenceGrant allows.
+fn is_readable(
+    ctx: &BuildContext,
+    identity: &Identity,
+    (kind, from): (&str, &Namespace),
+    name: &str,
+    is_own: bool,
+) -> bool {
     let Ok(reference) = Reference::parse(name, &identity.namespace) else {
         return false;
     };
-    (of_set || *own == identity.namespace) && reference.namespace == *looks_in || is_granted(ctx, kind, looks_in, name)
+    is_own && reference.namespace == *from || is_granted(ctx, kind, from, name)
 }
 
 /// Returns true if a ReferenceGrant allows it.

@@ -1,6 +1,7 @@
 //! Listeners of Gateways and ListenerSets, each converted to a Gateway with one server.
 
-mod tls;
+pub mod conflict;
+pub(super) mod tls;
 
 use smol_str::SmolStr;
 
@@ -25,7 +26,11 @@ use crate::{
 };
 
 /// Annotation that marks Gateways made from the Gateway API.
-const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+/// Annotation of Gateways whose servers accept clients without a valid certificate, too.
+pub const ACCEPTS_UNTRUSTED_ANNOTATION: &str = "internal.istio.io/accepts-untrusted-clients";
+/// Annotation with the resource name of the certificate with which proxies connect to backends.
+pub const BACKEND_CERTIFICATE_ANNOTATION: &str = "internal.istio.io/backend-certificate";
 /// Annotation with the service account of the proxies; empty if any may have the credentials.
 pub const SERVICE_ACCOUNT_ANNOTATION: &str = "internal.istio.io/service-account-name";
 /// Annotation with the name of the deployed resources.
@@ -127,13 +132,23 @@ pub fn listeners(cx: &Cx, mesh: &MeshSnapshot, key: &ListenerOwner) -> Option<Li
         return None;
     }
     let declaration = Declaration::of(cx, mesh, key)?;
-    let listeners = declaration.listeners.iter();
-    let listeners = listeners.filter(|listener| declaration.has_routes(listener));
+    let listeners = declaration.with_conflicts();
+    let listeners = listeners.filter(|(listener, _)| declaration.has_routes(listener));
+    let listeners = listeners.filter_map(|(listener, conflict)| {
+        let mut converted = declaration.convert(cx, mesh, listener)?;
+        if conflict.is_some() {
+            converted.converted = None;
+        }
+        Some(converted)
+    });
     Some(Listeners {
-        listeners: listeners
-            .filter_map(|listener| declaration.convert(cx, mesh, listener))
-            .collect(),
+        listeners: listeners.collect(),
     })
+}
+
+/// Emits the Gateway of a ListenerSet.
+pub fn gateway_of_set(key: &ObjectKey, row: &Config<gateway_api::ListenerSet>, emit: &mut dyn FnMut(ObjectKey)) {
+    parent_of(key, &row.spec).into_iter().for_each(emit);
 }
 
 /// Mistakes of a listener, by the condition that reports them.
@@ -143,6 +158,25 @@ pub(super) struct ListenerMistakes {
     pub(super) accepted: Option<Mistake>,
     /// References to certificates.
     pub(super) references: Option<Mistake>,
+    /// A listener that precedes this one and excludes it.
+    pub(super) conflict: Option<Mistake>,
+}
+
+impl ListenerMistakes {
+    /// Returns true if there are none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.accepted.is_none() && self.references.is_none() && self.conflict.is_none()
+    }
+}
+
+impl From<Mistake> for ListenerMistakes {
+    /// Returns a mistake in references.
+    fn from(mistake: Mistake) -> Self {
+        Self {
+            references: Some(mistake),
+            ..Self::default()
+        }
+    }
 }
 
 /// A Gateway or ListenerSet together with the Gateway.
@@ -159,6 +193,8 @@ pub(super) struct Declaration<'a> {
     pub(super) controller: Controller,
     /// Hosts of the services that expose the Gateway.
     pub(super) services: Vec<String>,
+    /// Conflicts of the listeners with preceding ones, in their order; empty without any.
+    conflicts: &'a [Option<Mistake>],
 }
 
 /// Returns the Gateway that a ListenerSet adds listeners to.
@@ -199,19 +235,40 @@ impl<'a> Declaration<'a> {
             gateway,
             controller,
             services: services.hosts,
+            conflicts: match owner.kind {
+                Kind::ListenerSet => {
+                    let conflicts = mesh.listener_conflicts.get(cx, &gateway.meta.key);
+                    conflicts.map_or(&[], |conflicts| conflicts.of_set(&owner.object))
+                }
+                _ => &[],
+            },
         })
     }
 
-    /// Returns the mistakes of a listener.
-    pub(super) fn mistakes(
-        &self,
-        cx: &Cx,
-        mesh: &MeshSnapshot,
-        listener: &gateway_api::gateway::Listener,
-    ) -> ListenerMistakes {
-        let mut mistakes = self.server(cx, mesh, listener, &[]).err().unwrap_or_default();
-        mistakes.accepted = self.unexpected(listener).or(mistakes.accepted);
-        mistakes
+    /// Returns the listeners with their conflicts.
+    fn with_conflicts(&self) -> impl Iterator<Item = (&gateway_api::gateway::Listener, Option<&Mistake>)> {
+        let conflict = |position: usize| self.conflicts.get(position).and_then(Option::as_ref);
+        let listeners = self.listeners.iter().enumerate();
+        listeners.map(move |(position, listener)| (listener, conflict(position)))
+    }
+
+    /// Returns the listeners with their mistakes.
+    pub(super) fn with_mistakes<'d>(
+        &'d self,
+        cx: &'d Cx,
+        mesh: &'d MeshSnapshot,
+    ) -> impl Iterator<Item = (&'d gateway_api::gateway::Listener, ListenerMistakes)> {
+        self.with_conflicts().map(|(listener, conflict)| {
+            let mut mistakes = self.server(cx, mesh, listener, &[]).err().unwrap_or_default();
+            mistakes.accepted = self.unexpected(listener).or(mistakes.accepted);
+            mistakes.conflict = conflict.cloned();
+            (listener, mistakes)
+        })
+    }
+
+    /// Returns true if there are listeners and all have mistakes.
+    pub(super) fn is_invalid(&self, cx: &Cx, mesh: &MeshSnapshot) -> bool {
+        !self.listeners.is_empty() && self.with_mistakes(cx, mesh).all(|(_, mistakes)| !mistakes.is_empty())
     }
 
     /// Returns the mistake of a listener that tunnels do not have.
@@ -257,7 +314,7 @@ impl<'a> Declaration<'a> {
                 meta: converted_meta(
                     Kind::Gateway,
                     gateway.clone(),
-                    self.annotations(mesh, &listener.name),
+                    self.annotations(cx, mesh, listener),
                     self.meta.creation,
                 ),
                 spec: networking::Gateway {
@@ -300,10 +357,13 @@ impl<'a> Declaration<'a> {
                 tls,
                 ..Default::default()
             }),
-            (tls, port, protocol) => Err(ListenerMistakes {
-                accepted: protocol.err().or(port.err()),
-                references: tls.err(),
-            }),
+            (tls, port, protocol) => {
+                let tls = tls.err().unwrap_or_default();
+                Err(ListenerMistakes {
+                    accepted: protocol.err().or(port.err()).or(tls.accepted),
+                    ..tls
+                })
+            }
         }
     }
 
@@ -329,14 +389,14 @@ impl<'a> Declaration<'a> {
         Err(Mistake::new("UnsupportedProtocol", message))
     }
 
-    fn annotations(&self, mesh: &MeshSnapshot, listener: &str) -> Labels {
+    fn annotations(&self, cx: &Cx, mesh: &MeshSnapshot, listener: &gateway_api::gateway::Listener) -> Labels {
         let key = &self.owner.object;
         let parent = [
             self.owner.kind_name(),
             "/",
             &key.name,
             "/",
-            listener,
+            &listener.name,
             ".",
             &key.namespace,
         ]
@@ -350,6 +410,12 @@ impl<'a> Declaration<'a> {
         if self.owner.kind == Kind::ListenerSet {
             let namespace = SmolStr::new(self.gateway.meta.namespace().as_str());
             annotations.push((PARENT_NAMESPACE_ANNOTATION, namespace));
+        }
+        if listener.tls.is_some() && tls::accepts_untrusted(tls::client_validation(&self.gateway.spec, listener.port)) {
+            annotations.push((ACCEPTS_UNTRUSTED_ANNOTATION, SmolStr::new_static("true")));
+        }
+        if let Some(Ok(name)) = tls::backend_certificate(cx, mesh, self.gateway) {
+            annotations.push((BACKEND_CERTIFICATE_ANNOTATION, name.into()));
         }
         annotations
             .into_iter()

@@ -28,7 +28,7 @@ use crate::model::{
     gateway::{self, DeclaredGateway},
     gateway_api::{
         self,
-        listener::{ListenerOwner, Listeners},
+        listener::{ListenerOwner, Listeners, conflict::Conflicts},
         policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
         route::{AttachedRoute, ConvertedName, RouteKey},
     },
@@ -473,6 +473,13 @@ graph! {
     /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
     index services_by_export ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility)
         from (visibility) = service::export_keys;
+    /// ListenerSets by their Gateways.
+    index listener_sets_by_gateway (ObjectKey, ObjectKey, Config<api::gateway_api::ListenerSet>)
+        from (inputs.listener_sets) = gateway_api::listener::gateway_of_set;
+    /// Conflicts of ListenerSets by their Gateways.
+    table listener_conflicts (ObjectKey, Conflicts)
+        from (with |graph, _, _| graph.listener_sets_by_gateway.changed().iter().cloned().collect()) =
+            gateway_api::listener::conflict::conflicts;
     /// Gateways and ListenerSets of the Gateway API with their listeners.
     table listeners (ListenerOwner, Listeners)
         from (with |_, inputs, _| gateway_api::listener::candidates(inputs)) = gateway_api::listener::listeners;

@@ -93,8 +93,7 @@ impl Facts {
             return None;
         }
         let annotations = namespace_row.iter().flat_map(|row| row.meta.annotations.iter());
-        let sets = mesh.listener_sets.iter(&cx);
-        let sets = sets.filter(|(set, row)| listener::parent_of(set, &row.spec).as_ref() == Some(&key));
+        let sets = mesh.listener_sets_by_gateway.get(&cx, &key);
         let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, row, &set.namespace));
         let listeners = admitted.flat_map(|(_, set)| {
             set.spec

@@ -126,6 +126,7 @@ impl GatewayPart {
             gateway: gateway.clone(),
             server: server.server.clone(),
             sni: server.sni.clone(),
+            accepts_untrusted: server.accepts_untrusted,
             routes: routes
                 .map(|(key, reach)| TcpBinding {
                     virtual_service: key.clone(),
@@ -142,6 +143,7 @@ fn https_chain(server: &GatewayServer) -> ServerChain {
         route: server.route.clone(),
         server: server.server.clone(),
         sni: server.sni.clone(),
+        accepts_untrusted: server.accepts_untrusted,
     }
 }
 

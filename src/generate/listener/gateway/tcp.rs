@@ -62,7 +62,7 @@ impl ListenerBuilder<'_> {
                 Vec::new()
             },
             filters,
-            transport_socket: self.transport_socket(&server.server),
+            transport_socket: self.transport_socket(&server.server, server.accepts_untrusted),
             ..Default::default()
         })
     }

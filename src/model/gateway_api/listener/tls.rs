@@ -2,14 +2,14 @@
 
 use smol_str::SmolStr;
 
-use super::ListenerOwner;
+use super::{ListenerMistakes, ListenerOwner};
 use crate::{
     api::{
-        Config, Meta,
+        Config, Kind, Meta,
         gateway_api::{
             self,
             common::ObjectReference,
-            gateway::{ListenerTls, PortTls},
+            gateway::{ClientValidation, ListenerTls, PortTls},
         },
     },
     base::{Namespace, ObjectKey},
@@ -36,6 +36,39 @@ const CIPHER_SUITES: &str = "gateway.istio.io/tls-cipher-suites";
 /// Server certificates of a listener.
 const MAX_CERTIFICATES: usize = 2;
 
+/// Reason of an invalid reference to CA certificates for clients.
+const INVALID_AUTHORITY: &str = "InvalidCACertificateRef";
+/// Reason of a reference to CA certificates for clients of an unsupported kind.
+const INVALID_AUTHORITY_KIND: &str = "InvalidCACertificateKind";
+
+/// Returns the validation of client certificates on a port; `None` without any.
+pub(super) fn client_validation(gateway: &gateway_api::Gateway, port: u16) -> Option<&ClientValidation> {
+    let frontend = gateway.tls.as_ref()?.frontend.as_ref()?;
+    let own = frontend.per_port.iter().find(|it: &&PortTls| it.port == port);
+    own.map_or(&frontend.default, |it| &it.tls).validation.as_ref()
+}
+
+/// Returns true if clients without a valid certificate are accepted, too.
+pub(in crate::model::gateway_api) fn accepts_untrusted(validation: Option<&ClientValidation>) -> bool {
+    validation.is_some_and(|it| it.mode.as_deref() == Some("AllowInsecureFallback"))
+}
+
+/// Returns the resource name of the certificate with which a Gateway connects to backends; `None` without a reference.
+pub(in crate::model::gateway_api) fn backend_certificate(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    gateway: &Config<gateway_api::Gateway>,
+) -> Option<Result<String, Mistake>> {
+    let backend = gateway.spec.tls.as_ref()?.backend.as_ref()?;
+    let reference = backend.client_certificate_ref.as_ref()?;
+    let owner = &ListenerOwner {
+        kind: Kind::KubeGateway,
+        object: gateway.meta.key.clone(),
+    };
+    let certificates = Certificates { cx, mesh, owner };
+    Some(certificates.certificate(reference, "InvalidClientCertificateRef", "clientCertificateRef"))
+}
+
 /// Returns the TLS settings of a listener's server; `None` without TLS.
 pub(super) fn settings(
     cx: &Cx,
@@ -44,7 +77,7 @@ pub(super) fn settings(
     gateway: &Config<gateway_api::Gateway>,
     meta: &Meta,
     listener: &gateway_api::gateway::Listener,
-) -> Result<Option<ServerTlsSettings>, Mistake> {
+) -> Result<Option<ServerTlsSettings>, ListenerMistakes> {
     let Some(tls) = &listener.tls else { return Ok(None) };
     let mut settings = ServerTlsSettings::default();
     if tls.mode.as_ref().is_some_and(|mode| mode == "Passthrough") {
@@ -82,7 +115,7 @@ impl Certificates<'_> {
         tls: &ListenerTls,
         gateway: &Config<gateway_api::Gateway>,
         port: u16,
-    ) -> Result<bool, Mistake> {
+    ) -> Result<bool, ListenerMistakes> {
         let option = tls.options.get(TERMINATE_MODE).map(SmolStr::as_str);
         settings.set_mode(match option {
             Some("MUTUAL") => TlSmode::Mutual,
@@ -102,9 +135,14 @@ impl Certificates<'_> {
         } else {
             settings.credential_names = names;
         }
-        if let Some(authority) = self.client_authority(&gateway.spec, port)? {
+        let validation = client_validation(&gateway.spec, port);
+        let authority = self.client_authority(validation);
+        let authority = authority.map_err(|mistake| self.without_authority(mistake))?;
+        if let Some(authority) = authority {
             settings.ca_cert_credential_name = authority;
-            if option != Some("OPTIONAL_MUTUAL") {
+            if accepts_untrusted(validation) {
+                settings.set_mode(TlSmode::OptionalMutual);
+            } else if option != Some("OPTIONAL_MUTUAL") {
                 settings.set_mode(TlSmode::Mutual);
             }
         }
@@ -131,9 +169,15 @@ impl Certificates<'_> {
     }
 
     fn server_certificate(&self, reference: &ObjectReference) -> Result<String, Mistake> {
+        self.certificate(reference, "InvalidCertificateRef", "certificateRef")
+    }
+
+    /// Returns the resource name of a certificate. `invalid` is the reason if there is none, and `field` the field with
+    /// the reference.
+    fn certificate(&self, reference: &ObjectReference, invalid: &'static str, field: &str) -> Result<String, Mistake> {
         let invalid = |reason: &str| {
             let message = format!("invalid certificate reference {}, {reason}", text(reference));
-            Mistake::new("InvalidCertificateRef", message)
+            Mistake::new(invalid, message)
         };
         let is_secret = reference.group.as_ref().is_none_or(SmolStr::is_empty)
             && reference.kind.as_ref().is_none_or(|kind| kind == "Secret");
@@ -151,26 +195,38 @@ impl Certificates<'_> {
         pem::check_certificate(&certificate.chain)
             .map_err(|error| invalid(&format!("the certificate is malformed: {}", malformed(error))))?;
         if !self.is_allowed("Secret", &namespace, &reference.name) {
-            let (kind, own) = ("certificateRef", &self.owner.object.namespace);
-            return Err(not_permitted(kind, &format!("{}/{namespace}", reference.name), own));
+            let own = &self.owner.object.namespace;
+            return Err(not_permitted(field, &format!("{}/{namespace}", reference.name), own));
         }
         Ok(format!("{GATEWAY_SECRET}{namespace}/{}", reference.name))
     }
 
-    /// Returns the resource name of the CA certificates for clients on a port.
-    fn client_authority(&self, gateway: &gateway_api::Gateway, port: u16) -> Result<Option<String>, Mistake> {
-        let Some(frontend) = gateway.tls.as_ref().and_then(|tls| tls.frontend.as_ref()) else {
-            return Ok(None);
-        };
-        let own = frontend.per_port.iter().find(|it: &&PortTls| it.port == port);
-        let tls = own.map_or(&frontend.default, |it| &it.tls);
-        let references = tls.validation.as_ref().map_or(&[][..], |it| &it.ca_certificate_refs);
+    /// Returns the mistakes of a listener whose reference to CA certificates for clients is invalid. Istio accepts the
+    /// listener, and knows no other reason than for certificates.
+    fn without_authority(&self, mistake: Mistake) -> ListenerMistakes {
+        if !self.mesh.installation.features.pilot_gateway_api_standard_reasons {
+            let reason = match mistake.reason {
+                INVALID_AUTHORITY | INVALID_AUTHORITY_KIND => "InvalidCertificateRef",
+                reason => reason,
+            };
+            return Mistake { reason, ..mistake }.into();
+        }
+        ListenerMistakes {
+            accepted: Some(Mistake::new("NoValidCACertificate", mistake.message.clone())),
+            references: Some(mistake),
+            ..ListenerMistakes::default()
+        }
+    }
+
+    /// Returns the resource name of the CA certificates for clients.
+    fn client_authority(&self, validation: Option<&ClientValidation>) -> Result<Option<String>, Mistake> {
+        let references = validation.map_or(&[][..], |it| &it.ca_certificate_refs);
         match references {
             [] => Ok(None),
             [reference] => self.authority(reference).map(Some),
             _ => {
                 let message = "only one caCertificateRef is supported";
-                Err(Mistake::new("InvalidCertificateRef", message))
+                Err(Mistake::new(INVALID_AUTHORITY, message))
             }
         }
     }
@@ -178,7 +234,7 @@ impl Certificates<'_> {
     fn authority(&self, reference: &ObjectReference) -> Result<String, Mistake> {
         let invalid = |reason: &str| {
             let message = format!("invalid CA certificate reference {}, {reason}", text(reference));
-            Mistake::new("InvalidCertificateRef", message)
+            Mistake::new(INVALID_AUTHORITY, message)
         };
         let namespace = self.namespace_of(reference);
         let key = self.key(&namespace, &reference.name);
@@ -200,7 +256,13 @@ impl Certificates<'_> {
                 let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
                 (GATEWAY_SECRET, secrets.authority(&namespace, &reference.name))
             }
-            _ => return Err(invalid("only secret and configmap are allowed")),
+            _ => {
+                let mistake = invalid("only secret and configmap are allowed");
+                return Err(Mistake {
+                    reason: INVALID_AUTHORITY_KIND,
+                    ..mistake
+                });
+            }
         };
         let found = found.map_err(|reason| invalid(&reason))?;
         pem::check_certificate(&found.roots).map_err(|_| invalid("the bundle is malformed"))?;

@@ -17,7 +17,7 @@ use crate::{
             Mistake,
             class::Controller,
             is_converted,
-            listener::{self, Declaration, ListenerOwner, Services},
+            listener::{self, Declaration, ListenerOwner, Services, tls},
         },
     },
     table::Cx,
@@ -29,7 +29,8 @@ pub(super) const NO_ADDRESS: &str = "Failed to assign to any requested addresses
 const ADDRESS_TYPE_ANNOTATION: &str = "networking.istio.io/address-type";
 const ACCEPTED: &str = "Accepted";
 const PROGRAMMED: &str = "Programmed";
-const RESOLVED_REFS: &str = "ResolvedRefs";
+pub(super) const RESOLVED_REFS: &str = "ResolvedRefs";
+pub(super) const INSECURE_VALIDATION: &str = "InsecureFrontendValidationMode";
 /// Message of listeners without a mistake.
 const NO_ERRORS: &str = "No errors found";
 
@@ -77,8 +78,10 @@ pub(super) fn gateway(
                 None => controller.address_type(),
             };
             let addresses = resolved.addresses(address_type).into_iter();
+            let mut conditions = conditions(mistake, resolved.programmed(&declaration.services));
+            conditions.extend(tls_conditions(cx, mesh, gateway));
             GatewayStatus {
-                conditions: conditions(mistake, resolved.programmed(&declaration.services)),
+                conditions,
                 listeners: listeners(cx, mesh, attached, &declaration),
                 addresses: addresses.map(address).collect(),
                 attached_sets: sets.len(),
@@ -126,8 +129,13 @@ pub(super) fn listener_set(
                 let ports = ports(&declaration);
                 let namespace = gateway.meta.namespace();
                 let resolved = Resolved::of(cx, mesh, namespace, &declaration.services, &ports);
+                let invalid = || Mistake::new("ListenersNotValid", "No listener is valid");
+                let invalid = declaration.is_invalid(cx, mesh).then(invalid);
                 GatewayStatus {
-                    conditions: conditions(mistake, resolved.programmed(&declaration.services)),
+                    conditions: match invalid {
+                        Some(invalid) => conditions(Some(invalid.clone()), Err(invalid)),
+                        None => conditions(mistake, resolved.programmed(&declaration.services)),
+                    },
                     listeners: listeners(cx, mesh, attached, &declaration),
                     ..GatewayStatus::default()
                 }
@@ -145,7 +153,7 @@ pub(super) fn listener_set(
 pub(super) struct AttachedSet {
     /// The Gateway.
     pub(super) gateway: ObjectKey,
-    /// True if the Gateway admits it.
+    /// True if the Gateway admits it and a listener is valid.
     pub(super) is_admitted: bool,
     /// Ports of its listeners.
     pub(super) ports: BTreeSet<u16>,
@@ -159,9 +167,10 @@ pub(super) fn attached_set(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Opt
         object: key.clone(),
     };
     let declaration = Declaration::of(cx, mesh, &owner);
+    let is_admitted = |it: &Declaration| !it.listeners.is_empty() && !it.is_invalid(cx, mesh);
     Some(AttachedSet {
         gateway: listener::parent_of(key, &set.spec)?,
-        is_admitted: declaration.as_ref().is_some_and(|it| !it.listeners.is_empty()),
+        is_admitted: declaration.as_ref().is_some_and(is_admitted),
         ports: declaration.as_ref().map(ports).unwrap_or_default(),
     })
 }
@@ -179,6 +188,27 @@ fn conditions(mistake: Option<Mistake>, programmed: Result<String, Mistake>) -> 
             Err(mistake) => Condition::unmet(PROGRAMMED, mistake),
         },
     ]
+}
+
+/// Returns the conditions of the TLS settings for a whole Gateway, which Istio does not have. A Gateway without such
+/// settings has none of them.
+fn tls_conditions(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>) -> Vec<Condition> {
+    let mut conditions = Vec::new();
+    if let Some(certificate) = tls::backend_certificate(cx, mesh, gateway) {
+        let met = Condition::met(RESOLVED_REFS, RESOLVED_REFS, "All references resolved");
+        conditions.push(met.unless(certificate.err()));
+    }
+    let frontend = gateway.spec.tls.as_ref().and_then(|tls| tls.frontend.as_ref());
+    let of_ports = frontend
+        .into_iter()
+        .flat_map(|frontend| &frontend.per_port)
+        .map(|port| &port.tls);
+    let mut settings = of_ports.chain(frontend.map(|frontend| &frontend.default));
+    if settings.any(|settings| tls::accepts_untrusted(settings.validation.as_ref())) {
+        let message = "Clients without a valid certificate are accepted (AllowInsecureFallback)";
+        conditions.push(Condition::met(INSECURE_VALIDATION, "ConfigurationChanged", message));
+    }
+    conditions
 }
 
 /// Returns the status of a Gateway without any service.
@@ -225,8 +255,7 @@ fn address(value: SmolStr) -> Address {
 
 fn listeners(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, declaration: &Declaration) -> Vec<ListenerStatus> {
     let counts = attached.counts(cx, declaration.owner);
-    let listeners = declaration.listeners.iter().map(|listener| {
-        let mistakes = declaration.mistakes(cx, mesh, listener);
+    let listeners = declaration.with_mistakes(cx, mesh).map(|(listener, mistakes)| {
         let kinds = listener::kinds(listener);
         let mut references = mistakes.references.clone();
         if !has_valid_kinds(listener, &kinds) {
@@ -234,18 +263,24 @@ fn listeners(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, declaration: &De
         }
         let unprogrammed = mistakes.references.is_some();
         let unprogrammed = unprogrammed.then(|| Mistake::new("Invalid", "Bad TLS configuration"));
+        let conflict = mistakes.conflict;
+        let conflicted = Condition {
+            kind: "Conflicted",
+            verdict: if conflict.is_some() {
+                Verdict::True
+            } else {
+                Verdict::False
+            },
+            reason: conflict.as_ref().map_or("NoConflicts", |it| it.reason),
+            message: conflict.as_ref().map_or(NO_ERRORS, |it| &it.message).to_owned(),
+        };
         ListenerStatus {
             name: listener.name.clone(),
             attached_routes: counts.get(&listener.name).copied().unwrap_or_default(),
             conditions: vec![
-                Condition::met(ACCEPTED, ACCEPTED, NO_ERRORS).unless(mistakes.accepted),
-                Condition {
-                    kind: "Conflicted",
-                    verdict: Verdict::False,
-                    reason: "NoConflicts",
-                    message: NO_ERRORS.to_owned(),
-                },
-                Condition::met(PROGRAMMED, PROGRAMMED, NO_ERRORS).unless(unprogrammed),
+                Condition::met(ACCEPTED, ACCEPTED, NO_ERRORS).unless(conflict.clone().or(mistakes.accepted)),
+                conflicted,
+                Condition::met(PROGRAMMED, PROGRAMMED, NO_ERRORS).unless(conflict.or(unprogrammed)),
                 Condition::met(RESOLVED_REFS, RESOLVED_REFS, NO_ERRORS).unless(references),
             ],
             kinds,

@@ -2,9 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, Status, condition};
+use super::{
+    Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, Status, condition,
+    gateway::{INSECURE_VALIDATION, RESOLVED_REFS},
+};
 use crate::{api::gateway_api::common::GROUP, base::Namespace};
 
+/// Conditions of Gateways that only some settings lead to.
+const OPTIONAL: [&str; 2] = [RESOLVED_REFS, INSECURE_VALIDATION];
 /// Entries that the API's schemas allow in a policy.
 const MAX_ANCESTORS: usize = 16;
 /// Entries that the API's schemas allow in a route or InferencePool.
@@ -52,8 +57,14 @@ impl Status {
                 "conditions": conditions(&listener.conditions, existing, self.generation, now),
             })
         });
+        let mut present = existing["conditions"].clone();
+        if let Some(present) = present.as_array_mut() {
+            let has = |kind: &Value| own.conditions.iter().any(|condition| *kind == condition.kind);
+            present
+                .retain(|condition| !OPTIONAL.iter().any(|kind| condition["type"] == *kind) || has(&condition["type"]));
+        }
         let mut status = json!({
-            "conditions": conditions(&own.conditions, &existing["conditions"], self.generation, now),
+            "conditions": conditions(&own.conditions, &present, self.generation, now),
             "listeners": listeners.collect::<Vec<_>>(),
         });
         if own.attached_sets > 0 {

@@ -330,3 +330,154 @@ fn addresses_stay_and_pending_ones_are_reported() {
     let again = status.merged(&merged, &Namespace::new("gw"), "now");
     assert_eq!(again["addresses"], merged["addresses"]);
 }
+
+/// Returns the conditions of a list as `type status reason`.
+fn reasons(conditions: &Value) -> Vec<String> {
+    let text = |condition: &Value, field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+    let conditions = conditions.as_array().into_iter().flatten();
+    conditions
+        .map(|it| format!("{} {} {}", text(it, "type"), text(it, "status"), text(it, "reason")))
+        .collect()
+}
+
+fn merged(statuses: &Statuses, kind: Kind, namespace: &str, name: &str) -> Value {
+    let object = ObjectKey::new(&cluster(), namespace, name);
+    let status = statuses.get(&StatusKey { kind, object });
+    status.map_or(Value::Null, |status| {
+        status.merged(&Value::Null, &Namespace::new(namespace), "now")
+    })
+}
+
+/// A ListenerSet for Gateway `gw/x`, created at a second of one minute.
+fn listener_set(name: &str, second: u8, listeners: &Value) -> Value {
+    json!({"apiVersion": GROUP, "kind": "ListenerSet",
+        "metadata": {"name": name, "namespace": "gw", "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z")},
+        "spec": {"parentRef": {"name": "x"}, "listeners": listeners}})
+}
+
+#[test]
+fn listeners_of_sets_conflict_with_preceding_ones() {
+    let listener = |name: &str, protocol: &str, host: &str| {
+        let mut listener = json!({"name": name, "port": 80, "protocol": protocol});
+        if !host.is_empty() {
+            listener["hostname"] = host.into();
+        }
+        listener
+    };
+    let mut gateway = gateway(json!([listener("own", "HTTP", "own.test")]));
+    gateway["spec"]["allowedListeners"] = json!({"namespaces": {"from": "Same"}});
+    let old = listener_set(
+        "b",
+        1,
+        &json!([listener("own", "HTTP", "own.test"), listener("b", "HTTP", "b.test")]),
+    );
+    let young = listener_set("a", 2, &json!([listener("b", "HTTP", "b.test")]));
+    let other = listener_set("c", 3, &json!([listener("tcp", "TCP", "")]));
+    let mut world = world(&[gateway, old, young, other]);
+    let mut statuses = Statuses::new(BTreeSet::new());
+    statuses.update(&world.snapshot(), Vec::new());
+    let set = |statuses: &Statuses, name: &str| merged(statuses, Kind::ListenerSet, "gw", name);
+    let refused = |reason: &str| {
+        [
+            format!("Accepted False {reason}"),
+            format!("Conflicted True {reason}"),
+            format!("Programmed False {reason}"),
+            "ResolvedRefs True ResolvedRefs".to_owned(),
+        ]
+    };
+    let fine = [
+        "Accepted True Accepted",
+        "Conflicted False NoConflicts",
+        "Programmed True Programmed",
+        "ResolvedRefs True ResolvedRefs",
+    ];
+    let not_valid = ["Accepted False ListenersNotValid", "Programmed False ListenersNotValid"];
+    let status = set(&statuses, "b");
+    assert_eq!(reasons(&status["conditions"])[0], "Accepted True Accepted");
+    assert_eq!(
+        reasons(&status["listeners"][0]["conditions"]),
+        refused("HostnameConflict")
+    );
+    assert_eq!(reasons(&status["listeners"][1]["conditions"]), fine);
+    let status = set(&statuses, "a");
+    assert_eq!(reasons(&status["conditions"]), not_valid);
+    assert_eq!(
+        reasons(&status["listeners"][0]["conditions"]),
+        refused("HostnameConflict")
+    );
+    assert_eq!(
+        reasons(&set(&statuses, "c")["listeners"][0]["conditions"])[1],
+        "Conflicted True ProtocolConflict"
+    );
+    let gateway = merged(&statuses, Kind::KubeGateway, "gw", "x");
+    assert_eq!(gateway["attachedListenerSets"], 1);
+    assert_eq!(reasons(&gateway["listeners"][0]["conditions"]), fine);
+    // Without the older set, the younger one has the host.
+    let removed = world.commit(vec![Change::Remove(
+        Kind::ListenerSet,
+        ObjectKey::new(&cluster(), "gw", "b"),
+    )]);
+    statuses.update(&removed.snapshot, Vec::new());
+    assert_eq!(reasons(&set(&statuses, "a")["listeners"][0]["conditions"]), fine);
+}
+
+#[test]
+fn tls_settings_of_a_gateway_are_reported_while_they_exist() {
+    let validation = json!({"mode": "AllowInsecureFallback",
+        "caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "no"}]});
+    let mut gateway = gateway(json!([{"name": "a", "port": 443, "protocol": "HTTPS",
+        "tls": {"mode": "Terminate", "certificateRefs": [{"name": "no"}]}}]));
+    gateway["spec"]["tls"] = json!({"backend": {"clientCertificateRef": {"name": "no"}},
+        "frontend": {"default": {"validation": validation}}});
+    let with = status(&world(&[gateway.clone()]), Kind::KubeGateway, "gw").expect("the Gateway is converted");
+    let with = with.merged(&Value::Null, &Namespace::new("gw"), "now");
+    assert_eq!(
+        reasons(&with["conditions"]),
+        [
+            "Accepted True Accepted",
+            "InsecureFrontendValidationMode True ConfigurationChanged",
+            "Programmed False AddressNotUsable",
+            "ResolvedRefs False InvalidClientCertificateRef",
+        ]
+    );
+    gateway["spec"]["tls"] = Value::Null;
+    let without = status(&world(&[gateway]), Kind::KubeGateway, "gw").expect("the Gateway is converted");
+    let without = without.merged(&with, &Namespace::new("gw"), "now");
+    assert_eq!(
+        reasons(&without["conditions"]),
+        ["Accepted True Accepted", "Programmed False AddressNotUsable"]
+    );
+}
+
+#[test]
+fn standard_reasons_replace_those_of_istio() {
+    let conditions = |standard: bool, kind: &str| {
+        let mut installation = Installation::default();
+        installation.features.pilot_gateway_api_standard_reasons = standard;
+        let mut world = World::new(installation);
+        let mut gateway = gateway(json!([{"name": "a", "port": 443, "protocol": "HTTPS",
+            "tls": {"mode": "Terminate", "options": {"gateway.istio.io/tls-terminate-mode": "MUTUAL"}}}]));
+        gateway["spec"]["tls"] = json!({"frontend": {"default": {"validation":
+            {"caCertificateRefs": [{"group": "", "kind": kind, "name": "no"}]}}}});
+        put(&mut world, &[gateway]);
+        let status = status(&world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+        let status = status.merged(&Value::Null, &Namespace::new("gw"), "now");
+        let reasons = reasons(&status["listeners"][0]["conditions"]);
+        [reasons[0].clone(), reasons[3].clone()]
+    };
+    assert_eq!(
+        conditions(false, "ConfigMap"),
+        ["Accepted True Accepted", "ResolvedRefs False InvalidCertificateRef"]
+    );
+    assert_eq!(
+        conditions(true, "ConfigMap"),
+        [
+            "Accepted False NoValidCACertificate",
+            "ResolvedRefs False InvalidCACertificateRef"
+        ]
+    );
+    assert_eq!(
+        conditions(true, "Service")[1],
+        "ResolvedRefs False InvalidCACertificateKind"
+    );
+}
