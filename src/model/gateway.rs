@@ -16,7 +16,6 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    gateway_api::listener::{ACCEPTS_UNTRUSTED_ANNOTATION, SEMANTICS_ANNOTATION},
     service::{Protocol, ServiceKey},
 };
 use crate::{
@@ -30,6 +29,10 @@ use crate::{
 pub const SERVICE_ANNOTATION: &str = "internal.istio.io/gateway-service";
 /// Annotation with the namespace of the Gateway API object, if it differs from the Gateway's.
 pub const PARENT_NAMESPACE_ANNOTATION: &str = "internal.istio.io/parent-namespace";
+/// Annotation of Gateways made from the Gateway API.
+pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+/// Annotation of Gateways whose servers accept clients without a valid certificate, too.
+pub const ACCEPTS_UNTRUSTED_ANNOTATION: &str = "internal.istio.io/accepts-untrusted-clients";
 /// Label of a service that disables the translation of Gateway ports.
 pub const NO_TRANSLATION_LABEL: &str = "experimental.istio.io/disable-gateway-port-translation";
 

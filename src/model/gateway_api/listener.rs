@@ -18,17 +18,15 @@ use crate::{
     base::{Labels, Namespace, ObjectKey, Shared, select::LabelSelector},
     model::{
         MeshSnapshot,
-        gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
+        gateway::{
+            ACCEPTS_UNTRUSTED_ANNOTATION, PARENT_NAMESPACE_ANNOTATION, SEMANTICS_ANNOTATION, SERVICE_ANNOTATION,
+        },
         inputs::Inputs,
     },
     proto::istio::networking::v1alpha3 as networking,
     table::Cx,
 };
 
-/// Annotation that marks Gateways made from the Gateway API.
-pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
-/// Annotation of Gateways whose servers accept clients without a valid certificate, too.
-pub const ACCEPTS_UNTRUSTED_ANNOTATION: &str = "internal.istio.io/accepts-untrusted-clients";
 /// Annotation with the resource name of the certificate with which proxies connect to backends.
 pub const BACKEND_CERTIFICATE_ANNOTATION: &str = "internal.istio.io/backend-certificate";
 /// Annotation with the service account of the proxies; empty if any may have the credentials.
