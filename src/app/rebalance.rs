@@ -124,11 +124,8 @@ endpoints:
 - {addresses: [10.1.1.1], conditions: {ready: false}}
 "
         .to_owned();
-        for replica in 0..ready {
-            slice.push_str(&format!(
-                "- {{addresses: [10.1.0.{replica}], conditions: {{ready: true}}}}\n"
-            ));
-        }
+        let endpoint = |replica| format!("- {{addresses: [10.1.0.{replica}], conditions: {{ready: true}}}}\n");
+        slice.extend((0..ready).map(endpoint));
         let files = [("service.yaml", service), ("slice.yaml", slice.as_str())];
         fixture::folder_world(installation, &files).snapshot()
     }

@@ -355,7 +355,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
         }
         ServingRole::EastWest => {
             if ports.is_empty() {
-                making.add_refusal(&mut listener);
+                add_refusal(&mut listener);
             }
             None
         }
@@ -414,13 +414,6 @@ impl MainInternal<'_> {
         };
         add_chain(listener, name, &filters);
     }
-
-    /// Adds a chain that nothing selects, because Envoy requires one.
-    fn add_refusal(&self, listener: &mut EncodedListener) {
-        let mut filters = NetworkFilters::new();
-        filters.push(&network_filter(TCP_PROXY, Any::pack(&plain_proxy(BLACK_HOLE))));
-        add_chain(listener, BLACK_HOLE_CHAIN, &filters);
-    }
 }
 
 /// Peers are known from their tunnels.
@@ -430,6 +423,13 @@ const VIP_CHAIN: TcpChain = TcpChain {
     tunneled: true,
     authorized_by_destination: false,
 };
+
+/// Adds a chain that nothing selects, because Envoy requires one.
+fn add_refusal(listener: &mut EncodedListener) {
+    let mut filters = NetworkFilters::new();
+    filters.push(&network_filter(TCP_PROXY, Any::pack(&plain_proxy(BLACK_HOLE))));
+    add_chain(listener, BLACK_HOLE_CHAIN, &filters);
+}
 
 fn add_chain(listener: &mut EncodedListener, name: &str, filters: &NetworkFilters) {
     listener.add_chain(|out| {

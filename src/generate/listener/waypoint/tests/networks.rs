@@ -342,9 +342,7 @@ fn gateways_between_networks_choose_by_the_source() {
     );
     assert_eq!(by_source["onNoMatch"]["action"], to(waypoint));
     assert_eq!(
-        chain(&listener, waypoint)["filters"]
-            .as_array()
-            .map(|filters| filters.is_empty()),
+        chain(&listener, waypoint)["filters"].as_array().map(Vec::is_empty),
         Some(false)
     );
 
