@@ -16,7 +16,10 @@ pub(super) fn trials() -> Vec<Trial> {
             "registries::aggregation::the_first_registry_decides_and_all_have_instances",
             the_first_registry_decides,
         ),
-        Trial::test("registries::aggregation::registries_have_networks", registries_have_networks),
+        Trial::test(
+            "registries::aggregation::registries_have_networks",
+            registries_have_networks,
+        ),
     ]
 }
 
@@ -68,7 +71,10 @@ fn the_first_registry_decides() -> Result<(), Failed> {
         })?;
         let route = resources.get(&(Type::Route, "8080".to_owned()));
         let has_route = route.is_some_and(|route| route.body.windows(HOST.len()).any(|part| part == HOST.as_bytes()));
-        assert_eq!(has_route, is_http, "{registries}: the protocol is that of the first registry");
+        assert_eq!(
+            has_route, is_http,
+            "{registries}: the protocol is that of the first registry"
+        );
         let repeated = daemon.process.log().contains("listed twice");
         assert_eq!(repeated, is_http, "{registries}");
     }

@@ -51,14 +51,20 @@ pub(super) fn trials() -> Vec<Trial> {
         ),
         Trial::test("registries::chain::tls_modes_work", tls_modes_work),
         Trial::test("registries::chain::garbage_changes_nothing", garbage_changes_nothing),
-        Trial::test("registries::chain::broken_servers_change_nothing", broken_servers_change_nothing),
+        Trial::test(
+            "registries::chain::broken_servers_change_nothing",
+            broken_servers_change_nothing,
+        ),
         Trial::ignorable_test("registries::chain::envoys_route_to_declared_instances", || {
             if envoy::binary().is_none() {
                 return missing("Envoy is missing; make tools installs it");
             }
             envoys_route_to_declared_instances().map(|()| Completion::Completed)
         }),
-        Trial::test("registries::chain::clients_receive_what_they_request", clients_receive_what_they_request),
+        Trial::test(
+            "registries::chain::clients_receive_what_they_request",
+            clients_receive_what_they_request,
+        ),
         Trial::test("registries::chain::sources_have_an_order", sources_have_an_order),
         Trial::test("registries::chain::many_objects_are_synced", many_objects_are_synced),
     ]
@@ -304,7 +310,11 @@ fn tls_modes_work() -> Result<(), Failed> {
             front.port,
             format!("{{mode: SIMPLE, caCertificates: {root}, sni: {FRONT}}}"),
         ),
-        ("mutual", secure, format!("{{{system}, caCertificates: {root}, {names}}}")),
+        (
+            "mutual",
+            secure,
+            format!("{{{system}, caCertificates: {root}, {names}}}"),
+        ),
         (
             "names",
             secure,
@@ -541,9 +551,12 @@ fn garbage_changes_nothing() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A response: its type, and the names of sent and removed objects.
+type Read = (String, BTreeSet<String>, Vec<String>);
+
 /// A client that reads the objects of two kinds.
 struct Reader {
-    responses: mpsc::Receiver<(String, BTreeSet<String>, Vec<String>)>,
+    responses: mpsc::Receiver<Read>,
     /// Kept open.
     _requests: (mpsc::Sender<DiscoveryRequest>, mpsc::Sender<DeltaDiscoveryRequest>),
 }
@@ -589,7 +602,9 @@ impl Reader {
             let channel = endpoint.map_err(unavailable)?.connect().await.map_err(unavailable)?;
             let mut client = AggregatedDiscoveryServiceClient::new(channel);
             if is_delta {
-                let answers = client.delta_aggregated_resources(ReceiverStream::new(delta_requests)).await;
+                let answers = client
+                    .delta_aggregated_resources(ReceiverStream::new(delta_requests))
+                    .await;
                 let mut answers = answers?.into_inner();
                 while let Some(answer) = answers.message().await? {
                     let names = answer.resources.iter();
@@ -597,7 +612,9 @@ impl Reader {
                     let _ = sender.send((answer.type_url, names, answer.removed_resources)).await;
                 }
             } else {
-                let answers = client.stream_aggregated_resources(ReceiverStream::new(sotw_requests)).await;
+                let answers = client
+                    .stream_aggregated_resources(ReceiverStream::new(sotw_requests))
+                    .await;
                 let mut answers = answers?.into_inner();
                 while let Some(answer) = answers.message().await? {
                     let names = answer.resources.iter().filter_map(name).collect();
@@ -612,7 +629,7 @@ impl Reader {
         })
     }
 
-    fn next(&mut self) -> Result<(String, BTreeSet<String>, Vec<String>), Failed> {
+    fn next(&mut self) -> Result<Read, Failed> {
         let next = RUNTIME.block_on(async { tokio::time::timeout(TIMEOUT, self.responses.recv()).await });
         Ok(next?.ok_or("the stream ended")?)
     }
@@ -654,8 +671,16 @@ spec:
     proxy.until("the other kind", TIMEOUT, has("more"))?;
     write(&files, "b.yaml", &gateway("b"))?;
     for (is_delta, reader) in &mut readers {
-        let expected = if *is_delta { set(&["hidden/b"]) } else { set(&["hidden/a", "hidden/b"]) };
-        assert_eq!(reader.next()?, (READ[0].to_owned(), expected, Vec::new()), "delta: {is_delta}");
+        let expected = if *is_delta {
+            set(&["hidden/b"])
+        } else {
+            set(&["hidden/a", "hidden/b"])
+        };
+        assert_eq!(
+            reader.next()?,
+            (READ[0].to_owned(), expected, Vec::new()),
+            "delta: {is_delta}"
+        );
     }
     std::fs::remove_file(files.join("a.yaml"))?;
     for (is_delta, reader) in &mut readers {

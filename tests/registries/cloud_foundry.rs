@@ -99,12 +99,7 @@ fn tls(authority: &Authority) -> Result<TlsAcceptor, Failed> {
 }
 
 /// Writes the settings of a client with its certificates, and returns the path.
-fn write_settings(
-    authority: &Authority,
-    folder: &Path,
-    port: u16,
-    service_port: u16,
-) -> Result<PathBuf, Failed> {
+fn write_settings(authority: &Authority, folder: &Path, port: u16, service_port: u16) -> Result<PathBuf, Failed> {
     let client = authority.certificate("istiod.internal");
     for (name, text) in [
         ("ca.crt", &authority.root),
@@ -191,7 +186,9 @@ fn routes_are_polled() -> Result<(), Failed> {
     let (server, daemon) = start(&folder)?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());
     let until = |host: &'static str, address: &'static str| {
-        proxy.until(address, TIMEOUT, |resources| has(resources, host, address).then_some(()))
+        proxy.until(address, TIMEOUT, |resources| {
+            has(resources, host, address).then_some(())
+        })
     };
     until(HOST, "10.0.0.1")?;
     until("shop.apps.internal", "10.255.0.1")?;

@@ -23,10 +23,16 @@ pub(super) fn trials() -> Vec<Trial> {
     };
     vec![
         test("services_follow_the_server", services_follow_the_server),
-        test("a_killed_leader_shrinks_nothing", clusters::a_killed_leader_shrinks_nothing),
+        test(
+            "a_killed_leader_shrinks_nothing",
+            clusters::a_killed_leader_shrinks_nothing,
+        ),
         test("datacenters_are_networks", clusters::datacenters_are_networks),
         test("tokens_and_tls_are_used", clusters::tokens_and_tls_are_used),
-        test("a_changed_instance_costs_little", figures::a_changed_instance_costs_little),
+        test(
+            "a_changed_instance_costs_little",
+            figures::a_changed_instance_costs_little,
+        ),
         Trial::ignorable_test("registries::consul::envoys_route_to_healthy_instances", || {
             if envoy::binary().is_none() {
                 return missing("Envoy is missing; make tools installs it");

@@ -36,8 +36,12 @@ struct Eureka {
 impl Eureka {
     fn start(server: &Path, port: u16, log: &Path) -> Result<Eureka, String> {
         let mut command = Command::new("java");
-        command.args(["-Xmx192m", "-XX:TieredStopAtLevel=1", "-jar"]).arg(server);
-        command.arg("--server.address=127.0.0.1").arg(format!("--server.port={port}"));
+        command
+            .args(["-Xmx192m", "-XX:TieredStopAtLevel=1", "-jar"])
+            .arg(server);
+        command
+            .arg("--server.address=127.0.0.1")
+            .arg(format!("--server.port={port}"));
         command.args([
             "--eureka.client.registerWithEureka=false",
             "--eureka.client.fetchRegistry=false",

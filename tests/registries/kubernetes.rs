@@ -16,15 +16,12 @@ use crate::support::scratch;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("registries::kubernetes::is_a_config_source", |name| {
-            is_a_config_source(name)
-        }),
-        kubernetes::trial("registries::kubernetes::secrets_have_roots_of_servers", |name| {
-            secrets_have_roots_of_servers(name)
-        }),
-        kubernetes::trial("registries::kubernetes::namespaces_are_a_list", |name| {
-            namespaces_are_a_list(name)
-        }),
+        kubernetes::trial("registries::kubernetes::is_a_config_source", is_a_config_source),
+        kubernetes::trial(
+            "registries::kubernetes::secrets_have_roots_of_servers",
+            secrets_have_roots_of_servers,
+        ),
+        kubernetes::trial("registries::kubernetes::namespaces_are_a_list", namespaces_are_a_list),
     ]
 }
 
@@ -56,9 +53,14 @@ fn start(cluster: &Cluster, folder: &Path, mesh: &str, flags: &[&str]) -> Result
     std::fs::write(&file, mesh).map_err(|error| error.to_string())?;
     let system = system(folder);
     cluster.namespace(&system, &json!({}))?;
-    Daemon::in_kubernetes(&cluster.admin_kubeconfig(), &system, &folder.join("istiod.log"), |command| {
-        command.arg("--meshConfig").arg(&file).args(flags);
-    })
+    Daemon::in_kubernetes(
+        &cluster.admin_kubeconfig(),
+        &system,
+        &folder.join("istiod.log"),
+        |command| {
+            command.arg("--meshConfig").arg(&file).args(flags);
+        },
+    )
 }
 
 fn is_a_config_source(name: &str) -> Result<(), Failed> {
@@ -79,7 +81,12 @@ fn is_a_config_source(name: &str) -> Result<(), Failed> {
         file.display()
     );
     // Another registry beside the cluster.
-    let daemon = start(cluster, &folder, &mesh, &["--registries=Kubernetes,Mock", "--mockServices"])?;
+    let daemon = start(
+        cluster,
+        &folder,
+        &mesh,
+        &["--registries=Kubernetes,Mock", "--mockServices"],
+    )?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());
     proxy.until("the objects of both", TIMEOUT, has("local"))?;
     proxy.until("the object of the cluster", TIMEOUT, routes_have("240.1.2.3"))?;
@@ -114,7 +121,9 @@ fn namespaces_are_a_list(name: &str) -> Result<(), Failed> {
     }
     proxy.until("the added object", TIMEOUT, has(&format!("{}-more", names[0])))?;
     proxy.until("the added object", TIMEOUT, has(&format!("{}-more", names[1])))?;
-    cluster.api.delete(&Reference::of(&service_entry(names[1], names[1], "")))?;
+    cluster
+        .api
+        .delete(&Reference::of(&service_entry(names[1], names[1], "")))?;
     let resources = proxy.until("the removal", TIMEOUT, |resources| {
         has(names[1])(resources).is_none().then(|| resources.clone())
     })?;
@@ -138,7 +147,9 @@ fn secrets_have_roots_of_servers(name: &str) -> Result<(), Failed> {
     );
     cluster.namespace(&system(&folder), &json!({}))?;
     let metadata = json!({ "namespace": system(&folder), "name": "roots" });
-    cluster.api.apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata,
+    cluster
+        .api
+        .apply(&json!({ "apiVersion": "v1", "kind": "Secret", "metadata": metadata,
         "stringData": { "ca.crt": authority.root } }))?;
     let daemon = start(cluster, &folder, &mesh, &[])?;
     let proxy = AdsClient::connect(daemon.xds, &sidecar());

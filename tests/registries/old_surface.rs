@@ -66,10 +66,17 @@ fn pages() -> Result<(), Failed> {
     })?;
     let get = |path: &str| http::get(daemon.http, "istiod", path);
     let all: Vec<Value> = serde_json::from_str(&get("/v1/registration")?.body)?;
-    let keys: Vec<&str> = all.iter().filter_map(|service| service["service-key"].as_str()).collect();
+    let keys: Vec<&str> = all
+        .iter()
+        .filter_map(|service| service["service-key"].as_str())
+        .collect();
     let mut sorted = keys.clone();
     sorted.sort_unstable();
-    assert_eq!((keys.len(), &keys), (10, &sorted), "two services with five ports, by key");
+    assert_eq!(
+        (keys.len(), &keys),
+        (10, &sorted),
+        "two services with five ports, by key"
+    );
     let host = "hello.default.svc.cluster.local";
     assert!(keys.contains(&format!("{host}|http").as_str()), "{keys:?}");
     let one = |key: &str| -> Result<usize, Failed> {
@@ -80,10 +87,19 @@ fn pages() -> Result<(), Failed> {
     assert_eq!(one(&format!("{host}%7Chttp%7Cversion=v1"))?, 1);
     assert_eq!(one("absent%7Chttp")?, 0);
     assert_eq!(get("/cache_stats")?.body, "{\"cache_stats\":{}}");
-    for gone in ["/v1/clusters/a/b", "/v1/routes/80/a/b", "/v1/listeners/a/b", "/v1/az/a/b"] {
+    for gone in [
+        "/v1/clusters/a/b",
+        "/v1/routes/80/a/b",
+        "/v1/listeners/a/b",
+        "/v1/az/a/b",
+    ] {
         let answer = get(gone)?;
         assert_eq!(answer.status.as_u16(), 410, "{gone}");
-        assert!(answer.body.contains("hint: proxies connect to the xDS port"), "{}", answer.body);
+        assert!(
+            answer.body.contains("hint: proxies connect to the xDS port"),
+            "{}",
+            answer.body
+        );
     }
     Ok(())
 }
@@ -101,8 +117,14 @@ fn v2_is_refused() -> Result<(), Failed> {
     RUNTIME.block_on(async {
         let channel = endpoint.connect().await?;
         for (service, method) in [
-            ("envoy.service.discovery.v2.AggregatedDiscoveryService", "StreamAggregatedResources"),
-            ("envoy.service.discovery.v2.AggregatedDiscoveryService", "DeltaAggregatedResources"),
+            (
+                "envoy.service.discovery.v2.AggregatedDiscoveryService",
+                "StreamAggregatedResources",
+            ),
+            (
+                "envoy.service.discovery.v2.AggregatedDiscoveryService",
+                "DeltaAggregatedResources",
+            ),
             ("envoy.api.v2.EndpointDiscoveryService", "StreamEndpoints"),
         ] {
             let status = call(&channel, &format!("/{service}/{method}")).await;

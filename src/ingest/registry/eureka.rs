@@ -291,7 +291,9 @@ impl Registration {
     /// Such names are lists, in any case, and may have a port.
     fn hosts(&self) -> BTreeSet<(SmolStr, u32)> {
         let names = |list: &str| {
-            let names = list.split(',').map(|name| name.split(':').next().unwrap_or_default().trim());
+            let names = list
+                .split(',')
+                .map(|name| name.split(':').next().unwrap_or_default().trim());
             names.map(str::to_ascii_lowercase).collect::<Vec<_>>()
         };
         let mut hosts = BTreeSet::new();
@@ -528,7 +530,10 @@ mod tests {
             .map(|(host, service)| (host.as_str(), service.ports.keys().copied().collect()))
             .collect();
         let both = vec![8080, 8443];
-        assert_eq!(ports, [("a.internal", both.clone()), ("shop", both), ("store", vec![8080])]);
+        assert_eq!(
+            ports,
+            [("a.internal", both.clone()), ("shop", both), ("store", vec![8080])]
+        );
     }
 
     #[test]
@@ -570,7 +575,10 @@ mod tests {
         };
         assert!(read(&mut client, &known, 0, true).leased.is_empty(), "no outage");
         client.is_lost = true;
-        assert!(read(&mut client, &known, 0, false).leased.is_empty(), "only changes were read");
+        assert!(
+            read(&mut client, &known, 0, false).leased.is_empty(),
+            "only changes were read"
+        );
         client.is_lost = true;
         let after = read(&mut client, &known, 0, true);
         assert_eq!(after.leased, known.instances);

@@ -203,12 +203,25 @@ fn config_scope_is_read_as_annotation_and_as_label() {
         kube("Kubernetes", "a", &json!({}), &private),
         labelled.into(),
         kube("Kubernetes", "c", &json!({}), &json!({ scope: "PUBLIC" })),
-        kube("Kubernetes", "d", &json!({}), &json!({ scope: "PRIVATE", "networking.istio.io/exportTo": "*" })),
+        kube(
+            "Kubernetes",
+            "d",
+            &json!({}),
+            &json!({ scope: "PRIVATE", "networking.istio.io/exportTo": "*" }),
+        ),
     ]);
-    let export_to = |name: &str| service_of(&world, &format!("{name}.default.svc.cluster.local")).export_to.clone();
+    let export_to = |name: &str| {
+        service_of(&world, &format!("{name}.default.svc.cluster.local"))
+            .export_to
+            .clone()
+    };
     let own = ExportTo::Namespaces([Namespace::new("default")].into());
     assert_eq!((export_to("a"), export_to("b")), (own.clone(), own));
-    assert_eq!((export_to("c"), export_to("d")), (ExportTo::Public, ExportTo::Public), "exportTo precedes it");
+    assert_eq!(
+        (export_to("c"), export_to("d")),
+        (ExportTo::Public, ExportTo::Public),
+        "exportTo precedes it"
+    );
 }
 
 #[test]

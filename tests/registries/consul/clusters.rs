@@ -63,7 +63,10 @@ pub(super) fn a_killed_leader_shrinks_nothing(binary: &Path) -> Result<(), Faile
     until_disconnected(&daemon, "Consul")?;
     wait::until("another leader", TIMEOUT, || {
         let others = (0..running.len()).filter(|index| *index != leader);
-        others.map(|index| running[index].is_leader()).any(|is| is).then_some(())
+        others
+            .map(|index| running[index].is_leader())
+            .any(|is| is)
+            .then_some(())
     })?;
     running[follower].until_led()?;
     running[follower].register(&instance("web-2", "10.0.0.2"), Some("passing"))?;
@@ -105,12 +108,21 @@ pub(super) fn datacenters_are_networks(binary: &Path) -> Result<(), Failed> {
     let gateway = |address: &str| format!("{{gateways: [{{address: {address}, port: 15443}}]}}");
     std::fs::write(
         folder.join("mesh/meshnetworks.yaml"),
-        format!("networks: {{east: {}, west: {}}}\n", gateway("9.9.9.1"), gateway("9.9.9.2")),
+        format!(
+            "networks: {{east: {}, west: {}}}\n",
+            gateway("9.9.9.1"),
+            gateway("9.9.9.2")
+        ),
     )?;
     let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
         let url = format!("--consulserverURL={}", east.address());
         command
-            .args(["--registries=Consul", "--consulserverDatacenters=*", "--consulserverNetworks", &url])
+            .args([
+                "--registries=Consul",
+                "--consulserverDatacenters=*",
+                "--consulserverNetworks",
+                &url,
+            ])
             .arg("--configDir")
             .arg(folder.join("mesh"));
     })?;
@@ -120,16 +132,18 @@ pub(super) fn datacenters_are_networks(binary: &Path) -> Result<(), Failed> {
         Some(found)
     };
     let proxies = ["east", "west"].map(|network| AdsClient::connect(daemon.xds, &sidecar_in(network)));
-    let expected = [
-        ["10.0.0.1:8080", "9.9.9.2:15443"],
-        ["10.1.0.1:8080", "9.9.9.1:15443"],
-    ];
+    let expected = [["10.0.0.1:8080", "9.9.9.2:15443"], ["10.1.0.1:8080", "9.9.9.1:15443"]];
     for (proxy, expected) in proxies.iter().zip(expected) {
         proxy
             .until("own instances and the other's gateway", TIMEOUT, |resources| {
                 (addresses(resources)? == expected).then_some(())
             })
-            .map_err(|error| format!("{error}: {:?}, not {expected:?}", proxy.complete().map(|all| addresses(&all))))?;
+            .map_err(|error| {
+                format!(
+                    "{error}: {:?}, not {expected:?}",
+                    proxy.complete().map(|all| addresses(&all))
+                )
+            })?;
     }
     // The other datacenter is lost: its last state stays, and the own one is followed.
     let failed = metric(&daemon, "istiod_registry_errors_total", "Consul").unwrap_or_default();
@@ -199,7 +213,11 @@ pub(super) fn tokens_and_tls_are_used(binary: &Path) -> Result<(), Failed> {
     // Refused: another name of the server, no certificate, and an unknown token.
     let mut other = tls;
     other[1] = ("CONSUL_TLS_SERVER_NAME", "other.internal");
-    let unknown = [&tls[..], &[("CONSUL_HTTP_TOKEN", "00000000-0000-0000-0000-000000000003")]].concat();
+    let unknown = [
+        &tls[..],
+        &[("CONSUL_HTTP_TOKEN", "00000000-0000-0000-0000-000000000003")],
+    ]
+    .concat();
     for (name, variables) in [("name", &other[..]), ("anonymous", &tls[..2]), ("unknown", &unknown)] {
         let refused = start(&format!("{name}.log"), variables);
         until_metric(&refused, "istiod_registry_errors_total", "Consul", 2.0)

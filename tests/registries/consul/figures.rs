@@ -82,9 +82,17 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
     );
     // An unoptimised build on a busy machine takes several times as long.
     let bounds = if is_measurement {
-        (Duration::from_secs(5), Duration::from_millis(20), Duration::from_millis(500))
+        (
+            Duration::from_secs(5),
+            Duration::from_millis(20),
+            Duration::from_millis(500),
+        )
     } else {
-        (Duration::from_secs(60), Duration::from_millis(500), Duration::from_secs(5))
+        (
+            Duration::from_secs(60),
+            Duration::from_millis(500),
+            Duration::from_secs(5),
+        )
     };
     let measured = (started, each, median);
     assert!(

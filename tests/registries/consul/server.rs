@@ -209,8 +209,12 @@ impl Consul {
                 .flat_map(|instance| {
                     let mut check = check(instance, "passing");
                     check["Node"] = node(instance.id).into();
-                    let service = json!({ "Verb": "set", "Node": node(instance.id), "Service": service(instance, &[]) });
-                    [json!({ "Service": service }), json!({ "Check": { "Verb": "set", "Check": check } })]
+                    let service =
+                        json!({ "Verb": "set", "Node": node(instance.id), "Service": service(instance, &[]) });
+                    [
+                        json!({ "Service": service }),
+                        json!({ "Check": { "Verb": "set", "Check": check } }),
+                    ]
                 })
                 .collect();
             self.put("/v1/txn", &operations.into())?;

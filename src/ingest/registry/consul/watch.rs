@@ -387,13 +387,26 @@ mod tests {
 
     #[test]
     fn differences_are_new_changed_and_removed_checks() {
-        let before = [check("a", "1", "passing"), check("a", "2", "passing"), check("b", "1", "passing")];
-        let after = [check("a", "2", "critical"), check("b", "1", "passing"), check("c", "1", "passing")];
+        let before = [
+            check("a", "1", "passing"),
+            check("a", "2", "passing"),
+            check("b", "1", "passing"),
+        ];
+        let after = [
+            check("a", "2", "critical"),
+            check("b", "1", "passing"),
+            check("c", "1", "passing"),
+        ];
         let found: Vec<(&str, &str, &str)> = differences(&before, &after)
             .into_iter()
             .map(|check| (check.node.as_str(), check.check_id.as_str(), check.status.as_str()))
             .collect();
-        let expected = [("a", "1", "passing"), ("a", "2", "critical"), ("a", "2", "passing"), ("c", "1", "passing")];
+        let expected = [
+            ("a", "1", "passing"),
+            ("a", "2", "critical"),
+            ("a", "2", "passing"),
+            ("c", "1", "passing"),
+        ];
         assert_eq!(found, expected);
         assert!(differences(&after, &after).is_empty());
     }
