@@ -142,7 +142,10 @@ fn secrets_have_roots_of_servers(name: &str) -> Result<(), Failed> {
     let authority = Authority::new("front");
     let front = TlsFront::start(&authority, server.xds)?;
     let mesh = format!(
-        "configSources:\n- address: 'xds://127.0.0.1:{}'\n  tlsSettings: {{mode: SIMPLE, credentialName: roots, sni: {FRONT}}}\n",
+        "configSources:
+- address: 'xds://127.0.0.1:{}'
+  tlsSettings: {{mode: SIMPLE, credentialName: roots, sni: {FRONT}}}
+",
         front.port
     );
     cluster.namespace(&system(&folder), &json!({}))?;
