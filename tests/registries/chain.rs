@@ -551,9 +551,12 @@ fn garbage_changes_nothing() -> Result<(), Failed> {
     Ok(())
 }
 
+/// A response: its type, and the names of sent and removed objects.
+type Read = (String, BTreeSet<String>, Vec<String>);
+
 /// A client that reads the objects of two kinds.
 struct Reader {
-    responses: mpsc::Receiver<(String, BTreeSet<String>, Vec<String>)>,
+    responses: mpsc::Receiver<Read>,
     /// Kept open.
     _requests: (mpsc::Sender<DiscoveryRequest>, mpsc::Sender<DeltaDiscoveryRequest>),
 }
@@ -626,7 +629,7 @@ impl Reader {
         })
     }
 
-    fn next(&mut self) -> Result<(String, BTreeSet<String>, Vec<String>), Failed> {
+    fn next(&mut self) -> Result<Read, Failed> {
         let next = RUNTIME.block_on(async { tokio::time::timeout(TIMEOUT, self.responses.recv()).await });
         Ok(next?.ok_or("the stream ended")?)
     }

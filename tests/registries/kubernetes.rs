@@ -16,15 +16,12 @@ use crate::support::scratch;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
-        kubernetes::trial("registries::kubernetes::is_a_config_source", |name| {
-            is_a_config_source(name)
-        }),
-        kubernetes::trial("registries::kubernetes::secrets_have_roots_of_servers", |name| {
-            secrets_have_roots_of_servers(name)
-        }),
-        kubernetes::trial("registries::kubernetes::namespaces_are_a_list", |name| {
-            namespaces_are_a_list(name)
-        }),
+        kubernetes::trial("registries::kubernetes::is_a_config_source", is_a_config_source),
+        kubernetes::trial(
+            "registries::kubernetes::secrets_have_roots_of_servers",
+            secrets_have_roots_of_servers,
+        ),
+        kubernetes::trial("registries::kubernetes::namespaces_are_a_list", namespaces_are_a_list),
     ]
 }
 
@@ -145,7 +142,10 @@ fn secrets_have_roots_of_servers(name: &str) -> Result<(), Failed> {
     let authority = Authority::new("front");
     let front = TlsFront::start(&authority, server.xds)?;
     let mesh = format!(
-        "configSources:\n- address: 'xds://127.0.0.1:{}'\n  tlsSettings: {{mode: SIMPLE, credentialName: roots, sni: {FRONT}}}\n",
+        "configSources:
+- address: 'xds://127.0.0.1:{}'
+  tlsSettings: {{mode: SIMPLE, credentialName: roots, sni: {FRONT}}}
+",
         front.port
     );
     cluster.namespace(&system(&folder), &json!({}))?;

@@ -519,8 +519,8 @@ mod tests {
     fn names_that_clients_use_are_services_of_their_ports() {
         let mut registered = Registered::default();
         registered.apply(parsed(
-            r#"{"applications": {"application": {"name": "SHOP", "instance": {"instanceId": "a", "hostName": "a.internal",
-            "ipAddr": "10.0.0.1", "status": "UP", "vipAddress": "Shop,store:8080", "secureVipAddress": "shop",
+            r#"{"applications": {"application": {"name": "SHOP", "instance": {"instanceId": "a",
+            "hostName": "a.internal", "ipAddr": "10.0.0.1", "status": "UP", "vipAddress": "Shop,store:8080", "secureVipAddress": "shop",
             "port": {"$": 8080, "@enabled": "true"}, "securePort": {"$": 8443, "@enabled": "true"},
             "leaseInfo": null, "metadata": null}}}}"#,
         ));

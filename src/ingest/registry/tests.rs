@@ -134,7 +134,7 @@ proptest! {
     #[test]
     fn any_series_of_services_ends_as_its_last_state(
         states in proptest::collection::vec((state(), any::<bool>()), 1..30),
-        order in any::<u64>(),
+        order in 0..5_usize,
     ) {
         let named = |name: u8| SmolStr::from(format!("s{name}"));
         let (mut rows, mut model, mut last) = (rows(), BTreeMap::new(), BTreeMap::new());
@@ -156,7 +156,7 @@ proptest! {
         }
         let (mut scratch, mut expected) = (self::rows(), BTreeMap::new());
         let mut services: Vec<_> = last.into_iter().collect();
-        let rotation = order as usize % services.len().max(1);
+        let rotation = order % services.len().max(1);
         services.rotate_left(rotation);
         for (name, service) in services {
             commit(&mut expected, scratch.set(&name, Some(service)));

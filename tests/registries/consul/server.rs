@@ -83,7 +83,9 @@ impl Server {
         let mut settings = json!({
             "server": true, "bind_addr": "127.0.0.1", "client_addr": "127.0.0.1", "node_name": self.name,
             "data_dir": data, "log_level": "warn",
-            "ports": { "dns": -1, "grpc": -1, "http": http, "serf_lan": serf_lan, "serf_wan": serf_wan, "server": server },
+            "ports": {
+                "dns": -1, "grpc": -1, "http": http, "serf_lan": serf_lan, "serf_wan": serf_wan, "server": server,
+            },
             // A leader is elected in seconds.
             "performance": { "raft_multiplier": 1 },
         });
