@@ -1047,7 +1047,7 @@ impl Churn {
         assert!(update.panics.is_empty(), "{:?}", update.panics);
     }
 
-    /// Fails unless each client has the same bytes as after a start with the present objects, which are added in reverse
+    /// Fails unless each client has the same bytes as after a start with the present objects. They are added in reverse
     /// order, so that the order does not matter either.
     fn check(&self, place: &str) {
         let mut scratch = World::new(self.installation.clone());

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{
     EndpointProxyView,
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, write_address, write_metadata},
-    locality, network,
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, socket_address, write_address, write_metadata},
+    locality,
+    network::{self, Destination},
 };
 use crate::{
     base::{Namespace, Shared, cidr, select},
@@ -170,7 +171,14 @@ impl Target<'_> {
             group
         });
         let mut groups: Vec<LocalityEndpoints> = match &client.network {
-            Some(network) => network::through_gateways(ctx, self, network, groups.collect()),
+            Some(network) => {
+                let destination = Destination {
+                    service: self.service,
+                    port: self.port.number,
+                    is_vip: self.mode.is_vip(),
+                };
+                network::through_gateways(ctx, destination, network, groups.collect())
+            }
             None => groups.collect(),
         };
         if self.mode == ClusterMode::SniDnat {
@@ -379,15 +387,6 @@ impl Target<'_> {
         let prefers_tls = !self.mode.is_vip() && !ctx.mesh.installation.features.pilot_prefer_sending_hbone;
         let has_sidecar = endpoint.origin.tls_mode == MTLS;
         (is_waypoint || endpoint.supports_tunnel()) && !(has_sidecar && prefers_tls)
-    }
-}
-
-/// Returns an address with a port.
-pub(super) fn socket_address(address: &str, port: u32) -> String {
-    if address.contains(':') {
-        format!("[{address}]:{port}")
-    } else {
-        format!("{address}:{port}")
     }
 }
 

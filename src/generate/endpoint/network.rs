@@ -6,8 +6,7 @@ use prost_types::Value;
 
 use super::{
     NetworkProxyView,
-    assignment::{Target, socket_address},
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer, socket_address},
 };
 use crate::{
     base::{
@@ -33,6 +32,17 @@ use crate::{
     },
 };
 
+/// The service port whose endpoints gateways lead to.
+#[derive(Clone, Copy)]
+pub(super) struct Destination<'a> {
+    /// The service.
+    pub(super) service: &'a Service,
+    /// The port.
+    pub(super) port: u32,
+    /// True if all endpoints have the same socket.
+    pub(super) is_vip: bool,
+}
+
 /// Returns the gateways of a service: as declared if the proxy resolves names itself, otherwise those with an address.
 pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a GatewayIndex> {
     let networks = ctx.mesh.networks.get(ctx.cx, &())?;
@@ -47,7 +57,7 @@ pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Opt
 /// network.
 pub(super) fn through_gateways(
     ctx: &BuildContext,
-    target: &Target,
+    target: Destination,
     client: &NetworkProxyView,
     groups: Vec<LocalityEndpoints>,
 ) -> Vec<LocalityEndpoints> {
@@ -62,7 +72,7 @@ pub(super) fn through_gateways(
 
 fn split(
     ctx: &BuildContext,
-    target: &Target,
+    target: Destination,
     networks: &GatewayIndex,
     client: &NetworkProxyView,
     mut group: LocalityEndpoints,
@@ -154,16 +164,16 @@ fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
 
 /// Returns an endpoint that leads through the listener which originates the inner tunnel, whose target is the service.
 /// The outer one leads to the gateway.
-fn tunnelled(features: &Features, target: &Target, gateway: &NetworkGateway) -> Encoded<EnvoyLbEndpoint> {
+fn tunnelled(features: &Features, target: Destination, gateway: &NetworkGateway) -> Encoded<EnvoyLbEndpoint> {
     let address = socket_address(&gateway.address, gateway.hbone_port);
-    let service = format!("{}:{}", target.service.key.hostname, target.port.number);
+    let service = format!("{}:{}", target.service.key.hostname, target.port);
     let entry = |name: &str, fields: Vec<(&str, Value)>| (name.to_owned(), structure(fields));
     let tunnel = object([("hbone_target_address".to_owned(), text(service))].into());
     let mut workload = vec![("double_hbone", tunnel)];
     if features.pilot_enable_telemetry_label && features.pilot_endpoint_telemetry_label {
         workload.push(("workload", text(format!(";;;;{}", gateway.cluster))));
     }
-    let socket = (!target.mode.is_vip()).then(|| entry(SOCKET_METADATA, vec![("tunnel", text("http"))]));
+    let socket = (!target.is_vip).then(|| entry(SOCKET_METADATA, vec![("tunnel", text("http"))]));
     let metadata = [
         entry(DESTINATION_METADATA, vec![("local", text(address.as_str()))]),
         entry(ISTIO_METADATA, workload),

@@ -103,8 +103,8 @@ impl ServiceChains {
         };
         let served = Served::of(ctx, &client.waypoint);
         let is_multi_network = ctx.mesh.installation.features.ambient_enable_multi_network;
-        let of_clusters = ctx.mesh.ambient_services.get(ctx.cx, &self.service);
-        let of_clusters = of_clusters.filter(|_| is_multi_network);
+        let of_clusters = || ctx.mesh.ambient_services.get(ctx.cx, &self.service);
+        let of_clusters = is_multi_network.then(of_clusters).flatten();
         let making = Making {
             stack: FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound),
             client,
