@@ -147,14 +147,14 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
     })?;
     let involved = &event["involvedObject"];
     let reference = Reference::new("networking.istio.io/v1", "VirtualService", &tenant.app, "awaited");
-    let object = tenant.cluster.get(&reference)?.ok_or("no object")?;
+    let applied = tenant.cluster.get(&reference)?.ok_or("no object")?;
     assert_eq!(
         (&event["type"], &involved["kind"]),
-        (&json!("Warning"), &object["kind"]),
+        (&json!("Warning"), &applied["kind"]),
         "{event:#}"
     );
     for field in ["name", "namespace", "uid"] {
-        assert_eq!(involved[field], object["metadata"][field], "{event:#}");
+        assert_eq!(involved[field], applied["metadata"][field], "{event:#}");
     }
     let message = event["message"].as_str().unwrap_or_default();
     let proxy = format!("Proxy client-{REFUSES}.{} refused it", tenant.app);
