@@ -127,7 +127,10 @@ async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
             }
         }
         if Instant::now() >= deadline || is_hopeless(flags.condition, last.state) {
-            eprintln!("error: {}", output::headline(&last));
+            match flags.condition {
+                Condition::Delete => eprintln!("error: {} still exists (time is over)", last.object),
+                Condition::Distribution => eprintln!("error: {}", output::headline(&last)),
+            }
             return Ok(ExitCode::from(NOT_ARRIVED));
         }
         tokio::time::sleep_until(deadline.min(Instant::now() + INTERVAL)).await;
