@@ -104,7 +104,8 @@ pub(super) fn kube_gateway() -> [Value; 3] {
     [
         object("v1", "Service", "edge", service),
         json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
-            "metadata": { "name": "edge", "namespace": "shop", "labels": labels }, "ports": [{ "name": "http", "port": 80 }],
+            "metadata": { "name": "edge", "namespace": "shop", "labels": labels },
+            "ports": [{ "name": "http", "port": 80 }],
             "endpoints": [{ "addresses": [address(3, 1)], "conditions": { "ready": true } }] }),
         object("gateway.networking.k8s.io/v1", "Gateway", "edge", gateway),
     ]
