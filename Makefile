@@ -193,7 +193,7 @@ $(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildca
 
 # Without Maven, its test is skipped.
 $(TOOLS)/eureka.jar: tests/eureka/pom.xml $(wildcard tests/eureka/src/main/java/eureka/*.java)
-	@if command -v mvn java >/dev/null; then mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@; \
+	@if command -v mvn >/dev/null && command -v java >/dev/null; then mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@; \
 	else echo 'Eureka is not built: it needs Maven and Java 17' >&2; fi
 
 # The package is unpacked, not installed, so that an etcd of the system stays as it is.
