@@ -22,7 +22,7 @@ use crate::support::random::Random;
 /// A control plane with [`proxies`].
 fn fresh(installation: Installation) -> ControlPlane {
     let installation = Installation {
-        registries: corpus::REGISTRIES.map(|name| ClusterId::new(name)).to_vec(),
+        registries: corpus::REGISTRIES.map(ClusterId::new).to_vec(),
         ..installation
     };
     let proxies = proxies().into_iter().map(Arc::new);

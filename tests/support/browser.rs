@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -67,7 +67,7 @@ impl Browser {
             .current_dir(folder)
             .env("HOME", folder);
         let process = Process::start(&mut command, &folder.join("browser.log"));
-        let (sender, messages) = channel();
+        let (sender, messages) = sync_channel(64);
         std::thread::spawn(move || {
             let texts = BufReader::new(answers).split(0);
             for text in texts.map_while(Result::ok) {

@@ -62,11 +62,8 @@ pub(super) fn a_killed_leader_shrinks_nothing(binary: &Path) -> Result<(), Faile
     // Without a leader, a server does not answer consistent queries.
     until_disconnected(&daemon, "Consul")?;
     wait::until("another leader", TIMEOUT, || {
-        let others = (0..running.len()).filter(|index| *index != leader);
-        others
-            .map(|index| running[index].is_leader())
-            .any(|is| is)
-            .then_some(())
+        let mut others = (0..running.len()).filter(|index| *index != leader);
+        others.any(|index| running[index].is_leader()).then_some(())
     })?;
     running[follower].until_led()?;
     running[follower].register(&instance("web-2", "10.0.0.2"), Some("passing"))?;

@@ -73,7 +73,7 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
         })?;
         arrived.push(began.elapsed());
     }
-    let each = (cpu(&daemon) - before) / u32::try_from(CHANGES)?;
+    let each = cpu(&daemon).saturating_sub(before) / u32::try_from(CHANGES)?;
     arrived.sort_unstable();
     let median = arrived[CHANGES / 2];
     eprintln!(
@@ -89,7 +89,7 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
         )
     } else {
         (
-            Duration::from_secs(60),
+            Duration::from_mins(1),
             Duration::from_millis(500),
             Duration::from_secs(5),
         )
