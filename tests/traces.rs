@@ -24,7 +24,7 @@ use tokio_stream::wrappers::TcpListenerStream;
 use crate::support::ads::{AdsClient, Type};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
-use crate::support::http::{self, RUNTIME};
+use crate::support::http::{self, RUNTIME, quietly};
 use crate::support::{ports, scratch, wait};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -138,7 +138,8 @@ impl Collector {
                     let seen = seen.clone();
                     async move { Ok::<_, Infallible>(take(&seen, request).await) }
                 });
-                tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), serve));
+                let connection = hyper::server::conn::http1::Builder::new();
+                RUNTIME.spawn(quietly(connection.serve_connection(TokioIo::new(stream), serve)));
             }
         });
         Ok(Self { received, port, task })

@@ -445,8 +445,8 @@ features! {
         ENABLE_GATEWAY_API_INFERENCE_EXTENSION enable_gateway_api_inference_extension: bool = false;
         /// Applies policies with a selector to Gateway API gateways.
         ENABLE_SELECTOR_BASED_K8S_GATEWAY_POLICY enable_selector_based_k8s_gateway_policy: bool = true;
-        /// Not Istio's. Reports references to CA certificates for clients that are invalid with the reasons of the Gateway
-        /// API's specification in place of Istio's; the listener is then not accepted.
+        /// Not Istio's. Reports references to CA certificates for clients that are invalid with the reasons of the
+        /// Gateway API's specification in place of Istio's; the listener is then not accepted.
         PILOT_GATEWAY_API_STANDARD_REASONS pilot_gateway_api_standard_reasons: bool = false;
         /// Not Istio's. Lets a VirtualService of gateway `mesh` route clients of other namespaces only if its namespace
         /// owns all its hosts, or is the root namespace.

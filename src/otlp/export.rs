@@ -22,7 +22,7 @@ use crate::task::Tasks;
 /// The number of spans that wait or are being sent: the default of `OTEL_BSP_MAX_QUEUE_SIZE`.
 const CAPACITY: usize = 2048;
 
-/// What all parts of the export share.
+/// State that all parts of the export share.
 #[derive(Clone, Debug)]
 pub(super) struct Exporting {
     /// The number of spans that wait or are being sent.

@@ -185,7 +185,12 @@ fn deployments_follow_gateways(name: &str) -> Result<(), Failed> {
     others_keep_their_objects(&mesh)?;
     waypoints_are_deployed(&mesh)?;
     mesh.install(&["global.hub=example.com", "global.tag=v2", "global.proxy.image=proxyv2"])?;
-    mesh.until(DEPLOYMENT, |deployment| image(deployment) == "example.com/proxyv2:v2")?;
+    // Until all are written, a next leader has writes to make.
+    for name in ["edge-istio", "own-istio", "waypoint"] {
+        mesh.until(("apps/v1", "Deployment", name), |deployment| {
+            image(deployment) == "example.com/proxyv2:v2"
+        })?;
+    }
     let metrics = http::get(daemon.monitoring, "istiod", "/metrics")?.body;
     assert!(
         metrics.contains("istiod_gateway_deployments_total{result=\"written\"}"),

@@ -55,7 +55,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "ISTIOD_CUSTOM_HOST",
         "Further DNS names of the serving certificate, separated by commas.",
     ),
-    ("ISTIO_WATCH_NAMESPACE", "The only namespace that is read."),
+    (
+        "ISTIO_WATCH_NAMESPACE",
+        "The only namespaces that are read, separated by commas.",
+    ),
     ("JWT_RULE", "OpenID Connect provider of callers."),
     (
         "K8S_SIGNER",

@@ -95,8 +95,8 @@ impl Stores {
         }
     }
 
-    /// Applies an object if it differs. Returns its fingerprint, and true if it was written; `None` if the object exists
-    /// without the label of managed objects.
+    /// Applies an object if it differs. Returns its fingerprint, and true if it was written; `None` if the object
+    /// exists without the label of managed objects.
     async fn ensure(&self, gateway: &Key, object: &GatewayObject) -> Result<Option<(u64, bool)>, WriteError> {
         let mut attempt = 1;
         loop {

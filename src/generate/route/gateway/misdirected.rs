@@ -1,7 +1,7 @@
 //! Requests on a connection to another listener. Clients send requests for several hosts over one connection if its
-//! certificate covers them all, but listeners may differ in routes and client certificates. Where several HTTPS listeners
-//! of the Gateway API share a port, a request for a host of another one is answered with status 421, after which the
-//! client opens a new connection (RFC 9110, section 15.5.20). Istio answers 404.
+//! certificate covers them all, but listeners may differ in routes and client certificates. Where several HTTPS
+//! listeners of the Gateway API share a port, a request for a host of another one is answered with status 421, after
+//! which the client opens a new connection (RFC 9110, section 15.5.20). Istio answers 404.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
