@@ -98,14 +98,3 @@ fn measured(command: &mut Command) {
 fn count(name: &str, default: usize) -> usize {
     variable(name).and_then(|text| text.parse().ok()).unwrap_or(default)
 }
-
-/// Returns the CPU time of a daemon so far.
-fn cpu(daemon: &Daemon) -> Duration {
-    /// `USER_HZ`, which is the same on every Linux machine.
-    const TICK: Duration = Duration::from_millis(10);
-    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.process.id)).unwrap_or_default();
-    // The command name is in parentheses and may contain spaces.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
-    let ticks: u32 = fields.take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
-    TICK * ticks
-}

@@ -116,6 +116,17 @@ impl Daemon {
         Ok(daemon)
     }
 
+    /// Returns the CPU time so far.
+    pub(crate) fn cpu(&self) -> Duration {
+        /// `USER_HZ`, which is the same on every Linux machine.
+        const TICK: Duration = Duration::from_millis(10);
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id)).unwrap_or_default();
+        // The command name is in parentheses and may contain spaces.
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+        let ticks: u32 = fields.take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+        TICK * ticks
+    }
+
     /// Kills the daemon and starts it again on the same ports, like [`Self::secured`] and with the same `configure`.
     /// Does not wait until it is ready.
     pub(crate) fn restart_unready(&mut self, log: &Path, configure: impl FnOnce(&mut Command)) {

@@ -12,7 +12,7 @@ use libtest_mimic::Failed;
 
 use super::server::{Instance, Server};
 use super::{cluster, has};
-use crate::registries::{TIMEOUT, count, cpu, measured, sidecar};
+use crate::registries::{TIMEOUT, count, measured, sidecar};
 use crate::support::ads::AdsClient;
 use crate::support::daemon::Daemon;
 use crate::support::{scratch, variable, wait};
@@ -62,7 +62,7 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
     let changed = instances / 2 + 5;
     let (service, _, address) = &registered[changed];
     let mut arrived = Vec::new();
-    let before = cpu(&daemon);
+    let before = daemon.cpu();
     for change in 0..CHANGES {
         let is_healthy = change % 2 == 1;
         let began = wait::now();
@@ -73,7 +73,7 @@ pub(super) fn a_changed_instance_costs_little(binary: &Path) -> Result<(), Faile
         })?;
         arrived.push(began.elapsed());
     }
-    let each = cpu(&daemon).saturating_sub(before) / u32::try_from(CHANGES)?;
+    let each = daemon.cpu().saturating_sub(before) / u32::try_from(CHANGES)?;
     arrived.sort_unstable();
     let median = arrived[CHANGES / 2];
     eprintln!(
