@@ -196,7 +196,8 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         stalled().at("large requests that stall, honest proxy with TLS", Ports::Both),
         by_index().at("headers by table index with TLS", Ports::Secure),
         unread().at("first configurations that are not read with TLS", Ports::Secure),
-        frames("forged tokens", |target, cut| {
+        // Their streams wait, so connections are not closed.
+        attack("forged tokens", |target, cut| {
             Box::pin(tokens::forged(target.attackers, cut))
         })
         .at("forged tokens", Ports::Tokens),
