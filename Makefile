@@ -157,10 +157,10 @@ run: ## a small mesh with real Envoys on this machine; Ctrl-C ends it
 
 envoy: $(TOOLS)/py/envoy-$(ENVOY_VERSION) ## Envoy alone, below .tools/; `make run` needs no other tool
 
-tools: envoy ## Envoy, Kubernetes, etcd, Helm, Prometheus, Consul, Eureka, iptables and the conformance suite, below .tools/; needs Go, apt-get, and Maven with Java 17 for Eureka
+tools: envoy ## Envoy, Kubernetes, etcd, Helm, Prometheus, Consul, Eureka, iptables and the conformance suite, below .tools/, and Chromium; needs Go, apt-get, and Maven with Java 17 for Eureka
 tools: $(TOOLS)/kube-apiserver-$(KUBERNETES_VERSION) $(TOOLS)/kube-controller-manager-$(KUBERNETES_VERSION)
 tools: $(TOOLS)/bin/etcd $(TOOLS)/helm-$(HELM_VERSION) $(TOOLS)/iptables $(TOOLS)/conformance
-tools: $(TOOLS)/bin/prometheus $(TOOLS)/bin/consul-$(CONSUL_VERSION) $(TOOLS)/eureka.jar
+tools: $(TOOLS)/bin/prometheus $(TOOLS)/bin/consul-$(CONSUL_VERSION) $(TOOLS)/eureka.jar chromium
 
 # The stamp carries the version, so that a new version is installed.
 $(TOOLS)/py/envoy-$(ENVOY_VERSION):
@@ -191,10 +191,17 @@ $(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildca
 	  $(TOOLS)/gateway-api
 	touch $@
 
-# Without Maven, its test is skipped.
+# Without it, its test is skipped.
 $(TOOLS)/eureka.jar: tests/eureka/pom.xml $(wildcard tests/eureka/src/main/java/eureka/*.java)
-	@if command -v mvn >/dev/null && command -v java >/dev/null; then mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@; \
-	else echo 'Eureka is not built: it needs Maven and Java 17' >&2; fi
+	@mvn -q -B -f tests/eureka/pom.xml package && cp target/eureka/eureka.jar $@ \
+	  || echo 'Eureka is not built, so its test is skipped; it needs Maven, Java 17 and Maven Central' >&2
+
+# It needs many libraries, so that it is installed. Without root, its test is skipped, unless it is there.
+.PHONY: chromium
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || { [ "$$(id -u)" = 0 ] && \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium >/dev/null; } \
+	  || echo 'Chromium is not installed, so its test is skipped; install the package chromium' >&2
 
 # The package is unpacked, not installed, so that an etcd of the system stays as it is.
 $(TOOLS)/bin/etcd:
