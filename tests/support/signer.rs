@@ -32,7 +32,8 @@ pub(crate) struct Signer {
 #[derive(Default)]
 struct Shared {
     ends: AtomicBool,
-    pauses: AtomicBool,
+    /// Locked during a round.
+    pauses: Mutex<bool>,
     /// The `spec` of each signed request.
     signed: Mutex<Vec<Value>>,
 }
@@ -49,9 +50,11 @@ impl Signer {
         let (api, sharing) = (api.clone(), shared.clone());
         let signing = move || {
             while !sharing.ends.load(Ordering::Relaxed) {
-                if !sharing.pauses.load(Ordering::Relaxed) {
+                let pauses = sharing.pauses.lock().unwrap_or_else(PoisonError::into_inner);
+                if !*pauses {
                     sign_all(&api, &issuers, &sharing);
                 }
+                drop(pauses);
                 std::thread::park_timeout(POLL_INTERVAL);
             }
         };
@@ -67,9 +70,9 @@ impl Signer {
         &self.roots[name]
     }
 
-    /// Pauses or resumes signing.
+    /// Pauses or resumes signing. When it returns, the last round before the pause has ended.
     pub(crate) fn pause(&self, pauses: bool) {
-        self.shared.pauses.store(pauses, Ordering::Relaxed);
+        *self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner) = pauses;
     }
 
     /// Returns the `spec` of each signed request so far.
