@@ -9,6 +9,8 @@ pub mod crd;
 pub mod diagnostics;
 pub mod discovery_filter;
 pub mod file;
+#[cfg(test)]
+mod fixture;
 mod in_flight;
 pub mod jwks;
 pub mod kinds;

@@ -5,13 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use libtest_mimic::{Completion, Failed, Trial};
-use serde_json::json;
 
 use crate::support::ads::{AdsClient, Type};
 use crate::support::browser::{self, Browser};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
-use crate::support::{missing, scratch};
+use crate::support::{missing, replace_file, scratch};
 
 const SERVICES: usize = 1000;
 const PROXIES: usize = 200;
@@ -69,22 +68,7 @@ spec:
   http: [{{timeout: {timeout}, route: [{{destination: {{host: service-0.shop.svc.cluster.local}}}}]}}]
 "
     );
-    // The daemon must not read half of the file.
-    std::fs::write(folder.join("route.new"), route)?;
-    std::fs::rename(folder.join("route.new"), folder.join("route.yaml"))
-}
-
-fn sidecar(number: usize) -> Node {
-    Node {
-        id: format!("sidecar~127.0.0.1~client-{number}.shop~shop.svc.cluster.local"),
-        metadata: json!({
-            "NAMESPACE": "shop",
-            "CLUSTER_ID": "Kubernetes",
-            "ISTIO_VERSION": "1.30.3",
-            "INSTANCE_IPS": "127.0.0.1",
-            "LABELS": { "app": "client" },
-        }),
-    }
+    replace_file(folder, "route.yaml", &route)
 }
 
 fn it_shows_the_mesh_live() -> Result<Completion, Failed> {
@@ -96,7 +80,7 @@ fn it_shows_the_mesh_live() -> Result<Completion, Failed> {
     write_mesh(&mesh, SERVICES)?;
     let daemon = Daemon::of_folder(&mesh, "istio-system", &folder.join("istiod.log"))?;
     let proxies: Vec<AdsClient> = (0..PROXIES)
-        .map(|number| AdsClient::connect(daemon.xds, &sidecar(number)))
+        .map(|number| AdsClient::connect(daemon.xds, &Node::in_shop(&format!("client-{number}"))))
         .collect();
     for proxy in &proxies {
         proxy.first()?;

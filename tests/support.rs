@@ -26,6 +26,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use libtest_mimic::{Completion, Failed};
 
+/// Replaces a file as a whole, so that a daemon does not read half of it. Folders of meshes do not read the draft.
+pub(crate) fn replace_file(folder: &Path, name: &str, text: &str) -> std::io::Result<()> {
+    let draft = folder.join(format!(".{name}.draft"));
+    std::fs::write(&draft, text)?;
+    std::fs::rename(&draft, folder.join(name))
+}
+
 /// The project's root folder.
 pub(crate) fn project() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

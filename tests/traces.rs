@@ -17,7 +17,6 @@ use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest
 use opentelemetry_proto::tonic::common::v1::{KeyValue, any_value::Value};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, Span};
 use prost::Message;
-use serde_json::json;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::TcpListenerStream;
 
@@ -25,7 +24,7 @@ use crate::support::ads::{AdsClient, Type};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::http::{self, RUNTIME, quietly};
-use crate::support::{ports, scratch, wait};
+use crate::support::{ports, replace_file, scratch, wait};
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 const REASON: &str = "Duplicate entry of domain web";
@@ -41,7 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
-/// What a collector has received.
+/// The spans and headers that a collector has received.
 #[derive(Clone, Default)]
 struct Received {
     spans: Arc<Mutex<Vec<ResourceSpans>>>,
@@ -199,22 +198,7 @@ spec:
     );
     std::fs::create_dir_all(folder)?;
     std::fs::write(folder.join("service.yaml"), SERVICE)?;
-    // The daemon must not read half of the file.
-    std::fs::write(folder.join("route.new"), route)?;
-    std::fs::rename(folder.join("route.new"), folder.join("route.yaml"))
-}
-
-fn sidecar(pod: &str) -> Node {
-    Node {
-        id: format!("sidecar~127.0.0.1~{pod}.shop~shop.svc.cluster.local"),
-        metadata: json!({
-            "NAMESPACE": "shop",
-            "CLUSTER_ID": "Kubernetes",
-            "ISTIO_VERSION": "1.30.3",
-            "INSTANCE_IPS": "127.0.0.1",
-            "LABELS": { "app": "client" },
-        }),
-    }
+    replace_file(folder, "route.yaml", &route)
 }
 
 /// Starts a daemon whose traces go to this port.
@@ -239,8 +223,8 @@ fn a_change_is_one_trace() -> Result<(), Failed> {
     let collector = Collector::grpc()?;
     let daemon = daemon(&folder, collector.port, "grpc")?;
     let (accepts, refuses) = (
-        AdsClient::connect(daemon.xds, &sidecar("accepts")),
-        AdsClient::connect(daemon.xds, &sidecar("refuses")),
+        AdsClient::connect(daemon.xds, &Node::in_shop("accepts")),
+        AdsClient::connect(daemon.xds, &Node::in_shop("refuses")),
     );
     accepts.first()?;
     refuses.first()?;
@@ -327,7 +311,7 @@ fn http_collectors_receive_spans() -> Result<(), Failed> {
     write(&folder.join("mesh"), "10s")?;
     let collector = Collector::http()?;
     let daemon = daemon(&folder, collector.port, "http/protobuf")?;
-    let proxy = AdsClient::connect(daemon.xds, &sidecar("accepts"));
+    let proxy = AdsClient::connect(daemon.xds, &Node::in_shop("accepts"));
     proxy.first()?;
     write(&folder.join("mesh"), "11s")?;
     wait::until("the trace", TIMEOUT, || collector.received.trace_of("traced", "ACK"))?;
@@ -344,7 +328,7 @@ fn an_absent_collector_delays_nothing() -> Result<(), Failed> {
     let folder = scratch("traces-absent");
     write(&folder.join("mesh"), "10s")?;
     let daemon = daemon(&folder, ports::free(), "grpc")?;
-    let proxy = AdsClient::connect(daemon.xds, &sidecar("accepts"));
+    let proxy = AdsClient::connect(daemon.xds, &Node::in_shop("accepts"));
     let mut held = proxy.first()?;
     for timeout in ["11s", "12s"] {
         write(&folder.join("mesh"), timeout)?;

@@ -58,10 +58,17 @@ pub struct StatusFlags {
     /// Output format.
     #[arg(long, short, value_enum, default_value_t = Format::Table)]
     output: Format,
+    #[command(flatten)]
+    servers: ServerFlags,
+}
+
+/// Arguments that say where istiod and the object are.
+#[derive(Args)]
+struct ServerFlags {
     /// Port of the monitoring address of istiod on this machine.
     #[arg(long, default_value_t = 15014)]
     port: u16,
-    /// Kubeconfig file for the resource version.
+    /// Kubeconfig file for the version of the object.
     #[arg(long, short = 'c')]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig.
@@ -243,7 +250,8 @@ async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<InCluster> {
         burst: 0,
     };
     client::install_cryptography();
-    let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await;
+    let servers = &flags.servers;
+    let config = selected_config(servers.kubeconfig.as_deref(), servers.context.as_deref()).await;
     let access = match config {
         Ok(config) => Access::Given(Box::new(config)),
         Err(_) => {
@@ -286,7 +294,7 @@ struct Answers {
 
 /// Sends a request and returns the successful answer.
 async fn ask(flags: &StatusFlags, page: &str, query: &str, timeout: Duration) -> Result<Answers, StatusError> {
-    let uri = format!("http://127.0.0.1:{}/debug/{page}?{query}", flags.port);
+    let uri = format!("http://127.0.0.1:{}/debug/{page}?{query}", flags.servers.port);
     let until = tokio::time::Instant::now() + timeout;
     let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
     let unreachable = |error: String| StatusError::Unreachable(uri.clone(), error);

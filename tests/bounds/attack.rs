@@ -32,7 +32,7 @@ use self::{
 use super::{exact, flood::frame, memory};
 use crate::{
     secure::authority::Authority,
-    support::{daemon::Daemon, http::RUNTIME, project, scratch, variable, wait},
+    support::{daemon::Daemon, http::RUNTIME, process, project, scratch, variable, wait},
 };
 
 /// The time limit of the honest proxy, on a busy machine.
@@ -273,7 +273,7 @@ fn daemon(
         Ports::Plaintext | Ports::Http => (plaintext.clone(), plaintext),
         Ports::Secure => (secure("attacker")?, secure("honest")?),
         Ports::Both => (plaintext, secure("honest")?),
-        Ports::Tokens => (Port::stranger(daemon.secure)?, secure("honest")?),
+        Ports::Tokens => (Port::unauthenticated(daemon.secure)?, secure("honest")?),
     };
     let target = Target {
         attackers,
@@ -310,7 +310,7 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
         process: id,
     };
     RUNTIME.block_on(honest.first_configuration())?;
-    let (before, cpu) = (memory(id).0, cpu_ticks(id));
+    let (before, cpu) = (memory(id).0, process::cpu(id));
     let cut_off = Arc::new(AtomicUsize::new(0));
     let running = RUNTIME.spawn((attack.run)(target, cut_off.clone()));
     let started_at = wait::now();
@@ -320,21 +320,27 @@ fn endured(folder: &Path, authority: &Authority, attack: &Attack, scale: Scale) 
         let span = if scale.is_measurement { SPAN } else { scale.duration };
         honest.connects(span, quiet, &mut served);
     }
-    let (used, seconds) = (cpu_ticks(id) - cpu, started_at.elapsed().as_secs_f64());
+    let used = process::cpu(id).saturating_sub(cpu).as_secs_f64();
+    let seconds = started_at.elapsed().as_secs_f64();
     let is_cut_off = !attack.is_cut_off
         || wait::until("closed connections", PATIENCE, || {
             (cut_off.load(Ordering::Relaxed) > 0).then_some(())
         })
         .is_ok();
     running.abort();
+    if attack.ports == Ports::Tokens {
+        let log = folder.join(format!("{}.log", attack.what));
+        wait::until("a checked signature", PATIENCE, || {
+            fs::read_to_string(&log).ok()?.contains(tokens::REFUSED).then_some(())
+        })?;
+    }
     let peak = memory(id).1;
     println!(
-        "bounds: {}: {}, {} MiB before, {} MiB at most, {} CPU-s in {seconds:.1} s, {} closed",
+        "bounds: {}: {}, {} MiB before, {} MiB at most, {used:.2} CPU-s in {seconds:.1} s, {} closed",
         attack.what,
         served.figures(),
         before >> 20,
         peak >> 20,
-        used as f64 / 100.0,
         cut_off.load(Ordering::Relaxed),
     );
     if let Some(failure) = served.failure {
@@ -390,14 +396,14 @@ impl Served {
 impl Honest {
     /// Waits without requests. Returns the CPU time that the daemon uses in a second.
     fn quiet(&self) -> f64 {
-        let (started_at, before) = (wait::now(), cpu_ticks(self.process));
+        let (started_at, before) = (wait::now(), process::cpu(self.process));
         std::thread::park_timeout(SPAN);
-        (cpu_ticks(self.process) - before) as f64 / started_at.elapsed().as_secs_f64()
+        process::cpu(self.process).saturating_sub(before).as_secs_f64() / started_at.elapsed().as_secs_f64()
     }
 
     /// Connects again and again.
     fn connects(&self, span: Duration, quiet: Option<f64>, served: &mut Served) {
-        let (started_at, before) = (wait::now(), cpu_ticks(self.process));
+        let (started_at, before) = (wait::now(), process::cpu(self.process));
         let known = served.waits.len();
         while started_at.elapsed() < span && served.failure.is_none() {
             let asked_at = wait::now();
@@ -411,9 +417,10 @@ impl Honest {
             std::thread::park_timeout(Duration::from_millis(50));
         }
         if let Some(quiet) = quiet {
-            let used = (cpu_ticks(self.process) - before) as f64 - quiet * started_at.elapsed().as_secs_f64();
+            let used = process::cpu(self.process).saturating_sub(before).as_secs_f64()
+                - quiet * started_at.elapsed().as_secs_f64();
             let requests = served.waits.len() - known;
-            served.cpu.push(used * 10.0 / requests.max(1) as f64);
+            served.cpu.push(used * 1000.0 / requests.max(1) as f64);
         }
     }
 
@@ -444,15 +451,4 @@ fn objects(services: usize) -> String {
         )
     };
     (0..services).map(service).collect()
-}
-
-/// Returns the CPU time of a process, in hundredths of a second.
-fn cpu_ticks(id: u32) -> usize {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    fields
-        .skip(11)
-        .take(2)
-        .filter_map(|ticks| ticks.parse::<usize>().ok())
-        .sum()
 }

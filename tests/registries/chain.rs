@@ -37,7 +37,7 @@ use crate::secure::authority::Authority;
 use crate::support::ads::{self, AdsClient, Resources, Type};
 use crate::support::daemon::Daemon;
 use crate::support::http::RUNTIME;
-use crate::support::{envoy, missing, ports, scratch, variable, wait};
+use crate::support::{envoy, missing, ports, replace_file, scratch, variable, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -147,9 +147,7 @@ fn folder(name: &str) -> Result<PathBuf, String> {
 }
 
 fn write(folder: &Path, file: &str, text: &str) -> Result<(), String> {
-    let draft = folder.join(format!(".{file}.draft"));
-    std::fs::write(&draft, text).map_err(|error| error.to_string())?;
-    std::fs::rename(&draft, folder.join(file)).map_err(|error| error.to_string())
+    replace_file(folder, file, text).map_err(|error| error.to_string())
 }
 
 /// Writes a mesh config with these sources, as YAML of the list.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use super::process::Process;
+use super::process::{self, Process};
 use super::{http, ports, wait};
 
 /// The daemon with an empty environment, so that no variable of the caller reaches its settings.
@@ -118,13 +118,7 @@ impl Daemon {
 
     /// Returns the CPU time so far.
     pub(crate) fn cpu(&self) -> Duration {
-        /// `USER_HZ`, which is the same on every Linux machine.
-        const TICK: Duration = Duration::from_millis(10);
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id)).unwrap_or_default();
-        // The command name is in parentheses and may contain spaces.
-        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
-        let ticks: u32 = fields.take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
-        TICK * ticks
+        process::cpu(self.process.id)
     }
 
     /// Kills the daemon and starts it again on the same ports, like [`Self::secured`] and with the same `configure`.

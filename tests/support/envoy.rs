@@ -24,6 +24,22 @@ pub(crate) struct Node {
     pub(crate) metadata: Value,
 }
 
+impl Node {
+    /// A sidecar of a pod in the namespace `shop`.
+    pub(crate) fn in_shop(pod: &str) -> Node {
+        Node {
+            id: format!("sidecar~127.0.0.1~{pod}.shop~shop.svc.cluster.local"),
+            metadata: json!({
+                "NAMESPACE": "shop",
+                "CLUSTER_ID": "Kubernetes",
+                "ISTIO_VERSION": "1.30.3",
+                "INSTANCE_IPS": "127.0.0.1",
+                "LABELS": { "app": "client" },
+            }),
+        }
+    }
+}
+
 /// Returns the binary installed by `make tools`, if it exists.
 pub(crate) fn binary() -> Option<PathBuf> {
     let path = project().join(".tools/py/bin/envoy");

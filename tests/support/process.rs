@@ -21,6 +21,17 @@ fn children() -> MutexGuard<'static, BTreeMap<u32, Child>> {
     CHILDREN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the CPU time of a process so far; none if it has ended.
+pub(crate) fn cpu(id: u32) -> Duration {
+    /// `USER_HZ`, which is the same on every Linux machine.
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    // The command name is in parentheses and may contain spaces.
+    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    let ticks: u32 = fields.take(2).filter_map(|field| field.parse::<u32>().ok()).sum();
+    TICK * ticks
+}
+
 /// A running child. Dropping it kills it.
 pub(crate) struct Process {
     /// The process id.

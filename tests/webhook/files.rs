@@ -10,7 +10,7 @@ use super::cluster::TIMEOUT;
 use super::server::{MAX_BYTES, post, sample, until_counted};
 use crate::secure::authority::Authority;
 use crate::support::daemon::Daemon;
-use crate::support::{scratch, wait};
+use crate::support::{replace_file, scratch, wait};
 
 const VALUES: &str = "global: {hub: example.com, tag: v1}";
 
@@ -41,11 +41,8 @@ fn config(text: &str) -> String {
     format!("policy: enabled\ndefaultTemplates: [sidecar]\ntemplates:\n  sidecar: |\n{template}")
 }
 
-/// Replaces a file as a whole.
 fn write(folder: &Path, name: &str, text: &str) -> Result<(), String> {
-    let draft = folder.join(format!("{name}.draft"));
-    let written = std::fs::write(&draft, text).and_then(|()| std::fs::rename(&draft, folder.join(name)));
-    written.map_err(|error| error.to_string())
+    replace_file(folder, name, text).map_err(|error| error.to_string())
 }
 
 impl Injecting {

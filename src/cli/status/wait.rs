@@ -1,12 +1,14 @@
 //! `istiod wait TYPE NAME[.NAMESPACE]`: waits until an object is distributed or deleted, with the flags of istioctl's
 //! `experimental wait`.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
-use super::{Format, MARGIN, NOT_ARRIVED, Named, StatusError, StatusFlags, ask, in_cluster, output, parse, query};
+use super::{
+    Format, MARGIN, NOT_ARRIVED, Named, ServerFlags, StatusError, StatusFlags, ask, in_cluster, output, parse, query,
+};
 use crate::{
     base::duration,
     cli::FAILURE,
@@ -43,15 +45,8 @@ pub struct WaitFlags {
     /// Wait only for proxies whose id contains this text.
     #[arg(long, default_value = "")]
     proxy: String,
-    /// Port of the monitoring address of istiod on this machine.
-    #[arg(long, default_value_t = 15014)]
-    port: u16,
-    /// Kubeconfig file of the object.
-    #[arg(long, short = 'c')]
-    kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig.
-    #[arg(long)]
-    context: Option<String>,
+    #[command(flatten)]
+    servers: ServerFlags,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,9 +86,7 @@ async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
         resource_version: None,
         all: false,
         output: Format::Table,
-        port: flags.port,
-        kubeconfig: flags.kubeconfig,
-        context: flags.context,
+        servers: flags.servers,
     };
     let Some(object) = Named::of(&status.object, status.namespace.as_deref())? else {
         return Err(StatusError::NothingToWaitFor);
@@ -176,7 +169,7 @@ mod tests {
         assert!(met(0.99, ObjectState::Pending, 99) && !met(0.99, ObjectState::Pending, 98));
         assert!(met(0.5, ObjectState::Refused, 99) && !met(1.0, ObjectState::Refused, 99));
         assert!(met(1.0, ObjectState::Acknowledged, 100));
-        // What istiod has not seen yet is nowhere.
+        // No proxy runs an object that istiod has not read yet.
         assert!(!met(0.0, ObjectState::Awaited, 0) && !met(0.0, ObjectState::Unknown, 0));
         let deleted = |state| is_met(Condition::Delete, 1.0, &report(state, 0));
         assert!(deleted(ObjectState::Removed) && deleted(ObjectState::Unknown) && !deleted(ObjectState::Pending));

@@ -368,9 +368,7 @@ impl FilterStack<'_> {
         };
         http_filter("connect_authority", Any::pack(&config))
     }
-}
 
-impl FilterStack<'_> {
     /// Keeps the kind of proxy that originated the tunnel for the connections inside it.
     fn request_source(&self) -> HttpFilter {
         let value = format!("%REQ({SOURCE_HEADER})%");

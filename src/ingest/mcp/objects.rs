@@ -330,7 +330,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::proto::istio::networking::v1alpha3 as networking;
+    use crate::{ingest::fixture::commit, proto::istio::networking::v1alpha3 as networking};
 
     const V1: &str = "networking.istio.io/v1/ServiceEntry";
     const BETA: &str = "networking.istio.io/v1beta1/ServiceEntry";
@@ -495,18 +495,6 @@ mod tests {
             assert_eq!(summary(&restored.apply(kind, answer)), ["+a"]);
         }
         assert_eq!(restored.len(), 1);
-    }
-
-    /// Applies changes as the model does.
-    fn commit(model: &mut BTreeMap<ObjectKey, Row>, changes: Vec<Change>) {
-        for change in changes {
-            match change {
-                Change::Upsert(row) => drop(model.insert(row.key().clone(), row)),
-                Change::Remove(_, key) => drop(model.remove(&key)),
-                Change::Replace(_, rows) => *model = rows.into_iter().map(|row| (row.key().clone(), row)).collect(),
-                other @ Change::RemoveCluster(_) => panic!("{other:?}"),
-            }
-        }
     }
 
     proptest! {

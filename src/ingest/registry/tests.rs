@@ -3,7 +3,10 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{api::Diagnostic, base::ObjectKey, ingest::registry_metrics::RegistryMetrics};
+use crate::{
+    api::Diagnostic,
+    ingest::{fixture::commit, registry_metrics::RegistryMetrics},
+};
 
 fn rows() -> RegistryRows {
     let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
@@ -110,18 +113,6 @@ fn protocols_are_words_in_any_case() {
         (port_name("HTTP_2"), port_name("--"), port_name("")),
         ("http-2".into(), "tcp".into(), "tcp".into())
     );
-}
-
-/// Applies changes as the model does.
-fn commit(model: &mut BTreeMap<ObjectKey, Row>, changes: Vec<Change>) {
-    for change in changes {
-        match change {
-            Change::Upsert(row) => drop(model.insert(row.key().clone(), row)),
-            Change::Remove(_, key) => drop(model.remove(&key)),
-            Change::Replace(_, rows) => *model = rows.into_iter().map(|row| (row.key().clone(), row)).collect(),
-            other @ Change::RemoveCluster(_) => panic!("{other:?}"),
-        }
-    }
 }
 
 /// A state of one of some services: its instances, by the end of the address and the port; `None` if it is gone.

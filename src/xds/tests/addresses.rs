@@ -9,7 +9,11 @@ use crate::{
     base::Shared,
     generate::{
         RequestedResources, ResourceSnapshot, ResourceType,
-        address::tests::{REQUESTED, Random, ambient, random_change, ztunnel},
+        address::tests::{
+            ambient,
+            churn::{REQUESTED, Random, random_change},
+            ztunnel,
+        },
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
     model::{Change, World, fixture},

@@ -11,10 +11,10 @@ use std::{
 
 use futures::{StreamExt, stream};
 use istiod::proto::envoy::service::discovery::v3::DiscoveryRequest;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 
 use super::{
-    super::flood::{PREFACE, field, frame, headers},
+    super::flood::{PREFACE, Stream, field, frame, headers},
     port::{AdsStream, CLUSTER, ENDPOINT, Port, names, request, sidecar},
 };
 use crate::support::http;
@@ -26,18 +26,20 @@ const SLOW_BYTES: usize = 1024;
 
 /// Opens ten connections, each with a stream that was answered, and floods them with frames, which are numbered.
 pub(super) async fn flood(port: Port, cut_off: Arc<AtomicUsize>, next: fn(usize) -> Vec<u8>) {
-    let floods = (0..10).map(|_| {
-        let (cut_off, port) = (cut_off.clone(), port.clone());
-        async move {
-            loop {
-                if flooded(&port, next).await.is_err() {
-                    cut_off.fetch_add(1, Ordering::Relaxed);
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
+    repeated(&cut_off, || flooded(&port, next)).await;
+}
+
+/// Keeps ten connections of an attack open. Counts those that the daemon has closed.
+pub(super) async fn repeated<A: Future<Output = std::io::Result<()>>>(cut_off: &AtomicUsize, attack: impl Fn() -> A) {
+    let attacks = (0..10).map(|_| async {
+        loop {
+            if attack().await.is_err() {
+                cut_off.fetch_add(1, Ordering::Relaxed);
             }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
     });
-    stream::iter(floods).for_each_concurrent(None, |flood| flood).await;
+    stream::iter(attacks).for_each_concurrent(None, |attack| attack).await;
 }
 
 /// Floods one connection until it is closed.
@@ -51,7 +53,7 @@ async fn flooded(port: &Port, next: fn(usize) -> Vec<u8>) -> std::io::Result<()>
         frame(0, 0, 1, &message),
     ];
     stream.write_all(&opened.concat()).await?;
-    let (mut reader, mut writer) = tokio::io::split(stream);
+    let (mut reader, writer) = tokio::io::split(stream);
     let mut answered = 0;
     let mut buffer = vec![0; 16 << 10];
     // The head of the response, and the response.
@@ -62,6 +64,16 @@ async fn flooded(port: &Port, next: fn(usize) -> Vec<u8>) -> std::io::Result<()>
         }
         answered += read;
     }
+    until_closed(reader, writer, next).await
+}
+
+/// Writes numbered frames until the connection is closed, and reads what arrives.
+pub(super) async fn until_closed(
+    mut reader: ReadHalf<Stream>,
+    mut writer: WriteHalf<Stream>,
+    next: fn(usize) -> Vec<u8>,
+) -> std::io::Result<()> {
+    let mut buffer = vec![0; 16 << 10];
     let reading = async {
         while reader.read(&mut buffer).await? > 0 {}
         Err::<(), std::io::Error>(std::io::ErrorKind::UnexpectedEof.into())

@@ -49,7 +49,7 @@ impl Port {
     }
 
     /// The secure port, for a client without a certificate.
-    pub(super) fn stranger(number: u16) -> Result<Self, String> {
+    pub(super) fn unauthenticated(number: u16) -> Result<Self, String> {
         let tls = Agent::new(number, Trust::Anything).tls(None)?;
         let tls = Some(TlsConnector::from(Arc::new(tls)));
         Ok(Self { number, tls })

@@ -1,31 +1,23 @@
-//! An attack of strangers at the secure port: calls with tokens that name the right issuer and key, so that the daemon
-//! checks a signature for each.
+//! An attack of unauthenticated clients at the secure port: calls with tokens that name the right issuer and key, so
+//! that the daemon checks a signature for each.
 
 use std::{
     convert::Infallible,
     net::{Ipv4Addr, SocketAddr},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
-use futures::{StreamExt, stream};
 use http_body_util::Full;
 use hyper::{Response, service::service_fn};
 use hyper_util::rt::TokioIo;
 use serde_json::json;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-    task::JoinHandle,
-};
+use tokio::{io::AsyncWriteExt, net::TcpListener, task::JoinHandle};
 
 use super::{
     super::flood::{PREFACE, field, frame, headers},
+    clients::{repeated, until_closed},
     port::Port,
 };
 use crate::support::http::{RUNTIME, quietly};
@@ -35,6 +27,8 @@ const AUDIENCE: &str = "istio-ca";
 const KEY: &str = "signing-key";
 /// The length of the modulus and of signatures: RSA with 2048 bits.
 const RSA_BYTES: usize = 256;
+/// The part of the log line about a token whose signature was checked.
+pub(super) const REFUSED: &str = "has no valid signature";
 
 /// Serves the key set of the issuer.
 pub(super) struct Issuer {
@@ -92,41 +86,18 @@ fn token(number: usize) -> String {
 
 /// Floods ten connections with calls, each with another forged token. Counts connections that the daemon has closed.
 pub(super) async fn forged(port: Port, cut_off: Arc<AtomicUsize>) {
-    let floods = (0..10).map(|_| async {
-        loop {
-            if flooded(&port).await.is_err() {
-                cut_off.fetch_add(1, Ordering::Relaxed);
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    stream::iter(floods).for_each_concurrent(None, |flood| flood).await;
+    repeated(&cut_off, || flooded(&port)).await;
 }
 
 /// Floods one connection until it is closed.
 async fn flooded(port: &Port) -> std::io::Result<()> {
     let mut stream = port.open().await?;
     stream.write_all(&[PREFACE, &frame(4, 0, 0, &[])].concat()).await?;
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let mut buffer = vec![0; 16 << 10];
-    let reading = async {
-        while reader.read(&mut buffer).await? > 0 {}
-        Err::<(), std::io::Error>(std::io::ErrorKind::UnexpectedEof.into())
-    };
-    let writing = async {
-        let mut number = 0;
-        loop {
-            let call = |number| {
-                let authorization = field("authorization", &format!("Bearer {}", token(number)));
-                frame(1, 5, 2 * number as u32 + 1, &headers(&authorization))
-            };
-            let frames: Vec<u8> = (number..number + 100).flat_map(call).collect();
-            number += 100;
-            writer.write_all(&frames).await?;
-        }
-    };
-    tokio::select! {
-        ended = reading => ended,
-        ended = writing => ended,
-    }
+    let (reader, writer) = tokio::io::split(stream);
+    until_closed(reader, writer, call).await
+}
+
+fn call(number: usize) -> Vec<u8> {
+    let authorization = field("authorization", &format!("Bearer {}", token(number)));
+    frame(1, 5, 2 * number as u32 + 1, &headers(&authorization))
 }
