@@ -6,12 +6,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::{Instance, Port, RegistryRows, Service};
 use crate::{
     base::ClusterId,
-    ingest::{diagnostics::Report, registry_metrics::OfRegistry, source::Source},
+    ingest::{
+        diagnostics::Report,
+        registry_metrics::OfRegistry,
+        source::{Readiness, Source},
+    },
     model::change::Batch,
 };
 
@@ -35,6 +39,7 @@ pub struct MockSource {
     rows: RegistryRows,
     has_services: bool,
     domain: SmolStr,
+    is_synced: watch::Sender<bool>,
 }
 
 impl MockSource {
@@ -45,6 +50,7 @@ impl MockSource {
             rows: RegistryRows::new(cluster, metrics, report),
             has_services,
             domain,
+            is_synced: watch::Sender::new(false),
         }
     }
 }
@@ -54,6 +60,10 @@ impl Source for MockSource {
         "mock registry"
     }
 
+    fn readiness(&self) -> Readiness {
+        Readiness::synced(&self.is_synced)
+    }
+
     async fn run(mut self, changes: mpsc::Sender<Batch>) {
         if self.has_services {
             let batch = self.rows.replace(services(&self.domain));
@@ -61,6 +71,7 @@ impl Source for MockSource {
                 return;
             }
         }
+        self.is_synced.send_replace(true);
         changes.closed().await;
     }
 }
