@@ -14,11 +14,17 @@ mod convert;
 mod settings;
 mod watch;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use futures::future::join_all;
+use futures::{StreamExt, stream::FuturesUnordered};
 use smol_str::SmolStr;
-use tokio::sync::{mpsc, watch as channel};
+use tokio::{
+    sync::{mpsc, watch as channel},
+    time::sleep,
+};
 
 use self::{
     api::HealthEntry,
@@ -40,6 +46,8 @@ pub use settings::{ConsulSettings, ConsulSettingsError};
 /// The first and the longest delay after a failed query.
 const FIRST_DELAY: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(10);
+/// Shortest interval between two listings of the datacenters.
+const MIN_LISTING_INTERVAL: Duration = Duration::from_secs(1);
 /// Queue length between watchers and rows, in updates.
 const UPDATES: usize = 256;
 
@@ -79,22 +87,22 @@ impl Source for ConsulSource {
             () = changes.closed() => return,
         };
         let (sender, updates) = mpsc::channel(UPDATES);
-        let watchers = datacenters.iter().enumerate().map(|(index, datacenter)| {
-            let watcher = Watcher::new(&self.settings, datacenter.clone(), self.metrics.clone());
-            watcher.run(index, sender.clone())
-        });
-        let watchers = join_all(watchers.collect::<Vec<_>>());
-        drop(sender);
+        let Self {
+            settings,
+            rows,
+            metrics,
+            is_synced,
+        } = self;
         let state = State {
-            unsynced: datacenters.len(),
+            unsynced: (0..datacenters.len()).collect(),
             datacenters: vec![BTreeMap::new(); datacenters.len()],
-            has_networks: self.settings.datacenter_networks,
-            rows: self.rows,
-            is_synced: self.is_synced,
+            has_networks: settings.datacenter_networks,
+            rows,
+            is_synced,
         };
         tokio::select! {
             () = state.follow(updates, changes) => {}
-            _ = watchers => {}
+            () = watch(&settings, &metrics, datacenters, sender) => {}
         }
     }
 }
@@ -107,28 +115,79 @@ impl ConsulSource {
         if given.is_empty() {
             return vec![None];
         }
-        if !given.iter().any(|name| name == "*") {
+        if !self.settings.has_all_datacenters() {
             return given.iter().cloned().map(Some).collect();
         }
         let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
         loop {
-            match self.settings.client().datacenters().await {
-                Ok(names) => return names.into_iter().map(Some).collect(),
-                Err(error) => {
-                    self.metrics.failed(error.label(), 1);
-                    let retry_in = backoff.next();
-                    tracing::warn!(%error, ?retry_in, "failed to list the datacenters of Consul");
-                    tokio::time::sleep(retry_in).await;
-                }
+            match listed(&self.settings, &self.metrics).await {
+                Some(names) => return names.into_iter().map(Some).collect(),
+                None => sleep(backoff.next()).await,
             }
+        }
+    }
+}
+
+/// Watches datacenters, and those that appear later if all are read. A datacenter that is listed no longer stays: a
+/// server that has just started knows only its own, and a watcher whose queries fail keeps the last state.
+async fn watch(
+    settings: &ConsulSettings,
+    metrics: &OfRegistry,
+    datacenters: Vec<Option<String>>,
+    updates: mpsc::Sender<(usize, Update)>,
+) {
+    let start = |index: usize, datacenter: &Option<String>| {
+        Watcher::new(settings, datacenter.clone(), metrics.clone()).run(index, updates.clone())
+    };
+    let mut watchers: FuturesUnordered<_> = datacenters
+        .iter()
+        .enumerate()
+        .map(|(index, datacenter)| start(index, datacenter))
+        .collect();
+    let mut known = datacenters;
+    let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
+    let mut delay = settings.interval.max(MIN_LISTING_INTERVAL);
+    loop {
+        let list = async {
+            sleep(delay).await;
+            listed(settings, metrics).await
+        };
+        let names = tokio::select! {
+            _ = watchers.next() => return,
+            names = list, if settings.has_all_datacenters() => names,
+        };
+        delay = settings.interval.max(MIN_LISTING_INTERVAL);
+        let Some(names) = names else {
+            delay += backoff.next();
+            continue;
+        };
+        backoff.reset();
+        for name in names.into_iter().map(Some) {
+            if !known.contains(&name) {
+                tracing::info!(datacenter = name, "datacenter of Consul appeared");
+                watchers.push(start(known.len(), &name));
+                known.push(name);
+            }
+        }
+    }
+}
+
+/// Returns the names of all datacenters; `None` if the server does not answer, which is logged and counted.
+async fn listed(settings: &ConsulSettings, metrics: &OfRegistry) -> Option<Vec<String>> {
+    match settings.client().datacenters().await {
+        Ok(names) => Some(names),
+        Err(error) => {
+            metrics.failed(error.label(), 1);
+            tracing::warn!(%error, "failed to list the datacenters of Consul");
+            None
         }
     }
 }
 
 /// The services of all datacenters.
 struct State {
-    /// Number of datacenters that were not read completely yet.
-    unsynced: usize,
+    /// The datacenters of the start that were not read completely yet.
+    unsynced: BTreeSet<usize>,
     /// The instances by service, for each datacenter.
     datacenters: Vec<BTreeMap<SmolStr, Vec<HealthEntry>>>,
     has_networks: bool,
@@ -146,8 +205,8 @@ impl State {
                 batch.extend(self.apply(datacenter, update));
                 next = updates.try_recv().ok();
             }
-            let is_first = self.unsynced == 0 && !*self.is_synced.borrow();
-            if self.unsynced > 0 {
+            let is_first = self.unsynced.is_empty() && !*self.is_synced.borrow();
+            if !self.unsynced.is_empty() {
                 continue;
             }
             if is_first {
@@ -164,9 +223,12 @@ impl State {
     }
 
     fn apply(&mut self, datacenter: usize, update: Update) -> Batch {
+        if datacenter >= self.datacenters.len() {
+            self.datacenters.resize_with(datacenter + 1, BTreeMap::new);
+        }
         let name = match update {
             Update::Synced => {
-                self.unsynced -= 1;
+                self.unsynced.remove(&datacenter);
                 return Batch::new();
             }
             Update::Service(name, entries) => {

@@ -88,10 +88,12 @@ pub(super) fn datacenters_are_networks(binary: &Path) -> Result<(), Failed> {
     let folder = scratch("registries-consul-datacenters");
     let first = Server::new("first", json!({ "bootstrap_expect": 1, "datacenter": "east" }));
     let join = format!("127.0.0.1:{}", first.ports.serf_wan);
-    let second = Server::new(
-        "second",
-        json!({ "bootstrap_expect": 1, "datacenter": "west", "retry_join_wan": [join], "retry_interval_wan": "1s" }),
-    );
+    let joining = |name: &str, datacenter: &str| {
+        let options = json!({ "bootstrap_expect": 1, "datacenter": datacenter, "retry_join_wan": [&join],
+            "retry_interval_wan": "1s" });
+        Server::new(name, options)
+    };
+    let second = joining("second", "west");
     let east = first.start(binary, &folder)?;
     let west = second.start(binary, &folder)?;
     // Clients use TLS with instances behind a gateway only.
@@ -142,13 +144,23 @@ pub(super) fn datacenters_are_networks(binary: &Path) -> Result<(), Failed> {
                 )
             })?;
     }
+    // A datacenter appears: it is read, too. Its network has no gateway, so its instances are reached directly.
+    let third = joining("third", "north");
+    let north = third.start(binary, &folder)?;
+    north.until_led()?;
+    north.register_nodes()?;
+    north.register(&instance("web-4", "10.2.0.1"), Some("passing"))?;
+    proxies[0].until("an instance of the datacenter that appeared", TIMEOUT, |resources| {
+        (addresses(resources)? == ["10.0.0.1:8080", "10.2.0.1:8080", "9.9.9.2:15443"]).then_some(())
+    })?;
     // The other datacenter is lost: its last state stays, and the own one is followed.
     let failed = metric(&daemon, "istiod_registry_errors_total", "Consul").unwrap_or_default();
     proxies[0].mark();
     west.process.kill();
     east.register_tagged(&instance("web-3", "10.0.0.3"), Some("passing"), &tls)?;
     proxies[0].until("an instance of the other datacenter", TIMEOUT, |resources| {
-        (addresses(resources)? == ["10.0.0.1:8080", "10.0.0.3:8080", "9.9.9.2:15443"]).then_some(())
+        let expected = ["10.0.0.1:8080", "10.0.0.3:8080", "10.2.0.1:8080", "9.9.9.2:15443"];
+        (addresses(resources)? == expected).then_some(())
     })?;
     until_metric(&daemon, "istiod_registry_errors_total", "Consul", failed + 1.0)?;
     assert_eq!(proxies[0].lost(), Vec::<String>::new());

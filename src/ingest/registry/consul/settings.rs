@@ -92,6 +92,11 @@ impl ConsulSettings {
         })
     }
 
+    /// Returns true if all datacenters are read, also those that appear later.
+    pub(super) fn has_all_datacenters(&self) -> bool {
+        self.datacenters.iter().any(|name| name == "*")
+    }
+
     /// Returns the client.
     pub(super) fn client(&self) -> &ConsulClient {
         &self.client
