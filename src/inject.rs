@@ -193,19 +193,23 @@ impl Injector {
             // They are large, and injection does not depend on them.
             metadata.remove("managedFields");
         }
-        let mut original = sent.clone();
         // Controllers leave the namespace to the API server, which sets it after admission.
         let lacks_namespace = pod::metadata(&sent, "namespace").is_empty() && !environment.namespace.name.is_empty();
+        let has_metadata = sent.get("metadata").is_some();
         if lacks_namespace {
-            pod::set_namespace(&mut original, &environment.namespace.name);
+            pod::set_namespace(&mut sent, &environment.namespace.name);
         }
-        if let Some(reason) = decision::skipped(&self.config, &original) {
+        if let Some(reason) = decision::skipped(&self.config, &sent) {
             return Ok(Outcome::Skipped(reason));
         }
-        let owner = Owner::of_pod(&original);
-        let mut injected = self.injected(&original, &owner, environment)?;
+        let owner = Owner::of_pod(&sent);
+        let mut injected = self.injected(&sent, &owner, environment)?;
         if lacks_namespace {
+            pod::set_namespace(&mut sent, "");
             pod::set_namespace(&mut injected, "");
+        }
+        if let (Json::Object(members), false) = (&mut sent, has_metadata) {
+            members.remove("metadata");
         }
         Ok(Outcome::Patch(Patch(patch::difference(&sent, &injected))))
     }

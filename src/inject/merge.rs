@@ -69,7 +69,11 @@ fn objects(kind: Option<&'static Struct>, mut original: Object, mut patch: Objec
         }
         original.retain(|key, _| retained.contains(&key.as_str()));
     }
-    let (directives, members): (Object, Object) = patch.into_iter().partition(|(key, _)| key.starts_with('$'));
+    let (directives, members): (Object, Object) = if patch.keys().any(|key| key.starts_with('$')) {
+        patch.into_iter().partition(|(key, _)| key.starts_with('$'))
+    } else {
+        (Object::new(), patch)
+    };
     delete_scalars(&mut original, &directives);
     for (key, value) in members {
         if value.is_null() {
@@ -127,7 +131,7 @@ fn set_orders(kind: Option<&'static Struct>, original: &mut Object, directives: 
             let id = identity(item, merge_key);
             order.iter().position(|other| Some(*other) == id)
         };
-        let before = items.clone();
+        let before = identities(items, merge_key);
         let (mut listed, others): (Vec<Value>, Vec<Value>) =
             std::mem::take(items).into_iter().partition(|item| rank(item).is_some());
         listed.sort_by_key(rank);
@@ -146,7 +150,7 @@ fn lists(
         Merge::Key(key) => Some(key),
         _ => None,
     };
-    let before = original.clone();
+    let before = identities(&original, merge_key);
     let mut merged = original;
     let mut patched: Vec<Value> = Vec::new();
     let mut replaces = false;
@@ -193,11 +197,16 @@ fn lists(
 }
 
 /// Merges elements that only the original has with those of the patch: the former go first only where they are ahead of
-/// the latter in the original.
-fn interleaved(others: Vec<Value>, patched: Vec<Value>, before: &[Value], merge_key: Option<&str>) -> Vec<Value> {
+/// the latter in the original, which `before` has the identities of.
+fn interleaved(
+    others: Vec<Value>,
+    patched: Vec<Value>,
+    before: &[Option<Value>],
+    merge_key: Option<&str>,
+) -> Vec<Value> {
     let rank = |item: &Value| {
         let id = identity(item, merge_key);
-        before.iter().position(|other| identity(other, merge_key) == id)
+        before.iter().position(|other| other.as_ref() == id)
     };
     let mut result = Vec::with_capacity(others.len() + patched.len());
     let mut others = others.into_iter().peekable();
@@ -222,6 +231,10 @@ fn identity<'a>(item: &'a Value, merge_key: Option<&str>) -> Option<&'a Value> {
     }
 }
 
+fn identities(items: &[Value], merge_key: Option<&str>) -> Vec<Option<Value>> {
+    items.iter().map(|item| identity(item, merge_key).cloned()).collect()
+}
+
 fn directive(item: &Value) -> Option<&str> {
     item.get(PATCH).and_then(Value::as_str)
 }
@@ -232,24 +245,33 @@ fn strings(value: &Value) -> Option<Vec<&str>> {
 
 fn without_directives(mut object: Object) -> Object {
     object.retain(|key, _| !key.starts_with('$'));
-    object.into_iter().map(|(key, value)| (key, cleaned(value))).collect()
+    object.values_mut().for_each(clean);
+    object
 }
 
 /// Returns a value of a patch that nothing in the original corresponds to: without nulls and directives.
-fn cleaned(value: Value) -> Value {
+fn cleaned(mut value: Value) -> Value {
+    clean(&mut value);
+    value
+}
+
+fn clean(value: &mut Value) {
     match value {
-        Value::Object(entries) => {
-            let entries = entries
-                .into_iter()
-                .filter(|(key, value)| !value.is_null() && !key.starts_with('$'));
-            Value::Object(entries.map(|(key, value)| (key, cleaned(value))).collect())
-        }
-        Value::Array(items) => {
-            let items = items.into_iter();
-            let kept = items.filter(|item| directive(item) != Some("delete"));
-            Value::Array(kept.map(cleaned).collect())
-        }
-        value => value,
+        Value::Object(entries) => entries.retain(|key, value| {
+            let stays = !value.is_null() && !key.starts_with('$');
+            if stays {
+                clean(value);
+            }
+            stays
+        }),
+        Value::Array(items) => items.retain_mut(|item| {
+            let stays = directive(item) != Some("delete");
+            if stays {
+                clean(item);
+            }
+            stays
+        }),
+        _ => {}
     }
 }
 

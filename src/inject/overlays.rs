@@ -33,7 +33,7 @@ pub(super) struct Overlay {
     /// The partial pod.
     value: Json,
     /// The same merged into an empty pod.
-    alone: OnceLock<Json>,
+    alone: OnceLock<Arc<Json>>,
 }
 
 impl Overlays {
@@ -76,11 +76,11 @@ impl Overlay {
     }
 
     /// Merges the overlay into an empty pod.
-    pub(super) fn alone(&self) -> Result<Json, InjectError> {
+    pub(super) fn alone(&self) -> Result<Arc<Json>, InjectError> {
         if let Some(known) = self.alone.get() {
             return Ok(known.clone());
         }
-        let merged = self.merged_into(json!({}))?;
+        let merged = Arc::new(self.merged_into(json!({}))?);
         Ok(self.alone.get_or_init(|| merged).clone())
     }
 }

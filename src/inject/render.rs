@@ -1,5 +1,7 @@
 //! Rendering: the data of templates, and their overlays merged into the pod.
 
+use std::sync::Arc;
+
 use serde_json::{Value as Json, json};
 
 use super::{
@@ -43,14 +45,14 @@ pub(super) fn render(request: &Request<'_>) -> Result<Rendered, InjectError> {
         let overlay = request.config.overlays.parsed(name, &text)?;
         template = match template {
             None => Some(overlay.alone()?),
-            Some(template) => Some(overlay.merged_into(template)?),
+            Some(template) => Some(Arc::new(overlay.merged_into(Arc::unwrap_or_clone(template))?)),
         };
-        if template.as_ref().is_some_and(is_native) && !was_added {
+        if template.as_deref().is_some_and(is_native) && !was_added {
             move_to_init_containers(&mut pod);
         }
         pod = overlay.merged_into(pod)?;
     }
-    let template = template.unwrap_or_else(|| json!({}));
+    let template = template.unwrap_or_else(|| Arc::new(json!({})));
     Ok(Rendered { pod, template })
 }
 

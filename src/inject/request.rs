@@ -1,6 +1,6 @@
 //! One injection: a pod, what its treatment depends on, and the state between the steps.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value as Json;
 
@@ -19,7 +19,7 @@ pub(super) struct Rendered {
     /// The pod merged with all overlays.
     pub(super) pod: Json,
     /// The overlays merged with each other: what the templates contributed.
-    pub(super) template: Json,
+    pub(super) template: Arc<Json>,
 }
 
 /// One injection: a pod and what its treatment depends on.

@@ -65,10 +65,25 @@ pub(super) enum Type {
     IntOrString,
     Time,
     Any,
-    Struct(&'static str),
+    Struct(StructRef),
     Pointer(Box<Type>),
     List(Box<Type>),
     Map(Box<Type>),
+}
+
+/// A reference to a struct of the table, by its position: conversions follow references for each value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct StructRef(usize);
+
+impl StructRef {
+    fn find(name: &str) -> Option<Self> {
+        TABLE.positions.get(name).copied()
+    }
+
+    /// Returns the struct.
+    pub(super) fn get(self) -> &'static Struct {
+        &TABLE.structs[self.0]
+    }
 }
 
 impl Struct {
@@ -82,21 +97,22 @@ impl Type {
     /// Returns the struct behind pointers, lists and maps.
     pub(super) fn target(&self) -> Option<&'static Struct> {
         match self {
-            Self::Struct(name) => Some(of(name)),
+            Self::Struct(kind) => Some(kind.get()),
             Self::Pointer(inner) | Self::List(inner) | Self::Map(inner) => inner.target(),
             _ => None,
         }
     }
 
-    fn parse(text: &'static str) -> Self {
+    fn parse(text: &'static str, positions: &Positions) -> Self {
+        let boxed = |inner| Box::new(Self::parse(inner, positions));
         if let Some(inner) = text.strip_prefix('*') {
-            return Self::Pointer(Box::new(Self::parse(inner)));
+            return Self::Pointer(boxed(inner));
         }
         if let Some(inner) = text.strip_prefix("[]") {
-            return Self::List(Box::new(Self::parse(inner)));
+            return Self::List(boxed(inner));
         }
         if let Some(inner) = text.strip_prefix("map.") {
-            return Self::Map(Box::new(Self::parse(inner)));
+            return Self::Map(boxed(inner));
         }
         match text {
             "string" => Self::String,
@@ -107,10 +123,21 @@ impl Type {
             "intOrString" => Self::IntOrString,
             "time" => Self::Time,
             "any" => Self::Any,
-            name => Self::Struct(name),
+            name => Self::Struct(*positions.get(name).expect("because a test resolves all types of the table")),
         }
     }
 }
+
+/// The structs by name.
+type Positions = BTreeMap<&'static str, StructRef>;
+
+/// All structs.
+struct Table {
+    positions: Positions,
+    structs: Vec<Struct>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| Table::parse(include_str!("schema/types.txt")));
 
 /// Returns a struct of the table.
 ///
@@ -122,35 +149,34 @@ pub(super) fn of(name: &str) -> &'static Struct {
 
 /// Returns a struct of the table, if it has one of the name.
 pub(super) fn find(name: &str) -> Option<&'static Struct> {
-    static TYPES: LazyLock<BTreeMap<&'static str, Struct>> = LazyLock::new(|| parse(include_str!("schema/types.txt")));
-    TYPES.get(name)
+    StructRef::find(name).map(StructRef::get)
 }
 
-fn parse(text: &'static str) -> BTreeMap<&'static str, Struct> {
-    let mut types: BTreeMap<&'static str, Struct> = BTreeMap::new();
-    let mut current = "";
-    for line in text.lines().filter(|line| !line.starts_with('#')) {
-        let mut words = line.split_whitespace();
-        if !line.starts_with(' ') {
-            current = words.next().unwrap_or(current);
+impl Table {
+    fn parse(text: &'static str) -> Self {
+        let lines = || text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
+        let begins = |line: &str| !line.starts_with(' ');
+        let names = lines().filter(|line| begins(line)).filter_map(|line| line.split_whitespace().next());
+        let positions: Positions = names.enumerate().map(|(index, name)| (name, StructRef(index))).collect();
+        let mut structs: Vec<Struct> = Vec::new();
+        for line in lines() {
+            let mut words = line.split_whitespace();
+            if begins(line) {
+                structs.extend(words.next().map(|name| Struct {
+                    name,
+                    fields: Vec::new(),
+                }));
+            }
+            if let Some(current) = structs.last_mut() {
+                current.fields.extend(words.filter_map(|word| Field::parse(word, &positions)));
+            }
         }
-        if current.is_empty() {
-            continue;
-        }
-        let fields = &mut types
-            .entry(current)
-            .or_insert_with(|| Struct {
-                name: current,
-                fields: Vec::new(),
-            })
-            .fields;
-        fields.extend(words.filter_map(Field::parse));
+        Self { positions, structs }
     }
-    types
 }
 
 impl Field {
-    fn parse(text: &'static str) -> Option<Self> {
+    fn parse(text: &'static str, positions: &Positions) -> Option<Self> {
         let (name, of) = text.split_once(':')?;
         let (name, presence) = match name.strip_suffix('!') {
             Some(name) => (name, Presence::Required),
@@ -172,7 +198,7 @@ impl Field {
         Some(Self {
             json,
             go,
-            of: Type::parse(of),
+            of: Type::parse(of, positions),
             merge,
             presence,
         })
@@ -189,20 +215,11 @@ fn capitalized(name: &str) -> String {
 mod tests {
     use super::*;
 
-    fn resolve(of: &Type) {
-        match of {
-            Type::Struct(name) => assert!(find(name).is_some(), "{name} is not in the table"),
-            Type::Pointer(inner) | Type::List(inner) | Type::Map(inner) => resolve(inner),
-            _ => {}
-        }
-    }
-
     #[test]
     fn all_types_resolve() {
-        let types = parse(include_str!("schema/types.txt"));
-        assert!(types.len() > 50, "{}", types.len());
-        for field in types.values().flat_map(|it| &it.fields) {
-            resolve(&field.of);
+        assert!(TABLE.structs.len() > 50, "{}", TABLE.structs.len());
+        assert_eq!(TABLE.structs.len(), TABLE.positions.len(), "no struct is there twice");
+        for field in TABLE.structs.iter().flat_map(|it| &it.fields) {
             if let Merge::Key(key) = field.merge {
                 let element = field.of.target().expect("lists with keys hold structs");
                 assert!(element.field(key).is_some(), "{}: no {key}", field.json);

@@ -176,9 +176,7 @@ impl AdsClient {
     /// Returns the proxy's resources once every request has been answered.
     pub(crate) fn complete(&self) -> Option<Resources> {
         let state = self.state();
-        let answered = state.answered.contains(&Type::Cluster) && state.answered.contains(&Type::Listener);
-        let named = state.requested.iter().all(|name| state.resources.contains_key(name));
-        (answered && named).then(|| state.resources.clone())
+        state.is_complete().then(|| state.resources.clone())
     }
 
     /// Describes what [`Self::complete`] still waits for.
@@ -196,7 +194,7 @@ impl AdsClient {
         )
     }
 
-    /// Waits until `condition` returns a value for the proxy's resources.
+    /// Waits until `condition` returns a value for the proxy's resources. It must not use this client.
     pub(crate) fn until<T>(
         &self,
         what: &str,
@@ -204,10 +202,26 @@ impl AdsClient {
         mut condition: impl FnMut(&Resources) -> Option<T>,
     ) -> Result<T, String> {
         wait::until(what, deadline, || {
-            if let Some(ended) = &self.state().ended {
+            let state = self.state();
+            if let Some(ended) = &state.ended {
                 return Some(Err(format!("the connection ended: {ended}")));
             }
-            self.complete().and_then(|resources| condition(&resources)).map(Ok)
+            if !state.is_complete() {
+                return None;
+            }
+            condition(&state.resources).map(Ok)
+        })
+        .flatten()
+    }
+
+    /// Waits until the proxy has a resource. Unlike [`Self::until`], it does not wait for what the resource refers to.
+    pub(crate) fn until_received(&self, resource: &(Type, String), deadline: Duration) -> Result<(), String> {
+        wait::until(&resource.1, deadline, || {
+            let state = self.state();
+            if let Some(ended) = &state.ended {
+                return Some(Err(format!("the connection ended: {ended}")));
+            }
+            state.resources.contains_key(resource).then_some(Ok(()))
         })
         .flatten()
     }
@@ -328,6 +342,12 @@ fn first_requests(state: &State, node: v3::Node) -> Vec<DeltaDiscoveryRequest> {
 }
 
 impl State {
+    /// Returns true once every request has been answered.
+    fn is_complete(&self) -> bool {
+        let answered = self.answered.contains(&Type::Cluster) && self.answered.contains(&Type::Listener);
+        answered && self.requested.iter().all(|name| self.resources.contains_key(name))
+    }
+
     /// Stores the resources of a response. Returns a request for names that are new or gone, if there are any.
     fn take_in(&mut self, response: DeltaDiscoveryResponse) -> Result<Option<DeltaDiscoveryRequest>, String> {
         let known = Type::ALL.into_iter().find(|known| known.url() == response.type_url);

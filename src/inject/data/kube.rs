@@ -1,6 +1,6 @@
 //! Kubernetes' objects as templates see them: structs of Go with all their fields.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
@@ -22,10 +22,22 @@ pub(in crate::inject) fn list(type_name: &str, objects: &[Json]) -> Value {
     Value::List(List::of(named(kind), items.collect()))
 }
 
-/// A struct of Kubernetes' API, with the values of all its fields.
+/// A struct of Kubernetes' API.
 struct Kube {
     kind: &'static Struct,
-    fields: Vec<Value>,
+    object: Json,
+    /// The values of fields that were read. Templates read few of the hundreds that a pod has.
+    fields: Vec<OnceLock<Value>>,
+}
+
+impl Kube {
+    /// Returns the value of a field of the struct by its position.
+    fn value(&self, position: usize) -> &Value {
+        self.fields[position].get_or_init(|| {
+            let field = &self.kind.fields[position];
+            of(&field.of, self.object.get(field.json).filter(|value| !value.is_null()))
+        })
+    }
 }
 
 impl Object for Kube {
@@ -39,11 +51,12 @@ impl Object for Kube {
 
     fn field(&self, name: &str) -> Option<Value> {
         let position = self.kind.fields.iter().position(|field| field.go == name)?;
-        self.fields.get(position).cloned()
+        Some(self.value(position).clone())
     }
 
     fn json_members(&self, context: &Context<'_>) -> Option<Vec<(&str, Value)>> {
-        let members = self.kind.fields.iter().zip(&self.fields);
+        let fields = self.kind.fields.iter().enumerate();
+        let members = fields.map(|(position, field)| (field, self.value(position)));
         let written =
             members.filter(|(field, value)| field.presence == Presence::Required || !is_empty(context, field, value));
         Some(written.map(|(field, value)| (field.json, value.clone())).collect())
@@ -70,12 +83,10 @@ fn named(kind: &Struct) -> Type {
 }
 
 fn structure(kind: &'static Struct, object: &Json) -> Value {
-    let fields = kind.fields.iter();
     Value::object(Kube {
         kind,
-        fields: fields
-            .map(|field| of(&field.of, object.get(field.json).filter(|value| !value.is_null())))
-            .collect(),
+        object: object.clone(),
+        fields: vec![OnceLock::new(); kind.fields.len()],
     })
 }
 
@@ -90,7 +101,7 @@ fn of(kind: &Schema, value: Option<&Json>) -> Value {
         Schema::IntOrString => scalar("intstr.IntOrString", value, "0"),
         Schema::Time => scalar("metav1.Time", value, ""),
         Schema::Any => value.map_or(Value::Nil, Value::from_json),
-        Schema::Struct(name) => structure(schema::of(name), value.unwrap_or(&Json::Null)),
+        Schema::Struct(kind) => structure(kind.get(), value.unwrap_or(&Json::Null)),
         Schema::Pointer(target) => match (value, target.as_ref()) {
             (None, Schema::Any) => Value::Nil,
             (None, target) => Value::NilPointer(template_type(target)),
@@ -136,7 +147,7 @@ fn template_type(kind: &Schema) -> Type {
         Schema::IntOrString => Type::named("intstr.IntOrString"),
         Schema::Time => Type::named("metav1.Time"),
         Schema::Any => Type::Any,
-        Schema::Struct(name) => named(schema::of(name)),
+        Schema::Struct(kind) => named(kind.get()),
         Schema::Pointer(target) => template_type(target).pointer(),
         Schema::List(element) => template_type(element).list(),
         Schema::Map(element) => template_type(element).map(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::{Field, Presence, Struct, Type, find, of, quantity};
+use super::{Field, Presence, Struct, Type, of, quantity};
 
 /// A form of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,77 +27,82 @@ pub struct TypeError {
 }
 
 /// Converts an object of a struct of the table. Unknown fields stay as they are.
-pub(in crate::inject) fn canonical(type_name: &str, value: Value, form: Form) -> Result<Value, TypeError> {
-    convert(&Type::Struct(of(type_name).name), value, form).map_err(|mut error| {
+pub(in crate::inject) fn canonical(type_name: &str, mut value: Value, form: Form) -> Result<Value, TypeError> {
+    let converted = match &mut value {
+        Value::Object(entries) => object(of(type_name), entries, form),
+        other => Err(TypeError::new("an object", other)),
+    };
+    converted.map_err(|mut error| {
         error.path = error.path.trim_start_matches('.').to_owned();
         if error.path.is_empty() {
             error.path = type_name.to_owned();
         }
         error
-    })
+    })?;
+    Ok(value)
 }
 
-fn convert(kind: &Type, value: Value, form: Form) -> Result<Value, TypeError> {
-    match (kind, value) {
-        (Type::Pointer(inner), value) => convert(inner, value, form),
-        (Type::Struct(name), Value::Object(entries)) => object(of(name), entries, form).map(Value::Object),
+/// Converts a value in place: most values are canonical already, and an injection converts its pod three times.
+fn convert(kind: &Type, value: &mut Value, form: Form) -> Result<(), TypeError> {
+    match (kind, &mut *value) {
+        (Type::Pointer(inner), _) => convert(inner, value, form),
+        (Type::Struct(kind), Value::Object(entries)) => object(kind.get(), entries, form),
         (Type::List(element), Value::Array(items)) => {
-            let items = items.into_iter().enumerate();
-            let items = items.map(|(index, item)| match item {
-                Value::Null => Ok(zero(element)),
-                item => convert(element, item, form).map_err(|error| error.within(&format!("[{index}]"))),
-            });
-            items.collect::<Result<_, _>>().map(Value::Array)
+            for (index, item) in items.iter_mut().enumerate() {
+                match item {
+                    Value::Null => *item = zero(element),
+                    item => convert(element, item, form).map_err(|error| error.within(&format!("[{index}]")))?,
+                }
+            }
+            Ok(())
         }
         (Type::Map(element), Value::Object(entries)) => {
-            let entries = entries.into_iter().map(|(key, value)| match value {
-                Value::Null => Ok((key, zero(element))),
-                value => match convert(element, value, form) {
-                    Ok(value) => Ok((key, value)),
-                    Err(error) => Err(error.within(&format!("[{key:?}]"))),
-                },
-            });
-            entries.collect::<Result<_, _>>().map(Value::Object)
+            for (key, value) in entries.iter_mut() {
+                match value {
+                    Value::Null => *value = zero(element),
+                    value => convert(element, value, form).map_err(|error| error.within(&format!("[{key:?}]")))?,
+                }
+            }
+            Ok(())
         }
-        (Type::Quantity, value @ (Value::String(_) | Value::Number(_))) => quantity_of(&value),
-        (Type::Int32 | Type::Int64 | Type::IntOrString, Value::Number(number)) => integer(number),
-        (Type::String | Type::Time | Type::IntOrString, value @ Value::String(_))
-        | (Type::Bool, value @ Value::Bool(_))
-        | (Type::Any, value) => Ok(value),
-        (kind, value) => Err(TypeError {
-            path: String::new(),
-            expected: kind.description(),
-            found: described(&value),
-        }),
+        (Type::Quantity, Value::String(_) | Value::Number(_)) => {
+            *value = quantity_of(value)?;
+            Ok(())
+        }
+        (Type::Int32 | Type::Int64 | Type::IntOrString, Value::Number(number)) => {
+            if !number.is_i64() && !number.is_u64() {
+                *value = integer(number)?;
+            }
+            Ok(())
+        }
+        (Type::String | Type::Time | Type::IntOrString, Value::String(_))
+        | (Type::Bool, Value::Bool(_))
+        | (Type::Any, _) => Ok(()),
+        (kind, value) => Err(TypeError::new(kind.description(), value)),
     }
 }
 
-fn object(kind: &Struct, entries: Map<String, Value>, form: Form) -> Result<Map<String, Value>, TypeError> {
-    let mut converted = Map::new();
-    for (key, value) in entries {
-        let Some(field) = kind.field(&key) else {
-            converted.insert(key, value);
-            continue;
+fn object(kind: &Struct, entries: &mut Map<String, Value>, form: Form) -> Result<(), TypeError> {
+    let mut outcome = Ok(());
+    entries.retain(|key, value| {
+        let Some(field) = kind.field(key).filter(|_| outcome.is_ok()) else {
+            return true;
         };
         if value.is_null() {
-            continue;
+            return false;
         }
-        let value = convert(&field.of, value, form).map_err(|error| error.within(&format!(".{key}")))?;
-        if field.presence == Presence::Required
-            || form == Form::Complete && field.is_struct()
-            || !field.is_empty(&value)
-        {
-            converted.insert(key, value);
-        }
-    }
+        outcome = convert(&field.of, value, form).map_err(|error| error.within(&format!(".{key}")));
+        field.presence == Presence::Required || form == Form::Complete && field.is_struct() || !field.is_empty(value)
+    });
+    outcome?;
     if form == Form::Complete {
         for field in &kind.fields {
-            if (field.presence == Presence::Required || field.is_struct()) && !converted.contains_key(field.json) {
-                converted.insert(field.json.to_owned(), zero(&field.of));
+            if (field.presence == Presence::Required || field.is_struct()) && !entries.contains_key(field.json) {
+                entries.insert(field.json.to_owned(), zero(&field.of));
             }
         }
     }
-    Ok(converted)
+    Ok(())
 }
 
 impl Field {
@@ -127,9 +132,10 @@ fn zero(kind: &Type) -> Value {
         Type::Bool => Value::Bool(false),
         Type::Int32 | Type::Int64 | Type::IntOrString => Value::from(0),
         Type::Quantity => Value::from("0"),
-        Type::Struct(name) => {
-            let empty = find(name).map(|kind| object(kind, Map::new(), Form::Complete));
-            Value::Object(empty.and_then(Result::ok).unwrap_or_default())
+        Type::Struct(kind) => {
+            let mut empty = Map::new();
+            object(kind.get(), &mut empty, Form::Complete).expect("because nothing is converted");
+            Value::Object(empty)
         }
         Type::Time | Type::Any | Type::Pointer(_) | Type::List(_) | Type::Map(_) => Value::Null,
     }
@@ -140,18 +146,12 @@ fn quantity_of(value: &Value) -> Result<Value, TypeError> {
         Value::String(text) => text.clone(),
         other => other.to_string(),
     };
-    quantity::canonical(&text).map(Value::String).ok_or_else(|| TypeError {
-        path: String::new(),
-        expected: "a quantity such as 100m or 1Gi",
-        found: described(value),
-    })
+    let canonical = quantity::canonical(&text).map(Value::String);
+    canonical.ok_or_else(|| TypeError::new(Type::Quantity.description(), value))
 }
 
-/// Returns an integer. YAML may have read one such as `1e3` as a float.
-fn integer(number: Number) -> Result<Value, TypeError> {
-    if number.is_i64() || number.is_u64() {
-        return Ok(Value::Number(number));
-    }
+/// Returns the integer of a float. YAML may have read one such as `1e3`.
+fn integer(number: &Number) -> Result<Value, TypeError> {
     let float = number.as_f64().unwrap_or(f64::NAN);
     if float.fract() == 0.0 && float.abs() < 9e15 {
         return Ok(Value::from(float as i64));
@@ -180,6 +180,14 @@ impl Type {
 }
 
 impl TypeError {
+    fn new(expected: &'static str, found: &Value) -> Self {
+        Self {
+            path: String::new(),
+            expected,
+            found: described(found),
+        }
+    }
+
     fn within(mut self, parent: &str) -> Self {
         self.path.insert_str(0, parent);
         self
