@@ -80,7 +80,6 @@ impl Life<'_> {
     /// Checks that a real Envoy routes to healthy instances, also while the source is gone, and follows it again.
     pub(super) fn is_followed(&self, daemon: &Daemon, folder: &Path, port: u16) -> Result<(), String> {
         let envoy = Envoy::start(folder, "sidecar", &sidecar(), daemon.xds, Protocol::Delta)?;
-        let proxy = AdsClient::connect(daemon.xds, &sidecar());
         let outbound = SocketAddr::from(([127, 0, 0, 1], port));
         let answers = || -> Option<Vec<String>> {
             let answers = (0..REQUESTS).map(|_| http::get(outbound, self.host, "/").ok()?.application());
@@ -104,6 +103,8 @@ impl Life<'_> {
         if left > LEFT {
             return Err(format!("{}: the unhealthy instance left after {left:?}", self.source));
         }
+        // Connected only now, as an earlier one might still lack what Envoy has.
+        let proxy = AdsClient::connect(daemon.xds, &sidecar());
         proxy.first()?;
         proxy.mark();
         (self.kill)()?;
