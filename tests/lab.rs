@@ -2,6 +2,7 @@
 //! redirect its traffic. Kubernetes is real, and so are the tokens with which agents request certificates.
 
 mod agent;
+mod ambient;
 mod app;
 mod cluster;
 mod convergence;
@@ -20,14 +21,21 @@ mod sds;
 mod soak;
 mod state;
 mod tunnel;
+mod ztunnel;
 
 use libtest_mimic::Trial;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    [identity::trials(), hbone::trials(), scenario::trials(), soak::trials()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        identity::trials(),
+        hbone::trials(),
+        ambient::trials(),
+        scenario::trials(),
+        soak::trials(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Returns the missing component of the lab, if there is one.

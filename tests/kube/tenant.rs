@@ -45,6 +45,11 @@ fn label_value(trial: &str, number: u8) -> String {
     format!("{kept}{suffix}")
 }
 
+fn next_number() -> u8 {
+    static NUMBERS: AtomicU8 = AtomicU8::new(1);
+    NUMBERS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl Tenant<'static> {
     /// A part of a shared cluster.
     pub(crate) fn shared(index: usize, trial: &str) -> Result<Tenant<'static>, String> {
@@ -55,8 +60,7 @@ impl Tenant<'static> {
 impl<'a> Tenant<'a> {
     /// Creates the namespaces in a cluster, with a mesh config that selects them.
     pub(crate) fn within(cluster: &'a Cluster, trial: &str) -> Result<Tenant<'a>, String> {
-        static NUMBERS: AtomicU8 = AtomicU8::new(1);
-        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let number = next_number();
         let name = label_value(trial, number);
         let tenant = Tenant {
             cluster,
@@ -69,6 +73,24 @@ impl<'a> Tenant<'a> {
         tenant.namespaces(cluster)?;
         tenant.set_mesh("")?;
         Ok(tenant)
+    }
+
+    /// Creates namespaces of the same names in another cluster, with the same mesh config. Addresses and files are its
+    /// own.
+    pub(crate) fn twin(&self, cluster: &'a Cluster) -> Result<Tenant<'a>, String> {
+        let folder = self.folder.join("twin");
+        std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+        let twin = Tenant {
+            cluster,
+            folder,
+            trial: self.trial.clone(),
+            system: self.system.clone(),
+            app: self.app.clone(),
+            number: next_number(),
+        };
+        twin.namespaces(cluster)?;
+        twin.set_mesh("")?;
+        Ok(twin)
     }
 
     /// Creates the test's namespaces in this or another cluster.

@@ -56,7 +56,8 @@ impl Drop for Application {
     }
 }
 
-fn listen(host: &Host, port: u16) -> io::Result<TcpListener> {
+/// Listens on a port of every address of a host.
+pub(crate) fn listen(host: &Host, port: u16) -> io::Result<TcpListener> {
     host.enter(|| std::net::TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
         .and_then(asynchronous)
 }

@@ -40,7 +40,7 @@ fn ambient(command: &mut Command) {
 
 /// The pods: a server, and two clients of which the policy denies `other`.
 struct Pods {
-    mesh: Mesh,
+    mesh: Mesh<'static>,
     server: Pod,
     friend: Pod,
     other: Pod,

@@ -75,6 +75,11 @@ impl<'p> Injected<'p> {
         Ok(out)
     }
 
+    /// True if its proxy serves an application. Other proxies are the workload themselves.
+    pub(crate) fn is_sidecar(&self) -> bool {
+        arguments(self.proxy).get(1) == Some(&"sidecar")
+    }
+
     /// The node of its Envoy, as its agent writes it into the bootstrap.
     pub(crate) fn node(&self) -> Result<Value, String> {
         let environment = self.environment()?;
@@ -96,7 +101,10 @@ impl<'p> Injected<'p> {
             "ANNOTATIONS": self.pod["metadata"]["annotations"],
             "ISTIO_VERSION": VERSION,
         });
-        metadata["PROXY_CONFIG"] = serde_json::from_str(get("PROXY_CONFIG")).map_err(|error| error.to_string())?;
+        // Deployed gateways have the configuration of the mesh.
+        if let Some(config) = environment.get("PROXY_CONFIG") {
+            metadata["PROXY_CONFIG"] = serde_json::from_str(config).map_err(|error| error.to_string())?;
+        }
         for (name, value) in &environment {
             if let Some(name) = name.strip_prefix(METADATA) {
                 metadata[name] = json!(value);

@@ -19,6 +19,7 @@ use crate::support::{self, agent, bootstrap, envoy, http, wait};
 pub(crate) struct Proxy {
     process: Process,
     admin: PathBuf,
+    is_sidecar: bool,
     _tunnel: Tunnel,
     _secrets: Secrets,
 }
@@ -57,6 +58,7 @@ impl Proxy {
         let proxy = Proxy {
             process,
             admin,
+            is_sidecar: injected.is_sidecar(),
             _tunnel: tunnel,
             _secrets: secrets,
         };
@@ -84,7 +86,8 @@ impl Proxy {
 
     /// Makes clients of the workload use other endpoints, as an agent does before its pod ends.
     pub(crate) fn drain(&self) -> Result<(), String> {
-        let drained = http::post_at(&self.admin, "/drain_listeners?inboundonly&graceful&skip_exit")?;
+        let scope = if self.is_sidecar { "inboundonly&" } else { "" };
+        let drained = http::post_at(&self.admin, &format!("/drain_listeners?{scope}graceful&skip_exit"))?;
         if drained.status.is_success() {
             return Ok(());
         }

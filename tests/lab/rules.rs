@@ -1,5 +1,5 @@
 //! iptables rules on hosts: those of istio-init in a pod, which redirect all TCP traffic of the application to the
-//! sidecar, and the masquerading of a node.
+//! sidecar, those of the CNI plugin in an ambient pod, and the masquerading of a node.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -125,6 +125,29 @@ pub(crate) fn is_installed() -> bool {
 /// Redirects the TCP traffic of a host to its sidecar.
 pub(crate) fn redirect(host: &Host, redirection: &Redirection) -> Result<(), String> {
     restore(host, &redirection.rules())
+}
+
+/// Redirects the TCP traffic of an ambient pod to its ztunnel, whose own traffic has this mark.
+///
+/// Facts: Istio's ambient architecture, "traffic redirection inside the pod": outbound traffic goes to 15001, inbound
+/// plaintext to 15006, and HBONE arrives unchanged.
+pub(crate) fn capture(host: &Host, mark: u32) -> Result<(), String> {
+    restore(
+        host,
+        &format!(
+            "*nat
+:ISTIO_PRERT - [0:0]
+:ISTIO_OUTPUT - [0:0]
+-A PREROUTING -p tcp -j ISTIO_PRERT
+-A OUTPUT -p tcp -j ISTIO_OUTPUT
+-A ISTIO_PRERT ! -d 127.0.0.1/32 -p tcp ! --dport {HBONE} -m mark ! --mark {mark:#x} -j REDIRECT --to-ports 15006
+-A ISTIO_OUTPUT -p tcp -m mark --mark {mark:#x} -j ACCEPT
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -o lo -j ACCEPT
+-A ISTIO_OUTPUT ! -d 127.0.0.1/32 -p tcp -j REDIRECT --to-ports 15001
+COMMIT
+"
+        ),
+    )
 }
 
 /// Gives traffic that leaves a router through this device the router's own source address.

@@ -18,6 +18,7 @@ use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
+use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsConnector;
@@ -70,7 +71,8 @@ impl ClientCredentials {
         }
     }
 
-    fn request<M>(&self, message: M) -> Request<M> {
+    /// Returns a request with these credentials in its metadata.
+    pub(crate) fn request<M>(&self, message: M) -> Request<M> {
         let mut request = Request::new(message);
         let text = |text: &str| MetadataValue::try_from(text).expect("test headers are ASCII");
         if let Some(token) = &self.token {
@@ -166,11 +168,22 @@ impl Agent {
         credentials: &ClientCredentials,
         kind: KeyKind,
     ) -> Result<Certificate, Status> {
+        self.certificate_for(credentials, kind, None).await
+    }
+
+    /// Like [`Self::certificate`], for the identity of another workload if one is given.
+    pub(crate) async fn certificate_for(
+        &self,
+        credentials: &ClientCredentials,
+        kind: KeyKind,
+        impersonated: Option<&str>,
+    ) -> Result<Certificate, Status> {
         let (key, csr) = signing_request(kind);
+        let metadata = impersonated.map(|identity| json!({ "ImpersonatedIdentity": identity }));
         let request = IstioCertificateRequest {
             csr,
             validity_duration: 3600,
-            metadata: None,
+            metadata: metadata.as_ref().and_then(Value::as_object).map(struct_from_json),
         };
         let mut entries = self.sign(credentials, request).await?;
         let roots = entries.pop().unwrap_or_default();
@@ -233,7 +246,8 @@ impl Agent {
     }
 }
 
-fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+/// Parses the certificates of a PEM text.
+pub(crate) fn certificates(pem: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     CertificateDer::pem_slice_iter(pem.as_bytes())
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())

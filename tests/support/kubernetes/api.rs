@@ -172,6 +172,13 @@ impl Api {
             .map(|_| ())
     }
 
+    /// Begins to delete a pod that runs on a node: it stays, with a deletion timestamp, until [`Self::delete`].
+    pub(crate) fn begin_deletion(&self, reference: &Reference) -> Result<(), String> {
+        let later = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 300 });
+        self.ask(Method::DELETE, &reference.path(), "application/json", Some(&later))
+            .map(|_| ())
+    }
+
     /// Posts a document to a path.
     pub(crate) fn post(&self, path: &str, document: &Value) -> Result<Value, String> {
         self.ask(Method::POST, path, "application/json", Some(document))
