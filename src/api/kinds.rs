@@ -206,7 +206,7 @@ macro_rules! with_kinds {
             }
             /// gateway.networking.k8s.io BackendTLSPolicy.
             BackendTlsPolicy: Config<gateway_api::BackendTlsPolicy> {
-                table: backend_tls_policies, class: GatewayApi, parser: typed(),
+                table: backend_tls_policies, class: GatewayApi, parser: kube(),
                 resource: "gateway.networking.k8s.io" ["v1", "v1alpha3"] "backendtlspolicies" Namespaced,
                 names: "BackendTLSPolicy" "backend-tls-policy"
             }

@@ -1,9 +1,14 @@
 //! BackendTLSPolicy, XBackendTrafficPolicy and ReferenceGrant.
 
 use serde::Deserialize;
+use serde_json::Value;
 use smol_str::SmolStr;
 
 use super::common::{ObjectReference, Options, SessionPersistence, TargetReference};
+use crate::{
+    api::{Config, FieldError, Meta, typed},
+    base::Shared,
+};
 
 /// TLS towards backends.
 #[derive(Clone, Debug, PartialEq, Eq, Default, Deserialize)]
@@ -16,6 +21,18 @@ pub struct BackendTlsPolicy {
     /// Implementation-specific options.
     #[serde(default)]
     pub options: Options,
+    /// `metadata.uid`, which distinguishes policies; empty in files.
+    #[serde(skip)]
+    pub uid: SmolStr,
+}
+
+impl Config<BackendTlsPolicy> {
+    /// Parses a manifest. Each invalid field is an error with its path.
+    pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
+        let mut policy: Self = typed::parse(meta, object)?;
+        policy.spec.uid = object["metadata"]["uid"].as_str().unwrap_or_default().into();
+        Ok(policy)
+    }
 }
 
 /// The validation of backend certificates.

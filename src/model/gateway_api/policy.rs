@@ -1,7 +1,7 @@
 //! BackendTLSPolicies and XBackendTrafficPolicies, converted to DestinationRules: one for each host of their targets.
 //!
 //! Parity (pilot/pkg/config/kube/gateway/backend_policies.go): of several policies for a setting of a host, the oldest
-//! applies; a policy whose CA certificates are missing blocks connections.
+//! applies, and only it becomes a parent of the rule; a policy whose CA certificates are missing blocks connections.
 
 use smol_str::SmolStr;
 
@@ -155,7 +155,8 @@ pub(super) fn is_ignored(meta: &Meta) -> bool {
     written.is_some_and(|value| value.eq_ignore_ascii_case("true"))
 }
 
-/// Returns the name of the oldest policy with the same target, if it is older than this one.
+/// Returns the name of the oldest policy with the same target, if it is older than this one. Policies without an
+/// identity, which come from files, count as one.
 pub(super) fn precedence(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -168,7 +169,10 @@ pub(super) fn precedence(
         target.name.clone(),
     );
     let rivals = mesh.tls_policies_by_target.get(cx, &key);
-    let rivals = rivals.filter(|(_, rival)| rival.spec.target_refs.contains(target));
+    let rivals = rivals.filter(|(_, rival)| {
+        let is_other = rival.spec.uid != policy.spec.uid;
+        is_other && rival.spec.target_refs.contains(target)
+    });
     let oldest = rivals
         .map(|(_, rival)| (rival.meta.creation, rival.meta.name()))
         .min()?;
@@ -302,11 +306,14 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
     let mut traffic = TrafficPolicy::default();
     let mut parents: Vec<String> = Vec::new();
     for (key, row) in policies {
+        let mut is_parent = false;
         for (_, section) in row.targets.iter().filter(|(target, _)| target == backend) {
-            apply(cx, mesh, backend, &row.settings, section.as_ref(), &mut traffic);
+            is_parent |= apply(cx, mesh, backend, &row.settings, section.as_ref(), &mut traffic);
         }
-        let (namespace, name) = (&key.object.namespace, &key.object.name);
-        parents.push(format!("{}/{namespace}.{name}", key.kind.name()));
+        if is_parent {
+            let (namespace, name) = (&key.object.namespace, &key.object.name);
+            parents.push(format!("{}/{namespace}.{name}", key.kind.name()));
+        }
     }
     if parents.is_empty() {
         return None;
@@ -342,7 +349,8 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
     })
 }
 
-/// Applies the settings of a policy, unless an older one has set them.
+/// Applies the settings of a policy, unless an older one has set them. Returns false if an older one has set those of
+/// the whole backend.
 fn apply(
     cx: &Cx,
     mesh: &MeshSnapshot,
@@ -350,14 +358,13 @@ fn apply(
     settings: &Settings,
     section: Option<&SmolStr>,
     traffic: &mut TrafficPolicy,
-) {
+) -> bool {
     match (settings, section) {
-        (Settings::Tls(tls), None) => {
-            traffic.tls.get_or_insert_with(|| tls.clone());
-        }
+        (Settings::Tls(_), None) if traffic.tls.is_some() => return false,
+        (Settings::Tls(tls), None) => traffic.tls = Some(tls.clone()),
         (Settings::Tls(tls), Some(section)) => {
             let Some(number) = port(cx, mesh, backend, section) else {
-                return;
+                return true;
             };
             let levels = &mut traffic.port_level_settings;
             if !levels
@@ -371,13 +378,13 @@ fn apply(
                 });
             }
         }
+        (Settings::Retries(_), _) if traffic.load_balancer.is_some() => return false,
         (Settings::Retries(budget), _) => {
-            traffic.load_balancer.get_or_insert_with(LoadBalancerSettings::default);
-            if traffic.retry_budget.is_none() {
-                traffic.retry_budget = *budget;
-            }
+            traffic.load_balancer = Some(LoadBalancerSettings::default());
+            traffic.retry_budget = *budget;
         }
     }
+    true
 }
 
 /// Returns the number of a target's port.
