@@ -1,14 +1,16 @@
 //! The time from the daemon's start to readiness, and its memory, with a large mesh in a real API server and no
-//! proxies.
+//! proxies; and HTTPRoutes of one Gateway, with a proxy.
 //!
 //! `cargo bench --bench kubernetes` prints a table with the figures and those in `benches/figures.json`; `-- --keep`
-//! writes them there.
+//! writes them there. `-- start` and `-- routes` measure one of the two.
 
 #[path = "../tests"]
 #[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
 mod tests {
     pub(crate) mod support;
 }
+#[path = "kubernetes/routes.rs"]
+mod routes;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -36,11 +38,17 @@ const WRITERS: usize = 8;
 /// The cost of one start, by the name of the figure.
 type Figures = BTreeMap<&'static str, u64>;
 
+/// The parts of the bench.
+const PARTS: [&str; 2] = ["start", "routes"];
+
 fn main() -> ExitCode {
     let _children = support::process::end_all_on_drop();
     support::process::end_all_on_signal();
-    let keep = std::env::args().any(|argument| argument == "--keep");
-    match run(keep) {
+    let arguments: Vec<String> = std::env::args().collect();
+    let is_given = |name: &str| arguments.iter().any(|argument| argument == name);
+    let is_whole = !PARTS.into_iter().any(is_given);
+    let parts = PARTS.map(|part| is_whole || is_given(part));
+    match run(parts, is_given("--keep")) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -49,10 +57,21 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(keep: bool) -> Result<(), String> {
+fn run([start, routes]: [bool; 2], keep: bool) -> Result<(), String> {
     if !kubernetes::is_installed() {
         return Err("the Kubernetes API server is missing; `make tools` installs it".into());
     }
+    let mut measured = BTreeMap::new();
+    if start {
+        measured.extend(starts()?);
+    }
+    if routes {
+        measured.extend(routes::measure()?);
+    }
+    report(&measured, keep)
+}
+
+fn starts() -> Result<BTreeMap<&'static str, Figures>, String> {
     let cluster = Cluster::start("bench/kubernetes/cluster")?;
     let folder = support::scratch("bench/kubernetes/work");
     let kubeconfig = cluster.admin_kubeconfig();
@@ -62,7 +81,7 @@ fn run(keep: bool) -> Result<(), String> {
     let mut measured = BTreeMap::from([("services, endpoints, routing", median(&kubeconfig, &folder)?)]);
     write(&cluster, (0..SERVICES).flat_map(pods).collect())?;
     measured.insert("with a pod for each endpoint", median(&kubeconfig, &folder)?);
-    report(&measured, keep)
+    Ok(measured)
 }
 
 fn named(api_version: &str, kind: &str, namespace: Option<usize>, name: &str, rest: &Value) -> Value {
@@ -247,24 +266,29 @@ fn report(measured: &BTreeMap<&'static str, Figures>, keep: bool) -> Result<(), 
         figures::kept_on("kubernetes")
     );
     println!(
-        "{:<32} {:<24} {:>10} {:>10} {:>6}",
-        "mesh", "figure", "now", "kept", "ratio"
+        "{:<36} {:<46} {:>10} {:>10} {:>6} {:>6}",
+        "mesh", "figure", "now", "kept", "ratio", "goal"
     );
     for (mesh, figures) in measured {
         for (figure, value) in figures {
             let before = kept[mesh][figure].as_u64();
             let ratio = before.map_or("-".to_owned(), |before| format!("{:.2}", *value as f64 / before as f64));
             let before = before.map_or("-".to_owned(), |before| before.to_string());
-            println!("{mesh:<32} {figure:<24} {value:>10} {before:>10} {ratio:>6}");
+            let goal = routes::goal(figure).map_or("-".to_owned(), |goal| format!("{goal:.0}"));
+            println!("{mesh:<36} {figure:<46} {value:>10} {before:>10} {ratio:>6} {goal:>6}");
         }
     }
     let seen = measured.iter().flat_map(|(mesh, figures)| {
-        let figure = |(name, value): (&&'static str, &u64)| figures::Figure::new(*mesh, *name, *value as f64);
+        let figure = |(name, value): (&&'static str, &u64)| figures::Figure {
+            goal: routes::goal(name),
+            ..figures::Figure::new(*mesh, *name, *value as f64)
+        };
         figures.iter().map(figure)
     });
-    figures::seen("kubernetes", &seen.collect::<Vec<_>>())?;
+    let seen: Vec<figures::Figure> = seen.collect();
+    figures::seen("kubernetes", &seen)?;
     if keep {
-        figures::keep("kubernetes", json!(measured))?;
+        figures::keep_seen("kubernetes", &seen)?;
     }
     Ok(())
 }
