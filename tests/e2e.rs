@@ -1,6 +1,7 @@
 //! The daemon with real Envoys and real requests.
 
 mod fixture;
+mod inference;
 mod quarantine;
 mod rolling;
 mod sample;
@@ -56,6 +57,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(with_envoy(
         "e2e::tokens_are_verified_with_fetched_keys".to_owned(),
         tokens::are_verified_with_fetched_keys,
+    ));
+    trials.push(with_envoy(
+        "e2e::inference_picker_selects_endpoints".to_owned(),
+        inference::picker_selects_endpoints,
     ));
     trials.push(with_envoy(
         "e2e::restart_of_replicas_is_not_noticed".to_owned(),

@@ -9,6 +9,7 @@ mod edits;
 mod faults;
 mod gateway_status;
 mod gateways;
+mod inference;
 mod mesh;
 mod remote;
 mod remote_secret;
@@ -32,6 +33,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         faults::trials(),
         gateway_status::trials(),
         gateways::trials(),
+        inference::trials(),
         remote::trials(),
         remote_secret::trials(),
         signers::trials(),

@@ -28,7 +28,7 @@ use crate::{
         gateway_status::{self, ServedKinds},
         ingress_status,
         leader::{self, Election},
-        mcs_export, refusal_events, root_cert, untaint,
+        mcs_export, refusal_events, root_cert, shadow_service, untaint,
         watching::Watches,
         webhook_configuration,
     },
@@ -183,6 +183,7 @@ impl Controllers {
             controllers.analyze(config, &election);
             controllers.write_statuses(config, &election, inputs.statuses);
             controllers.write_conditions(config, &election);
+            controllers.keep_shadow_services(config, &election);
             controllers.deploy_gateways(config, &election, inputs.gateways)?;
         }
         if let Some(events) = events {
@@ -394,6 +395,23 @@ impl Controllers {
         let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
         self.environment.tasks.spawn("ambient statuses", async move {
             conditions::run(&election, watches, mesh).await;
+        });
+    }
+
+    /// Starts to keep the Services of InferencePools.
+    fn keep_shadow_services(&self, config: &Cluster, election: &Election) {
+        let features = &self.installation.features;
+        if !features.pilot_enable_gateway_api || !features.enable_gateway_api_inference_extension {
+            return;
+        }
+        let inputs = shadow_service::Inputs {
+            watches: config.watches(),
+            mesh: self.mesh.clone(),
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+        };
+        let election = election.clone();
+        self.environment.tasks.spawn("shadow services", async move {
+            shadow_service::run(&election, inputs).await;
         });
     }
 

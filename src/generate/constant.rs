@@ -46,6 +46,10 @@ pub const METADATA_EXCHANGE: &str = "istio.metadata_exchange";
 pub const ALPN_FILTER: &str = "istio.alpn";
 /// The ALPN by which peers negotiate TCP metadata exchange.
 pub const PEER_EXCHANGE_ALPN: &str = "istio-peer-exchange";
+/// The HTTP filter that consults a server about each request.
+pub const EXTERNAL_PROCESSING: &str = "envoy.filters.http.ext_proc";
+/// The metadata namespace in which load balancing finds the endpoint of a request.
+pub const LOAD_BALANCING: &str = "envoy.lb";
 /// TLS sockets.
 pub const TLS_SOCKET: &str = "envoy.transport_sockets.tls";
 /// Plaintext sockets.

@@ -24,7 +24,8 @@ use crate::{
         ScopeKey,
         extension::{ExtensionFilter, ExtensionId},
         gateway::{PARENT_NAMESPACE_ANNOTATION, SERVICE_ANNOTATION},
-        policy::{self, Subject},
+        gateway_api::used_pool::UsedPool,
+        policy::{self, GATEWAY_NAME_LABEL, Subject},
         waypoint::{self, ServingRole},
     },
     proto::istio::{
@@ -96,6 +97,19 @@ impl<'a> Selected<'a> {
 }
 
 impl Selected<'_> {
+    /// Returns the InferencePools that routes of a router's Gateway use.
+    ///
+    /// Parity (pilot/pkg/networking/core/listener_builder.go): a label of the proxy names the Gateway.
+    pub fn inference_pools<'m>(&self, ctx: &BuildContext<'m>) -> impl Iterator<Item = &'m Shared<UsedPool>> + use<'m> {
+        let name = self.labels.get(GATEWAY_NAME_LABEL);
+        let name = name.filter(|_| self.proxy.proxy_type == ProxyType::Router);
+        let mesh = ctx.mesh;
+        let cluster = &mesh.installation.cluster;
+        let gateway = name.map(|name| ObjectKey::new(cluster, self.proxy.namespace.clone(), name.clone()));
+        let pools = gateway.map(|gateway| mesh.pools_by_gateway.get(ctx.cx, &gateway));
+        pools.into_iter().flatten().map(|(_, pool)| pool)
+    }
+
     /// Returns the attributes that the services of a waypoint depend on.
     pub fn waypoint_view(&self) -> WaypointView {
         WaypointView {

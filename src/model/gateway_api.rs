@@ -21,6 +21,7 @@ pub mod parent;
 pub mod policy;
 pub mod route;
 pub mod status;
+pub mod used_pool;
 
 use smol_str::SmolStr;
 

@@ -32,10 +32,11 @@ use self::{
     facts::{Facts, Revisions},
     known::{Change, Event, Gateway, Key, Known, Owned},
     metrics::Outcome,
-    write::{Applied, Stores, Written},
+    write::{Applied, Written},
 };
 use super::{
     leader::{Election, Lock},
+    owned_object::Owner,
     store::resource,
     watching::Watches,
 };
@@ -101,7 +102,7 @@ struct Controller {
     inputs: Inputs,
     default_tag: watch::Receiver<SmolStr>,
     namespace: SmolStr,
-    stores: Stores,
+    owner: Owner,
     /// Version of Kubernetes: 128 for 1.28.
     version: i64,
     known: Known,
@@ -136,7 +137,7 @@ impl Controller {
         Self {
             default_tag,
             namespace: election.namespace.clone(),
-            stores: Stores::new(&election.client, manager(&inputs)),
+            owner: write::owner(&election.client, manager(&inputs)),
             version: 0,
             inputs,
             known: Known::default(),
@@ -455,7 +456,7 @@ impl Controller {
         };
         self.refusals.remove(key);
         let due = write::due(key, objects, |object| self.present(object));
-        let round = self.stores.round(key.clone(), due);
+        let round = write::round(&self.owner, key.clone(), due);
         self.busy.insert(key.clone());
         self.running.push(round.boxed());
         true

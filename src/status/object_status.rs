@@ -5,7 +5,7 @@
 //! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
 //! a field manager of its own, so fields of others stay.
 
-mod queue;
+pub(super) mod queue;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

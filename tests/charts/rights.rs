@@ -30,6 +30,7 @@ const VALUES: &[&str] = &[
     "taint.enabled=true",
     "env.PILOT_WORKLOAD_ENTRY_GRACE_PERIOD=1s",
     "env.ISTIO_WORKLOAD_ENTRY_VALIDATE_IDENTITY=false",
+    "env.ENABLE_GATEWAY_API_INFERENCE_EXTENSION=true",
 ];
 
 /// Used only when a client sends a token or requests a Secret, or a VM reports its health; the test's proxy does not.
@@ -66,6 +67,7 @@ fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
         ("gateway.networking.k8s.io", "GatewayClass"),
         ("gateway.networking.k8s.io", "HTTPRoute"),
         ("gateway.networking.x-k8s.io", "XBackendTrafficPolicy"),
+        ("inference.networking.k8s.io", "InferencePool"),
         ("multicluster.x-k8s.io", "ServiceExport"),
         ("multicluster.x-k8s.io", "ServiceImport"),
     ] {
@@ -178,6 +180,14 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
         json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
             "metadata": metadata("default", "web"),
             "spec": { "parentRefs": [{ "group": "", "kind": "Service", "name": "web" }] } }),
+        json!({ "apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool",
+            "metadata": metadata("default", "models"),
+            "spec": { "selector": { "matchLabels": { "app": "models" } }, "targetPorts": [{ "number": 8000 }],
+                "endpointPickerRef": { "name": "web", "port": { "number": 80 } } } }),
+        json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+            "metadata": metadata("default", "models"),
+            "spec": { "parentRefs": [{ "name": "web" }], "rules": [{ "backendRefs": [
+                { "group": "inference.networking.k8s.io", "kind": "InferencePool", "name": "models" }] }] } }),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata(NAMESPACE, "istio-ingressgateway"),
             "spec": { "externalIPs": ["192.0.2.1"], "ports": [{ "name": "http", "port": 80 }] } }),
         json!({ "apiVersion": "networking.k8s.io/v1", "kind": "Ingress",
@@ -202,6 +212,7 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     is_there("v1", "ConfigMap", "istio-ca-root-cert")?;
     is_there("multicluster.x-k8s.io/v1alpha1", "ServiceExport", "web")?;
     is_there("policy/v1", "PodDisruptionBudget", "web-istio")?;
+    is_there("v1", "Service", "models-ip-8edcc26c")?;
     let entry = Reference::new(networking, "ServiceEntry", "default", "far");
     wait::until("addresses of the ServiceEntry", Duration::from_mins(1), || {
         let entry = cluster.get(&entry).ok()??;
@@ -227,11 +238,22 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
             object["status"]["validationMessages"].is_array().then_some(())
         })?;
     }
-    for (api_version, kind, field) in [
-        ("gateway.networking.k8s.io/v1", "HTTPRoute", "/status/parents/0"),
-        ("networking.k8s.io/v1", "Ingress", "/status/loadBalancer/ingress/0"),
+    for (api_version, kind, name, field) in [
+        ("gateway.networking.k8s.io/v1", "HTTPRoute", "web", "/status/parents/0"),
+        (
+            "inference.networking.k8s.io/v1",
+            "InferencePool",
+            "models",
+            "/status/parents/0",
+        ),
+        (
+            "networking.k8s.io/v1",
+            "Ingress",
+            "web",
+            "/status/loadBalancer/ingress/0",
+        ),
     ] {
-        let object = Reference::new(api_version, kind, "default", "web");
+        let object = Reference::new(api_version, kind, "default", name);
         wait::until(&format!("the status of the {kind}"), Duration::from_mins(1), || {
             cluster.get(&object).ok()??.pointer(field).map(|_| ())
         })?;

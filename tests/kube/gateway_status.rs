@@ -14,9 +14,9 @@ use crate::support::kubernetes::api::{Reference, plural};
 use crate::support::kubernetes::{Cluster, crds};
 use crate::support::wait;
 
-const TIMEOUT: Duration = Duration::from_mins(1);
-const GROUP: &str = "gateway.networking.k8s.io";
-const CONTROLLER: &str = "istio.io/gateway-controller";
+pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
+pub(super) const GROUP: &str = "gateway.networking.k8s.io";
+pub(super) const CONTROLLER: &str = "istio.io/gateway-controller";
 /// Routes of [`many_routes_are_counted_in_few_writes`].
 const ROUTES: usize = 1000;
 /// Most writes of the Gateway's status while these routes appear.
@@ -77,7 +77,7 @@ fn define(cluster: &Cluster) -> Result<(), String> {
     Ok(())
 }
 
-fn object(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
+pub(super) fn object(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
     let mut metadata = json!({ "name": name });
     if !namespace.is_empty() {
         metadata["namespace"] = json!(namespace);
@@ -85,7 +85,7 @@ fn object(kind: &str, namespace: &str, name: &str, spec: Value) -> Value {
     json!({ "apiVersion": format!("{GROUP}/v1"), "kind": kind, "metadata": metadata, "spec": spec })
 }
 
-fn gateway(name: &str) -> Value {
+pub(super) fn gateway(name: &str) -> Value {
     let listener = json!({ "name": "http", "port": 80, "protocol": "HTTP",
         "allowedRoutes": { "namespaces": { "from": "All" } } });
     let spec = json!({ "gatewayClassName": "istio", "addresses": [{ "type": "Hostname", "value": "gw" }],
@@ -93,14 +93,14 @@ fn gateway(name: &str) -> Value {
     object("Gateway", SYSTEM, name, spec)
 }
 
-fn route(namespace: &str, name: &str, gateway: &str, backend: &Value) -> Value {
+pub(super) fn route(namespace: &str, name: &str, gateway: &str, backend: &Value) -> Value {
     let parent = json!({ "group": GROUP, "kind": "Gateway", "name": gateway, "namespace": SYSTEM });
     let spec = json!({ "parentRefs": [parent], "hostnames": [format!("{name}.example.com")],
         "rules": [{ "backendRefs": [backend] }] });
     object("HTTPRoute", namespace, name, spec)
 }
 
-fn service(namespace: &str, name: &str) -> Value {
+pub(super) fn service(namespace: &str, name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": namespace, "name": name },
         "spec": { "externalIPs": ["192.0.2.1"], "ports": [{ "name": "http", "port": 80 }] } })
 }
@@ -112,8 +112,9 @@ fn slice(namespace: &str, name: &str) -> Value {
         "endpoints": [{ "addresses": ["10.9.0.1"], "conditions": { "ready": true } }] })
 }
 
-/// A cluster with the class, a Service for Gateways and two namespaces of applications.
-fn cluster(name: &str) -> Result<(Cluster, PathBuf, PathBuf), String> {
+/// A cluster with the class, a Service for Gateways and two namespaces of applications, and a kubeconfig with the
+/// rights that the chart grants with these values.
+pub(super) fn cluster(name: &str, values: &[&str]) -> Result<(Cluster, PathBuf, PathBuf), String> {
     let cluster = Cluster::start(name)?;
     let folder = crate::support::scratch(&format!("{name}-logs"));
     for namespace in [SYSTEM, "app", "other"] {
@@ -130,12 +131,12 @@ fn cluster(name: &str) -> Result<(Cluster, PathBuf, PathBuf), String> {
     ] {
         cluster.api.apply(&object)?;
     }
-    let kubeconfig = grant(&cluster, &folder, &[])?;
+    let kubeconfig = grant(&cluster, &folder, values)?;
     Ok((cluster, folder, kubeconfig))
 }
 
 /// Waits until a condition at a place of an object's status has a status and a reason.
-fn until(cluster: &Cluster, object: &Value, place: &str, want: [&str; 3]) -> Result<Value, String> {
+pub(super) fn until(cluster: &Cluster, object: &Value, place: &str, want: [&str; 3]) -> Result<Value, String> {
     let [kind, status, reason] = want;
     let title = format!("{} {kind}={status} {reason}", Reference::of(object).name);
     wait::until(&title, TIMEOUT, || {
@@ -160,13 +161,13 @@ fn writes(cluster: &Cluster) -> BTreeMap<(String, String), usize> {
 }
 
 fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
-    let (cluster, folder, kubeconfig) = cluster(name)?;
+    let (cluster, folder, kubeconfig) = cluster(name, &[])?;
     let daemon = |name: &str, revision: &str| start(&kubeconfig, &folder, name, &[("REVISION", revision)]);
-    let _replicas: [Daemon; 3] = [
-        daemon("istiod-a", "default")?,
-        daemon("istiod-b", "default")?,
-        daemon("istiod-canary", "canary")?,
+    let replicas = vec![
+        ("istiod-a", daemon("istiod-a", "default")?),
+        ("istiod-b", daemon("istiod-b", "default")?),
     ];
+    let _canary = daemon("istiod-canary", "canary")?;
     let class = object("GatewayClass", "", "istio", json!({}));
     until(&cluster, &class, "/status/conditions", ["Accepted", "True", "Accepted"])?;
     // Each revision is responsible for its own Gateways.
@@ -186,6 +187,12 @@ fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
         );
     }
     let routes = route_follows_its_grant(&cluster)?;
+    // Both revisions know a route of a Gateway, whichever of them is responsible for that.
+    let backend = json!({ "name": "web", "port": 80 });
+    let of_canary = route("app", "canary", "canary", &backend);
+    cluster.api.apply(&of_canary)?;
+    let accepted = ["Accepted", "True", "Accepted"];
+    until(&cluster, &of_canary, "/status/parents/0/conditions", accepted)?;
     let policy = object(
         "BackendTLSPolicy",
         "app",
@@ -202,23 +209,63 @@ fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
         ["Accepted", "False", "NoValidCACertificate"],
     )?;
     ingress_has_an_address(&cluster)?;
-    // The count of routes is the last write of the Gateway; then nothing is left to do.
-    wait::until("the attached route", TIMEOUT, || {
-        let found = cluster.get(&Reference::of(&gateway("web"))).ok()??;
-        (found["status"]["listeners"][0]["attachedRoutes"] == 1).then_some(())
-    })?;
+    // The count of routes is the last write of a Gateway; then nothing is left to do.
+    for name in ["web", "canary"] {
+        wait::until("the attached route", TIMEOUT, || {
+            let found = cluster.get(&Reference::of(&gateway(name))).ok()??;
+            (found["status"]["listeners"][0]["attachedRoutes"] == 1).then_some(())
+        })?;
+    }
     let written = writes(&cluster);
     let count = |resource: &str, name: &str| {
         let key = (format!("{resource}/status"), name.to_owned());
         written.get(&key).copied().unwrap_or_default()
     };
     assert_eq!(count("gatewayclasses", "istio"), 1, "{written:?}");
-    assert_eq!(count("gateways", "canary"), 1, "{written:?}");
+    assert_eq!(count("gateways", "canary"), 2, "{written:?}");
     assert_eq!(count("gateways", "web"), 2, "{written:?}");
     assert_eq!(count("httproutes", "web"), routes, "{written:?}");
+    assert_eq!(count("httproutes", "canary"), 1, "{written:?}");
     assert_eq!(count("backendtlspolicies", "tls"), 1, "{written:?}");
     assert_eq!(count("ingresses", "web"), 1, "{written:?}");
+    next_leader_repeats_nothing(&cluster, replicas, &written)?;
     no_request_was_forbidden(&cluster)?;
+    Ok(())
+}
+
+/// Ends the leader. The other replica writes the status of a new route, and of its Gateway.
+fn next_leader_repeats_nothing(
+    cluster: &Cluster,
+    mut replicas: Vec<(&str, Daemon)>,
+    before: &BTreeMap<(String, String), usize>,
+) -> Result<(), String> {
+    let lease = Reference::new(
+        "coordination.k8s.io/v1",
+        "Lease",
+        SYSTEM,
+        "istio-gateway-status-leader-default",
+    );
+    let lease = cluster.get(&lease)?.ok_or("the revision has no leader")?;
+    let leader = &lease["spec"]["holderIdentity"];
+    let index = replicas.iter().position(|(name, _)| leader == name);
+    let (_, daemon) = replicas.swap_remove(index.ok_or_else(|| format!("no replica is {leader}"))?);
+    daemon.process.terminate();
+    daemon.process.end_of(TIMEOUT)?;
+    // Not a target of the policy, whose status would change as well.
+    let backend = json!({ "name": "far", "namespace": "other", "port": 80 });
+    let later = route("app", "later", "web", &backend);
+    cluster.api.apply(&later)?;
+    let accepted = ["Accepted", "True", "Accepted"];
+    until(cluster, &later, "/status/parents/0/conditions", accepted)?;
+    wait::until("the second attached route", TIMEOUT, || {
+        let found = cluster.get(&Reference::of(&gateway("web"))).ok()??;
+        (found["status"]["listeners"][0]["attachedRoutes"] == 2).then_some(())
+    })?;
+    let key = |resource: &str, name: &str| (format!("{resource}/status"), name.to_owned());
+    let mut expected = before.clone();
+    expected.insert(key("httproutes", "later"), 1);
+    *expected.entry(key("gateways", "web")).or_default() += 1;
+    assert_eq!(writes(cluster), expected);
     Ok(())
 }
 
@@ -267,7 +314,7 @@ fn ingress_has_an_address(cluster: &Cluster) -> Result<(), String> {
 }
 
 fn many_routes_are_counted_in_few_writes(name: &str) -> Result<(), Failed> {
-    let (cluster, folder, kubeconfig) = cluster(name)?;
+    let (cluster, folder, kubeconfig) = cluster(name, &[])?;
     let _daemon = start(&kubeconfig, &folder, "istiod-a", &[])?;
     let gateway = gateway("web");
     cluster.api.apply(&gateway)?;

@@ -16,6 +16,8 @@ pub struct InferencePool {
     pub selector: PodSelector,
     /// The ports of the pods.
     pub target_ports: Vec<Port>,
+    /// The application protocol of the ports: `http` or `kubernetes.io/h2c`.
+    pub app_protocol: Option<SmolStr>,
     /// The endpoint picker.
     pub endpoint_picker_ref: Option<EndpointPicker>,
 }

@@ -1,21 +1,39 @@
 //! Load balancing: the policy, its settings, and locality weights.
 
 use super::builder::ClusterBuilder;
-use crate::proto::{
-    envoy::{
-        config::{
-            cluster::v3::cluster::{
-                ClusterDiscoveryType, CommonLbConfig, DiscoveryType, LbConfig, LbPolicy, LeastRequestLbConfig,
-                MaglevLbConfig, RingHashLbConfig, RoundRobinLbConfig, SlowStartConfig,
-                common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
+use crate::{
+    generate::constant,
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                cluster::v3::{
+                    LoadBalancingPolicy,
+                    cluster::{
+                        ClusterDiscoveryType, CommonLbConfig, DiscoveryType, LbConfig, LbPolicy, LeastRequestLbConfig,
+                        MaglevLbConfig, RingHashLbConfig, RoundRobinLbConfig, SlowStartConfig,
+                        common_lb_config::{LocalityConfigSpecifier, LocalityWeightedLbConfig},
+                    },
+                    load_balancing_policy::Policy,
+                },
+                core::v3::{RuntimeDouble, TypedExtensionConfig},
             },
-            core::v3::RuntimeDouble,
+            extensions::load_balancing_policies::{
+                override_host::v3::{OverrideHost, override_host::OverrideHostSource},
+                round_robin::v3::RoundRobin,
+            },
+            r#type::{
+                metadata::v3::{
+                    MetadataKey,
+                    metadata_key::{PathSegment, path_segment::Segment},
+                },
+                v3::Percent,
+            },
         },
-        r#type::v3::Percent,
-    },
-    istio::networking::v1alpha3::{
-        LoadBalancerSettings,
-        load_balancer_settings::{self as settings, ConsistentHashLb, SimpleLb, consistent_hash_lb::HashAlgorithm},
+        istio::networking::v1alpha3::{
+            LoadBalancerSettings,
+            load_balancer_settings::{self as settings, ConsistentHashLb, SimpleLb, consistent_hash_lb::HashAlgorithm},
+        },
     },
 };
 
@@ -40,6 +58,58 @@ pub(super) fn weigh_localities(builder: &mut ClusterBuilder) {
     common.locality_config_specifier = Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(
         LocalityWeightedLbConfig {},
     ));
+}
+
+/// Makes the cluster use the endpoint in the metadata of a request, where an endpoint picker writes it, or else the
+/// next one in turn. No other policy applies.
+pub(super) fn follow_picker(builder: &mut ClusterBuilder) {
+    if builder.is_original_dst() {
+        return;
+    }
+    let in_metadata = |name: &str| MetadataKey {
+        key: constant::LOAD_BALANCING.to_owned(),
+        path: vec![PathSegment {
+            segment: Some(Segment::Key(name.to_owned())),
+        }],
+    };
+    let picked = OverrideHost {
+        override_host_sources: vec![OverrideHostSource {
+            metadata: Some(in_metadata("x-gateway-destination-endpoint")),
+            ..Default::default()
+        }],
+        selected_host_key: Some(in_metadata("x-gateway-destination-endpoint-served")),
+        fallback_policy: Some(policy(
+            "envoy.load_balancing_policies.round_robin",
+            Any::pack(&RoundRobin::default()),
+        )),
+    };
+    let cluster = &mut builder.cluster;
+    // Envoy refuses weights of localities beside the policy.
+    let common = cluster.common_lb_config.as_mut();
+    if let Some(common) = common.filter(|common| {
+        matches!(
+            common.locality_config_specifier,
+            Some(LocalityConfigSpecifier::LocalityWeightedLbConfig(_))
+        )
+    }) {
+        common.locality_config_specifier = None;
+    }
+    cluster.set_lb_policy(LbPolicy::ClusterProvided);
+    cluster.load_balancing_policy = Some(policy(
+        "envoy.load_balancing_policies.override_host",
+        Any::pack(&picked),
+    ));
+}
+
+fn policy(name: &str, config: Any) -> LoadBalancingPolicy {
+    LoadBalancingPolicy {
+        policies: vec![Policy {
+            typed_extension_config: Some(TypedExtensionConfig {
+                name: name.to_owned(),
+                typed_config: Some(config),
+            }),
+        }],
+    }
 }
 
 /// Applies the policy. Original-destination clusters have none. `always_maglev` is for Redis, where the client

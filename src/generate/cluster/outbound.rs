@@ -28,6 +28,7 @@ use crate::{
     model::{
         ScopeKey, Service, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
+        gateway_api::inference_pool,
         service::{MergedPort, Protocol, Resolution, ServicePort},
     },
     proto::{envoy::config::cluster::v3::cluster::DiscoveryType, istio::networking::v1alpha3::server_tls_settings},
@@ -190,11 +191,19 @@ impl<'a> Listing<'a> {
             }
             return;
         }
-        for port in &service.ports {
+        for port in self.clustered_ports(service) {
             if port.protocol != Protocol::Udp && self.scope.shows_port(&service.key, port.number) {
                 self.list_port(service, (port, None), found.as_ref());
             }
         }
+    }
+
+    /// Returns the ports of a service that have clusters. An InferencePool has one cluster for all its ports.
+    fn clustered_ports<'s>(&self, service: &'s Service) -> &'s [ServicePort] {
+        let is_pool = service.ports.len() > 1
+            && self.part.mode == ClusterMode::Default
+            && inference_pool::is_shadow(&service.labels);
+        if is_pool { &service.ports[..1] } else { &service.ports }
     }
 
     fn list_port(

@@ -47,6 +47,11 @@ impl ServiceRestriction {
         };
         routes.map(|routes| {
             let mut extra: BTreeSet<_> = selected.patches.referenced_services.iter().cloned().collect();
+            extra.extend(
+                selected
+                    .inference_pools(ctx)
+                    .map(|pool| by_host(pool.picker.host.clone())),
+            );
             if features.pilot_jwt_enable_remote_jwks != RemoteJwks::Istiod {
                 extra.extend(key_servers(ctx, selected));
             }

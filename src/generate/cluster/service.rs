@@ -26,6 +26,7 @@ use crate::{
         authentication::{self, MtlsMode},
         destination_rule::DestinationRule,
         endpoint::PortTraits,
+        gateway_api::inference_pool,
         service::{Protocol, Registry, Resolution, ServicePort},
     },
     proto::{
@@ -67,6 +68,9 @@ impl Context<'_> {
         self.set_statistics(&mut builder);
         self.set_protocol(&mut builder);
         self.apply_policy(&mut builder);
+        if self.has_picker() {
+            load_balancer::follow_picker(&mut builder);
+        }
         if self.key.client.metadata_exchange && !self.key.mode.is_vip() {
             builder.exchange_metadata(&self.ctx.mesh.installation.features.pilot_mx_additional_labels);
         }
@@ -75,6 +79,14 @@ impl Context<'_> {
         }
         self.set_metadata(&mut builder, true);
         Some(builder.finish())
+    }
+
+    /// Returns true if an endpoint picker selects the endpoint of each request.
+    ///
+    /// Parity (pilot/pkg/networking/core/cluster.go): that is not so in clusters of subsets, nor for sidecars.
+    fn has_picker(&self) -> bool {
+        let is_default = self.key.subset.is_empty() && self.key.mode == ClusterMode::Default;
+        is_default && self.key.client.is_router && inference_pool::is_shadow(&self.service.labels)
     }
 
     /// Returns the cluster with its discovery type.

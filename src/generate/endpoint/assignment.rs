@@ -24,6 +24,7 @@ use crate::{
         destination_rule::DestinationRule,
         endpoint::Health,
         features::Features,
+        gateway_api::inference_pool,
         service::{ServicePort, TrafficDistribution},
         waypoint::{MANAGED_LABEL, MESH_CONTROLLER},
     },
@@ -67,8 +68,12 @@ impl Target<'_> {
         };
         // Registries name ports in their own ways, so that instances of one host have the number in common.
         let registries = &ctx.mesh.installation.registries;
+        // An InferencePool has one cluster for all its ports, between which the picker selects.
+        let is_pool = inference_pool::is_shadow(&self.service.labels);
         let serves = |endpoint: &&Endpoint| {
-            if registries.contains(&endpoint.origin.cluster) {
+            if is_pool {
+                true
+            } else if registries.contains(&endpoint.origin.cluster) {
                 endpoint.serves(self.port)
             } else {
                 endpoint.port_name == self.port.name

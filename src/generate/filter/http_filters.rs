@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{LazyLock, OnceLock},
+    time::Duration,
 };
 
 use prost_types::{Struct, Value};
@@ -19,7 +20,8 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{
-            ALPN_FILTER, METADATA_EXCHANGE, additional_labels, boolean, http_filter, list, object, structure, text,
+            ALPN_FILTER, EXTERNAL_PROCESSING, LOAD_BALANCING, METADATA_EXCHANGE, additional_labels, boolean, duration,
+            http_filter, list, object, structure, text,
         },
         proxy::ProxyType,
         wire::Encoded,
@@ -30,7 +32,11 @@ use crate::{
             config::{
                 cluster::v3::cluster::DnsLookupFamily,
                 common::mutation_rules::v3::{HeaderMutation, header_mutation::Action},
-                core::v3::{HeaderValue, HeaderValueOption, header_value_option::HeaderAppendAction},
+                core::v3::{
+                    GrpcService, HeaderValue, HeaderValueOption,
+                    grpc_service::{EnvoyGrpc, TargetSpecifier},
+                    header_value_option::HeaderAppendAction,
+                },
             },
             extensions::{
                 common::dynamic_forward_proxy::v3::DnsCacheConfig,
@@ -38,6 +44,10 @@ use crate::{
                     http::{
                         cors::v3::Cors,
                         dynamic_forward_proxy::{v3 as dynamic_forward_proxy, v3::filter_config},
+                        ext_proc::v3::{
+                            ExternalProcessor, MetadataOptions, ProcessingMode, metadata_options::MetadataNamespaces,
+                            processing_mode::HeaderSendMode,
+                        },
                         fault::v3::HttpFault,
                         grpc_stats::{v3 as grpc_stats_config, v3::filter_config::PerMethodStatSpecifier},
                         grpc_web::v3::GrpcWeb,
@@ -87,6 +97,9 @@ impl FilterStack<'_> {
             filters.extend(&extensions(ExtensionPhase::Unspecified));
         }
         let fixed = &*FIXED;
+        if self.client.picks_endpoints && self.has_extension(EXTERNAL_PROCESSING) {
+            filters.append(&fixed.endpoint_picker);
+        }
         if http.is_grpc_web() {
             filters.append(&fixed.grpc_web);
         }
@@ -239,6 +252,7 @@ impl HttpFilters {
 /// (bench `suite`, case `disabled`).
 struct StaticFilters {
     client_identity: Encoded<HttpConnectionManager>,
+    endpoint_picker: Encoded<HttpConnectionManager>,
     grpc_web: Encoded<HttpConnectionManager>,
     grpc_stats: Encoded<HttpConnectionManager>,
     alpn: Encoded<HttpConnectionManager>,
@@ -258,6 +272,7 @@ static FIXED: LazyLock<StaticFilters> = LazyLock::new(|| {
     let session = http_filter("envoy.filters.http.stateful_session", session);
     StaticFilters {
         client_identity: encoded(vec![client_identity()]),
+        endpoint_picker: encoded(vec![endpoint_picker()]),
         grpc_web: encoded(vec![grpc_web]),
         grpc_stats: encoded(vec![grpc_stats()]),
         alpn: encoded(vec![alpn()]),
@@ -296,6 +311,42 @@ fn client_identity() -> HttpFilter {
         ..Default::default()
     };
     http_filter("istio.waypoint.xfcc_client_identity", Any::pack(&config))
+}
+
+/// Returns the filter that asks endpoint pickers. It is inactive, because only the routes to InferencePools name
+/// pickers and what these read. The result is metadata by which load balancing selects the endpoint.
+///
+/// Parity (pilot/pkg/xds/filters/filters.go): the filter needs the name of a cluster, which does not exist.
+fn endpoint_picker() -> HttpFilter {
+    let namespaces = MetadataNamespaces {
+        untyped: vec![LOAD_BALANCING.to_owned()],
+        ..Default::default()
+    };
+    let config = ExternalProcessor {
+        grpc_service: Some(GrpcService {
+            target_specifier: Some(TargetSpecifier::EnvoyGrpc(EnvoyGrpc {
+                cluster_name: "dummy".to_owned(),
+                ..Default::default()
+            })),
+            timeout: Some(duration(Duration::from_secs(10))),
+            ..Default::default()
+        }),
+        failure_mode_allow: true,
+        processing_mode: Some(ProcessingMode {
+            request_header_mode: HeaderSendMode::Skip.into(),
+            response_header_mode: HeaderSendMode::Skip.into(),
+            ..Default::default()
+        }),
+        // Models may take long to answer.
+        message_timeout: Some(duration(Duration::from_secs(1000))),
+        metadata_options: Some(MetadataOptions {
+            forwarding_namespaces: Some(namespaces.clone()),
+            receiving_namespaces: Some(namespaces),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    http_filter(EXTERNAL_PROCESSING, Any::pack(&config))
 }
 
 fn encoded(http_filters: Vec<HttpFilter>) -> Encoded<HttpConnectionManager> {

@@ -65,6 +65,8 @@ pub struct FilterProxyView {
     pub otel_service_name: SmolStr,
     /// True for a waypoint that tells the services behind it who the client is.
     pub forwards_client_identity: bool,
+    /// True for a gateway whose routes use InferencePools.
+    pub picks_endpoints: bool,
     /// Telemetries that apply: of the root namespace, of its own namespace, then those with a selector.
     pub telemetries: Shared<[ObjectKey]>,
     /// Security policies that apply.
@@ -136,6 +138,7 @@ impl FilterProxyView {
                 SmolStr::default()
             },
             forwards_client_identity: subject.is_waypoint && proxy.forwards_client_identity,
+            picks_endpoints: selected.inference_pools(ctx).next().is_some(),
             telemetries: telemetries(ctx, subject),
             security: SecurityPolicies::of(ctx, subject),
             extension_filters: selected.extensions.clone(),
@@ -193,6 +196,7 @@ impl FilterProxyView {
             tags: ServiceTags::default(),
             service_cluster: SmolStr::default(),
             otel_service_name: SmolStr::default(),
+            picks_endpoints: false,
             ..self.clone()
         }
     }

@@ -1,17 +1,26 @@
-//! Per-route configuration of HTTP filters: fault injection, CORS, stateful session.
+//! Per-route configuration of HTTP filters: fault injection, CORS, stateful session, endpoint picker.
 
 use crate::{
     api::names::grpc_status_code,
-    model::{Service, features::Features},
+    generate::name,
+    model::{Service, features::Features, gateway_api::inference_pool::Picker},
     proto::{
         Any,
         envoy::{
-            config::core::v3::{RuntimeFractionalPercent, TypedExtensionConfig},
+            config::core::v3::{
+                GrpcService, RuntimeFractionalPercent, TypedExtensionConfig,
+                grpc_service::{EnvoyGrpc, TargetSpecifier},
+            },
             extensions::{
                 filters::{
                     common::fault::v3::{FaultDelay, fault_delay::FaultDelaySecifier},
                     http::{
                         cors::v3::CorsPolicy as EnvoyCors,
+                        ext_proc::v3::{
+                            ExtProcOverrides, ExtProcPerRoute, ProcessingMode,
+                            ext_proc_per_route::Override as ProcessingOverride,
+                            processing_mode::{BodySendMode, HeaderSendMode},
+                        },
                         fault::v3::{FaultAbort, HttpFault, fault_abort::ErrorType},
                         stateful_session::v3::{
                             StatefulSession, StatefulSessionPerRoute, stateful_session_per_route::Override,
@@ -42,6 +51,36 @@ pub(crate) const FAULT: &str = "envoy.filters.http.fault";
 pub(crate) const CORS: &str = "envoy.filters.http.cors";
 /// Name of the stateful session filter.
 pub(crate) const STATEFUL_SESSION: &str = "envoy.filters.http.stateful_session";
+
+/// Returns the configuration that makes a picker select the endpoint of each request. It reads headers and bodies of
+/// requests, for the model that they name, and of responses, for statistics.
+pub(crate) fn endpoint_picker(picker: &Picker) -> Any {
+    let service = GrpcService {
+        target_specifier: Some(TargetSpecifier::EnvoyGrpc(EnvoyGrpc {
+            cluster_name: name::outbound_cluster(picker.port, "", &picker.host),
+            // By default, Envoy sends the name of the cluster, which is no valid authority.
+            authority: picker.host.to_string(),
+            ..Default::default()
+        })),
+        ..Default::default()
+    };
+    let (headers, body) = (HeaderSendMode::Send.into(), BodySendMode::FullDuplexStreamed.into());
+    Any::pack(&ExtProcPerRoute {
+        r#override: Some(ProcessingOverride::Overrides(ExtProcOverrides {
+            failure_mode_allow: Some(picker.fails_open),
+            grpc_service: Some(service),
+            processing_mode: Some(ProcessingMode {
+                request_header_mode: headers,
+                request_body_mode: body,
+                request_trailer_mode: headers,
+                response_header_mode: headers,
+                response_body_mode: body,
+                response_trailer_mode: headers,
+            }),
+            ..Default::default()
+        })),
+    })
+}
 
 /// Returns a percentage in Envoy's millionths; more than four decimals are cut off.
 pub(crate) fn percent(declared: Percent) -> FractionalPercent {

@@ -19,6 +19,7 @@ use crate::{
     },
     model::{
         Service,
+        gateway_api::inference_pool::Picker,
         virtual_service::{Semantics, VirtualService},
     },
     proto::{
@@ -194,6 +195,13 @@ impl<'a> RouteTemplate<'a> {
             services = action::forward(&mut route, declared, translation, semantics, changes.authority, matched);
         }
         add_filters(&mut route, declared);
+        if let Some(picker) = picker(translation, semantics, &services) {
+            let filters = &mut route.typed_per_filter_config;
+            filters.insert(
+                constant::EXTERNAL_PROCESSING.to_owned(),
+                filters::endpoint_picker(&picker),
+            );
+        }
         let session_of = |service: &Option<Shared<Service>>| {
             let service = service.as_ref()?;
             filters::stateful_session(service, translation.features())
@@ -312,6 +320,16 @@ fn add_filters(route: &mut Route, declared: &HttpRoute) {
     if let Some(cors) = &declared.cors_policy {
         filters.insert(filters::CORS.to_owned(), filters::cors(cors));
     }
+}
+
+/// Returns the picker of the last destination, if that is an InferencePool. Only gateways have the filter that asks it.
+///
+/// Parity (pilot/pkg/config/kube/gateway/conversion.go, `buildHTTPDestination`): the last destination decides.
+fn picker(translation: &Translation, semantics: Semantics, services: &[Option<Shared<Service>>]) -> Option<Picker> {
+    let service = services.last()?.as_ref()?;
+    let is_asked = semantics == Semantics::Gateway && translation.gateway != MESH_GATEWAY;
+    let picker = || Picker::of(translation.ctx.mesh, &service.key.namespace, &service.labels);
+    is_asked.then(picker).flatten()
 }
 
 /// Returns the session of the first destination that has one; a following destination without one clears it.

@@ -5,13 +5,11 @@ use smol_str::SmolStr;
 use super::{
     Mistake,
     grant::{self, Reference},
-    inference_pool, service_host,
+    inference_pool::{self, Picker},
+    service_host,
 };
 use crate::{
-    api::{
-        Kind, Meta,
-        gateway_api::{inference, route::BackendReference},
-    },
+    api::{Kind, Meta, gateway_api::route::BackendReference},
     base::{Hostname, Namespace, ObjectKey},
     model::MeshSnapshot,
     proto::istio::networking::v1alpha3::{Destination, PortSelector, RouteDestination},
@@ -87,11 +85,8 @@ impl Backends<'_> {
             let mistake = Mistake::new(reason::NOT_PERMITTED, message);
             return Ok((Destination::default(), Some(mistake)));
         }
-        if group == inference::GROUP
-            && kind == Kind::InferencePool.name()
-            && self.mesh.installation.features.enable_gateway_api_inference_extension
-        {
-            return Ok(self.inference_pool(&namespace, &backend.name));
+        if inference_pool::is_reference(group, kind) {
+            return self.inference_pool(&namespace, &backend.name);
         }
         let is_import = group == Kind::ServiceImport.group() && kind == Kind::ServiceImport.name();
         let (host, exists) = match (group, kind) {
@@ -124,22 +119,41 @@ impl Backends<'_> {
         ))
     }
 
-    /// Returns the destination of an InferencePool: the first port of its shadow Service.
-    fn inference_pool(&self, namespace: &Namespace, name: &SmolStr) -> (Destination, Option<Mistake>) {
+    /// Returns the destination of an InferencePool: the first port of its shadow Service, whose cluster has the
+    /// endpoints of all ports.
+    fn inference_pool(&self, namespace: &Namespace, name: &SmolStr) -> Result<(Destination, Option<Mistake>), Mistake> {
+        let failed = |reason, message: String| {
+            let mistake = Mistake::new(reason, message);
+            Ok((Destination::default(), Some(mistake)))
+        };
+        if !self.mesh.installation.features.enable_gateway_api_inference_extension {
+            let hint = "To enable, set ENABLE_GATEWAY_API_INFERENCE_EXTENSION to true in istiod";
+            return failed(reason::INVALID_KIND, format!("InferencePool is not enabled. {hint}"));
+        }
+        if name.contains('.') {
+            let message = "InferencePool.Name invalid; the name of the InferencePool must be used, not the hostname.";
+            return Err(Mistake::new(reason::INVALID_DESTINATION, message));
+        }
+        let object = |name: SmolStr| ObjectKey::new(self.meta.cluster(), namespace.clone(), name);
+        if self.mesh.inference_pools.get(self.cx, &object(name.clone())).is_none() {
+            return failed(reason::NOT_FOUND, format!("backend({name}) not found"));
+        }
         let service = inference_pool::service_name(name);
         let host = service_host(self.mesh, namespace, &service);
-        let key = ObjectKey::new(self.meta.cluster(), namespace.clone(), service);
-        let Some(service) = self.mesh.kube_services.get(self.cx, &key) else {
-            let mistake = Mistake::new(reason::NOT_FOUND, format!("backend({host}) not found"));
-            return (Destination::default(), Some(mistake));
+        let Some(service) = self.mesh.kube_services.get(self.cx, &object(service)) else {
+            return failed(reason::NOT_FOUND, format!("backend({host}) not found"));
         };
+        if Picker::of(self.mesh, namespace, &service.meta.labels).is_none() {
+            let message = "InferencePool service invalid, extensionRef labels not found";
+            return Err(Mistake::new(reason::INVALID_DESTINATION, message));
+        }
         let port = service.ports.first();
         let destination = Destination {
             host,
             port: port.map(|port| PortSelector { number: port.number }),
             ..Default::default()
         };
-        (destination, None)
+        Ok((destination, None))
     }
 
     fn namespace_of(&self, backend: &BackendReference) -> Namespace {

@@ -5,7 +5,7 @@ use smol_str::SmolStr;
 use super::{
     CONVERTED, Mistake,
     backend::{Backends, Side},
-    grpc, http, is_converted,
+    grpc, http, inference_pool, is_converted,
     parent::{self, Child, Parent, Target},
 };
 use crate::{
@@ -49,6 +49,8 @@ pub struct AttachedRoute {
     pub gateway_mistake: Option<Mistake>,
     /// Contributions to VirtualServices, sorted by name.
     pub contributions: Vec<Contribution>,
+    /// InferencePools that the rules of an HTTPRoute refer to, sorted.
+    pub pools: Vec<ObjectKey>,
 }
 
 /// Rules of a route for one host of one parent.
@@ -106,6 +108,11 @@ pub fn converted_names(_: &RouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(C
     row.contributions.iter().for_each(|one| emit(one.name.clone()));
 }
 
+/// Emits the InferencePools that a route refers to.
+pub fn pools(_: &RouteKey, row: &AttachedRoute, emit: &mut dyn FnMut(ObjectKey)) {
+    row.pools.iter().for_each(|pool| emit(pool.clone()));
+}
+
 /// Derives a route with its parents.
 pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
     if !is_converted(mesh, &key.object) {
@@ -116,15 +123,17 @@ pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Attached
         Kind::HttpRoute => {
             let route = mesh.http_routes.get(cx, &key.object)?;
             let spec = &route.spec;
-            Some(
-                conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
-                    each_match(
-                        &spec.rules,
-                        |rule| &rule.matches,
-                        |position, rule, matched| http::rule(backends, position, rule, matched),
-                    )
-                }),
-            )
+            let converted = conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
+                each_match(
+                    &spec.rules,
+                    |rule| &rule.matches,
+                    |position, rule, matched| http::rule(backends, position, rule, matched),
+                )
+            });
+            Some(AttachedRoute {
+                pools: inference_pool::of_route(mesh, &key.object, spec),
+                ..converted
+            })
         }
         Kind::GrpcRoute => {
             let route = mesh.grpc_routes.get(cx, &key.object)?;
@@ -259,6 +268,7 @@ impl Conversion<'_> {
             mesh_mistake: both.mesh.1,
             gateway_mistake: both.gateway.1,
             contributions,
+            pools: Vec::new(),
         }
     }
 
@@ -320,6 +330,7 @@ impl Conversion<'_> {
             mesh_mistake: both.mesh.1,
             gateway_mistake: both.gateway.1,
             contributions,
+            pools: Vec::new(),
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::model::{
         listener::{ListenerOwner, Listeners, conflict::Conflicts},
         policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
         route::{AttachedRoute, ConvertedName, RouteKey},
+        used_pool::UsedPool,
     },
     ingress::{self, ServedIngress},
     inputs::{InputTables, Inputs, RelationKeys},
@@ -496,6 +497,12 @@ graph! {
     /// Routes by the VirtualServices that they are merged into.
     index routes_by_virtual_service (ConvertedName, RouteKey, AttachedRoute)
         from (attached_routes) = gateway_api::route::converted_names;
+    /// Routes by the InferencePools that they refer to.
+    index routes_by_pool (ObjectKey, RouteKey, AttachedRoute) from (attached_routes) = gateway_api::route::pools;
+    /// InferencePools that routes use.
+    table used_pools (ObjectKey, UsedPool) from (inputs.inference_pools) = gateway_api::used_pool::used;
+    /// The same by the Gateways of the routes.
+    index pools_by_gateway (ObjectKey, ObjectKey, UsedPool) from (used_pools) = gateway_api::used_pool::gateways;
     /// VirtualServices made from routes of the Gateway API.
     table converted_virtual_services (ConvertedName, Config<networking::VirtualService>)
         from (with |graph, _, _| graph.routes_by_virtual_service.changed().iter().cloned().collect()) =

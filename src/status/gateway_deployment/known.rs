@@ -3,12 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     base::SmolStr,
     inject::gateway::{self, CLASS_DEFAULTS, GATEWAY_NAME, OVERLAY_KEYS, ObjectKind, Parameters},
     kube::{Object, watch::WatchEvent},
+    status::owned_object::fingerprint,
 };
 
 /// Namespace and name.
@@ -72,11 +72,6 @@ impl Owned {
         let fingerprint = fingerprint(object.value);
         (key, Self { fingerprint, owner })
     }
-}
-
-/// Returns a hash of what an object asks for.
-pub(super) fn fingerprint(object: Value) -> u64 {
-    xxh3_64(gateway::without_status(object).to_string().as_bytes())
 }
 
 fn key(object: &Object) -> Key {

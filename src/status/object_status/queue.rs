@@ -1,4 +1,4 @@
-//! The objects to compare with their statuses: by time, one write of an object at a time, with rests and retries.
+//! The objects to compare with what they should be: by time, one write of each at a time, with rests and retries.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::{api::Kind, model::gateway_api::status::StatusKey};
 
 /// See the module documentation.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(in crate::status) struct Queue {
     waiting: BTreeMap<StatusKey, Instant>,
     /// The same by time, for each rank.
     times: [BTreeSet<(Instant, StatusKey)>; RANKS],
@@ -35,13 +35,13 @@ fn rank(kind: Kind) -> usize {
 
 impl Queue {
     /// Returns when the next write is due.
-    pub(super) fn next_time(&self) -> Option<Instant> {
+    pub(in crate::status) fn next_time(&self) -> Option<Instant> {
         let first = self.times.iter().filter_map(BTreeSet::first);
         first.map(|(time, _)| *time).min()
     }
 
     /// Adds an object that has changed. After a write it rests.
-    pub(super) fn offer(&mut self, key: StatusKey, now: Instant) {
+    pub(in crate::status) fn offer(&mut self, key: StatusKey, now: Instant) {
         if let Some(again) = self.writing.get_mut(&key) {
             *again = true;
             return;
@@ -59,7 +59,7 @@ impl Queue {
     }
 
     /// Takes the object of the lowest rank that is due.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<StatusKey> {
+    pub(in crate::status) fn pop(&mut self, now: Instant) -> Option<StatusKey> {
         let mut ranks = self.times.iter_mut();
         let due = ranks.find(|times| times.first().is_some_and(|(time, _)| *time <= now))?;
         let (_, key) = due.pop_first()?;
@@ -68,19 +68,19 @@ impl Queue {
     }
 
     /// Marks the start of a write.
-    pub(super) fn begin(&mut self, key: StatusKey) {
+    pub(in crate::status) fn begin(&mut self, key: StatusKey) {
         self.writing.insert(key, false);
     }
 
     /// Marks the success of a write. Returns true if the object was offered again in the meantime.
-    pub(super) fn succeeded(&mut self, key: &StatusKey, now: Instant) -> bool {
+    pub(in crate::status) fn succeeded(&mut self, key: &StatusKey, now: Instant) -> bool {
         self.rests.retain(|_, rest| *rest > now);
         self.rests.insert(key.clone(), now + REST);
         self.ended(key, now)
     }
 
     /// Marks that an object needs no further write. Returns true if it was offered again in the meantime.
-    pub(super) fn ended(&mut self, key: &StatusKey, now: Instant) -> bool {
+    pub(in crate::status) fn ended(&mut self, key: &StatusKey, now: Instant) -> bool {
         self.attempts.remove(key);
         let again = self.writing.remove(key) == Some(true);
         if again {
@@ -90,7 +90,7 @@ impl Queue {
     }
 
     /// Marks a failure of a write that is repeated later.
-    pub(super) fn retry(&mut self, key: StatusKey, now: Instant) {
+    pub(in crate::status) fn retry(&mut self, key: StatusKey, now: Instant) {
         self.writing.remove(&key);
         let attempts = self.attempts.entry(key.clone()).or_default();
         let delay = RETRY.saturating_mul(2_u32.saturating_pow(*attempts)).min(MAX_RETRY);
@@ -99,7 +99,7 @@ impl Queue {
     }
 
     /// Forgets an object that no longer exists.
-    pub(super) fn forget(&mut self, key: &StatusKey) {
+    pub(in crate::status) fn forget(&mut self, key: &StatusKey) {
         if let Some(time) = self.waiting.remove(key) {
             self.times[rank(key.kind)].remove(&(time, key.clone()));
         }

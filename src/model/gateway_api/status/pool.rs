@@ -18,7 +18,7 @@ use crate::{
     base::{Namespace, ObjectKey, SmolStr},
     model::{
         MeshSnapshot,
-        gateway_api::{Mistake, is_converted},
+        gateway_api::{Mistake, is_converted, listener},
     },
     table::Cx,
 };
@@ -46,7 +46,7 @@ pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &Ob
         };
         for parent in written["parents"].as_array().into_iter().flatten() {
             if parent["controllerName"] == controller.as_str()
-                && let Some(gateway) = gateway_of(&parent["parentRef"], &route.object)
+                && let Some(gateway) = gateway_of(cx, mesh, &parent["parentRef"], &route.object)
             {
                 gateways
                     .entry(gateway.clone())
@@ -80,13 +80,16 @@ pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &Ob
     })
 }
 
-/// Returns the Gateway of a reference in the status of a route.
-fn gateway_of(reference: &Value, own: &ObjectKey) -> Option<ObjectKey> {
-    let is_gateway = reference["kind"].as_str().is_none_or(|kind| kind == "Gateway");
+/// Returns the Gateway of a reference in the status of a route, which may name a ListenerSet.
+fn gateway_of(cx: &Cx, mesh: &MeshSnapshot, reference: &Value, own: &ObjectKey) -> Option<ObjectKey> {
     let namespace = reference["namespace"].as_str();
     let namespace = namespace.map_or_else(|| own.namespace.clone(), Namespace::new);
-    let name = reference["name"].as_str().filter(|_| is_gateway)?;
-    Some(ObjectKey::new(&own.cluster, namespace, name))
+    let object = ObjectKey::new(&own.cluster, namespace, reference["name"].as_str()?);
+    match reference["kind"].as_str() {
+        None | Some("Gateway") => Some(object),
+        Some("ListenerSet") => listener::parent_of(&object, &mesh.listener_sets.get(cx, &object)?.spec),
+        Some(_) => None,
+    }
 }
 
 /// Returns true for the entry that the API's schema has by default.
@@ -95,7 +98,7 @@ fn is_placeholder(reference: &Value) -> bool {
 }
 
 fn is_own(cx: &Cx, mesh: &MeshSnapshot, reference: &Value, pool: &ObjectKey) -> bool {
-    let gateway = gateway_of(reference, pool).and_then(|key| mesh.kube_gateways.get(cx, &key));
+    let gateway = gateway_of(cx, mesh, reference, pool).and_then(|key| mesh.kube_gateways.get(cx, &key));
     gateway.is_some_and(|gateway| is_of_own_class(cx, mesh, gateway))
 }
 

@@ -1,5 +1,6 @@
 //! Objects of the Gateway API: Gateways of the router and of their own, listeners, routes, grants and policies.
 
+use istiod::model::gateway_api::inference_pool;
 use serde_json::{Value, json};
 
 use crate::properties::corpus::{APPS, HOSTS, NAMESPACES};
@@ -20,7 +21,8 @@ pub(super) fn object(random: &mut Random, meta: Value) -> Value {
         9 => tcp_route(random, meta),
         10 => listener_set(random, meta),
         11 => backend_tls_policy(random, meta),
-        12 => pool(random, meta),
+        12 if random.one_in(2) => pool(random, meta),
+        12 => shadow_service(random, meta),
         _ => grant(random, meta),
     }
 }
@@ -225,6 +227,22 @@ fn backend_tls_policy(random: &mut Random, meta: Value) -> Value {
         meta,
         json!({ "targetRefs": [target], "validation": validation }),
     )
+}
+
+/// The Service of a pool, and a few that look like one.
+fn shadow_service(random: &mut Random, mut meta: Value) -> Value {
+    meta["name"] = json!(inference_pool::service_name(random.pick(&APPS)));
+    meta["labels"] = json!({ "internal.istio.io/service-semantics": "inferencepool",
+        "istio.io/inferencepool-extension-service": random.pick(&APPS),
+        "istio.io/inferencepool-extension-port": random.pick(&["80", "9002", "x"]),
+        "istio.io/inferencepool-extension-failure-mode": random.pick(&["FailOpen", "FailClose", ""]) });
+    let ports = [
+        json!({ "name": "http-0", "port": 54321, "targetPort": 8080 }),
+        json!({ "name": "http-1", "port": 54322, "targetPort": 9090 }),
+    ];
+    let ports = &ports[..=random.below(2)];
+    let spec = json!({ "clusterIP": "None", "selector": { "app": random.pick(&APPS) }, "ports": ports });
+    json!({ "apiVersion": "v1", "kind": "Service", "metadata": meta, "spec": spec })
 }
 
 fn pool(random: &mut Random, meta: Value) -> Value {
