@@ -198,10 +198,12 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// Returns the ports of a service that have clusters. An InferencePool has one cluster for all its ports.
+    /// Returns the ports of a service that have clusters. For gateways, an InferencePool has one cluster for all its
+    /// ports. Sidecars, which have routes for each port, keep a cluster for each, in difference to Istio.
     fn clustered_ports<'s>(&self, service: &'s Service) -> &'s [ServicePort] {
         let is_pool = service.ports.len() > 1
             && self.part.mode == ClusterMode::Default
+            && self.part.client.socket.is_router
             && inference_pool::is_shadow(&service.labels);
         if is_pool { &service.ports[..1] } else { &service.ports }
     }

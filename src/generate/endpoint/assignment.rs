@@ -68,8 +68,9 @@ impl Target<'_> {
         };
         // Registries name ports in their own ways, so that instances of one host have the number in common.
         let registries = &ctx.mesh.installation.registries;
-        // An InferencePool has one cluster for all its ports, between which the picker selects.
-        let is_pool = inference_pool::is_shadow(&self.service.labels);
+        // The cluster for the first port of an InferencePool has those of all ports, between which the picker selects.
+        let first = self.service.ports.first().map(|port| port.number);
+        let is_pool = first == Some(self.port.number) && inference_pool::is_shadow(&self.service.labels);
         let serves = |endpoint: &&Endpoint| {
             if is_pool {
                 true
