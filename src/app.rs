@@ -401,6 +401,7 @@ impl<'a> Parts<'a> {
             let anchors = identity.anchors.clone();
             sources.start(TrustAnchorsSource { cluster, anchors });
         }
+        let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
         let webhook_acceptor = identity.webhooks.clone();
         let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
         let settings = JwksSettings {
@@ -438,6 +439,8 @@ impl<'a> Parts<'a> {
         }
         push.tracker.observe(delivery_observer(&environment.registry)?);
         let shown = debug::Sources {
+            authority,
+            anchors,
             distribution,
             mesh: push.mesh.clone(),
             inspect: push.inspect.clone(),

@@ -92,7 +92,7 @@ pub struct DiscoveryFlags {
     /// Port of metrics, version and debug pages, in place of --monitoringAddr. Old releases had 9093.
     #[arg(long)]
     pub monitoring_port: Option<u16>,
-    /// Serve CPU profiles under /debug/pprof.
+    /// Serve CPU and heap profiles under /debug/pprof.
     #[arg(
         long,
         default_value_t = true,

@@ -8,15 +8,16 @@ mod facts;
 mod metrics;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
 use crate::support::ads::AdsClient;
 use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
-use crate::support::{http, project, scratch, variable, wait};
+use crate::support::{http, missing, project, scratch, variable, wait};
 use facts::{Deviations, Facts};
 
 pub(crate) fn trials() -> Vec<Trial> {
@@ -24,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("debug::pages_have_the_shapes_of_istio", shapes),
         Trial::test("debug::pages_that_act", pages_that_act),
         Trial::test("debug::metrics_are_those_of_istio", metrics::are_those_of_istio),
+        Trial::ignorable_test("debug::profiles_are_read_by_gos_pprof", profiles_are_read_by_gos_pprof),
     ]
 }
 
@@ -189,4 +191,53 @@ fn pages_that_act() -> Result<(), Failed> {
     let ended = wait::until("a closed connection", Duration::from_mins(1), || sidecar.ended())?;
     assert!(ended.contains("an operator has closed the connection"), "{ended}");
     Ok(())
+}
+
+/// Go's pprof shows functions of istiod with their memory and time. Allocations are sampled from the first one on.
+fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
+    let daemon = daemon(
+        "debug-profiles",
+        &[("_RJEM_MALLOC_CONF", "prof_active:true,lg_prof_sample:12")],
+    )?;
+    let _sidecar = sidecar(&daemon)?;
+    let profile = |page: &str, kind: &str| -> Result<Option<String>, String> {
+        let address = format!("http://{}/debug/pprof/{page}", daemon.monitoring);
+        let mut command = Command::new("go");
+        command.args([
+            "tool",
+            "pprof",
+            "-top",
+            "-cum",
+            "-nodefraction=0",
+            "-nodecount=100000",
+            "-symbolize=none",
+        ]);
+        command.arg(format!("-sample_index={kind}")).arg(address);
+        command.env("PPROF_TMPDIR", scratch("debug-pprof"));
+        let Ok(output) = command.output() else {
+            return Ok(None);
+        };
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            return Ok(Some(text(&output.stdout)));
+        }
+        Err(format!("go tool pprof of {page}: {}", text(&output.stderr)))
+    };
+    let Some(live) = profile("heap", "inuse_space")? else {
+        return missing("Go is missing");
+    };
+    for part in ["Type: inuse_space", "istiod::main", "MeshSnapshot"] {
+        assert!(live.contains(part), "{part} is not in\n{live}");
+    }
+    assert!(!live.contains("_rjem_"), "{live}");
+    let all = profile("allocs", "alloc_objects")?.unwrap_or_default();
+    assert!(all.contains("Type: alloc_objects") && all.contains("istiod::"), "{all}");
+    // Its default is what was allocated.
+    let default = profile("allocs", "")?.unwrap_or_default();
+    assert!(default.contains("Type: alloc_space"), "{default}");
+    let cpu = profile("profile?seconds=1", "cpu")?.unwrap_or_default();
+    assert!(cpu.contains("Type: cpu"), "{cpu}");
+    let switched = http::send(daemon.monitoring, "PUT", "/debug/pprof/heap?active=false", &[], "")?;
+    assert_eq!(switched.body, "sampling of allocations is off\n");
+    Ok(Completion::Completed)
 }

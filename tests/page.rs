@@ -29,6 +29,37 @@ pub(crate) fn trials() -> Vec<Trial> {
     ]
 }
 
+/// A pod of the first service, its policy, and a gateway that leads to it.
+const WORKLOAD: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: service-0-a, namespace: shop, labels: {app: service-0, security.istio.io/tlsMode: istio}}
+spec: {serviceAccountName: first, containers: [{name: c}]}
+status: {phase: Running, podIP: 10.1.0.1, podIPs: [{ip: 10.1.0.1}], conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: service-0-a, namespace: shop, labels: {kubernetes.io/service-name: service-0}}
+addressType: IPv4
+ports: [{name: http, port: 8080, protocol: TCP}]
+endpoints:
+- {addresses: [10.1.0.1], conditions: {ready: true}, targetRef: {kind: Pod, name: service-0-a, namespace: shop}}
+---
+apiVersion: security.istio.io/v1
+kind: AuthorizationPolicy
+metadata: {name: readers, namespace: shop}
+spec: {selector: {matchLabels: {app: service-0}}, rules: [{to: [{operation: {methods: [GET]}}]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: public, namespace: shop}
+spec: {selector: {istio: gateway}, servers: [{port: {number: 80, name: http, protocol: HTTP}, hosts: [shop.test]}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: public, namespace: shop}
+spec: {hosts: [shop.test], gateways: [public], http: [{route: [{destination: {host: service-0}}]}]}
+";
+
 /// Writes a mesh of services, of which a proxy sees the first.
 fn write_mesh(folder: &Path, services: usize) -> std::io::Result<()> {
     let mut text = "apiVersion: networking.istio.io/v1
@@ -55,7 +86,21 @@ spec:
     }
     std::fs::create_dir_all(folder)?;
     std::fs::write(folder.join("services.yaml"), text)?;
+    std::fs::write(folder.join("workload.yaml"), WORKLOAD)?;
+    write_mode(folder, "STRICT")?;
     write_route(folder, "10s")
+}
+
+/// Sets the mode of mutual TLS in the namespace of the services.
+fn write_mode(folder: &Path, mode: &str) -> std::io::Result<()> {
+    let policy = format!(
+        "apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {{name: default, namespace: shop}}
+spec: {{mtls: {{mode: {mode}}}}}
+"
+    );
+    replace_file(folder, "mode.yaml", &policy)
 }
 
 fn write_route(folder: &Path, timeout: &str) -> std::io::Result<()> {
@@ -124,6 +169,7 @@ fn it_shows_the_mesh_live() -> Result<Completion, Failed> {
             browser.picture(&folder.join(format!("{view}-{width}x{height}.png")))?;
         }
     }
+    shows_a_service(&mut browser, &mesh, &folder)?;
     // A sync state changes without another request for the page.
     browser.value("location.hash = '#overview'; window.isSamePage = true")?;
     proxies[7].refuse(Type::Route, REASON);
@@ -134,6 +180,54 @@ fn it_shows_the_mesh_live() -> Result<Completion, Failed> {
     browser.picture(&folder.join("refused-390x844.png"))?;
     assert!(browser.errors.is_empty(), "{:#?}", browser.errors);
     Ok(Completion::Completed)
+}
+
+/// The keyboard alone leads to a service, whose policies, mutual TLS and gateways are shown. Changes of these are, too.
+fn shows_a_service(browser: &mut Browser, mesh: &Path, folder: &Path) -> Result<(), Failed> {
+    browser.resize(1280, 800)?;
+    browser.value("location.hash = '#services'; document.activeElement.blur()")?;
+    browser.until("document.querySelectorAll('#service-list a').length > 100")?;
+    let is_first = "document.activeElement.textContent === 'service-0.shop.svc.cluster.local'";
+    // The link to the content, the views, the filter, and the list.
+    for _ in 0..10 {
+        browser.press("Tab", 9, "")?;
+        if browser.value(is_first)? == true {
+            break;
+        }
+    }
+    browser.press("Enter", 13, "\r")?;
+    browser.until("document.activeElement.className === 'detail'")?;
+    let shown = |text: &str| format!("document.getElementById('service-detail').innerText.includes({text:?})");
+    for text in [
+        "AuthorizationPolicy shop/readers",
+        "to methods GET",
+        "STRICT",
+        "spiffe://cluster.local/ns/shop/sa/first",
+        "Gateway shop/public",
+        "VirtualService shop/shown",
+        "200 of 200 connected proxies",
+        "Sidecar istio-system/default",
+    ] {
+        browser.until(&shown(text))?;
+    }
+    browser.picture(&folder.join("service-1280x800.png"))?;
+    browser.resize(390, 844)?;
+    let overflow = browser.value("document.documentElement.scrollWidth - innerWidth")?;
+    assert!(
+        overflow.as_f64().is_some_and(|pixels| pixels <= 0.0),
+        "a service: {overflow}"
+    );
+    browser.picture(&folder.join("service-390x844.png"))?;
+    browser.value("window.isSamePage = true")?;
+    write_mode(mesh, "PERMISSIVE")?;
+    browser.until(&format!("window.isSamePage && {}", shown("PERMISSIVE")))?;
+    // A proxy leads back to the services that it serves.
+    browser.value("location.hash = '#proxies/client-7.shop'")?;
+    browser.until("document.getElementById('proxy-detail').innerText.includes('Sidecar istio-system/default')")?;
+    browser
+        .until("document.getElementById('proxy-detail').innerText.includes('proxies with the same configuration')")?;
+    browser.picture(&folder.join("proxy-390x844.png"))?;
+    Ok(())
 }
 
 /// The time is CPU time, since the machine may be busy. The daemon of the test is not optimised, so the mesh is small.

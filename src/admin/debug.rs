@@ -21,6 +21,7 @@ use super::{
     renderer::Renderer,
 };
 use crate::{
+    ca::authority::Authority,
     distribution::Distribution,
     generate::{ProxyType, proxy_class::ProxyClassKey},
     ingest::{jwks::KeyReports, remote::RemoteClusters},
@@ -49,6 +50,10 @@ pub struct Sources {
     pub watches: WatchMetrics,
     /// Keys that validate tokens.
     pub keys: KeyReports,
+    /// The CA of this process, once it has one.
+    pub authority: watch::Receiver<Option<Arc<Authority>>>,
+    /// Roots that workloads trust, as PEM.
+    pub anchors: watch::Receiver<Arc<Vec<String>>>,
     /// Distribution status.
     pub distribution: Arc<Distribution>,
     /// The injection templates, unless injection is off.

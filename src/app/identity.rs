@@ -16,6 +16,7 @@ use crate::{
     },
     ca::{
         TrustBundle,
+        authority::Authority,
         impersonation::NodeAuthorizer,
         local::{self, LocalCa, LocalError, options::LocalOptions},
         mesh_trust::{self, MeshTrust},
@@ -82,6 +83,8 @@ pub(super) struct Identity {
     pub(super) security: Option<Security>,
     /// Roots of the mesh; `None` if this process does not distribute them.
     pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    /// The CA of this process, once it has one; never with signers of Kubernetes.
+    pub(super) authority: watch::Receiver<Option<Arc<Authority>>>,
     /// Roots for workloads, merged with those of the mesh config; sorted PEM blocks.
     pub(super) anchors: watch::Receiver<Arc<Vec<String>>>,
     /// Accepts TLS connections; `None` if nothing is served with TLS.
@@ -194,6 +197,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
+        authority: ca.authority,
         anchors: trust.anchors,
         trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
         acceptor,

@@ -263,7 +263,8 @@ impl Authority {
         &self.root
     }
 
-    pub(super) fn own_chain(&self) -> &[Certificate] {
+    /// The certificates of its chain, its own first.
+    pub fn own_chain(&self) -> &[Certificate] {
         &self.own_chain
     }
 

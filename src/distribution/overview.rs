@@ -139,15 +139,8 @@ impl Distribution {
         }
         let order = |row: &ConnectedProxy| (std::cmp::Reverse(row.state), row.proxy.clone());
         overview.proxies.sort_by_cached_key(order);
-        let refusals = refusals.into_values().map(|(refusal, proxies)| RefusalReport {
-            resource_type: refusal.resource_type.short_name().to_owned(),
-            name: refusal.name.to_string(),
-            version: refusal.version.to_string(),
-            reason: refusal.reason.clone(),
-            blamed: self.blamed(&refusal).unwrap_or_default(),
-            quarantined: refusal.is_quarantined(),
-            proxies,
-        });
+        let refusals = refusals.into_values();
+        let refusals = refusals.map(|(refusal, proxies)| self.refusal_report(&refusal, proxies));
         overview.refusals = refusals.collect();
         overview.refusals.sort();
         // A caller of one namespace does not see the configuration of others.
@@ -157,6 +150,24 @@ impl Distribution {
             overview.diagnostics = self.inputs.board.all().iter().map(ToString::to_string).collect();
         }
         overview
+    }
+
+    /// Returns the resources that a proxy has refused.
+    pub fn refusals_of(&self, live: &LiveConnection) -> Vec<RefusalReport> {
+        let (refused, _) = live.refusals();
+        refused.iter().map(|refusal| self.refusal_report(refusal, 1)).collect()
+    }
+
+    fn refusal_report(&self, refusal: &Refusal, proxies: usize) -> RefusalReport {
+        RefusalReport {
+            resource_type: refusal.resource_type.short_name().to_owned(),
+            name: refusal.name.to_string(),
+            version: refusal.version.to_string(),
+            reason: refusal.reason.clone(),
+            blamed: self.blamed(refusal).unwrap_or_default(),
+            quarantined: refusal.is_quarantined(),
+            proxies,
+        }
     }
 }
 

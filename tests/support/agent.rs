@@ -292,11 +292,20 @@ impl Stream {
 
     /// Subscribes to resources of a type and waits for a response with that type.
     pub(crate) async fn ask(&mut self, type_url: &str, names: &[&str]) -> Result<DiscoveryResponse, Status> {
-        let request = DiscoveryRequest {
-            node: Some(self.node.clone()),
+        self.exchange(DiscoveryRequest {
             type_url: type_url.to_owned(),
             resource_names: names.iter().map(|name| (*name).to_owned()).collect(),
             ..Default::default()
+        })
+        .await
+    }
+
+    /// Sends a request with the node of the stream, and waits for a response with its type.
+    pub(crate) async fn exchange(&mut self, request: DiscoveryRequest) -> Result<DiscoveryResponse, Status> {
+        let type_url = request.type_url.clone();
+        let request = DiscoveryRequest {
+            node: Some(self.node.clone()),
+            ..request
         };
         if self.requests.send(request).await.is_err() {
             return Err(self.end().await);

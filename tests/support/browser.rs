@@ -138,6 +138,17 @@ impl Browser {
         }
     }
 
+    /// Presses a key: its name, its code in Windows, and the text that it types.
+    pub(crate) fn press(&mut self, key: &str, code: u32, text: &str) -> Result<(), String> {
+        let mut event = json!({ "type": "keyDown", "key": key, "code": key, "windowsVirtualKeyCode": code });
+        if !text.is_empty() {
+            event["text"] = json!(text);
+        }
+        self.call("Input.dispatchKeyEvent", &event)?;
+        event["type"] = json!("keyUp");
+        self.call("Input.dispatchKeyEvent", &event).map(drop)
+    }
+
     /// Returns the value of a script in the page.
     pub(crate) fn value(&mut self, script: &str) -> Result<Value, String> {
         let parameters = json!({ "expression": script, "returnByValue": true });

@@ -76,6 +76,11 @@ impl Envoy {
         Ok(envoy)
     }
 
+    /// The address of the admin interface.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
     fn ask(&self, path: &str) -> String {
         let answer = http::get(self.admin, "admin", path).expect("Envoy's admin interface answers");
         assert!(answer.status.is_success(), "{path}: {} {}", answer.status, answer.body);

@@ -3,11 +3,14 @@
 //! Istio writes Go's structs: an empty list or map is `null` unless its field is omitted when it is empty.
 
 pub(super) mod ambient;
+pub(super) mod certificate;
 pub(super) mod client;
 pub(super) mod dump;
 pub(super) mod endpoint;
+pub(super) mod exposure;
 pub(super) mod object;
 pub(super) mod policy;
+pub(super) mod proxy;
 pub(super) mod scope;
 pub(super) mod service;
 pub(super) mod state;

@@ -1,6 +1,6 @@
 //! Handlers of the pages.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Extension,
@@ -14,13 +14,15 @@ use serde_json::{Value, json};
 
 use super::{
     Sources,
-    forms::{client, dump::Dump, policy, scope, state},
+    forms::{certificate, client, dump::Dump, exposure, policy, proxy, scope, state},
 };
 use crate::{
     admin::access::DebugScope,
+    base::Hostname,
+    environment::wall_clock,
     generate::{ResourceType, patch::set, store::ConfigStore},
     ingest::remote::SyncStatus,
-    model::{MeshSnapshot, World},
+    model::{MeshSnapshot, ScopeKey, World},
     proto::json,
     push::push_loop::PushHandle,
     table::Cx,
@@ -39,9 +41,12 @@ pub(super) struct Parameters {
     push: String,
     clear: String,
     sizes: String,
+    host: String,
 }
 
 const NOT_CONNECTED: &str = "Proxy not connected to this Pilot instance. It may be connected to another instance.\n";
+const NO_HOST: &str = "host: is required, such as reviews.default.svc.cluster.local\n";
+const NO_SERVICE: &str = "no service has this host and namespace\n";
 const NO_PROXY: &str = "You must provide a proxyID in the query string\n";
 
 pub(super) type Shown = State<Arc<Sources>>;
@@ -187,6 +192,73 @@ pub(super) async fn sidecarz(
         Some((mesh, visible, class)) => reply(&parameters, &scope::scope(&mesh, &visible, &class.labels)),
         None => (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response(),
     }
+}
+
+/// Shows a proxy: its scope, its group and what it refused.
+pub(super) async fn proxyz(
+    State(sources): Shown,
+    Extension(scope): Extension<DebugScope>,
+    Query(parameters): Query<Parameters>,
+) -> Response {
+    let live = match connection(&sources, &scope, &parameters) {
+        Ok(live) => live,
+        Err(refusal) => return refusal.into_response(),
+    };
+    let id = live.subscription;
+    let connections = sources.connections.connections().into_iter();
+    let ids: Vec<_> = connections.map(|live| live.subscription).collect();
+    let found = PushHandle::ask(&sources.inspect, move |_, store| {
+        let group = store.group_of(id)?;
+        let members = ids.iter().filter(|other| store.group_of(**other) == Some(group));
+        Some(proxy::Membership {
+            class: store.class_of(id).cloned(),
+            scope: store.scopes().get(&Cx::untracked(), &group.scope).cloned(),
+            proxies: members.count(),
+            resources: store.snapshot(group).cloned(),
+        })
+    });
+    let Some(membership) = found.await.flatten() else {
+        return (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response();
+    };
+    let refusals = sources.distribution.refusals_of(&live);
+    reply(&parameters, &proxy::proxy(&live, &membership, &refusals))
+}
+
+/// Lists certificates by expiry.
+pub(super) async fn certificatez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    let (authority, anchors) = (sources.authority.borrow().clone(), sources.anchors.borrow().clone());
+    let rows = certificate::certificates(&sources.mesh(), authority.as_deref(), &anchors, wall_clock());
+    reply(&parameters, &rows)
+}
+
+/// Shows the services of a host as their clients meet them.
+pub(super) async fn servicez(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
+    if parameters.host.is_empty() {
+        return (StatusCode::BAD_REQUEST, NO_HOST).into_response();
+    }
+    let connections = sources.connections.connections().into_iter();
+    let ids: Vec<_> = connections.map(|live| live.subscription).collect();
+    let found = PushHandle::ask(&sources.inspect, move |world, store| {
+        let mut proxies: BTreeMap<&ScopeKey, usize> = BTreeMap::new();
+        for group in ids.iter().filter_map(|id| store.group_of(*id)) {
+            *proxies.entry(&group.scope).or_default() += 1;
+        }
+        let scope = |(key, proxies)| Some((store.scopes().get(&Cx::untracked(), key)?.clone(), proxies));
+        let scopes: exposure::Scopes = proxies.into_iter().filter_map(scope).collect();
+        (world.snapshot(), scopes)
+    });
+    let Some((mesh, scopes)) = found.await else {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    };
+    let keys = exposure::named(&mesh, &Hostname::new(&parameters.host), &parameters.namespace);
+    let services = keys.into_iter();
+    let services: Vec<_> = services
+        .filter_map(|key| exposure::of_service(&mesh, key, &scopes))
+        .collect();
+    if services.is_empty() {
+        return (StatusCode::NOT_FOUND, NO_SERVICE).into_response();
+    }
+    reply(&parameters, &json!(services))
 }
 
 pub(super) async fn telemetryz(

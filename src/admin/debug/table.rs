@@ -15,8 +15,9 @@ use super::{
     Sources,
     forms::{ambient, endpoint, object, policy, scope, service, state},
     pages::{
-        self, Parameters, Shown, adsz, cachez, clusterz, config_dump, connections, force_disconnect, inject,
-        instancesz, jwksz, notez, of_mesh, of_type, push_status, reply, sidecarz, syncz, telemetryz, watchz,
+        self, Parameters, Shown, adsz, cachez, certificatez, clusterz, config_dump, connections, force_disconnect,
+        inject, instancesz, jwksz, notez, of_mesh, of_type, proxyz, push_status, reply, servicez, sidecarz, syncz,
+        telemetryz, watchz,
     },
     status,
 };
@@ -139,6 +140,12 @@ pub(super) const PAGES: &[Page] = &[
     )
     .queries(&["clear=true", "sizes=true"]),
     page(
+        "certificatez",
+        || get(certificatez),
+        "certificates by expiry: roots of the mesh, the CA's own, and those in Secrets",
+    )
+    .own(),
+    page(
         "clusterz",
         || get(clusterz),
         "clusters with their state, kubeconfig errors, and `staleSince` while a stored state serves",
@@ -220,6 +227,13 @@ pub(super) const PAGES: &[Page] = &[
     )
     .own(),
     page(
+        "proxyz",
+        || get(proxyz),
+        "scope, group, services and refused resources of a proxy: `proxyID`",
+    )
+    .of_proxy()
+    .own(),
+    page(
         "push_status",
         || get(push_status),
         "findings of generation by Istio's push metric",
@@ -235,6 +249,13 @@ pub(super) const PAGES: &[Page] = &[
         || get(of_mesh(|_| object::kinds())),
         "kinds of configuration objects that are read",
     ),
+    page(
+        "servicez",
+        || get(servicez),
+        "who sees the services of a host, through which gateways and routes, with which mutual TLS, and which policies \
+         requests pass: `host`, `namespace`",
+    )
+    .own(),
     page(
         "sidecarz",
         || get(sidecarz),
@@ -385,8 +406,11 @@ mod tests {
         assert_eq!(
             names,
             [
+                "/debug/certificatez",
                 "/debug/jwksz",
                 "/debug/notez",
+                "/debug/proxyz",
+                "/debug/servicez",
                 "/debug/status",
                 "/debug/status_events",
                 "/debug/watchz"

@@ -1,4 +1,8 @@
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
+use time::OffsetDateTime;
 
 use super::forms;
 use crate::model::{Installation, fixture};
@@ -54,4 +58,54 @@ fn network_gateways_are_listed() {
     let want = json!([{ "Network": "n2", "Cluster": "c2", "Addr": "1.2.3.4", "Port": 15443, "HBONEPort": 0,
         "ServiceAccount": { "Namespace": "istio-system", "Name": "east" } }]);
     assert_eq!(forms::endpoint::networks(&world.snapshot()), want);
+}
+
+/// Returns a certificate that expires at this time, as PEM.
+fn certificate(host: &str, expires: SystemTime) -> String {
+    let mut parameters = CertificateParams::new([host.to_owned()]).expect("parameters");
+    parameters.not_after = OffsetDateTime::from(expires);
+    let key = KeyPair::generate().expect("a key");
+    parameters.self_signed(&key).expect("a certificate").pem()
+}
+
+#[test]
+fn certificates_that_expire_first_are_first() {
+    let now = UNIX_EPOCH + Duration::from_hours(500_000);
+    let (hour, day) = (Duration::from_hours(1), Duration::from_hours(24));
+    let secret = |name: &str, content: &str| {
+        let data = json!({ "tls.crt": content });
+        let meta = json!({ "name": name, "namespace": "edge" });
+        json!({ "apiVersion": "v1", "kind": "Secret", "metadata": meta, "type": "kubernetes.io/tls", "stringData": data })
+    };
+    let secrets = [
+        secret("soon", &certificate("a.test", now + hour)),
+        secret("expired", &certificate("b.test", now - hour)),
+        secret(
+            "broken",
+            "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        ),
+    ];
+    let text = secrets.map(|secret| secret.to_string()).join("\n---\n");
+    let mesh = fixture::folder_world(Installation::default(), &[("kube.yaml", &text)]).snapshot();
+    let anchors = [certificate("root.test", now + day)];
+    let rows = forms::certificate::certificates(&mesh, None, &anchors, now);
+    let rows = rows.as_array().expect("rows");
+    let name = |row: &Value| {
+        (
+            row["object"]["name"].clone(),
+            row["kind"].clone(),
+            row["expiresInSeconds"].clone(),
+        )
+    };
+    let names: Vec<_> = rows.iter().map(name).collect();
+    assert_eq!(
+        names,
+        [
+            (json!("broken"), json!("Secret"), Value::Null),
+            (json!("expired"), json!("Secret"), json!(-3600)),
+            (json!("soon"), json!("Secret"), json!(3600)),
+            (Value::Null, json!("root"), json!(86_400)),
+        ]
+    );
+    assert!(rows[0]["error"].is_string() && rows[1]["error"].is_null(), "{rows:?}");
 }

@@ -1,8 +1,8 @@
 //! Messages of pprof's format (`profile.proto`), as far as profiles here have them.
 
-use std::{collections::BTreeMap, time::UNIX_EPOCH};
+use std::{collections::BTreeMap, time::Duration};
 
-use pprof::{Frames, Symbol, UnresolvedReport};
+use pprof::Symbol;
 use prost::Message;
 
 /// A profile. Strings are indexes of `string_table`.
@@ -28,6 +28,8 @@ pub(super) struct Profile {
     period_type: Option<ValueType>,
     #[prost(int64, tag = "12")]
     period: i64,
+    #[prost(int64, tag = "14")]
+    default_sample_type: i64,
 }
 
 /// The kind and unit of a value.
@@ -101,16 +103,41 @@ struct Function {
     filename: i64,
 }
 
-/// The tables of a profile while it is built. Ids begin with 1.
-#[derive(Default)]
-struct Tables {
+/// The kinds of values in a profile, each with its unit.
+pub(super) struct Kinds {
+    /// The values of each sample.
+    pub(super) values: &'static [(&'static str, &'static str)],
+    /// The kind whose amount is the interval between samples.
+    pub(super) period: (&'static str, &'static str),
+    /// The values that pprof shows first.
+    pub(super) default: &'static str,
+}
+
+/// A profile while it is built. Ids begin with 1.
+pub(super) struct Builder {
     strings: BTreeMap<String, i64>,
     string_table: Vec<String>,
     functions: BTreeMap<(i64, i64), u64>,
     locations: BTreeMap<Vec<(u64, i64)>, u64>,
+    samples: Vec<Sample>,
 }
 
-impl Tables {
+impl Default for Builder {
+    fn default() -> Self {
+        let mut builder = Self {
+            strings: BTreeMap::new(),
+            string_table: Vec::new(),
+            functions: BTreeMap::new(),
+            locations: BTreeMap::new(),
+            samples: Vec::new(),
+        };
+        // The first string is empty.
+        builder.string("");
+        builder
+    }
+}
+
+impl Builder {
     fn string(&mut self, text: &str) -> i64 {
         if let Some(index) = self.strings.get(text) {
             return *index;
@@ -128,79 +155,71 @@ impl Tables {
         (function, i64::from(symbol.lineno()))
     }
 
-    fn location(&mut self, symbols: &[Symbol]) -> u64 {
+    /// Returns the id of a place in the program, from a function and those that are inlined into it, the innermost
+    /// first.
+    pub(super) fn location(&mut self, symbols: &[Symbol]) -> u64 {
         let lines: Vec<(u64, i64)> = symbols.iter().map(|symbol| self.line(symbol)).collect();
         let next = self.locations.len() as u64 + 1;
         *self.locations.entry(lines).or_insert(next)
     }
 
-    fn value_type(&mut self, of: &str, unit: &str) -> ValueType {
+    /// Adds a stack, the leaf first, with a value of each kind and labels.
+    pub(super) fn sample(&mut self, location_id: Vec<u64>, value: Vec<i64>, labels: &[(&str, &str)]) {
+        let label = labels.iter().map(|(key, text)| Label {
+            key: self.string(key),
+            str: self.string(text),
+        });
+        let label = label.collect();
+        self.samples.push(Sample {
+            location_id,
+            value,
+            label,
+        });
+    }
+
+    fn value_type(&mut self, (of, unit): (&str, &str)) -> ValueType {
         ValueType {
             r#type: self.string(of),
             unit: self.string(unit),
         }
     }
-}
 
-/// Returns the profile of samples that were taken with this frequency.
-pub(super) fn profile(samples: UnresolvedReport, frequency_hz: i32) -> Profile {
-    let period = 1_000_000_000 / i64::from(frequency_hz.max(1));
-    let mut tables = Tables::default();
-    // The first string is empty.
-    tables.string("");
-    let sample_type = vec![
-        tables.value_type("samples", "count"),
-        tables.value_type("cpu", "nanoseconds"),
-    ];
-    let (program, thread) = (tables.string("istiod"), tables.string("thread"));
-    let sample = |(frames, count)| {
-        let frames = Frames::from(frames);
-        let count = count as i64;
-        let label = Label {
-            key: thread,
-            str: tables.string(&frames.thread_name_or_id()),
+    /// Returns the profile. Values belong to the time `duration` from `since`, which counts from 1970.
+    pub(super) fn finish(mut self, kinds: &Kinds, period: i64, since: Duration, duration: Duration) -> Profile {
+        let sample_type = kinds.values.iter().map(|kind| self.value_type(*kind)).collect();
+        let (period_type, default_sample_type) = (self.value_type(kinds.period), self.string(kinds.default));
+        let filename = self.string("istiod");
+        let functions = self.functions.iter();
+        let functions = functions.map(|(&(name, filename), &id)| Function { id, name, filename });
+        let mut function: Vec<Function> = functions.collect();
+        function.sort_unstable_by_key(|function| function.id);
+        let of_lines = |(lines, &id): (&Vec<(u64, i64)>, &u64)| Location {
+            id,
+            mapping_id: 1,
+            line: lines
+                .iter()
+                .map(|&(function_id, line)| Line { function_id, line })
+                .collect(),
         };
-        Sample {
-            location_id: frames.frames.iter().map(|symbols| tables.location(symbols)).collect(),
-            value: vec![count, count * period],
-            label: vec![label],
+        let mut location: Vec<Location> = self.locations.iter().map(of_lines).collect();
+        location.sort_unstable_by_key(|location| location.id);
+        Profile {
+            sample_type,
+            sample: self.samples,
+            mapping: vec![Mapping {
+                id: 1,
+                filename,
+                has_functions: true,
+            }],
+            location,
+            function,
+            string_table: self.string_table,
+            time_nanos: since.as_nanos() as i64,
+            duration_nanos: duration.as_nanos() as i64,
+            period_type: Some(period_type),
+            period,
+            default_sample_type,
         }
-    };
-    let sample = samples.data.into_iter().map(sample).collect();
-    let since = samples.timing.start_time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let mut functions: Vec<Function> = Vec::with_capacity(tables.functions.len());
-    functions.extend(
-        tables
-            .functions
-            .iter()
-            .map(|(&(name, filename), &id)| Function { id, name, filename }),
-    );
-    functions.sort_unstable_by_key(|function| function.id);
-    let location = |(lines, &id): (&Vec<(u64, i64)>, &u64)| Location {
-        id,
-        mapping_id: 1,
-        line: lines
-            .iter()
-            .map(|&(function_id, line)| Line { function_id, line })
-            .collect(),
-    };
-    let mut locations: Vec<Location> = tables.locations.iter().map(location).collect();
-    locations.sort_unstable_by_key(|location| location.id);
-    Profile {
-        period_type: Some(sample_type[1]),
-        sample_type,
-        sample,
-        mapping: vec![Mapping {
-            id: 1,
-            filename: program,
-            has_functions: true,
-        }],
-        location: locations,
-        function: functions,
-        string_table: tables.string_table,
-        time_nanos: since.as_nanos() as i64,
-        duration_nanos: samples.timing.duration.as_nanos() as i64,
-        period,
     }
 }
 
@@ -210,8 +229,7 @@ impl Profile {
     pub(super) fn check(&self) {
         let strings = self.string_table.len() as i64;
         assert_eq!(self.string_table.first().map(String::as_str), Some(""));
-        assert!(self.duration_nanos >= 1_000_000_000 && self.period > 0);
-        assert!(self.time_nanos > 0);
+        assert!(self.period > 0 && self.time_nanos > 0 && self.default_sample_type < strings);
         for function in &self.function {
             assert!(function.name < strings && function.filename < strings);
         }
@@ -232,5 +250,35 @@ impl Profile {
             );
             assert_eq!(sample.value.len(), self.sample_type.len());
         }
+    }
+
+    /// Returns the time that the profile is about.
+    pub(super) fn duration(&self) -> Duration {
+        Duration::from_nanos(u64::try_from(self.duration_nanos).unwrap_or_default())
+    }
+
+    /// Returns the sum of the values of a kind over the stacks with this function, or over all stacks.
+    pub(super) fn sum(&self, kind: &str, function: Option<&str>) -> i64 {
+        let text = |index: i64| self.string_table[index as usize].as_str();
+        let position = self.sample_type.iter().position(|one| text(one.r#type) == kind);
+        let position = position.expect("a kind of the profile");
+        let names = |id: &u64| {
+            let lines = self.location[*id as usize - 1].line.iter();
+            lines.map(|line| text(self.function[line.function_id as usize - 1].name))
+        };
+        let has = |sample: &&Sample| {
+            function.is_none_or(|wanted| {
+                sample
+                    .location_id
+                    .iter()
+                    .flat_map(names)
+                    .any(|name| name.contains(wanted))
+            })
+        };
+        self.sample
+            .iter()
+            .filter(has)
+            .map(|sample| sample.value[position])
+            .sum()
     }
 }

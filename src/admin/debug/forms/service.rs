@@ -146,7 +146,7 @@ fn port(port: &ServicePort) -> Map<String, Value> {
 }
 
 /// Parity (pkg/config/protocol/instance.go).
-fn protocol(protocol: Protocol) -> &'static str {
+pub(super) fn protocol(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Unsupported => "UnsupportedProtocol",
         Protocol::Http => "HTTP",

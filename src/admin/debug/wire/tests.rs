@@ -42,6 +42,8 @@ impl Harness {
             board: Arc::default(),
         };
         let sources = Sources {
+            authority: watch::channel(None).1,
+            anchors: watch::channel(Arc::default()).1,
             mesh: mesh.clone(),
             inspect,
             flushes,
