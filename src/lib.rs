@@ -35,4 +35,4 @@ pub mod xds;
 /// errors.
 #[cfg(all(feature = "jemalloc", not(fuzzing)))]
 #[global_allocator]
-static ALLOCATOR: istiod_allocator::Jemalloc = istiod_allocator::Jemalloc;
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;

@@ -1,5 +1,6 @@
 //! Heap profiles: the allocations that the allocator samples while sampling is on.
 
+mod allocator;
 mod dump;
 
 use std::{
@@ -17,7 +18,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use istiod_allocator as allocator;
 use pprof::Symbol;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Deserialize;

@@ -1,32 +1,37 @@
-//! The memory allocator of istiod: jemalloc, and its heap profiles.
+//! The samples of the memory allocator, jemalloc.
 //!
 //! jemalloc samples one allocation in so many bytes, with its stack, while sampling is on. A sample lives as long as
 //! the allocation, also after sampling was switched off.
+//!
+//! This is the only unsafe code of the project: calls of jemalloc's control function. The crate that wraps it
+//! (tikv-jemalloc-ctl) brings one that is unmaintained (paste).
+
+#![expect(unsafe_code, reason = "the control function of jemalloc is written in C")]
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 use std::{ffi::CStr, io, ptr};
 
 use tikv_jemalloc_sys::mallctl;
-pub use tikv_jemallocator::Jemalloc;
 
 /// Returns true if allocations can be sampled, which the option `prof:false` prevents.
-pub fn can_sample() -> bool {
+pub(super) fn can_sample() -> bool {
     read(c"opt.prof").unwrap_or_default()
 }
 
 /// Returns true if allocations are being sampled.
-pub fn is_sampling() -> io::Result<bool> {
+pub(super) fn is_sampling() -> io::Result<bool> {
     read(c"prof.active")
 }
 
 /// Switches sampling on or off.
-pub fn set_sampling(is_on: bool) -> io::Result<()> {
+pub(super) fn set_sampling(is_on: bool) -> io::Result<()> {
     // SAFETY: `prof.active` is written as a C `bool`, which has the size and the values of Rust's. jemalloc reads it
     // before it returns.
     unsafe { write(c"prof.active", is_on) }
 }
 
 /// Writes the samples into a file, in jemalloc's text format `heap_v2`.
-pub fn dump(path: &CStr) -> io::Result<()> {
+pub(super) fn dump(path: &CStr) -> io::Result<()> {
     // SAFETY: `prof.dump` is written as a pointer to a C string. jemalloc does not keep it.
     unsafe { write(c"prof.dump", path.as_ptr()) }
 }
