@@ -15,11 +15,17 @@ mod process;
 mod rebalance;
 mod registries;
 pub mod remote;
+mod replicas;
 #[cfg(test)]
 mod tests;
 mod trust_anchors;
 
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{
+    collections::{BTreeMap, hash_map::RandomState},
+    hash::BuildHasher,
+    io,
+    sync::Arc,
+};
 
 use ::kube::Client;
 use tokio::{
@@ -36,6 +42,7 @@ use self::{
     listen::Webhooks,
     registries::RegistryError,
     remote::RemoteError,
+    replicas::{ClientInputs, PeerClient, ReplicaService},
     trust_anchors::TrustAnchorsSource,
 };
 use crate::{
@@ -46,7 +53,10 @@ use crate::{
     auth::tls::Acceptor,
     base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
-    distribution::{self, Distribution},
+    distribution::{
+        self, Distribution,
+        replicas::{OwnReplica, Peers, Replicas},
+    },
     environment::{self, Environment},
     ingest::{
         access::AccessReviews,
@@ -313,6 +323,8 @@ struct Parts<'a> {
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
     /// Connection events of workloads that register themselves.
     events: Option<mpsc::Receiver<Event>>,
+    /// The replicas of this control plane, if there is a config cluster.
+    replicas: Option<watch::Receiver<Replicas>>,
 }
 
 impl<'a> Parts<'a> {
@@ -389,12 +401,9 @@ impl<'a> Parts<'a> {
             fetcher: fetcher.clone(),
         });
         let identity = identity.await?;
-        issuer.set(config_sources::issue_certificates(
-            &environment.settings,
-            &installation,
-            &identity,
-            push.mesh.clone(),
-        ));
+        let issue =
+            config_sources::issue_certificates(&environment.settings, &installation, &identity, push.mesh.clone());
+        issuer.set(issue.clone());
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
         if features.istio_multiroot_mesh {
             let cluster = installation.cluster.clone();
@@ -403,7 +412,16 @@ impl<'a> Parts<'a> {
         }
         let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
         let webhook_acceptor = identity.webhooks.clone();
-        let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
+        let (grpc, mut secure) = identity.routers(xds, &environment.ready.subscribe());
+        let replicas = kubernetes
+            .as_ref()
+            .map(|kubernetes| replicas::follow(&environment.tasks, &kubernetes.watches(&installation), &installation));
+        let peers = replicas.clone().map(|replicas| {
+            let trust = trust.clone();
+            let inputs = ClientInputs { replicas, issue, trust };
+            PeerClient::new(&environment.registry, &installation, inputs)
+        });
+        let peers = peers.transpose()?;
         let settings = JwksSettings {
             cluster: installation.cluster.clone(),
             fetcher,
@@ -428,8 +446,21 @@ impl<'a> Parts<'a> {
                 tracker: push.tracker.clone(),
                 connections: grpc.streams().registry().clone(),
                 board,
+                replica: own_replica(&environment.settings),
+                peers: peers.map(|peers| Arc::new(peers) as Arc<dyn Peers>),
             },
         );
+        secure = secure.map(|(router, acceptor)| {
+            let service = ReplicaService {
+                distribution: distribution.clone(),
+                authenticators: authenticators.clone(),
+                mesh: push.mesh.clone(),
+                account: config_sources::service_account(&environment.settings),
+                tasks: environment.tasks.clone(),
+                runtime: page_runtime.clone(),
+            };
+            (router.with_server_stream(Arc::new(service)), acceptor)
+        });
         grpc.streams().set_refusal_queue(refusals);
         // Objects of a folder are in no cluster.
         let writes_events = features.pilot_enable_refusal_events && environment.settings.flags.config_dir.is_none();
@@ -478,6 +509,7 @@ impl<'a> Parts<'a> {
             webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
             trust,
             events,
+            replicas,
         })
     }
 
@@ -490,7 +522,10 @@ impl<'a> Parts<'a> {
             self.sources.answered(dependencies).await;
         }
         if self.push.flushes.flush().await {
-            let shedding = rebalance::follow(&self.environment.tasks, self.push.mesh.clone());
+            let shedding = match self.replicas.clone() {
+                Some(replicas) => rebalance::follow(&self.environment.tasks, replicas),
+                None => watch::channel(None).1,
+            };
             listen::xds(self.environment, &self.grpc, shedding.clone()).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime, shedding).await?;
@@ -516,6 +551,16 @@ impl<'a> Parts<'a> {
         let injection = self.injection.as_ref();
         let events = self.events.take();
         kubernetes.start_controllers(self.environment, &self.installation, mesh, trust, events, injection)
+    }
+}
+
+/// Returns the identity of this process among the replicas.
+fn own_replica(settings: &Settings) -> OwnReplica {
+    // A `RandomState` has random keys.
+    let id = RandomState::new().hash_one(std::process::id());
+    OwnReplica {
+        name: settings.variable("POD_NAME").unwrap_or_default().into(),
+        id: format!("{id:016x}").into(),
     }
 }
 

@@ -3,26 +3,32 @@
 //! Nothing is kept per object. A query asks the thread that owns the model which resources would be different without
 //! the object ([`World::without`](crate::model::World::without),
 //! [`ConfigStore::effects`](crate::generate::store::ConfigStore::effects)), and compares their versions with what each
-//! connection has acknowledged. Answers of proxies, pushes and ingestion wake queries that wait.
+//! connection has acknowledged. Answers of proxies, pushes and ingestion wake queries that wait. A query goes to all
+//! replicas of the control plane ([`replicas`]), and their reports are merged.
 
 mod blame;
+mod merge;
 pub mod overview;
 pub mod refused;
+pub mod replicas;
 pub mod report;
 mod states;
 
 use std::{
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
     time::{Duration, Instant},
 };
 
 use rustc_hash::FxHashSet;
+use smol_str::SmolStr;
 use tokio::sync::{Mutex as Turn, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use self::{
     blame::Blames,
     overview::Overview,
     refused::RefusedObject,
+    replicas::{OwnReplica, Peers},
     report::{ObjectName, ObjectReport, ObjectState},
 };
 use crate::{
@@ -52,6 +58,8 @@ const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 const REST: u32 = 20;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
+/// The number of queries of other replicas that may wait at a time.
+const MAX_WAITING_REPLICAS: usize = 128;
 /// The number of refused objects that may wait for their Event.
 const MAX_REFUSED: usize = 64;
 /// The number of refusals that may wait for their attribution.
@@ -71,6 +79,10 @@ pub struct Inputs {
     pub connections: Arc<Registry>,
     /// Diagnostics of objects.
     pub board: Arc<Board>,
+    /// This replica.
+    pub replica: OwnReplica,
+    /// The other replicas; none if the control plane has no Service.
+    pub peers: Option<Arc<dyn Peers>>,
 }
 
 /// Distribution status of all objects.
@@ -84,6 +96,9 @@ pub struct Distribution {
     /// Held while effects are computed: queries take turns, so that pushes wait for one of them at most.
     turn: Turn<()>,
     waiting: Arc<Semaphore>,
+    waiting_replicas: Arc<Semaphore>,
+    /// The addresses by which the Service reaches this replica. Locked for one look-up or insertion.
+    own_addresses: Mutex<BTreeSet<SmolStr>>,
 }
 
 /// A question about one object.
@@ -130,6 +145,8 @@ impl Distribution {
             attributed: watch::Sender::default(),
             turn: Turn::new(()),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            waiting_replicas: Arc::new(Semaphore::new(MAX_WAITING_REPLICAS)),
+            own_addresses: Mutex::default(),
         });
         let attributing = distribution.clone().attribute(receiver);
         tasks.spawn_until_shutdown("refusals", attributing);
@@ -144,14 +161,9 @@ impl Distribution {
         receiver
     }
 
-    /// Returns the present status of an object.
-    pub async fn ask(&self, question: &Question) -> ObjectReport {
-        self.report(question, &mut Following::default()).await
-    }
-
-    /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
-    /// complete; earlier ones have no rows.
-    pub async fn follow(&self, question: &Question, timeout: Duration, reports: mpsc::Sender<ObjectReport>) {
+    /// Reports the status of an object whenever it changes, until the time is over, as far as proxies of this replica
+    /// are concerned. Final reports and the last one are complete; others have no rows.
+    async fn follow_own(&self, question: &Question, timeout: Duration, reports: mpsc::Sender<ObjectReport>) {
         let deadline = tokio::time::Instant::now() + timeout;
         let mut following = Following::default();
         let mut answers = self.inputs.connections.answers();
@@ -165,18 +177,20 @@ impl Distribution {
             }
             let mut report = self.report(question, &mut following).await;
             let is_over = tokio::time::Instant::now() >= deadline;
-            report.timed_out = is_over && !report.is_final();
-            if report.is_final() || is_over {
+            report.timed_out = is_over && !report.is_final;
+            if is_over {
                 // A client that has left needs no report.
                 let _ = reports.send(report).await;
                 return;
             }
-            let summary = report.into_summary();
-            if last.as_ref() != Some(&summary) {
-                if reports.send(summary.clone()).await.is_err() {
+            if !report.is_final {
+                report = report.into_summary();
+            }
+            if last.as_ref() != Some(&report) {
+                if reports.send(report.clone()).await.is_err() {
                     return;
                 }
-                last = Some(summary);
+                last = Some(report);
             }
             let together = TOGETHER.max(following.compared * REST);
             let rests = following.rests_until.filter(|_| following.effects.is_some());
@@ -204,8 +218,8 @@ impl Distribution {
         }
     }
 
-    /// Reports the status of the mesh whenever it changes, while there is a reader.
-    pub async fn follow_mesh(&self, visible: Option<&Namespace>, reports: mpsc::Sender<Overview>) {
+    /// Reports the status of the proxies of this replica: once, or whenever it changes, while there is a reader.
+    async fn follow_own_mesh(&self, visible: Option<&Namespace>, once: bool, reports: mpsc::Sender<Overview>) {
         let mut answers = self.inputs.connections.answers();
         let mut pushes = self.inputs.tracker.changed();
         let mut ingested = self.inputs.board.changed();
@@ -215,9 +229,9 @@ impl Distribution {
                 receiver.borrow_and_update();
             }
             let started = environment::now();
-            let overview = task::aside(|| self.overview(visible));
+            let overview = task::aside(|| self.own_overview(visible));
             let took = environment::now().saturating_duration_since(started);
-            if reports.send(overview).await.is_err() {
+            if reports.send(overview).await.is_err() || once {
                 return;
             }
             tokio::select! {
@@ -236,6 +250,15 @@ impl Distribution {
         self.waiting.clone().try_acquire_owned().ok()
     }
 
+    /// Returns a permit for a query of another replica; `None` if there are too many.
+    pub fn replica_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.waiting_replicas.clone().try_acquire_owned().ok()
+    }
+
+    fn own_addresses(&self) -> MutexGuard<'_, BTreeSet<SmolStr>> {
+        self.own_addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns true if the effects are those of an earlier revision, or do not include all connections.
     fn is_stale(&self, following: &Following) -> bool {
         let revision = self.inputs.mesh.borrow().revision;
@@ -245,6 +268,13 @@ impl Distribution {
     }
 
     async fn report(&self, question: &Question, following: &mut Following) -> ObjectReport {
+        let mut report = self.unfinished_report(question, following).await;
+        report.replicas = vec![self.own_replica()];
+        report.is_final = report.is_settled();
+        report
+    }
+
+    async fn unfinished_report(&self, question: &Question, following: &mut Following) -> ObjectReport {
         let installation = self.inputs.mesh.borrow().installation.clone();
         let key = |kind: Kind| {
             let namespace = if kind.is_cluster_scoped() {

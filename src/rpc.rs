@@ -33,7 +33,7 @@ pub use connection::{Connections, Service, Shedding};
 pub use exchange::Exchange;
 pub use pre_auth::{PreAuthLimiter, ServedStream, UnauthenticatedConnection};
 pub use router::{Router, StreamService};
-pub use server_stream::ServerStream;
+pub use server_stream::{Messages, ServerStream};
 pub use status::{headers, trailers_only};
 pub use unary::{Call, Unary};
 

@@ -13,6 +13,7 @@ mod inference;
 mod mesh;
 mod remote;
 mod remote_secret;
+mod replicas;
 mod signers;
 mod status;
 mod stored_state;
@@ -36,6 +37,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         inference::trials(),
         remote::trials(),
         remote_secret::trials(),
+        replicas::trials(),
         signers::trials(),
         status::trials(),
         stored_state::trials(),

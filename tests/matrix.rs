@@ -55,9 +55,11 @@ enum Endpoint {
     OwnCertificate,
     /// A certificate for another account in that namespace.
     Impersonation,
+    /// The query of a replica: the status of proxies of that namespace.
+    Replicas,
 }
 
-const ENDPOINTS: [Endpoint; 13] = [
+const ENDPOINTS: [Endpoint; 14] = [
     Endpoint::Clusters,
     Endpoint::Listeners,
     Endpoint::Names,
@@ -71,6 +73,7 @@ const ENDPOINTS: [Endpoint; 13] = [
     Endpoint::HttpOfMesh,
     Endpoint::OwnCertificate,
     Endpoint::Impersonation,
+    Endpoint::Replicas,
 ];
 
 /// Reports whether a caller may have a resource.
@@ -89,6 +92,7 @@ fn rule(caller: &Caller, endpoint: Endpoint, target: &str) -> bool {
         Endpoint::HttpOfProxy => caller.credentials.token.is_some() && (is_own || namespace == SYSTEM),
         Endpoint::HttpOfMesh => caller.credentials.token.is_some() && namespace == SYSTEM,
         Endpoint::Impersonation => false,
+        Endpoint::Replicas => !caller.is_plaintext && namespace == SYSTEM && account == "istiod",
     }
 }
 

@@ -101,7 +101,9 @@ impl Sources {
 /// Returns all pages under `/debug`, with these access rules, rendered beside serving.
 pub fn guarded_pages(sources: Arc<Sources>, access: &Access, renderer: &Renderer) -> Router {
     let rendered = renderer.render(table::pages(sources.clone()));
-    access.guard(rendered.merge(table::event_pages(sources)), table::readers_of)
+    let waiting = table::waiting_pages(sources.clone(), renderer);
+    let pages = rendered.merge(waiting).merge(table::event_pages(sources));
+    access.guard(pages, table::readers_of)
 }
 
 #[cfg(test)]

@@ -130,6 +130,22 @@ impl Renderer {
         Ok(self.start(work).await.ok())
     }
 
+    /// Runs work that mostly waits: on the same runtime, without a turn. `None` if it panics. The caller limits how
+    /// much of it there is.
+    pub(super) async fn beside<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Option<T> {
+        let (mut sender, receiver) = oneshot::channel();
+        self.tasks.spawn_on(&self.runtime, "page", async move {
+            let work = std::panic::AssertUnwindSafe(work).catch_unwind();
+            // A caller that has left needs no answer.
+            let result = tokio::select! {
+                result = work => result,
+                () = sender.closed() => return,
+            };
+            let _ = result.map(|result| sender.send(result));
+        });
+        receiver.await.ok()
+    }
+
     fn start<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> oneshot::Receiver<T> {
         let (sender, receiver) = oneshot::channel();
         let inner = self.inner.clone();

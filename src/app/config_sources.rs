@@ -224,6 +224,11 @@ fn read_roots(client: Option<Client>, namespace: &Namespace) -> ReadRoots {
     })
 }
 
+/// Returns the service account of this control plane.
+pub(super) fn service_account(settings: &Settings) -> SmolStr {
+    SmolStr::new(settings.variable("SERVICE_ACCOUNT").unwrap_or("istiod"))
+}
+
 /// Returns a function that issues certificates for this control plane's own identity in the mesh.
 pub(super) fn issue_certificates(
     settings: &Settings,
@@ -232,7 +237,7 @@ pub(super) fn issue_certificates(
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) -> IssueCertificate {
     let namespace = installation.namespace.clone();
-    let account = SmolStr::new(settings.variable("SERVICE_ACCOUNT").unwrap_or("istiod"));
+    let account = service_account(settings);
     let (signer, trust) = (identity.signer.clone(), identity.trust.clone());
     Arc::new(move || {
         let trust_domain = mesh.borrow().mesh_config(&Cx::untracked()).trust_domain.clone();

@@ -38,6 +38,7 @@ use crate::{
     model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies, gateway_api},
     proto::istio::mesh::v1alpha1::MeshConfig,
     settings::Settings,
+    status::watching::Watches,
     xds::events::Event,
 };
 
@@ -220,6 +221,15 @@ impl Kubernetes {
     /// Returns the client of the config cluster.
     pub(super) fn client(&self) -> Client {
         self.client.clone()
+    }
+
+    /// Returns a factory of watches in the config cluster.
+    pub(super) fn watches(&self, installation: &Installation) -> Watches {
+        Watches {
+            client: self.client.clone(),
+            cluster: installation.cluster.clone(),
+            metrics: self.watches.clone(),
+        }
     }
 
     /// Returns the clients of all clusters.

@@ -6,45 +6,26 @@
 //! [`OVER`]. The Service spreads those that reconnect over all replicas, so that shares are equal afterwards. To close
 //! fewer would not be enough: a Service chooses at random, also among the replicas that have too many.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use tokio::sync::watch;
 
 use crate::{
-    model::{Installation, MeshSnapshot, endpoint::Health, service::ServiceKey},
+    distribution::replicas::{Replica, Replicas},
     rpc::Shedding,
-    table::Cx,
     task::Tasks,
 };
 
 /// The time over which connections close: 33 a second in a mesh of 10,000 proxies.
 const OVER: Duration = Duration::from_mins(5);
 
-/// Returns the Service of this control plane.
-fn service(installation: &Installation) -> ServiceKey {
-    let suffix = match installation.revision.as_str() {
-        "" | "default" => String::new(),
-        revision => format!("-{revision}"),
-    };
-    let (namespace, domain) = (&installation.namespace, &installation.domain);
-    ServiceKey {
-        hostname: format!("istiod{suffix}.{namespace}.svc.{domain}").into(),
-        namespace: namespace.clone(),
-    }
-}
-
 /// Returns the number of ready replicas; 0 if it is unknown.
-fn replicas(mesh: &MeshSnapshot) -> usize {
-    let cx = Cx::untracked();
-    let installation = &mesh.installation;
-    let Some(row) = mesh.endpoints.get(&cx, &service(installation)) else {
-        return 0;
-    };
-    let ready = row
-        .endpoints
-        .iter()
-        .filter(|endpoint| endpoint.health == Health::Healthy && endpoint.origin.cluster == installation.cluster);
-    ready.map(|endpoint| &endpoint.address).collect::<BTreeSet<_>>().len()
+fn ready(replicas: &Replicas) -> usize {
+    let all = replicas.iter().flat_map(|replicas| replicas.iter());
+    all.filter(|replica| replica.is_ready)
+        .map(Replica::address)
+        .collect::<BTreeSet<_>>()
+        .len()
 }
 
 /// Returns the order that follows from a changed number of replicas; `None` if open orders stay. Fewer replicas, as in
@@ -59,12 +40,12 @@ fn order(before: usize, now: usize) -> Option<Shedding> {
 }
 
 /// Publishes when connections close.
-pub(super) fn follow(tasks: &Tasks, mut mesh: watch::Receiver<Arc<MeshSnapshot>>) -> watch::Receiver<Shedding> {
+pub(super) fn follow(tasks: &Tasks, mut replicas: watch::Receiver<Replicas>) -> watch::Receiver<Shedding> {
     let (sender, shedding) = watch::channel(None);
     tasks.spawn_until_shutdown("rebalancing", async move {
         let mut before = 0;
         loop {
-            let now = replicas(&mesh.borrow_and_update());
+            let now = ready(&replicas.borrow_and_update());
             if let Some(order) = order(before, now) {
                 if order.is_some() {
                     tracing::info!(before, now, over = ?OVER, "replicas added, connections will reconnect");
@@ -74,7 +55,7 @@ pub(super) fn follow(tasks: &Tasks, mut mesh: watch::Receiver<Arc<MeshSnapshot>>
             if now > 0 {
                 before = now;
             }
-            if mesh.changed().await.is_err() {
+            if replicas.changed().await.is_err() {
                 return;
             }
         }
@@ -84,56 +65,26 @@ pub(super) fn follow(tasks: &Tasks, mut mesh: watch::Receiver<Arc<MeshSnapshot>>
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::model::fixture;
 
-    #[test]
-    fn the_service_is_that_of_the_revision() {
-        let host = |revision: &str| {
-            let installation = Installation {
-                revision: revision.into(),
-                ..Installation::default()
-            };
-            service(&installation).hostname.to_string()
+    /// Returns ready replicas, and one that is not ready.
+    fn replicas(ready: u8) -> Replicas {
+        let replica = |number: u8| Replica {
+            name: format!("istiod-{number}").into(),
+            host: format!("10.1.0.{number}").into(),
+            port: 15012,
+            is_ready: number < ready,
+            serves: number < ready,
         };
-        assert!(host("").starts_with("istiod."));
-        assert!(host("default").starts_with("istiod."));
-        assert!(host("canary").starts_with("istiod-canary."));
-    }
-
-    /// Returns a mesh in which istiod has ready replicas, and one that is not ready.
-    fn mesh(ready: usize) -> Arc<MeshSnapshot> {
-        let installation = Installation {
-            namespace: "istio-system".into(),
-            domain: "cluster.local".into(),
-            ..Installation::default()
-        };
-        let service = "
-apiVersion: v1
-kind: Service
-metadata: {name: istiod, namespace: istio-system}
-spec: {clusterIP: 10.0.0.1, ports: [{name: grpc-xds, port: 15010}, {name: https-dns, port: 15012}]}
-";
-        let mut slice = "
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: istiod-a, namespace: istio-system, labels: {kubernetes.io/service-name: istiod}}
-addressType: IPv4
-ports: [{name: grpc-xds, port: 15010}, {name: https-dns, port: 15012}]
-endpoints:
-- {addresses: [10.1.1.1], conditions: {ready: false}}
-"
-        .to_owned();
-        let endpoint = |replica| format!("- {{addresses: [10.1.0.{replica}], conditions: {{ready: true}}}}\n");
-        slice.extend((0..ready).map(endpoint));
-        let files = [("service.yaml", service), ("slice.yaml", slice.as_str())];
-        fixture::folder_world(installation, &files).snapshot()
+        Some(Arc::new((0..=ready).map(replica).collect()))
     }
 
     #[tokio::test]
     async fn added_replicas_close_connections_and_removed_ones_end_that() {
-        let (sender, meshes) = watch::channel(mesh(0));
-        let mut shedding = follow(&Tasks::default(), meshes);
+        let (sender, known) = watch::channel(None);
+        let mut shedding = follow(&Tasks::default(), known);
         // A new replica learns the number of the others first: that changes nothing.
         for (ready, expected) in [
             (1, None),
@@ -143,8 +94,8 @@ endpoints:
             (2, None),
             (1, Some(None)),
         ] {
-            sender.send_replace(mesh(ready));
-            // The task has read the mesh when it waits for the next one.
+            sender.send_replace(replicas(ready));
+            // The task has read the replicas when it waits for the next ones.
             tokio::task::yield_now().await;
             tokio::task::yield_now().await;
             let changed = shedding.has_changed().expect("a running task");

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Distribution,
-    report::{Counts, ObjectName, ProxyState},
+    report::{Counts, ObjectName, ProxyState, ReplicaReport},
 };
 use crate::{
     base::Namespace,
@@ -23,15 +23,17 @@ const PUSHES: usize = 50;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Overview {
-    /// The revision of the mesh.
+    /// The revision of the mesh, in the replica that answers.
     pub revision: u64,
+    /// The replicas that were asked, the one that answers first.
+    pub replicas: Vec<ReplicaReport>,
     /// The number of proxies by state.
     pub counts: Counts,
     /// The proxies: those with problems first.
     pub proxies: Vec<ConnectedProxy>,
     /// The refused resources.
     pub refusals: Vec<RefusalReport>,
-    /// The last pushes, the newest first.
+    /// The last pushes of the replica that answers, the newest first.
     pub pushes: Vec<PushReport>,
     /// Errors and warnings of objects.
     pub diagnostics: Vec<String>,
@@ -52,6 +54,9 @@ pub struct ConnectedProxy {
     pub cluster: String,
     /// The version.
     pub version: String,
+    /// The name of the replica that it is connected to.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub replica: String,
     /// `acknowledged`: it has answered everything; `waiting`: not yet; `refused`: it refused a resource.
     pub state: ProxyState,
     /// The errors of responses that it rejected and that name no resource.
@@ -112,10 +117,11 @@ pub struct PushReport {
 }
 
 impl Distribution {
-    /// Returns the status of the mesh, as far as proxies of one namespace are concerned if one is given.
-    pub fn overview(&self, visible: Option<&Namespace>) -> Overview {
+    /// Returns the status of the proxies of this replica, only those of one namespace if one is given.
+    pub(super) fn own_overview(&self, visible: Option<&Namespace>) -> Overview {
         let mut overview = Overview {
             revision: self.inputs.mesh.borrow().revision.0,
+            replicas: vec![self.own_replica()],
             ..Overview::default()
         };
         let mut refusals: BTreeMap<*const Refusal, (Arc<Refusal>, usize)> = BTreeMap::new();
@@ -198,6 +204,7 @@ fn connected(
         namespace: node.namespace.to_string(),
         cluster: node.cluster.to_string(),
         version: node.version_text.to_string(),
+        replica: String::new(),
         state,
         errors: errors
             .map(|(resource_type, error)| format!("{}: {error}", resource_type.short_name()))

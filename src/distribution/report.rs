@@ -1,5 +1,7 @@
 //! The reports, in the JSON form of the API. The command line reads what the daemon writes.
 
+use std::ops::AddAssign;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{api::Kind, base::ObjectKey};
@@ -56,6 +58,8 @@ pub enum ObjectState {
     Pending,
     /// All proxies acknowledged everything.
     Acknowledged,
+    /// Replicas of the control plane did not answer, so the state of their proxies is unknown. Nothing else is missing.
+    Incomplete,
     /// A proxy refused a resource that the object has an effect on.
     Refused,
     /// The object was removed, and all proxies have answered the change.
@@ -96,6 +100,44 @@ pub struct Counts {
     pub unrequested: usize,
 }
 
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        let Self {
+            proxies,
+            acknowledged,
+            sent,
+            waiting,
+            refused,
+            unrequested,
+        } = other;
+        self.proxies += proxies;
+        self.acknowledged += acknowledged;
+        self.sent += sent;
+        self.waiting += waiting;
+        self.refused += refused;
+        self.unrequested += unrequested;
+    }
+}
+
+/// A replica of the control plane that was asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReplicaReport {
+    /// The name of the pod; empty if unknown.
+    pub name: String,
+    /// The address that it was asked at; empty for the replica that answers for all.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub address: String,
+    /// The identity of its process, which changes with a restart; empty if unknown.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub id: String,
+    /// True if its proxies are part of the report.
+    pub answered: bool,
+    /// The reason why it did not answer.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
 /// The status of an object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -106,8 +148,13 @@ pub struct ObjectReport {
     pub state: ObjectState,
     /// True if the time was over before the state was final.
     pub timed_out: bool,
-    /// The revision of the mesh that the report is about.
+    /// True if the state will not change without a change of the mesh.
+    #[serde(rename = "final")]
+    pub is_final: bool,
+    /// The revision of the mesh that the report is about, in the replica that answers.
     pub revision: u64,
+    /// The replicas that were asked, the one that answers first.
+    pub replicas: Vec<ReplicaReport>,
     /// The number of proxies by state.
     pub counts: Counts,
     /// The number of proxies that have not answered the last push with a change of the object.
@@ -122,10 +169,10 @@ pub struct ObjectReport {
 }
 
 impl ObjectReport {
-    /// Returns true if the state will not change without a change of the mesh.
-    pub fn is_final(&self) -> bool {
+    /// Returns true if the state of one replica's proxies will not change without a change of the mesh.
+    pub(super) fn is_settled(&self) -> bool {
         match self.state {
-            ObjectState::Awaited | ObjectState::Pending => false,
+            ObjectState::Awaited | ObjectState::Pending | ObjectState::Incomplete => false,
             ObjectState::Refused => self.counts.sent + self.counts.waiting == 0 && self.has_reasons(),
             ObjectState::Acknowledged | ObjectState::Unused => self.unanswered == 0,
             ObjectState::Unknown | ObjectState::Invalid | ObjectState::Removed => true,
@@ -163,6 +210,9 @@ pub struct ProxyReport {
     pub proxy: String,
     /// The cluster.
     pub cluster: String,
+    /// The name of the replica that it is connected to.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub replica: String,
     /// The worst state of its resources.
     pub state: ProxyState,
     /// The resources that the object has an effect on.

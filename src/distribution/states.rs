@@ -66,6 +66,7 @@ pub(super) fn fill(
         report.proxies.push(ProxyReport {
             proxy: proxy.id.to_string(),
             cluster: proxy.node.cluster.to_string(),
+            replica: String::new(),
             state,
             resources,
         });

@@ -35,7 +35,7 @@ pub struct Router<S> {
     streams: S,
     methods: Arc<[Arc<dyn Unary>]>,
     exchange: Option<Arc<dyn Exchange>>,
-    server_stream: Option<Arc<dyn ServerStream>>,
+    server_streams: Arc<[Arc<dyn ServerStream>]>,
 }
 
 impl<S: StreamService> Router<S> {
@@ -45,7 +45,7 @@ impl<S: StreamService> Router<S> {
             streams,
             methods: methods.into(),
             exchange: None,
-            server_stream: None,
+            server_streams: Arc::default(),
         }
     }
 
@@ -59,7 +59,7 @@ impl<S: StreamService> Router<S> {
     /// Returns the same router, with a method that answers with a stream.
     #[must_use]
     pub fn with_server_stream(mut self, method: Arc<dyn ServerStream>) -> Self {
-        self.server_stream = Some(method);
+        self.server_streams = self.server_streams.iter().cloned().chain([method]).collect();
         self
     }
 
@@ -88,7 +88,7 @@ impl<S: StreamService> Router<S> {
         if let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.has_method(path)) {
             return exchange::respond(exchange.clone(), request);
         }
-        if let Some(method) = self.server_stream.as_ref().filter(|method| method.path() == path) {
+        if let Some(method) = self.server_streams.iter().find(|method| method.path() == path) {
             return server_stream::respond(method.as_ref(), request).await;
         }
         match self.methods.iter().find(|method| method.path() == path) {

@@ -1,13 +1,14 @@
 //! Methods that answer one request with a stream of messages, such as a watch.
 //!
-//! Callers need not be authenticated, so a connection may have few of these streams. They end with the connection.
+//! Callers need not be authenticated, so a connection may have few of these streams. They end with the connection. A
+//! method that requires authentication checks the credentials of the call.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{
     StreamExt,
-    future::{self, Either},
+    future::{self, BoxFuture, Either},
     stream::{self, BoxStream},
 };
 use http::{Request, Response, header};
@@ -15,15 +16,15 @@ use tonic::Status;
 
 use super::{Call, GRPC, UnauthenticatedConnection, body::Body, connection::Draining, framing, headers, trailers_only};
 
-/// The maximum size of a request message.
-const MAX_REQUEST_BYTES: usize = 4 << 10;
+/// The encoded messages that answer a call.
+pub type Messages = BoxStream<'static, Bytes>;
 
 /// A method whose request is answered with a stream of encoded messages.
 pub trait ServerStream: Send + Sync {
     /// Returns the path: `/package.Service/Method`.
     fn path(&self) -> &'static str;
-    /// Returns the messages that answer an encoded request.
-    fn open(&self, request: Bytes) -> Result<BoxStream<'static, Bytes>, Status>;
+    /// Returns the messages that answer a call.
+    fn open(&self, call: Call) -> BoxFuture<'_, Result<Messages, Status>>;
 }
 
 /// Returns the response of a stream.
@@ -34,14 +35,17 @@ where
 {
     let extensions = request.extensions();
     let connection = extensions.get::<Arc<UnauthenticatedConnection>>().cloned();
-    let draining = extensions
-        .get::<Draining>()
-        .map(|draining| draining.token().clone().cancelled_owned());
-    let message = Call::new(request).message(MAX_REQUEST_BYTES).await;
-    let messages = match message.and_then(|request| method.open(request)) {
+    let draining = extensions.get::<Draining>().cloned();
+    let messages = match method.open(Call::new(request)).await {
         Ok(messages) => messages,
         Err(status) => return trailers_only(&status),
     };
+    if let (Some(connection), Some(draining)) = (&connection, &draining)
+        && connection.is_admitted()
+    {
+        draining.hand_off_to_stream_runtime();
+    }
+    let draining = draining.map(|draining| draining.token().clone().cancelled_owned());
     let handle = match connection.map(|connection| connection.serve_long_stream()) {
         Some(None) => {
             return trailers_only(&Status::resource_exhausted(
@@ -67,6 +71,7 @@ where
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt;
     use http_body_util::{BodyExt, Full};
     use tonic::Code;
 
@@ -84,12 +89,16 @@ mod tests {
             "/a.B/C"
         }
 
-        fn open(&self, request: Bytes) -> Result<BoxStream<'static, Bytes>, Status> {
-            if request.is_empty() {
-                return Err(Status::invalid_argument("empty"));
+        fn open(&self, mut call: Call) -> BoxFuture<'_, Result<Messages, Status>> {
+            async move {
+                let request = call.message(64).await?;
+                if request.is_empty() {
+                    return Err(Status::invalid_argument("empty"));
+                }
+                let messages: Vec<Bytes> = request.chunks(1).map(Bytes::copy_from_slice).collect();
+                Ok(stream::iter(messages).chain(stream::pending()).boxed())
             }
-            let messages: Vec<Bytes> = request.chunks(1).map(Bytes::copy_from_slice).collect();
-            Ok(stream::iter(messages).chain(stream::pending()).boxed())
+            .boxed()
         }
     }
 

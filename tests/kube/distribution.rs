@@ -16,7 +16,7 @@ use crate::support::{http, wait};
 /// Number of proxies, one of which refuses the change.
 const PROXIES: usize = 200;
 const REFUSES: usize = 77;
-const REASON: &str = "Duplicate entry of domain web";
+pub(super) const REASON: &str = "Duplicate entry of domain web";
 /// Time limit of the command after the last answer, with an unoptimised daemon on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -30,7 +30,7 @@ pub(super) fn trials() -> Vec<Trial> {
     ]
 }
 
-fn virtual_service(timeout: &str) -> String {
+pub(super) fn virtual_service(timeout: &str) -> String {
     format!(
         "apiVersion: networking.istio.io/v1
 kind: VirtualService
@@ -43,7 +43,7 @@ spec:
 }
 
 /// A service of its own, so that no other object of the mesh decides about its routes.
-const WEB: &str = "apiVersion: v1
+pub(super) const WEB: &str = "apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: '{app}'}
 spec:
@@ -52,13 +52,14 @@ spec:
   ports: [{name: http, port: 80, targetPort: 8080, protocol: TCP}]
 ";
 
-struct Command {
+/// A running `istiod status`.
+pub(super) struct Command {
     process: Process,
 }
 
 impl Command {
     /// Starts `istiod status` with JSON output.
-    fn start(tenant: &Tenant, daemon: &Daemon, name: &str, arguments: &[&str]) -> Command {
+    pub(super) fn start(tenant: &Tenant, daemon: &Daemon, name: &str, arguments: &[&str]) -> Command {
         let mut command = istiod();
         command.arg("status").args(arguments);
         command.args(["-o", "json", "--port", &daemon.monitoring.port().to_string()]);
@@ -68,7 +69,7 @@ impl Command {
     }
 
     /// Returns the exit code and the report.
-    fn end(&self) -> Result<(Option<i32>, Value), String> {
+    pub(super) fn end(&self) -> Result<(Option<i32>, Value), String> {
         let status = self.process.end_of(TIMEOUT)?;
         let log = self.process.log();
         let report = log.lines().find(|line| line.starts_with('{'));

@@ -8,6 +8,9 @@ use istiod::proto::json::struct_from_json;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::json;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic_prost::ProstCodec;
 
 use super::fixture::{self, CLUSTER, Caller, Fixture, node};
 use super::{Endpoint, GATEWAY};
@@ -69,6 +72,25 @@ pub(super) async fn attempt(
             let id = format!("spiffe://cluster.local/ns/{target}/sa/other");
             certificate(fixture, caller, Some(id), target).await
         }
+        Endpoint::Replicas => replicas(fixture, caller, &proxy(target)).await,
+    }
+}
+
+/// Asks as another replica does: once, for the status of all proxies.
+async fn replicas(fixture: &Fixture, caller: &Caller, proxy: &str) -> Result<(), String> {
+    let channel = fixture.channel(caller).await.map_err(error_text)?;
+    let mut client = Grpc::new(channel);
+    client.ready().await.map_err(|error| error.to_string())?;
+    let request = caller.credentials.request(r#"{"milliseconds": 0}"#.to_owned());
+    let path = PathAndQuery::from_static("/istiod.v1.Replicas/Status");
+    let codec = ProstCodec::<String, Vec<u8>>::default();
+    let reports = client.server_streaming(request, path, codec).await;
+    let report = reports.map_err(error_text)?.into_inner().message().await;
+    let report = report.map_err(error_text)?.unwrap_or_default();
+    if String::from_utf8_lossy(&report).contains(proxy) {
+        Ok(())
+    } else {
+        Err(format!("report without {proxy}"))
     }
 }
 

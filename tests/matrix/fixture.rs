@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use istiod::proto::envoy::service::discovery::v3::DiscoveryResponse;
 use serde_json::{Value, json};
-use tonic::transport::Endpoint;
+use tonic::transport::{Channel, Endpoint};
 
 use super::{GATEWAY, NAMESPACES, SYSTEM};
 use crate::secure::authority::Authority;
@@ -175,13 +175,18 @@ impl Fixture {
 
     /// Opens a stream on the port that the caller uses.
     pub(super) async fn ads(&self, caller: &Caller, node: &Node) -> Result<Stream, tonic::Status> {
+        Stream::open(self.channel(caller).await?, &caller.credentials, node).await
+    }
+
+    /// Opens a connection to the port that the caller uses.
+    pub(super) async fn channel(&self, caller: &Caller) -> Result<Channel, tonic::Status> {
         if !caller.is_plaintext {
-            return self.agent.ads(&caller.credentials, node).await;
+            let channel = self.agent.channel(&caller.credentials).await;
+            return channel.map_err(tonic::Status::unavailable);
         }
         let channel = Endpoint::from_shared(format!("http://127.0.0.1:{}", self.daemon.xds));
         let channel = channel.expect("the address is valid").connect().await;
-        let channel = channel.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
-        Stream::open(channel, &caller.credentials, node).await
+        channel.map_err(|error| tonic::Status::unavailable(error.to_string()))
     }
 
     /// Loopback clients may read everything, so pages are tested only if this machine has another address.

@@ -1,4 +1,5 @@
-//! Pages of distribution status: one answer, or events until the answer is final.
+//! Pages of distribution status: one answer, or events until the answer is final. They wait for other replicas, so they
+//! are rendered beside other pages and not in turn with them.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -18,16 +19,21 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::pages::Shown;
 use crate::{
-    admin::access::DebugScope,
+    admin::{access::DebugScope, renderer::Renderer},
     api::Kind,
     base::{Namespace, duration},
-    distribution::{Distribution, Question},
+    distribution::{Distribution, Question, overview::Overview, replicas::Scope},
 };
 
 /// The longest time that events of one object are sent.
 const MAX_TIMEOUT: Duration = Duration::from_mins(10);
 /// The time without a time-out in the request.
 const DEFAULT_TIMEOUT: Duration = Duration::from_mins(1);
+/// The answer to clients beyond the limit.
+const BUSY: (StatusCode, &str) = (
+    StatusCode::SERVICE_UNAVAILABLE,
+    "too many clients are waiting; retry later\n",
+);
 
 /// The parameters of both pages.
 #[derive(Deserialize, Default)]
@@ -40,6 +46,7 @@ pub(super) struct Parameters {
     #[serde(rename = "proxyID")]
     proxy_id: String,
     timeout: String,
+    scope: String,
 }
 
 /// The namespace that a caller is restricted to.
@@ -51,6 +58,21 @@ fn visible(scope: &DebugScope) -> Option<Namespace> {
 }
 
 impl Parameters {
+    /// Returns the replicas that are asked.
+    fn replicas(&self) -> Result<Scope, (StatusCode, String)> {
+        match self.scope.as_str() {
+            "" => Ok(Scope::ControlPlane),
+            "replica" => Ok(Scope::Replica),
+            other => {
+                let hint = "want replica, or nothing for all replicas";
+                Err((
+                    StatusCode::BAD_REQUEST,
+                    format!("scope: {other:?} is not known; {hint}\n"),
+                ))
+            }
+        }
+    }
+
     /// Returns the question about an object; `None` if the request names none.
     fn question(&self, scope: &DebugScope) -> Result<Option<Question>, (StatusCode, String)> {
         let refuse = |text: String| Err((StatusCode::BAD_REQUEST, text));
@@ -100,13 +122,27 @@ fn json(value: &impl Serialize) -> Response {
 pub(super) async fn status(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
+    Extension(renderer): Extension<Renderer>,
     Query(parameters): Query<Parameters>,
 ) -> Response {
-    match parameters.question(&scope) {
-        Err(refusal) => refusal.into_response(),
-        Ok(Some(question)) => json(&sources.distribution.ask(&question).await),
-        Ok(None) => json(&sources.distribution.overview(visible(&scope).as_ref())),
-    }
+    let (question, replicas) = match (parameters.question(&scope), parameters.replicas()) {
+        (Ok(question), Ok(replicas)) => (question, replicas),
+        (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
+    };
+    let Some(permit) = sources.distribution.permit() else {
+        return BUSY.into_response();
+    };
+    let page = renderer.beside(async move {
+        let distribution = &sources.distribution;
+        let page = match question {
+            Some(question) => json(&distribution.ask(&question, replicas).await),
+            None => json(&distribution.overview(visible(&scope).as_ref(), replicas).await),
+        };
+        drop(permit);
+        page
+    });
+    let page = page.await;
+    page.unwrap_or_else(|| StatusCode::INTERNAL_SERVER_ERROR.into_response())
 }
 
 /// Sends the status of an object, or of the mesh, as server-sent events: whenever it changes, until it is final.
@@ -122,35 +158,34 @@ pub(super) async fn status_events(
             Err(error) => return (StatusCode::BAD_REQUEST, format!("timeout: {error}\n")).into_response(),
         },
     };
-    let question = match parameters.question(&scope) {
-        Ok(question) => question,
-        Err(refusal) => return refusal.into_response(),
+    let (question, replicas) = match (parameters.question(&scope), parameters.replicas()) {
+        (Ok(question), Ok(replicas)) => (question, replicas),
+        (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
     let Some(permit) = sources.distribution.permit() else {
-        return (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "too many clients are waiting; retry later\n",
-        )
-            .into_response();
+        return BUSY.into_response();
     };
     let distribution = sources.distribution.clone();
     match question {
         Some(question) => events(permit, move |sender| async move {
-            distribution.follow(&question, timeout, sender).await;
+            distribution.follow(&question, timeout, replicas, sender).await;
         }),
-        None => events(permit, move |sender| overviews(distribution, visible(&scope), sender)),
+        None => events(permit, move |sender| {
+            overviews(distribution, visible(&scope), replicas, sender)
+        }),
     }
 }
 
 async fn overviews(
     distribution: Arc<Distribution>,
     visible: Option<Namespace>,
-    sender: mpsc::Sender<crate::distribution::overview::Overview>,
+    replicas: Scope,
+    sender: mpsc::Sender<Overview>,
 ) {
-    distribution.follow_mesh(visible.as_ref(), sender).await;
+    distribution.follow_mesh(visible.as_ref(), replicas, sender).await;
 }
 
-/// Runs a sender of events on the runtime of pages, while the client reads them.
+/// Runs a sender of events while the client reads them.
 fn events<T, F>(permit: impl Send + 'static, send: impl FnOnce(mpsc::Sender<T>) -> F) -> Response
 where
     T: Serialize + Send + 'static,

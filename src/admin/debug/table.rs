@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::{
-    Router,
+    Extension, Router,
     extract::{Query, State},
     response::{Html, Response},
     routing::{MethodRouter, get},
@@ -22,7 +22,10 @@ use super::{
     status,
 };
 use crate::{
-    admin::access::{PREFIX, Readers},
+    admin::{
+        access::{PREFIX, Readers},
+        renderer::Renderer,
+    },
     generate::ResourceType,
     model::features::Features,
 };
@@ -42,6 +45,17 @@ enum Condition {
     UnsafeEndpoints,
 }
 
+/// The way in which a page is rendered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Rendering {
+    /// In turn with other pages.
+    InTurn,
+    /// Beside other pages, since it waits for other replicas.
+    Waiting,
+    /// As a stream of events, and not as a whole.
+    Events,
+}
+
 /// A page below `/debug/`.
 pub(super) struct Page {
     pub(super) name: &'static str,
@@ -50,8 +64,7 @@ pub(super) struct Page {
     readers: Readers,
     pub(super) origin: Origin,
     condition: Condition,
-    /// True if the page is a stream of events, which is not rendered as a whole.
-    has_events: bool,
+    rendering: Rendering,
     /// Content and query parameters.
     description: &'static str,
     handler: fn() -> MethodRouter<Arc<Sources>>,
@@ -78,9 +91,16 @@ impl Page {
         }
     }
 
+    const fn waiting(self) -> Self {
+        Self {
+            rendering: Rendering::Waiting,
+            ..self
+        }
+    }
+
     const fn events(self) -> Self {
         Self {
-            has_events: true,
+            rendering: Rendering::Events,
             ..self
         }
     }
@@ -107,7 +127,7 @@ const fn page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, d
         readers: Readers::ControlPlane,
         origin: Origin::Istio,
         condition: Condition::Always,
-        has_events: false,
+        rendering: Rendering::InTurn,
         description,
         handler,
     }
@@ -265,10 +285,11 @@ pub(super) const PAGES: &[Page] = &[
         "status",
         || get(status::status),
         "which proxies run an object: `kind`, `namespace`, `name`, `resourceVersion`, `proxyID`; without an object the \
-         proxies, refused resources and last pushes",
+         proxies, refused resources and last pushes. All replicas answer; with `scope=replica` only the one that is asked",
     )
     .of_proxy()
-    .own(),
+    .own()
+    .waiting(),
     page(
         "status_events",
         || get(status::status_events),
@@ -296,22 +317,33 @@ pub(super) fn readers_of(name: &str) -> Readers {
     page.map_or(Readers::ControlPlane, |page| page.readers)
 }
 
-/// Returns all pages under `/debug` except those with events, unguarded.
+/// Returns true if a page waits for other replicas.
+pub(super) fn waits(name: &str) -> bool {
+    let mut pages = PAGES.iter();
+    pages.any(|page| page.name == name && page.rendering == Rendering::Waiting)
+}
+
+/// Returns the pages that are rendered in turn, unguarded.
 pub(super) fn pages(sources: Arc<Sources>) -> Router {
     let index = || get(index);
     let router = Router::new().route("/debug", index()).route(PREFIX, index());
-    with_pages(router, sources, false)
+    with_pages(router, sources, Rendering::InTurn)
+}
+
+/// Returns the pages that wait for other replicas, unguarded. They are rendered beside those of `renderer`.
+pub(super) fn waiting_pages(sources: Arc<Sources>, renderer: &Renderer) -> Router {
+    with_pages(Router::new(), sources, Rendering::Waiting).layer(Extension(renderer.clone()))
 }
 
 /// Returns the pages with events, unguarded.
 pub(super) fn event_pages(sources: Arc<Sources>) -> Router {
-    with_pages(Router::new(), sources, true)
+    with_pages(Router::new(), sources, Rendering::Events)
 }
 
-fn with_pages(router: Router<Arc<Sources>>, sources: Arc<Sources>, has_events: bool) -> Router {
+fn with_pages(router: Router<Arc<Sources>>, sources: Arc<Sources>, rendering: Rendering) -> Router {
     let mesh = sources.mesh();
     let shown = PAGES.iter().filter(|page| page.is_shown(&mesh.installation.features));
-    let shown = shown.filter(|page| page.has_events == has_events);
+    let shown = shown.filter(|page| page.rendering == rendering);
     let router = shown.fold(router, |router, page| {
         router.route(&format!("{PREFIX}{}", page.name), (page.handler)())
     });

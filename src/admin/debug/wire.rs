@@ -58,7 +58,9 @@ impl Wire {
         let info = json!({ "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "",
             "status": "Clean", "tag": ISTIO_VERSION });
         Self {
-            pages: table::pages(sources.clone()).fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
+            pages: table::pages(sources.clone())
+                .merge(table::waiting_pages(sources.clone(), &renderer))
+                .fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
             sources,
             access,
             renderer,
@@ -166,9 +168,13 @@ impl DebugHandler for Wire {
         async move {
             let (url, caller) = (question.type_url.clone(), question.caller.clone());
             let renderer = wire.renderer.clone();
-            let answer = match renderer.run(async move { wire.answer(question).await }).await {
-                Ok(Some(answer)) => answer,
-                Ok(None) | Err(Busy) => Err(DebugError::Busy),
+            let answer = if waits(&question) {
+                wire.answer(question).await
+            } else {
+                match renderer.run(async move { wire.answer(question).await }).await {
+                    Ok(Some(answer)) => answer,
+                    Ok(None) | Err(Busy) => Err(DebugError::Busy),
+                }
             };
             if let Err(denial) = &answer {
                 tracing::warn!(r#type = url, ?caller, %denial, "debug request denied");
@@ -177,6 +183,17 @@ impl DebugHandler for Wire {
         }
         .boxed()
     }
+}
+
+/// Returns true if the answer waits for other replicas, so that it must not keep others from their turn.
+fn waits(question: &DebugRequest) -> bool {
+    let pages = || {
+        question
+            .names
+            .iter()
+            .map(|name| name.split('?').next().unwrap_or_default())
+    };
+    question.type_url == PAGE && pages().any(table::waits)
 }
 
 fn encoded(section: &Value) -> Option<Arc<EncodedResource>> {

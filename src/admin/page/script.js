@@ -10,6 +10,7 @@ const OBJECT_STATES = {
   Unknown: ["bad", "does not exist"], Awaited: ["wait", "not seen yet"], Invalid: ["bad", "invalid"],
   Unused: ["quiet", "affects no connected proxy"], Pending: ["wait", "on its way"],
   Acknowledged: ["good", "arrived at all proxies"], Refused: ["bad", "refused"], Removed: ["good", "removed"],
+  Incomplete: ["wait", "unknown in parts: replicas of istiod did not answer"],
 };
 // The number of rows of a table; the filter finds the others.
 const ROWS = 200;

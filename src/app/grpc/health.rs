@@ -1,18 +1,14 @@
 //! `grpc.health.v1.Health`: SERVING once the first snapshot exists.
 
 use bytes::Bytes;
-use futures::{
-    FutureExt, StreamExt,
-    future::BoxFuture,
-    stream::{self, BoxStream},
-};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream};
 use prost::Message;
 use tokio::sync::watch;
 use tokio_stream::wrappers::WatchStream;
 use tonic::Status;
 
 use super::DISCOVERY;
-use crate::rpc::{Call, ServerStream, Unary};
+use crate::rpc::{Call, Messages, ServerStream, Unary};
 
 /// The maximum size of a request: the name of a service.
 const MAX_REQUEST_BYTES: usize = 1024;
@@ -47,6 +43,18 @@ impl Health {
             Err(Status::not_found("unknown service"))
         }
     }
+
+    /// Returns the status and each change of it. As the protocol requires, the stream of an unknown service stays open,
+    /// since the service may appear.
+    fn changes(&self, request: &[u8]) -> Result<Messages, Status> {
+        if !is_known(request)? {
+            let unknown = stream::once(async { response(SERVICE_UNKNOWN) });
+            return Ok(unknown.chain(stream::pending()).boxed());
+        }
+        Ok(WatchStream::new(self.ready.clone())
+            .map(|is_ready| response(status(is_ready)))
+            .boxed())
+    }
 }
 
 impl Unary for Health {
@@ -64,16 +72,8 @@ impl ServerStream for Health {
         "/grpc.health.v1.Health/Watch"
     }
 
-    /// Returns the status and each change of it. As the protocol requires, the stream of an unknown service stays open,
-    /// since the service may appear.
-    fn open(&self, request: Bytes) -> Result<BoxStream<'static, Bytes>, Status> {
-        if !is_known(&request)? {
-            let unknown = stream::once(async { response(SERVICE_UNKNOWN) });
-            return Ok(unknown.chain(stream::pending()).boxed());
-        }
-        Ok(WatchStream::new(self.ready.clone())
-            .map(|is_ready| response(status(is_ready)))
-            .boxed())
+    fn open(&self, mut call: Call) -> BoxFuture<'_, Result<Messages, Status>> {
+        async move { self.changes(&call.message(MAX_REQUEST_BYTES).await?) }.boxed()
     }
 }
 
@@ -118,7 +118,7 @@ mod tests {
         let health = Health { ready: receiver };
         let open = |service: &str| {
             let service = service.to_owned();
-            let messages = health.open(HealthCheckRequest { service }.encode_to_vec().into())?;
+            let messages = health.changes(&HealthCheckRequest { service }.encode_to_vec())?;
             Ok::<_, Status>(messages.map(|message| HealthCheckResponse::decode(message).expect("a response").status))
         };
         let mut known = open(DISCOVERY).expect("a stream");

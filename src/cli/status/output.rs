@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use crate::distribution::{
     overview::Overview,
-    report::{Counts, ObjectName, ObjectReport, ObjectState, ProxyState},
+    report::{Counts, ObjectName, ObjectReport, ObjectState, ProxyState, ReplicaReport},
 };
 
 /// The number of proxies that are listed unless all are requested.
@@ -21,6 +21,7 @@ pub(super) fn headline(report: &ObjectReport) -> String {
         ObjectState::Unused => "affects no connected proxy",
         ObjectState::Pending => "is on its way",
         ObjectState::Acknowledged => "arrived",
+        ObjectState::Incomplete => "may not have arrived everywhere: replicas of istiod did not answer",
         ObjectState::Refused => "was refused",
         ObjectState::Removed => "was removed",
     };
@@ -65,6 +66,7 @@ pub(super) fn object(report: &ObjectReport, all: bool) -> String {
     if let Some(seconds) = report.seconds.filter(|_| report.unanswered == 0) {
         let _ = writeln!(text, "The last answer came {seconds:.3} s after the last change.");
     }
+    missing(&report.replicas, &mut text);
     for diagnostic in &report.diagnostics {
         let _ = writeln!(text, "{diagnostic}");
     }
@@ -110,6 +112,7 @@ pub(super) fn overview(overview: &Overview, all: bool) -> String {
          resources\n",
         overview.revision
     );
+    missing(&overview.replicas, &mut text);
     let mut table = Table::new(&["PROXY", "STATE", "VERSION", "CLUSTER", "ERROR"]);
     let listed = overview
         .proxies
@@ -136,6 +139,21 @@ pub(super) fn overview(overview: &Overview, all: bool) -> String {
     }
     table.write(&mut text);
     text
+}
+
+/// Names the replicas whose proxies are unknown.
+fn missing(replicas: &[ReplicaReport], text: &mut String) {
+    for replica in replicas.iter().filter(|replica| !replica.answered) {
+        let names = [&replica.name, &replica.address];
+        let names = names.into_iter().filter(|name| !name.is_empty()).cloned();
+        let name = names.collect::<Vec<_>>().join(" at ");
+        let name = if name.is_empty() {
+            String::new()
+        } else {
+            format!(" {name}")
+        };
+        let _ = writeln!(text, "Replica{name} did not answer: {}", shortened(&replica.error));
+    }
 }
 
 fn state(state: ProxyState) -> &'static str {
@@ -251,6 +269,37 @@ VirtualService shop/reviews was refused: 1 of 2 proxies acknowledged it, 1 refus
 
 PROXY    STATE     TYPE   RESOURCE   EFFECT    REASON
 a.shop   refused   rds    80         changes   bad regex (because of VirtualService shop/reviews)
+";
+        assert_eq!(object(&report, false), expected);
+    }
+
+    #[test]
+    fn missing_replicas_are_named() {
+        let report = ObjectReport {
+            object: ObjectName {
+                kind: "VirtualService".to_owned(),
+                namespace: "shop".to_owned(),
+                name: "reviews".to_owned(),
+                ..ObjectName::default()
+            },
+            state: ObjectState::Incomplete,
+            replicas: vec![
+                ReplicaReport {
+                    answered: true,
+                    ..ReplicaReport::default()
+                },
+                ReplicaReport {
+                    name: "istiod-1".to_owned(),
+                    address: "10.1.0.1:15012".to_owned(),
+                    error: "no route to host".to_owned(),
+                    ..ReplicaReport::default()
+                },
+            ],
+            ..ObjectReport::default()
+        };
+        let expected = "\
+VirtualService shop/reviews may not have arrived everywhere: replicas of istiod did not answer
+Replica istiod-1 at 10.1.0.1:15012 did not answer: no route to host
 ";
         assert_eq!(object(&report, false), expected);
     }

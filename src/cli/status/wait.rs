@@ -137,7 +137,9 @@ fn is_met(condition: Condition, threshold: f64, report: &ObjectReport) -> bool {
         Condition::Distribution => {
             let counts = &report.counts;
             let is_under_way = matches!(report.state, ObjectState::Pending | ObjectState::Refused);
-            let is_enough = counts.acknowledged as f64 >= threshold * counts.proxies as f64;
+            // The proxies of a replica that did not answer are not counted.
+            let is_complete = report.replicas.iter().all(|replica| replica.answered);
+            let is_enough = is_complete && counts.acknowledged as f64 >= threshold * counts.proxies as f64;
             report.has_arrived() || is_under_way && counts.proxies > 0 && is_enough
         }
     }

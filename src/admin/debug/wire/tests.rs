@@ -40,6 +40,8 @@ impl Harness {
             tracker: Tracker::new(environment::now),
             connections: connections.clone(),
             board: Arc::default(),
+            replica: distribution::replicas::OwnReplica::default(),
+            peers: None,
         };
         let sources = Sources {
             authority: watch::channel(None).1,

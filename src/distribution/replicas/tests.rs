@@ -1,0 +1,322 @@
+//! Queries to replicas that are played by channels.
+
+use std::sync::Mutex;
+
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::*;
+use crate::{
+    distribution::{
+        Inputs,
+        report::{Counts, ObjectState},
+    },
+    environment,
+    model::{Installation, fixture},
+    push::{delivery::Tracker, push_loop::Flushes},
+    task::Tasks,
+};
+
+const OWN: &str = "own";
+/// Never reached when a test passes.
+const LONG: Duration = Duration::from_mins(1);
+
+/// Answers to one query: what to send, in order, and whether the stream then stays open.
+type Script = (Vec<Result<Bytes, PeerError>>, bool);
+
+/// Replicas whose answers follow a script by name. One without a script cannot be reached.
+struct Played {
+    replicas: watch::Receiver<Replicas>,
+    scripts: Mutex<BTreeMap<SmolStr, Vec<Script>>>,
+    queries: Mutex<Vec<(SmolStr, Query)>>,
+    /// Keeps streams open.
+    open: Mutex<Vec<mpsc::Sender<Result<Bytes, PeerError>>>>,
+}
+
+impl Peers for Played {
+    fn replicas(&self) -> watch::Receiver<Replicas> {
+        self.replicas.clone()
+    }
+
+    fn ask(&self, replica: &Replica, query: String) -> BoxFuture<'static, Result<Reports, PeerError>> {
+        let query = serde_json::from_str(&query).expect("a query");
+        self.queries.lock().unwrap().push((replica.name.clone(), query));
+        let mut scripts = self.scripts.lock().unwrap();
+        let script = scripts.get_mut(&replica.name).filter(|scripts| !scripts.is_empty());
+        let Some((answers, stays)) = script.map(|scripts| scripts.remove(0)) else {
+            let error = PeerError::Closed("connection refused".to_owned());
+            return std::future::ready(Err(error)).boxed();
+        };
+        let (sender, receiver) = mpsc::channel(16);
+        for answer in answers {
+            sender.try_send(answer).expect("a short script");
+        }
+        if stays {
+            self.open.lock().unwrap().push(sender);
+        }
+        std::future::ready(Ok(ReceiverStream::new(receiver).boxed())).boxed()
+    }
+}
+
+fn replica(name: &str, serves: bool) -> Replica {
+    Replica {
+        name: name.into(),
+        host: format!("host-{name}").into(),
+        port: 15012,
+        is_ready: serves,
+        serves,
+    }
+}
+
+fn set(names: &[&str]) -> Replicas {
+    Some(Arc::new(names.iter().map(|name| replica(name, true)).collect()))
+}
+
+struct Harness {
+    distribution: Arc<Distribution>,
+    played: Arc<Played>,
+    replicas: watch::Sender<Replicas>,
+    _mesh: watch::Sender<Arc<crate::model::MeshSnapshot>>,
+    tasks: Tasks,
+}
+
+impl Harness {
+    fn new(replicas: Replicas, scripts: Vec<(&str, Vec<Script>)>) -> Self {
+        let (sender, receiver) = watch::channel(replicas);
+        let scripts = scripts.into_iter().map(|(name, script)| (name.into(), script));
+        let played = Arc::new(Played {
+            replicas: receiver,
+            scripts: Mutex::new(scripts.collect()),
+            queries: Mutex::default(),
+            open: Mutex::default(),
+        });
+        let world = fixture::folder_world(Installation::default(), &[("mesh.yaml", "")]);
+        let (mesh_sender, mesh) = watch::channel(world.snapshot());
+        let tasks = Tasks::default();
+        let inputs = Inputs {
+            mesh,
+            inspect: mpsc::channel(1).0,
+            flushes: Flushes::channel().0,
+            tracker: Tracker::new(environment::now),
+            connections: Arc::default(),
+            board: Arc::default(),
+            replica: OwnReplica {
+                name: "istiod-0".into(),
+                id: OWN.into(),
+            },
+            peers: Some(played.clone()),
+        };
+        Self {
+            distribution: Distribution::start(&tasks, inputs).0,
+            played,
+            replicas: sender,
+            _mesh: mesh_sender,
+            tasks,
+        }
+    }
+
+    /// Returns the status of the mesh: the number of proxies, and the names of replicas with true if they answered.
+    async fn overview(&self) -> (usize, Vec<(String, bool)>) {
+        let overview = self.distribution.overview(None, Scope::ControlPlane).await;
+        (overview.counts.proxies, answered(&overview.replicas))
+    }
+}
+
+fn answered(replicas: &[ReplicaReport]) -> Vec<(String, bool)> {
+    let replicas = replicas.iter();
+    replicas
+        .map(|replica| (replica.name.clone(), replica.answered))
+        .collect()
+}
+
+fn expected(replicas: &[(&str, bool)]) -> Vec<(String, bool)> {
+    let replicas = replicas.iter();
+    replicas
+        .map(|(name, answered)| ((*name).to_owned(), *answered))
+        .collect()
+}
+
+fn json(value: &impl Serialize) -> Result<Bytes, PeerError> {
+    Ok(serde_json::to_vec(value).expect("JSON").into())
+}
+
+fn of(id: &str) -> Vec<ReplicaReport> {
+    vec![ReplicaReport {
+        name: format!("istiod-{id}"),
+        id: id.to_owned(),
+        answered: true,
+        ..ReplicaReport::default()
+    }]
+}
+
+fn proxies(id: &str, proxies: usize) -> Result<Bytes, PeerError> {
+    json(&Overview {
+        counts: Counts {
+            proxies,
+            ..Counts::default()
+        },
+        replicas: of(id),
+        ..Overview::default()
+    })
+}
+
+fn object(id: &str, state: ObjectState) -> Result<Bytes, PeerError> {
+    let report = ObjectReport {
+        state,
+        replicas: of(id),
+        ..ObjectReport::default()
+    };
+    json(&ObjectReport {
+        is_final: report.is_settled(),
+        ..report
+    })
+}
+
+fn question() -> Question {
+    Question {
+        kinds: Kind::named("vs"),
+        namespace: "shop".to_owned(),
+        name: "reviews".to_owned(),
+        resource_version: None,
+        proxy: String::new(),
+        visible: None,
+    }
+}
+
+/// Follows the question, and returns the receiver of its reports.
+fn follow(harness: &Harness, time: Duration) -> mpsc::Receiver<ObjectReport> {
+    let (sender, reports) = mpsc::channel(1);
+    let distribution = harness.distribution.clone();
+    harness.tasks.spawn("test", async move {
+        distribution
+            .follow(&question(), time, Scope::ControlPlane, sender)
+            .await;
+    });
+    reports
+}
+
+#[tokio::test]
+async fn all_replicas_answer() {
+    let scripts = vec![
+        ("istiod-1", vec![(vec![proxies("1", 3)], false)]),
+        ("istiod-2", vec![(vec![proxies("2", 4)], false)]),
+    ];
+    let harness = Harness::new(set(&["istiod-0", "istiod-1", "istiod-2"]), scripts);
+    let names = [("istiod-0", true), ("istiod-1", true), ("istiod-2", true)];
+    assert_eq!(harness.overview().await, (7, expected(&names)));
+    // Now they cannot be reached any more: their proxies are unknown.
+    let names = [("istiod-0", true), ("istiod-1", false), ("istiod-2", false)];
+    assert_eq!(harness.overview().await, (0, expected(&names)));
+    let queries = harness.played.queries.lock().unwrap().clone();
+    assert_eq!(queries.len(), 4);
+    let once = Query::about_mesh(None, Some(Duration::ZERO));
+    assert!(queries.iter().all(|(_, query)| *query == once), "{queries:?}");
+    let alone = harness.distribution.overview(None, Scope::Replica).await;
+    assert_eq!(answered(&alone.replicas), expected(&[("istiod-0", true)]));
+}
+
+#[tokio::test]
+async fn a_replica_recognises_itself() {
+    // Without the name of a pod.
+    let own = || (vec![proxies(OWN, 9)], false);
+    let harness = Harness::new(set(&[""]), vec![("", vec![own(), own()])]);
+    let alone = || (0, expected(&[("istiod-0", true)]));
+    assert_eq!(harness.overview().await, alone());
+    assert_eq!(harness.overview().await, alone());
+    let queries = harness.played.queries.lock().unwrap().len();
+    assert_eq!(queries, 1, "an address is recognised once");
+}
+
+#[tokio::test]
+async fn replicas_that_do_not_serve_may_be_closed() {
+    let replicas = [replica("istiod-1", false), replica("istiod-2", false)];
+    let scripts = vec![("istiod-1", vec![(vec![proxies("1", 1)], false)])];
+    let harness = Harness::new(Some(Arc::new(replicas.into())), scripts);
+    let names = [("istiod-0", true), ("istiod-1", true)];
+    assert_eq!(harness.overview().await, (1, expected(&names)));
+}
+
+#[tokio::test]
+async fn an_answer_is_final_when_all_are() {
+    let harness = Harness::new(
+        set(&["istiod-1"]),
+        vec![(
+            "istiod-1",
+            vec![
+                // The connection ends, and is made again.
+                (vec![object("1", ObjectState::Pending)], false),
+                (vec![object("1", ObjectState::Unknown)], true),
+            ],
+        )],
+    );
+    let mut reports = follow(&harness, LONG);
+    let mut states = Vec::new();
+    while let Some(report) = reports.recv().await {
+        states.push((report.state, report.is_final));
+    }
+    let last = states.pop();
+    assert_eq!(last, Some((ObjectState::Unknown, true)));
+    assert!(states.iter().all(|(_, is_final)| !is_final), "{states:?}");
+    assert!(states.contains(&(ObjectState::Pending, false)), "{states:?}");
+}
+
+#[tokio::test]
+async fn an_unreachable_replica_is_waited_for_until_it_is_gone() {
+    let harness = Harness::new(set(&["istiod-1"]), Vec::new());
+    let mut reports = follow(&harness, LONG);
+    while let Some(report) = reports.recv().await {
+        assert_eq!((report.state, report.is_final), (ObjectState::Incomplete, false));
+        if report.replicas.iter().any(|replica| replica.error.contains("refused")) {
+            break;
+        }
+    }
+    harness.replicas.send_replace(set(&[]));
+    let report = reports.recv().await.expect("a report");
+    assert_eq!((report.state, report.is_final), (ObjectState::Unknown, true));
+    assert_eq!(answered(&report.replicas), expected(&[("istiod-0", true)]));
+}
+
+#[tokio::test]
+async fn a_missing_replica_is_reported_when_the_time_is_over() {
+    let harness = Harness::new(set(&["istiod-1"]), Vec::new());
+    let mut reports = follow(&harness, Duration::from_millis(50));
+    let mut last = None;
+    while let Some(report) = reports.recv().await {
+        last = Some(report);
+    }
+    let report = last.expect("a report");
+    assert_eq!((report.state, report.timed_out), (ObjectState::Incomplete, true));
+}
+
+#[tokio::test]
+async fn replicas_that_are_not_known_are_unknown() {
+    let harness = Harness::new(None, Vec::new());
+    let mut reports = follow(&harness, LONG);
+    let report = reports.recv().await.expect("a report");
+    assert_eq!((report.state, report.is_final), (ObjectState::Incomplete, false));
+    assert_eq!(report.replicas.len(), 2);
+    harness.replicas.send_replace(set(&["istiod-0"]));
+    let report = reports.recv().await.expect("a report");
+    assert_eq!((report.state, report.is_final), (ObjectState::Unknown, true));
+}
+
+#[tokio::test]
+async fn queries_of_other_replicas_are_answered_alone() {
+    let harness = Harness::new(set(&["istiod-1"]), Vec::new());
+    let (sender, mut answers) = mpsc::channel(1);
+    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO)).unwrap();
+    let answering = harness
+        .distribution
+        .clone()
+        .answer(&query, sender)
+        .expect("a valid query");
+    harness.tasks.spawn("test", answering);
+    let report: ObjectReport = serde_json::from_slice(&answers.recv().await.expect("an answer")).unwrap();
+    assert_eq!((report.state, report.is_final), (ObjectState::Unknown, true));
+    assert_eq!(answered(&report.replicas), expected(&[("istiod-0", true)]));
+    assert!(answers.recv().await.is_none(), "more than one report");
+    let queries = harness.played.queries.lock().unwrap().len();
+    assert_eq!(queries, 0);
+    let malformed = r#"{"object": {"kinds": ["nothing.example.com"]}}"#;
+    let (sender, _) = mpsc::channel(1);
+    assert!(harness.distribution.clone().answer(malformed, sender).is_err());
+}

@@ -1,0 +1,181 @@
+//! Two replicas of one control plane: either of them answers for the proxies of both.
+
+use std::time::Duration;
+
+use libtest_mimic::{Failed, Trial};
+use serde_json::{Value, json};
+
+use super::distribution::{Command, REASON, WEB, virtual_service};
+use super::tenant::{TIMEOUT, Tenant};
+use crate::support::ads::{AdsClient, Type};
+use crate::support::daemon::Daemon;
+use crate::support::kubernetes;
+use crate::support::kubernetes::api::Reference;
+use crate::support::{http, wait};
+
+/// The proxies of each replica.
+const PROXIES: usize = 10;
+/// The proxy that refuses the change, which is connected to the second replica.
+const REFUSES: usize = 3;
+const NAMES: [&str; 2] = ["istiod-a", "istiod-b"];
+
+pub(super) fn trials() -> Vec<Trial> {
+    vec![kubernetes::trial(
+        "kube::replicas::any_replica_answers_for_all",
+        any_replica_answers_for_all,
+    )]
+}
+
+/// Starts a replica with its secure port.
+fn replica(tenant: &Tenant, name: &str) -> Result<Daemon, String> {
+    Daemon::secured(&tenant.folder.join(format!("{name}.log")), |command| {
+        command.arg("--kubeconfig").arg(tenant.cluster.admin_kubeconfig());
+        command.args(["-n", &tenant.system]);
+        command
+            .env("POD_NAME", name)
+            .env("ROOT_CA_DIR", tenant.folder.join("none"));
+    })
+}
+
+/// Returns the slice of one replica. Ports differ, so there is one for each. API servers refuse loopback addresses, but
+/// not as names.
+fn slice(namespace: &str, name: &str, daemon: &Daemon) -> Value {
+    json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+        "metadata": { "namespace": namespace, "name": name,
+            "labels": { "kubernetes.io/service-name": "istiod" } },
+        "addressType": "FQDN",
+        "ports": [{ "name": "https-dns", "port": daemon.secure, "protocol": "TCP" }],
+        "endpoints": [{ "addresses": ["127.0.0.1"], "conditions": { "ready": true },
+            "targetRef": { "kind": "Pod", "namespace": namespace, "name": name } }] })
+}
+
+fn name_of(tenant: &Tenant, number: usize) -> String {
+    format!("client-{number}.{}", tenant.app)
+}
+
+/// Connects proxies with these numbers, and waits for their configuration.
+fn connect(tenant: &Tenant, daemon: &Daemon, numbers: std::ops::Range<usize>) -> Result<Vec<AdsClient>, String> {
+    let proxies = numbers.map(|number| {
+        let mut node = tenant.sidecar(&json!({ "app": "client" }));
+        let name = name_of(tenant, number);
+        node.id = format!("sidecar~10.255.0.1~{name}~{}.svc.cluster.local", tenant.app);
+        AdsClient::connect(daemon.xds, &node)
+    });
+    let proxies: Vec<AdsClient> = proxies.collect();
+    for proxy in &proxies {
+        proxy.first()?;
+    }
+    Ok(proxies)
+}
+
+/// Returns the names of the replicas of a report that did, or did not, answer.
+fn names(report: &Value, answered: bool) -> Vec<String> {
+    let replicas = report["replicas"].as_array().cloned().unwrap_or_default();
+    let replicas = replicas.iter().filter(|replica| replica["answered"] == answered);
+    let mut names: Vec<String> = replicas
+        .map(|replica| replica["name"].as_str().unwrap_or_default().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Returns the status of the mesh.
+fn overview(daemon: &Daemon, query: &str) -> Result<Value, String> {
+    let page = http::get(daemon.monitoring, "istiod", &format!("/debug/status?{query}"))?;
+    serde_json::from_str(&page.body).map_err(|error| format!("{error}: {}", page.body))
+}
+
+/// Waits until a replica has the answers of exactly these.
+fn until_answered(daemon: &Daemon, expected: &[&str]) -> Result<(), String> {
+    let mut last = Value::Null;
+    let waited = wait::until("the answers of the replicas", TIMEOUT, || {
+        last = overview(daemon, "").ok()?;
+        (names(&last, true) == expected && names(&last, false).is_empty()).then_some(())
+    });
+    waited.map_err(|error| format!("{error}: {:#}", last["replicas"]))
+}
+
+fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
+    let tenant = Tenant::shared(0, name)?;
+    tenant.apply(WEB)?;
+    tenant.apply(&virtual_service("10s"))?;
+    let (first, second) = (replica(&tenant, NAMES[0])?, replica(&tenant, NAMES[1])?);
+    let slices = [
+        slice(&tenant.system, NAMES[0], &first),
+        slice(&tenant.system, NAMES[1], &second),
+    ];
+    for slice in &slices {
+        tenant.cluster.api.apply(slice)?;
+    }
+    let of_first = connect(&tenant, &first, 0..PROXIES)?;
+    let of_second = connect(&tenant, &second, PROXIES..2 * PROXIES)?;
+    let object = format!("vs/awaited.{}", tenant.app);
+    let wait = [object.as_str(), "--wait", "--timeout", "20s"];
+    for daemon in [&first, &second] {
+        until_answered(daemon, &NAMES)?;
+        let (code, report) = Command::start(&tenant, daemon, "first", &wait).end()?;
+        assert_eq!(
+            (code, &report["state"]),
+            (Some(0), &json!("Acknowledged")),
+            "{report:#}"
+        );
+        assert_eq!(report["counts"]["acknowledged"], 2 * PROXIES, "{report:#}");
+        assert_eq!(names(&report, true), NAMES, "{report:#}");
+        // The sum is of both, and each replica knows only its own.
+        let alone = overview(daemon, "scope=replica")?;
+        assert_eq!(alone["counts"]["proxies"], PROXIES, "{alone:#}");
+        let all = overview(daemon, "")?;
+        assert_eq!(all["counts"]["proxies"], 2 * PROXIES, "{all:#}");
+    }
+
+    // A proxy of one replica refuses a change, and the other replica is asked.
+    of_second[REFUSES].refuse(Type::Route, REASON);
+    tenant.apply(&virtual_service("11s"))?;
+    let (code, report) = Command::start(&tenant, &first, "second", &wait).end()?;
+    assert_eq!((code, &report["state"]), (Some(1), &json!("Refused")), "{report:#}");
+    let counts = &report["counts"];
+    assert_eq!(counts["acknowledged"], 2 * PROXIES - 1, "{counts}");
+    assert_eq!(counts["refused"], 1, "{counts}");
+    let refused = &report["proxies"][0];
+    assert_eq!(refused["proxy"], name_of(&tenant, PROXIES + REFUSES), "{refused:#}");
+    assert_eq!(refused["replica"], NAMES[1], "{refused:#}");
+    let resources = refused["resources"].as_array().cloned().unwrap_or_default();
+    let resource = resources.iter().find(|resource| resource["state"] == "Refused");
+    let resource = resource.ok_or("nothing refused")?;
+    assert_eq!(resource["reason"], REASON, "{resource:#}");
+    assert_eq!(resource["blamed"][0]["name"], "awaited", "{resource:#}");
+
+    // Without one replica, the state of its proxies is unknown, not good.
+    drop(of_second);
+    second.process.kill();
+    let (code, report) = Command::start(&tenant, &first, "third", &[&object]).end()?;
+    assert_eq!((code, &report["state"]), (Some(1), &json!("Incomplete")), "{report:#}");
+    assert_eq!(
+        (names(&report, true), names(&report, false)),
+        (vec![NAMES[0].to_owned()], vec![NAMES[1].to_owned()])
+    );
+    assert_eq!(report["counts"]["acknowledged"], PROXIES, "{report:#}");
+    let metrics = http::get(first.monitoring, "istiod", "/metrics")?.body;
+    assert!(
+        metrics.contains("istiod_replica_queries_total{result=\"closed\"}"),
+        "{metrics}"
+    );
+
+    // A query that waits ends when the replica is no longer one, and its proxies have reconnected.
+    let waiting = Command::start(&tenant, &first, "fourth", &[&object, "--wait", "--timeout", "60s"]);
+    let moved = connect(&tenant, &first, PROXIES..2 * PROXIES)?;
+    tenant.cluster.api.delete(&Reference::of(&slices[1]))?;
+    let (code, report) = waiting.end()?;
+    assert_eq!(
+        (code, &report["state"]),
+        (Some(0), &json!("Acknowledged")),
+        "{report:#}"
+    );
+    assert_eq!(names(&report, true), [NAMES[0]], "{report:#}");
+    wait::until("all proxies at one replica", Duration::from_secs(20), || {
+        let all = overview(&first, "").ok()?;
+        (all["counts"]["proxies"] == 2 * PROXIES).then_some(())
+    })?;
+    drop((of_first, moved));
+    Ok(())
+}
