@@ -94,7 +94,13 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
             let crossing = CrossingPart::of(ctx, selected, &filters).map(ListenerPart::Crossing);
             std::iter::once(gateway).chain(crossing).chain(hbone).collect()
         }
-        ProxyType::Waypoint => vec![ListenerPart::Waypoint(WaypointPart::of(ctx, selected, &filters))],
+        ProxyType::Waypoint => {
+            let waypoint = ListenerPart::Waypoint(WaypointPart::of(ctx, selected, &filters));
+            // Only gateways between networks have Gateways.
+            let has_gateways = !selected.gateways.is_empty();
+            let gateway = has_gateways.then(|| ListenerPart::Gateway(GatewayPart::of(ctx, selected, &filters)));
+            std::iter::once(waypoint).chain(gateway).collect()
+        }
         ProxyType::Ztunnel | ProxyType::Agentgateway => Vec::new(),
     };
     let added = patch::added_listeners(ctx, selected.proxy.proxy_type, &selected.patches);

@@ -55,7 +55,7 @@ pub struct Selected<'a> {
     pub patches: Patches,
     /// WasmPlugins and TrafficExtensions, in the order of application.
     pub extensions: Shared<[ExtensionId]>,
-    /// The Gateways that select a router, oldest first; empty for others.
+    /// The Gateways that select a router or a gateway between networks, oldest first; empty for others.
     pub gateways: Shared<[ObjectKey]>,
     /// The services of a waypoint or a gateway between networks; none for others.
     pub serves: ServingRole,
@@ -67,13 +67,14 @@ impl<'a> Selected<'a> {
     /// Looks up the objects that apply to a class.
     pub fn of(ctx: &BuildContext<'a>, class: &'a ProxyClass) -> Self {
         let (proxy, labels) = (&*class.node, &class.labels);
-        let gateways = match proxy.proxy_type {
-            ProxyType::Router => gateways(ctx, proxy, labels, &class.targets),
-            _ => Vec::new(),
-        };
         let serves = match proxy.proxy_type {
             ProxyType::Waypoint => role(ctx, class),
             _ => ServingRole::none(),
+        };
+        let gateways = if proxy.proxy_type == ProxyType::Router || serves == ServingRole::EastWest {
+            gateways(ctx, proxy, labels, &class.targets)
+        } else {
+            Vec::new()
         };
         let subject = Subject {
             is_waypoint: proxy.proxy_type == ProxyType::Waypoint,
@@ -183,7 +184,7 @@ fn envoy_filters(ctx: &BuildContext, subject: &Subject) -> Vec<ObjectKey> {
     keys
 }
 
-/// Returns the Gateways that select a router by its labels or services, oldest first.
+/// Returns the Gateways that select a proxy by its labels or services, oldest first.
 fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: &[ServiceTarget]) -> Vec<ObjectKey> {
     let selects = |gateway: &Config<networking::Gateway>| {
         let annotations = &gateway.meta.annotations;

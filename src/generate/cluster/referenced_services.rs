@@ -30,8 +30,9 @@ pub struct ServiceRestriction {
 enum RouteSource {
     /// Routes of Gateways.
     Gateways(Shared<[ObjectKey]>),
-    /// Routes of the services behind a waypoint, as far as they refer to other services.
-    Waypoint(WaypointView),
+    /// Routes of the services behind a waypoint, as far as they refer to other services, and those of its Gateways,
+    /// which only gateways between networks have.
+    Waypoint(WaypointView, Shared<[ObjectKey]>),
 }
 
 impl ServiceRestriction {
@@ -42,7 +43,10 @@ impl ServiceRestriction {
             ProxyType::Router if features.pilot_filter_gateway_cluster_config => {
                 Some(RouteSource::Gateways(selected.gateways.clone()))
             }
-            ProxyType::Waypoint => Some(RouteSource::Waypoint(selected.waypoint_view())),
+            ProxyType::Waypoint => {
+                let gateways = selected.gateways.clone();
+                Some(RouteSource::Waypoint(selected.waypoint_view(), gateways))
+            }
             _ => None,
         };
         routes.map(|routes| {
@@ -69,7 +73,10 @@ impl ServiceRestriction {
         services.extend(providers.filter_map(dynamic::provider_service));
         match &self.routes {
             RouteSource::Gateways(gateways) => services.extend(routed_by_gateways(ctx, namespace, gateways)),
-            RouteSource::Waypoint(waypoint) => services.extend(routed_by_waypoint(ctx, waypoint)),
+            RouteSource::Waypoint(waypoint, gateways) => {
+                services.extend(routed_by_waypoint(ctx, waypoint));
+                services.extend(routed_by_gateways(ctx, namespace, gateways));
+            }
         }
         ServiceSet(services)
     }

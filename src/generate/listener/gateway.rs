@@ -40,6 +40,7 @@ use crate::{
         ScopeKey,
         features::Features,
         service::{Protocol, ScopedService},
+        waypoint::ServingRole,
     },
     proto::{
         Any,
@@ -76,7 +77,7 @@ pub struct GatewayPart {
     client: Hashed<GatewayProxyView>,
 }
 
-/// Attributes of a router that its listeners depend on.
+/// Attributes of a router or a gateway between networks that its listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GatewayProxyView {
     /// Attributes that filters depend on.
@@ -95,6 +96,8 @@ pub struct GatewayProxyView {
     certificates: ServerCertificates,
     /// True if it has the socket of its own SDS provider.
     external_socket: bool,
+    /// True for a gateway between networks, whose Gateways open only listeners for TCP and TLS.
+    is_east_west: bool,
 }
 
 impl GatewayPart {
@@ -112,6 +115,7 @@ impl GatewayPart {
                 topology: MessageKey::new(selected.proxy_config.gateway_topology.unwrap_or_default()),
                 certificates: ServerCertificates::of(proxy),
                 external_socket: proxy.metadata_value(MetadataKey::Credential) == "true",
+                is_east_west: selected.serves == ServingRole::EastWest,
             }),
         }
     }
@@ -398,12 +402,17 @@ impl ListenerBuilder<'_> {
         let key = self.key;
         let features = self.stack.features();
         let is_udp = key.transport == Transport::Quic;
+        let direction = if key.client.is_east_west {
+            TrafficDirection::Inbound
+        } else {
+            TrafficDirection::Outbound
+        };
         let mut listener = chains.listener;
         listener.rest = Listener {
             name: key.name(),
             address: Some(constant::address(&key.binds[0], key.port)),
             additional_addresses: additional_addresses(&key.binds[1..], key.port),
-            traffic_direction: TrafficDirection::Outbound.into(),
+            traffic_direction: direction.into(),
             listener_filters: if is_udp {
                 Vec::new()
             } else {

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
 use crate::{
     base::{Hostname, SmolStr, host},
-    generate::{BuildContext, constant::wildcards, listener::termination::Transport, route::destination::Target},
+    generate::{
+        BuildContext, constant::wildcards, listener::termination::Transport, route::destination::Target,
+        tunnel::HBONE_PORT,
+    },
     model::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
@@ -25,6 +28,9 @@ impl GatewayPart {
         let mut listeners: Vec<GatewayKey> = Vec::new();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
+                continue;
+            }
+            if self.client.is_east_west && !passes_bytes(port) {
                 continue;
             }
             let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers);
@@ -135,6 +141,13 @@ impl GatewayPart {
                 .collect(),
         }
     }
+}
+
+/// Returns true if a gateway between networks opens the port because a Gateway says so: for TLS and TCP, which are all
+/// that its listeners may declare. It opens the port of tunnels by itself.
+fn passes_bytes(port: &ServerPort) -> bool {
+    let protocol = Protocol::parse(&port.protocol);
+    port.number != HBONE_PORT && !protocol.is_http() && protocol != Protocol::Https
 }
 
 fn https_chain(server: &GatewayServer) -> ServerChain {
