@@ -120,7 +120,10 @@ fn has(value: &Value, path: &[&str], text: Option<&str>) -> bool {
         None if value.is_null() => false,
         None => text.is_none_or(|text| match value {
             Value::String(found) => found == text,
-            other => other.to_string() == text,
+            other => {
+                let written = other.to_string();
+                written == text
+            }
         }),
     }
 }

@@ -123,7 +123,11 @@ impl Type {
             "intOrString" => Self::IntOrString,
             "time" => Self::Time,
             "any" => Self::Any,
-            name => Self::Struct(*positions.get(name).expect("because a test resolves all types of the table")),
+            name => Self::Struct(
+                *positions
+                    .get(name)
+                    .expect("because a test resolves all types of the table"),
+            ),
         }
     }
 }
@@ -156,8 +160,13 @@ impl Table {
     fn parse(text: &'static str) -> Self {
         let lines = || text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         let begins = |line: &str| !line.starts_with(' ');
-        let names = lines().filter(|line| begins(line)).filter_map(|line| line.split_whitespace().next());
-        let positions: Positions = names.enumerate().map(|(index, name)| (name, StructRef(index))).collect();
+        let names = lines()
+            .filter(|line| begins(line))
+            .filter_map(|line| line.split_whitespace().next());
+        let positions: Positions = names
+            .enumerate()
+            .map(|(index, name)| (name, StructRef(index)))
+            .collect();
         let mut structs: Vec<Struct> = Vec::new();
         for line in lines() {
             let mut words = line.split_whitespace();
@@ -168,7 +177,9 @@ impl Table {
                 }));
             }
             if let Some(current) = structs.last_mut() {
-                current.fields.extend(words.filter_map(|word| Field::parse(word, &positions)));
+                current
+                    .fields
+                    .extend(words.filter_map(|word| Field::parse(word, &positions)));
             }
         }
         Self { positions, structs }
