@@ -197,7 +197,7 @@ fn pages_that_act() -> Result<(), Failed> {
 fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
     let daemon = daemon(
         "debug-profiles",
-        &[("_RJEM_MALLOC_CONF", "prof_active:true,lg_prof_sample:12")],
+        &[("_RJEM_MALLOC_CONF", "prof_active:true,lg_prof_sample:14")],
     )?;
     let _sidecar = sidecar(&daemon)?;
     let profile = |page: &str, kind: &str| -> Result<Option<String>, String> {
@@ -211,6 +211,8 @@ fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
             "-nodefraction=0",
             "-nodecount=100000",
             "-symbolize=none",
+            // An unoptimised build looks names up slowly.
+            "-timeout=300",
         ]);
         command.arg(format!("-sample_index={kind}")).arg(address);
         command.env("PPROF_TMPDIR", scratch("debug-pprof"));
