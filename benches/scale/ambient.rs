@@ -76,7 +76,8 @@ pub(crate) fn run(report: &mut Report) -> Result<(), String> {
     report.note(CASE, "MiB peak", usage.highest_mib);
     let mut costs = Vec::new();
     for round in 1..=ROUNDS {
-        let changed = pod(round * 37 % PODS, round % 2 == 0);
+        // A pod that becomes unready, and ready again.
+        let changed = pod(round.div_ceil(2) * 37 % PODS, round % 2 == 0);
         let rows = document::parse(&installation.cluster, &changed).rows.into_iter();
         let started = cpu();
         let commit = world.commit(rows.map(Change::Upsert).collect());
