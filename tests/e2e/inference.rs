@@ -30,7 +30,7 @@ use crate::support::http::{self, Application, RUNTIME, quietly};
 use crate::support::ports::Reserved;
 use crate::support::{replace_file, scratch, wait};
 
-/// What the picker reads of a request or its response (envoy/service/ext_proc/v3/external_processor.proto).
+/// The fields of a request or its response that the picker reads (envoy/service/ext_proc/v3/external_processor.proto).
 #[derive(Clone, PartialEq, prost::Message)]
 struct ProcessingRequest {
     #[prost(oneof = "Part", tags = "2, 3, 4, 5, 6, 7")]
@@ -70,7 +70,7 @@ struct Body {
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nothing {}
 
-/// What the picker answers.
+/// The answer of the picker.
 #[derive(Clone, PartialEq, prost::Message)]
 struct ProcessingResponse {
     #[prost(oneof = "Answer", tags = "1, 2, 3, 4, 5, 6")]

@@ -217,7 +217,7 @@ mod tests {
         drop(freed);
         let (status, _) = fixture.request("PUT", "/debug/pprof/heap?active=false").await;
         assert_eq!(status, StatusCode::OK);
-        // What was sampled stays, and what others allocate is not sampled any more.
+        // Samples stay, and later allocations are not sampled.
         let (status, bytes) = fixture.get("/debug/pprof/heap").await;
         assert_eq!(status, StatusCode::OK);
         let profile = decoded(&bytes);

@@ -31,7 +31,7 @@ const RECONNECT: Duration = Duration::from_millis(200);
 /// Time limit of an answer to a requested name, and of the knowledge of an own pod.
 const ANSWERED: Duration = Duration::from_secs(10);
 
-/// What a ztunnel subscribes to.
+/// The subscription of a ztunnel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Subscription {
     /// All workloads and services.

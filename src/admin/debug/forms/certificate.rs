@@ -35,7 +35,7 @@ struct Row {
     expires: Value,
     /// Negative after the expiry.
     expires_in_seconds: Option<i64>,
-    /// Why it cannot be read.
+    /// The reason why it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }

@@ -128,7 +128,7 @@ struct Seen {
     /// True for gateways and waypoints.
     gateway: bool,
     proxies: usize,
-    /// Why the service is not seen: `exportTo`, `Sidecar`, or `another service` of the host; none if it is.
+    /// The reason why the service is not seen: `exportTo`, `Sidecar`, or `another service` of the host; none if it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     hidden_by: Option<&'static str>,
 }
