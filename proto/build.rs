@@ -193,8 +193,10 @@ fn main() -> Result<(), Error> {
     let all = compiler.file_descriptor_set();
 
     fs::write(out.join("descriptors.bin"), all.encode_to_vec())?;
+    let istio = with_imports(all.clone(), |name| name.starts_with("istio/"));
+    fs::write(out.join("istio.bin"), istio.encode_to_vec())?;
     fs::write(out.join("fields.rs"), fields::modules(&all)?)?;
-    generate(typed(all))
+    generate(with_imports(all, is_typed))
 }
 
 /// Returns the folder of .proto files in the package `envoy-types`.
@@ -388,21 +390,23 @@ fn qualify(scope: &str, name: Option<&mut String>, known: &BTreeSet<String>) {
     }
 }
 
-/// Returns the files that become Rust types: those in `TYPED` and all their imports.
-fn typed(all: FileDescriptorSet) -> FileDescriptorSet {
-    let chosen = |name: &str| {
-        TYPED.iter().any(|path| {
-            name.strip_prefix(path)
-                .is_some_and(|rest| rest.starts_with('/') || rest == ".proto")
-        })
-    };
+/// Returns true for a file in `TYPED`, which becomes Rust types.
+fn is_typed(name: &str) -> bool {
+    TYPED.iter().any(|path| {
+        name.strip_prefix(path)
+            .is_some_and(|rest| rest.starts_with('/') || rest == ".proto")
+    })
+}
+
+/// Returns the chosen files and all their imports.
+fn with_imports(all: FileDescriptorSet, is_chosen: impl Fn(&str) -> bool) -> FileDescriptorSet {
     let imports: BTreeMap<&str, &[String]> = all
         .file
         .iter()
         .map(|file| (file.name(), file.dependency.as_slice()))
         .collect();
     let mut wanted: BTreeSet<String> = BTreeSet::new();
-    let mut open: Vec<&str> = imports.keys().copied().filter(|name| chosen(name)).collect();
+    let mut open: Vec<&str> = imports.keys().copied().filter(|name| is_chosen(name)).collect();
     while let Some(name) = open.pop() {
         if wanted.insert(name.to_owned()) {
             open.extend(imports[name].iter().map(String::as_str));

@@ -17,7 +17,7 @@ use istiod::{
     xds::{
         Connection, Protocol, Request, Response,
         connection::SubscriptionChange,
-        share::{initial_versions::InitialVersions, names::Names},
+        share::{initial_versions::InitialVersions, names::Names, response_cache::ResponseCache},
     },
 };
 use rustix::time::{ClockId, clock_gettime};
@@ -64,12 +64,13 @@ pub(crate) fn run(report: &mut Report) -> Result<(), String> {
     report.note(CASE, "CPU-s of the first generation", cpu() - started);
     let snapshot = self::snapshot(&store, ConnectionId(0))?;
     let started = cpu();
-    let first = Ztunnel::connect(&[], &snapshot)?;
+    let cache = Arc::new(ResponseCache::default());
+    let first = Ztunnel::connect(&[], &snapshot, &cache)?;
     report.goal(CASE, "CPU-s of one first response", 2.0, cpu() - started);
     report.note(CASE, "resources of one ztunnel", first.resources as f64);
     let mut ztunnels: Vec<Ztunnel> = vec![first];
     for _ in 1..NODES {
-        ztunnels.push(Ztunnel::connect(&[], &snapshot)?);
+        ztunnels.push(Ztunnel::connect(&[], &snapshot, &cache)?);
     }
     let usage = Usage::of_this_process()?;
     report.goal(CASE, "MiB with all ztunnels", 1024.0, usage.resident_mib);
@@ -118,7 +119,7 @@ fn on_demand(report: &mut Report, mesh: &MeshSnapshot, store: &mut ConfigStore) 
         ..ProxyEvents::default()
     };
     store.update(mesh, &ChangeSet::default(), events, &Serial);
-    let ztunnel = Ztunnel::connect(&[name], &snapshot(store, client)?)?;
+    let ztunnel = Ztunnel::connect(&[name], &snapshot(store, client)?, &Arc::default())?;
     report.note(CASE, "CPU-s of one service on demand", cpu() - started);
     report.note(CASE, "resources of one service", ztunnel.resources as f64);
     Ok(())
@@ -132,9 +133,13 @@ struct Ztunnel {
 }
 
 impl Ztunnel {
-    fn connect(names: &[&str], snapshot: &Arc<ResourceSnapshot>) -> Result<Ztunnel, String> {
+    fn connect(
+        names: &[&str],
+        snapshot: &Arc<ResourceSnapshot>,
+        cache: &Arc<ResponseCache>,
+    ) -> Result<Ztunnel, String> {
         let mut ztunnel = Ztunnel {
-            connection: Connection::new(Protocol::Delta),
+            connection: Connection::new(Protocol::Delta).sharing(cache.clone()),
             resources: 0,
         };
         ztunnel.request(SmolStr::default(), names)?;

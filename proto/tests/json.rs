@@ -9,7 +9,7 @@ use prost_types::{Duration, Timestamp};
 use serde_json::{Value, json};
 
 use istiod_proto::{
-    Any, descriptor_pool,
+    Any,
     envoy::{
         config::{
             cluster::v3::{Cluster, cluster},
@@ -23,6 +23,7 @@ use istiod_proto::{
         JsonError, Unknown, any_from_json, any_to_json, descriptor_by_url, from_json, from_json_any, parse_go_duration,
         struct_from_json, to_json,
     },
+    message_descriptor,
 };
 
 fn service(value: Value) -> Result<VirtualService, JsonError> {
@@ -271,7 +272,7 @@ fn timestamps_keep_their_fraction() {
 
 #[test]
 fn every_type_is_described_under_its_own_name() {
-    assert!(descriptor_pool().get_message_by_name(&Cluster::full_name()).is_some());
+    assert!(message_descriptor(&Cluster::full_name()).is_some());
     assert!(descriptor_by_url("xds.type.matcher.v3.IPMatcher").is_some());
     assert!(descriptor_by_url("type.googleapis.com/google.rpc.Status").is_some());
 }

@@ -30,8 +30,8 @@ use super::{
 use crate::{
     base::{Shared, boolean},
     proto::{
-        descriptor_pool,
         json::{Unknown, from_json},
+        message_descriptor,
     },
 };
 
@@ -175,9 +175,7 @@ pub fn parse<M: prost::Message + prost::Name + Clone + Default>(
         spec => spec,
     };
     annotations(&FieldPath::root("metadata", error_policy, &validation), &meta);
-    let descriptor = descriptor_pool()
-        .get_message_by_name(&M::full_name())
-        .expect("because the pool has every message of the API");
+    let descriptor = message_descriptor(&M::full_name()).expect("because the pool has every message of the API");
     for path in unknown_fields(&descriptor, spec) {
         let message = "is not a field of this kind and has no effect";
         validation.borrow_mut().warning(format!("spec.{path}"), message);

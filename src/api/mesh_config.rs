@@ -23,12 +23,12 @@ use crate::{
         select::{LabelSelector, Requirement},
     },
     proto::{
-        descriptor_pool,
         istio::{
             mesh::v1alpha1::{self as mesh_api, MeshConfig, ProxyConfig},
             networking::v1beta1::ProxyConfig as ProxyConfigResource,
         },
         json::{JsonError, Unknown, from_json, to_json},
+        message_descriptor,
     },
 };
 
@@ -252,9 +252,7 @@ fn set_named(base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
 }
 
 fn descriptor<M: Name>() -> MessageDescriptor {
-    descriptor_pool()
-        .get_message_by_name(&M::full_name())
-        .expect("because the pool has every message of the API")
+    message_descriptor(&M::full_name()).expect("because the pool has every message of the API")
 }
 
 fn values<M: Message + Name>(message: &M) -> Map<String, Value> {

@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::{FieldError, istio::Validation, mesh_config::field_error, unknown::unknown_fields};
 use crate::proto::{
-    descriptor_pool,
     istio::mesh::v1alpha1::{
         MeshNetworks, Network,
         network::{IstioNetworkGateway, istio_network_gateway::Gw, network_endpoints::Ne},
     },
     json::{Unknown, from_json},
+    message_descriptor,
 };
 
 /// Networks with warnings about their file.
@@ -24,9 +24,8 @@ pub struct ParsedMeshNetworks {
 /// Parses a networks file. After an error the caller keeps its last valid networks.
 pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
     let mut validation = Validation::default();
-    let descriptor = descriptor_pool()
-        .get_message_by_name("istio.mesh.v1alpha1.MeshNetworks")
-        .expect("because the pool has every message of the API");
+    let descriptor =
+        message_descriptor("istio.mesh.v1alpha1.MeshNetworks").expect("because the pool has every message of the API");
     for path in unknown_fields(&descriptor, file) {
         validation.warning(path, "is not a field of the networks and has no effect");
     }

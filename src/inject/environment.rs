@@ -10,11 +10,11 @@ use crate::{
     api::mesh_config,
     base::Labels,
     proto::{
-        descriptor_pool,
         istio::{
             mesh::v1alpha1::{MeshConfig, ProxyConfig},
             networking::v1beta1::ProxyConfig as ProxyConfigResource,
         },
+        message_descriptor,
     },
     template::{Host, NoHost, Value},
 };
@@ -60,7 +60,7 @@ impl Default for Mesh {
 
 /// Returns a message with reflection.
 pub(super) fn reflected<M: Message + Name>(message: &M) -> DynamicMessage {
-    let descriptor = descriptor_pool().get_message_by_name(&M::full_name());
+    let descriptor = message_descriptor(&M::full_name());
     let descriptor = descriptor.expect("because all generated types are in the pool");
     DynamicMessage::decode(descriptor, message.encode_to_vec().as_slice())
         .expect("because the bytes were just encoded from the same type")

@@ -170,7 +170,7 @@ impl Connection {
 
     /// Returns the same connection, which shares responses with other connections.
     #[must_use]
-    pub(super) fn sharing(mut self, cache: Arc<ResponseCache>) -> Self {
+    pub fn sharing(mut self, cache: Arc<ResponseCache>) -> Self {
         self.cache = cache;
         self
     }

@@ -6,7 +6,7 @@ use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value, json};
 
 use super::kinds::KindDefinition;
-use crate::{api::yaml, proto::descriptor_pool};
+use crate::{api::yaml, proto::message_descriptor};
 
 /// The message of `status`, the same for all kinds.
 const STATUS: &str = "istio.meta.v1alpha1.IstioStatus";
@@ -28,9 +28,7 @@ pub(super) fn of_object(kind_definition: &KindDefinition) -> Value {
 }
 
 fn of_message_named(name: &str) -> Value {
-    let message = descriptor_pool()
-        .get_message_by_name(name)
-        .expect("because the pool has every message of the API");
+    let message = message_descriptor(name).expect("because the pool has every message of the API");
     of_message(&message)
 }
 

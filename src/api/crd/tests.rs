@@ -1,5 +1,5 @@
 use super::*;
-use crate::proto::descriptor_pool;
+use crate::proto::message_descriptor;
 
 fn schema_of(kind: &str) -> Value {
     let of_kind = |definition: &Value| definition["spec"]["names"]["kind"] == kind;
@@ -23,7 +23,7 @@ fn one_version_is_stored_and_all_are_served() {
 #[test]
 fn constraints_name_existing_messages_and_fields() {
     for name in schema::constrained() {
-        assert!(descriptor_pool().get_message_by_name(name).is_some(), "{name}");
+        assert!(message_descriptor(name).is_some(), "{name}");
     }
     // A patch of an unknown field would leave a property without a type.
     for definition in definitions() {

@@ -10,7 +10,6 @@ use super::{RegexUsage, common, field_path::FieldPath};
 use crate::{
     api::Meta,
     proto::{
-        descriptor_pool,
         envoy::{
             config::{
                 bootstrap::v3::Bootstrap,
@@ -29,6 +28,7 @@ use crate::{
             },
         },
         json::{JsonError, Unknown, encode_json, struct_to_json},
+        message_descriptor,
     },
 };
 
@@ -56,7 +56,7 @@ pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonEr
         ApplyTo::Bootstrap => Bootstrap::full_name(),
         ApplyTo::Invalid => return Err(of_type("applyTo names nothing")),
     };
-    let descriptor = descriptor_pool().get_message_by_name(&name);
+    let descriptor = message_descriptor(&name);
     let descriptor = descriptor.ok_or_else(|| of_type("the type of applyTo is not known"))?;
     let json = serde_json::Value::Object(struct_to_json(value));
     let bytes = encode_json(&descriptor, &json, Unknown::Ignore)?;

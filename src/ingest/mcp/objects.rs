@@ -18,9 +18,10 @@ use crate::{
     base::{ClusterId, ObjectKey},
     model::change::{Change, SourceId},
     proto::{
-        Any, descriptor_pool,
+        Any,
         istio::mcp::v1alpha1::{Metadata, Resource},
         json::dynamic_to_json,
+        message_descriptor,
     },
 };
 
@@ -296,7 +297,7 @@ fn spec(kind: Kind, body: Option<&Any>) -> Result<Value, String> {
     };
     let name = body.type_url.rsplit('/').next().unwrap_or_default();
     let is_of_kind = name.starts_with("istio.") && name.rsplit('.').next() == Some(kind.name());
-    let descriptor = descriptor_pool().get_message_by_name(name).filter(|_| is_of_kind);
+    let descriptor = message_descriptor(name).filter(|_| is_of_kind);
     let descriptor = descriptor.ok_or_else(|| format!("has the body of a {:?}", shortened(&body.type_url)))?;
     let message = DynamicMessage::decode(descriptor, body.value.clone()).map_err(|error| error.to_string())?;
     Ok(dynamic_to_json(&message))

@@ -60,7 +60,7 @@ pub(in crate::xds) struct CachedUpdate {
 
 /// A cache of the responses of the newest revision.
 #[derive(Debug, Default)]
-pub(in crate::xds) struct ResponseCache {
+pub struct ResponseCache {
     newest: AtomicU64,
     /// The most recently used comes last. Locked for a lookup or an insertion, never while a response is built.
     entries: Mutex<VecDeque<CacheEntry>>,
