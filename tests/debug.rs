@@ -228,7 +228,7 @@ fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
     let Some(live) = profile("heap", "inuse_space")? else {
         return missing("Go is missing");
     };
-    for part in ["Type: inuse_space", "istiod::main", "MeshSnapshot"] {
+    for part in ["Type: inuse_space", "istiod::main", "istiod::ingest::file"] {
         assert!(live.contains(part), "{part} is not in\n{live}");
     }
     assert!(!live.contains("_rjem_"), "{live}");

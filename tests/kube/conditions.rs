@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::status::{SYSTEM, grant, no_request_was_forbidden, trial};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::Reference;
-use crate::support::kubernetes::{Cluster, crds};
+use crate::support::kubernetes::{Cluster, Request, crds};
 use crate::support::{scratch, wait};
 
 /// Longer than a released lock stays free: attempts are 7.5 s apart.
@@ -37,14 +37,14 @@ fn until_conditions(cluster: &Cluster, object: &Value, want: &[&str]) -> Result<
         .map_err(|error| format!("{error}: {:?}", conditions(cluster, object)))
 }
 
-/// Returns the number of status writes of the daemon by resource.
-fn writes(cluster: &Cluster) -> Vec<String> {
-    let asked = cluster.audit(ACCOUNT).into_iter();
-    let statuses = asked.filter(|request| request.verb == "patch" && request.resource.ends_with("/status"));
+/// Returns the resource and name of each status write of the daemon, once the log has at least so many.
+fn writes(cluster: &Cluster, least: usize) -> Result<Vec<String>, String> {
     // Addresses of ServiceEntries are allocated by JSON patch, which these hosts do not need.
-    statuses
+    let is_write = |request: &Request| request.verb == "patch" && request.resource.ends_with("/status");
+    let requests = cluster.audited(ACCOUNT, least, is_write)?.into_iter();
+    Ok(requests
         .map(|request| format!("{} {}", request.resource, request.name))
-        .collect()
+        .collect())
 }
 
 fn gateway(addresses: &Value) -> Value {
@@ -114,7 +114,7 @@ fn are_written_once(name: &str) -> Result<(), Failed> {
         "services/status cart",
         "workloadentries/status vm",
     ];
-    let mut found = writes(&cluster);
+    let mut found = writes(&cluster, want.len())?;
     found.sort();
     assert_eq!(found, want, "one write for each object");
 
@@ -141,7 +141,7 @@ fn are_written_once(name: &str) -> Result<(), Failed> {
     assert!(managers.iter().any(is_ours), "{managers:?}");
     want = want.repeat(2);
     want.sort_unstable();
-    let mut found = writes(&cluster);
+    let mut found = writes(&cluster, want.len())?;
     found.sort();
     assert_eq!(found, want, "one write for each object and change");
 
@@ -157,7 +157,7 @@ fn are_written_once(name: &str) -> Result<(), Failed> {
     wait::until("a WorkloadEntry without conditions", TIMEOUT, || {
         conditions(&cluster, workload)?.is_empty().then_some(())
     })?;
-    let found = writes(&cluster);
+    let found = writes(&cluster, want.len() + 1)?;
     assert_eq!(found.last().map(String::as_str), Some("workloadentries/status vm"));
     assert_eq!(found.len(), want.len() + 1, "{found:?}");
     no_request_was_forbidden(&cluster)?;

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::status::{SYSTEM, grant, no_request_was_forbidden, start, trial};
 use crate::support::daemon::Daemon;
 use crate::support::kubernetes::api::{Reference, plural};
-use crate::support::kubernetes::{Cluster, crds};
+use crate::support::kubernetes::{Cluster, Request, crds};
 use crate::support::wait;
 
 pub(super) const TIMEOUT: Duration = Duration::from_mins(1);
@@ -149,15 +149,19 @@ pub(super) fn until(cluster: &Cluster, object: &Value, place: &str, want: [&str;
     })
 }
 
-/// Returns the number of successful status writes of each object, by resource and name.
-fn writes(cluster: &Cluster) -> BTreeMap<(String, String), usize> {
-    let mut writes = BTreeMap::new();
-    for request in cluster.audit(&format!("system:serviceaccount:{SYSTEM}:istiod")) {
-        if request.verb == "patch" && request.resource.ends_with("/status") && request.status == 200 {
-            *writes.entry((request.resource, request.name)).or_default() += 1;
-        }
+/// Successful status writes of each object, by resource and name.
+type Writes = BTreeMap<(String, String), usize>;
+
+/// Returns the status writes once the log has at least so many.
+fn writes(cluster: &Cluster, least: usize) -> Result<Writes, String> {
+    let user = format!("system:serviceaccount:{SYSTEM}:istiod");
+    let is_write =
+        |request: &Request| request.verb == "patch" && request.resource.ends_with("/status") && request.status == 200;
+    let mut writes = Writes::new();
+    for request in cluster.audited(&user, least, is_write)? {
+        *writes.entry((request.resource, request.name)).or_default() += 1;
     }
-    writes
+    Ok(writes)
 }
 
 fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
@@ -216,7 +220,7 @@ fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
             (found["status"]["listeners"][0]["attachedRoutes"] == 1).then_some(())
         })?;
     }
-    let written = writes(&cluster);
+    let written = writes(&cluster, 8 + routes)?;
     let count = |resource: &str, name: &str| {
         let key = (format!("{resource}/status"), name.to_owned());
         written.get(&key).copied().unwrap_or_default()
@@ -237,7 +241,7 @@ fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
 fn next_leader_repeats_nothing(
     cluster: &Cluster,
     mut replicas: Vec<(&str, Daemon)>,
-    before: &BTreeMap<(String, String), usize>,
+    before: &Writes,
 ) -> Result<(), String> {
     let lease = Reference::new(
         "coordination.k8s.io/v1",
@@ -265,7 +269,7 @@ fn next_leader_repeats_nothing(
     let mut expected = before.clone();
     expected.insert(key("httproutes", "later"), 1);
     *expected.entry(key("gateways", "web")).or_default() += 1;
-    assert_eq!(writes(cluster), expected);
+    assert_eq!(writes(cluster, expected.values().sum())?, expected);
     Ok(())
 }
 
@@ -324,7 +328,7 @@ fn many_routes_are_counted_in_few_writes(name: &str) -> Result<(), Failed> {
         "/status/conditions",
         ["Programmed", "True", "Programmed"],
     )?;
-    let before = writes(&cluster);
+    let before = writes(&cluster, 0)?;
     let backend = json!({ "name": "web", "port": 80 });
     let started = wait::now();
     for index in 0..ROUTES {
@@ -339,14 +343,14 @@ fn many_routes_are_counted_in_few_writes(name: &str) -> Result<(), Failed> {
     })?;
     let counted = applied.elapsed();
     let written = |resource: &str| {
-        let all = writes(&cluster);
+        let all = writes(&cluster, 0)?;
         let new = all.iter().filter(|((of, _), _)| of == resource);
         let new = new.map(|(key, count)| count - before.get(key).copied().unwrap_or_default());
-        new.sum::<usize>()
+        Ok::<usize, String>(new.sum())
     };
-    let gateways = written("gateways/status");
+    let gateways = written("gateways/status")?;
     wait::until("the statuses of all routes", TIMEOUT, || {
-        (written("httproutes/status") == ROUTES).then_some(())
+        (written("httproutes/status") == Ok(ROUTES)).then_some(())
     })?;
     println!(
         "gateway_status: {ROUTES} routes applied in {:.1} s; {:.2} s later all are attached, after {gateways} writes of \

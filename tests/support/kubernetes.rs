@@ -11,13 +11,14 @@ mod server;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
-use super::{missing, project, scratch};
+use super::{missing, project, scratch, wait};
 use api::{Api, Reference};
 use server::Server;
 
@@ -120,6 +121,27 @@ impl Cluster {
             .filter(|event: &Value| event["user"]["username"] == user)
             .map(|event| Request::of(&event))
             .collect()
+    }
+
+    /// Returns the requests of a user that count, once the log has at least `least` of them: the server logs a write
+    /// after others can read it.
+    ///
+    /// # Errors
+    /// If there are fewer after a minute.
+    pub(crate) fn audited(
+        &self,
+        user: &str,
+        least: usize,
+        counts: impl Fn(&Request) -> bool,
+    ) -> Result<Vec<Request>, String> {
+        let logged = || {
+            let requests = self.audit(user).into_iter();
+            requests.filter(&counts).collect::<Vec<_>>()
+        };
+        let until = wait::until(&format!("{least} logged requests"), Duration::from_mins(1), || {
+            Some(logged()).filter(|requests| requests.len() >= least)
+        });
+        until.map_err(|error| format!("{error}: {:?}", logged()))
     }
 
     /// Writes the administrator's kubeconfig into the cluster's folder.
