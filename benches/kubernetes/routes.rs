@@ -133,13 +133,22 @@ fn mesh(port: u16, backend: SocketAddr) -> Vec<Value> {
         "allowedRoutes": { "namespaces": { "from": "All" } } });
     let endpoint = json!({ "address": backend.ip(), "ports": { "http": backend.port() } });
     vec![
+        // The Envoy has no agent that could supply certificates.
+        json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(SYSTEM, "istio"),
+            "data": { "mesh": "enableAutoMtls: false\n" } }),
         json!({ "apiVersion": "v1", "kind": "Service", "metadata": metadata(SYSTEM, "edge"),
-            "spec": { "externalIPs": ["192.0.2.1"],
+            "spec": { "externalIPs": ["192.0.2.1"], "selector": { "app": "edge" },
                 "ports": [{ "name": "http", "port": port, "targetPort": port }] } }),
         json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
             "metadata": { "namespace": SYSTEM, "name": "edge", "labels": { "kubernetes.io/service-name": "edge" } },
             "addressType": "IPv4", "ports": [{ "name": "http", "port": port, "protocol": "TCP" }],
             "endpoints": [{ "addresses": ["10.9.0.1"], "conditions": { "ready": true } }] }),
+        // The daemon finds the services of a proxy through its pod.
+        json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "namespace": SYSTEM, "name": "edge-0", "labels": { "app": "edge" } },
+            "spec": { "nodeName": "node-0", "containers": [{ "name": "proxy", "image": "envoy:1.0" }] },
+            "status": { "phase": "Running", "podIP": "10.9.0.1", "podIPs": [{ "ip": "10.9.0.1" }],
+                "conditions": [{ "type": "Ready", "status": "True" }] } }),
         json!({ "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry", "metadata": metadata("app", "web"),
             "spec": { "hosts": ["web.app.test"], "resolution": "STATIC", "endpoints": [endpoint],
                 "ports": [{ "name": "http", "number": 80, "protocol": "HTTP" }] } }),

@@ -88,6 +88,10 @@ fn incompatible(left: &Value, right: &Value) -> Failure {
 
 fn equal(context: &mut Context<'_>, left: &Value, right: &Value) -> Result<bool, Failure> {
     context.step(1)?;
+    // The usual case, without copies.
+    if let (Value::String(left), Value::String(right)) = (left, right) {
+        return Ok(left == right);
+    }
     let (plain_left, plain_right) = (left.to_basic(), right.to_basic());
     match (&plain_left, &plain_right) {
         (Value::Bool(left), Value::Bool(right)) => return Ok(left == right),

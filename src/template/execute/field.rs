@@ -19,8 +19,13 @@ pub(super) fn element(of: &Type, value: Value) -> Slot {
     }
 }
 
-/// Returns the value of keys of nested maps, if all are maps and have their keys. The maps on the way are borrowed.
-pub(super) fn entry(context: &Context<'_>, receiver: &Value, names: &[Text]) -> Option<Slot> {
+/// Returns the value of keys of nested maps and the type of the innermost map's values, if all are maps and have their
+/// keys. Nothing is copied.
+pub(super) fn entry<'m>(
+    context: &'m Context<'_>,
+    receiver: &'m Value,
+    names: &[Text],
+) -> Option<(&'m Type, &'m Value)> {
     let (last, before) = names.split_last()?;
     let mut value = receiver;
     for name in before {
@@ -29,7 +34,7 @@ pub(super) fn entry(context: &Context<'_>, receiver: &Value, names: &[Text]) -> 
     }
     let Value::Map(map) = value else { return None };
     let value = context.entries(map).get(last.bytes())?;
-    Some(element(map.element(), value.clone()))
+    Some((map.element(), value))
 }
 
 impl<'a> State<'a, '_, '_> {
@@ -43,8 +48,9 @@ impl<'a> State<'a, '_, '_> {
         call: Arguments<'a, '_>,
     ) -> Result<Slot, Fault> {
         if call.is_empty()
-            && let Some(found) = entry(self.context, &receiver.value, names)
+            && let Some((of, value)) = entry(self.context, &receiver.value, names)
         {
+            let found = element(of, value.clone());
             self.steps(names.len())?;
             return Ok(found);
         }

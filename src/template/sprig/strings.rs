@@ -78,7 +78,14 @@ pub(super) fn functions() -> Vec<Function> {
         }),
         Function::variadic("quote", &[Any], String, |context, arguments| {
             joined(context, arguments, |context, value| {
-                let text = to_text(context, value)?;
+                let shown;
+                let text = match value {
+                    Value::String(text) => text,
+                    value => {
+                        shown = to_text(context, value)?;
+                        &shown
+                    }
+                };
                 context.allocate(text.len().saturating_mul(4))?;
                 Ok(quote(text.bytes(), Charset::Unicode).into_bytes())
             })
