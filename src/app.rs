@@ -38,7 +38,7 @@ use self::{
     config_sources::{ConfigSourceError, Issuer, Stores},
     identity::IdentityError,
     injection::Injection,
-    kubernetes::{Config, Kubernetes},
+    kubernetes::{Config, ControllerParts, Kubernetes},
     listen::Webhooks,
     registries::RegistryError,
     remote::RemoteError,
@@ -323,6 +323,7 @@ struct Parts<'a> {
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
     /// Connection events of workloads that register themselves.
     events: Option<mpsc::Receiver<Event>>,
+    distribution: Arc<Distribution>,
     /// The replicas of this control plane, if there is a config cluster.
     replicas: Option<watch::Receiver<Replicas>>,
 }
@@ -472,7 +473,7 @@ impl<'a> Parts<'a> {
         let shown = debug::Sources {
             authority,
             anchors,
-            distribution,
+            distribution: distribution.clone(),
             mesh: push.mesh.clone(),
             inspect: push.inspect.clone(),
             flushes: push.flushes.clone(),
@@ -509,6 +510,7 @@ impl<'a> Parts<'a> {
             webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
             trust,
             events,
+            distribution,
             replicas,
         })
     }
@@ -547,10 +549,14 @@ impl<'a> Parts<'a> {
         let Some(kubernetes) = &self.kubernetes else {
             return Ok(());
         };
-        let (mesh, trust) = (self.push.mesh.clone(), self.trust.clone());
-        let injection = self.injection.as_ref();
-        let events = self.events.take();
-        kubernetes.start_controllers(self.environment, &self.installation, mesh, trust, events, injection)
+        let parts = ControllerParts {
+            mesh: self.push.mesh.clone(),
+            trust: self.trust.clone(),
+            events: self.events.take(),
+            injection: self.injection.as_ref(),
+            distribution: self.distribution.clone(),
+        };
+        kubernetes.start_controllers(self.environment, &self.installation, parts)
     }
 }
 

@@ -6,6 +6,7 @@ pub mod auto_allocation;
 pub mod auto_registration;
 pub mod cluster_trust_bundle;
 pub mod conditions;
+pub mod distribution_status;
 pub mod gateway_class;
 pub mod gateway_deployment;
 pub mod gateway_status;

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     base::{ClusterId, cidr},
     ca::{TrustBundle, root::RootSource},
-    distribution::refused::RefusedObject,
+    distribution::{Distribution, refused::RefusedObject},
     environment::Environment,
     inject::{self, Injector},
     kube::health::WatchMetrics,
@@ -24,7 +24,7 @@ use crate::{
         analysis,
         auto_allocation::{self, Ranges},
         auto_registration::{self, entry::Limits},
-        cluster_trust_bundle, conditions, gateway_class, gateway_deployment,
+        cluster_trust_bundle, conditions, distribution_status, gateway_class, gateway_deployment,
         gateway_status::{self, ServedKinds},
         ingress_status,
         leader::{self, Election},
@@ -69,6 +69,8 @@ impl Cluster {
 pub struct ConfigClusterInputs {
     /// The inputs of statuses.
     pub statuses: StatusInputs,
+    /// The inputs of conditions about the distribution of objects.
+    pub distribution: DistributionInputs,
     /// The inputs of deployed Gateways; `None` without injection.
     pub gateways: Option<GatewayInputs>,
 }
@@ -79,6 +81,14 @@ pub struct StatusInputs {
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     /// Starts to follow the kinds with statuses that the API server serves.
     pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
+}
+
+/// The inputs of conditions about the distribution of objects that the mesh does not contain.
+pub struct DistributionInputs {
+    /// Starts to follow the kinds with the condition that the API server serves.
+    pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
+    /// The status of objects.
+    pub distribution: Arc<Distribution>,
 }
 
 /// The inputs of deployed Gateways that the mesh does not contain.
@@ -184,6 +194,7 @@ impl Controllers {
             controllers.write_statuses(config, &election, inputs.statuses);
             controllers.write_conditions(config, &election);
             controllers.keep_shadow_services(config, &election);
+            controllers.write_distribution(config, &election, inputs.distribution);
             controllers.deploy_gateways(config, &election, inputs.gateways)?;
         }
         if let Some(events) = events {
@@ -412,6 +423,23 @@ impl Controllers {
         let election = election.clone();
         self.environment.tasks.spawn("shadow services", async move {
             shadow_service::run(&election, inputs).await;
+        });
+    }
+
+    fn write_distribution(&self, config: &Cluster, election: &Election, inputs: DistributionInputs) {
+        if !self.installation.features.pilot_enable_status {
+            return;
+        }
+        let inputs = distribution_status::Inputs {
+            watches: config.watches(),
+            mesh: self.mesh.clone(),
+            served: inputs.served,
+            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            distribution: inputs.distribution,
+        };
+        let election = election.clone();
+        self.environment.tasks.spawn("distribution conditions", async move {
+            distribution_status::run(&election, inputs).await;
         });
     }
 

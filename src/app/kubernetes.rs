@@ -7,14 +7,16 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     AppError, clients,
-    controllers::{self, ConfigClusterInputs, Controllers, StatusInputs},
+    controllers::{self, ConfigClusterInputs, Controllers, DistributionInputs, StatusInputs},
     folder,
     injection::Injection,
     remote::{self, Parts},
 };
 use crate::{
+    api::Kind,
     base::SmolStr,
     ca::TrustBundle,
+    distribution::Distribution,
     environment::Environment,
     ingest::{
         cluster::{ClusterSettings, ClusterSource},
@@ -38,7 +40,7 @@ use crate::{
     model::{Installation, MeshSnapshot, external_dependencies::ExternalDependencies, gateway_api},
     proto::istio::mesh::v1alpha1::MeshConfig,
     settings::Settings,
-    status::watching::Watches,
+    status::{distribution_status, gateway_status::ServedKinds, watching::Watches},
     xds::events::Event,
 };
 
@@ -108,6 +110,15 @@ pub(super) struct Inputs<'a> {
     pub(super) watches: WatchMetrics,
     pub(super) dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
     pub(super) config: Config<'a>,
+}
+
+/// Inputs of the controllers.
+pub(super) struct ControllerParts<'a> {
+    pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    pub(super) events: Option<mpsc::Receiver<Event>>,
+    pub(super) injection: Option<&'a Injection>,
+    pub(super) distribution: Arc<Distribution>,
 }
 
 /// The running sources.
@@ -187,13 +198,16 @@ impl Kubernetes {
         })
     }
 
-    /// Returns what statuses of Gateways need, beside the mesh.
-    fn statuses(&self, environment: &Arc<Environment>, installation: &Installation) -> StatusInputs {
+    /// Returns a function that starts to follow which of these kinds the config cluster serves.
+    fn served(
+        &self,
+        environment: &Arc<Environment>,
+        installation: &Installation,
+        kinds: &[Kind],
+    ) -> Arc<dyn Fn() -> ServedKinds + Send + Sync> {
         let rules = rules(&environment.settings, installation);
-        let kinds = rules.kinds(Role::Config);
-        let kinds = gateway_api::status::KINDS
-            .into_iter()
-            .filter(|kind| kinds.contains(kind));
+        let read = rules.kinds(Role::Config);
+        let kinds = kinds.iter().copied().filter(|kind| read.contains(kind));
         let kinds: Vec<crd::CustomKind> = kinds
             .map(|kind| {
                 let (group, versions) = rules.group_and_versions(kind);
@@ -202,15 +216,12 @@ impl Kubernetes {
             .collect();
         let (id, client, shared) = (installation.cluster.clone(), self.client(), self.shared.clone());
         let tasks = environment.tasks.clone();
-        StatusInputs {
-            tags: self.tags.clone(),
-            served: Arc::new(move || {
-                let (out, served) = watch::channel(None);
-                let following = crd::follow(id.clone(), client.clone(), kinds.clone(), shared.clone(), out);
-                tasks.spawn_until_shutdown("kinds with statuses", following);
-                served
-            }),
-        }
+        Arc::new(move || {
+            let (out, served) = watch::channel(None);
+            let following = crd::follow(id.clone(), client.clone(), kinds.clone(), shared.clone(), out);
+            tasks.spawn_until_shutdown("kinds with statuses", following);
+            served
+        })
     }
 
     /// Returns the remote clusters.
@@ -243,11 +254,15 @@ impl Kubernetes {
         &self,
         environment: &Arc<Environment>,
         installation: &Installation,
-        mesh: watch::Receiver<Arc<MeshSnapshot>>,
-        trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
-        events: Option<mpsc::Receiver<Event>>,
-        injection: Option<&Injection>,
+        parts: ControllerParts<'_>,
     ) -> Result<(), AppError> {
+        let ControllerParts {
+            mesh,
+            trust,
+            events,
+            injection,
+            distribution,
+        } = parts;
         let config = controllers::Cluster {
             id: installation.cluster.clone(),
             client: self.client.clone(),
@@ -257,7 +272,14 @@ impl Kubernetes {
             until: environment.tasks.shutdown().clone(),
         };
         let inputs = ConfigClusterInputs {
-            statuses: self.statuses(environment, installation),
+            statuses: StatusInputs {
+                tags: self.tags.clone(),
+                served: self.served(environment, installation, &gateway_api::status::KINDS),
+            },
+            distribution: DistributionInputs {
+                served: self.served(environment, installation, distribution_status::KINDS),
+                distribution,
+            },
             gateways: injection.map(|injection| injection.gateways(environment, self.tags.clone())),
         };
         let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, inputs)?;

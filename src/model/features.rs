@@ -368,6 +368,8 @@ features! {
         PILOT_ENABLE_ANALYSIS pilot_enable_analysis: bool = false;
         /// Longest delay of an analysis after a change.
         PILOT_ANALYSIS_INTERVAL pilot_analysis_interval: Duration = seconds(10);
+        /// Writes the condition `Reconciled` of Istio's objects: how many proxies run them.
+        PILOT_ENABLE_STATUS pilot_enable_status: bool = false;
         /// Removes a taint from nodes where the CNI plugin is ready.
         PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS pilot_enable_node_untaint_controllers: bool = false;
         /// Key of the taint that the untaint controller removes.

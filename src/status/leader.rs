@@ -62,6 +62,9 @@ impl Lock {
     /// Ambient statuses.
     pub const STATUS: Self = Self::shared("istio-status-leader", LockForm::Lease);
 
+    /// Conditions about the distribution of objects.
+    pub const DISTRIBUTION: Self = Self::shared("istio-distribution-leader", LockForm::Lease);
+
     /// Gateway API statuses of revisions before the lock of each revision existed.
     pub const OLD_GATEWAY_STATUS: Self = Self::shared("istio-gateway-status-leader", LockForm::ConfigMap);
 

@@ -9,7 +9,7 @@ pub(super) mod queue;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::pending,
+    future::{Future, pending},
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
@@ -62,6 +62,16 @@ pub(super) trait Statuses: Send {
 
     /// Returns true if statuses of other objects depend on the present status of objects of a kind.
     fn depend_on(&self, kind: Kind) -> bool;
+
+    /// Takes a version of an object that the API server has; `None` if the object is gone. `is_first` is true in the
+    /// first list of a kind, whose objects may have existed for long.
+    fn observe(&mut self, _key: &StatusKey, _observed: Option<&Observed>, _is_first: bool) {}
+
+    /// Waits for objects whose status may have changed for another reason than a snapshot. Loses nothing if it is
+    /// cancelled.
+    fn changed(&mut self) -> impl Future<Output = Vec<StatusKey>> + Send {
+        pending()
+    }
 }
 
 /// An object as the API server has it.
@@ -81,6 +91,11 @@ impl Observed {
             status: object.value["status"].take(),
         };
         (object.namespace().into(), object.name().into(), observed)
+    }
+
+    /// Returns `metadata.resourceVersion`.
+    pub(super) fn version(&self) -> &str {
+        &self.version
     }
 
     /// Returns true if this is an older version than another one. Versions of a kind are numbers in all known servers.
@@ -164,6 +179,7 @@ impl<S: Statuses> Writer<S> {
                     }
                     self.evaluate();
                 }
+                keys = self.statuses.changed() => self.offer(keys),
                 Some(result) = self.writing.next() => self.on_written(result),
                 () = at(due) => {}
             }
@@ -214,7 +230,6 @@ impl<S: Statuses> Writer<S> {
     fn on_event(&mut self, kind: Kind, event: WatchEvent<Row>) {
         match event {
             WatchEvent::Restarted(all) => {
-                self.listed.insert(kind);
                 let mut gone: BTreeSet<StatusKey> =
                     self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
                 for (namespace, name, observed) in all {
@@ -225,6 +240,7 @@ impl<S: Statuses> Writer<S> {
                 for key in gone {
                     self.remove(key);
                 }
+                self.listed.insert(kind);
             }
             WatchEvent::Applied((namespace, name, observed)) => {
                 let key = self.key(kind, namespace, name);
@@ -253,6 +269,8 @@ impl<S: Statuses> Writer<S> {
         if self.statuses.depend_on(key.kind) && known.is_none_or(|known| known.status != observed.status) {
             self.written.push((key.clone(), Some(observed.status.clone())));
         }
+        let is_first = !self.listed.contains(&key.kind);
+        self.statuses.observe(&key, Some(&observed), is_first);
         self.queue.offer(key.clone(), Instant::now());
         self.objects.insert(key, observed);
     }
@@ -261,6 +279,7 @@ impl<S: Statuses> Writer<S> {
         if self.statuses.depend_on(key.kind) {
             self.written.push((key.clone(), None));
         }
+        self.statuses.observe(&key, None, false);
         self.objects.remove(&key);
         self.settled.remove(&key);
         self.queue.forget(&key);
@@ -285,8 +304,13 @@ impl<S: Statuses> Writer<S> {
             Vec::new()
         };
         let changed = task::aside(|| self.statuses.update(&mesh, written));
+        self.offer(changed);
+    }
+
+    /// Queues objects whose status may have changed.
+    fn offer(&mut self, keys: Vec<StatusKey>) {
         let now = Instant::now();
-        for key in changed {
+        for key in keys {
             self.settled.remove(&key);
             self.queue.offer(key, now);
         }

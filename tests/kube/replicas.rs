@@ -6,24 +6,34 @@ use libtest_mimic::{Failed, Trial};
 use serde_json::{Value, json};
 
 use super::distribution::{Command, REASON, WEB, virtual_service};
+use super::status::{SYSTEM, grant, no_request_was_forbidden, trial};
 use super::tenant::{TIMEOUT, Tenant};
 use crate::support::ads::{AdsClient, Type};
 use crate::support::daemon::Daemon;
-use crate::support::kubernetes;
+use crate::support::envoy::Node;
 use crate::support::kubernetes::api::Reference;
-use crate::support::{http, wait};
+use crate::support::kubernetes::{self, Cluster, Request};
+use crate::support::{http, scratch, wait};
 
 /// The proxies of each replica.
 const PROXIES: usize = 10;
 /// The proxy that refuses the change, which is connected to the second replica.
 const REFUSES: usize = 3;
+/// Nothing listens on it.
+const CLOSED_PORT: u16 = 1;
 const NAMES: [&str; 2] = ["istiod-a", "istiod-b"];
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![kubernetes::trial(
-        "kube::replicas::any_replica_answers_for_all",
-        any_replica_answers_for_all,
-    )]
+    vec![
+        kubernetes::trial(
+            "kube::replicas::any_replica_answers_for_all",
+            any_replica_answers_for_all,
+        ),
+        trial(
+            "kube::replicas::a_condition_counts_the_proxies_of_all",
+            a_condition_counts_the_proxies_of_all,
+        ),
+    ]
 }
 
 /// Starts a replica with its secure port.
@@ -39,12 +49,12 @@ fn replica(tenant: &Tenant, name: &str) -> Result<Daemon, String> {
 
 /// Returns the slice of one replica. Ports differ, so there is one for each. API servers refuse loopback addresses, but
 /// not as names.
-fn slice(namespace: &str, name: &str, daemon: &Daemon) -> Value {
+fn slice(namespace: &str, name: &str, port: u16) -> Value {
     json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": { "namespace": namespace, "name": name,
             "labels": { "kubernetes.io/service-name": "istiod" } },
         "addressType": "FQDN",
-        "ports": [{ "name": "https-dns", "port": daemon.secure, "protocol": "TCP" }],
+        "ports": [{ "name": "https-dns", "port": port, "protocol": "TCP" }],
         "endpoints": [{ "addresses": ["127.0.0.1"], "conditions": { "ready": true },
             "targetRef": { "kind": "Pod", "namespace": namespace, "name": name } }] })
 }
@@ -85,6 +95,14 @@ fn overview(daemon: &Daemon, query: &str) -> Result<Value, String> {
     serde_json::from_str(&page.body).map_err(|error| format!("{error}: {}", page.body))
 }
 
+/// Waits until a replica asks another one, which does not answer.
+fn until_missing(daemon: &Daemon, expected: &str) -> Result<(), String> {
+    wait::until("the missing replica", TIMEOUT, || {
+        let last = overview(daemon, "").ok()?;
+        (names(&last, false) == [expected]).then_some(())
+    })
+}
+
 /// Waits until a replica has the answers of exactly these.
 fn until_answered(daemon: &Daemon, expected: &[&str]) -> Result<(), String> {
     let mut last = Value::Null;
@@ -101,8 +119,8 @@ fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
     tenant.apply(&virtual_service("10s"))?;
     let (first, second) = (replica(&tenant, NAMES[0])?, replica(&tenant, NAMES[1])?);
     let slices = [
-        slice(&tenant.system, NAMES[0], &first),
-        slice(&tenant.system, NAMES[1], &second),
+        slice(&tenant.system, NAMES[0], first.secure),
+        slice(&tenant.system, NAMES[1], second.secure),
     ];
     for slice in &slices {
         tenant.cluster.api.apply(slice)?;
@@ -177,5 +195,142 @@ fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
         (all["counts"]["proxies"] == 2 * PROXIES).then_some(())
     })?;
     drop((of_first, moved));
+    Ok(())
+}
+
+/// Returns a sidecar in `shop`.
+fn sidecar(name: &str) -> Node {
+    Node {
+        id: format!("sidecar~10.255.0.1~{name}.shop~shop.svc.cluster.local"),
+        metadata: json!({ "NAMESPACE": "shop", "SERVICE_ACCOUNT": "client", "CLUSTER_ID": "Kubernetes",
+            "ISTIO_VERSION": "1.30.3", "INSTANCE_IPS": "10.255.0.1", "LABELS": { "app": "client" } }),
+    }
+}
+
+/// Returns the condition of an object about its last generation.
+fn condition(cluster: &Cluster, kind: &str, name: &str) -> Option<Value> {
+    let reference = Reference::new("networking.istio.io/v1", kind, "shop", name);
+    let object = cluster.get(&reference).ok()??;
+    let conditions = object["status"]["conditions"].as_array()?;
+    let condition = conditions.iter().find(|condition| condition["type"] == "Reconciled")?;
+    (condition["observedGeneration"] == object["metadata"]["generation"]).then(|| condition.clone())
+}
+
+/// Waits for a condition with this status, reason and message.
+fn until_condition(cluster: &Cluster, kind: &str, name: &str, expected: [&str; 3]) -> Result<(), String> {
+    let mut last = None;
+    let waited = wait::until(&format!("{kind} {name}: {expected:?}"), TIMEOUT, || {
+        last = condition(cluster, kind, name);
+        let found = last.as_ref()?;
+        ["status", "reason", "message"]
+            .iter()
+            .zip(expected)
+            .all(|(field, expected)| found[*field] == expected)
+            .then_some(())
+    });
+    waited.map_err(|error| format!("{error}: {last:?}"))
+}
+
+fn a_condition_counts_the_proxies_of_all(name: &str) -> Result<(), Failed> {
+    let cluster = Cluster::start(name)?;
+    let folder = scratch(&format!("{name}-logs"));
+    for namespace in [SYSTEM, "shop"] {
+        cluster.namespace(namespace, &json!({}))?;
+    }
+    let kubeconfig = grant(&cluster, &folder, &["env.PILOT_ENABLE_STATUS=true"])?;
+    let start = |name: &str| {
+        Daemon::secured(&folder.join(format!("{name}.log")), |command| {
+            command.arg("--kubeconfig").arg(&kubeconfig).args(["-n", SYSTEM]);
+            command.env("POD_NAME", name).env("ROOT_CA_DIR", folder.join("none"));
+            command.env("PILOT_ENABLE_STATUS", "true");
+        })
+    };
+    let in_shop = |text: &str| text.replace("{app}", "shop").replace("{n}", "1");
+    cluster.api.apply_all(&in_shop(WEB))?;
+    let first = start(NAMES[0])?;
+    let lock = Reference::new("coordination.k8s.io/v1", "Lease", SYSTEM, "istio-distribution-leader");
+    wait::until("the leader", TIMEOUT, || {
+        let lock = cluster.get(&lock).ok()??;
+        (lock["spec"]["holderIdentity"] == NAMES[0]).then_some(())
+    })?;
+    let second = start(NAMES[1])?;
+    let slices = [
+        slice(SYSTEM, NAMES[0], first.secure),
+        slice(SYSTEM, NAMES[1], second.secure),
+    ];
+    for slice in &slices {
+        cluster.api.apply(slice)?;
+    }
+    until_answered(&first, &NAMES)?;
+    until_answered(&second, &NAMES)?;
+    let connect = |daemon: &Daemon, names: [&str; 2]| {
+        let proxies = names.map(|name| AdsClient::connect(daemon.xds, &sidecar(name)));
+        for proxy in &proxies {
+            proxy.first()?;
+        }
+        Ok::<_, String>(proxies)
+    };
+    let of_first = connect(&first, ["a-0", "a-1"])?;
+    let of_second = connect(&second, ["b-0", "b-1"])?;
+
+    cluster.api.apply_all(&in_shop(&virtual_service("10s")))?;
+    let arrived = ["True", "Acknowledged", "4/4 proxies up to date."];
+    until_condition(&cluster, "VirtualService", "awaited", arrived)?;
+
+    // The proxies of a replica that does not answer are unknown, until it is no longer one.
+    let closed = slice(SYSTEM, "istiod-c", CLOSED_PORT);
+    cluster.api.apply(&closed)?;
+    until_missing(&first, "istiod-c")?;
+    cluster.api.apply_all(&in_shop(&virtual_service("20s")))?;
+    let message = "4/4 proxies up to date. Replicas of istiod that did not answer: 1.";
+    let incomplete = ["Unknown", "Incomplete", message];
+    until_condition(&cluster, "VirtualService", "awaited", incomplete)?;
+    cluster.api.delete(&Reference::of(&closed))?;
+    until_condition(&cluster, "VirtualService", "awaited", arrived)?;
+
+    of_second[0].refuse(Type::Route, REASON);
+    cluster.api.apply_all(&in_shop(&virtual_service("11s")))?;
+    let refused = ["False", "Refused", "3/4 proxies up to date. 1 refused it."];
+    until_condition(&cluster, "VirtualService", "awaited", refused)?;
+
+    // Another object changes. The object is followed again, and nothing is written that its status says already.
+    let writes_of = |name: &'static str| {
+        let account = format!("system:serviceaccount:{SYSTEM}:istiod");
+        let is_write = move |request: &Request| {
+            request.verb == "patch" && request.resource.ends_with("/status") && request.name == name
+        };
+        let writes = cluster.audited(&account, 1, is_write)?;
+        Ok::<_, String>(writes.len())
+    };
+    let unused = json!({ "apiVersion": "networking.istio.io/v1", "kind": "Sidecar",
+        "metadata": { "namespace": "shop", "name": "unused" },
+        "spec": { "workloadSelector": { "labels": { "app": "nothing" } }, "egress": [{ "hosts": ["./*"] }] } });
+    cluster.api.apply(&unused)?;
+    let none = ["True", "Unused", "0/0 proxies up to date."];
+    until_condition(&cluster, "Sidecar", "unused", none)?;
+    writes_of("unused")?;
+    let before = writes_of("awaited")?;
+
+    // The other replica becomes the leader, and counts its own proxies, which are all.
+    drop(of_first);
+    cluster.api.delete(&Reference::of(&slices[0]))?;
+    first.process.terminate();
+    first.process.end_of(TIMEOUT)?;
+    assert_eq!(writes_of("awaited")?, before);
+    cluster.api.apply_all(&in_shop(&virtual_service("12s")))?;
+    let refused = ["False", "Refused", "1/2 proxies up to date. 1 refused it."];
+    until_condition(&cluster, "VirtualService", "awaited", refused)?;
+
+    // Without the proxy that refuses it, the next push shows the object as acknowledged.
+    let [refusing, _accepting] = of_second;
+    drop(refusing);
+    wait::until("one proxy", TIMEOUT, || {
+        let all = overview(&second, "").ok()?;
+        (all["counts"]["proxies"] == 1).then_some(())
+    })?;
+    cluster.api.delete(&Reference::of(&unused))?;
+    let arrived = ["True", "Acknowledged", "1/1 proxies up to date."];
+    until_condition(&cluster, "VirtualService", "awaited", arrived)?;
+    no_request_was_forbidden(&cluster)?;
     Ok(())
 }

@@ -159,7 +159,7 @@ const TABLE: &[Rule] = &[
             "model::ingress",
             "table::Cx",
             "table::Table",
-            "distribution::refused",
+            "distribution",
             "xds::events",
         ],
     ),
