@@ -89,7 +89,7 @@ pub enum PeerError {
     Failed(String),
 }
 
-/// The reports of another replica, as JSON.
+/// The reports of another replica, as JSON. They are complete if they end without an error.
 pub type Reports = BoxStream<'static, Result<Bytes, PeerError>>;
 
 /// Access to the other replicas.
@@ -457,7 +457,7 @@ async fn forward<T: Send>(
     tokio::join!(own, passing);
 }
 
-/// Asks a replica until it has sent its last report, or failed to answer a query for one report.
+/// Asks a replica until it has sent all reports, or failed to answer a query for one report.
 async fn attend<T: DeserializeOwned + Send>(
     peers: Arc<dyn Peers>,
     replica: Replica,
@@ -478,11 +478,10 @@ async fn attend<T: DeserializeOwned + Send>(
         let is_over =
             left.is_some_and(|left| left.is_zero()) || deadline.is_some_and(|deadline| Instant::now() >= deadline);
         let update = match exchanged {
-            // However the stream ends after the last report.
-            _ if has_answered && is_over => Update::Ended,
-            // The connection ended, perhaps because of its age.
-            _ if has_answered => Update::Waiting,
+            Ok(()) if has_answered => Update::Ended,
             Ok(()) => Update::Failed(PeerError::Failed("it has sent no report".to_owned())),
+            // The connection ended, perhaps because of its age.
+            Err(_) if has_answered && !is_over => Update::Waiting,
             Err(error) => Update::Failed(error),
         };
         let is_last = matches!(update, Update::Ended) || is_single;

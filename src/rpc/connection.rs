@@ -120,6 +120,13 @@ pub struct Draining {
 }
 
 impl Draining {
+    /// Creates the state of a connection whose streams end with this token, for tests of streams.
+    #[cfg(test)]
+    pub(super) fn of(token: CancellationToken) -> Self {
+        let handoff = RuntimeHandoff::new(Tasks::default(), None);
+        Self { token, handoff }
+    }
+
     /// Returns the token that is cancelled when the streams of the connection must end.
     pub fn token(&self) -> &CancellationToken {
         &self.token

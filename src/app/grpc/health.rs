@@ -48,11 +48,13 @@ impl Health {
     /// since the service may appear.
     fn changes(&self, request: &[u8]) -> Result<Messages, Status> {
         if !is_known(request)? {
-            let unknown = stream::once(async { response(SERVICE_UNKNOWN) });
+            let unknown = stream::once(async { Ok(response(SERVICE_UNKNOWN)) });
             return Ok(unknown.chain(stream::pending()).boxed());
         }
+        // A watch is never complete: it ends with its connection.
         Ok(WatchStream::new(self.ready.clone())
-            .map(|is_ready| response(status(is_ready)))
+            .map(|is_ready| Ok(response(status(is_ready))))
+            .chain(stream::pending())
             .boxed())
     }
 }
@@ -119,7 +121,12 @@ mod tests {
         let open = |service: &str| {
             let service = service.to_owned();
             let messages = health.changes(&HealthCheckRequest { service }.encode_to_vec())?;
-            Ok::<_, Status>(messages.map(|message| HealthCheckResponse::decode(message).expect("a response").status))
+            let status = |message: Result<Bytes, Status>| {
+                HealthCheckResponse::decode(message.expect("a message"))
+                    .expect("a response")
+                    .status
+            };
+            Ok::<_, Status>(messages.map(status))
         };
         let mut known = open(DISCOVERY).expect("a stream");
         assert_eq!(known.next().await, Some(NOT_SERVING));

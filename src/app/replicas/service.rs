@@ -4,12 +4,16 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{FutureExt, StreamExt, future::BoxFuture};
+use futures::{
+    FutureExt, StreamExt,
+    future::{self, BoxFuture},
+    stream,
+};
 use prost::Message;
 use smol_str::SmolStr;
 use tokio::{
     runtime::Handle,
-    sync::{mpsc, watch},
+    sync::{mpsc, oneshot, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
@@ -74,14 +78,28 @@ impl ReplicaService {
         let expires_in = caller.expires_at.map_or(Duration::MAX, |at| {
             at.duration_since(environment::wall_clock()).unwrap_or_default()
         });
+        let (ending, end) = oneshot::channel();
         self.tasks.spawn_on(&self.runtime, "replica query", async move {
-            // The caller asks again, with a new credential. Ends early when it has left.
-            let _ = tokio::time::timeout(expires_in, answering).await;
+            let ended = tokio::time::timeout(expires_in, answering).await;
             drop(permit);
+            // The caller may have left.
+            let _ = ending.send(ended.map_err(|_| Status::unauthenticated("the credential has expired")));
         });
-        let messages = ReceiverStream::new(answers);
-        Ok(messages.map(|answer| answer.encode_to_vec().into()).boxed())
+        Ok(messages(answers, end))
     }
+}
+
+/// Returns the messages of these answers. Without `end`, they are not complete.
+fn messages(answers: mpsc::Receiver<Bytes>, end: oneshot::Receiver<Result<(), Status>>) -> Messages {
+    let messages = ReceiverStream::new(answers).map(|answer| Ok(answer.encode_to_vec().into()));
+    let error = async {
+        let ended = end.await;
+        ended
+            .unwrap_or_else(|_| Err(Status::unavailable("the query was cancelled")))
+            .err()
+    };
+    let error = stream::once(error).filter_map(|error| future::ready(error.map(Err)));
+    messages.chain(error).boxed()
 }
 
 impl ServerStream for ReplicaService {
@@ -107,8 +125,31 @@ fn is_control_plane(mesh: &MeshSnapshot, account: &SmolStr, identities: &[SmolSt
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
     use crate::model::{Installation, fixture::folder_world};
+
+    #[tokio::test]
+    async fn only_ended_queries_are_complete() {
+        let read = |ended: Option<Result<(), Status>>| async {
+            let (sender, answers) = mpsc::channel(1);
+            let (ending, end) = oneshot::channel();
+            sender.try_send(Bytes::from_static(b"{}")).expect("an empty channel");
+            drop(sender);
+            match ended {
+                Some(ended) => ending.send(ended).expect("a receiver"),
+                None => drop(ending),
+            }
+            let read: Vec<_> = messages(answers, end).collect().await;
+            let codes = read.iter().map(|message| message.as_ref().err().map(Status::code));
+            codes.collect::<Vec<_>>()
+        };
+        assert_eq!(read(Some(Ok(()))).await, [None]);
+        let expired = Err(Status::unauthenticated("expired"));
+        assert_eq!(read(Some(expired)).await, [None, Some(Code::Unauthenticated)]);
+        assert_eq!(read(None).await, [None, Some(Code::Unavailable)]);
+    }
 
     #[test]
     fn only_the_control_plane_may_ask() {

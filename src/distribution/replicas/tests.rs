@@ -171,6 +171,11 @@ fn object(id: &str, state: ObjectState) -> Result<Bytes, PeerError> {
     })
 }
 
+/// The end of a connection before the last report.
+fn cut() -> Result<Bytes, PeerError> {
+    Err(PeerError::Failed("Unavailable: the connection is closing".to_owned()))
+}
+
 fn question() -> Question {
     Question {
         kinds: Kind::named("vs"),
@@ -243,7 +248,7 @@ async fn an_answer_is_final_when_all_are() {
             "istiod-1",
             vec![
                 // The connection ends, and is made again.
-                (vec![object("1", ObjectState::Pending)], false),
+                (vec![object("1", ObjectState::Pending), cut()], false),
                 (vec![object("1", ObjectState::Unknown)], true),
             ],
         )],
@@ -257,6 +262,41 @@ async fn an_answer_is_final_when_all_are() {
     assert_eq!(last, Some((ObjectState::Unknown, true)));
     assert!(states.iter().all(|(_, is_final)| !is_final), "{states:?}");
     assert!(states.contains(&(ObjectState::Pending, false)), "{states:?}");
+}
+
+#[tokio::test]
+async fn only_whole_reports_are_complete() {
+    let pending = || object("1", ObjectState::Pending);
+    for (script, queries) in [
+        (vec![(vec![pending()], false)], 1),
+        (vec![(vec![pending(), cut()], false), (vec![pending()], false)], 2),
+    ] {
+        let harness = Harness::new(set(&["istiod-1"]), vec![("istiod-1", script)]);
+        let mut reports = follow(&harness, Duration::from_millis(500));
+        let mut last = None;
+        while let Some(report) = reports.recv().await {
+            last = Some(report);
+        }
+        let report = last.expect("a report");
+        assert_eq!((report.state, report.timed_out), (ObjectState::Pending, true));
+        let asked = harness.played.queries.lock().unwrap().len();
+        assert_eq!(asked, queries, "a replica is asked again only after an error");
+    }
+    // The answer to a query for one report counts if it is whole.
+    let single = vec![("istiod-1", vec![(vec![proxies("1", 3), cut()], false)])];
+    let harness = Harness::new(set(&["istiod-1"]), single);
+    let mut gathering = Gathering::<Overview>::new(
+        &harness.distribution,
+        Query::about_mesh(None, Some(Duration::ZERO)),
+        Scope::ControlPlane,
+        |_| std::future::ready(()).boxed(),
+    );
+    while !gathering.has_ended() {
+        gathering.next().await;
+    }
+    let answers = gathering.answers.values();
+    let failed = answers.filter(|answer| matches!(answer, Answer::Failed(_)));
+    assert_eq!(failed.count(), 1);
 }
 
 #[tokio::test]
