@@ -449,6 +449,7 @@ impl<'a> Parts<'a> {
                 board,
                 replica: own_replica(&environment.settings),
                 peers: peers.map(|peers| Arc::new(peers) as Arc<dyn Peers>),
+                runtime: page_runtime.clone(),
             },
         );
         secure = secure.map(|(router, acceptor)| {

@@ -13,6 +13,7 @@ pub mod refused;
 pub mod replicas;
 pub mod report;
 mod states;
+pub mod views;
 
 use std::{
     collections::BTreeSet,
@@ -22,7 +23,10 @@ use std::{
 
 use rustc_hash::FxHashSet;
 use smol_str::SmolStr;
-use tokio::sync::{Mutex as Turn, OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{Mutex as Turn, OwnedSemaphorePermit, Semaphore, mpsc, watch},
+};
 
 use self::{
     blame::Blames,
@@ -30,6 +34,7 @@ use self::{
     refused::RefusedObject,
     replicas::{OwnReplica, Peers},
     report::{ObjectName, ObjectReport, ObjectState},
+    views::Views,
 };
 use crate::{
     api::{Kind, Severity},
@@ -83,6 +88,8 @@ pub struct Inputs {
     pub replica: OwnReplica,
     /// The other replicas; none if the control plane has no Service.
     pub peers: Option<Arc<dyn Peers>>,
+    /// The runtime with low priority that answers clients which follow the mesh.
+    pub runtime: Handle,
 }
 
 /// Distribution status of all objects.
@@ -99,6 +106,7 @@ pub struct Distribution {
     waiting_replicas: Arc<Semaphore>,
     /// The addresses by which the Service reaches this replica. Locked for one look-up or insertion.
     own_addresses: Mutex<BTreeSet<SmolStr>>,
+    views: Views,
 }
 
 /// A question about one object.
@@ -138,8 +146,10 @@ impl Distribution {
     /// Creates the status and starts the attribution of refusals. `refusals` receives what clients refuse.
     pub fn start(tasks: &Tasks, inputs: Inputs) -> (Arc<Self>, mpsc::Sender<RefusedResource>) {
         let (sender, receiver) = mpsc::channel(MAX_REFUSALS);
+        let views = Views::new(tasks.clone(), inputs.runtime.clone());
         let distribution = Arc::new(Self {
             inputs,
+            views,
             blames: Mutex::default(),
             refused: OnceLock::new(),
             attributed: watch::Sender::default(),
@@ -224,16 +234,27 @@ impl Distribution {
         let mut pushes = self.inputs.tracker.changed();
         let mut ingested = self.inputs.board.changed();
         let mut attributed = self.attributed.subscribe();
+        let mut last: Option<Overview> = None;
         loop {
             for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
                 receiver.borrow_and_update();
             }
             let started = environment::now();
-            let overview = task::aside(|| self.own_overview(visible));
-            let took = environment::now().saturating_duration_since(started);
-            if reports.send(overview).await.is_err() || once {
+            let mut overview = task::aside(|| self.own_overview(visible));
+            if once {
+                // A client that has left needs no report.
+                let _ = reports.send(overview).await;
                 return;
             }
+            let ages = overview.take_ages();
+            if last.as_ref() != Some(&overview) {
+                last = Some(overview.clone());
+                overview.set_ages(ages);
+                if reports.send(overview).await.is_err() {
+                    return;
+                }
+            }
+            let took = environment::now().saturating_duration_since(started);
             tokio::select! {
                 _ = answers.changed() => {}
                 _ = pushes.changed() => {}

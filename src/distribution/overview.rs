@@ -116,6 +116,21 @@ pub struct PushReport {
     pub seconds: Option<f64>,
 }
 
+impl Overview {
+    /// Takes the ages of pushes, which differ between two equal overviews.
+    pub(super) fn take_ages(&mut self) -> Vec<f64> {
+        let ages = self.pushes.iter_mut().map(|push| std::mem::take(&mut push.age_seconds));
+        ages.collect()
+    }
+
+    /// Sets the ages of pushes.
+    pub(super) fn set_ages(&mut self, ages: Vec<f64>) {
+        for (push, age) in self.pushes.iter_mut().zip(ages) {
+            push.age_seconds = age;
+        }
+    }
+}
+
 impl Distribution {
     /// Returns the status of the proxies of this replica, only those of one namespace if one is given.
     pub(super) fn own_overview(&self, visible: Option<&Namespace>) -> Overview {

@@ -101,7 +101,7 @@ pub trait Peers: Send + Sync {
 }
 
 /// The replicas that a query goes to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// All replicas.
     ControlPlane,
@@ -112,7 +112,7 @@ pub enum Scope {
 /// A query from one replica to another.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Query {
+pub(super) struct Query {
     /// The object; none for the mesh.
     object: Option<ObjectQuery>,
     /// The namespace whose proxies are visible; none for all.
@@ -155,7 +155,7 @@ impl Query {
     }
 
     /// Returns the query about the mesh.
-    fn about_mesh(visible: Option<&Namespace>, time: Option<Duration>) -> Self {
+    pub(super) fn about_mesh(visible: Option<&Namespace>, time: Option<Duration>) -> Self {
         Self {
             object: None,
             visible: visible.map(ToString::to_string),
@@ -213,7 +213,7 @@ enum Update<T> {
 }
 
 /// The answers of all replicas to one query, while they arrive.
-struct Gathering<'a, T> {
+pub(super) struct Gathering<'a, T> {
     distribution: &'a Distribution,
     query: Query,
     deadline: Option<Instant>,
@@ -232,7 +232,7 @@ where
     T: OfReplica + DeserializeOwned + Clone + Send + 'static,
 {
     /// Sends a query. `own` sends the reports of this replica.
-    fn new(
+    pub(super) fn new(
         distribution: &'a Distribution,
         query: Query,
         scope: Scope,
@@ -318,7 +318,7 @@ where
     }
 
     /// Waits for news. Loses nothing if it is cancelled.
-    async fn next(&mut self) {
+    pub(super) async fn next(&mut self) {
         loop {
             let replicas = async {
                 match &mut self.replicas {
@@ -384,7 +384,7 @@ where
     }
 
     /// Returns true if this replica has answered.
-    fn has_own(&self) -> bool {
+    pub(super) fn has_own(&self) -> bool {
         matches!(self.answers.get(&Member::Own), Some(Answer::Report(_)))
     }
 
@@ -394,7 +394,7 @@ where
     }
 
     /// Returns true if a replica has neither answered nor failed.
-    fn is_waiting(&self) -> bool {
+    pub(super) fn is_waiting(&self) -> bool {
         self.answers.values().any(|answer| matches!(answer, Answer::Waiting))
     }
 
@@ -424,7 +424,7 @@ where
     }
 
     /// Returns the answers, this replica's first.
-    fn asked(&self) -> Vec<Asked<'_, T>> {
+    pub(super) fn asked(&self) -> Vec<Asked<'_, T>> {
         let answers = self.answers.iter();
         answers
             .map(|(member, answer)| {
@@ -617,28 +617,6 @@ impl Distribution {
         });
         gathering.complete().await;
         task::aside(|| merge::overview(&gathering.asked()))
-    }
-
-    /// Reports the status of the mesh whenever it changes, while there is a reader.
-    pub async fn follow_mesh(&self, visible: Option<&Namespace>, scope: Scope, reports: mpsc::Sender<Overview>) {
-        let query = Query::about_mesh(visible, None);
-        let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own_mesh(visible, false, reports).boxed()
-        });
-        loop {
-            if gathering.has_own() {
-                let overview = task::aside(|| merge::overview(&gathering.asked()));
-                if reports.send(overview).await.is_err() {
-                    return;
-                }
-            }
-            tokio::select! {
-                () = gathering.next() => {}
-                () = reports.closed() => return,
-            }
-            // Each replica reports seldom; many together are reported at once.
-            while gathering.next().now_or_never().is_some() {}
-        }
     }
 
     /// Answers the query of another replica with reports as JSON. Ends early if the receiver is dropped. Fails if the

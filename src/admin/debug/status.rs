@@ -1,7 +1,7 @@
 //! Pages of distribution status: one answer, or events until the answer is final. They wait for other replicas, so they
 //! are rendered beside other pages and not in turn with them.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, time::Duration};
 
 use axum::{
     Extension,
@@ -12,17 +12,17 @@ use axum::{
         sse::{Event, KeepAlive, Sse},
     },
 };
-use futures::StreamExt;
+use futures::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio_stream::wrappers::{ReceiverStream, WatchStream};
 
 use super::pages::Shown;
 use crate::{
     admin::{access::DebugScope, renderer::Renderer},
     api::Kind,
     base::{Namespace, duration},
-    distribution::{Distribution, Question, overview::Overview, replicas::Scope},
+    distribution::{Question, replicas::Scope},
 };
 
 /// The longest time that events of one object are sent.
@@ -167,43 +167,35 @@ pub(super) async fn status_events(
     };
     let distribution = sources.distribution.clone();
     match question {
-        Some(question) => events(permit, move |sender| async move {
-            distribution.follow(&question, timeout, replicas, sender).await;
-        }),
-        None => events(permit, move |sender| {
-            overviews(distribution, visible(&scope), replicas, sender)
-        }),
+        Some(question) => {
+            let (sender, reports) = mpsc::channel(1);
+            let following = async move {
+                distribution.follow(&question, timeout, replicas, sender).await;
+                None
+            };
+            // The follower runs as part of the response, so it ends with it.
+            let following = futures::stream::once(following);
+            let reports = ReceiverStream::new(reports).map(Some);
+            let reports = futures::stream::select(reports, following).filter_map(std::future::ready);
+            let event = |report| {
+                let event = Event::default().json_data(report);
+                event.unwrap_or_else(|error| Event::default().event("error").data(error.to_string()))
+            };
+            events(permit, reports.map(event))
+        }
+        None => {
+            let texts = WatchStream::new(distribution.follow_mesh(visible(&scope), replicas));
+            let texts = texts.filter_map(std::future::ready);
+            events(permit, texts.map(|text| Event::default().data(text)))
+        }
     }
 }
 
-async fn overviews(
-    distribution: Arc<Distribution>,
-    visible: Option<Namespace>,
-    replicas: Scope,
-    sender: mpsc::Sender<Overview>,
-) {
-    distribution.follow_mesh(visible.as_ref(), replicas, sender).await;
-}
-
-/// Runs a sender of events while the client reads them.
-fn events<T, F>(permit: impl Send + 'static, send: impl FnOnce(mpsc::Sender<T>) -> F) -> Response
-where
-    T: Serialize + Send + 'static,
-    F: Future<Output = ()> + Send + 'static,
-{
-    let (sender, receiver) = mpsc::channel(1);
-    let sending = send(sender);
-    let sending = futures::stream::once(async move {
-        sending.await;
-        drop(permit);
-        None
-    });
-    let receiving = ReceiverStream::new(receiver).map(Some);
-    // The sender runs as part of the response, so it ends with it.
-    let merged = futures::stream::select(receiving, sending).filter_map(std::future::ready);
-    let events = merged.map(|report| {
-        let event = Event::default().json_data(report);
-        Ok::<_, Infallible>(event.unwrap_or_else(|error| Event::default().event("error").data(error.to_string())))
+/// Sends events while the client reads them, and keeps its permit as long.
+fn events(permit: OwnedSemaphorePermit, events: impl Stream<Item = Event> + Send + 'static) -> Response {
+    let events = events.map(move |event| {
+        let _ = &permit;
+        Ok::<_, Infallible>(event)
     });
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 
+use tokio::runtime::Handle;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
@@ -104,6 +105,7 @@ impl Harness {
                 id: OWN.into(),
             },
             peers: Some(played.clone()),
+            runtime: Handle::current(),
         };
         Self {
             distribution: Distribution::start(&tasks, inputs).0,
@@ -359,4 +361,66 @@ async fn queries_of_other_replicas_are_answered_alone() {
     let malformed = r#"{"object": {"kinds": ["nothing.example.com"]}}"#;
     let (sender, _) = mpsc::channel(1);
     assert!(harness.distribution.clone().answer(malformed, sender).is_err());
+}
+
+/// Waits for the next text of a view, and returns the number of proxies in it.
+async fn next(texts: &mut watch::Receiver<Option<Arc<str>>>) -> (Arc<str>, usize) {
+    let text = texts.wait_for(Option::is_some).await.expect("a text").clone();
+    let text = text.expect("a text");
+    texts.mark_unchanged();
+    let overview: Overview = serde_json::from_str(&text).expect("an overview");
+    (text, overview.counts.proxies)
+}
+
+/// Waits for a text about this number of proxies.
+async fn until_proxies(texts: &mut watch::Receiver<Option<Arc<str>>>, expected: usize) -> Arc<str> {
+    loop {
+        let (text, found) = next(texts).await;
+        if found == expected {
+            return text;
+        }
+        texts.changed().await.expect("another text");
+    }
+}
+
+#[tokio::test]
+async fn clients_share_the_texts_of_a_view() {
+    let script = || (vec![proxies("1", 3)], true);
+    let scripts = vec![("istiod-1", vec![script(), script(), script()])];
+    let harness = Harness::new(set(&["istiod-1"]), scripts);
+    let follow = |visible: Option<&str>| {
+        let visible = visible.map(Namespace::new);
+        harness.distribution.follow_mesh(visible, Scope::ControlPlane)
+    };
+    let queries = || harness.played.queries.lock().unwrap().len();
+    let (mut first, mut second) = (follow(None), follow(None));
+    let text = until_proxies(&mut first, 3).await;
+    assert!(Arc::ptr_eq(&text, &until_proxies(&mut second, 3).await));
+    assert_eq!(queries(), 1);
+    until_proxies(&mut follow(Some("shop")), 3).await;
+    assert_eq!(queries(), 2, "another view");
+    // One that comes later sees the last text at once.
+    let mut third = follow(None);
+    assert!(Arc::ptr_eq(&text, &next(&mut third).await.0));
+    assert_eq!(queries(), 2);
+
+    let open = harness.played.open.lock().unwrap()[0].clone();
+    open.send(proxies("1", 4)).await.expect("an open stream");
+    first.changed().await.expect("another text");
+    assert_eq!(next(&mut first).await.1, 4);
+
+    // Without clients, nothing is asked; a new client starts anew.
+    drop((first, second, third));
+    open.closed().await;
+    until_proxies(&mut follow(None), 3).await;
+    assert_eq!(queries(), 3);
+}
+
+#[tokio::test]
+async fn texts_end_at_shutdown() {
+    let harness = Harness::new(set(&[]), Vec::new());
+    let mut texts = harness.distribution.follow_mesh(None, Scope::ControlPlane);
+    next(&mut texts).await;
+    assert!(harness.tasks.end(LONG).await);
+    while texts.changed().await.is_ok() {}
 }

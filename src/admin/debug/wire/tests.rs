@@ -42,6 +42,7 @@ impl Harness {
             board: Arc::default(),
             replica: distribution::replicas::OwnReplica::default(),
             peers: None,
+            runtime: Handle::current(),
         };
         let sources = Sources {
             authority: watch::channel(None).1,
