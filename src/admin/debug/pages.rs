@@ -71,12 +71,11 @@ pub(super) fn mesh_config(mesh: &MeshSnapshot) -> Value {
     json::to_json(mesh.mesh_config(&Cx::untracked()))
 }
 
+/// The response without the proxy that a request names.
+type NoProxy = (StatusCode, &'static str);
+
 /// Returns the connection that `proxyID` names, or the response without one.
-fn connection(
-    sources: &Sources,
-    scope: &DebugScope,
-    parameters: &Parameters,
-) -> Result<Arc<LiveConnection>, (StatusCode, &'static str)> {
+fn connection(sources: &Sources, scope: &DebugScope, parameters: &Parameters) -> Result<Arc<LiveConnection>, NoProxy> {
     if parameters.proxy_id.is_empty() {
         return Err((StatusCode::BAD_REQUEST, NO_PROXY));
     }
@@ -85,11 +84,7 @@ fn connection(
 }
 
 /// Returns the resources of the proxy that `proxyID` names, or the response without one.
-async fn dump(
-    sources: &Sources,
-    scope: &DebugScope,
-    parameters: &Parameters,
-) -> Result<Dump, (StatusCode, &'static str)> {
+async fn dump(sources: &Sources, scope: &DebugScope, parameters: &Parameters) -> Result<Dump, NoProxy> {
     let live = connection(sources, scope, parameters)?;
     sources.dump(&live).await.ok_or((StatusCode::NOT_FOUND, NOT_CONNECTED))
 }
@@ -97,13 +92,14 @@ async fn dump(
 /// Returns a page with a proxy's resources of one type.
 pub(super) fn of_type(
     resource_type: ResourceType,
-) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Response> + Clone + Send + Sync {
+) -> impl Fn(Shown, Extension<DebugScope>, Query<Parameters>) -> BoxFuture<'static, Result<Response, NoProxy>>
++ Clone
++ Send
++ Sync {
     move |State(sources), Extension(scope), Query(parameters)| {
         let page = async move {
-            match dump(&sources, &scope, &parameters).await {
-                Ok(dump) => reply(&parameters, &dump.of_types(&[resource_type.short_name()])),
-                Err(refusal) => refusal.into_response(),
-            }
+            let dump = dump(&sources, &scope, &parameters).await?;
+            Ok(reply(&parameters, &dump.of_types(&[resource_type.short_name()])))
         };
         page.boxed()
     }
@@ -113,13 +109,14 @@ pub(super) async fn config_dump(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
+) -> Result<Response, NoProxy> {
     let types: Vec<&str> = parameters.types.split(',').filter(|name| !name.is_empty()).collect();
-    match dump(&sources, &scope, &parameters).await {
-        Ok(dump) if types.is_empty() => reply(&parameters, &dump.whole(parameters.include_eds.is_some())),
-        Ok(dump) => reply(&parameters, &dump.of_types(&types)),
-        Err(refusal) => refusal.into_response(),
-    }
+    let dump = dump(&sources, &scope, &parameters).await?;
+    Ok(if types.is_empty() {
+        reply(&parameters, &dump.whole(parameters.include_eds.is_some()))
+    } else {
+        reply(&parameters, &dump.of_types(&types))
+    })
 }
 
 fn by_id(sources: &Sources) -> Vec<Arc<LiveConnection>> {
@@ -137,23 +134,20 @@ pub(super) async fn adsz(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
+) -> Result<Response, NoProxy> {
     if !parameters.push.is_empty() {
         sources.flushes.flush().await;
-        return format!("Pushed to {} servers\n", sources.connections.len()).into_response();
+        return Ok(format!("Pushed to {} servers\n", sources.connections.len()).into_response());
     }
     let shown = if parameters.proxy_id.is_empty() {
         by_id(&sources)
     } else {
-        match connection(&sources, &scope, &parameters) {
-            Ok(live) => vec![live],
-            Err(refusal) => return refusal.into_response(),
-        }
+        vec![connection(&sources, &scope, &parameters)?]
     };
     let classes = sources.classes(&shown).await;
     let clients = shown.iter().zip(&classes);
     let clients = clients.map(|(live, class)| client::client(live, class.as_deref()));
-    reply(&parameters, &client::clients(clients.collect()))
+    Ok(reply(&parameters, &client::clients(clients.collect())))
 }
 
 pub(super) async fn syncz(State(sources): Shown, Query(parameters): Query<Parameters>) -> Response {
@@ -177,21 +171,16 @@ pub(super) async fn sidecarz(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
-    let live = match connection(&sources, &scope, &parameters) {
-        Ok(live) => live,
-        Err(refusal) => return refusal.into_response(),
-    };
+) -> Result<Response, NoProxy> {
+    let live = connection(&sources, &scope, &parameters)?;
     let subscription = live.subscription;
     let found = PushHandle::ask(&sources.inspect, move |world, store| {
         let key = &store.group_of(subscription)?.scope;
         let scope = store.scopes().get(&Cx::untracked(), key)?.clone();
         Some((world.snapshot(), scope, store.class_of(subscription)?.clone()))
     });
-    match found.await.flatten() {
-        Some((mesh, visible, class)) => reply(&parameters, &scope::scope(&mesh, &visible, &class.labels)),
-        None => (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response(),
-    }
+    let (mesh, visible, class) = found.await.flatten().ok_or((StatusCode::NOT_FOUND, NOT_CONNECTED))?;
+    Ok(reply(&parameters, &scope::scope(&mesh, &visible, &class.labels)))
 }
 
 /// Shows a proxy: its scope, its group and what it refused.
@@ -199,11 +188,8 @@ pub(super) async fn proxyz(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
-    let live = match connection(&sources, &scope, &parameters) {
-        Ok(live) => live,
-        Err(refusal) => return refusal.into_response(),
-    };
+) -> Result<Response, NoProxy> {
+    let live = connection(&sources, &scope, &parameters)?;
     let id = live.subscription;
     let connections = sources.connections.connections().into_iter();
     let ids: Vec<_> = connections.map(|live| live.subscription).collect();
@@ -217,11 +203,9 @@ pub(super) async fn proxyz(
             resources: store.snapshot(group).cloned(),
         })
     });
-    let Some(membership) = found.await.flatten() else {
-        return (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response();
-    };
+    let membership = found.await.flatten().ok_or((StatusCode::NOT_FOUND, NOT_CONNECTED))?;
     let refusals = sources.distribution.refusals_of(&live);
-    reply(&parameters, &proxy::proxy(&live, &membership, &refusals))
+    Ok(reply(&parameters, &proxy::proxy(&live, &membership, &refusals)))
 }
 
 /// Lists certificates by expiry.
@@ -265,17 +249,14 @@ pub(super) async fn telemetryz(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
+) -> Result<Response, NoProxy> {
     if parameters.proxy_id.is_empty() {
-        return reply(&parameters, &policy::telemetry(&sources.mesh()));
+        return Ok(reply(&parameters, &policy::telemetry(&sources.mesh())));
     }
-    let live = match connection(&sources, &scope, &parameters) {
-        Ok(live) => live,
-        Err(refusal) => return refusal.into_response(),
-    };
+    let live = connection(&sources, &scope, &parameters)?;
     match sources.classes(&[live]).await.as_slice() {
-        [Some(class)] => reply(&parameters, &policy::telemetry_of(&sources.mesh(), class)),
-        _ => (StatusCode::NOT_FOUND, NOT_CONNECTED).into_response(),
+        [Some(class)] => Ok(reply(&parameters, &policy::telemetry_of(&sources.mesh(), class))),
+        _ => Err((StatusCode::NOT_FOUND, NOT_CONNECTED)),
     }
 }
 
@@ -284,15 +265,11 @@ pub(super) async fn force_disconnect(
     State(sources): Shown,
     Extension(scope): Extension<DebugScope>,
     Query(parameters): Query<Parameters>,
-) -> Response {
-    match connection(&sources, &scope, &parameters) {
-        Ok(live) => {
-            tracing::warn!(connection = %live.id, "connection closed by an operator");
-            live.close();
-            "OK".into_response()
-        }
-        Err(refusal) => refusal.into_response(),
-    }
+) -> Result<Response, NoProxy> {
+    let live = connection(&sources, &scope, &parameters)?;
+    tracing::warn!(connection = %live.id, "connection closed by an operator");
+    live.close();
+    Ok("OK".into_response())
 }
 
 /// Lists the generated resources, which proxies share.
