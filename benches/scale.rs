@@ -3,8 +3,8 @@
 //!
 //! `cargo bench --bench scale` runs every case and prints a table with goals, figures and those in
 //! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `reconnect`,
-//! `churn`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a folder, and `--own` makes
-//! every proxy a separate workload.
+//! `churn`, `tracked`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a folder, and
+//! `--own` makes every proxy a separate workload.
 //!
 //! `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must not use
 //! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
@@ -31,6 +31,7 @@ mod scale {
     pub(crate) mod soak;
     pub(crate) mod source;
     pub(crate) mod ticker;
+    pub(crate) mod tracked;
     pub(crate) mod wire;
 }
 
@@ -179,6 +180,9 @@ fn run(options: &Options) -> Result<(), String> {
     }
     if is_selected("churn") {
         churned(&mut report, plan(2000, 5, true, 500))?;
+    }
+    if is_selected("tracked") {
+        scale::tracked::run(&mut report, plan(2000, 5, true, 500))?;
     }
     if is_selected("large") {
         large(&mut report)?;

@@ -87,6 +87,14 @@ impl Source {
         }
     }
 
+    /// Creates or replaces one object in an API server, and returns it as it is stored.
+    pub(crate) fn store(&self, object: &Value) -> Result<Value, String> {
+        match self {
+            Source::Folder(_) => Err("a folder has no versions".to_owned()),
+            Source::Cluster(cluster) => cluster.api.apply(object),
+        }
+    }
+
     /// Replaces a file of the folder atomically.
     fn write(&self, name: &str, text: &str) -> Result<(), String> {
         let Source::Folder(folder) = self else { return Ok(()) };
