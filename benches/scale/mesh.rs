@@ -44,7 +44,8 @@ impl Mesh {
         object
     }
 
-    fn service(self, index: usize) -> Value {
+    /// A Service without the other objects of it, which may be outside [`Self::objects`].
+    pub(crate) fn service(self, index: usize) -> Value {
         let spec = json!({ "selector": { "app": format!("svc-{index}") }, "ports": [
             { "name": "http", "port": 80, "targetPort": 8080 }, { "name": "tcp", "port": 9090, "targetPort": 9090 }] });
         self.object(index, "v1", "Service", "", spec)

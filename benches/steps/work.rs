@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use http_body::Body as _;
-use istiod::api::Kind;
 use istiod::generate::store::{ConfigStore, ConnectionId, ProxyEvents, Serial, StoreUpdate};
 use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
 use istiod::model::gateway_api::status::Statuses;
@@ -158,7 +157,124 @@ pub(super) const STEPS: &[Step] = &[
         prepare: Work::moved_route,
         run: Work::push,
     },
+    Step {
+        name: "push: one new Service to 50 groups",
+        prepare: Work::without_service,
+        run: Work::push,
+    },
+    Step {
+        name: "push: one new host to a group with 10,000 hosts",
+        prepare: |work| {
+            work.settle()?;
+            work.wide()?.prepare()
+        },
+        run: |work| {
+            if let Some(wide) = &mut work.wide {
+                work.wrong = wide.push().err();
+            }
+        },
+    },
+    Step {
+        name: "compare: snapshots before and after the new host",
+        prepare: |work| {
+            work.settle()?;
+            work.wide()?.prepare()?;
+            work.wide()?.push()
+        },
+        run: |work| {
+            if let Some(wide) = &mut work.wide {
+                work.wrong = wide.compare().err();
+            }
+        },
+    },
 ];
+
+/// A mesh of many hosts in one group of proxies.
+struct WideMesh {
+    world: World,
+    store: ConfigStore,
+    /// The latest snapshot of the group, and the one before.
+    snapshots: [Arc<ResourceSnapshot>; 2],
+    has_new_host: bool,
+}
+
+impl WideMesh {
+    const HOSTS: usize = 10_000;
+
+    fn new() -> Result<Self, String> {
+        let objects: Vec<Value> = (0..Self::HOSTS).map(Self::host).collect();
+        let mut world = World::new(Installation::default());
+        let mesh = world.commit(fixture::changes(&objects, None)).snapshot;
+        let mut store = ConfigStore::default();
+        let membership = ProxyEvents {
+            connected: vec![(ConnectionId(0), Arc::new(proxy(0, "ns-0")?))],
+            ..ProxyEvents::default()
+        };
+        let update = store.update(&mesh, &ChangeSet::default(), membership, &Serial);
+        failed(&update)?;
+        let (_, snapshot) = update.groups.into_iter().next().ok_or("no group")?;
+        Ok(Self {
+            world,
+            store,
+            snapshots: [snapshot.clone(), snapshot],
+            has_new_host: false,
+        })
+    }
+
+    fn host(index: usize) -> Value {
+        json!({ "apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+            "metadata": { "name": format!("host-{index}"), "namespace": "ns-0" },
+            "spec": { "hosts": [format!("host-{index}.example.com")], "resolution": "STATIC",
+                "ports": [{ "number": 80, "name": "http", "protocol": "HTTP" }],
+                "endpoints": [{ "address": "10.2.0.1" }] } })
+    }
+
+    /// Removes the new host.
+    fn prepare(&mut self) -> Result<(), String> {
+        if std::mem::take(&mut self.has_new_host) {
+            self.apply(removals(fixture::changes(&[Self::host(Self::HOSTS)], None)))?;
+        }
+        Ok(())
+    }
+
+    fn push(&mut self) -> Result<(), String> {
+        self.has_new_host = true;
+        self.apply(fixture::changes(&[Self::host(Self::HOSTS)], None))
+    }
+
+    fn apply(&mut self, batch: Batch) -> Result<(), String> {
+        let commit = self.world.commit(batch);
+        let none = ProxyEvents::default();
+        let update = self.store.update(&commit.snapshot, &commit.changes, none, &Serial);
+        failed(&update)?;
+        let (_, snapshot) = update.groups.into_iter().next().ok_or("no group has changed")?;
+        self.snapshots.swap(0, 1);
+        self.snapshots[0] = snapshot;
+        Ok(())
+    }
+
+    /// Finds what a connection is sent.
+    fn compare(&self) -> Result<(), String> {
+        let [now, before] = &self.snapshots;
+        let types = ResourceType::ALL.iter();
+        let changed = types.map(|of| before.resources(*of).difference(now.resources(*of)).changed.len());
+        match changed.sum::<usize>() {
+            3 => Ok(()),
+            other => Err(format!(
+                "{other} changes in place of a cluster, its endpoints and the routes"
+            )),
+        }
+    }
+}
+
+/// Returns the removals of the added objects. The mesh config, which is in every batch, stays.
+fn removals(batch: Batch) -> Batch {
+    let gone = batch.into_iter().filter_map(|change| match change {
+        Change::Upsert(row) if row.kind().is_object() => Some(Change::Remove(row.kind(), row.key().clone())),
+        _ => None,
+    });
+    gone.collect()
+}
 
 /// A Gateway with many routes, and the statuses of all.
 struct RoutedMesh {
@@ -216,6 +332,8 @@ impl RoutedMesh {
 /// The state that the steps work on.
 pub(super) struct Work {
     routed: RoutedMesh,
+    /// Made for the first step that uses it.
+    wide: Option<WideMesh>,
     world: World,
     store: ConfigStore,
     /// The initial content of the world.
@@ -268,6 +386,7 @@ impl Work {
         let snapshot = update.groups[0].1.clone();
         Ok(Work {
             routed: RoutedMesh::new(),
+            wide: None,
             world,
             store,
             all,
@@ -354,6 +473,25 @@ impl Work {
         Ok(())
     }
 
+    /// Removes a Service first, so that adding it is a change.
+    fn without_service(&mut self) -> Result<(), String> {
+        self.settle()?;
+        let batch = fixture::changes(&[MESH.service(MESH.services)], None);
+        self.batch = removals(batch.clone());
+        self.commit();
+        self.wrong = None;
+        self.settle()?;
+        self.batch = batch;
+        Ok(())
+    }
+
+    fn wide(&mut self) -> Result<&mut WideMesh, String> {
+        if self.wide.is_none() {
+            self.wide = Some(WideMesh::new()?);
+        }
+        self.wide.as_mut().ok_or_else(|| "no mesh".to_owned())
+    }
+
     fn extra_proxy(&mut self, namespace: &str) -> Result<(), String> {
         self.settle()?;
         let extra_proxy = proxy(EXTRA_PROXY.0, namespace)?;
@@ -366,12 +504,7 @@ impl Work {
     fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
         self.settle()?;
         let batch = fixture::changes(&[sidecar(hosts)], None);
-        let gone = batch.iter().filter_map(|change| match change {
-            // The mesh config, which is in every batch, stays.
-            Change::Upsert(row) if row.kind() == Kind::Sidecar => Some(Change::Remove(row.kind(), row.key().clone())),
-            _ => None,
-        });
-        self.batch = gone.collect();
+        self.batch = removals(batch.clone());
         self.commit();
         self.wrong = None;
         self.settle()?;
