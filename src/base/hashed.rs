@@ -1,10 +1,10 @@
 //! Keys with many fields: hashed once, shared, compared by pointer and hash first.
 
-use std::{cmp::Ordering, fmt, hash, ops};
+use std::{cell::Cell, cmp::Ordering, fmt, hash, ops};
 
-use xxhash_rust::xxh3::Xxh3;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_128};
 
-use super::Shared;
+use super::{Shared, scratch};
 
 /// A shared value with its 128-bit hash. The order is that of the hashes: stable within a process, without meaning.
 pub struct Hashed<T> {
@@ -22,10 +22,57 @@ impl<T: hash::Hash> Hashed<T> {
     }
 }
 
+thread_local! {
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// The number of bytes that are hashed at once.
+const PIECE: usize = 4096;
+
+/// A hasher that collects the small pieces of which values consist. Hashing them one by one, a key of 100 bytes takes
+/// several times as long.
+struct Collector<'a> {
+    piece: &'a mut Vec<u8>,
+    /// The pieces before.
+    before: Option<Box<Xxh3>>,
+}
+
+impl hash::Hasher for Collector<'_> {
+    fn write(&mut self, bytes: &[u8]) {
+        if self.piece.len() + bytes.len() > PIECE {
+            let before = self.before.get_or_insert_with(Box::default);
+            before.update(self.piece);
+            before.update(bytes);
+            self.piece.clear();
+        } else {
+            self.piece.extend_from_slice(bytes);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        match &self.before {
+            None => xxh3_64(self.piece),
+            Some(before) => {
+                let mut all = before.clone();
+                all.update(self.piece);
+                all.digest()
+            }
+        }
+    }
+}
+
 fn digest(value: &impl hash::Hash) -> u128 {
-    let mut hasher = Xxh3::new();
-    value.hash(&mut hasher);
-    hasher.digest128()
+    scratch::with(&SCRATCH, |piece| {
+        let mut collector = Collector { piece, before: None };
+        value.hash(&mut collector);
+        match collector.before {
+            None => xxh3_128(collector.piece),
+            Some(mut before) => {
+                before.update(collector.piece);
+                before.digest128()
+            }
+        }
+    })
 }
 
 impl<T> Hashed<T> {
@@ -85,5 +132,26 @@ impl<T> hash::Hash for Hashed<T> {
 impl<T: fmt::Debug> fmt::Debug for Hashed<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (*self.value).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::Hash as _;
+
+    use super::*;
+
+    #[test]
+    fn values_of_any_length_have_the_hash_of_their_bytes() {
+        for length in [0, 1, 100, 2000, 10_000] {
+            let value: Vec<String> = (0..length).map(|number: u32| number.to_string()).collect();
+            let mut hasher = Xxh3::new();
+            value.hash(&mut hasher);
+            assert_eq!(digest(&value), hasher.digest128(), "{length} texts");
+        }
+        let long = "x".repeat(3 * PIECE);
+        let mut hasher = Xxh3::new();
+        long.hash(&mut hasher);
+        assert_eq!(digest(&long), hasher.digest128());
     }
 }
