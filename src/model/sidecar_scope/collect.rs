@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
+
 use super::{PortFilter, SidecarScope, imports::VisibleService};
 use crate::{
     base::{Hostname, Namespace, Shared},
@@ -17,7 +19,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Collector<'m> {
     entries: Vec<Entry<'m>>,
-    by_host: BTreeMap<&'m Hostname, usize>,
+    by_host: FxHashMap<&'m Hostname, usize>,
 }
 
 struct Entry<'m> {

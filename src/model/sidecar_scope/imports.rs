@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
+
 use super::{PortFilter, PortFilters};
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
@@ -99,12 +101,13 @@ impl<'a> Imports<'a> {
         port: Option<u32>,
     ) -> Vec<Import<'m>> {
         let visible = visible_services(cx, mesh, own, self.namespaces());
-        let imports: Vec<Import> = visible
+        let mut imports: Vec<Import> = visible
             .into_iter()
             .filter_map(|service| self.import(service, port))
             .collect();
         let unified = mesh.installation.features.pilot_unified_sidecar_scope;
-        let mut chosen: BTreeMap<&Hostname, (&Namespace, Registry)> = BTreeMap::new();
+        let mut chosen: FxHashMap<&Hostname, (&Namespace, Registry)> = FxHashMap::default();
+        chosen.reserve(imports.len());
         for Import { service, .. } in &imports {
             let key = service.key;
             let candidate = (&key.namespace, service.own().registry);
@@ -116,14 +119,12 @@ impl<'a> Imports<'a> {
                 Some(_) => {}
             }
         }
-        let keep: BTreeSet<(&Hostname, &Namespace)> = chosen
-            .iter()
-            .map(|(host, (namespace, _))| (*host, *namespace))
-            .collect();
+        imports.retain(|import| {
+            let key = import.service.key;
+            let chosen = chosen.get(&key.hostname);
+            chosen.is_some_and(|(namespace, _)| **namespace == key.namespace)
+        });
         imports
-            .into_iter()
-            .filter(|import| keep.contains(&(&import.service.key.hostname, &import.service.key.namespace)))
-            .collect()
     }
 
     fn import<'m>(&self, service: VisibleService<'m>, port: Option<u32>) -> Option<Import<'m>> {
