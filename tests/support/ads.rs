@@ -89,6 +89,12 @@ struct State {
     resources: Resources,
     /// Resource names with an explicit subscription.
     requested: BTreeSet<(Type, String)>,
+    /// The names that each cluster and listener refers to.
+    references: BTreeMap<(Type, String), Vec<(Type, String)>>,
+    /// The number of references to each name.
+    referrers: BTreeMap<(Type, String), usize>,
+    /// Names whose references have changed since the last request for their type.
+    changed: BTreeSet<(Type, String)>,
     /// Types that have had at least one response.
     answered: BTreeSet<Type>,
     /// Resources and endpoints removed since [`AdsClient::mark`], as text.
@@ -129,11 +135,17 @@ impl AdsClient {
 
     fn connect_holding(xds: u16, node: &Node, extensions: Vec<String>, held: Resources) -> AdsClient {
         let by_name = |(resource_type, _): &&(Type, String)| matches!(resource_type, Type::Endpoints | Type::Route);
-        let state = Arc::new(Mutex::new(State {
-            requested: held.keys().filter(by_name).cloned().collect(),
-            resources: held,
+        let requested: BTreeSet<_> = held.keys().filter(by_name).cloned().collect();
+        let mut state = State {
+            changed: requested.clone(),
+            requested,
             ..State::default()
-        }));
+        };
+        for (key, resource) in &held {
+            state.refer(key, Some(resource)).expect("resources that were received");
+        }
+        state.resources = held;
+        let state = Arc::new(Mutex::new(state));
         let metadata = node.metadata.as_object().map(struct_from_json);
         let extension = |name| v3::Extension {
             name,
@@ -360,6 +372,7 @@ impl State {
                 version: resource.version,
                 body,
             };
+            self.refer(&key, Some(&new))?;
             let old = self.resources.insert(key.clone(), new.clone());
             if let (Type::Endpoints, Some(old)) = (resource_type, old) {
                 let (before, after) = (endpoints(&old)?.len(), endpoints(&new)?.len());
@@ -369,13 +382,38 @@ impl State {
             }
         }
         for name in response.removed_resources {
-            self.lose(&(resource_type, name));
+            let key = (resource_type, name);
+            self.refer(&key, None)?;
+            self.lose(&key);
         }
-        match resource_type {
-            Type::Cluster => self.ask(resource_type, Type::Endpoints, load_assignment_name),
-            Type::Listener => self.ask(resource_type, Type::Route, route_names),
-            Type::Endpoints | Type::Route => Ok(None),
+        Ok(match resource_type {
+            Type::Cluster => self.ask(Type::Endpoints),
+            Type::Listener => self.ask(Type::Route),
+            Type::Endpoints | Type::Route => None,
+        })
+    }
+
+    /// Records what a resource refers to; nothing if it is gone.
+    fn refer(&mut self, key: &(Type, String), resource: Option<&Resource>) -> Result<(), String> {
+        let (referred, names) = match (key.0, resource) {
+            (Type::Cluster, Some(resource)) => (Type::Endpoints, load_assignment_name(resource)?),
+            (Type::Listener, Some(resource)) => (Type::Route, route_names(resource)?),
+            (Type::Endpoints | Type::Route, _) => return Ok(()),
+            (of, None) => (of, Vec::new()),
+        };
+        let names: Vec<_> = names.into_iter().map(|name| (referred, name)).collect();
+        for name in &names {
+            *self.referrers.entry(name.clone()).or_default() += 1;
         }
+        self.changed.extend(names.iter().cloned());
+        let before = self.references.insert(key.clone(), names).unwrap_or_default();
+        for name in &before {
+            if let Some(count) = self.referrers.get_mut(name) {
+                *count -= 1;
+            }
+        }
+        self.changed.extend(before);
+        Ok(())
     }
 
     fn lose(&mut self, key: &(Type, String)) {
@@ -384,35 +422,23 @@ impl State {
         }
     }
 
-    /// Subscribes to the resources of type `referred` that those of type `from` name, and unsubscribes from the others.
-    fn ask(
-        &mut self,
-        from: Type,
-        referred: Type,
-        names: fn(&Resource) -> Result<Vec<String>, String>,
-    ) -> Result<Option<DeltaDiscoveryRequest>, String> {
-        let mut named = BTreeSet::new();
-        for ((_, _), resource) in self
-            .resources
-            .iter()
-            .filter(|((resource_type, _), _)| *resource_type == from)
-        {
-            named.extend(names(resource)?.into_iter().map(|name| (referred, name)));
-        }
-        let had: BTreeSet<_> = self
-            .requested
-            .iter()
-            .filter(|(resource_type, _)| *resource_type == referred)
-            .cloned()
+    /// Subscribes to the resources of a type that others name, and unsubscribes from the others.
+    fn ask(&mut self, referred: Type) -> Option<DeltaDiscoveryRequest> {
+        let of_type = |key: &(Type, String)| key.0 == referred;
+        let changed: Vec<_> = self.changed.extract_if(.., of_type).collect();
+        let is_named = |key: &&(Type, String)| self.referrers.get(*key).is_some_and(|count| *count > 0);
+        let (named, unnamed): (Vec<_>, Vec<_>) = changed.iter().partition(is_named);
+        let subscribe: Vec<_> = named.into_iter().filter(|key| !self.requested.contains(*key)).collect();
+        let unsubscribe: Vec<_> = unnamed
+            .into_iter()
+            .filter(|key| self.requested.contains(*key))
             .collect();
-        let subscribe: Vec<_> = named.difference(&had).cloned().collect();
-        let unsubscribe: Vec<_> = had.difference(&named).cloned().collect();
         for key in &unsubscribe {
-            self.requested.remove(key);
+            self.requested.remove(*key);
             self.lose(key);
         }
-        self.requested.extend(subscribe.iter().cloned());
-        let texts = |keys: Vec<(Type, String)>| keys.into_iter().map(|(_, name)| name).collect();
+        self.requested.extend(subscribe.iter().copied().cloned());
+        let texts = |keys: Vec<&(Type, String)>| keys.into_iter().map(|(_, name)| name.clone()).collect();
         let request = DeltaDiscoveryRequest {
             type_url: referred.url().into(),
             resource_names_subscribe: texts(subscribe),
@@ -420,7 +446,7 @@ impl State {
             ..Default::default()
         };
         let empty = request.resource_names_subscribe.is_empty() && request.resource_names_unsubscribe.is_empty();
-        Ok((!empty).then_some(request))
+        (!empty).then_some(request)
     }
 }
 
