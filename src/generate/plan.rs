@@ -112,22 +112,52 @@ impl ListedResource {
     }
 }
 
-impl From<ClusterResource> for ListedResource {
-    fn from(listed: ClusterResource) -> Self {
-        match listed {
-            ClusterResource::Cluster(key) => Self::new(ResourceType::Cluster, Resource::Cluster(key)),
-            ClusterResource::Endpoint(key) => Self::new(ResourceType::Endpoint, Resource::Endpoint(key)),
-        }
+/// A resource with its type.
+type TypedResource = (ResourceType, Resource);
+
+fn of_cluster(listed: ClusterResource) -> TypedResource {
+    match listed {
+        ClusterResource::Cluster(key) => (ResourceType::Cluster, Resource::Cluster(key)),
+        ClusterResource::Endpoint(key) => (ResourceType::Endpoint, Resource::Endpoint(key)),
     }
 }
 
-impl From<GrpcResource> for ListedResource {
-    fn from(listed: GrpcResource) -> Self {
-        match listed {
-            GrpcResource::Listener(key) => Self::new(ResourceType::Listener, Resource::Grpc(key)),
-            GrpcResource::Route(key) => Self::new(ResourceType::Route, Resource::Route(key)),
-            GrpcResource::Cluster(key) => Self::new(ResourceType::Cluster, Resource::Grpc(key)),
-            GrpcResource::Endpoint(key) => Self::new(ResourceType::Endpoint, Resource::Endpoint(key)),
+fn of_grpc(listed: GrpcResource) -> TypedResource {
+    match listed {
+        GrpcResource::Listener(key) => (ResourceType::Listener, Resource::Grpc(key)),
+        GrpcResource::Route(key) => (ResourceType::Route, Resource::Route(key)),
+        GrpcResource::Cluster(key) => (ResourceType::Cluster, Resource::Grpc(key)),
+        GrpcResource::Endpoint(key) => (ResourceType::Endpoint, Resource::Endpoint(key)),
+    }
+}
+
+/// Takes keys from the list before. Most resources of a changed list are in it, in the same order, and comparing a
+/// resource with the expected one is cheaper than hashing it.
+struct KnownKeys<'a> {
+    /// The rest of the list before.
+    rest: &'a [ListedResource],
+}
+
+impl KnownKeys<'_> {
+    /// The number of removed resources after which the place in the list is found again.
+    const WINDOW: usize = 64;
+
+    fn listed(&mut self, (resource_type, resource): TypedResource) -> ListedResource {
+        if let Some((next, rest)) = self.rest.split_first()
+            && next.resource_type == resource_type
+            && *next.key == resource
+        {
+            self.rest = rest;
+            return next.clone();
+        }
+        let listed = ListedResource::new(resource_type, resource);
+        match self.rest.iter().take(Self::WINDOW).position(|known| *known == listed) {
+            Some(at) => {
+                let known = self.rest[at].clone();
+                self.rest = &self.rest[at + 1..];
+                known
+            }
+            None => listed,
         }
     }
 }
@@ -149,47 +179,44 @@ impl Part {
         }
     }
 
-    /// Lists the resources of the part, in order. The first resource of a name wins.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ListedResource> {
-        fn all<K: Into<ListedResource>>(keys: impl IntoIterator<Item = K>) -> Vec<ListedResource> {
-            keys.into_iter().map(Into::into).collect()
-        }
-        let of_type = |resource_type| move |resource| ListedResource::new(resource_type, resource);
+    /// Lists the resources of the part, in order. The first resource of a name wins. Keys of the list `before` are used
+    /// again, which changes nothing but the cost.
+    pub fn list(&self, ctx: &BuildContext, before: &[ListedResource]) -> Vec<ListedResource> {
+        let mut known = KnownKeys { rest: before };
+        let mut all = |resources: &mut dyn Iterator<Item = TypedResource>| {
+            resources.map(|resource| known.listed(resource)).collect()
+        };
         match self {
-            Self::Clusters(part) => all(part.list(ctx)),
-            Self::Grpc(part) => all(part.list(ctx)),
+            Self::Clusters(part) => all(&mut part.list(ctx).into_iter().map(of_cluster)),
+            Self::Grpc(part) => all(&mut part.list(ctx).into_iter().map(of_grpc)),
             Self::Listeners(part) => {
-                let resources = part.list(ctx).into_iter().map(Resource::Listener);
-                resources.map(of_type(ResourceType::Listener)).collect()
+                let keys = part.list(ctx).into_iter();
+                all(&mut keys.map(|key| (ResourceType::Listener, Resource::Listener(key))))
             }
             Self::Routes(part) => {
-                let resources = part.list(ctx).into_iter().map(Resource::Route);
-                resources.map(of_type(ResourceType::Route)).collect()
+                let keys = part.list(ctx).into_iter();
+                all(&mut keys.map(|key| (ResourceType::Route, Resource::Route(key))))
             }
-            Self::Extensions(part) => {
-                let resources = part.list().map(Resource::Extension);
-                resources.map(of_type(ResourceType::Extension)).collect()
+            Self::Extensions(part) => all(&mut part
+                .list()
+                .map(|key| (ResourceType::Extension, Resource::Extension(key)))),
+            Self::NameTable(key) => {
+                let resource = Resource::NameTable(key.clone());
+                all(&mut std::iter::once((ResourceType::NameTable, resource)))
             }
-            Self::NameTable(key) => vec![ListedResource::new(
-                ResourceType::NameTable,
-                Resource::NameTable(key.clone()),
-            )],
-            Self::TrustAnchors(key) => vec![ListedResource::new(
-                ResourceType::ProxyConfig,
-                Resource::TrustAnchors(key.clone()),
-            )],
+            Self::TrustAnchors(key) => {
+                let resource = Resource::TrustAnchors(key.clone());
+                all(&mut std::iter::once((ResourceType::ProxyConfig, resource)))
+            }
             Self::Addresses(part) => {
-                let resources = part.list(ctx).into_iter().map(Resource::Address);
-                resources.map(of_type(part.resource_type())).collect()
+                let keys = part.list(ctx).into_iter();
+                all(&mut keys.map(|key| (part.resource_type(), Resource::Address(key))))
             }
             Self::Authorizations(part) => {
-                let resources = part.list(ctx).into_iter().map(Resource::Authorization);
-                resources.map(of_type(ResourceType::Authorization)).collect()
+                let keys = part.list(ctx).into_iter();
+                all(&mut keys.map(|key| (ResourceType::Authorization, Resource::Authorization(key))))
             }
-            Self::Secrets(part) => {
-                let resources = part.list().map(Resource::Secret);
-                resources.map(of_type(ResourceType::Secret)).collect()
-            }
+            Self::Secrets(part) => all(&mut part.list().map(|key| (ResourceType::Secret, Resource::Secret(key)))),
         }
     }
 }

@@ -11,6 +11,7 @@
 mod connections;
 pub mod effect;
 mod fragments;
+mod lists;
 mod maps;
 #[cfg(test)]
 mod tests;
@@ -40,6 +41,7 @@ use crate::{
 };
 use connections::Connections;
 use fragments::FragmentMemo;
+use lists::Lists;
 use maps::PartResourceMaps;
 
 /// The id of a connected proxy.
@@ -129,10 +131,7 @@ pub struct ConfigStore {
     groups: FxHashMap<ProxyGroupKey, Group>,
     groups_of_scope: Refcounts<ScopeKey>,
     groups_of_part: Users<PartKey, ProxyGroupKey>,
-    /// Most parts of one kind have the same list.
-    parts_of_list: Users<List, PartKey>,
-    lists_of_resource: Users<ResourceKey, List>,
-    maps: FxHashMap<List, PartResourceMaps>,
+    lists: Lists,
     subjects: Subjects,
     /// Bytes of all resources, updated as they change.
     bytes: usize,
@@ -183,17 +182,6 @@ impl NewKeys {
     }
 }
 
-/// Changes of lists in an update.
-#[derive(Default)]
-struct ListChanges {
-    /// Resources that no list contained before.
-    resources: Vec<ResourceKey>,
-    /// Lists that no part had before.
-    added: Vec<List>,
-    /// Lists that no part has any more.
-    removed: Vec<List>,
-}
-
 impl Default for ConfigStore {
     fn default() -> Self {
         Self {
@@ -206,9 +194,7 @@ impl Default for ConfigStore {
             groups: FxHashMap::default(),
             groups_of_scope: Refcounts::default(),
             groups_of_part: Users::default(),
-            parts_of_list: Users::default(),
-            lists_of_resource: Users::default(),
-            maps: FxHashMap::default(),
+            lists: Lists::default(),
             subjects: Subjects::default(),
             bytes: 0,
         }
@@ -276,18 +262,19 @@ impl ConfigStore {
             scopes: &scopes,
             ..inputs
         };
-        let (lists, resources) = (&self.parts_of_list, &self.lists_of_resource);
-        let mut shared_lists = FxHashSet::default();
+        let (lists, mut shared_lists) = (&self.lists, FxHashSet::default());
+        let before = self.parts.table().clone();
         evaluate_each(
             &mut self.parts,
             tx,
             &new.parts,
             executor,
             panics,
-            |cx, key| Some(List::new(key.list(&inputs.ctx(cx)))),
-            |list| share(list, &mut shared_lists, lists, resources),
+            |cx, key| Some(list(&inputs.ctx(cx), key, &before)),
+            |list| share(list, &mut shared_lists, lists),
         );
-        let lists = self.update_lists();
+        drop(before);
+        let lists = self.lists.update(self.parts.writer().changes());
         let new = lists.resources.iter();
         let fragments = new.clone().flat_map(|resource| resource.fragments());
         let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&inputs.ctx(cx)));
@@ -303,10 +290,12 @@ impl ConfigStore {
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&inputs.ctx(cx)));
         update.built = evaluate(&mut self.resources, tx, &lists.resources, executor, panics, build);
-        self.release_lists(tx, lists.removed);
-        let changed_lists = self.assemble_lists(lists.added);
+        let unused = self.lists.release(&lists);
+        self.forget_resources(tx, &unused);
+        let built = self.resources.writer().changes();
+        let changed_lists = self.lists.assemble(&lists, built, self.resources.table());
         let relisted = self.parts.writer().changes().iter().map(|(part, _, _)| part);
-        let users = changed_lists.iter().flat_map(|list| self.parts_of_list.get(list));
+        let users = changed_lists.iter().flat_map(|list| self.lists.parts(list));
         for part in relisted.chain(users) {
             touched.extend(self.groups_of_part.get(part).cloned());
         }
@@ -365,7 +354,7 @@ impl ConfigStore {
             classes: self.connections.classes(),
             groups: self.groups.len(),
             parts: self.groups_of_part.len(),
-            lists: self.maps.len(),
+            lists: self.lists.len(),
             resources: self.resources.table().len(),
             bytes: self.bytes,
             reads: self.connections.recorded_reads()
@@ -415,84 +404,13 @@ impl ConfigStore {
         new
     }
 
-    /// Updates the users of lists and of the resources in new lists.
-    fn update_lists(&mut self) -> ListChanges {
-        let mut changes = ListChanges::default();
-        let mut left = Vec::new();
-        for (part, old, now) in self.parts.writer().changes() {
-            if let Some(list) = now
-                && self.parts_of_list.add(list, part.clone())
-            {
-                changes.added.push((**list).clone());
-            }
-            left.extend(old.as_ref().map(|list| (part, (**list).clone())));
+    /// Drops resources that no list contains, with what they consist of.
+    fn forget_resources(&mut self, tx: &mut Transaction, unused: &[ResourceKey]) {
+        for key in unused {
+            self.resources.forget(tx, key);
+            self.fragments.release(tx, key.fragments());
+            self.chains.release(tx, key.chains());
         }
-        for list in &changes.added {
-            if self.lists_of_resource.is_empty() {
-                self.lists_of_resource.reserve(list.len());
-            }
-            for listed in list.iter() {
-                if self.lists_of_resource.add(&listed.key, list.clone()) {
-                    changes.resources.push(listed.key.clone());
-                }
-            }
-        }
-        // Users are removed last, so that a list which moves from one part to another stays.
-        for (part, list) in left {
-            if self.parts_of_list.remove(&list, part) {
-                changes.removed.push(list);
-            }
-        }
-        changes
-    }
-
-    fn release_lists(&mut self, tx: &mut Transaction, lists: Vec<List>) {
-        for list in lists {
-            self.maps.remove(&list);
-            for listed in list.iter() {
-                if self.lists_of_resource.remove(&listed.key, &list) {
-                    self.resources.forget(tx, &listed.key);
-                    self.fragments.release(tx, listed.key.fragments());
-                    self.chains.release(tx, listed.key.chains());
-                }
-            }
-        }
-    }
-
-    /// Updates the maps of lists. Returns the lists whose maps changed.
-    fn assemble_lists(&mut self, new: Vec<List>) -> FxHashSet<List> {
-        let mut changed: FxHashSet<List> = new.into_iter().collect();
-        for list in &changed {
-            let maps = maps::assemble(list, self.resources.table());
-            self.maps.insert(list.clone(), maps);
-        }
-        let mut patches: FxHashMap<List, Vec<usize>> = FxHashMap::default();
-        let changes = self.resources.writer().changes();
-        for (index, (key, _, new)) in changes.iter().enumerate() {
-            if new.is_none() {
-                continue;
-            }
-            for list in self.lists_of_resource.get(key) {
-                if !changed.contains(list) {
-                    patches.entry(list.clone()).or_default().push(index);
-                }
-            }
-        }
-        for (list, indexes) in patches {
-            let old: FxHashMap<&ResourceKey, Option<&Shared<Built>>> = indexes
-                .iter()
-                .map(|index| (&changes[*index].0, changes[*index].1.as_ref()))
-                .collect();
-            let listed = list.iter().filter(|listed| old.contains_key(&listed.key));
-            let Some(maps) = self.maps.get_mut(&list) else {
-                continue;
-            };
-            if !maps::patch(maps, listed, &old, self.resources.table()) {
-                *maps = maps::assemble(&list, self.resources.table());
-            }
-            changed.insert(list);
-        }
-        changed
     }
 
     /// Removes connections from groups, and values without users.
@@ -514,11 +432,9 @@ impl ConfigStore {
                     continue;
                 }
                 self.subjects.remove(part);
-                let list = self.parts.table().get(&Cx::untracked(), part).cloned();
-                if let Some(list) = list
-                    && self.parts_of_list.remove(&list, part)
-                {
-                    self.release_lists(tx, vec![(*list).clone()]);
+                if let Some(list) = self.parts.table().get(&Cx::untracked(), part) {
+                    let unused = self.lists.remove_part(part, list);
+                    self.forget_resources(tx, &unused);
                 }
                 self.parts.forget(tx, part);
             }
@@ -537,7 +453,7 @@ impl ConfigStore {
                 continue;
             };
             let lists = key.parts.iter().map(|part| (part, self.parts.table().get(&cx, part)));
-            let maps = lists.filter_map(|(part, list)| Some((part, self.maps.get(&**list?)?)));
+            let maps = lists.filter_map(|(part, list)| Some((part, self.lists.maps(list?)?)));
             let maps: Vec<(&PartKey, &PartResourceMaps)> = maps.collect();
             let types = ResourceType::ALL.iter().map(|resource_type| {
                 let maps = maps.iter().filter(|(part, _)| part.may_have(*resource_type));
@@ -615,22 +531,26 @@ fn evaluate_each<K: Key, V: PartialEq + Send>(
     evaluations
 }
 
+/// Lists the resources of a part. `before` has the lists until now.
+fn list(ctx: &BuildContext, part: &PartKey, before: &Table<PartKey, List>) -> List {
+    let before = before.get(&Cx::untracked(), part);
+    List::new(part.list(ctx, before.map_or(&[], |list| list.as_slice())))
+}
+
 /// Replaces a list by an equal one that is in use, or else its keys by equal keys in use. Most parts list the same
 /// resources: this saves 9 % of the peak memory of bench `steps` (1,000 services, 50 groups).
-fn share(
-    list: &mut List,
-    new: &mut FxHashSet<List>,
-    lists: &Users<List, PartKey>,
-    resources: &Users<ResourceKey, List>,
-) {
-    if let Some(known) = lists.key(list).or_else(|| new.get(list)) {
+fn share(list: &mut List, new: &mut FxHashSet<List>, lists: &Lists) {
+    if let Some(known) = lists.known(list).or_else(|| new.get(list)) {
         *list = known.clone();
         return;
     }
-    let shared = list.iter().map(|listed| ListedResource {
-        resource_type: listed.resource_type,
-        key: resources.key(&listed.key).unwrap_or(&listed.key).clone(),
-    });
-    *list = List::new(shared.collect());
+    // Keys of the list before are in use.
+    if !list.iter().all(|listed| listed.key.is_shared()) {
+        let shared = list.iter().map(|listed| ListedResource {
+            resource_type: listed.resource_type,
+            key: lists.known_resource(&listed.key).unwrap_or(&listed.key).clone(),
+        });
+        *list = List::new(shared.collect());
+    }
     new.insert(list.clone());
 }

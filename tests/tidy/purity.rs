@@ -41,13 +41,14 @@ const IMPURE: &[(&str, &str)] = &[
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
 /// Files of generation whose unordered maps are only looked up by key, or sorted before use.
-const MEMOS: [&str; 7] = [
+const MEMOS: [&str; 8] = [
     "src/generate/route/gateway.rs",
     "src/generate/route/sidecar/listing.rs",
     "src/generate/route/virtual_host.rs",
     "src/generate/store.rs",
     "src/generate/store/connections.rs",
     "src/generate/store/effect.rs",
+    "src/generate/store/lists.rs",
     "src/generate/store/maps.rs",
 ];
 

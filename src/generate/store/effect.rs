@@ -10,8 +10,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
-    BuildInputs, ConfigStore, ConnectionId, Executor, List,
-    maps::{self, PartResourceMaps},
+    BuildInputs, ConfigStore, ConnectionId, Executor, List, list,
+    maps::{ListMaps, PartResourceMaps},
 };
 use crate::{
     base::Version,
@@ -126,7 +126,7 @@ impl<'a> Preview<'a> {
         let new = |part: &&PartKey| !contains(store.parts.table(), part);
         let new: Vec<PartKey> = others().flat_map(|group| &group.parts).filter(new).cloned().collect();
         let parts = evaluate(&store.parts, &mut tx, &new, executor, |cx, key| {
-            Some(List::new(key.list(&inputs.ctx(cx))))
+            Some(list(&inputs.ctx(cx), key, store.parts.table()))
         });
         let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
         let new = |resource: &&ResourceKey| !contains(store.resources.table(), resource);
@@ -160,7 +160,7 @@ impl<'a> Preview<'a> {
             Some(key.build(&inputs.ctx(cx)))
         });
         let changed = resources.changes().iter().map(|(key, ..)| key);
-        let changed_lists = changed.flat_map(|key| store.lists_of_resource.get(key)).cloned();
+        let changed_lists = changed.flat_map(|key| store.lists.containing(key)).cloned();
         Self {
             store,
             changed_lists: changed_lists.collect(),
@@ -193,16 +193,13 @@ impl<'a> Preview<'a> {
         let cx = Cx::untracked();
         let mut parts: Vec<PartResourceMaps> = Vec::new();
         for list in other.parts.iter().filter_map(|part| self.parts.table().get(&cx, part)) {
-            let held = self
-                .store
-                .maps
-                .get(&**list)
-                .filter(|_| !self.changed_lists.contains(&**list));
+            let held = self.store.lists.maps(list);
+            let held = held.filter(|_| !self.changed_lists.contains(&**list));
             let maps = match held {
                 Some(maps) => maps.clone(),
                 None => assembled
                     .entry((**list).clone())
-                    .or_insert_with(|| maps::assemble(list, self.resources.table()))
+                    .or_insert_with(|| ListMaps::assemble(list, self.resources.table()).types)
                     .clone(),
             };
             parts.push(maps);

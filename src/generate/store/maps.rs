@@ -1,12 +1,13 @@
-//! Resources by name, assembled from the lists of parts.
+//! Resources by name, assembled from the list of a part.
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::FxHashSet;
 
 use crate::{
-    base::Shared,
+    base::SmolStr,
     generate::{
+        EncodedResource,
         encoded::ResourceType,
         plan::{ListedResource, ResourceKey},
         resource::{Built, PartResources},
@@ -17,61 +18,83 @@ use crate::{
 /// One map for each type.
 pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()];
 
-/// Assembles the maps of a whole list. The first resource of a name wins.
-pub(super) fn assemble(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> PartResourceMaps {
-    let cx = Cx::untracked();
-    let mut maps: Vec<PartResources> = ResourceType::ALL.iter().map(|_| PartResources::default()).collect();
-    for listed in list {
-        let Some(resource) = resources
-            .get(&cx, &listed.key)
-            .and_then(|built| built.resource.as_ref())
-        else {
-            continue;
-        };
-        let map = &mut maps[listed.resource_type as usize];
-        match map.resources.insert(resource.name.clone(), resource.clone()) {
-            None => map.digest = map.digest.wrapping_add(resource.version.value()),
-            Some(first) => {
-                map.resources.insert(first.name.clone(), first);
-            }
-        }
-    }
-    let mut maps = maps.into_iter().map(Arc::new);
-    std::array::from_fn(|_| maps.next().expect("because there is one map for each type"))
+/// The resources of a list. The first resource of a name wins.
+#[derive(Default)]
+pub(super) struct ListMaps {
+    pub(super) types: PartResourceMaps,
+    /// Names of several listed resources, of which all but the first are hidden.
+    contested: FxHashSet<(ResourceType, SmolStr)>,
 }
 
-/// Replaces single resources. Returns false if names collide, in which case the whole list must be assembled again.
-/// With whole lists, the push of an EndpointSlice takes 15 times the instructions (1,000 services; bench `steps`).
-pub(super) fn patch<'a>(
-    maps: &mut PartResourceMaps,
-    listed: impl Iterator<Item = &'a ListedResource>,
-    old: &FxHashMap<&ResourceKey, Option<&Shared<Built>>>,
-    resources: &Table<ResourceKey, Built>,
-) -> bool {
-    let cx = Cx::untracked();
-    for listed in listed {
-        let before = old
-            .get(&listed.key)
-            .copied()
-            .flatten()
-            .and_then(|built| built.resource.clone());
-        let after = resources.get(&cx, &listed.key).and_then(|built| built.resource.clone());
-        let map = Arc::make_mut(&mut maps[listed.resource_type as usize]);
-        if let Some(before) = before {
-            match map.resources.get(&before.name) {
-                Some(held) if Arc::ptr_eq(held, &before) => {}
-                _ => return false,
+/// A change of one listed resource.
+pub(super) struct Edit {
+    pub(super) resource_type: ResourceType,
+    pub(super) before: Option<Arc<EncodedResource>>,
+    pub(super) after: Option<Arc<EncodedResource>>,
+}
+
+impl ListMaps {
+    /// Assembles the maps of a whole list.
+    pub(super) fn assemble(list: &[ListedResource], resources: &Table<ResourceKey, Built>) -> Self {
+        let cx = Cx::untracked();
+        let mut maps: [PartResources; ResourceType::ALL.len()] = Default::default();
+        let mut contested = FxHashSet::default();
+        for listed in list {
+            let built = resources.get(&cx, &listed.key);
+            let Some(resource) = built.and_then(|built| built.resource.as_ref()) else {
+                continue;
+            };
+            let map = &mut maps[listed.resource_type as usize];
+            match map.resources.insert(resource.name.clone(), resource.clone()) {
+                None => map.digest = map.digest.wrapping_add(resource.version.value()),
+                Some(first) => {
+                    contested.insert((listed.resource_type, first.name.clone()));
+                    map.resources.insert(first.name.clone(), first);
+                }
+            }
+        }
+        Self {
+            types: maps.map(Arc::new),
+            contested,
+        }
+    }
+
+    /// Returns true if some resources are hidden behind others of their names.
+    pub(super) fn hides(&self) -> bool {
+        !self.contested.is_empty()
+    }
+
+    /// Changes single resources. Returns false if names collide: then the whole list must be assembled again.
+    /// With whole lists, the push of an EndpointSlice takes 15 times the instructions (1,000 services; bench `steps`).
+    pub(super) fn patch(&mut self, edits: &[Edit]) -> bool {
+        let concerns =
+            |resource: &Arc<EncodedResource>, of: ResourceType| self.contested.contains(&(of, resource.name.clone()));
+        let is_contested = |edit: &Edit| {
+            let mut versions = edit.before.iter().chain(&edit.after);
+            versions.any(|resource| concerns(resource, edit.resource_type))
+        };
+        if self.hides() && edits.iter().any(is_contested) {
+            return false;
+        }
+        for edit in edits {
+            let Some(before) = &edit.before else { continue };
+            let map = Arc::make_mut(&mut self.types[edit.resource_type as usize]);
+            let held = map.resources.get(&before.name);
+            if held.is_none_or(|held| !Arc::ptr_eq(held, before)) {
+                return false;
             }
             map.resources.remove(&before.name);
             map.digest = map.digest.wrapping_sub(before.version.value());
         }
-        if let Some(after) = after {
+        for edit in edits {
+            let Some(after) = &edit.after else { continue };
+            let map = Arc::make_mut(&mut self.types[edit.resource_type as usize]);
             if map.resources.contains_key(&after.name) {
                 return false;
             }
             map.digest = map.digest.wrapping_add(after.version.value());
-            map.resources.insert(after.name.clone(), after);
+            map.resources.insert(after.name.clone(), after.clone());
         }
+        true
     }
-    true
 }
