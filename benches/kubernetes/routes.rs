@@ -65,7 +65,7 @@ struct Edge<'a> {
     cluster: &'a Cluster,
     /// The Envoy's listener.
     address: SocketAddr,
-    /// A client that receives what the Envoy receives.
+    /// A client that connects as the Envoy does, and receives the same.
     twin: AdsClient,
     /// The name of the route configuration.
     routes: String,
@@ -85,7 +85,7 @@ pub(crate) fn measure() -> Result<BTreeMap<&'static str, Figures>, String> {
     let edge = Edge {
         cluster: &cluster,
         address: SocketAddr::from(([127, 0, 0, 1], port.port)),
-        twin: AdsClient::connect(daemon.xds, &node("edge-1")),
+        twin: AdsClient::connect(daemon.xds, &node("edge-0")),
         routes: format!("http.{}", port.port),
     };
     let few = edge.few()?;
@@ -198,9 +198,7 @@ impl Edge<'_> {
 
     /// Returns the version of the routes that the twin has received.
     fn version(&self) -> Option<String> {
-        let resources = self.twin.complete()?;
-        let routes = resources.get(&(Type::Route, self.routes.clone()))?;
-        Some(routes.version.clone())
+        self.twin.version_of(&(Type::Route, self.routes.clone()))
     }
 
     /// Waits until this many routes are attached.
@@ -320,7 +318,8 @@ impl Edge<'_> {
         let applied = wait::now();
         std::thread::scope(|scope| {
             let twin = scope.spawn(|| {
-                until("a new version", || (self.version() != before).then_some(()))?;
+                until("a new version", || (self.version() != before).then_some(()))
+                    .map_err(|error| format!("{error}: {}", self.twin.outstanding()))?;
                 Ok::<_, String>(applied.elapsed())
             });
             until("the new route", || self.serves(name).then_some(()))?;

@@ -191,7 +191,7 @@ struct Client {
     metrics: OfRegistry,
     findings: ActiveDiagnostics<()>,
     is_synced: watch::Sender<bool>,
-    /// The time at which the state is written to disk.
+    /// The time at which the state is to be written to disk.
     store_at: Option<Instant>,
 }
 
@@ -294,7 +294,7 @@ impl Client {
         self.objects.begin_stream();
         let answered_by = Instant::now() + CONNECTION.answers;
         loop {
-            let store_at = self.store_at;
+            let store_at = self.store_at();
             let pending = tokio::select! {
                 pending = stream.next() => pending?,
                 () = self.changes.closed() => return Err(Lost::Closed),
@@ -354,9 +354,15 @@ impl Client {
         self.changes.send(changes).await.map_err(|_| Lost::Closed)
     }
 
+    /// Returns the time of the next write to disk. Before all kinds are known there is none: what a state lacks counts
+    /// as deleted when it is read back.
+    fn store_at(&self) -> Option<Instant> {
+        self.store_at.filter(|_| *self.is_synced.borrow())
+    }
+
     /// Writes the state to disk, if it has changed for long enough.
     async fn store_if_due(&mut self) {
-        let (Some(cache), Some(at)) = (self.cache.clone(), self.store_at) else {
+        let (Some(cache), Some(at)) = (self.cache.clone(), self.store_at()) else {
             return;
         };
         if at > Instant::now() {

@@ -541,7 +541,8 @@ impl<'a> State<'a, '_, '_> {
 }
 
 /// Returns the value that a pipeline reads and the steps of that, if the pipeline is dot, a variable, or keys of nested
-/// maps behind one of them, and all are there. Nothing is copied, which saves a tenth of a rendering (bench `template`).
+/// maps behind one of them, and all are there. Nothing is copied, which saves a twentieth of a rendering (bench
+/// `template`).
 fn place<'s>(
     variables: &'s [(&str, Slot)],
     context: &'s Context<'_>,
