@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::ads::{AdsClient, Type};
+use crate::support::ads::{AdsClient, Resources, Type};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::{Envoy, Node, Protocol};
 use crate::support::http::{self, Application};
@@ -198,7 +198,9 @@ impl Edge<'_> {
 
     /// Returns the version of the routes that the twin has received.
     fn version(&self) -> Option<String> {
-        self.twin.version_of(&(Type::Route, self.routes.clone()))
+        let routes = (Type::Route, self.routes.clone());
+        let version = |resources: &Resources| resources.get(&routes).map(|found| found.version.clone());
+        self.twin.until("the routes", Duration::ZERO, version).ok()
     }
 
     /// Waits until this many routes are attached.

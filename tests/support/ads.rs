@@ -191,12 +191,6 @@ impl AdsClient {
         state.is_complete().then(|| state.resources.clone())
     }
 
-    /// Returns the version of a resource that the proxy has.
-    pub(crate) fn version_of(&self, resource: &(Type, String)) -> Option<String> {
-        let state = self.state();
-        state.resources.get(resource).map(|resource| resource.version.clone())
-    }
-
     /// Describes what [`Self::complete`] still waits for.
     pub(crate) fn outstanding(&self) -> String {
         let state = self.state();
