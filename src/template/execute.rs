@@ -198,7 +198,7 @@ impl<'a> State<'a, '_, '_> {
         match node {
             Node::Text(text) => Ok(self.write(text.bytes())?),
             Node::Action(pipe) => {
-                if let Some((Value::String(text), steps)) = place(&self.variables, self.context, dot, pipe) {
+                if let Some((Value::String(text), steps)) = borrowed_value(&self.variables, self.context, dot, pipe) {
                     append(&mut self.out, self.context.limits.output_bytes, text.bytes())
                         .map_err(|limit| self.limit(limit))?;
                     return Ok(self.steps(steps)?);
@@ -248,7 +248,7 @@ impl<'a> State<'a, '_, '_> {
         let read = if sets_dot {
             None
         } else {
-            place(&self.variables, self.context, dot, &branch.pipe)
+            borrowed_value(&self.variables, self.context, dot, &branch.pipe)
         };
         let (is_true, value) = if let Some((value, steps)) = read {
             let is_true = self.context.is_true(value);
@@ -543,7 +543,7 @@ impl<'a> State<'a, '_, '_> {
 /// Returns the value that a pipeline reads and the steps of that, if the pipeline is dot, a variable, or keys of nested
 /// maps behind one of them, and all are there. Nothing is copied, which saves a twentieth of a rendering (bench
 /// `template`).
-fn place<'s>(
+fn borrowed_value<'s>(
     variables: &'s [(&str, Slot)],
     context: &'s Context<'_>,
     dot: &'s Slot,
