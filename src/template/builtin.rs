@@ -65,10 +65,8 @@ fn index(context: &Context<'_>, item: &Value, indexes: &[Value]) -> Result<Value
     let mut item = item.clone();
     for index in indexes {
         if let (Value::Map(map), Value::String(key)) = (&item, index) {
-            let found = context
-                .entry(map, key.bytes())
-                .unwrap_or_else(|| Value::zero(map.element()));
-            item = found;
+            let found = context.entries(map).get(key).cloned();
+            item = found.unwrap_or_else(|| Value::zero(map.element()));
             continue;
         }
         item = item.indirect().ok_or("index of nil pointer")?;

@@ -127,7 +127,9 @@ impl<'a, 'b> Printer<'a, 'b> {
 
     /// Writes a text, filled up to the width.
     fn pad(&mut self, bytes: &[u8]) -> Result<(), Failure> {
-        let width = self.flags.width.unwrap_or_default();
+        let Some(width) = self.flags.width else {
+            return self.write(bytes);
+        };
         let missing = width.saturating_sub(chars(bytes).count());
         let filler = if self.flags.zero && !self.flags.minus {
             b'0'
@@ -161,8 +163,13 @@ impl<'a, 'b> Printer<'a, 'b> {
         let before = self.depth;
         self.depth = self.context.deeper(before)?;
         let written = match value {
-            Value::Int(_, number) if verb == 'v' && self.flags.is_empty() => self.write_str(&number.to_string()),
-            Value::String(text) if verb == 'v' && self.flags.is_empty() => self.write(text.bytes()),
+            Value::Int(_, number) if verb == 'v' && self.flags.is_empty() => {
+                self.write_str(itoa::Buffer::new().format(*number))
+            }
+            Value::Float(number) if verb == 'v' && is_short_integer(*number) && self.flags.is_empty() => {
+                self.write_str(itoa::Buffer::new().format(*number as i64))
+            }
+            Value::String(text) if matches!(verb, 'v' | 's') && self.flags.is_empty() => self.write(text.bytes()),
             Value::Missing | Value::Nil if self.flags.syntax == Syntax::Go => self.write(b"interface {}(nil)"),
             Value::Missing | Value::Nil => self.write(b"<nil>"),
             Value::Bool(truth) if matches!(verb, 't' | 'v') => self.pad(if *truth { b"true" } else { b"false" }),
@@ -368,6 +375,11 @@ impl<'a, 'b> Printer<'a, 'b> {
         let quoted = quote_char(i64::try_from(code).unwrap_or(-1), charset);
         self.pad(quoted.as_bytes())
     }
+}
+
+/// True for a number that `%v` shows as an integer, without sign and exponent.
+fn is_short_integer(number: f64) -> bool {
+    (0.0..1e6).contains(&number) && number.is_sign_positive() && number.fract() == 0.0
 }
 
 /// Printed in place of an address of memory.

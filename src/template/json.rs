@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::{
     limits::Failure,
     number::{Notation, format_float},
-    text::chars,
+    text::{ByteSet, chars, printable_ascii_without, span},
     value::{Context, Map, Object, Value},
 };
 
@@ -31,11 +31,18 @@ pub enum Escapes {
     Necessary,
 }
 
+/// Bytes that are not escaped in strings.
+const PLAIN: ByteSet = printable_ascii_without(b"\"\\<>&");
+
+/// The size of the buffer for a document at first, in bytes. Most documents of injection fit, such as annotations and
+/// the configuration of a proxy.
+const DOCUMENT_BYTES: usize = 256;
+
 /// Returns a value as JSON.
 pub fn encode(context: &mut Context<'_>, value: &Value, layout: Layout, escapes: Escapes) -> Result<Vec<u8>, Failure> {
     let mut encoder = Encoder {
         context,
-        out: Vec::new(),
+        out: Vec::with_capacity(DOCUMENT_BYTES),
         layout,
         escapes,
         depth: 0,
@@ -73,8 +80,8 @@ impl Encoder<'_, '_> {
         match value {
             Value::Missing | Value::Nil | Value::NilPointer(_) => self.write("null"),
             Value::Bool(value) => self.write(if *value { "true" } else { "false" }),
-            Value::Int(_, number) => self.write(&number.to_string()),
-            Value::Uint(_, number) => self.write(&number.to_string()),
+            Value::Int(_, number) => self.write(itoa::Buffer::new().format(*number)),
+            Value::Uint(_, number) => self.write(itoa::Buffer::new().format(*number)),
             Value::Float(number) => self.float(*number, false)?,
             Value::Float32(number) => self.float(f64::from(*number), true)?,
             Value::String(text) => self.string(text.bytes()),
@@ -168,7 +175,7 @@ impl Encoder<'_, '_> {
         }
         let magnitude = number.abs();
         if (1.0..1e15).contains(&magnitude) && number.fract() == 0.0 {
-            self.write(&(number as i64).to_string());
+            self.write(itoa::Buffer::new().format(number as i64));
             return Ok(());
         }
         let is_plain = magnitude < f64::MIN_POSITIVE || (1e-6..1e21).contains(&magnitude);
@@ -184,8 +191,7 @@ impl Encoder<'_, '_> {
 
     fn string(&mut self, bytes: &[u8]) {
         self.out.push(b'"');
-        let is_plain = |byte: &&u8| matches!(byte, b' '..=b'~') && !b"\"\\<>&".contains(byte);
-        let plain = bytes.iter().take_while(is_plain).count();
+        let plain = span(bytes, &PLAIN);
         self.out.extend_from_slice(&bytes[..plain]);
         for (character, length) in chars(&bytes[plain..]) {
             match character {

@@ -1,6 +1,6 @@
 //! Literals of strings and characters in Go's notation.
 
-use super::text::{chars, first_char, is_printable, push_char};
+use super::text::{ByteSet, chars, first_char, is_printable, printable_ascii_without, push_char, span};
 
 /// Characters that quoted text shows as themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,23 +11,35 @@ pub(super) enum Charset {
     Ascii,
 }
 
+/// Bytes that quoting keeps.
+const PLAIN: ByteSet = printable_ascii_without(b"\"\\");
+
 /// Returns a string in double quotes.
 pub(super) fn quote(bytes: &[u8], charset: Charset) -> String {
-    let mut out = String::with_capacity(bytes.len() + 2);
-    out.push('"');
-    let is_plain = |byte: &&u8| matches!(byte, b' '..=b'~') && !b"\"\\".contains(byte);
-    let mut position = bytes.iter().take_while(is_plain).count();
-    out.push_str(str::from_utf8(&bytes[..position]).unwrap_or_default());
-    for (character, length) in chars(&bytes[position..]) {
-        if character == char::REPLACEMENT_CHARACTER && length == 1 {
-            push_code(&mut out, 'x', 2, u32::from(bytes[position]));
-        } else {
-            escape(&mut out, character, '"', charset);
+    let mut out = Vec::new();
+    append_quoted(&mut out, bytes, charset);
+    String::from_utf8(out).expect("because everything that is not UTF-8 is escaped")
+}
+
+/// Appends a string in double quotes.
+pub(super) fn append_quoted(out: &mut Vec<u8>, bytes: &[u8], charset: Charset) {
+    out.reserve(bytes.len() + 2);
+    out.push(b'"');
+    let mut position = span(bytes, &PLAIN);
+    out.extend_from_slice(&bytes[..position]);
+    if position < bytes.len() {
+        let mut escaped = String::new();
+        for (character, length) in chars(&bytes[position..]) {
+            if character == char::REPLACEMENT_CHARACTER && length == 1 {
+                push_code(&mut escaped, 'x', 2, u32::from(bytes[position]));
+            } else {
+                escape(&mut escaped, character, '"', charset);
+            }
+            position += length;
         }
-        position += length;
+        out.extend_from_slice(escaped.as_bytes());
     }
-    out.push('"');
-    out
+    out.push(b'"');
 }
 
 /// Returns a character in single quotes. A number that is no character is U+FFFD.

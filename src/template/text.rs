@@ -1,68 +1,127 @@
 //! Strings of Go: immutable bytes, usually UTF-8, and Go's classes of characters.
 
-use std::{borrow::Borrow, borrow::Cow, fmt, sync::Arc, sync::LazyLock};
+use std::{
+    borrow::{Borrow, Cow},
+    cmp::Ordering,
+    fmt,
+    hash::{Hash, Hasher},
+    sync::{Arc, LazyLock},
+};
 
 use regex::Regex;
 
 /// An immutable string of bytes. Functions of Go cut strings at any byte, so it need not be UTF-8.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Text(Arc<[u8]>);
+///
+/// Most comparisons, such as those of keys of maps and of names of variables, end at the first bytes, which are stored
+/// beside the pointer. Without them, a rendering takes 7 % longer (bench `template`).
+#[derive(Clone)]
+pub struct Text {
+    /// The first bytes as a number that orders like them: big endian, zeros behind the end.
+    head: u64,
+    bytes: Arc<[u8]>,
+}
+
+/// The number of bytes in [`Text::head`].
+const HEAD: usize = size_of::<u64>();
 
 impl Text {
     /// Returns the bytes.
     pub fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.bytes
     }
 
     /// Returns the text; bytes that are not UTF-8 become U+FFFD.
     pub fn to_str(&self) -> Cow<'_, str> {
-        String::from_utf8_lossy(&self.0)
+        String::from_utf8_lossy(&self.bytes)
     }
 
     /// Returns the number of bytes.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.bytes.len()
     }
 
     /// Returns true for the empty string.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl From<&str> for Text {
-    fn from(text: &str) -> Self {
-        Self(text.as_bytes().into())
-    }
-}
-
-impl From<String> for Text {
-    fn from(text: String) -> Self {
-        Self(text.into_bytes().into())
-    }
-}
-
-impl From<Cow<'_, str>> for Text {
-    fn from(text: Cow<'_, str>) -> Self {
-        Self(text.as_bytes().into())
+        self.bytes.is_empty()
     }
 }
 
 impl From<&[u8]> for Text {
     fn from(bytes: &[u8]) -> Self {
-        Self(bytes.into())
+        let head = bytes.first_chunk().copied().unwrap_or_else(|| {
+            let mut head = [0; HEAD];
+            head[..bytes.len()].copy_from_slice(bytes);
+            head
+        });
+        Self {
+            head: u64::from_be_bytes(head),
+            bytes: bytes.into(),
+        }
+    }
+}
+
+impl From<&str> for Text {
+    fn from(text: &str) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<String> for Text {
+    fn from(text: String) -> Self {
+        text.as_bytes().into()
+    }
+}
+
+impl From<Cow<'_, str>> for Text {
+    fn from(text: Cow<'_, str>) -> Self {
+        text.as_bytes().into()
     }
 }
 
 impl From<Vec<u8>> for Text {
     fn from(bytes: Vec<u8>) -> Self {
-        Self(bytes.into())
+        bytes.as_slice().into()
     }
 }
 
 impl Borrow<[u8]> for Text {
     fn borrow(&self) -> &[u8] {
-        &self.0
+        &self.bytes
+    }
+}
+
+impl PartialEq for Text {
+    fn eq(&self, other: &Self) -> bool {
+        let is_short = self.len() <= HEAD;
+        self.head == other.head && self.len() == other.len() && (is_short || self.bytes == other.bytes)
+    }
+}
+
+impl Eq for Text {}
+
+impl PartialOrd for Text {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Text {
+    /// Compares as the bytes do, which [`Borrow`] requires.
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.head.cmp(&other.head).then_with(|| {
+            if self.len().max(other.len()) <= HEAD {
+                // One begins with the other.
+                return self.len().cmp(&other.len());
+            }
+            self.bytes.cmp(&other.bytes)
+        })
+    }
+}
+
+impl Hash for Text {
+    /// Hashes the bytes alone, which [`Borrow`] requires.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.bytes.hash(state);
     }
 }
 
@@ -96,6 +155,31 @@ pub(super) fn chars(mut bytes: &[u8]) -> impl Iterator<Item = (char, usize)> {
         bytes = &bytes[length..];
         Some((character, length))
     })
+}
+
+/// A set of bytes as a table. Writing strings as JSON takes a third fewer instructions than with a search in a list.
+pub(super) type ByteSet = [bool; 256];
+
+/// Returns the printable ASCII characters without some.
+pub(super) const fn printable_ascii_without(others: &[u8]) -> ByteSet {
+    let mut set = [false; 256];
+    let mut byte = b' ';
+    while byte <= b'~' {
+        set[byte as usize] = true;
+        byte += 1;
+    }
+    let mut position = 0;
+    while position < others.len() {
+        set[others[position] as usize] = false;
+        position += 1;
+    }
+    set
+}
+
+/// Returns the number of bytes in front of the first one that is not in a set.
+pub(super) fn span(bytes: &[u8], set: &ByteSet) -> usize {
+    let end = bytes.iter().position(|byte| !set[usize::from(*byte)]);
+    end.unwrap_or(bytes.len())
 }
 
 /// Appends a character as UTF-8.
@@ -260,4 +344,36 @@ fn last_char(bytes: &[u8]) -> (char, usize) {
         }
     }
     (char::REPLACEMENT_CHARACTER, 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Text;
+
+    #[test]
+    fn texts_compare_as_their_bytes() {
+        let long = [0xff; 9];
+        let all: [&[u8]; 13] = [
+            b"",
+            b"\0",
+            b"\0\0",
+            b"a",
+            b"a\0",
+            b"ab",
+            b"abcdefg",
+            b"abcdefgh",
+            b"abcdefgh\0",
+            b"abcdefghi",
+            b"abcdefgi",
+            &long[..8],
+            &long,
+        ];
+        for left in all {
+            for right in all {
+                let texts = (Text::from(left), Text::from(right));
+                assert_eq!(texts.0.cmp(&texts.1), left.cmp(right), "{left:?} and {right:?}");
+                assert_eq!(texts.0 == texts.1, left == right, "{left:?} and {right:?}");
+            }
+        }
+    }
 }

@@ -30,10 +30,10 @@ pub(super) fn entry<'m>(
     let mut value = receiver;
     for name in before {
         let Value::Map(map) = value else { return None };
-        value = context.entries(map).get(name.bytes())?;
+        value = context.entries(map).get(name)?;
     }
     let Value::Map(map) = value else { return None };
-    let value = context.entries(map).get(last.bytes())?;
+    let value = context.entries(map).get(last)?;
     Some((map.element(), value))
 }
 
@@ -116,8 +116,8 @@ impl<'a> State<'a, '_, '_> {
         if !call.is_empty() {
             return self.error(format!("{} is not a method but has arguments", name.to_str()));
         }
-        match self.context.entry(map, name.bytes()) {
-            Some(value) => Ok(element(map.element(), value)),
+        match self.context.entries(map).get(name) {
+            Some(value) => Ok(element(map.element(), value.clone())),
             None => match self.templates.missing_key {
                 MissingKey::Invalid => Ok(Slot::concrete(Value::Missing)),
                 MissingKey::Zero => Ok(element(map.element(), Value::zero(map.element()))),

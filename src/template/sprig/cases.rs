@@ -27,8 +27,12 @@ pub(super) fn functions() -> Vec<Function> {
     };
     let int_type = Type::INT;
     vec![
-        mapper("upper", |characters| characters.iter().copied().map(to_upper).collect()),
-        mapper("lower", |characters| characters.iter().copied().map(to_lower).collect()),
+        of_strings("upper", 1, String, |context, arguments| {
+            recased(context, bytes(arguments, 0), <[u8]>::to_ascii_uppercase, to_upper)
+        }),
+        of_strings("lower", 1, String, |context, arguments| {
+            recased(context, bytes(arguments, 0), <[u8]>::to_ascii_lowercase, to_lower)
+        }),
         mapper("title", title),
         mapper("untitle", untitle),
         mapper("swapcase", swap),
@@ -80,6 +84,22 @@ pub(super) fn functions() -> Vec<Function> {
             wrap(context, bytes(arguments, 2), int(arguments, 0), line_break, true)
         }),
     ]
+}
+
+/// Returns a text in another case. Names are ASCII as a rule, which needs no table of characters.
+fn recased(
+    context: &mut Context<'_>,
+    whole: &[u8],
+    of_ascii: fn(&[u8]) -> Vec<u8>,
+    of_character: fn(char) -> char,
+) -> Result<Value, Failure> {
+    // A character may grow.
+    context.allocate(whole.len().saturating_mul(6))?;
+    if whole.is_ascii() {
+        return Ok(of_ascii(whole).into());
+    }
+    let mapped: String = chars(whole).map(|(character, _)| of_character(character)).collect();
+    Ok(mapped.into())
 }
 
 /// Makes letters behind separators title case.

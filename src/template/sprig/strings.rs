@@ -5,7 +5,7 @@ use super::{
         format,
         limits::{Exceeded, Failure},
         number::parse_decimal,
-        quote::{Charset, quote},
+        quote::{Charset, append_quoted},
         text::{Text, chars, find, is_space, split, trim, trim_matches},
         types::Type,
         value::{Context, Function, List, Map, Value},
@@ -77,7 +77,7 @@ pub(super) fn functions() -> Vec<Function> {
             Ok(arguments[usize::from(int(arguments, 2) != 1)].clone())
         }),
         Function::variadic("quote", &[Any], String, |context, arguments| {
-            joined(context, arguments, |context, value| {
+            joined(context, arguments, |context, out, value| {
                 let shown;
                 let text = match value {
                     Value::String(text) => text,
@@ -87,16 +87,23 @@ pub(super) fn functions() -> Vec<Function> {
                     }
                 };
                 context.allocate(text.len().saturating_mul(4))?;
-                Ok(quote(text.bytes(), Charset::Unicode).into_bytes())
+                append_quoted(out, text.bytes(), Charset::Unicode);
+                Ok(())
             })
         }),
         Function::variadic("squote", &[Any], String, |context, arguments| {
-            joined(context, arguments, |context, value| {
-                Ok([b"'", format::display(context, value)?.as_slice(), b"'"].concat())
+            joined(context, arguments, |context, out, value| {
+                out.push(b'\'');
+                out.extend(format::display(context, value)?);
+                out.push(b'\'');
+                Ok(())
             })
         }),
         Function::variadic("cat", &[Any], String, |context, arguments| {
-            joined(context, arguments, format::display)
+            joined(context, arguments, |context, out, value| {
+                out.extend(format::display(context, value)?);
+                Ok(())
+            })
         }),
         Function::new("toString", &[Any], String, |context, arguments| {
             Ok(to_text(context, &arguments[0])?.into())
@@ -178,7 +185,7 @@ fn atoi(text: &str) -> i64 {
 fn joined(
     context: &mut Context<'_>,
     arguments: &[Value],
-    show: fn(&mut Context<'_>, &Value) -> Result<Vec<u8>, Failure>,
+    append: fn(&mut Context<'_>, &mut Vec<u8>, &Value) -> Result<(), Failure>,
 ) -> Result<Value, Failure> {
     let mut out = Vec::new();
     let shown = arguments
@@ -188,13 +195,9 @@ fn joined(
         if position > 0 {
             out.push(b' ');
         }
-        let text = show(context, value)?;
-        context.allocate(text.len())?;
-        if out.is_empty() {
-            out = text;
-        } else {
-            out.extend(text);
-        }
+        let before = out.len();
+        append(context, &mut out, value)?;
+        context.allocate(out.len() - before)?;
     }
     Ok(out.into())
 }
@@ -241,11 +244,18 @@ fn repeat(context: &mut Context<'_>, part: &[u8], count: i64) -> Result<Vec<u8>,
 
 fn indent(context: &mut Context<'_>, whole: &[u8], spaces: i64) -> Result<Vec<u8>, Failure> {
     let pad = repeat(context, b" ", spaces)?;
-    let lines: Vec<&[u8]> = whole.split(|byte| *byte == b'\n').collect();
-    let mut by = vec![b'\n'];
-    by.extend_from_slice(&pad);
-    let inner = join(context, &lines, &by)?;
-    Ok([pad, inner].concat())
+    let lines = whole.split(|byte| *byte == b'\n');
+    let length = pad.len().saturating_mul(lines.clone().count()).saturating_add(whole.len());
+    context.allocate(length)?;
+    let mut out = Vec::with_capacity(length);
+    for (position, line) in lines.enumerate() {
+        if position > 0 {
+            out.push(b'\n');
+        }
+        out.extend_from_slice(&pad);
+        out.extend_from_slice(line);
+    }
+    Ok(out)
 }
 
 fn replace(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
