@@ -102,6 +102,8 @@ pub struct Templates {
     limits: Limits,
     missing_key: MissingKey,
     trees: BTreeMap<Text, Arc<Tree>>,
+    /// The name of the variable that has the data.
+    root: Text,
 }
 
 impl Templates {
@@ -112,6 +114,7 @@ impl Templates {
             limits,
             missing_key: MissingKey::default(),
             trees: BTreeMap::new(),
+            root: "$".into(),
         }
     }
 

@@ -36,34 +36,34 @@ fn texts() -> [Function; 8] {
     use Type::{Any, Bool, String as Text};
     [
         Function::new("annotation", &[Any, Text, Any], Text, |context, arguments| {
-            let Value::Object(meta) = &arguments[0] else {
+            let Value::Object(meta) = arguments[0] else {
                 return Err(Failure::message("annotation: the first argument must be ObjectMeta"));
             };
             let annotations = meta.field("Annotations").unwrap_or(Value::Nil);
-            match entry(context, &annotations, &arguments[1]) {
+            match entry(context, &annotations, arguments[1]) {
                 Some(value) => Ok(value),
                 None => Ok(print(context, &arguments[2..])?.into()),
             }
         }),
         Function::new("contains", &[Text, Text], Bool, |_, arguments| {
-            Ok(text(&arguments[1]).contains(&text(&arguments[0])).into())
+            Ok(text(arguments[1]).contains(&text(arguments[0])).into())
         }),
         Function::new("directory", &[Text], Text, |_, arguments| {
-            let path = text(&arguments[0]);
+            let path = text(arguments[0]);
             let end = path.rfind('/').map_or(0, |slash| slash + 1);
             Ok(path[..end].into())
         }),
         Function::new("toLower", &[Text], Text, |context, arguments| {
-            let text = text(&arguments[0]);
+            let text = text(arguments[0]);
             context.allocate(text.len())?;
             Ok(text.to_lowercase().into())
         }),
         Function::new("indent", &[Type::INT, Text], Text, |context, arguments| {
-            let Value::Int(_, spaces) = arguments[0] else {
+            let &Value::Int(_, spaces) = arguments[0] else {
                 return Ok(Value::Nil);
             };
             let spaces = usize::try_from(spaces).unwrap_or(0);
-            let text = text(&arguments[1]);
+            let text = text(arguments[1]);
             let lines = text.matches('\n').count();
             context.allocate(text.len().saturating_add(lines.saturating_mul(spaces)))?;
             Ok(text.replace('\n', &format!("\n{}", " ".repeat(spaces))).into())
@@ -71,20 +71,20 @@ fn texts() -> [Function; 8] {
         Function::new("env", &[Text, Text], Text, |context, arguments| {
             let found = context
                 .host
-                .variable(&text(&arguments[0]))
+                .variable(&text(arguments[0]))
                 .filter(|value| !value.is_empty());
             Ok(found.map_or_else(|| arguments[1].clone(), Value::from))
         }),
         Function::new("formatDuration", &[Any], Text, |context, arguments| {
-            let seconds = data::call(context, &arguments[0], "GetSeconds")?;
-            let nanos = data::call(context, &arguments[0], "GetNanos")?;
+            let seconds = data::call(context, arguments[0], "GetSeconds")?;
+            let nanos = data::call(context, arguments[0], "GetNanos")?;
             let (Value::Int(_, seconds), Value::Int(_, nanos)) = (seconds, nanos) else {
                 return Err(Failure::message("formatDuration: the argument must be a duration"));
             };
             Ok(go_duration(seconds, nanos).into())
         }),
         Function::new("valueOrDefault", &[Any, Any], Any, |_, arguments| {
-            let is_set = match &arguments[0] {
+            let is_set = match arguments[0] {
                 Value::Missing | Value::Nil => false,
                 Value::String(text) => !text.is_empty(),
                 _ => true,
@@ -98,10 +98,10 @@ fn maps() -> [Function; 7] {
     use Type::{Any, Bool, String as Text};
     [
         Function::new("isset", &[Text.map(), Text], Bool, |context, arguments| {
-            Ok(entry(context, &arguments[0], &arguments[1]).is_some().into())
+            Ok(entry(context, arguments[0], arguments[1]).is_some().into())
         }),
         Function::variadic("omit", &[Any, Text], Any, |context, arguments| {
-            let Value::Map(map) = &arguments[0] else {
+            let Value::Map(map) = arguments[0] else {
                 return Ok(arguments[0].clone());
             };
             context.allocate_elements(context.entries(map).len())?;
@@ -114,7 +114,7 @@ fn maps() -> [Function; 7] {
         Function::variadic("strdict", &[Text], Text.map(), |context, arguments| {
             context.allocate_elements(arguments.len())?;
             let pairs = arguments.chunks(2);
-            let pairs = pairs.map(|pair| (text(&pair[0]), pair.get(1).map(text).unwrap_or_default()));
+            let pairs = pairs.map(|pair| (text(pair[0]), pair.get(1).copied().map(text).unwrap_or_default()));
             Ok(Map::of_strings(pairs).into())
         }),
         Function::variadic("mergeMaps", &[Any], Any, merged),
@@ -123,10 +123,10 @@ fn maps() -> [Function; 7] {
             Ok(encode_json(context, &merged, Layout::Compact, Escapes::Html)?.into())
         }),
         Function::new("omitNil", &[Any], Any, |context, arguments| {
-            without_nil(context, &arguments[0], 0)
+            without_nil(context, arguments[0], 0)
         }),
         Function::new("fromJSON", &[Text], Any, |context, arguments| {
-            let text = text(&arguments[0]);
+            let text = text(arguments[0]);
             context.allocate(text.len().saturating_mul(8))?;
             // As in Istio, a text that is not JSON becomes the text of an empty object.
             Ok(serde_json::from_str::<Json>(&text).map_or_else(|_| "{}".into(), |json| Value::from_json(&json)))
@@ -138,26 +138,24 @@ fn formats() -> [Function; 4] {
     use Type::{Any, String as Text};
     [
         Function::new("toYaml", &[Any], Text, |context, arguments| {
-            let json = encode_json(context, &arguments[0], Layout::Compact, Escapes::Necessary)?;
+            let json = encode_json(context, arguments[0], Layout::Compact, Escapes::Necessary)?;
             let value: Json = serde_json::from_slice(&json).map_err(|error| Failure::message(error.to_string()))?;
             let text = yaml::to_text(&value);
             context.allocate(text.len())?;
             Ok(text.into())
         }),
-        Function::new("toJSON", &[Text.map()], Text, |context, arguments| {
-            match &arguments[0] {
-                Value::Map(map) if map.is_nil() => Ok("{}".into()),
-                value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
-            }
+        Function::new("toJSON", &[Text.map()], Text, |context, arguments| match arguments[0] {
+            Value::Map(map) if map.is_nil() => Ok("{}".into()),
+            value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
         }),
-        Function::new("structToJSON", &[Any], Text, |context, arguments| match &arguments[0] {
+        Function::new("structToJSON", &[Any], Text, |context, arguments| match arguments[0] {
             Value::Nil | Value::Missing => Ok("{}".into()),
             // The proxy intercepts no UDP, so these ports are left out of its list.
             Value::Object(port) if port.field("Protocol").is_some_and(|it| text(&it) == "UDP") => Ok("".into()),
             value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
         }),
         Function::new("protoToJSON", &[Any], Text, |context, arguments| {
-            let Value::Object(message) = &arguments[0] else {
+            let Value::Object(message) = arguments[0] else {
                 return Ok("{}".into());
             };
             let members = message.json_members(context).unwrap_or_default();
@@ -208,7 +206,7 @@ fn is_default(name: &str, encoded: &[u8]) -> bool {
 }
 
 /// Returns the entries of all maps; later maps take precedence.
-fn merged(context: &mut Context<'_>, maps: &[Value]) -> Result<Value, Failure> {
+fn merged(context: &mut Context<'_>, maps: &[&Value]) -> Result<Value, Failure> {
     let mut entries = std::collections::BTreeMap::new();
     let mut element = None;
     for map in maps {

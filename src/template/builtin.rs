@@ -22,20 +22,20 @@ pub(super) fn functions() -> Functions {
         Function::variadic("call", &[Reflect, Reflect], Any, |_, _| Ok(Value::Missing))
             .with_evaluation(Evaluation::Call),
         Function::new("not", &[Reflect], Bool, |context, arguments| {
-            Ok(Value::Bool(!context.is_true(&arguments[0])))
+            Ok(Value::Bool(!context.is_true(arguments[0])))
         }),
         Function::variadic("index", &[Reflect, Reflect], Reflect, |context, arguments| {
-            index(context, &arguments[0], &arguments[1..]).map_err(Failure::Message)
+            index(context, arguments[0], &arguments[1..]).map_err(Failure::Message)
         }),
         Function::variadic("slice", &[Reflect, Reflect], Reflect, |context, arguments| {
-            let sliced = slice(&arguments[0], &arguments[1..]).map_err(Failure::Message)?;
+            let sliced = slice(arguments[0], &arguments[1..]).map_err(Failure::Message)?;
             if let Value::List(list) = &sliced {
                 context.allocate_elements(list.items().len())?;
             }
             Ok(sliced)
         }),
         Function::new("len", &[Reflect], Type::INT, |context, arguments| {
-            length(context, &arguments[0]).map_err(Failure::Message)
+            length(context, arguments[0]).map_err(Failure::Message)
         }),
         Function::variadic("print", &[Any], String, |context, arguments| {
             Ok(format::print(context, arguments)?.into())
@@ -44,7 +44,7 @@ pub(super) fn functions() -> Functions {
             Ok(format::print_line(context, arguments)?.into())
         }),
         Function::variadic("printf", &[String, Any], String, |context, arguments| {
-            let Value::String(text) = &arguments[0] else {
+            let Value::String(text) = arguments[0] else {
                 return Ok(Value::Nil);
             };
             Ok(format::printf(context, text.bytes(), &arguments[1..])?.into())
@@ -58,7 +58,7 @@ pub(super) fn functions() -> Functions {
 /// Go's text where a function asks a missing value for its type.
 const NO_TYPE: &str = "reflect: call of reflect.Value.Type on zero Value";
 
-fn index(context: &Context<'_>, item: &Value, indexes: &[Value]) -> Result<Value, String> {
+fn index(context: &Context<'_>, item: &Value, indexes: &[&Value]) -> Result<Value, String> {
     if matches!(item, Value::Missing | Value::Nil) {
         return Err("index of untyped nil".to_owned());
     }
@@ -112,7 +112,7 @@ fn position(index: &Value, most: usize) -> Result<usize, String> {
     position.ok_or_else(|| format!("index out of range: {number}"))
 }
 
-fn slice(item: &Value, indexes: &[Value]) -> Result<Value, String> {
+fn slice(item: &Value, indexes: &[&Value]) -> Result<Value, String> {
     if matches!(item, Value::Missing | Value::Nil) {
         return Err("slice of untyped nil".to_owned());
     }

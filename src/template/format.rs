@@ -1,5 +1,7 @@
 //! Values as text: the verbs of Go's package `fmt`.
 
+use std::borrow::Cow;
+
 use super::{
     limits::Failure,
     quote::{Charset, can_backquote, char_of, quote, quote_char},
@@ -15,7 +17,7 @@ mod numeric;
 const MAX_WIDTH: usize = 1_000_000;
 
 /// Returns values as `Sprint` does: with a space between two values of which none is a string.
-pub fn print(context: &mut Context<'_>, values: &[Value]) -> Result<Vec<u8>, Failure> {
+pub fn print(context: &mut Context<'_>, values: &[&Value]) -> Result<Vec<u8>, Failure> {
     let mut printer = Printer::new(context);
     let mut after_string = true;
     for (position, value) in values.iter().enumerate() {
@@ -30,7 +32,7 @@ pub fn print(context: &mut Context<'_>, values: &[Value]) -> Result<Vec<u8>, Fai
 }
 
 /// Returns values as `Sprintln` does: with spaces between them, and a line break.
-pub(super) fn print_line(context: &mut Context<'_>, values: &[Value]) -> Result<Vec<u8>, Failure> {
+pub(super) fn print_line(context: &mut Context<'_>, values: &[&Value]) -> Result<Vec<u8>, Failure> {
     let mut printer = Printer::new(context);
     for (position, value) in values.iter().enumerate() {
         if position > 0 {
@@ -43,7 +45,7 @@ pub(super) fn print_line(context: &mut Context<'_>, values: &[Value]) -> Result<
 }
 
 /// Returns values as `Sprintf` does.
-pub fn printf(context: &mut Context<'_>, format: &[u8], values: &[Value]) -> Result<Vec<u8>, Failure> {
+pub fn printf(context: &mut Context<'_>, format: &[u8], values: &[&Value]) -> Result<Vec<u8>, Failure> {
     let mut printer = Printer::new(context);
     directive::run(&mut printer, format, values)?;
     Ok(printer.out)
@@ -51,15 +53,15 @@ pub fn printf(context: &mut Context<'_>, format: &[u8], values: &[Value]) -> Res
 
 /// Returns one value as `%v` shows it.
 pub fn display(context: &mut Context<'_>, value: &Value) -> Result<Vec<u8>, Failure> {
-    print(context, std::slice::from_ref(value))
+    print(context, &[value])
 }
 
 /// Returns the value that an action prints: pointers are followed, and a missing value has a text.
-pub(super) fn printable(value: &Value) -> Value {
+pub(super) fn printable(value: &Value) -> Cow<'_, Value> {
     match value {
-        Value::Missing => Value::string("<no value>"),
+        Value::Missing => Cow::Owned("<no value>".into()),
         Value::Pointer(target) => printable(target),
-        value => value.clone(),
+        value => Cow::Borrowed(value),
     }
 }
 

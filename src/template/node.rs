@@ -60,7 +60,7 @@ pub(super) struct Pipe {
     pub(super) position: usize,
     pub(super) is_assignment: bool,
     /// The declared or assigned variables, with `$`.
-    pub(super) variables: Vec<Arc<str>>,
+    pub(super) variables: Vec<Text>,
     pub(super) commands: Vec<Command>,
 }
 
@@ -85,8 +85,8 @@ pub(super) enum Term {
     /// `.a.b`.
     Field(Vec<Text>),
     /// `$a.b`.
-    Variable(Arc<str>, Vec<Text>),
-    Function(Arc<str>, Arc<Function>),
+    Variable(Text, Vec<Text>),
+    Function(Text, Arc<Function>),
     Pipe(Box<Pipe>),
     /// A term other than a field or variable, with fields behind it.
     Chain(Box<Operand>, Vec<Text>),
@@ -101,6 +101,8 @@ pub(super) struct Literal {
 /// A number literal. Its type depends on the parameter that it is passed to.
 pub(super) struct Number {
     pub(super) text: String,
+    /// The value where nothing asks for a type; `None` if it overflows.
+    pub(super) constant: Option<Value>,
     pub(super) int: Option<i64>,
     pub(super) uint: Option<u64>,
     pub(super) float: Option<f64>,
@@ -183,7 +185,8 @@ impl fmt::Display for Pipe {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.variables.is_empty() {
             let operator = if self.is_assignment { "=" } else { ":=" };
-            write!(formatter, "{} {operator} ", self.variables.join(", "))?;
+            let names: Vec<_> = self.variables.iter().map(Text::to_str).collect();
+            write!(formatter, "{} {operator} ", names.join(", "))?;
         }
         for (position, command) in self.commands.iter().enumerate() {
             if position > 0 {
@@ -225,10 +228,10 @@ impl fmt::Display for Operand {
             Term::String(literal) => formatter.write_str(&literal.quoted),
             Term::Field(names) => fields(names, formatter),
             Term::Variable(name, names) => {
-                formatter.write_str(name)?;
+                formatter.write_str(&name.to_str())?;
                 fields(names, formatter)
             }
-            Term::Function(name, _) => formatter.write_str(name),
+            Term::Function(name, _) => formatter.write_str(&name.to_str()),
             Term::Pipe(pipe) => pipe.fmt(formatter),
             Term::Chain(operand, names) => {
                 match &operand.term {

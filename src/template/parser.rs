@@ -69,7 +69,7 @@ pub(super) fn parse(source: &Source, functions: &Functions, limits: &Limits) -> 
 
 /// The state of one definition. Variables of the text around it are not visible.
 struct Tree {
-    variables: Vec<Arc<str>>,
+    variables: Vec<Text>,
     /// The line of the last token that was read for this tree, which errors name.
     line: usize,
     /// The line of the current action; 0 outside.
@@ -487,7 +487,7 @@ impl Parser<'_> {
     /// Reads a declared or assigned variable, if the next token is one. Returns true if another one follows.
     fn declaration(&mut self, pipe: &mut Pipe, context: &str) -> Result<bool, ParseError> {
         let token = self.next();
-        let variable: Arc<str> = token.text.as_str().into();
+        let variable = Text::from(token.text.as_str());
         self.skip_space();
         let next = self.next();
         let declare = |parser: &mut Self, pipe: &mut Pipe| {
@@ -585,7 +585,12 @@ impl Parser<'_> {
             Kind::Dot => Term::Dot,
             Kind::Nil => Term::Nil,
             Kind::Variable => {
-                if !self.tree.variables.iter().any(|name| **name == token.text) {
+                if !self
+                    .tree
+                    .variables
+                    .iter()
+                    .any(|name| name.bytes() == token.text.as_bytes())
+                {
                     let name = quote(token.text.as_bytes(), Charset::Unicode);
                     return self.error(format!("undefined variable {name}"));
                 }

@@ -104,7 +104,7 @@ pub(super) fn add(functions: &mut Functions) {
 }
 
 /// The bytes of a string argument. The signature guarantees the type.
-fn bytes(arguments: &[Value], position: usize) -> &[u8] {
+fn bytes<'a>(arguments: &[&'a Value], position: usize) -> &'a [u8] {
     match arguments.get(position) {
         Some(Value::String(text)) => text.bytes(),
         _ => b"",
@@ -112,7 +112,7 @@ fn bytes(arguments: &[Value], position: usize) -> &[u8] {
 }
 
 /// An argument that the signature guarantees to be an `int`.
-fn int(arguments: &[Value], position: usize) -> i64 {
+fn int(arguments: &[&Value], position: usize) -> i64 {
     match arguments.get(position) {
         Some(Value::Int(_, number)) => *number,
         _ => 0,
@@ -120,7 +120,7 @@ fn int(arguments: &[Value], position: usize) -> i64 {
 }
 
 /// An argument that the signature guarantees to be a map.
-fn map(arguments: &[Value], position: usize) -> Map {
+fn map(arguments: &[&Value], position: usize) -> Map {
     match arguments.get(position) {
         Some(Value::Map(map)) => map.clone(),
         _ => Map::nil(Type::Any),
@@ -132,7 +132,7 @@ fn of_strings(
     name: &str,
     count: usize,
     result: Type,
-    body: fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure>,
+    body: fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure>,
 ) -> Function {
     Function::new(name, &vec![Type::String; count], result, body)
 }

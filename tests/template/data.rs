@@ -83,7 +83,7 @@ impl Object for PodValue {
                 &[Type::String, Type::String],
                 Type::String,
                 move |_, arguments| {
-                    let texts: Vec<String> = arguments.iter().map(text).collect();
+                    let texts: Vec<String> = arguments.iter().copied().map(text).collect();
                     let mut out = own_name.clone();
                     for part in &texts[1..] {
                         out = out + &texts[0] + part;
@@ -92,7 +92,7 @@ impl Object for PodValue {
                 },
             ),
             "Fail" => Function::new(name, &[Type::String], Type::String, |_, arguments| {
-                Err(Failure::message(format!("cannot: {}", text(&arguments[0]))))
+                Err(Failure::message(format!("cannot: {}", text(arguments[0]))))
             }),
             _ => return None,
         }))
@@ -256,7 +256,7 @@ pub(super) fn data() -> Value {
                     let Value::Int(_, count) = arguments[0] else {
                         return Ok(Value::Nil);
                     };
-                    Ok(format!("{}{count}", text(&arguments[1])).into())
+                    Ok(format!("{}{count}", text(arguments[1])).into())
                 },
             )),
         ),
@@ -267,7 +267,7 @@ pub(super) fn data() -> Value {
                     Value::Int(_, number) => *number,
                     _ => 0,
                 };
-                Ok(Value::int(arguments.iter().map(number).sum()))
+                Ok(Value::int(arguments.iter().copied().map(number).sum()))
             })),
         ),
         (

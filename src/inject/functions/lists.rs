@@ -11,15 +11,15 @@ pub(super) fn functions() -> [Function; 6] {
         Function::new("excludeInboundPort", &[Any, Text], Text, |context, arguments| {
             let port = print(context, &arguments[..1])?;
             let port = String::from_utf8_lossy(&port).trim().to_owned();
-            let list = text(&arguments[1]);
+            let list = text(arguments[1]);
             context.allocate(list.len() + port.len())?;
             Ok(with_port(&port, list).into())
         }),
         Function::new("includeInboundPorts", &[Any], Text, |_, arguments| {
-            Ok(ports(&arguments[0], |_| true).into())
+            Ok(ports(arguments[0], |_| true).into())
         }),
         Function::new("applicationPorts", &[Any], Text, |_, arguments| {
-            Ok(ports(&arguments[0], |container| container != "istio-proxy").into())
+            Ok(ports(arguments[0], |container| container != "istio-proxy").into())
         }),
         Function::new("kubevirtInterfaces", &[Text], Text, |_, arguments| {
             Ok(arguments[0].clone())
@@ -28,7 +28,7 @@ pub(super) fn functions() -> [Function; 6] {
             Ok(arguments[0].clone())
         }),
         Function::new("appendMultusNetwork", &[Text, Text], Text, |context, arguments| {
-            let (existing, network) = (text(&arguments[0]), text(&arguments[1]));
+            let (existing, network) = (text(arguments[0]), text(arguments[1]));
             context.allocate(existing.len() + 2 * network.len())?;
             Ok(with_network(existing, &network).into())
         }),

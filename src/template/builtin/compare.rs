@@ -22,7 +22,7 @@ pub(super) fn functions() -> Vec<Function> {
                 return Err(Failure::message("missing argument for comparison"));
             }
             for other in &arguments[1..] {
-                if equal(context, &arguments[0], other)? {
+                if equal(context, arguments[0], other)? {
                     return Ok(Value::Bool(true));
                 }
             }
@@ -41,7 +41,7 @@ pub(super) fn functions() -> Vec<Function> {
             name,
             &[Type::Reflect, Type::Reflect],
             Type::Bool,
-            move |context, arguments| comparison(context, &arguments[0], &arguments[1]).map(Value::Bool),
+            move |context, arguments| comparison(context, arguments[0], arguments[1]).map(Value::Bool),
         )
     }));
     functions
@@ -175,7 +175,7 @@ fn is_comparable(value: &Value) -> bool {
 
 /// Returns a value as Go's reflection prints it with `%s`.
 fn described(context: &mut Context<'_>, value: &Value) -> Result<String, Failure> {
-    let shown = format::printf(context, b"%s", std::slice::from_ref(value))?;
+    let shown = format::printf(context, b"%s", &[value])?;
     Ok(String::from_utf8_lossy(&shown).into_owned())
 }
 

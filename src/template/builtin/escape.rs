@@ -1,5 +1,7 @@
 //! `html`, `js` and `urlquery`.
 
+use std::borrow::Cow;
+
 use crate::template::{
     format,
     limits::Failure,
@@ -20,8 +22,8 @@ pub(super) fn functions() -> [Function; 3] {
     [escaper("html", html), escaper("js", js), escaper("urlquery", query)]
 }
 
-fn joined(context: &mut Context<'_>, arguments: &[Value]) -> Result<Vec<u8>, Failure> {
-    let printable: Vec<Value> = arguments
+fn joined(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Vec<u8>, Failure> {
+    let printable: Vec<Cow<'_, Value>> = arguments
         .iter()
         .map(|argument| match argument {
             // A nil argument has no type, so it prints like a missing one.
@@ -29,6 +31,7 @@ fn joined(context: &mut Context<'_>, arguments: &[Value]) -> Result<Vec<u8>, Fai
             argument => format::printable(argument),
         })
         .collect();
+    let printable: Vec<&Value> = printable.iter().map(AsRef::as_ref).collect();
     format::print(context, &printable)
 }
 

@@ -8,7 +8,7 @@ use super::{Flags, MAX_WIDTH, Printer, Syntax, verb_of};
 struct Cursor<'a> {
     format: &'a [u8],
     position: usize,
-    values: &'a [Value],
+    values: &'a [&'a Value],
     next: usize,
     /// An explicit index was used, so unused arguments are no error.
     reordered: bool,
@@ -19,7 +19,7 @@ struct Cursor<'a> {
 }
 
 /// Writes a format with its arguments.
-pub(super) fn run(printer: &mut Printer<'_, '_>, format: &[u8], values: &[Value]) -> Result<(), Failure> {
+pub(super) fn run(printer: &mut Printer<'_, '_>, format: &[u8], values: &[&Value]) -> Result<(), Failure> {
     let mut cursor = Cursor {
         format,
         position: 0,
@@ -46,7 +46,7 @@ pub(super) fn run(printer: &mut Printer<'_, '_>, format: &[u8], values: &[Value]
     Ok(())
 }
 
-fn extra(printer: &mut Printer<'_, '_>, values: &[Value]) -> Result<(), Failure> {
+fn extra(printer: &mut Printer<'_, '_>, values: &[&Value]) -> Result<(), Failure> {
     printer.write(b"%!(EXTRA ")?;
     for (position, value) in values.iter().enumerate() {
         if position > 0 {

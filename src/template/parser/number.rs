@@ -5,14 +5,22 @@ use crate::template::{
     node::Number,
     number::{parse_float, parse_int, parse_uint},
     quote::{Charset, quote, unquote_char},
+    value::Value,
 };
 
 impl Number {
     /// Reads a literal with every type that it fits. The error is the message.
     pub(super) fn parse(token: &Token) -> Result<Self, String> {
+        let mut number = Self::read(token)?;
+        number.constant = number.untyped();
+        Ok(number)
+    }
+
+    fn read(token: &Token) -> Result<Self, String> {
         let text = token.text.as_str();
         let mut number = Self {
             text: text.to_owned(),
+            constant: None,
             int: None,
             uint: None,
             float: None,
@@ -65,6 +73,25 @@ impl Number {
             ));
         }
         Ok(number)
+    }
+
+    /// Returns the value where nothing asks for a type.
+    fn untyped(&self) -> Option<Value> {
+        if let Some((real, imaginary)) = self.complex {
+            return Some(Value::Complex(real, imaginary));
+        }
+        let text = &self.text;
+        let is_char = text.starts_with('\'');
+        let has_prefix = text.len() > 2 && text.to_ascii_lowercase().starts_with("0x");
+        let is_hexadecimal = has_prefix && !text.contains(['p', 'P']);
+        if let Some(float) = self.float
+            && !is_char
+            && !is_hexadecimal
+            && text.contains(['.', 'e', 'E', 'p', 'P'])
+        {
+            return Some(Value::Float(float));
+        }
+        self.int.map(Value::int)
     }
 
     fn set_complex(&mut self, real: f64, imaginary: f64) {

@@ -238,7 +238,7 @@ fn with_arguments(time: Time, name: &str) -> Option<Arc<Function>> {
     let of_time = [Type::named("time.Time")];
     let compare = |is: fn(i128, i128) -> bool| {
         Function::new(name, &of_time, Type::Bool, move |_, arguments| {
-            let other = of_value(&arguments[0]).unwrap_or(Time::ZERO);
+            let other = of_value(arguments[0]).unwrap_or(Time::ZERO);
             Ok(is(time.nanoseconds_since_1970(), other.nanoseconds_since_1970()).into())
         })
     };

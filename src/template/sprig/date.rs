@@ -20,28 +20,28 @@ pub(super) fn functions() -> Vec<Function> {
     vec![
         Function::new("now", &[], time(), |context, _| Ok(Value::object(now(context)))),
         Function::new("date", &[String, Any], String, |context, arguments| {
-            let time = time_of(context, &arguments[1]);
+            let time = time_of(context, arguments[1]);
             formatted(context, time, bytes(arguments, 0))
         }),
         Function::new("date_in_zone", &[String, Any, String], String, |context, arguments| {
-            let time = time_of(context, &arguments[1]);
+            let time = time_of(context, arguments[1]);
             formatted(context, time, bytes(arguments, 0))
         }),
         Function::new("htmlDate", &[Any], String, |context, arguments| {
-            let time = time_of(context, &arguments[0]);
+            let time = time_of(context, arguments[0]);
             formatted(context, time, b"2006-01-02")
         }),
         Function::new("htmlDateInZone", &[Any, String], String, |context, arguments| {
-            let time = time_of(context, &arguments[0]);
+            let time = time_of(context, arguments[0]);
             formatted(context, time, b"2006-01-02")
         }),
         Function::new("date_modify", &[String, time()], time(), |_, arguments| {
-            let time = of_value(&arguments[1]).unwrap_or(Time::ZERO);
+            let time = of_value(arguments[1]).unwrap_or(Time::ZERO);
             let by = parse_duration(bytes(arguments, 0)).unwrap_or(0);
             Ok(Value::object(time.plus(by)))
         }),
         Function::new("must_date_modify", &[String, time()], time(), |_, arguments| {
-            let time = of_value(&arguments[1]).unwrap_or(Time::ZERO);
+            let time = of_value(arguments[1]).unwrap_or(Time::ZERO);
             let by = parse_duration(bytes(arguments, 0)).map_err(Failure::Message)?;
             Ok(Value::object(time.plus(by)))
         }),
@@ -56,17 +56,17 @@ pub(super) fn functions() -> Vec<Function> {
             time.map(Value::object).map_err(Failure::Message)
         }),
         Function::new("unixEpoch", &[time()], String, |_, arguments| {
-            let time = of_value(&arguments[0]).unwrap_or(Time::ZERO);
+            let time = of_value(arguments[0]).unwrap_or(Time::ZERO);
             Ok(time.seconds.to_string().into())
         }),
         Function::new("ago", &[Any], String, |context, arguments| {
-            let passed = since(context, time_of(context, &arguments[0]));
+            let passed = since(context, time_of(context, arguments[0]));
             // Halves of seconds are rounded away from zero.
             let seconds = (passed + passed.signum() * SECOND / 2) / SECOND;
             Ok(duration_text(seconds.wrapping_mul(SECOND)).into())
         }),
         Function::new("duration", &[Any], String, |_, arguments| {
-            let seconds = match &arguments[0] {
+            let seconds = match arguments[0] {
                 Value::String(text) => decimal(&text.to_str()),
                 Value::Int(IntType::Int64, seconds) => *seconds,
                 _ => 0,
@@ -74,7 +74,7 @@ pub(super) fn functions() -> Vec<Function> {
             Ok(duration_text(seconds.wrapping_mul(SECOND)).into())
         }),
         Function::new("durationRound", &[Any], String, |context, arguments| {
-            let duration = match &arguments[0] {
+            let duration = match arguments[0] {
                 Value::String(text) => parse_duration(text.bytes()).unwrap_or(0),
                 Value::Int(IntType::Int64, nanoseconds) => *nanoseconds,
                 value => of_value(value).map_or(0, |time| since(context, time)),

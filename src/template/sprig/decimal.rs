@@ -19,12 +19,12 @@ pub(super) fn functions() -> Vec<Function> {
     use Type::{Any, Float64};
     let fold = |name: &str, operation: Operation| {
         Function::variadic(name, &[Any, Any], Float64, move |context, arguments| {
-            calculate(context, &arguments[0], &arguments[1..], operation)
+            calculate(context, arguments[0], &arguments[1..], operation)
         })
     };
     vec![
         Function::new("add1f", &[Any], Float64, |context, arguments| {
-            calculate(context, &arguments[0], &[Value::int(1)], add)
+            calculate(context, arguments[0], &[&Value::int(1)], add)
         }),
         Function::variadic("addf", &[Any], Float64, |context, arguments| {
             calculate(context, &Value::Float(0.0), arguments, add)
@@ -54,7 +54,12 @@ struct Decimal {
     exponent: i64,
 }
 
-fn calculate(context: &mut Context<'_>, first: &Value, rest: &[Value], operation: Operation) -> Result<Value, Failure> {
+fn calculate(
+    context: &mut Context<'_>,
+    first: &Value,
+    rest: &[&Value],
+    operation: Operation,
+) -> Result<Value, Failure> {
     let mut result = Decimal::of(to_float(first))?;
     for value in rest {
         // Digits accumulate, so that each operation takes longer than the one before.

@@ -18,14 +18,14 @@ pub(super) fn functions() -> Vec<Function> {
     use Type::{Any, Bool, String};
     let mut functions = vec![
         Function::variadic("default", &[Any, Any], Any, |context, arguments| {
-            let given = arguments.get(1).filter(|value| context.is_true(value));
-            Ok(given.unwrap_or(&arguments[0]).clone())
+            let given = arguments.get(1).copied().filter(|value| context.is_true(value));
+            Ok(given.unwrap_or(arguments[0]).clone())
         }),
         Function::new("empty", &[Any], Bool, |context, arguments| {
-            Ok((!context.is_true(&arguments[0])).into())
+            Ok((!context.is_true(arguments[0])).into())
         }),
         Function::variadic("coalesce", &[Any], Any, |context, arguments| {
-            let first = arguments.iter().find(|value| context.is_true(value));
+            let first = arguments.iter().copied().find(|value| context.is_true(value));
             Ok(first.cloned().unwrap_or(Value::Nil))
         }),
         Function::variadic("all", &[Any], Bool, |context, arguments| {
@@ -35,16 +35,19 @@ pub(super) fn functions() -> Vec<Function> {
             Ok(arguments.iter().any(|value| context.is_true(value)).into())
         }),
         Function::new("ternary", &[Any, Any, Bool], Any, |context, arguments| {
-            Ok(arguments[usize::from(!context.is_true(&arguments[2]))].clone())
+            Ok(arguments[usize::from(!context.is_true(arguments[2]))].clone())
         }),
-        Function::new("typeOf", &[Any], String, |_, arguments| {
-            Ok(type_of(&arguments[0]).into())
-        }),
+        Function::new(
+            "typeOf",
+            &[Any],
+            String,
+            |_, arguments| Ok(type_of(arguments[0]).into()),
+        ),
         Function::new("typeIs", &[String, Any], Bool, |_, arguments| {
-            Ok((type_of(&arguments[1]).as_bytes() == bytes(arguments, 0)).into())
+            Ok((type_of(arguments[1]).as_bytes() == bytes(arguments, 0)).into())
         }),
         Function::new("typeIsLike", &[String, Any], Bool, |_, arguments| {
-            let name = type_of(&arguments[1]);
+            let name = type_of(arguments[1]);
             let wanted = bytes(arguments, 0);
             let is_pointer = name.strip_prefix('*').is_some_and(|name| name.as_bytes() == wanted);
             Ok((name.as_bytes() == wanted || is_pointer).into())
@@ -56,16 +59,16 @@ pub(super) fn functions() -> Vec<Function> {
             Ok((arguments[1].kind().name().as_bytes() == bytes(arguments, 0)).into())
         }),
         Function::new("deepEqual", &[Any, Any], Bool, |context, arguments| {
-            Ok(deep_equal(context, &arguments[0], &arguments[1])?.into())
+            Ok(deep_equal(context, arguments[0], arguments[1])?.into())
         }),
         Function::new("int64", &[Any], Type::INT64, |_, arguments| {
-            Ok(Value::int64(to_int(&arguments[0])))
+            Ok(Value::int64(to_int(arguments[0])))
         }),
         Function::new("int", &[Any], Type::INT, |_, arguments| {
-            Ok(Value::int(to_int(&arguments[0])))
+            Ok(Value::int(to_int(arguments[0])))
         }),
         Function::new("float64", &[Any], Type::Float64, |_, arguments| {
-            Ok(to_float(&arguments[0]).into())
+            Ok(to_float(arguments[0]).into())
         }),
         of_strings("fromJson", 1, Any, |context, arguments| {
             match decode(context, bytes(arguments, 0)) {
@@ -85,7 +88,7 @@ pub(super) fn functions() -> Vec<Function> {
     for (name, layout, escapes) in encoders {
         let is_raw = escapes == Escapes::Necessary;
         functions.push(Function::new(name, &[Any], String, move |context, arguments| {
-            match encode(context, &arguments[0], layout, escapes) {
+            match encode(context, arguments[0], layout, escapes) {
                 // Without "must", errors give an empty text.
                 Err(Failure::Message(_)) if !is_raw => Ok("".into()),
                 encoded => Ok(encoded?.into()),
@@ -94,7 +97,7 @@ pub(super) fn functions() -> Vec<Function> {
     }
     for (name, layout) in [("mustToJson", Layout::Compact), ("mustToPrettyJson", Layout::Indented)] {
         functions.push(Function::new(name, &[Any], String, move |context, arguments| {
-            Ok(encode(context, &arguments[0], layout, Escapes::Html)?.into())
+            Ok(encode(context, arguments[0], layout, Escapes::Html)?.into())
         }));
     }
     functions

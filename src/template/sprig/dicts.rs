@@ -20,8 +20,8 @@ pub(super) fn functions() -> Vec<Function> {
             context.allocate_elements(arguments.len())?;
             let mut entries = Entries::new();
             for pair in arguments.chunks(2) {
-                let key = to_text(context, &pair[0])?;
-                entries.insert(key, pair.get(1).cloned().unwrap_or_else(|| "".into()));
+                let key = to_text(context, pair[0])?;
+                entries.insert(key, pair.get(1).copied().cloned().unwrap_or_else(|| "".into()));
             }
             Ok(Map::new(entries).into())
         }),
@@ -30,7 +30,7 @@ pub(super) fn functions() -> Vec<Function> {
             Ok(value.unwrap_or_else(|| "".into()))
         }),
         Function::new("set", &[dict(), String, Any], dict(), |context, arguments| {
-            insert(context, &map(arguments, 0), bytes(arguments, 1).into(), &arguments[2])?;
+            insert(context, &map(arguments, 0), bytes(arguments, 1).into(), arguments[2])?;
             Ok(arguments[0].clone())
         }),
         Function::new("unset", &[dict(), String], dict(), |context, arguments| {
@@ -87,7 +87,7 @@ pub(super) fn functions() -> Vec<Function> {
             merge_all(context, arguments, Precedence::Source)
         }),
         Function::new("deepCopy", &[Any], Any, |context, arguments| {
-            deep_copy(context, &arguments[0], 0)
+            deep_copy(context, arguments[0], 0)
         }),
         Function::variadic("dig", &[Any], Any, dig),
     ]
@@ -136,7 +136,7 @@ enum Precedence {
     Source,
 }
 
-fn merge_all(context: &mut Context<'_>, arguments: &[Value], precedence: Precedence) -> Result<Value, Failure> {
+fn merge_all(context: &mut Context<'_>, arguments: &[&Value], precedence: Precedence) -> Result<Value, Failure> {
     let destination = map(arguments, 0);
     for position in 1..arguments.len() {
         merge(context, &destination, &map(arguments, position), precedence, 0)?;
@@ -198,8 +198,8 @@ fn deep_copy(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<V
     }
 }
 
-fn dig(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
-    let [keys @ .., default, from] = arguments else {
+fn dig(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
+    let &[ref keys @ .., default, from] = arguments else {
         return Err(Failure::message("dig needs at least three arguments"));
     };
     if keys.is_empty() {

@@ -14,59 +14,59 @@ use super::{
 pub(super) fn functions() -> Vec<Function> {
     use Type::{Any, Bool};
     let list = || Any.list();
-    let make = |name: &str, body: fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure>| {
+    let make = |name: &str, body: fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure>| {
         Function::new(name, &[Any], list(), body)
     };
     vec![
         Function::variadic("list", &[Any], list(), |context, arguments| {
-            collected(context, arguments.to_vec())
+            collected(context, arguments.iter().copied().cloned().collect())
         }),
         Function::new("push", &[Any, Any], list(), |context, arguments| {
-            let mut items = items(&arguments[0], "push on")?.to_vec();
+            let mut items = items(arguments[0], "push on")?.to_vec();
             items.push(arguments[1].clone());
             collected(context, items)
         }),
         Function::new("prepend", &[Any, Any], list(), |context, arguments| {
             let mut all = vec![arguments[1].clone()];
-            all.extend_from_slice(items(&arguments[0], "prepend on")?);
+            all.extend_from_slice(items(arguments[0], "prepend on")?);
             collected(context, all)
         }),
         Function::new("first", &[Any], Any, |_, arguments| {
-            Ok(items(&arguments[0], "find first on")?
+            Ok(items(arguments[0], "find first on")?
                 .first()
                 .cloned()
                 .unwrap_or(Value::Nil))
         }),
         Function::new("last", &[Any], Any, |_, arguments| {
-            Ok(items(&arguments[0], "find last on")?
+            Ok(items(arguments[0], "find last on")?
                 .last()
                 .cloned()
                 .unwrap_or(Value::Nil))
         }),
         make("rest", |context, arguments| {
-            match items(&arguments[0], "find rest on")?.split_first() {
+            match items(arguments[0], "find rest on")?.split_first() {
                 Some((_, rest)) => collected(context, rest.to_vec()),
                 None => Ok(List::nil(Type::Any).into()),
             }
         }),
         make("initial", |context, arguments| {
-            match items(&arguments[0], "find initial on")?.split_last() {
+            match items(arguments[0], "find initial on")?.split_last() {
                 Some((_, initial)) => collected(context, initial.to_vec()),
                 None => Ok(List::nil(Type::Any).into()),
             }
         }),
         make("reverse", |context, arguments| {
-            let items = items(&arguments[0], "find reverse on")?;
+            let items = items(arguments[0], "find reverse on")?;
             collected(context, items.iter().rev().cloned().collect())
         }),
         make("compact", |context, arguments| {
-            let items = items(&arguments[0], "compact on")?;
+            let items = items(arguments[0], "compact on")?;
             let kept = items.iter().filter(|item| context.is_true(item)).cloned().collect();
             collected(context, kept)
         }),
         make("uniq", |context, arguments| {
             let mut unique: Vec<Value> = Vec::new();
-            for item in items(&arguments[0], "find uniq on")? {
+            for item in items(arguments[0], "find uniq on")? {
                 if !contains(context, &unique, item)? {
                     unique.push(item.clone());
                 }
@@ -75,8 +75,8 @@ pub(super) fn functions() -> Vec<Function> {
         }),
         Function::variadic("without", &[Any, Any], list(), |context, arguments| {
             let mut kept = Vec::new();
-            for item in items(&arguments[0], "find without on")? {
-                if !contains(context, &arguments[1..], item)? {
+            for item in items(arguments[0], "find without on")? {
+                if !contains(context, arguments[1..].iter().copied(), item)? {
                     kept.push(item.clone());
                 }
             }
@@ -86,8 +86,8 @@ pub(super) fn functions() -> Vec<Function> {
             if matches!(arguments[1], Value::Nil) {
                 return Ok(false.into());
             }
-            let items = items(&arguments[1], "find has on")?;
-            Ok(contains(context, items, &arguments[0])?.into())
+            let items = items(arguments[1], "find has on")?;
+            Ok(contains(context, items, arguments[0])?.into())
         }),
         Function::variadic("slice", &[Any, Any], Any, slice),
         Function::variadic("concat", &[Any], Any, |context, arguments| {
@@ -129,7 +129,11 @@ fn collected(context: &mut Context<'_>, items: Vec<Value>) -> Result<Value, Fail
     Ok(Value::list(items))
 }
 
-fn contains(context: &mut Context<'_>, items: &[Value], wanted: &Value) -> Result<bool, Failure> {
+fn contains<'v>(
+    context: &mut Context<'_>,
+    items: impl IntoIterator<Item = &'v Value>,
+    wanted: &Value,
+) -> Result<bool, Failure> {
     for item in items {
         if deep_equal(context, wanted, item)? {
             return Ok(true);
@@ -138,8 +142,8 @@ fn contains(context: &mut Context<'_>, items: &[Value], wanted: &Value) -> Resul
     Ok(false)
 }
 
-fn slice(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
-    let list = match &arguments[0] {
+fn slice(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
+    let list = match arguments[0] {
         Value::List(list) => list,
         Value::Nil => return Err(nil_pointer()),
         other => {
@@ -152,8 +156,8 @@ fn slice(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failur
     if items.is_empty() {
         return Ok(Value::Nil);
     }
-    let start = arguments.get(1).map_or(0, to_int);
-    let end = arguments.get(2).map_or(items.len() as i64, to_int);
+    let start = arguments.get(1).copied().map_or(0, to_int);
+    let end = arguments.get(2).copied().map_or(items.len() as i64, to_int);
     let part = usize::try_from(start)
         .ok()
         .zip(usize::try_from(end).ok())
@@ -163,8 +167,8 @@ fn slice(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failur
     Ok(List::of(list.element().clone(), part.to_vec()).into())
 }
 
-fn chunk(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
-    let items = match &arguments[1] {
+fn chunk(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
+    let items = match arguments[1] {
         Value::List(list) => list.items(),
         Value::Nil => return Err(nil_pointer()),
         other => {

@@ -15,32 +15,34 @@ pub(super) fn functions() -> Vec<Function> {
     use Type::{Any, Float64, String};
     let pair = |name: &str, operation: fn(i64, i64) -> Result<i64, Failure>| {
         Function::new(name, &[Any, Any], Type::INT64, move |_, arguments| {
-            operation(to_int(&arguments[0]), to_int(&arguments[1])).map(Value::int64)
+            operation(to_int(arguments[0]), to_int(arguments[1])).map(Value::int64)
         })
     };
     let fold = |name: &str, operation: fn(i64, i64) -> i64| {
         Function::variadic(name, &[Any, Any], Type::INT64, move |_, arguments| {
-            let rest = arguments[1..].iter().map(to_int);
-            Ok(Value::int64(rest.fold(to_int(&arguments[0]), operation)))
+            let rest = arguments[1..].iter().copied().map(to_int);
+            Ok(Value::int64(rest.fold(to_int(arguments[0]), operation)))
         })
     };
     let fold_float = |name: &str, operation: fn(f64, f64) -> f64| {
         Function::variadic(name, &[Any, Any], Float64, move |_, arguments| {
-            let rest = arguments[1..].iter().map(to_float);
-            Ok(rest.fold(to_float(&arguments[0]), operation).into())
+            let rest = arguments[1..].iter().copied().map(to_float);
+            Ok(rest.fold(to_float(arguments[0]), operation).into())
         })
     };
     let float = |name: &str, operation: fn(f64) -> f64| {
         Function::new(name, &[Any], Float64, move |_, arguments| {
-            Ok(operation(to_float(&arguments[0])).into())
+            Ok(operation(to_float(arguments[0])).into())
         })
     };
     vec![
         Function::new("add1", &[Any], Type::INT64, |_, arguments| {
-            Ok(Value::int64(to_int(&arguments[0]).wrapping_add(1)))
+            Ok(Value::int64(to_int(arguments[0]).wrapping_add(1)))
         }),
         Function::variadic("add", &[Any], Type::INT64, |_, arguments| {
-            Ok(Value::int64(arguments.iter().map(to_int).fold(0, i64::wrapping_add)))
+            Ok(Value::int64(
+                arguments.iter().copied().map(to_int).fold(0, i64::wrapping_add),
+            ))
         }),
         pair("sub", |left, right| Ok(left.wrapping_sub(right))),
         pair("div", |left, right| match right {
@@ -76,7 +78,7 @@ pub(super) fn functions() -> Vec<Function> {
                 _ => 0.5,
             };
             let power = 10.0_f64.powf(int(arguments, 1) as f64);
-            let shifted = power * to_float(&arguments[0]);
+            let shifted = power * to_float(arguments[0]);
             // The fraction of a negative number is negative, so it is always rounded down.
             let rounded = if shifted.fract() >= threshold {
                 shifted.ceil()
@@ -86,7 +88,7 @@ pub(super) fn functions() -> Vec<Function> {
             Ok((rounded / power).into())
         }),
         Function::new("toDecimal", &[Any], Type::INT64, |context, arguments| {
-            let shown = format::display(context, &arguments[0])?;
+            let shown = format::display(context, arguments[0])?;
             let text = std::string::String::from_utf8_lossy(&shown);
             Ok(Value::int64(i64::from_str_radix(&text, 8).unwrap_or(0)))
         }),
@@ -122,7 +124,7 @@ fn numbers(context: &mut Context<'_>, start: i64, stop: i64, step: i64) -> Resul
 }
 
 /// Returns integers as a text. With two or three arguments, the last one is included.
-fn seq(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+fn seq(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
     let (start, step, end) = match arguments {
         [_] => {
             let end = int(arguments, 0);

@@ -57,7 +57,7 @@ pub(super) fn functions() -> Vec<Function> {
         let name = |rest: &str| format!("{prefix}{rest}");
         // Without "must", an invalid expression is a panic with another text.
         let is_must = prefix != "r";
-        let compiled = move |context: &mut Context<'_>, arguments: &[Value]| {
+        let compiled = move |context: &mut Context<'_>, arguments: &[&Value]| {
             compile(context, bytes(arguments, 0)).map_err(|failure| match failure {
                 Failure::Message(message) if !is_must => {
                     let shown = std::string::String::from_utf8_lossy(bytes(arguments, 0));
@@ -128,7 +128,7 @@ pub(super) fn functions() -> Vec<Function> {
     functions
 }
 
-fn search<T>(context: &mut Context<'_>, arguments: &[Value], action: fn(&Regex, &[u8]) -> T) -> Result<T, Failure> {
+fn search<T>(context: &mut Context<'_>, arguments: &[&Value], action: fn(&Regex, &[u8]) -> T) -> Result<T, Failure> {
     let regex = compile(context, bytes(arguments, 0))?;
     let whole = subject(context, bytes(arguments, 1))?;
     Ok(action(&regex, whole))

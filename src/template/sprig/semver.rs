@@ -197,7 +197,7 @@ impl Version {
             &parameter,
             result,
             move |_, arguments| {
-                let text = match &arguments[0] {
+                let text = match arguments[0] {
                     Value::Object(object) => object.to_text().unwrap_or_default(),
                     _ => String::new(),
                 };

@@ -106,24 +106,24 @@ pub(super) fn functions() -> Vec<Function> {
             })
         }),
         Function::new("toString", &[Any], String, |context, arguments| {
-            Ok(to_text(context, &arguments[0])?.into())
+            Ok(to_text(context, arguments[0])?.into())
         }),
         Function::new(
             "toStrings",
             &[Any],
             texts.clone(),
-            |context, arguments| match &arguments[0] {
+            |context, arguments| match arguments[0] {
                 Value::List(list) if *list.element() == Type::String => Ok(list.clone().into()),
                 value => Ok(List::of_strings(to_texts(context, value)?).into()),
             },
         ),
         Function::new("join", &[String, Any], String, |context, arguments| {
-            let texts = to_texts(context, &arguments[1])?;
+            let texts = to_texts(context, arguments[1])?;
             let parts: Vec<&[u8]> = texts.iter().map(Text::bytes).collect();
             Ok(join(context, &parts, bytes(arguments, 0))?.into())
         }),
         Function::new("sortAlpha", &[Any], texts.clone(), |context, arguments| {
-            let mut texts = to_texts(context, &arguments[0])?;
+            let mut texts = to_texts(context, arguments[0])?;
             context.step(texts.len().saturating_mul(16))?;
             texts.sort();
             if matches!(arguments[0], Value::Nil) {
@@ -184,7 +184,7 @@ fn atoi(text: &str) -> i64 {
 /// Joins the arguments that are not nil by spaces.
 fn joined(
     context: &mut Context<'_>,
-    arguments: &[Value],
+    arguments: &[&Value],
     append: fn(&mut Context<'_>, &mut Vec<u8>, &Value) -> Result<(), Failure>,
 ) -> Result<Value, Failure> {
     let mut out = Vec::new();
@@ -245,7 +245,10 @@ fn repeat(context: &mut Context<'_>, part: &[u8], count: i64) -> Result<Vec<u8>,
 fn indent(context: &mut Context<'_>, whole: &[u8], spaces: i64) -> Result<Vec<u8>, Failure> {
     let pad = repeat(context, b" ", spaces)?;
     let lines = whole.split(|byte| *byte == b'\n');
-    let length = pad.len().saturating_mul(lines.clone().count()).saturating_add(whole.len());
+    let length = pad
+        .len()
+        .saturating_mul(lines.clone().count())
+        .saturating_add(whole.len());
     context.allocate(length)?;
     let mut out = Vec::with_capacity(length);
     for (position, line) in lines.enumerate() {
@@ -258,7 +261,7 @@ fn indent(context: &mut Context<'_>, whole: &[u8], spaces: i64) -> Result<Vec<u8
     Ok(out)
 }
 
-fn replace(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+fn replace(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
     let (old, new, whole) = (bytes(arguments, 0), bytes(arguments, 1), bytes(arguments, 2));
     if old.is_empty() {
         let mut parts: Vec<&[u8]> = vec![b""];
@@ -275,7 +278,7 @@ fn parts_of<'a>(context: &mut Context<'_>, whole: &'a [u8]) -> Result<Vec<&'a [u
     parts(context, whole, b"", usize::MAX)
 }
 
-fn trunc(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+fn trunc(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
     let whole = bytes(arguments, 1);
     let count = int(arguments, 0);
     let size = usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX);
@@ -289,7 +292,7 @@ fn trunc(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failur
     text(context, cut)
 }
 
-fn substr(context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+fn substr(context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
     let whole = bytes(arguments, 2);
     let length = whole.len() as i64;
     let (start, end) = (int(arguments, 0), int(arguments, 1));

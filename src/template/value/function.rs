@@ -7,7 +7,7 @@ use crate::template::{limits::Failure, types::Type};
 use super::{Context, Value};
 
 /// The body of a function.
-type Body = dyn Fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure> + Send + Sync;
+type Body = dyn Fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure> + Send + Sync;
 
 /// A function with its signature.
 ///
@@ -40,7 +40,7 @@ impl Function {
     /// Creates a function with a fixed number of parameters.
     pub fn new<F>(name: &str, parameters: &[Type], result: Type, body: F) -> Self
     where
-        F: Fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure> + Send + Sync + 'static,
+        F: Fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure> + Send + Sync + 'static,
     {
         Self {
             name: name.into(),
@@ -55,7 +55,7 @@ impl Function {
     /// Creates a function whose last parameter takes any number of arguments.
     pub fn variadic<F>(name: &str, parameters: &[Type], result: Type, body: F) -> Self
     where
-        F: Fn(&mut Context<'_>, &[Value]) -> Result<Value, Failure> + Send + Sync + 'static,
+        F: Fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure> + Send + Sync + 'static,
     {
         Self {
             is_variadic: true,
@@ -79,7 +79,7 @@ impl Function {
     }
 
     /// Calls the function with arguments of the types of its parameters.
-    pub fn call(&self, context: &mut Context<'_>, arguments: &[Value]) -> Result<Value, Failure> {
+    pub fn call(&self, context: &mut Context<'_>, arguments: &[&Value]) -> Result<Value, Failure> {
         (self.body)(context, arguments)
     }
 
