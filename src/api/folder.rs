@@ -399,7 +399,7 @@ pub fn mesh_row<T>(kind: Kind, key: &ObjectKey, spec: T) -> Config<T> {
     let meta = Meta {
         kind,
         key: key.clone(),
-        labels: Labels::new(),
+        labels: Shared::default(),
         annotations: Labels::new(),
         creation: DEFAULT_CREATION,
         generation: 0,

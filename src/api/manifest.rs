@@ -78,7 +78,7 @@ fn metadata(meta: &Meta) -> Map<String, Value> {
         set("namespace", meta.namespace().as_str().into());
     }
     if !meta.labels.is_empty() {
-        set("labels", json!(meta.labels));
+        set("labels", json!(*meta.labels));
     }
     if !meta.annotations.is_empty() {
         set("annotations", json!(meta.annotations));

@@ -21,7 +21,7 @@ pub struct Meta {
     /// Cluster, namespace and name.
     pub key: ObjectKey,
     /// `metadata.labels`.
-    pub labels: Labels,
+    pub labels: Shared<Labels>,
     /// `metadata.annotations`.
     pub annotations: Labels,
     /// `metadata.creationTimestamp` in seconds since 1970, or [`DEFAULT_CREATION`]. The older object wins conflicts.
@@ -65,7 +65,7 @@ impl Meta {
         let parsed = Self {
             kind,
             key: ObjectKey::new(cluster, namespace, name),
-            labels: meta.labels("labels"),
+            labels: Shared::new(meta.labels("labels")),
             annotations: meta.labels("annotations"),
             creation,
             generation: object["metadata"]["generation"].as_i64().unwrap_or_default(),

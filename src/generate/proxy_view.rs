@@ -239,8 +239,9 @@ impl ProxyLocation {
     /// Returns the location of a proxy, if anything depends on it.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let needs = ctx.mesh.locality_dependencies.get(ctx.cx, &())?;
-        let labels = needs.labels.iter().filter_map(|key| selected.labels.get_key_value(key));
-        let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
+        let labels = needs.labels.iter();
+        let labels = labels.filter_map(|key| Some((key.clone(), selected.labels.get(key)?.clone())));
+        let labels = labels.collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
             node: where_needed(needs.node, &selected.class.node_name),

@@ -73,7 +73,7 @@ fn converted_meta(kind: Kind, key: ObjectKey, annotations: Labels, creation: i64
     Shared::new(Meta {
         kind,
         key,
-        labels: Labels::default(),
+        labels: Shared::default(),
         annotations,
         creation,
         generation: 0,

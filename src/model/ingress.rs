@@ -196,7 +196,7 @@ fn meta(kind: Kind, key: ObjectKey, annotations: Labels) -> Shared<Meta> {
     Shared::new(Meta {
         kind,
         key,
-        labels: Labels::new(),
+        labels: Shared::default(),
         annotations,
         creation: i64::MIN,
         generation: 0,

@@ -127,7 +127,7 @@ pub struct Service {
     /// Additional accounts from annotations or `subjectAltNames`, sorted.
     pub service_accounts: Vec<SmolStr>,
     /// Labels of the object.
-    pub labels: Labels,
+    pub labels: Shared<Labels>,
     /// Label selector of the Kubernetes Service or `workloadSelector` of the ServiceEntry.
     pub selector: Labels,
     /// ExternalName services that resolve to this one, sorted.

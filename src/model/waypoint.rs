@@ -378,7 +378,7 @@ pub fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Na
 /// Returns the labels of a namespace of the config cluster.
 pub fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Option<&'a Labels> {
     let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
-    mesh.namespaces.get(cx, &key).map(|namespace| &namespace.meta.labels)
+    mesh.namespaces.get(cx, &key).map(|namespace| &*namespace.meta.labels)
 }
 
 /// Waypoint that an object's labels request.

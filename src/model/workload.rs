@@ -157,7 +157,7 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     Workload {
         key: key.clone(),
         addresses: pod.ips.clone(),
-        labels: Shared::new(meta.labels.clone()),
+        labels: meta.labels.clone(),
         origin: Shared::new(origin),
         service_account: pod.service_account.clone(),
         named_ports: tcp_ports(pod),
@@ -258,7 +258,7 @@ pub(super) fn entry_name(annotations: &Labels, labels: &Labels, name: &SmolStr) 
 /// Returns the labels of a WorkloadEntry: those of its metadata precede those of its specification.
 pub(super) fn entry_labels(entry: &Config<WorkloadEntry>) -> Labels {
     let mut labels = label_map(&entry.spec.labels);
-    labels.extend(entry.meta.labels.clone());
+    labels.extend(Labels::clone(&entry.meta.labels));
     labels
 }
 

@@ -81,7 +81,7 @@ pub(super) fn bare(meta: Shared<Meta>) -> Shared<Meta> {
         return meta;
     }
     Shared::new(Meta {
-        labels: Labels::new(),
+        labels: Shared::default(),
         annotations: Labels::new(),
         ..(*meta).clone()
     })

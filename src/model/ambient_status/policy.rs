@@ -198,11 +198,11 @@ impl<'a> Reference<'a> {
                 Some(_) => bound(&self.name),
             },
             "Service" => {
-                let labels = mesh.kube_services.get(cx, &key).map(|service| &service.meta.labels);
+                let labels = mesh.kube_services.get(cx, &key).map(|service| &*service.meta.labels);
                 self.through_service(cx, mesh, labels)
             }
             "ServiceEntry" => {
-                let labels = mesh.service_entries.get(cx, &key).map(|entry| &entry.meta.labels);
+                let labels = mesh.service_entries.get(cx, &key).map(|entry| &*entry.meta.labels);
                 self.through_service(cx, mesh, labels)
             }
             _ => unbound("unknown"),

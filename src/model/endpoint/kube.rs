@@ -45,9 +45,9 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
     for cluster in clusters {
         let object = objects.get(cluster).copied();
         let labels = if mcs::is_imported(service) {
-            mcs::is_known(cx, mesh, service, cluster).then_some(&service.labels)
+            mcs::is_known(cx, mesh, service, cluster).then_some(&*service.labels)
         } else {
-            object.map(|object| &object.meta.labels)
+            object.map(|object| &*object.meta.labels)
         };
         let in_cluster = ServiceInCluster {
             cluster,

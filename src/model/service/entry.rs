@@ -204,17 +204,18 @@ fn auto_addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config
 }
 
 /// Returns the labels of the service; with the feature enabled, mesh-external ones get a canonical name.
-fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Labels {
-    let mut labels = entry.meta.labels.clone();
+fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Shared<Labels> {
     let features = &mesh.installation.features;
-    if features.label_canonical_services_for_mesh_external_service_entries
-        && entry.spec.location() == Location::MeshExternal
+    if !features.label_canonical_services_for_mesh_external_service_entries
+        || entry.spec.location() != Location::MeshExternal
     {
-        let (name, revision) = canonical::service(&entry.meta.labels, entry.meta.name());
-        labels.insert(SmolStr::new_static(canonical::NAME_LABEL), name);
-        labels.insert(SmolStr::new_static(canonical::REVISION_LABEL), revision);
+        return entry.meta.labels.clone();
     }
-    labels
+    let (name, revision) = canonical::service(&entry.meta.labels, entry.meta.name());
+    let mut labels = Labels::clone(&entry.meta.labels);
+    labels.insert(SmolStr::new_static(canonical::NAME_LABEL), name);
+    labels.insert(SmolStr::new_static(canonical::REVISION_LABEL), revision);
+    labels.into()
 }
 
 /// Returns true if clients connect to several addresses of a host at once, and use the first connection.
