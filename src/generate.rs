@@ -44,7 +44,7 @@ pub mod wire;
 
 use crate::{api::Kind, model::MeshSnapshot};
 
-pub use build_context::BuildContext;
+pub use build_context::{BuildContext, ScopeTables};
 pub use encoded::{EncodedResource, ResourceType};
 pub use gateway::GatewayView;
 pub use plan::{PartKey, ProxyGroupKey, ResourceKey};

@@ -10,7 +10,7 @@ mod tests;
 
 use smol_str::{SmolStr, format_smolstr};
 
-use super::{BuildContext, EncodedResource, build_context::PushMemo, resource::Built};
+use super::{BuildContext, EncodedResource, ScopeTables, build_context::PushMemo, resource::Built};
 use crate::{
     base::ObjectKey,
     model::{MeshSnapshot, ambient::waypoint::implicit_policy, identity::spiffe_id},
@@ -86,7 +86,10 @@ pub fn all(mesh: &MeshSnapshot) -> Vec<Authorization> {
     let ctx = BuildContext {
         cx: &Cx::untracked(),
         mesh,
-        scopes: &Table::new(RelationId(0)),
+        scopes: &ScopeTables {
+            all: Table::new(RelationId(0)),
+            tcp: Table::new(RelationId(0)),
+        },
         memo: &PushMemo::default(),
     };
     let keys = select(&ctx).map(|part| part.list(&ctx)).unwrap_or_default();

@@ -24,7 +24,7 @@ pub struct BuildContext<'a> {
     /// All tables of one revision.
     pub mesh: &'a MeshSnapshot,
     /// The scopes that live groups use.
-    pub scopes: &'a Table<ScopeKey, SidecarScope>,
+    pub scopes: &'a ScopeTables,
     /// Values that resources share during one update.
     pub memo: &'a PushMemo,
 }
@@ -60,13 +60,31 @@ impl<'a> BuildContext<'a> {
         Service::merged_port(self.service(key)?, merged, number)
     }
 
-    /// Returns a scope. Selected scopes exist; an empty one replaces a Sidecar that this revision removed.
+    /// Returns a scope. Selected scopes exist; an empty one replaces a Sidecar that this revision removed. A proxy is
+    /// selected before its scope exists, so a selection must not read it.
     pub fn scope(&self, key: &ScopeKey) -> Shared<SidecarScope> {
-        self.scopes
-            .get(self.cx, key)
-            .cloned()
-            .unwrap_or_else(|| Shared::new(SidecarScope::empty(key.clone())))
+        self.read_scope(&self.scopes.all, key)
     }
+
+    /// Returns a scope with only those of its VirtualServices that have TCP or TLS routes. Its readers are not rebuilt
+    /// when HTTP routes come or go: listing clusters and listeners costs most of such a change otherwise.
+    pub fn tcp_scope(&self, key: &ScopeKey) -> Shared<SidecarScope> {
+        self.read_scope(&self.scopes.tcp, key)
+    }
+
+    fn read_scope(&self, table: &Table<ScopeKey, SidecarScope>, key: &ScopeKey) -> Shared<SidecarScope> {
+        let scope = table.get(self.cx, key).cloned();
+        scope.unwrap_or_else(|| Shared::new(SidecarScope::empty(key.clone())))
+    }
+}
+
+/// The scopes that live groups use.
+#[derive(Clone)]
+pub struct ScopeTables {
+    /// Scopes with all their VirtualServices.
+    pub all: Table<ScopeKey, SidecarScope>,
+    /// The same scopes without the VirtualServices that only route HTTP.
+    pub tcp: Table<ScopeKey, SidecarScope>,
 }
 
 /// Values of one update, one of each type. Modules above this one add and read their own types.

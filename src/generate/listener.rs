@@ -23,7 +23,7 @@ use super::{
     resource::Built,
     selected::Selected,
 };
-use crate::base::Hashed;
+use crate::{base::Hashed, model::sidecar_scope::OutboundPolicy};
 use gateway::{GatewayKey, GatewayPart};
 use hbone::{HbonePart, InternalKey, OriginateKey, TerminateKey};
 use inbound::{InboundKey, InboundPart, InboundProxyView};
@@ -166,7 +166,7 @@ fn static_listeners(ctx: &BuildContext, part: &OutboundPart) -> Vec<ListenerKey>
     if client.interception != InterceptionMode::None {
         keys.push(ListenerKey::VirtualOutbound(VirtualOutboundKey {
             client: client.clone(),
-            catch_all: catch_all_cluster(&ctx.scope(&part.scope)),
+            catch_all: catch_all_cluster(&OutboundPolicy::of(ctx.cx, ctx.mesh, &part.scope)),
         }));
     }
     keys

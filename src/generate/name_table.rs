@@ -109,7 +109,7 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
 impl NameTableKey {
     /// Builds the table.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let scope = ctx.scope(&self.scope);
+        let scope = ctx.tcp_scope(&self.scope);
         let count = scope.egress.iter().map(|listener| listener.services.len()).sum();
         let mut found = Rows::with_capacity(count);
         for listed in scope.egress.iter().flat_map(|listener| listener.services.iter()) {

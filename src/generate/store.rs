@@ -22,7 +22,7 @@ use imbl::OrdSet;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    BuildContext, RequestedResources,
+    BuildContext, RequestedResources, ScopeTables,
     build_context::PushMemo,
     encoded::ResourceType,
     listener::waypoint::chains::{BuiltChains, ServiceChainsKey},
@@ -69,6 +69,7 @@ const PARTS: RelationId = RelationId(2002);
 const RESOURCES: RelationId = RelationId(2003);
 const FRAGMENTS: RelationId = RelationId(2004);
 const CHAINS: RelationId = RelationId(2005);
+const TCP_SCOPES: RelationId = RelationId(2006);
 
 /// Events of proxies between two updates.
 #[derive(Default)]
@@ -124,6 +125,8 @@ pub struct StoreSize {
 pub struct ConfigStore {
     connections: Connections,
     scopes: Derived<ScopeKey, SidecarScope>,
+    /// The same scopes without the VirtualServices that only route HTTP.
+    tcp_scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, List>,
     fragments: FragmentMemo<FragmentKey, Routes>,
     chains: FragmentMemo<ServiceChainsKey, BuiltChains>,
@@ -187,6 +190,7 @@ impl Default for ConfigStore {
         Self {
             connections: Connections::new(GROUPS),
             scopes: Derived::new(SCOPES),
+            tcp_scopes: Derived::new(TCP_SCOPES),
             parts: Derived::new(PARTS),
             fragments: FragmentMemo::new(FRAGMENTS),
             chains: FragmentMemo::new(CHAINS),
@@ -214,7 +218,7 @@ impl ConfigStore {
         let mut update = StoreUpdate::default();
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
-        let scopes = self.scopes.table().clone();
+        let scopes = self.scope_tables();
         let memo = plan::push_memo(self.fragments.table(), self.chains.table());
         let inputs = BuildInputs {
             mesh,
@@ -238,6 +242,7 @@ impl ConfigStore {
     fn forget_changes(&mut self) {
         self.connections.forget_changes();
         self.scopes.begin();
+        self.tcp_scopes.begin();
         self.parts.begin();
         self.fragments.forget_changes();
         self.chains.forget_changes();
@@ -257,7 +262,10 @@ impl ConfigStore {
         let panics = &mut update.panics;
         let scope = |cx: &Cx, key: &ScopeKey| sidecar_scope::scope(cx, inputs.mesh, key);
         evaluate(&mut self.scopes, tx, &new.scopes, executor, panics, scope);
-        let scopes = self.scopes.table().clone();
+        let all = self.scopes.table().clone();
+        let scope = |cx: &Cx, key: &ScopeKey| Some(all.get(cx, key)?.without_http_routes(cx, inputs.mesh));
+        evaluate(&mut self.tcp_scopes, tx, &new.scopes, executor, panics, scope);
+        let scopes = self.scope_tables();
         let inputs = BuildInputs {
             scopes: &scopes,
             ..inputs
@@ -336,6 +344,13 @@ impl ConfigStore {
         &self.subjects.all
     }
 
+    fn scope_tables(&self) -> ScopeTables {
+        ScopeTables {
+            all: self.scopes.table().clone(),
+            tcp: self.tcp_scopes.table().clone(),
+        }
+    }
+
     /// Returns the scopes, for debug pages.
     pub fn scopes(&self) -> &Table<ScopeKey, SidecarScope> {
         self.scopes.table()
@@ -359,6 +374,7 @@ impl ConfigStore {
             bytes: self.bytes,
             reads: self.connections.recorded_reads()
                 + self.scopes.recorded_reads()
+                + self.tcp_scopes.recorded_reads()
                 + self.parts.recorded_reads()
                 + self.fragments.recorded_reads()
                 + self.chains.recorded_reads()
@@ -426,6 +442,7 @@ impl ConfigStore {
             self.groups.remove(&key);
             if self.groups_of_scope.remove(&key.scope) {
                 self.scopes.forget(tx, &key.scope);
+                self.tcp_scopes.forget(tx, &key.scope);
             }
             for part in &key.parts {
                 if !self.groups_of_part.remove(part, &key) {
@@ -476,7 +493,7 @@ impl ConfigStore {
 #[derive(Clone, Copy)]
 struct BuildInputs<'a> {
     mesh: &'a MeshSnapshot,
-    scopes: &'a Table<ScopeKey, SidecarScope>,
+    scopes: &'a ScopeTables,
     memo: &'a PushMemo,
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn meta(kind: Kind, name: &str, age: i64) -> Shared<Meta> {
     Shared::new(Meta {
         kind,
         key: ObjectKey::new(&CLUSTER, namespace, name),
-        labels: Labels::new(),
+        labels: Shared::default(),
         annotations: Labels::new(),
         creation: age,
         generation: 0,

@@ -8,7 +8,7 @@ mod imports;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -132,10 +132,38 @@ pub struct SidecarScope {
     pub virtual_services: Shared<[ObjectKey]>,
     /// Host → service, for destinations of routes.
     pub by_host: Shared<BTreeMap<Hostname, ServiceKey>>,
-    /// `outboundTrafficPolicy.mode` is `REGISTRY_ONLY` (Sidecar's, else the mesh's).
+    /// Treatment of traffic to unknown destinations.
+    pub outbound_policy: OutboundPolicy,
+}
+
+/// Treatment of traffic to unknown destinations: `outboundTrafficPolicy` of a Sidecar, else that of the mesh.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OutboundPolicy {
+    /// `mode` is `REGISTRY_ONLY`.
     pub registry_only: bool,
-    /// `outboundTrafficPolicy.egressProxy` as a cluster name, empty if unset.
+    /// `egressProxy` as a cluster name, empty if unset.
     pub egress_proxy: SmolStr,
+}
+
+impl OutboundPolicy {
+    /// Returns the policy of a scope.
+    pub fn of(cx: &Cx, mesh: &MeshSnapshot, key: &ScopeKey) -> Self {
+        match key {
+            ScopeKey::Gateway(_) => Self::default(),
+            ScopeKey::Default(_) => Self::of_sidecar(cx, mesh, &networking::Sidecar::default()),
+            ScopeKey::Sidecar(_, sidecar) => {
+                let sidecar = mesh.sidecars.get(cx, sidecar);
+                sidecar.map_or_else(Self::default, |sidecar| Self::of_sidecar(cx, mesh, &sidecar.spec))
+            }
+        }
+    }
+
+    fn of_sidecar(cx: &Cx, mesh: &MeshSnapshot, sidecar: &networking::Sidecar) -> Self {
+        Self {
+            registry_only: is_registry_only(cx, mesh, sidecar),
+            egress_proxy: egress_proxy(sidecar),
+        }
+    }
 }
 
 impl SidecarScope {
@@ -149,8 +177,27 @@ impl SidecarScope {
             merged: Shared::default(),
             virtual_services: Shared::from(Vec::new()),
             by_host: Shared::default(),
-            registry_only: false,
-            egress_proxy: SmolStr::default(),
+            outbound_policy: OutboundPolicy::default(),
+        }
+    }
+
+    /// Returns the scope with only those of its VirtualServices that have TCP or TLS routes.
+    #[must_use]
+    pub fn without_http_routes(&self, cx: &Cx, mesh: &MeshSnapshot) -> Self {
+        let rows = mesh.tcp_virtual_services.get(cx, &());
+        let kept: BTreeSet<&ObjectKey> = rows.map(|(key, _)| key).collect();
+        let only = |keys: &[ObjectKey]| -> Shared<[ObjectKey]> {
+            let keys = keys.iter().filter(|key| kept.contains(key));
+            keys.cloned().collect::<Vec<_>>().into()
+        };
+        let listeners = self.egress.iter().map(|listener| EgressListener {
+            virtual_services: only(&listener.virtual_services),
+            ..listener.clone()
+        });
+        Self {
+            egress: listeners.collect(),
+            virtual_services: only(&self.virtual_services),
+            ..self.clone()
         }
     }
 
@@ -286,8 +333,7 @@ fn sidecar_scope(
     collector.finish(SidecarScope {
         egress,
         virtual_services: virtual_services.into(),
-        registry_only: is_registry_only(cx, mesh, sidecar),
-        egress_proxy: egress_proxy(sidecar),
+        outbound_policy: OutboundPolicy::of_sidecar(cx, mesh, sidecar),
         ..SidecarScope::empty(key.clone())
     })
 }

@@ -127,6 +127,13 @@ pub fn mesh_hosts(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dyn
     }
 }
 
+/// Emits the only index key for a VirtualService with TCP or TLS routes.
+pub fn tcp_entry(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(())) {
+    if row.routes_tcp() {
+        emit(());
+    }
+}
+
 /// Emits the index keys of a VirtualService with TCP or TLS routes: its hosts.
 pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostname)) {
     if row.routes_tcp() {

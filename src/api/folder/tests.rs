@@ -89,8 +89,11 @@ fn folder_is_parsed() {
         panic!()
     };
     assert_eq!(
-        (node.meta.labels["version"].as_str(), node.meta.labels["n"].as_str()),
-        ("1.1", "7")
+        (
+            node.meta.labels.get("version").map(SmolStr::as_str),
+            node.meta.labels.get("n").map(SmolStr::as_str)
+        ),
+        (Some("1.1"), Some("7"))
     );
     assert_eq!(folder.env["MAX_CONNECTIONS_PER_SOCKET_EVENT_LOOP"], "3");
     assert_eq!(folder.proxies.len(), 1);

@@ -200,7 +200,7 @@ impl InboundPart {
     fn rule(&self, ctx: &BuildContext, service: &ServiceKey) -> Option<RuleRef> {
         let seen = match &self.sidecar {
             Some(key) => {
-                let scope = ctx.scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
+                let scope = ctx.tcp_scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
                 scope.service(&service.hostname)?.clone()
             }
             None => {

@@ -86,7 +86,7 @@ impl OutboundPart {
         if allowed.as_ref().is_some_and(ServiceSet::is_empty) && self.client.patches.is_empty() {
             return Vec::new();
         }
-        let scope = ctx.scope(&self.scope);
+        let scope = ctx.tcp_scope(&self.scope);
         let mut listing = Listing::of(self, ctx, &scope);
         for key in scope.services.iter() {
             if allowed.as_ref().is_some_and(|allowed| !allowed.contains(key)) {

@@ -25,7 +25,7 @@ use crate::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
         service::{Protocol, Registry, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
-        sidecar_scope::EgressListener,
+        sidecar_scope::{EgressListener, OutboundPolicy},
     },
 };
 use listener::{ChainKind, ListenPort, ListenerService, OutboundKey};
@@ -79,7 +79,7 @@ struct Request<'a> {
 impl OutboundPart {
     /// Lists the listeners, by address and port.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ListenerKey> {
-        let scope = ctx.scope(&self.scope);
+        let scope = ctx.tcp_scope(&self.scope);
         let texts = |texts: &[&'static str]| texts.iter().map(|text| SmolStr::new_static(text)).collect();
         let mut lister = Lister {
             ctx,
@@ -99,7 +99,7 @@ impl OutboundPart {
             };
             lister.add_egress(egress, &binds, bind_to_port);
         }
-        let catch_all = catch_all_cluster(&scope);
+        let catch_all = catch_all_cluster(&scope.outbound_policy);
         // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
         let without_routes = Hashed::new(without_http.without_routes());
@@ -128,13 +128,13 @@ impl OutboundPart {
 }
 
 /// Returns the cluster of traffic to unknown destinations.
-pub fn catch_all_cluster(scope: &SidecarScope) -> SmolStr {
-    if scope.registry_only {
+pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
+    if policy.registry_only {
         SmolStr::new_static(crate::generate::filter::tcp::BLACK_HOLE)
-    } else if scope.egress_proxy.is_empty() {
+    } else if policy.egress_proxy.is_empty() {
         SmolStr::new_static("PassthroughCluster")
     } else {
-        scope.egress_proxy.clone()
+        policy.egress_proxy.clone()
     }
 }
 

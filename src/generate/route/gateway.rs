@@ -67,7 +67,7 @@ impl GatewayPart {
     /// Lists all route configurations by name. This includes names that only patches know: listeners that a patch adds
     /// request them, and they consist of the patch's content.
     pub(super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayRoutes> {
-        let scope = ctx.scope(&self.scope);
+        let scope = ctx.tcp_scope(&self.scope);
         let merged = self.gateways.merged(ctx);
         let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::Gateway);
         let ports = if patches.is_empty() {

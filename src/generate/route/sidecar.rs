@@ -38,6 +38,7 @@ use crate::{
         ScopeKey, Service,
         destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort, ServiceRef},
+        sidecar_scope::OutboundPolicy,
     },
 };
 
@@ -47,7 +48,7 @@ const HTTP_PORT: u32 = 80;
 /// Inputs of the selection of a sidecar's routes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SidecarPart {
-    /// EgressView services.
+    /// Scope.
     scope: ScopeKey,
     /// Attributes of the proxy.
     client: Hashed<RouteConfigProxyView>,
@@ -128,7 +129,8 @@ pub(super) fn placeholders(
     selected: &Selected,
     client: &RouteConfigProxyView,
 ) -> RoutePlaceholders {
-    let catch_all = virtual_host::catch_all(&listing::catch_all(&ctx.scope(&selected.scope)), client);
+    let policy = OutboundPolicy::of(ctx.cx, ctx.mesh, &selected.scope);
+    let catch_all = virtual_host::catch_all(&listing::catch_all(&policy), client);
     let context = PatchContext::SidecarOutbound;
     let patches = RoutePatchList::of(ctx, &selected.patches.routes, context);
     let placeholder = |name: &str, kind: RouteNameKind| -> Bytes {

@@ -125,7 +125,7 @@ fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> Ta
 /// unknown.
 fn target(ctx: &BuildContext, served: &Served, host: &Hostname, namespace: &Namespace) -> TargetRows {
     let elsewhere = || {
-        let scope = ctx.scope(&ScopeKey::Gateway(served.namespace().clone()));
+        let scope = ctx.tcp_scope(&ScopeKey::Gateway(served.namespace().clone()));
         ctx.service(&scope.service_for(ctx.cx, ctx.mesh, host, namespace)?)
     };
     let through_waypoint = ClusterMode::Vip(VipTraffic::Http);

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    generate::{Proxy, patch::PatchRef, plan, proxy::Extensions},
+    generate::{Proxy, ScopeTables, patch::PatchRef, plan, proxy::Extensions},
     model::{Installation, World, fixture::folder_world},
     table::{Cx, RelationId, Table},
 };
@@ -77,7 +77,11 @@ fn router(namespace: &str) -> Proxy {
 }
 
 fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
-    let (cx, mesh, scopes) = (Cx::untracked(), world.snapshot(), Table::new(RelationId(u32::MAX)));
+    let (cx, mesh) = (Cx::untracked(), world.snapshot());
+    let scopes = ScopeTables {
+        all: Table::new(RelationId(u32::MAX)),
+        tcp: Table::new(RelationId(u32::MAX)),
+    };
     read(&BuildContext {
         cx: &cx,
         mesh: &mesh,

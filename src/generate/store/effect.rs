@@ -16,7 +16,7 @@ use super::{
 use crate::{
     base::Version,
     generate::{
-        PartKey, ProxyGroupKey, ResourceKey,
+        PartKey, ProxyGroupKey, ResourceKey, ScopeTables,
         encoded::ResourceType,
         plan,
         resource::{Built, ResourceSnapshot, TypeResources},
@@ -107,9 +107,10 @@ impl<'a> Preview<'a> {
     fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
         let mut tx = Transaction::after(changes);
         let memo = plan::push_memo(store.fragments.table(), store.chains.table());
+        let scopes = store.scope_tables();
         let inputs = BuildInputs {
             mesh,
-            scopes: store.scopes.table(),
+            scopes: &scopes,
             memo: &memo,
         };
         let groups = store.connections.preview(&mut tx, inputs, executor);
@@ -119,8 +120,15 @@ impl<'a> Preview<'a> {
         let scopes = evaluate(&store.scopes, &mut tx, &new, executor, |cx, key| {
             sidecar_scope::scope(cx, mesh, key)
         });
+        let tcp = evaluate(&store.tcp_scopes, &mut tx, &new, executor, |cx, key| {
+            Some(scopes.table().get(cx, key)?.without_http_routes(cx, mesh))
+        });
+        let scopes = ScopeTables {
+            all: scopes.table().clone(),
+            tcp: tcp.table().clone(),
+        };
         let inputs = BuildInputs {
-            scopes: scopes.table(),
+            scopes: &scopes,
             ..inputs
         };
         let new = |part: &&PartKey| !contains(store.parts.table(), part);

@@ -230,3 +230,65 @@ fn replicas_differ_if_config_depends_on_their_attributes() {
         assert_eq!(harness.store.size(), before, "the size from before, without {asking}");
     }
 }
+
+/// A VirtualService for the first service, with routes of one protocol.
+fn routes(name: &str, protocol: &str) -> Batch {
+    rows(&format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: {name}}}
+spec: {{hosts: [a.default.svc.cluster.local], {protocol}: [{{route: [{{destination: {{host: a}}}}]}}]}}
+"
+    ))
+}
+
+#[test]
+fn http_routes_do_not_list_clusters_and_listeners() {
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
+    harness.connect(1, "default");
+    let parts = harness.store.parts.table().len();
+    harness.commit(routes("http", "http"));
+    let evaluated = |harness: &Harness| {
+        let of = &harness.evaluated;
+        (of.of::<ProxyClassKey>(), of.of::<PartKey>())
+    };
+    assert_eq!(evaluated(&harness), (0, 1), "only the part with routes is listed");
+    harness.commit(routes("tcp", "tcp"));
+    let (classes, listed) = evaluated(&harness);
+    assert_eq!(classes, 0, "no proxy is selected again");
+    assert!(
+        listed > 1 && listed <= parts,
+        "listeners are listed: {listed} of {parts}"
+    );
+}
+
+#[test]
+fn unknown_routes_follow_the_outbound_policy() {
+    let policy = |mode: &str| {
+        rows(&format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {{name: default}}
+spec: {{outboundTrafficPolicy: {{mode: {mode}}}}}
+"
+        ))
+    };
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
+    harness.commit(policy("REGISTRY_ONLY"));
+    harness.connect(1, "default");
+    let refuses = |harness: &Harness| {
+        let group = harness.store.group_of(ConnectionId(1)).expect("a group");
+        let snapshot = harness.store.snapshot(group).expect("a snapshot");
+        let routes = snapshot.absent(ResourceType::Route, "9999").expect("an answer");
+        routes.any().value.windows(9).any(|text| text == b"block_all")
+    };
+    assert!(refuses(&harness), "also for the first proxy of a scope");
+    harness.commit(policy("ALLOW_ANY"));
+    assert!(!refuses(&harness));
+    harness.commit(policy("REGISTRY_ONLY"));
+    assert!(refuses(&harness));
+}

@@ -38,7 +38,7 @@ fn sidecar(namespace: &str, name: &str, revision: Option<&str>, hosts: &Value) -
 
 fn teams(teams: &[&str]) -> Vec<LabelSelector> {
     let selector = |team: &&str| LabelSelector {
-        match_labels: [(SmolStr::new("team"), SmolStr::new(team))].into(),
+        match_labels: [(SmolStr::new("team"), SmolStr::new(team))].into_iter().collect(),
         ..LabelSelector::default()
     };
     teams.iter().map(selector).collect()

@@ -59,7 +59,7 @@ fn only_invalid_patches_are_omitted() {
 #[test]
 fn proxies_match_by_release_and_metadata() {
     let proxy = &compile().patches[0].proxy;
-    let metadata = |value: &str| Labels::from([("A".into(), value.into())]);
+    let metadata = |value: &str| Labels::from_iter([("A".into(), value.into())]);
     assert!(proxy.matches("1.30.3", &metadata("b")));
     assert!(!proxy.matches("1.29.0", &metadata("b")));
     assert!(!proxy.matches("", &metadata("b")), "no release matches no pattern");

@@ -129,7 +129,7 @@ spec:
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "shop/s"));
-    assert!(scope.registry_only);
+    assert!(scope.outbound_policy.registry_only);
     let expected = ["data/db.data.svc.cluster.local", "shop/web.shop.svc.cluster.local"];
     assert_eq!(names(&scope.services), expected);
     let web = scope.service("web.shop.svc.cluster.local").unwrap();
@@ -183,8 +183,11 @@ spec:
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "istio-system/s"));
-    assert_eq!(scope.egress_proxy, "outbound|5432|v1|db.data.svc.cluster.local");
-    assert!(!scope.registry_only);
+    assert_eq!(
+        scope.outbound_policy.egress_proxy,
+        "outbound|5432|v1|db.data.svc.cluster.local"
+    );
+    assert!(!scope.outbound_policy.registry_only);
     let sidecar: networking::Sidecar = networking::Sidecar {
         outbound_traffic_policy: Some(networking::OutboundTrafficPolicy {
             egress_proxy: Some(networking::Destination {

@@ -723,6 +723,8 @@ graph! {
     /// VirtualServices by the client labels in their matches.
     index virtual_services_by_source_label (SmolStr, ObjectKey, VirtualService)
         from (virtual_services) = virtual_service::source_labels;
+    /// VirtualServices with TCP or TLS routes.
+    index tcp_virtual_services ((), ObjectKey, VirtualService) from (virtual_services) = virtual_service::tcp_entry;
     /// VirtualServices with TCP or TLS routes by host.
     index tcp_virtual_services_by_host (crate::base::Hostname, ObjectKey, VirtualService)
         from (virtual_services) = virtual_service::tcp_hosts;

@@ -34,7 +34,7 @@ pub(in crate::admin::debug) fn scope(mesh: &MeshSnapshot, scope: &SidecarScope, 
     });
     let sidecar = scope.key.sidecar();
     let spec = sidecar.and_then(|key| mesh.sidecars.get(&cx, key));
-    let mode = if scope.registry_only {
+    let mode = if scope.outbound_policy.registry_only {
         "REGISTRY_ONLY"
     } else {
         "ALLOW_ANY"

@@ -24,7 +24,7 @@ impl GatewayPart {
     /// Lists the listeners, in the order in which servers open them.
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayKey> {
         let merged = self.gateways.merged(ctx);
-        let scope = ctx.scope(&self.scope);
+        let scope = ctx.tcp_scope(&self.scope);
         let mut listeners: Vec<GatewayKey> = Vec::new();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {

@@ -30,7 +30,7 @@ use crate::{
         Service, ServiceKey, SidecarScope,
         destination_rule::RuleRef,
         service::{Protocol, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
-        sidecar_scope::EgressListener,
+        sidecar_scope::{EgressListener, OutboundPolicy},
         virtual_service::{Semantics, VirtualServiceSummary},
     },
 };
@@ -62,7 +62,7 @@ impl SidecarPart {
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<SidecarRoutes> {
         let scope = ctx.scope(&self.scope);
         let mut result: BTreeMap<SmolStr, SidecarRoutes> = BTreeMap::new();
-        let catch_all = catch_all(&scope);
+        let catch_all = catch_all(&scope.outbound_policy);
         let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::SidecarOutbound);
         let listeners: Vec<EgressView> = scope
             .egress
@@ -253,13 +253,13 @@ fn sniffed_name(host: &VisibleHost, port: u32) -> SmolStr {
         .collect()
 }
 
-pub(super) fn catch_all(scope: &SidecarScope) -> CatchAll {
-    if scope.registry_only {
+pub(super) fn catch_all(policy: &OutboundPolicy) -> CatchAll {
+    if policy.registry_only {
         CatchAll::BlockAll
-    } else if scope.egress_proxy.is_empty() {
+    } else if policy.egress_proxy.is_empty() {
         CatchAll::AllowAny(SmolStr::new_static(PASSTHROUGH_CLUSTER))
     } else {
-        CatchAll::AllowAny(scope.egress_proxy.clone())
+        CatchAll::AllowAny(policy.egress_proxy.clone())
     }
 }
 
