@@ -63,6 +63,9 @@ const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 const REST: u32 = 20;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
+/// The number of clients that may follow the mesh at a time, such as open pages. They do not count as queries, so that
+/// `istiod status` is answered however many pages are open.
+const MAX_FOLLOWERS: usize = 64;
 /// The number of queries of other replicas that may wait at a time.
 const MAX_WAITING_REPLICAS: usize = 128;
 /// The number of refused objects that may wait for their Event.
@@ -103,6 +106,7 @@ pub struct Distribution {
     /// Held while effects are computed: queries take turns, so that pushes wait for one of them at most.
     turn: Turn<()>,
     waiting: Arc<Semaphore>,
+    followers: Arc<Semaphore>,
     waiting_replicas: Arc<Semaphore>,
     /// The addresses by which the Service reaches this replica. Locked for one look-up or insertion.
     own_addresses: Mutex<BTreeSet<SmolStr>>,
@@ -155,6 +159,7 @@ impl Distribution {
             attributed: watch::Sender::default(),
             turn: Turn::new(()),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+            followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             waiting_replicas: Arc::new(Semaphore::new(MAX_WAITING_REPLICAS)),
             own_addresses: Mutex::default(),
         });
@@ -266,9 +271,14 @@ impl Distribution {
         }
     }
 
-    /// Returns a permit to follow something; `None` if too many clients do.
+    /// Returns a permit for a query; `None` if too many wait.
     pub fn permit(&self) -> Option<OwnedSemaphorePermit> {
         self.waiting.clone().try_acquire_owned().ok()
+    }
+
+    /// Returns a permit to follow the mesh; `None` if too many clients do.
+    pub fn follower_permit(&self) -> Option<OwnedSemaphorePermit> {
+        self.followers.clone().try_acquire_owned().ok()
     }
 
     /// Returns a permit for a query of another replica; `None` if there are too many.

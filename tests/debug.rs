@@ -7,6 +7,8 @@
 mod facts;
 mod metrics;
 
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -24,6 +26,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("debug::pages_have_the_shapes_of_istio", shapes),
         Trial::test("debug::pages_that_act", pages_that_act),
+        Trial::test(
+            "debug::followers_leave_room_for_queries",
+            followers_leave_room_for_queries,
+        ),
         Trial::test("debug::metrics_are_those_of_istio", metrics::are_those_of_istio),
         Trial::ignorable_test("debug::profiles_are_read_by_gos_pprof", profiles_are_read_by_gos_pprof),
     ]
@@ -190,6 +196,29 @@ fn pages_that_act() -> Result<(), Failed> {
     assert_eq!(get(&format!("force_disconnect?proxyID={PROXY}"))?.body, "OK");
     let ended = wait::until("a closed connection", Duration::from_mins(1), || sidecar.ended())?;
     assert!(ended.contains("an operator has closed the connection"), "{ended}");
+    Ok(())
+}
+
+/// A client more than may follow the mesh is refused, and queries about objects are answered all the same.
+fn followers_leave_room_for_queries() -> Result<(), Failed> {
+    let daemon = daemon("debug-followers", &[])?;
+    let follow = || -> std::io::Result<(BufReader<TcpStream>, String)> {
+        let mut stream = TcpStream::connect(daemon.monitoring)?;
+        stream.write_all(b"GET /debug/status_events HTTP/1.1\r\nHost: istiod\r\n\r\n")?;
+        let (mut stream, mut status) = (BufReader::new(stream), String::new());
+        stream.read_line(&mut status)?;
+        Ok((stream, status))
+    };
+    let followers = (0..64).map(|_| follow()).collect::<Result<Vec<_>, _>>()?;
+    assert!(
+        followers.iter().all(|(_, status)| status.contains("200")),
+        "{followers:?}"
+    );
+    let (_, status) = follow()?;
+    assert!(status.contains("503"), "{status}");
+    let query = "/debug/status?kind=Service&namespace=app&name=web";
+    let answer = http::get(daemon.monitoring, "istiod", query)?;
+    assert_eq!(answer.status, 200, "{}", answer.body);
     Ok(())
 }
 

@@ -162,10 +162,14 @@ pub(super) async fn status_events(
         (Ok(question), Ok(replicas)) => (question, replicas),
         (Err(refusal), _) | (_, Err(refusal)) => return refusal.into_response(),
     };
-    let Some(permit) = sources.distribution.permit() else {
+    let distribution = sources.distribution.clone();
+    let permit = match question {
+        Some(_) => distribution.permit(),
+        None => distribution.follower_permit(),
+    };
+    let Some(permit) = permit else {
         return BUSY.into_response();
     };
-    let distribution = sources.distribution.clone();
     match question {
         Some(question) => {
             let (sender, reports) = mpsc::channel(1);
