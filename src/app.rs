@@ -476,6 +476,7 @@ impl<'a> Parts<'a> {
             anchors,
             distribution: distribution.clone(),
             mesh: push.mesh.clone(),
+            committed: push.committed.clone(),
             inspect: push.inspect.clone(),
             flushes: push.flushes.clone(),
             connections: grpc.streams().registry().clone(),

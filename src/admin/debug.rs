@@ -36,8 +36,10 @@ pub type InjectionTemplates = Box<dyn Fn() -> Option<BTreeMap<String, String>> +
 
 /// Data of the pages.
 pub struct Sources {
-    /// Latest snapshot.
+    /// Latest snapshot whose configuration is published.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Latest snapshot, for readers of objects.
+    pub committed: watch::Receiver<Arc<MeshSnapshot>>,
     /// Thread that owns the store.
     pub inspect: mpsc::Sender<Inspect>,
     /// Pushes that do not wait for debouncing.

@@ -88,7 +88,7 @@ pub(super) async fn pages(
         renderer.clone(),
         instance,
     )));
-    let objects = SnapshotObjects::new(access.clone(), sources.mesh.clone());
+    let objects = SnapshotObjects::new(access.clone(), sources.committed.clone());
     grpc.streams().set_config_objects(Arc::new(objects));
     let is_shown = sources.mesh.borrow().installation.features.enable_debug_on_http;
     let profiles = Profiles::new(renderer.clone());

@@ -1,9 +1,9 @@
 //! Debouncing: merges changes into batches. A batch is pushed after a quiet period, or when its oldest change has
 //! waited for the maximum time.
 //!
-//! Both times adapt. When the system was idle, a few changes wait for a part of the quiet period only. If a burst
-//! follows, it waits for the whole quiet period. A burst without a pause does not wait for the maximum time either. It
-//! waits for some quiet periods, but long enough that pushes take a small part of the time.
+//! Both times adapt. After a pause, a few changes wait for a part of the quiet period only. If a burst follows, it
+//! waits for the whole quiet period. A burst without a pause does not wait for the maximum time either. It waits for
+//! some quiet periods, but long enough that pushes take a small part of the time.
 //!
 //! The pending map is bounded by the number of objects, since only the last change of an object counts. The time is
 //! passed in, so tests need no clock.
@@ -30,10 +30,10 @@ pub struct DebounceOptions {
     pub endpoints_wait: bool,
 }
 
-/// When idle, the quiet period is the maximum divided by this.
+/// After a pause, the quiet period is the maximum divided by this.
 const IDLE_PART: u32 = 10;
-/// Idle means that nothing was pushed for this many quiet periods.
-const IDLE_PERIODS: u32 = 10;
+/// A pause is at most this many quiet periods.
+const LONGEST_PAUSE: u32 = 10;
 /// More pending changes than this are not idle.
 const FEW_EVENTS: usize = 8;
 
@@ -136,10 +136,12 @@ impl Pending {
         self.took = took;
     }
 
-    /// Returns true if few changes are pending and nothing was pushed recently.
+    /// Returns true if few changes are pending, after a pause: nothing had changed for a quiet period, and for long
+    /// enough that early pushes take a small part of the time. So a burst costs at most one push more.
     fn is_idle(&self, oldest: Instant, options: &DebounceOptions) -> bool {
-        let since_last = |last| oldest.saturating_duration_since(last) >= options.after * IDLE_PERIODS;
-        self.sources.is_empty() && self.events <= FEW_EVENTS && self.last.is_some_and(since_last)
+        let pause = (self.took * BURST_PART).clamp(options.after, options.after * LONGEST_PAUSE);
+        let has_paused = |last| oldest.saturating_duration_since(last) >= pause;
+        self.sources.is_empty() && self.events <= FEW_EVENTS && self.last.is_some_and(has_paused)
     }
 
     /// Takes all changes.
@@ -284,11 +286,24 @@ mod tests {
             "the start is not idle"
         );
         pending.take();
-        let soon = start + TIMING.after * 2;
+        let soon = start + TIMING.after / 2;
         pending.add([removal(Kind::Pod, "a")], soon);
         assert_eq!(pending.due(&TIMING), Some(soon + TIMING.after), "a burst is not idle");
         pending.take();
-        let later = soon + TIMING.after * IDLE_PERIODS;
+        let later = soon + TIMING.after;
+        pending.add([removal(Kind::Pod, "a")], later);
+        assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / IDLE_PART));
+        pending.record_duration(Duration::from_millis(50));
+        assert_eq!(
+            pending.due(&TIMING),
+            Some(later + TIMING.after),
+            "early pushes take a small part of the time"
+        );
+        pending.record_duration(Duration::from_millis(10));
+        assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / IDLE_PART));
+        pending.record_duration(Duration::from_secs(30));
+        pending.take();
+        let later = later + TIMING.after * LONGEST_PAUSE;
         pending.add([removal(Kind::Pod, "a")], later);
         assert_eq!(pending.due(&TIMING), Some(later + TIMING.after / IDLE_PART));
         for number in 0..FEW_EVENTS {

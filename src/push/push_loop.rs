@@ -78,8 +78,10 @@ pub struct PushHandle {
     pub changes: mpsc::Sender<Vec<Change>>,
     /// The entry point for connections.
     pub groups: Groups,
-    /// The latest snapshot.
+    /// The latest snapshot whose configuration is published.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// The latest snapshot, for readers that need not wait for the generation of configuration.
+    pub committed: watch::Receiver<Arc<MeshSnapshot>>,
     /// The subjects whose access to Secrets must be reviewed for the requests of connected proxies.
     pub subjects: watch::Receiver<OrdSet<Subject>>,
     /// The queue of queries of debug pages.
@@ -122,6 +124,7 @@ pub struct PushLoop {
     inspect: mpsc::Receiver<Inspect>,
     flushes: mpsc::Receiver<FlushRequest>,
     mesh: watch::Sender<Arc<MeshSnapshot>>,
+    committed: watch::Sender<Arc<MeshSnapshot>>,
     subjects: watch::Sender<OrdSet<Subject>>,
     senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
     tracker: Tracker,
@@ -141,11 +144,13 @@ impl PushHandle {
         let (flushes, flushes_in) = Flushes::channel();
         let (groups, proxy_events) = Groups::channel();
         let (mesh_out, mesh) = watch::channel(world.snapshot());
+        let (committed_out, committed) = watch::channel(world.snapshot());
         let (subjects_out, subjects) = watch::channel(OrdSet::new());
         let handle = Self {
             changes,
             groups,
             mesh,
+            committed,
             subjects,
             inspect,
             flushes,
@@ -160,6 +165,7 @@ impl PushHandle {
             inspect: inspect_in,
             flushes: flushes_in,
             mesh: mesh_out,
+            committed: committed_out,
             subjects: subjects_out,
             senders: FxHashMap::default(),
             tracker: handle.tracker.clone(),
@@ -357,6 +363,7 @@ impl PushLoop {
             panics: commit.panics,
         };
         let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
+        self.committed.send_replace(mesh.clone());
         self.regenerate(&mesh, &commit.changes, none, timeline, observer);
         let took = (self.clock)().saturating_duration_since(started);
         // The objects of whole sources may be of any namespace.

@@ -48,6 +48,7 @@ impl Harness {
             authority: watch::channel(None).1,
             anchors: watch::channel(Arc::default()).1,
             mesh: mesh.clone(),
+            committed: mesh.clone(),
             inspect,
             flushes,
             connections,
