@@ -9,6 +9,7 @@ mod derive;
 mod evaluated;
 mod index;
 mod memo;
+mod pieces;
 mod reads;
 mod refcounts;
 #[cfg(test)]
@@ -26,6 +27,7 @@ pub use derive::Derived;
 pub use evaluated::{Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
 pub use memo::{Memo, Memoized};
+pub use pieces::PieceReads;
 pub use reads::Reads;
 pub use refcounts::{Refcounts, Users};
 pub use transaction::{ChangeSet, Transaction};
@@ -96,13 +98,22 @@ impl Cx {
         }
     }
 
+    /// Returns the reads that were recorded until now, sorted and without duplicates.
+    fn reads(&self) -> Box<[ReadKey]> {
+        let recorded = self.reads.as_ref().map(|reads| reads.borrow().clone());
+        sorted(recorded.unwrap_or_default())
+    }
+
     /// Returns the recorded reads, sorted and without duplicates.
     pub fn into_reads(self) -> Box<[ReadKey]> {
-        let mut reads = self.reads.map(RefCell::into_inner).unwrap_or_default();
-        reads.sort_unstable();
-        reads.dedup();
-        reads.into_boxed_slice()
+        sorted(self.reads.map(RefCell::into_inner).unwrap_or_default())
     }
+}
+
+fn sorted(mut reads: Vec<ReadKey>) -> Box<[ReadKey]> {
+    reads.sort_unstable();
+    reads.dedup();
+    reads.into_boxed_slice()
 }
 
 /// A persistent ordered map of shared rows. Cloning takes constant time; the clone never changes.

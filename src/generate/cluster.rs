@@ -38,7 +38,10 @@ use super::{
     resource::{Built, Note},
     selected::Selected,
 };
-use crate::base::Hostname;
+use crate::{
+    base::{Hostname, Shared},
+    model::{ScopeKey, SidecarScope},
+};
 use builder::EncodedCluster;
 
 /// Inputs of the selection of a cluster part.
@@ -78,8 +81,30 @@ pub enum ClusterResource {
     Endpoint(EndpointKey),
 }
 
-fn clusters(keys: impl IntoIterator<Item = ClusterKey>) -> Vec<ClusterResource> {
-    keys.into_iter().map(ClusterResource::Cluster).collect()
+/// Receives the resources of a cluster part, in order.
+pub trait ClusterList {
+    /// Adds a resource.
+    fn add(&mut self, resource: ClusterResource);
+
+    /// Begins with the services of a scope, and returns the scope as clusters see it. The resources of all services
+    /// depend on what was read before.
+    fn begin_services(&mut self, ctx: &BuildContext, scope: &ScopeKey) -> Shared<SidecarScope>;
+
+    /// Adds the resources of a service of the scope, by its position. They are listed by `list` unless they are known
+    /// and nothing that they depend on has changed.
+    ///
+    /// Note: they may also depend on the part, on what the scope shows of the service, and on what `list` reads, but on
+    /// nothing else. All services of the scope are added in order, before other resources.
+    fn add_service(
+        &mut self,
+        ctx: &BuildContext,
+        position: usize,
+        list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
+    );
+}
+
+fn add_clusters(keys: impl IntoIterator<Item = ClusterKey>, list: &mut impl ClusterList) {
+    keys.into_iter().for_each(|key| list.add(ClusterResource::Cluster(key)));
 }
 
 /// Selects the cluster parts of a proxy.
@@ -112,13 +137,13 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
 
 impl ClusterPart {
     /// Lists the resources of the part, in order.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
+    pub fn list(&self, ctx: &BuildContext, list: &mut impl ClusterList) {
         match self {
-            Self::Outbound(part) => part.list(ctx),
-            Self::Waypoint(part) => part.list(ctx),
-            Self::Inbound(part) => clusters(part.list(ctx)),
-            Self::Static(part) => clusters(part.list(ctx)),
-            Self::Added(part) => clusters(part.list()),
+            Self::Outbound(part) => part.list(ctx, list),
+            Self::Waypoint(part) => part.list(ctx).into_iter().for_each(|resource| list.add(resource)),
+            Self::Inbound(part) => add_clusters(part.list(ctx), list),
+            Self::Static(part) => add_clusters(part.list(ctx), list),
+            Self::Added(part) => add_clusters(part.list(), list),
         }
     }
 }

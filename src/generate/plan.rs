@@ -6,7 +6,7 @@
 use super::{
     BuildContext, address, authorization,
     build_context::PushMemo,
-    cluster::{self, ClusterResource},
+    cluster::{self, ClusterList, ClusterResource},
     encoded::ResourceType,
     endpoint, extension,
     filter::FilterMemo,
@@ -32,7 +32,8 @@ use super::{
 use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
-    model::ScopeKey,
+    model::{ScopeKey, SidecarScope},
+    table::{ChangeSet, PieceReads},
 };
 
 /// A part of the configuration of a group, with the results of selection that it depends on.
@@ -112,6 +113,34 @@ impl ListedResource {
     }
 }
 
+/// The list of a part.
+#[derive(Default)]
+pub struct PartList {
+    /// The resources, in order.
+    pub resources: Vec<ListedResource>,
+    /// The pieces that it was listed in; none if it was listed as a whole.
+    pub pieces: Option<ListPieces>,
+}
+
+/// The pieces of a list: one for each service of a scope, from the beginning of the list.
+pub struct ListPieces {
+    scope: Shared<SidecarScope>,
+    reads: PieceReads,
+    /// The end of each piece among the resources.
+    ends: Vec<usize>,
+}
+
+/// The last list of a part, from which another one takes what is the same. That changes nothing but the cost.
+#[derive(Clone, Copy)]
+pub struct LastList<'a> {
+    /// The resources.
+    pub resources: &'a [ListedResource],
+    /// The pieces of the last evaluation.
+    pub pieces: Option<&'a ListPieces>,
+    /// The changes since the last evaluation.
+    pub changes: &'a ChangeSet,
+}
+
 /// A resource with its type.
 type TypedResource = (ResourceType, Resource);
 
@@ -131,17 +160,17 @@ fn of_grpc(listed: GrpcResource) -> TypedResource {
     }
 }
 
-/// Takes keys from the list before. Most resources of a changed list are in it, in the same order, and comparing a
+/// The number of removed resources or services after which the place in the last list is found again.
+const WINDOW: usize = 64;
+
+/// Takes keys from the last list. Most resources of a changed list are in it, in the same order, and comparing a
 /// resource with the expected one is cheaper than hashing it.
 struct KnownKeys<'a> {
-    /// The rest of the list before.
+    /// The rest of the last list.
     rest: &'a [ListedResource],
 }
 
 impl KnownKeys<'_> {
-    /// The number of removed resources after which the place in the list is found again.
-    const WINDOW: usize = 64;
-
     fn listed(&mut self, (resource_type, resource): TypedResource) -> ListedResource {
         if let Some((next, rest)) = self.rest.split_first()
             && next.resource_type == resource_type
@@ -151,7 +180,7 @@ impl KnownKeys<'_> {
             return next.clone();
         }
         let listed = ListedResource::new(resource_type, resource);
-        match self.rest.iter().take(Self::WINDOW).position(|known| *known == listed) {
+        match self.rest.iter().take(WINDOW).position(|known| *known == listed) {
             Some(at) => {
                 let known = self.rest[at].clone();
                 self.rest = &self.rest[at + 1..];
@@ -159,6 +188,92 @@ impl KnownKeys<'_> {
             }
             None => listed,
         }
+    }
+}
+
+/// A list while resources are added, with what is known from the last one.
+struct Lister<'a> {
+    last: LastList<'a>,
+    /// The position of the next service in the scope of the last list.
+    next: usize,
+    known: KnownKeys<'a>,
+    list: PartList,
+}
+
+impl<'a> Lister<'a> {
+    fn new(last: LastList<'a>) -> Self {
+        Self {
+            last,
+            next: 0,
+            known: KnownKeys { rest: last.resources },
+            list: PartList::default(),
+        }
+    }
+
+    fn add(&mut self, resource: TypedResource) {
+        self.list.resources.push(self.known.listed(resource));
+    }
+
+    fn extend(&mut self, resources: impl Iterator<Item = TypedResource>) {
+        resources.for_each(|resource| self.add(resource));
+    }
+
+    /// Returns the pieces of the last list, with the position of a service among them if the scope shows it as before.
+    fn last_piece(&mut self, scope: &SidecarScope, position: usize) -> Option<(&'a ListPieces, usize)> {
+        let last = self.last.pieces?;
+        let service = &scope.services[position];
+        let rest = last.scope.services.get(self.next..)?;
+        let at = self.next + rest.iter().take(WINDOW).position(|known| known == service)?;
+        self.next = at + 1;
+        let is_shown_as_before = scope.merged.get(service) == last.scope.merged.get(service)
+            && scope.port_filters.get(service) == last.scope.port_filters.get(service);
+        is_shown_as_before.then_some((last, at))
+    }
+}
+
+impl ClusterList for Lister<'_> {
+    fn add(&mut self, resource: ClusterResource) {
+        self.add(of_cluster(resource));
+    }
+
+    fn begin_services(&mut self, ctx: &BuildContext, scope: &ScopeKey) -> Shared<SidecarScope> {
+        let changes = self.last.changes;
+        self.last.pieces = self.last.pieces.filter(|last| last.reads.are_usable(changes));
+        let reads = PieceReads::begin(ctx.cx);
+        let scope = ctx.tcp_scope(scope);
+        self.list.pieces = Some(ListPieces {
+            ends: Vec::with_capacity(scope.services.len()),
+            scope: scope.clone(),
+            reads,
+        });
+        scope
+    }
+
+    fn add_service(
+        &mut self,
+        ctx: &BuildContext,
+        position: usize,
+        list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
+    ) {
+        let mut pieces = self.list.pieces.take().expect("because the services have begun");
+        let last = self.last_piece(&pieces.scope, position);
+        let resources = &mut self.list.resources;
+        let reused = last.filter(|(last, at)| pieces.reads.reuse(ctx.cx, &last.reads, *at, self.last.changes));
+        if let Some((last, at)) = reused {
+            let begin = if at == 0 { 0 } else { last.ends[at - 1] };
+            let (known, rest) = self.last.resources.split_at(last.ends[at]);
+            resources.extend_from_slice(&known[begin..]);
+            self.known.rest = rest;
+        } else {
+            let mut listed = Vec::new();
+            pieces
+                .reads
+                .evaluate(ctx.cx, |cx| list(&BuildContext { cx, ..*ctx }, &mut listed));
+            let listed = listed.into_iter().map(of_cluster);
+            resources.extend(listed.map(|resource| self.known.listed(resource)));
+        }
+        pieces.ends.push(self.list.resources.len());
+        self.list.pieces = Some(pieces);
     }
 }
 
@@ -179,45 +294,40 @@ impl Part {
         }
     }
 
-    /// Lists the resources of the part, in order. The first resource of a name wins. Keys of the list `before` are used
-    /// again, which changes nothing but the cost.
-    pub fn list(&self, ctx: &BuildContext, before: &[ListedResource]) -> Vec<ListedResource> {
-        let mut known = KnownKeys { rest: before };
-        let mut all = |resources: &mut dyn Iterator<Item = TypedResource>| {
-            resources.map(|resource| known.listed(resource)).collect()
-        };
+    /// Lists the resources of the part, in order. The first resource of a name wins.
+    pub fn list(&self, ctx: &BuildContext, last: LastList) -> PartList {
+        let mut lister = Lister::new(last);
         match self {
-            Self::Clusters(part) => all(&mut part.list(ctx).into_iter().map(of_cluster)),
-            Self::Grpc(part) => all(&mut part.list(ctx).into_iter().map(of_grpc)),
+            Self::Clusters(part) => part.list(ctx, &mut lister),
+            Self::Grpc(part) => lister.extend(part.list(ctx).into_iter().map(of_grpc)),
             Self::Listeners(part) => {
                 let keys = part.list(ctx).into_iter();
-                all(&mut keys.map(|key| (ResourceType::Listener, Resource::Listener(key))))
+                lister.extend(keys.map(|key| (ResourceType::Listener, Resource::Listener(key))));
             }
             Self::Routes(part) => {
                 let keys = part.list(ctx).into_iter();
-                all(&mut keys.map(|key| (ResourceType::Route, Resource::Route(key))))
+                lister.extend(keys.map(|key| (ResourceType::Route, Resource::Route(key))));
             }
-            Self::Extensions(part) => all(&mut part
-                .list()
-                .map(|key| (ResourceType::Extension, Resource::Extension(key)))),
-            Self::NameTable(key) => {
-                let resource = Resource::NameTable(key.clone());
-                all(&mut std::iter::once((ResourceType::NameTable, resource)))
+            Self::Extensions(part) => {
+                let keys = part.list();
+                lister.extend(keys.map(|key| (ResourceType::Extension, Resource::Extension(key))));
             }
-            Self::TrustAnchors(key) => {
-                let resource = Resource::TrustAnchors(key.clone());
-                all(&mut std::iter::once((ResourceType::ProxyConfig, resource)))
-            }
+            Self::NameTable(key) => lister.add((ResourceType::NameTable, Resource::NameTable(key.clone()))),
+            Self::TrustAnchors(key) => lister.add((ResourceType::ProxyConfig, Resource::TrustAnchors(key.clone()))),
             Self::Addresses(part) => {
                 let keys = part.list(ctx).into_iter();
-                all(&mut keys.map(|key| (part.resource_type(), Resource::Address(key))))
+                lister.extend(keys.map(|key| (part.resource_type(), Resource::Address(key))));
             }
             Self::Authorizations(part) => {
                 let keys = part.list(ctx).into_iter();
-                all(&mut keys.map(|key| (ResourceType::Authorization, Resource::Authorization(key))))
+                lister.extend(keys.map(|key| (ResourceType::Authorization, Resource::Authorization(key))));
             }
-            Self::Secrets(part) => all(&mut part.list().map(|key| (ResourceType::Secret, Resource::Secret(key)))),
+            Self::Secrets(part) => {
+                let keys = part.list();
+                lister.extend(keys.map(|key| (ResourceType::Secret, Resource::Secret(key))));
+            }
         }
+        lister.list
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
     build_context::PushMemo,
     encoded::ResourceType,
     listener::waypoint::chains::{BuiltChains, ServiceChainsKey},
-    plan::{self, ListedResource, PartKey, ProxyGroupKey, ResourceKey},
+    plan::{self, LastList, ListPieces, ListedResource, PartKey, PartList, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
     proxy_class::ProxyClassKey,
     requested::ADDRESSES,
@@ -128,6 +128,8 @@ pub struct ConfigStore {
     /// The same scopes without the VirtualServices that only route HTTP.
     tcp_scopes: Derived<ScopeKey, SidecarScope>,
     parts: Derived<PartKey, List>,
+    /// The pieces of the lists, which the next evaluation of a part takes what is the same from.
+    pieces: FxHashMap<PartKey, ListPieces>,
     fragments: FragmentMemo<FragmentKey, Routes>,
     chains: FragmentMemo<ServiceChainsKey, BuiltChains>,
     resources: Derived<ResourceKey, Built>,
@@ -192,6 +194,7 @@ impl Default for ConfigStore {
             scopes: Derived::new(SCOPES),
             tcp_scopes: Derived::new(TCP_SCOPES),
             parts: Derived::new(PARTS),
+            pieces: FxHashMap::default(),
             fragments: FragmentMemo::new(FRAGMENTS),
             chains: FragmentMemo::new(CHAINS),
             resources: Derived::new(RESOURCES),
@@ -270,18 +273,7 @@ impl ConfigStore {
             scopes: &scopes,
             ..inputs
         };
-        let (lists, mut shared_lists) = (&self.lists, FxHashSet::default());
-        let before = self.parts.table().clone();
-        evaluate_each(
-            &mut self.parts,
-            tx,
-            &new.parts,
-            executor,
-            panics,
-            |cx, key| Some(list(&inputs.ctx(cx), key, &before)),
-            |list| share(list, &mut shared_lists, lists),
-        );
-        drop(before);
+        self.list_parts(tx, inputs, &new.parts, executor, panics);
         let lists = self.lists.update(self.parts.writer().changes());
         let new = lists.resources.iter();
         let fragments = new.clone().flat_map(|resource| resource.fragments());
@@ -306,6 +298,41 @@ impl ConfigStore {
         let users = changed_lists.iter().flat_map(|list| self.lists.parts(list));
         for part in relisted.chain(users) {
             touched.extend(self.groups_of_part.get(part).cloned());
+        }
+    }
+
+    /// Updates the lists of parts.
+    fn list_parts(
+        &mut self,
+        tx: &mut Transaction,
+        inputs: BuildInputs,
+        new: &[PartKey],
+        executor: &impl Executor,
+        panics: &mut Vec<String>,
+    ) {
+        let last = LastLists {
+            lists: &self.parts.table().clone(),
+            pieces: &self.pieces,
+            changes: &tx.so_far(),
+        };
+        let list = |cx: &Cx, part: &PartKey| Some(last.list(&inputs.ctx(cx), part));
+        let (lists, mut shared_lists) = (&self.lists, FxHashSet::default());
+        let mut relisted = Vec::new();
+        evaluate_each(&mut self.parts, tx, new, executor, panics, list, |evaluated| {
+            let (part, mut pieces) = (evaluated.key().clone(), None);
+            let evaluated = evaluated.map(|(list, listed)| {
+                pieces = listed;
+                share(list, &mut shared_lists, lists)
+            });
+            relisted.push((part, pieces));
+            evaluated
+        });
+        for (part, pieces) in relisted {
+            // After a panic, the pieces lack what has changed.
+            match pieces {
+                Some(pieces) => self.pieces.insert(part, pieces),
+                None => self.pieces.remove(&part),
+            };
         }
     }
 
@@ -454,6 +481,7 @@ impl ConfigStore {
                     self.forget_resources(tx, &unused);
                 }
                 self.parts.forget(tx, part);
+                self.pieces.remove(part);
             }
         }
     }
@@ -520,54 +548,69 @@ fn evaluate<K: Key, V: PartialEq + Send>(
     panics: &mut Vec<String>,
     function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
 ) -> usize {
-    evaluate_each(memo, tx, candidates, executor, panics, function, |_| {})
+    evaluate_each(memo, tx, candidates, executor, panics, function, |evaluated| evaluated)
 }
 
-/// As [`evaluate`]. `finish` is applied to each row on the calling thread and must not change what the row is equal to.
-fn evaluate_each<K: Key, V: PartialEq + Send>(
+/// As [`evaluate`]. `finish` makes the rows from the results, on the calling thread.
+fn evaluate_each<K: Key, V: PartialEq, R: Send>(
     memo: &mut Derived<K, V>,
     tx: &mut Transaction,
     candidates: &[K],
     executor: &impl Executor,
     panics: &mut Vec<String>,
-    function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
-    mut finish: impl FnMut(&mut V),
+    function: impl Fn(&Cx, &K) -> Option<R> + Sync + Send,
+    mut finish: impl FnMut(Evaluated<K, R>) -> Evaluated<K, V>,
 ) -> usize {
     memo.begin();
     // Most candidates are new keys.
     memo.reserve(candidates.len());
     let dirty = memo.dirty(tx, candidates);
     let evaluations = dirty.len();
-    for mut evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
+    for evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
         if evaluated.panicked() {
             panics.push(format!("{:?}", evaluated.key()));
         }
-        evaluated.row_mut().map(&mut finish);
-        memo.apply(tx, evaluated);
+        memo.apply(tx, finish(evaluated));
     }
     evaluations
 }
 
-/// Lists the resources of a part. `before` has the lists until now.
-fn list(ctx: &BuildContext, part: &PartKey, before: &Table<PartKey, List>) -> List {
-    let before = before.get(&Cx::untracked(), part);
-    List::new(part.list(ctx, before.map_or(&[], |list| list.as_slice())))
+/// The lists of the last update, with their pieces.
+struct LastLists<'a> {
+    lists: &'a Table<PartKey, List>,
+    pieces: &'a FxHashMap<PartKey, ListPieces>,
+    /// The changes since then.
+    changes: &'a ChangeSet,
 }
 
-/// Replaces a list by an equal one that is in use, or else its keys by equal keys in use. Most parts list the same
-/// resources: this saves 9 % of the peak memory of bench `steps` (1,000 services, 50 groups).
-fn share(list: &mut List, new: &mut FxHashSet<List>, lists: &Lists) {
-    if let Some(known) = lists.known(list).or_else(|| new.get(list)) {
-        *list = known.clone();
-        return;
+impl LastLists<'_> {
+    /// Lists the resources of a part.
+    fn list(&self, ctx: &BuildContext, part: &PartKey) -> (List, Option<ListPieces>) {
+        let list = self.lists.get(&Cx::untracked(), part);
+        let last = LastList {
+            resources: list.map_or(&[], |list| list.as_slice()),
+            pieces: self.pieces.get(part),
+            changes: self.changes,
+        };
+        let PartList { resources, pieces } = part.list(ctx, last);
+        (List::new(resources), pieces)
     }
-    // Keys of the list before are in use.
+}
+
+/// Returns an equal list that is in use, or else the list with equal keys that are in use. Most parts list the same
+/// resources: this saves 9 % of the peak memory of bench `steps` (1,000 services, 50 groups).
+fn share(mut list: List, new: &mut FxHashSet<List>, lists: &Lists) -> List {
+    if let Some(known) = lists.known(&list).or_else(|| new.get(&list)) {
+        return known.clone();
+    }
+    // Keys of the last list are in use.
     if !list.iter().all(|listed| listed.key.is_shared()) {
         let shared = list.iter().map(|listed| ListedResource {
             resource_type: listed.resource_type,
             key: lists.known_resource(&listed.key).unwrap_or(&listed.key).clone(),
         });
-        *list = List::new(shared.collect());
+        list = List::new(shared.collect());
     }
     new.insert(list.clone());
+    list
 }

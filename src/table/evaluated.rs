@@ -43,11 +43,15 @@ impl<K: Key, V> Evaluated<K, V> {
         (self.key, self.outcome)
     }
 
-    /// Returns the row, if there is one.
-    pub fn row_mut(&mut self) -> Option<&mut V> {
-        match &mut self.outcome {
-            Outcome::Row(row) => row.as_mut(),
-            Outcome::Panicked => None,
+    /// Replaces the row, if there is one.
+    pub fn map<R>(self, function: impl FnOnce(V) -> R) -> Evaluated<K, R> {
+        Evaluated {
+            key: self.key,
+            outcome: match self.outcome {
+                Outcome::Row(row) => Outcome::Row(row.map(function)),
+                Outcome::Panicked => Outcome::Panicked,
+            },
+            reads: self.reads,
         }
     }
 

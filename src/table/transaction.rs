@@ -33,6 +33,13 @@ impl Transaction {
         self.changed.iter().copied()
     }
 
+    /// Returns a copy of the changes so far.
+    pub fn so_far(&self) -> ChangeSet {
+        ChangeSet {
+            changed: self.changed.clone(),
+        }
+    }
+
     /// Returns true without changes.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty()

@@ -4,7 +4,7 @@
 use std::{cell::OnceCell, collections::BTreeSet};
 
 use super::{
-    ClusterKey, ClusterResource,
+    ClusterKey, ClusterList, ClusterResource,
     discovery::DiscoveryTypes,
     dynamic, finished,
     outbound_key::{InlineProxyView, OutboundKey},
@@ -26,7 +26,7 @@ use crate::{
         traffic_policy,
     },
     model::{
-        ScopeKey, Service, SidecarScope,
+        ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, DestinationRule, RuleRef},
         gateway_api::inference_pool,
         service::{MergedPort, Protocol, Resolution, ServicePort},
@@ -80,24 +80,32 @@ impl OutboundPart {
     }
 
     /// Lists clusters, and endpoints of EDS clusters.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
+    pub fn list(&self, ctx: &BuildContext, list: &mut impl ClusterList) {
         let restriction = self.restriction.as_ref();
         let allowed = restriction.map(|restriction| restriction.services(ctx, self.scope.namespace()));
         if allowed.as_ref().is_some_and(ServiceSet::is_empty) && self.client.patches.is_empty() {
-            return Vec::new();
+            return;
+        }
+        let mut listing = Listing::of(self, ctx);
+        if allowed.is_none() && listing.asks_for_none() {
+            let scope = list.begin_services(ctx, &self.scope);
+            for (position, key) in scope.services.iter().enumerate() {
+                list.add_service(ctx, position, |ctx, listed| {
+                    listing.list_service(ctx, &scope, key, listed);
+                });
+            }
+            return;
         }
         let scope = ctx.tcp_scope(&self.scope);
-        let mut listing = Listing::of(self, ctx, &scope);
-        for key in scope.services.iter() {
-            if allowed.as_ref().is_some_and(|allowed| !allowed.contains(key)) {
-                continue;
-            }
-            if let Some(service) = ctx.service(key) {
-                listing.list_service(service);
-            }
+        let mut listed = Vec::new();
+        let is_allowed = |key: &&ServiceKey| allowed.as_ref().is_none_or(|allowed| allowed.contains(key));
+        for key in scope.services.iter().filter(is_allowed) {
+            listing.list_service(ctx, &scope, key, &mut listed);
         }
-        listing.list_asked();
-        listing.listed
+        listing.list_asked(ctx, &scope, &mut listed);
+        for resource in listed {
+            list.add(resource);
+        }
     }
 
     /// Returns the view that a service's endpoints depend on, or `None` if they belong to the other part: endpoints
@@ -137,16 +145,13 @@ impl UpstreamProxyView {
 /// Resources of a part while they are listed.
 struct Listing<'a> {
     part: &'a OutboundPart,
-    ctx: &'a BuildContext<'a>,
-    scope: &'a SidecarScope,
     patches: ClusterPatches<'a>,
     /// EDS names requested because of patches and not listed yet.
     asked: BTreeSet<String>,
-    listed: Vec<ClusterResource>,
 }
 
 impl<'a> Listing<'a> {
-    fn of(part: &'a OutboundPart, ctx: &'a BuildContext<'a>, scope: &'a SidecarScope) -> Self {
+    fn of(part: &'a OutboundPart, ctx: &BuildContext<'a>) -> Self {
         let patches = &part.client.patches;
         let context = if part.client.socket.is_router {
             PatchContext::Gateway
@@ -155,25 +160,35 @@ impl<'a> Listing<'a> {
         };
         Self {
             part,
-            ctx,
-            scope,
             patches: ClusterPatches::of(ctx, patches, context),
             asked: patch::cluster::asked_endpoints(ctx, patches),
-            listed: Vec::new(),
         }
     }
 
-    fn rule(&self, service: &Service) -> Option<(RuleRef, Shared<DestinationRule>)> {
-        let labels = Some(&self.part.client.rule_labels);
-        let namespace = self.scope.key.namespace();
-        destination_rule::find(self.ctx.cx, self.ctx.mesh, namespace, labels, &service.key)
+    /// Returns true if patches request no endpoints, whatever is listed. Then the resources of a service do not depend
+    /// on other services.
+    fn asks_for_none(&self) -> bool {
+        self.asked.is_empty() && !self.patches.makes_eds()
     }
 
-    fn list_service(&mut self, row: &Shared<Service>) {
+    fn rule(&self, ctx: &BuildContext, service: &Service) -> Option<(RuleRef, Shared<DestinationRule>)> {
+        let labels = Some(&self.part.client.rule_labels);
+        let namespace = self.part.scope.namespace();
+        destination_rule::find(ctx.cx, ctx.mesh, namespace, labels, &service.key)
+    }
+
+    fn list_service(
+        &mut self,
+        ctx: &BuildContext,
+        scope: &SidecarScope,
+        key: &ServiceKey,
+        listed: &mut Vec<ClusterResource>,
+    ) {
+        let Some(row) = ctx.service(key) else { return };
         let merged = if row.members.is_empty() {
             None
         } else {
-            self.scope.merged.get(&row.key)
+            scope.merged.get(&row.key)
         };
         let service = merged.map_or(Some(row), |merged| Service::member(row, merged.member));
         let Some(service) = service else { return };
@@ -181,19 +196,19 @@ impl<'a> Listing<'a> {
         if service.resolution == Resolution::Alias || unsuited {
             return;
         }
-        let found = self.rule(service);
+        let found = self.rule(ctx, service);
         if let Some(merged) = merged {
             for number in merged.ports.keys().copied() {
                 let origin = merged.port(number);
                 if let Some((service, port)) = Service::merged_port(row, origin, number) {
-                    self.list_port(service, (port, origin), found.as_ref());
+                    self.list_port(ctx, service, (port, origin), found.as_ref(), listed);
                 }
             }
             return;
         }
         for port in self.clustered_ports(service) {
-            if port.protocol != Protocol::Udp && self.scope.shows_port(&service.key, port.number) {
-                self.list_port(service, (port, None), found.as_ref());
+            if port.protocol != Protocol::Udp && scope.shows_port(&service.key, port.number) {
+                self.list_port(ctx, service, (port, None), found.as_ref(), listed);
             }
         }
     }
@@ -210,11 +225,13 @@ impl<'a> Listing<'a> {
 
     fn list_port(
         &mut self,
+        ctx: &BuildContext,
         service: &Shared<Service>,
         (port, merged): (&ServicePort, Option<MergedPort>),
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
+        listed: &mut Vec<ClusterResource>,
     ) {
-        let (part, ctx) = (self.part, self.ctx);
+        let part = self.part;
         let rule = found.map(|(_, rule)| rule);
         let dynamic = dynamic::is_dynamic(service, part.mode);
         if dynamic && !dynamic::serves(port.protocol) {
@@ -243,7 +260,7 @@ impl<'a> Listing<'a> {
                 if let Some(endpoints) = endpoints() {
                     let ip_mode = part.client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
-                    self.listed.push(OutboundKey { inline, ..key }.listed());
+                    listed.push(OutboundKey { inline, ..key }.listed());
                 }
                 continue;
             }
@@ -251,10 +268,10 @@ impl<'a> Listing<'a> {
                 if !self.asked.is_empty() {
                     self.asked.remove(&key.name());
                 }
-                self.listed.extend(endpoints().map(|client| key.endpoints(client)));
+                listed.extend(endpoints().map(|client| key.endpoints(client)));
             }
             if part.location.is_none() {
-                self.listed.push(key.listed());
+                listed.push(key.listed());
             }
         }
     }
@@ -273,18 +290,18 @@ impl<'a> Listing<'a> {
     }
 
     /// Lists requested endpoints whose clusters do not use EDS by themselves, or belong to another part.
-    fn list_asked(&mut self) {
+    fn list_asked(&mut self, ctx: &BuildContext, scope: &SidecarScope, listed: &mut Vec<ClusterResource>) {
         for name in std::mem::take(&mut self.asked) {
             let parsed = ClusterName::parse(&name);
-            let service = self.scope.by_host.get(parsed.host);
-            let Some(service) = service.and_then(|key| self.ctx.service(key)) else {
+            let service = scope.by_host.get(parsed.host);
+            let Some(service) = service.and_then(|key| ctx.service(key)) else {
                 continue;
             };
-            let found = self.rule(service);
+            let found = self.rule(ctx, service);
             let key = OutboundKey {
                 service: service.key.clone(),
                 port: parsed.port,
-                merged: self.scope.merged_port(&service.key, parsed.port),
+                merged: scope.merged_port(&service.key, parsed.port),
                 subset: parsed.subset.into(),
                 mode: self.part.mode,
                 rule: found.as_ref().map(|(found, _)| found.clone()),
@@ -296,8 +313,8 @@ impl<'a> Listing<'a> {
                 continue;
             }
             let rule = found.as_ref().map(|(_, rule)| rule);
-            let client = self.part.endpoint_client(self.ctx, service, rule, &key);
-            self.listed.extend(client.map(|client| key.endpoints(client)));
+            let client = self.part.endpoint_client(ctx, service, rule, &key);
+            listed.extend(client.map(|client| key.endpoints(client)));
         }
     }
 }

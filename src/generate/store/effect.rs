@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
-    BuildInputs, ConfigStore, ConnectionId, Executor, List, list,
+    BuildInputs, ConfigStore, ConnectionId, Executor, LastLists, List,
     maps::{ListMaps, PartResourceMaps},
 };
 use crate::{
@@ -133,8 +133,13 @@ impl<'a> Preview<'a> {
         };
         let new = |part: &&PartKey| !contains(store.parts.table(), part);
         let new: Vec<PartKey> = others().flat_map(|group| &group.parts).filter(new).cloned().collect();
+        let last = LastLists {
+            lists: store.parts.table(),
+            pieces: &store.pieces,
+            changes: &tx.so_far(),
+        };
         let parts = evaluate(&store.parts, &mut tx, &new, executor, |cx, key| {
-            Some(list(&inputs.ctx(cx), key, store.parts.table()))
+            Some(last.list(&inputs.ctx(cx), key).0)
         });
         let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
         let new = |resource: &&ResourceKey| !contains(store.resources.table(), resource);
