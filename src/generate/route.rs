@@ -15,6 +15,7 @@ mod hash;
 mod headers;
 mod http;
 mod matches;
+mod name_set;
 mod retry;
 pub mod routes;
 pub(crate) mod sidecar;

@@ -30,10 +30,9 @@ pub(crate) struct Domains {
 }
 
 impl Domains {
-    /// Returns true for a short or absolute form.
-    pub(crate) fn is_alternative(&self, domain: &str) -> bool {
-        let mut alternative = self.alternative.iter().flat_map(|range| &self.all[range.clone()]);
-        alternative.any(|one| one == domain)
+    /// Returns the short and absolute forms.
+    pub(crate) fn alternatives(&self) -> impl Iterator<Item = &String> {
+        self.alternative.iter().flat_map(|range| &self.all[range.clone()])
     }
 }
 
@@ -53,7 +52,7 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
     for host in std::iter::once(service.key.hostname.as_str()).chain(aliases) {
         push(&mut domains.all, host, ports);
         let begin = domains.all.len();
-        domains.all.extend(alternatives(host, names, ports));
+        push_alternatives(&mut domains.all, host, names, ports);
         domains.alternative.push(begin..domains.all.len());
     }
     if service.resolution == Resolution::Passthrough && service.registry == Registry::Kubernetes {
@@ -101,29 +100,33 @@ fn push(domains: &mut Vec<String>, domain: &str, ports: PortForms) {
 
 /// Returns short and absolute forms of a host.
 pub(crate) fn alternatives(host: &str, names: NameSpace, ports: PortForms) -> Vec<String> {
-    let mut result = Vec::new();
+    let mut forms = Vec::new();
+    push_alternatives(&mut forms, host, names, ports);
+    forms
+}
+
+fn push_alternatives(result: &mut Vec<String>, host: &str, names: NameSpace, ports: PortForms) {
     if names.absolute {
         let absolute = [host, "."].concat();
-        if let PortForms::With(port) = ports {
-            result.push(host_port(&absolute, port));
-        }
-        if cidr::parse_ip(host).is_none() {
-            result.insert(0, absolute);
-        }
+        let with_port = match ports {
+            PortForms::With(port) => Some(host_port(&absolute, port)),
+            PortForms::Ignored => None,
+        };
+        let is_name = cidr::parse_ip(host).is_none();
+        result.extend(is_name.then_some(absolute).into_iter().chain(with_port));
     }
     if let Some((namespace, suffix)) = names.dns_domain.split_once(".svc.") {
         // Hosts outside the cluster's domain are not shortened: the short form could hide a service of that name.
         if host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc.")) {
             for form in kubernetes_forms(host, namespace) {
-                push(&mut result, &form, ports);
+                push(result, &form, ports);
             }
         }
-        return result;
+        return;
     }
     for form in shared_suffix_forms(host, names.dns_domain) {
-        push(&mut result, &form, ports);
+        push(result, &form, ports);
     }
-    result
 }
 
 /// Returns `svc`, `svc.ns.svc` and `svc.ns`, as far as they are unique in the client's namespace.

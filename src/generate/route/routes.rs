@@ -35,6 +35,11 @@ impl Routes {
         &self.field
     }
 
+    /// Returns [`Self::field`], without the rest.
+    pub fn into_field(self) -> Bytes {
+        self.field
+    }
+
     /// Returns the conditional routes and the catch-all route separately.
     pub fn parts(&self) -> (Bytes, Bytes) {
         (self.field.slice(..self.catch_all), self.field.slice(self.catch_all..))

@@ -110,8 +110,8 @@ struct Binding {
 struct DefaultHost {
     service: ServiceRef,
     port: u32,
-    /// DestinationRule, if it has a consistent hash.
-    rule: Option<RuleRef>,
+    /// DestinationRule, if it has a consistent hash. Few have one, so that keys of many hosts are small.
+    rule: Option<Shared<RuleRef>>,
 }
 
 /// Virtual hosts of one port that share their routes.
@@ -174,7 +174,7 @@ impl SidecarRoutes {
         known.reserve(groups.len());
         for group in &groups {
             for service in &group.services {
-                known.add(lower_case(&service.key.hostname), group.port);
+                known.add(&lower_case(&service.key.hostname), group.port);
             }
         }
         let single = self.single.as_ref();
@@ -290,7 +290,7 @@ impl SidecarRoutes {
                         port: host.port,
                         services: vec![service.clone()],
                         hosts: Vec::new(),
-                        routes: host.routes(ctx, &routes).field().clone(),
+                        routes: host.routes(ctx, &routes).into_field(),
                     }),
             );
         }
@@ -319,7 +319,7 @@ impl SidecarRoutes {
 impl DefaultHost {
     fn routes(&self, ctx: &BuildContext, routes: &http::DefaultRoutes) -> Routes {
         let host = lower_case(&self.service.key.hostname);
-        let rule = self.rule.as_ref();
+        let rule = self.rule.as_deref();
         let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
         let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);

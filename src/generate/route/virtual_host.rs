@@ -1,12 +1,13 @@
 //! Virtual hosts of sidecars: one per host, with no domain twice.
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
 use super::{
     RouteConfigProxyView,
     assembly::Host,
     domains::{self, Domains, NameSpace, PortForms},
     filters,
+    name_set::NameSet,
 };
 use crate::{
     base::SmolStr,
@@ -32,24 +33,26 @@ pub(crate) enum CatchAll {
 
 /// Full names of all services of a route configuration, with their ports.
 #[derive(Default)]
-pub(crate) struct ServiceNames(FxHashMap<SmolStr, Vec<u32>>);
+pub(crate) struct ServiceNames {
+    hosts: NameSet,
+    /// Ports by the position of the host.
+    ports: FxHashSet<(u32, u32)>,
+}
 
 impl ServiceNames {
     /// Reserves capacity for this number of names.
     pub(crate) fn reserve(&mut self, names: usize) {
-        self.0.reserve(names);
+        self.hosts.reserve(names);
+        self.ports.reserve(names);
     }
 
     /// Adds a name in lower case.
-    pub(crate) fn add(&mut self, host: SmolStr, port: u32) {
-        let ports = self.0.entry(host).or_default();
-        if !ports.contains(&port) {
-            ports.push(port);
-        }
+    pub(crate) fn add(&mut self, host: &str, port: u32) {
+        self.ports.insert((self.hosts.id_of(host), port));
     }
 
     fn contains(&self, domain: &str) -> bool {
-        if self.0.contains_key(domain) {
+        if self.hosts.get(domain).is_some() {
             return true;
         }
         let Some((host, port)) = domain.rsplit_once(':') else {
@@ -57,8 +60,8 @@ impl ServiceNames {
         };
         let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let host = inner.filter(|host| host.contains(':')).unwrap_or(host);
-        let ports = self.0.get(host);
-        ports.is_some_and(|ports| port.parse().is_ok_and(|port| ports.contains(&port)))
+        let host = self.hosts.get(host);
+        host.is_some_and(|host| port.parse().is_ok_and(|port| self.ports.contains(&(host, port))))
     }
 }
 
@@ -67,9 +70,10 @@ pub(crate) struct VirtualHosts<'a> {
     ctx: &'a BuildContext<'a>,
     client: &'a RouteConfigProxyView,
     known: ServiceNames,
-    /// Hosts and ports that have a virtual host.
-    named: FxHashSet<(SmolStr, u32)>,
-    domains: FxHashSet<String>,
+    /// The names of the virtual hosts.
+    named: NameSet,
+    /// Domains in lower case.
+    domains: NameSet,
     /// Duplicates, for the notes of the resource.
     pub(crate) notes: Vec<Note>,
 }
@@ -77,13 +81,13 @@ pub(crate) struct VirtualHosts<'a> {
 impl<'a> VirtualHosts<'a> {
     /// Returns an empty collection; `known` has the full names of all its services.
     pub(crate) fn new(ctx: &'a BuildContext<'a>, client: &'a RouteConfigProxyView, known: ServiceNames) -> Self {
-        let count = known.0.len();
+        let count = known.hosts.len();
         Self {
             ctx,
             client,
             known,
-            named: FxHashSet::with_capacity_and_hasher(count, Default::default()),
-            domains: FxHashSet::with_capacity_and_hasher(4 * count, Default::default()),
+            named: NameSet::with_capacity(count),
+            domains: NameSet::with_capacity(2 * count),
             notes: Vec::new(),
         }
     }
@@ -128,16 +132,25 @@ impl<'a> VirtualHosts<'a> {
     /// Returns the name and the free domains, unless such a virtual host exists or no domain is free.
     fn named(&mut self, host: &SmolStr, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
         let name = domains::host_port(host, port);
-        if !self.named.insert((host.clone(), port)) {
+        if !self.named.insert(&name) {
             self.duplicate(&name);
             return None;
         }
         let count = domains.all.len();
         // The full name of another service takes precedence over a short form.
-        let is_foreign = |domain: &&String| self.known.contains(domain) && domains.is_alternative(domain);
-        let foreign: Vec<String> = domains.all.iter().filter(is_foreign).cloned().collect();
+        let foreign = domains.alternatives().filter(|domain| self.known.contains(domain));
+        let foreign: Vec<String> = foreign.cloned().collect();
         let mut left = domains.all;
-        left.retain(|domain| !foreign.contains(domain) && self.domains.insert(domain.to_ascii_lowercase()));
+        left.retain(|domain| {
+            let is_lower_case = !domain.bytes().any(|byte| byte.is_ascii_uppercase());
+            let mut is_new = |domain: &str| self.domains.insert(domain);
+            !foreign.contains(domain)
+                && if is_lower_case {
+                    is_new(domain)
+                } else {
+                    is_new(&domain.to_ascii_lowercase())
+                }
+        });
         if left.len() != count {
             self.duplicate(&name);
         }

@@ -1,7 +1,7 @@
 //! Lists the route configurations that a sidecar may request, with the rows that each consists of.
 
 use std::{
-    cell::RefCell,
+    cell::OnceCell,
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
 };
 
@@ -288,8 +288,8 @@ pub(super) struct EgressView<'a> {
     by_service: Vec<Vec<usize>>,
     /// Position of the most specific VirtualService of a service, by position of the service.
     most_specific: Vec<Option<usize>>,
-    /// Cached rules of services, see [`EgressView::rule`], for the one proxy view that uses this value.
-    rules: RefCell<FxHashMap<usize, Option<RuleRef>>>,
+    /// Cached rules, see [`EgressView::rule`], by position of the service, for the one proxy view that uses this value.
+    rules: Vec<OnceCell<Option<Shared<RuleRef>>>>,
     /// Services that are left out, if the view is restricted to some services.
     others: Option<OmittedServices<'a>>,
 }
@@ -403,6 +403,7 @@ impl<'a> EgressView<'a> {
             }
         }
         let most_specific = most_specific(&services, &virtual_services);
+        let rules = vec![OnceCell::new(); services.len()];
         Self {
             ctx: *ctx,
             egress,
@@ -414,7 +415,7 @@ impl<'a> EgressView<'a> {
             by_port,
             by_service,
             most_specific,
-            rules: RefCell::default(),
+            rules,
             others,
         }
     }
@@ -448,11 +449,9 @@ impl<'a> EgressView<'a> {
     }
 
     /// Returns the rule of a service if it has a consistent hash; it is the same for all ports.
-    fn rule(&self, index: usize, client: &RouteProxyView) -> Option<RuleRef> {
-        let mut rules = self.rules.borrow_mut();
-        let rule = rules.entry(index);
-        rule.or_insert_with(|| fragment::rule(&self.ctx, client, &self.services[index].row.key))
-            .clone()
+    fn rule(&self, index: usize, client: &RouteProxyView) -> Option<Shared<RuleRef>> {
+        let find = || fragment::rule(&self.ctx, client, &self.services[index].row.key).map(Shared::new);
+        self.rules[index].get_or_init(find).clone()
     }
 
     fn hosts_with_routes(

@@ -33,7 +33,7 @@ impl Single {
     /// Adds the full names that take precedence over short names.
     pub(super) fn add_known(&self, known: &mut ServiceNames) {
         for rival in &self.conflicting_names {
-            known.add(rival.clone(), self.port);
+            known.add(rival, self.port);
         }
     }
 
