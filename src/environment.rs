@@ -2,10 +2,11 @@
 
 use std::{
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use prometheus::Registry;
+use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
 use crate::{log::scope::Scopes, settings::Settings, task::Tasks};
@@ -56,4 +57,9 @@ pub fn now() -> Instant {
 )]
 pub fn wall_clock() -> SystemTime {
     SystemTime::now()
+}
+
+/// Returns the CPU time that the calling thread has used.
+pub fn thread_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap_or_default()
 }

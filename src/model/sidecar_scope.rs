@@ -10,6 +10,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashSet;
 use smol_str::SmolStr;
 
 use super::{
@@ -296,6 +297,7 @@ fn sidecar_scope(
     let mut collector = Collector::default();
     let mut egress = Vec::new();
     let mut virtual_services: Vec<ObjectKey> = Vec::new();
+    let mut known: FxHashSet<&ObjectKey> = FxHashSet::default();
     for (index, listener) in written.iter().enumerate() {
         let imports = Imports::of(&listener.hosts, namespace);
         let port_wanted = wanted_port(listener);
@@ -308,7 +310,7 @@ fn sidecar_scope(
             collector.add_destinations(cx, mesh, namespace, summary, port_wanted);
         }
         for (vs, _) in &reaches {
-            if !virtual_services.contains(vs) {
+            if known.insert(vs) {
                 virtual_services.push((*vs).clone());
             }
         }

@@ -51,7 +51,7 @@ use crate::{
 const QUIET: Duration = Duration::from_secs(1);
 /// Delay of a retry of failed writes.
 const RETRY: Duration = Duration::from_secs(5);
-/// Rest after an analysis, as a multiple of its duration: a tenth of one core is used at most.
+/// Rest after an analysis, as a multiple of its CPU time: a tenth of one core is used at most.
 const REST: u32 = 9;
 /// Concurrent writes.
 const MAX_CONCURRENT: usize = 8;
@@ -89,6 +89,9 @@ pub async fn run(
 /// The result of a write, with the object as it is now.
 type Written = (Write, Result<Value, WriteError>);
 
+/// The messages of an analysis, and its CPU time.
+type Analyzed = (Vec<Message>, Duration);
+
 /// The times of the first and the last change that no analysis has read.
 #[derive(Clone, Copy)]
 struct Changed {
@@ -109,7 +112,7 @@ struct Analysis {
     observe_at: Option<Instant>,
     /// When statuses are compared again after a failed write.
     retry_at: Option<Instant>,
-    analyzing: Option<JoinHandle<Vec<Message>>>,
+    analyzing: Option<JoinHandle<Analyzed>>,
     found: Found,
     reported: BTreeSet<Message>,
     queue: Vec<Write>,
@@ -163,7 +166,7 @@ impl Analysis {
                 }
                 () = at(self.observe_at) => self.observe_at = None,
                 () = at(due) => self.begin(),
-                messages = ended(&mut self.analyzing) => self.on_messages(messages),
+                analyzed = ended(&mut self.analyzing) => self.on_analyzed(analyzed),
                 Some(written) = self.writing.next() => self.on_written(written),
                 () = at(self.retry_at) => {
                     self.retry_at = None;
@@ -261,19 +264,20 @@ impl Analysis {
             return;
         };
         self.changed = None;
-        self.earliest = Instant::now();
         self.analyzing = Some(spawn_blocking(move || {
-            analyze(&Mesh::new(objects, settings), &Scope::default())
+            let before = environment::thread_time();
+            let messages = analyze(&Mesh::new(objects, settings), &Scope::default());
+            (messages, environment::thread_time().saturating_sub(before))
         }));
     }
 
-    fn on_messages(&mut self, messages: Result<Vec<Message>, JoinError>) {
+    fn on_analyzed(&mut self, analyzed: Result<Analyzed, JoinError>) {
         self.analyzing = None;
-        self.earliest = Instant::now() + REST * self.earliest.elapsed();
-        let messages = match messages {
-            Ok(messages) => messages,
+        let (messages, used) = match analyzed {
+            Ok(analyzed) => analyzed,
             Err(error) => return tracing::error!(%error, "analysis failed"),
         };
+        self.earliest = Instant::now() + REST * used;
         self.found = Found::new(&messages, &self.inputs.exceeded());
         self.queue = self.inputs.due(&self.found);
         self.report(messages);

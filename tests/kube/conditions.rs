@@ -12,7 +12,7 @@ use crate::support::kubernetes::{Cluster, Request, crds};
 use crate::support::{scratch, wait};
 
 /// Longer than a released lock stays free: attempts are 7.5 s apart.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 const ACCOUNT: &str = "system:serviceaccount:istio-system:istiod";
 
 pub(super) fn trials() -> Vec<Trial> {

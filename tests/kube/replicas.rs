@@ -319,7 +319,10 @@ fn a_condition_counts_the_proxies_of_all(name: &str) -> Result<(), Failed> {
     assert_eq!(writes_of("awaited")?, before);
     cluster.api.apply_all(&in_shop(&virtual_service("12s")))?;
     let refused = ["False", "Refused", "1/2 proxies up to date. 1 refused it."];
-    until_condition(&cluster, "VirtualService", "awaited", refused)?;
+    until_condition(&cluster, "VirtualService", "awaited", refused).map_err(|error| {
+        let ended = of_second.each_ref().map(AdsClient::ended);
+        format!("{error}; ends of connections: {ended:?}")
+    })?;
 
     // Without the proxy that refuses it, the next push shows the object as acknowledged.
     let [refusing, _accepting] = of_second;

@@ -21,7 +21,7 @@ use crate::support::{helm, http};
 
 pub(super) const SYSTEM: &str = "istio-system";
 /// Longer than a released lock stays free: attempts are 7.5 s apart.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
