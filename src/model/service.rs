@@ -284,26 +284,28 @@ fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) 
 /// Returns the traffic distribution: the Service's field, or else the object's annotation, or else that of its
 /// namespace.
 pub(super) fn traffic_distribution(cx: &Cx, mesh: &MeshSnapshot, spec: &str, meta: &Meta) -> TrafficDistribution {
-    const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
     match spec {
         "PreferSameZone" | "PreferClose" => return TrafficDistribution::PreferSameZone,
         "PreferSameNode" => return TrafficDistribution::PreferSameNode,
         _ => {}
     }
-    let of = |annotations: &Labels| {
-        let value = annotations.get(ANNOTATION).filter(|value| !value.is_empty())?;
-        Some(match value.to_ascii_lowercase().as_str() {
-            "prefersamezone" | "preferclose" => TrafficDistribution::PreferSameZone,
-            "prefersamenode" => TrafficDistribution::PreferSameNode,
-            _ => TrafficDistribution::Any,
-        })
-    };
-    of(&meta.annotations).unwrap_or_else(|| {
+    annotated_distribution(&meta.annotations).unwrap_or_else(|| {
         let namespace = ObjectKey::new(meta.cluster(), "", SmolStr::new(meta.namespace().as_str()));
         let namespace = mesh.namespaces.get(cx, &namespace);
         namespace
-            .and_then(|namespace| of(&namespace.meta.annotations))
+            .and_then(|namespace| annotated_distribution(&namespace.meta.annotations))
             .unwrap_or_default()
+    })
+}
+
+/// Returns the traffic distribution that annotations set; `None` if they do not.
+fn annotated_distribution(annotations: &Labels) -> Option<TrafficDistribution> {
+    let value = annotations.get("networking.istio.io/traffic-distribution")?;
+    Some(match value.to_ascii_lowercase().as_str() {
+        "" => return None,
+        "prefersamezone" | "preferclose" => TrafficDistribution::PreferSameZone,
+        "prefersamenode" => TrafficDistribution::PreferSameNode,
+        _ => TrafficDistribution::Any,
     })
 }
 

@@ -24,7 +24,7 @@ fn entry(name: &str, spec: &Value, status: Value) -> Row {
 }
 
 fn entry_created(name: &str, spec: &Value, status: Value, time: &str) -> Row {
-    let object = json!({"metadata": {"name": name, "creationTimestamp": time}});
+    let object = json!({"metadata": {"name": name, "creationTimestamp": time, "annotations": spec["annotations"]}});
     let mut message = networking::ServiceEntry {
         hosts: texts(&spec["hosts"]),
         addresses: texts(&spec["addresses"]),
@@ -353,10 +353,13 @@ fn fields_of_a_kubernetes_service_are_converted() {
 #[test]
 fn traffic_distribution_of_a_service_overrides_its_namespace() {
     const ANNOTATION: &str = "networking.istio.io/traffic-distribution";
-    let of = |spec: Value, service: Value, namespace: Value| {
-        let namespace = json!({"metadata": {"name": "default", "annotations": namespace}});
-        let namespace = raw::Namespace::parse(meta(Kind::Namespace, "Kubernetes", &namespace), &namespace).unwrap();
-        let rows = vec![namespace.into(), kube("Kubernetes", "a", &spec, &service)];
+    let namespace = |annotations: Value| -> Row {
+        let namespace = json!({"metadata": {"name": "default", "annotations": annotations}});
+        let meta = meta(Kind::Namespace, "Kubernetes", &namespace);
+        raw::Namespace::parse(meta, &namespace).unwrap().into()
+    };
+    let of = |spec: Value, service: Value, annotations: Value| {
+        let rows = vec![namespace(annotations), kube("Kubernetes", "a", &spec, &service)];
         service_of(&world(rows), A).traffic_distribution
     };
     let (node, zone) = (TrafficDistribution::PreferSameNode, TrafficDistribution::PreferSameZone);
@@ -376,6 +379,14 @@ fn traffic_distribution_of_a_service_overrides_its_namespace() {
         of(json!({}), annotated("x"), annotated("PreferSameNode")),
         TrafficDistribution::Any
     );
+    // A ServiceEntry has only its own.
+    let of_entry = |annotations: Value| {
+        let spec = json!({"hosts": ["x.com"], "ports": [80], "annotations": annotations});
+        let rows = vec![namespace(annotated("PreferSameNode")), entry("e", &spec, Value::Null)];
+        service_of(&world(rows), "x.com").traffic_distribution
+    };
+    assert_eq!(of_entry(json!({})), TrafficDistribution::Any);
+    assert_eq!(of_entry(annotated("PreferClose")), zone);
 }
 
 #[test]
