@@ -28,15 +28,12 @@ fn ready(replicas: &Replicas) -> usize {
         .len()
 }
 
-/// Returns the order that follows from a changed number of replicas; `None` if open orders stay. Fewer replicas, as in
-/// a rolling restart, end the order.
+/// Returns the order that follows from a changed number of replicas; `None` if there is none. Fewer replicas, as in a
+/// rolling restart, end the order.
 fn order(before: usize, now: usize) -> Option<Shedding> {
-    match before {
-        // Unknown is not none.
-        0 => None,
-        _ if now == 0 || now == before => None,
-        _ => Some((now > before).then_some(OVER)),
-    }
+    // Unknown is not none.
+    let was_known = before > 0;
+    was_known.then(|| (now > before).then_some(OVER))
 }
 
 /// Publishes when connections close.
@@ -46,13 +43,14 @@ pub(super) fn follow(tasks: &Tasks, mut replicas: watch::Receiver<Replicas>) -> 
         let mut before = 0;
         loop {
             let now = ready(&replicas.borrow_and_update());
-            if let Some(order) = order(before, now) {
-                if order.is_some() {
-                    tracing::info!(before, now, over = ?OVER, "replicas added, connections will reconnect");
+            if now > 0 && now != before {
+                let order = order(before, now);
+                if let Some(order) = order {
+                    sender.send_replace(order);
                 }
-                sender.send_replace(order);
-            }
-            if now > 0 {
+                // Connections that are opened after this line was written stay open.
+                let reconnect_within = order.flatten().map(tracing::field::debug);
+                tracing::info!(before, now, reconnect_within, "ready replicas changed");
                 before = now;
             }
             if replicas.changed().await.is_err() {

@@ -50,13 +50,26 @@ fn replica(tenant: &Tenant, name: &str) -> Result<Daemon, String> {
 /// Returns the slice of one replica. Ports differ, so there is one for each. API servers refuse loopback addresses, but
 /// not as names.
 fn slice(namespace: &str, name: &str, port: u16) -> Value {
+    slice_with(namespace, name, port, &json!({ "ready": true }))
+}
+
+fn slice_with(namespace: &str, name: &str, port: u16, conditions: &Value) -> Value {
     json!({ "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": { "namespace": namespace, "name": name,
             "labels": { "kubernetes.io/service-name": "istiod" } },
         "addressType": "FQDN",
         "ports": [{ "name": "https-dns", "port": port, "protocol": "TCP" }],
-        "endpoints": [{ "addresses": ["127.0.0.1"], "conditions": { "ready": true },
+        "endpoints": [{ "addresses": ["127.0.0.1"], "conditions": conditions,
             "targetRef": { "kind": "Pod", "namespace": namespace, "name": name } }] })
+}
+
+/// Waits until each replica knows how many there are. Connections from before would close at some time, to reconnect to
+/// a replica that was added.
+fn until_counted(replicas: [&Daemon; 2]) -> Result<(), String> {
+    for replica in replicas {
+        replica.process.until_logged(&["ready replicas changed", " now=2 "])?;
+    }
+    Ok(())
 }
 
 fn name_of(tenant: &Tenant, number: usize) -> String {
@@ -125,6 +138,7 @@ fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
     for slice in &slices {
         tenant.cluster.api.apply(slice)?;
     }
+    until_counted([&first, &second])?;
     let of_first = connect(&tenant, &first, 0..PROXIES)?;
     let of_second = connect(&tenant, &second, PROXIES..2 * PROXIES)?;
     let object = format!("vs/awaited.{}", tenant.app);
@@ -263,6 +277,7 @@ fn a_condition_counts_the_proxies_of_all(name: &str) -> Result<(), Failed> {
     }
     until_answered(&first, &NAMES)?;
     until_answered(&second, &NAMES)?;
+    until_counted([&first, &second])?;
     let connect = |daemon: &Daemon, names: [&str; 2]| {
         let proxies = names.map(|name| AdsClient::connect(daemon.xds, &sidecar(name)));
         for proxy in &proxies {
@@ -278,7 +293,9 @@ fn a_condition_counts_the_proxies_of_all(name: &str) -> Result<(), Failed> {
     until_condition(&cluster, "VirtualService", "awaited", arrived)?;
 
     // The proxies of a replica that does not answer are unknown, until it is no longer one.
-    let closed = slice(SYSTEM, "istiod-c", CLOSED_PORT);
+    // One that is not ready does not count as added.
+    let terminating = json!({ "ready": false, "serving": true, "terminating": true });
+    let closed = slice_with(SYSTEM, "istiod-c", CLOSED_PORT, &terminating);
     cluster.api.apply(&closed)?;
     until_missing(&first, "istiod-c")?;
     cluster.api.apply_all(&in_shop(&virtual_service("20s")))?;
