@@ -67,7 +67,7 @@ fn slice_with(namespace: &str, name: &str, port: u16, conditions: &Value) -> Val
 /// a replica that was added.
 fn until_counted(replicas: [&Daemon; 2]) -> Result<(), String> {
     for replica in replicas {
-        replica.process.until_logged(&["ready replicas changed", " now=2 "])?;
+        replica.process.until_logged(&["ready replicas changed", " now=2"])?;
     }
     Ok(())
 }
