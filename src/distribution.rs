@@ -130,14 +130,11 @@ pub struct Question {
     pub visible: Option<Namespace>,
 }
 
-/// The effects of an object, with the revision that they were computed from.
-type Effects = (Revision, Arc<Vec<GroupEffect>>);
-
 /// The state of a query between two reports.
 #[derive(Default)]
 struct Following {
     /// The effects that were computed last, with their revision.
-    effects: Option<Effects>,
+    effects: Option<(Revision, Arc<Vec<GroupEffect>>)>,
     /// The newest connection before they were computed. They do not include later ones.
     newest: Option<u64>,
     /// Effects are not computed again before this time.
@@ -388,29 +385,28 @@ impl Distribution {
             return;
         }
         let newest = self.inputs.connections.newest();
-        let (effects, took) = self.effects(kind, key).await.unzip();
-        following.effects = effects;
+        let effects = self.effects(kind, key).await;
+        // With the time in which others had their turn, so that many queries about one change rest longer.
+        let took = environment::now().saturating_duration_since(now);
+        following.effects = effects.map(|(revision, effects)| (revision, Arc::new(effects)));
         following.newest = newest;
-        following.rests_until = Some(environment::now() + took.unwrap_or_default() * REST);
+        following.rests_until = Some(environment::now() + took * REST);
     }
 
-    /// Returns the effects of an object, with their revision and the time for which pushes waited for them; `None` if
-    /// it does not exist.
-    async fn effects(&self, kind: Kind, key: &ObjectKey) -> Option<(Effects, Duration)> {
+    /// Returns the effects of an object, with their revision; `None` if it does not exist.
+    async fn effects(&self, kind: Kind, key: &ObjectKey) -> Option<(Revision, Vec<GroupEffect>)> {
         let _turn = self.turn.lock().await;
         let key = key.clone();
         let effects = PushHandle::ask_what_if(&self.inputs.inspect, move |world, store| {
-            let started = environment::now();
             let without = world.without(kind, &key)?;
             let effects = store.effects(&without.snapshot, &without.changes, &Parallel);
-            let took = environment::now().saturating_duration_since(started);
-            Some(((without.snapshot.revision, Arc::new(effects)), without.panics, took))
+            Some((without.snapshot.revision, effects, without.panics))
         });
-        let (effects, panics, took) = effects.await.flatten()?;
+        let (revision, effects, panics) = effects.await.flatten()?;
         for panic in panics {
             tracing::error!(resource = %panic, "generator panicked, previous resource kept; this is a bug in istiod");
         }
-        Some((effects, took))
+        Some((revision, effects))
     }
 
     /// Returns the objects that are blamed for a refused resource; `None` before they were searched.

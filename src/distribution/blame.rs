@@ -153,7 +153,7 @@ impl Distribution {
             }
             tried.push(candidate.clone());
             let effects = self.effects(candidate.0, &candidate.1).await;
-            let mut effects = effects.iter().flat_map(|((_, effects), _)| effects.iter());
+            let mut effects = effects.iter().flat_map(|(_, effects)| effects);
             let of_connection = effects.find(|effect| effect.connections.binary_search(&id).is_ok());
             let mut resources = of_connection.iter().flat_map(|effect| effect.resources.iter());
             let affected = resources.find(|resource| {

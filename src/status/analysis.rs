@@ -12,6 +12,7 @@ mod message;
 use std::{
     collections::BTreeSet,
     future::pending,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::{Duration, UNIX_EPOCH},
 };
@@ -89,8 +90,8 @@ pub async fn run(
 /// The result of a write, with the object as it is now.
 type Written = (Write, Result<Value, WriteError>);
 
-/// The messages of an analysis, and its CPU time.
-type Analyzed = (Vec<Message>, Duration);
+/// The messages of an analysis, `None` if it panicked, and its CPU time.
+type Analyzed = (Option<Vec<Message>>, Duration);
 
 /// The times of the first and the last change that no analysis has read.
 #[derive(Clone, Copy)]
@@ -266,7 +267,8 @@ impl Analysis {
         self.changed = None;
         self.analyzing = Some(spawn_blocking(move || {
             let before = environment::thread_time();
-            let messages = analyze(&Mesh::new(objects, settings), &Scope::default());
+            let analysis = || analyze(&Mesh::new(objects, settings), &Scope::default());
+            let messages = catch_unwind(AssertUnwindSafe(analysis)).ok();
             (messages, environment::thread_time().saturating_sub(before))
         }));
     }
@@ -278,6 +280,9 @@ impl Analysis {
             Err(error) => return tracing::error!(%error, "analysis failed"),
         };
         self.earliest = Instant::now() + REST * used;
+        let Some(messages) = messages else {
+            return tracing::error!("analysis panicked, previous messages kept; this is a bug in istiod");
+        };
         self.found = Found::new(&messages, &self.inputs.exceeded());
         self.queue = self.inputs.due(&self.found);
         self.report(messages);
