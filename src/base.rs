@@ -8,6 +8,7 @@ pub mod hashed;
 pub mod host;
 pub mod ident;
 pub mod message;
+pub mod pool;
 pub mod re2;
 pub mod scratch;
 pub mod select;

@@ -7,6 +7,7 @@
 
 pub mod address;
 pub mod authorization;
+pub mod block;
 pub mod build_context;
 pub mod cluster;
 pub mod config_object;

@@ -27,7 +27,7 @@ pub use derive::Derived;
 pub use evaluated::{Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
 pub use memo::{Memo, Memoized};
-pub use pieces::PieceReads;
+pub use pieces::{LastPieces, PieceReads};
 pub use reads::Reads;
 pub use refcounts::{Refcounts, Users};
 pub use transaction::{ChangeSet, Transaction};

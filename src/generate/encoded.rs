@@ -1,16 +1,20 @@
 //! `EncodedResource`: a resource encoded once, whose bytes all connections share.
 
-use std::{cell::Cell, fmt, sync::Arc};
+use std::{cell::Cell, fmt, iter, sync::Arc};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use prost::{Message, Name, encoding};
 use smol_str::SmolStr;
 
-use super::wire::{self, Writer, field_len};
+use super::{
+    block::Block,
+    wire::{self, Encoded, Writer, field_len},
+};
 use crate::{
     base::{Version, scratch},
     proto::{
-        envoy::service::discovery::v3::DeltaDiscoveryResponse,
+        Any,
+        envoy::service::discovery::v3::{DeltaDiscoveryResponse, Resource},
         field::{self, MessageFields},
     },
 };
@@ -87,8 +91,62 @@ pub struct EncodedResource {
     pub version: Version,
     /// Other names by which clients request the resource.
     aliases: Option<Arc<[SmolStr]>>,
+    /// The frames, or what precedes the blocks in them.
     delta: Bytes,
     sotw: Bytes,
+    blocks: Option<Arc<Blocks>>,
+}
+
+/// The end of a resource that shares parts with others.
+struct Blocks {
+    blocks: Box<[Bytes]>,
+    len: usize,
+    delta_tail: Bytes,
+    sotw_tail: Bytes,
+}
+
+/// A resource as a field of a response, in one or more buffers.
+#[derive(Clone, Copy)]
+pub struct Frame<'a> {
+    head: &'a Bytes,
+    /// The blocks, with what follows them.
+    rest: Option<(&'a Blocks, &'a Bytes)>,
+}
+
+impl<'a> Frame<'a> {
+    /// Returns the length in bytes.
+    pub fn size(self) -> usize {
+        self.head.len() + self.rest.map_or(0, |(blocks, tail)| blocks.len + tail.len())
+    }
+
+    /// Returns a buffer by its position; `None` after the last.
+    pub fn buf(self, position: usize) -> Option<&'a Bytes> {
+        let Some(after) = position.checked_sub(1) else {
+            return Some(self.head);
+        };
+        let (blocks, tail) = self.rest?;
+        let tail = (after == blocks.blocks.len()).then_some(tail);
+        blocks.blocks.get(after).or(tail)
+    }
+
+    /// Returns the buffers in order.
+    pub fn bufs(self) -> impl Iterator<Item = &'a Bytes> {
+        let rest = self
+            .rest
+            .into_iter()
+            .flat_map(|(blocks, tail)| blocks.blocks.iter().chain(iter::once(tail)));
+        iter::once(self.head).chain(rest)
+    }
+
+    /// Returns all bytes in one buffer.
+    pub fn to_bytes(self) -> Bytes {
+        if self.rest.is_none() {
+            return self.head.clone();
+        }
+        let mut bytes = BytesMut::with_capacity(self.size());
+        self.bufs().for_each(|buf| bytes.extend_from_slice(buf));
+        bytes.freeze()
+    }
 }
 
 /// Omits the content, which may be a private key.
@@ -105,6 +163,13 @@ impl PartialEq for EncodedResource {
     fn eq(&self, other: &Self) -> bool {
         self.version == other.version
     }
+}
+
+/// An encoded message: the blocks that it shares with other messages, and what precedes and follows them.
+struct Value<'a> {
+    head: &'a [u8],
+    blocks: Vec<Bytes>,
+    tail: &'a [u8],
 }
 
 /// The largest buffer that a thread keeps, in bytes.
@@ -142,6 +207,39 @@ impl EncodedResource {
         })
     }
 
+    /// Frames a message that a function begins, with blocks of further fields and then the last ones.
+    pub fn of_blocks<M: MessageFields>(
+        name: SmolStr,
+        begin: impl FnOnce(&mut Writer<M>),
+        blocks: Vec<Block>,
+        last: &Encoded<M>,
+    ) -> Self {
+        let mut head = Vec::new();
+        begin(&mut Writer::<M>::new(&mut head));
+        if cfg!(debug_assertions) {
+            let mut whole = head.clone();
+            blocks.iter().for_each(|block| whole.extend_from_slice(&block.bytes));
+            whole.extend_from_slice(last.as_bytes());
+            wire::debug_assert_canonical::<M>(&whole);
+        }
+        // The version is the hash of type, name, the fields before and after the blocks, and the blocks' own hashes.
+        let mut hashed = Vec::with_capacity(head.len() + last.len() + blocks.len() * size_of::<u128>() + 256);
+        hashed.extend_from_slice(M::TYPE_URL.as_bytes());
+        for part in [b"\0", name.as_bytes(), b"\0", &head] {
+            hashed.extend_from_slice(part);
+        }
+        for block in &blocks {
+            hashed.extend_from_slice(&block.version.value().to_le_bytes());
+        }
+        hashed.extend_from_slice(last.as_bytes());
+        let value = Value {
+            head: &head,
+            tail: last.as_bytes(),
+            blocks: blocks.into_iter().map(|block| block.bytes).collect(),
+        };
+        Self::frame(name, Version::of(&hashed), M::TYPE_URL, Vec::new(), value)
+    }
+
     fn framed(name: SmolStr, type_url: &str, aliases: Vec<SmolStr>, write: impl FnOnce(&mut Vec<u8>)) -> Self {
         // The version is the hash of type, name and content, which are written in one piece. Aliases follow from those.
         let mut buffer = SCRATCH.take();
@@ -150,17 +248,24 @@ impl EncodedResource {
         }
         let begin = buffer.len();
         write(&mut buffer);
-        let framed = Self::frame(name, Version::of(&buffer), type_url, aliases, &buffer[begin..]);
+        let value = Value {
+            head: &buffer[begin..],
+            tail: &[],
+            blocks: Vec::new(),
+        };
+        let framed = Self::frame(name, Version::of(&buffer), type_url, aliases, value);
         if buffer.capacity() <= MAX_BUFFER {
             scratch::put_back(&SCRATCH, buffer);
         }
         framed
     }
 
-    fn frame(name: SmolStr, version: Version, type_url: &str, aliases: Vec<SmolStr>, value: &[u8]) -> Self {
+    fn frame(name: SmolStr, version: Version, type_url: &str, aliases: Vec<SmolStr>, value: Value) -> Self {
         use field::{any, delta_discovery_response, resource};
 
-        let any_len = field_len(any::TYPE_URL, type_url.len()) + field_len(any::VALUE, value.len());
+        let blocks_len: usize = value.blocks.iter().map(Bytes::len).sum();
+        let value_len = value.head.len() + blocks_len + value.tail.len();
+        let any_len = field_len(any::TYPE_URL, type_url.len()) + field_len(any::VALUE, value_len);
         let version_text = version.text();
         let name_len = if name.is_empty() {
             0
@@ -175,30 +280,49 @@ impl EncodedResource {
             + field_len(resource::RESOURCE, any_len)
             + name_len
             + aliases_len;
-        let mut bytes = Vec::with_capacity(field_len(delta_discovery_response::RESOURCES, resource_len));
-        let mut any_range = 0..0;
-        let mut response = Writer::<DeltaDiscoveryResponse>::new(&mut bytes);
-        response.nested_of_length(delta_discovery_response::RESOURCES, resource_len, |out| {
-            out.bytes(resource::VERSION, &version_text);
-            any_range.start = out.position();
-            out.nested_of_length(resource::RESOURCE, any_len, |out| {
-                out.text(any::TYPE_URL, type_url);
-                out.bytes(any::VALUE, value);
-            });
-            any_range.end = out.position();
-            out.text(resource::NAME, &name);
-            for alias in &aliases {
-                out.bytes(resource::ALIASES, alias.as_bytes());
-            }
-        });
-        let delta = Bytes::from(bytes);
-        let sotw = delta.slice(any_range);
-        Self {
+        let len = field_len(delta_discovery_response::RESOURCES, resource_len) - blocks_len;
+        let mut bytes = Vec::with_capacity(len);
+        let mut out = Writer::<DeltaDiscoveryResponse>::new(&mut bytes);
+        out.header(delta_discovery_response::RESOURCES, resource_len);
+        let mut out = out.of::<Resource>();
+        out.bytes(resource::VERSION, &version_text);
+        let any_begin = out.position();
+        out.header(resource::RESOURCE, any_len);
+        let mut out = out.of::<Any>();
+        out.text(any::TYPE_URL, type_url);
+        out.header(any::VALUE, value_len);
+        out.raw(value.head);
+        let head_end = out.position();
+        out.raw(value.tail);
+        let any_end = out.position();
+        let mut out = out.of::<Resource>();
+        out.text(resource::NAME, &name);
+        for alias in &aliases {
+            out.bytes(resource::ALIASES, alias.as_bytes());
+        }
+        debug_assert_eq!(bytes.len(), len, "length of the frame of {name}");
+        let bytes = Bytes::from(bytes);
+        let framed = Self {
             name,
             version,
             aliases: (!aliases.is_empty()).then(|| aliases.into()),
-            delta,
-            sotw,
+            delta: bytes.clone(),
+            sotw: bytes.slice(any_begin..any_end),
+            blocks: None,
+        };
+        if value.blocks.is_empty() {
+            return framed;
+        }
+        Self {
+            delta: bytes.slice(..head_end),
+            sotw: bytes.slice(any_begin..head_end),
+            blocks: Some(Arc::new(Blocks {
+                blocks: value.blocks.into(),
+                len: blocks_len,
+                delta_tail: bytes.slice(head_end..),
+                sotw_tail: bytes.slice(head_end..any_end),
+            })),
+            ..framed
         }
     }
 
@@ -208,18 +332,26 @@ impl EncodedResource {
     }
 
     /// Returns field 2 of a `DeltaDiscoveryResponse`: the whole `Resource` with tag and length.
-    pub fn delta_frame(&self) -> &Bytes {
-        &self.delta
+    pub fn delta_frame(&self) -> Frame<'_> {
+        let blocks = self.blocks.as_deref();
+        Frame {
+            head: &self.delta,
+            rest: blocks.map(|blocks| (blocks, &blocks.delta_tail)),
+        }
     }
 
-    /// Returns field 2 of a `DiscoveryResponse`: the `Any` with tag and length, a slice of the delta frame.
-    pub fn sotw_frame(&self) -> &Bytes {
-        &self.sotw
+    /// Returns field 2 of a `DiscoveryResponse`: the `Any` with tag and length, a part of the delta frame.
+    pub fn sotw_frame(&self) -> Frame<'_> {
+        let blocks = self.blocks.as_deref();
+        Frame {
+            head: &self.sotw,
+            rest: blocks.map(|blocks| (blocks, &blocks.sotw_tail)),
+        }
     }
 
     /// Returns the resource as an `Any`, for dumps.
     pub fn any(&self) -> crate::proto::Any {
-        let mut slice = self.sotw.clone();
+        let mut slice = self.sotw_frame().to_bytes();
         let parsed = encoding::decode_key(&mut slice)
             .and_then(|_| encoding::decode_varint(&mut slice))
             .map_err(|error| error.to_string())
@@ -243,10 +375,10 @@ mod tests {
             ..Default::default()
         };
         let resource = EncodedResource::new("outbound|80||a.b", &cluster);
-        let delta = DeltaDiscoveryResponse::decode(resource.delta_frame().clone()).expect("delta");
+        let delta = DeltaDiscoveryResponse::decode(resource.delta_frame().to_bytes()).expect("delta");
         assert_eq!(delta.resources[0].name, cluster.name);
         assert_eq!(delta.resources[0].version, resource.version.to_string());
-        let sotw = DiscoveryResponse::decode(resource.sotw_frame().clone()).expect("sotw");
+        let sotw = DiscoveryResponse::decode(resource.sotw_frame().to_bytes()).expect("sotw");
         assert_eq!(Some(&sotw.resources[0]), delta.resources[0].resource.as_ref());
         assert_eq!(
             Cluster::decode(sotw.resources[0].value.clone()).expect("cluster"),

@@ -5,6 +5,7 @@
 
 use super::{
     BuildContext, address, authorization,
+    block::BlockPool,
     build_context::PushMemo,
     cluster::{self, ClusterList, ClusterResource},
     encoded::ResourceType,
@@ -22,7 +23,7 @@ use super::{
     requested::{ADDRESSES, RequestedResources},
     resource::{Built, UnknownRoutes},
     route::{
-        self, DefaultRoutesMemo,
+        self, DefaultRoutesMemo, HostNamesMemo,
         fragment::{FragmentKey, Fragments},
     },
     secret,
@@ -33,7 +34,7 @@ use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
     model::{ScopeKey, SidecarScope},
-    table::{ChangeSet, PieceReads},
+    table::{ChangeSet, LastPieces, PieceReads},
 };
 
 /// A part of the configuration of a group, with the results of selection that it depends on.
@@ -122,8 +123,16 @@ pub struct PartList {
     pub pieces: Option<ListPieces>,
 }
 
-/// The pieces of a list: one for each service of a scope, from the beginning of the list.
-pub struct ListPieces {
+/// The pieces that a list was made in.
+pub enum ListPieces {
+    /// Those of clusters.
+    Clusters(ClusterPieces),
+    /// Those of a gateway's routes.
+    Routes(route::GatewayPieces),
+}
+
+/// One piece for each service of a scope, from the beginning of the list.
+pub struct ClusterPieces {
     scope: Shared<SidecarScope>,
     reads: PieceReads,
     /// The end of each piece among the resources.
@@ -194,6 +203,9 @@ impl KnownKeys<'_> {
 /// A list while resources are added, with what is known from the last one.
 struct Lister<'a> {
     last: LastList<'a>,
+    /// The pieces of the last list, if they are those of clusters and may be used.
+    last_clusters: Option<&'a ClusterPieces>,
+    clusters: Option<ClusterPieces>,
     /// The position of the next service in the scope of the last list.
     next: usize,
     known: KnownKeys<'a>,
@@ -204,6 +216,11 @@ impl<'a> Lister<'a> {
     fn new(last: LastList<'a>) -> Self {
         Self {
             last,
+            last_clusters: match last.pieces {
+                Some(ListPieces::Clusters(pieces)) => Some(pieces),
+                _ => None,
+            },
+            clusters: None,
             next: 0,
             known: KnownKeys { rest: last.resources },
             list: PartList::default(),
@@ -219,8 +236,8 @@ impl<'a> Lister<'a> {
     }
 
     /// Returns the pieces of the last list, with the position of a service among them if the scope shows it as before.
-    fn last_piece(&mut self, scope: &SidecarScope, position: usize) -> Option<(&'a ListPieces, usize)> {
-        let last = self.last.pieces?;
+    fn last_piece(&mut self, scope: &SidecarScope, position: usize) -> Option<(&'a ClusterPieces, usize)> {
+        let last = self.last_clusters?;
         let service = &scope.services[position];
         let rest = last.scope.services.get(self.next..)?;
         let at = self.next + rest.iter().take(WINDOW).position(|known| known == service)?;
@@ -238,10 +255,10 @@ impl ClusterList for Lister<'_> {
 
     fn begin_services(&mut self, ctx: &BuildContext, scope: &ScopeKey) -> Shared<SidecarScope> {
         let changes = self.last.changes;
-        self.last.pieces = self.last.pieces.filter(|last| last.reads.are_usable(changes));
+        self.last_clusters = self.last_clusters.filter(|last| last.reads.are_usable(changes));
         let reads = PieceReads::begin(ctx.cx);
         let scope = ctx.tcp_scope(scope);
-        self.list.pieces = Some(ListPieces {
+        self.clusters = Some(ClusterPieces {
             ends: Vec::with_capacity(scope.services.len()),
             scope: scope.clone(),
             reads,
@@ -255,7 +272,7 @@ impl ClusterList for Lister<'_> {
         position: usize,
         list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
     ) {
-        let mut pieces = self.list.pieces.take().expect("because the services have begun");
+        let mut pieces = self.clusters.take().expect("because the services have begun");
         let last = self.last_piece(&pieces.scope, position);
         let resources = &mut self.list.resources;
         let reused = last.filter(|(last, at)| pieces.reads.reuse(ctx.cx, &last.reads, *at, self.last.changes));
@@ -273,7 +290,7 @@ impl ClusterList for Lister<'_> {
             resources.extend(listed.map(|resource| self.known.listed(resource)));
         }
         pieces.ends.push(self.list.resources.len());
-        self.list.pieces = Some(pieces);
+        self.clusters = Some(pieces);
     }
 }
 
@@ -298,15 +315,26 @@ impl Part {
     pub fn list(&self, ctx: &BuildContext, last: LastList) -> PartList {
         let mut lister = Lister::new(last);
         match self {
-            Self::Clusters(part) => part.list(ctx, &mut lister),
+            Self::Clusters(part) => {
+                part.list(ctx, &mut lister);
+                lister.list.pieces = lister.clusters.take().map(ListPieces::Clusters);
+            }
             Self::Grpc(part) => lister.extend(part.list(ctx).into_iter().map(of_grpc)),
             Self::Listeners(part) => {
                 let keys = part.list(ctx).into_iter();
                 lister.extend(keys.map(|key| (ResourceType::Listener, Resource::Listener(key))));
             }
             Self::Routes(part) => {
-                let keys = part.list(ctx).into_iter();
-                lister.extend(keys.map(|key| (ResourceType::Route, Resource::Route(key))));
+                let last = LastPieces {
+                    pieces: match last.pieces {
+                        Some(ListPieces::Routes(pieces)) => Some(pieces),
+                        _ => None,
+                    },
+                    changes: last.changes,
+                };
+                let (keys, pieces) = part.list(ctx, last);
+                lister.extend(keys.into_iter().map(|key| (ResourceType::Route, Resource::Route(key))));
+                lister.list.pieces = pieces.map(ListPieces::Routes);
             }
             Self::Extensions(part) => {
                 let keys = part.list();
@@ -417,12 +445,23 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
     })
 }
 
+/// Equal values of keys and resources, each held once as long as it is used.
+#[derive(Clone, Default)]
+pub struct Pools {
+    /// What resources consist of.
+    pub blocks: Shared<BlockPool>,
+    bindings: Shared<route::BindingPool>,
+}
+
 /// Creates the values that resources share during one update, with the fragments from before it.
-pub fn push_memo(fragments: Fragments, chains: Chains) -> PushMemo {
+pub fn push_memo(fragments: Fragments, chains: Chains, pools: &Pools) -> PushMemo {
     PushMemo::default()
+        .with(pools.blocks.clone())
+        .with(pools.bindings.clone())
         .with(fragments)
         .with(chains)
         .with(GatewayMemo::default())
         .with(DefaultRoutesMemo::default())
+        .with(HostNamesMemo::default())
         .with(FilterMemo::default())
 }

@@ -61,7 +61,7 @@ impl Built {
     pub fn bytes(&self) -> usize {
         self.resource
             .as_ref()
-            .map_or(0, |resource| resource.delta_frame().len())
+            .map_or(0, |resource| resource.delta_frame().size())
     }
 
     /// Replaces the notes.

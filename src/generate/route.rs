@@ -13,6 +13,7 @@ pub mod fragment;
 mod gateway;
 mod hash;
 mod headers;
+mod host_names;
 mod http;
 mod matches;
 mod name_set;
@@ -25,7 +26,10 @@ mod translation;
 mod virtual_host;
 pub(crate) mod waypoint;
 
+pub use gateway::GatewayPieces;
+pub(super) use host_names::HostNamesMemo;
 pub(super) use http::DefaultRoutesMemo;
+pub use sidecar::BindingPool;
 
 use super::{
     BuildContext, EncodedResource, ProxyType, VipView, labels,
@@ -35,6 +39,7 @@ use super::{
 use crate::{
     base::{Hashed, Labels, Namespace, Shared, SmolStr},
     proto::envoy::config::route::v3::{RouteConfiguration, VirtualHost},
+    table::LastPieces,
 };
 
 /// Inputs of the selection of a route part.
@@ -125,11 +130,14 @@ pub fn unknown(ctx: &BuildContext, selected: &Selected) -> UnknownRoutes {
 }
 
 impl RoutePart {
-    /// Lists the resources of the part, in order.
-    pub fn list(&self, ctx: &BuildContext) -> Vec<RouteKey> {
+    /// Lists the resources of the part, in order, with the pieces that the list was made in, if it was.
+    pub fn list(&self, ctx: &BuildContext, last: LastPieces<GatewayPieces>) -> (Vec<RouteKey>, Option<GatewayPieces>) {
         match self {
-            Self::Sidecar(part) => part.list(ctx).into_iter().map(RouteKey::Sidecar).collect(),
-            Self::Gateway(part) => part.list(ctx).into_iter().map(RouteKey::Gateway).collect(),
+            Self::Sidecar(part) => (part.list(ctx).into_iter().map(RouteKey::Sidecar).collect(), None),
+            Self::Gateway(part) => {
+                let (routes, pieces) = part.list(ctx, last);
+                (routes.into_iter().map(RouteKey::Gateway).collect(), Some(pieces))
+            }
         }
     }
 }

@@ -26,7 +26,7 @@ use super::{
     build_context::PushMemo,
     encoded::ResourceType,
     listener::waypoint::chains::{BuiltChains, ServiceChainsKey},
-    plan::{self, LastList, ListPieces, ListedResource, PartKey, PartList, ProxyGroupKey, ResourceKey},
+    plan::{self, LastList, ListPieces, ListedResource, PartKey, PartList, Pools, ProxyGroupKey, ResourceKey},
     proxy::Proxy,
     proxy_class::ProxyClassKey,
     requested::ADDRESSES,
@@ -36,7 +36,11 @@ use super::{
 use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
-    model::{MeshSnapshot, ScopeKey, SidecarScope, ambient::SHARDS, sidecar_scope},
+    model::{
+        MeshSnapshot, ScopeKey, SidecarScope,
+        ambient::SHARDS,
+        sidecar_scope::{self, ScopePool},
+    },
     table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, RelationId, Table, Transaction, Users},
 };
 use connections::Connections;
@@ -133,6 +137,8 @@ pub struct ConfigStore {
     fragments: FragmentMemo<FragmentKey, Routes>,
     chains: FragmentMemo<ServiceChainsKey, BuiltChains>,
     resources: Derived<ResourceKey, Built>,
+    pools: Pools,
+    scope_pool: ScopePool,
     groups: FxHashMap<ProxyGroupKey, Group>,
     groups_of_scope: Refcounts<ScopeKey>,
     groups_of_part: Users<PartKey, ProxyGroupKey>,
@@ -198,6 +204,8 @@ impl Default for ConfigStore {
             fragments: FragmentMemo::new(FRAGMENTS),
             chains: FragmentMemo::new(CHAINS),
             resources: Derived::new(RESOURCES),
+            pools: Pools::default(),
+            scope_pool: ScopePool::default(),
             groups: FxHashMap::default(),
             groups_of_scope: Refcounts::default(),
             groups_of_part: Users::default(),
@@ -222,7 +230,7 @@ impl ConfigStore {
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
         let scopes = self.scope_tables();
-        let memo = plan::push_memo(self.fragments.table(), self.chains.table());
+        let memo = plan::push_memo(self.fragments.table(), self.chains.table(), &self.pools);
         let inputs = BuildInputs {
             mesh,
             scopes: &scopes,
@@ -250,6 +258,7 @@ impl ConfigStore {
         self.fragments.forget_changes();
         self.chains.forget_changes();
         self.resources.begin();
+        self.pools.blocks.collect();
     }
 
     /// Updates scopes, parts, fragments and resources. Adds the groups that must be assembled to `touched`.
@@ -263,7 +272,8 @@ impl ConfigStore {
         touched: &mut FxHashSet<ProxyGroupKey>,
     ) {
         let panics = &mut update.panics;
-        let scope = |cx: &Cx, key: &ScopeKey| sidecar_scope::scope(cx, inputs.mesh, key);
+        let pool = &self.scope_pool;
+        let scope = |cx: &Cx, key: &ScopeKey| Some(pool.share(sidecar_scope::scope(cx, inputs.mesh, key)?));
         evaluate(&mut self.scopes, tx, &new.scopes, executor, panics, scope);
         let all = self.scopes.table().clone();
         let scope = |cx: &Cx, key: &ScopeKey| Some(all.get(cx, key)?.without_http_routes(cx, inputs.mesh));

@@ -223,6 +223,11 @@ impl<'a, M> Writer<'a, M> {
         self.bytes(field, &message.bytes);
     }
 
+    /// Continues with the fields of another message.
+    pub fn of<T>(self) -> Writer<'a, T> {
+        Writer::new(self.out)
+    }
+
     /// Writes the bytes of a text or of an encoded message.
     pub fn bytes<K>(&mut self, field: Field<M, K>, value: &[u8]) {
         self.header(field, value.len());
@@ -260,7 +265,8 @@ impl<'a, M> Writer<'a, M> {
         self.out.extend_from_slice(fields);
     }
 
-    fn header<K>(&mut self, field: Field<M, K>, len: usize) {
+    /// Writes the beginning of a text or message of this length in bytes. The caller writes the rest.
+    pub fn header<K>(&mut self, field: Field<M, K>, len: usize) {
         header(self.out, field.number(), len);
     }
 }

@@ -5,6 +5,7 @@
 
 mod collect;
 mod imports;
+mod pool;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ use crate::{
 };
 use collect::Collector;
 use imports::Imports;
+pub use pool::ScopePool;
 
 /// Key of a scope.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -246,8 +246,14 @@ fn ordered<'a>(
     rows
 }
 
-fn sort(rows: &mut [(&ObjectKey, &Shared<VirtualServiceSummary>)], namespace: &Namespace, overriding: Overriding) {
-    rows.sort_by_key(|(_, summary)| {
+fn sort<'a>(
+    rows: &mut [(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)],
+    namespace: &Namespace,
+    overriding: Overriding,
+) {
+    // The rows lie apart in memory, so each is read once.
+    rows.sort_by_cached_key(|(_, summary)| {
+        let summary: &'a VirtualServiceSummary = summary;
         let own = summary.meta.namespace() == namespace;
         let (class, may_override) = match &summary.export_to {
             ExportTo::Namespaces(_) if own => (0, overriding == Overriding::All),

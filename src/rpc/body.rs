@@ -44,8 +44,11 @@ impl BufList {
         self.bufs.is_empty()
     }
 
-    /// Appends a buffer.
+    /// Appends a buffer, unless it is empty.
     pub fn push(&mut self, buf: Bytes) {
+        if buf.is_empty() {
+            return;
+        }
         self.remaining += buf.len();
         self.bufs.push_back(buf);
     }

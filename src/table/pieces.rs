@@ -14,6 +14,14 @@ pub struct PieceReads {
     ends: Vec<usize>,
 }
 
+/// The pieces of the last evaluation, and the changes since then.
+pub struct LastPieces<'a, P> {
+    /// The pieces, if there was one.
+    pub pieces: Option<&'a P>,
+    /// The changes.
+    pub changes: &'a ChangeSet,
+}
+
 impl PieceReads {
     /// Begins with the pieces of an evaluation. All of them depend on what it has read until now.
     pub fn begin(cx: &Cx) -> Self {

@@ -53,11 +53,35 @@ enum Content {
     Blocks(Arc<[Bytes]>),
 }
 
+/// The place of a buffer.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    /// The resource or block.
+    item: usize,
+    /// The position among its buffers.
+    buf: usize,
+}
+
 impl Content {
-    fn get(&self, protocol: Protocol, index: usize) -> Option<&Bytes> {
+    fn buf(&self, protocol: Protocol, place: Place) -> Option<&Bytes> {
         match self {
-            Self::Resources(resources) => resources.get(index).map(|resource| protocol.frame(resource)),
-            Self::Blocks(blocks) => blocks.get(index),
+            Self::Resources(resources) => protocol.frame(resources.get(place.item)?).buf(place.buf),
+            Self::Blocks(blocks) => blocks.get(place.item).filter(|_| place.buf == 0),
+        }
+    }
+
+    /// Returns the place of the next buffer.
+    fn after(&self, protocol: Protocol, place: Place) -> Place {
+        let next = Place {
+            buf: place.buf + 1,
+            ..place
+        };
+        match self.buf(protocol, next) {
+            Some(_) => next,
+            None => Place {
+                item: place.item + 1,
+                buf: 0,
+            },
         }
     }
 }
@@ -68,7 +92,7 @@ pub struct Message {
     protocol: Protocol,
     head: Option<Bytes>,
     content: Content,
-    next: usize,
+    next: Place,
     written: Option<Arc<oneshot::Sender<()>>>,
     /// The memory of resources that only this message has. A client may leave it unread after its stream has ended.
     _held: Option<Arc<Charge>>,
@@ -106,7 +130,12 @@ impl Message {
             control_plane: None,
         };
         let held = response.held.clone();
-        let frames = || response.resources.iter().map(|resource| protocol.frame(resource).len());
+        let frames = || {
+            response
+                .resources
+                .iter()
+                .map(|resource| protocol.frame(resource).size())
+        };
         let (len, count) = (frames().sum::<usize>(), response.resources.len());
         let coalesced = response
             .coalesced
@@ -132,7 +161,7 @@ impl Message {
             removed: Vec::new(),
             control_plane: answer.control_plane.map(|identifier| ControlPlane { identifier }),
         };
-        let frames = answer.resources.iter().map(|resource| protocol.frame(resource).len());
+        let frames = answer.resources.iter().map(|resource| protocol.frame(resource).size());
         let len = frames.sum();
         Self::of(protocol, head, Content::Resources(answer.resources.into()), len)
     }
@@ -146,7 +175,10 @@ impl Message {
             removed: response.removed,
             control_plane: None,
         };
-        let frames = response.resources.iter().map(|resource| protocol.frame(resource).len());
+        let frames = response
+            .resources
+            .iter()
+            .map(|resource| protocol.frame(resource).size());
         let len = frames.sum();
         Self::of(protocol, head, Content::Resources(response.resources), len)
     }
@@ -199,7 +231,7 @@ impl Message {
             protocol,
             head: Some(head.freeze()),
             content,
-            next: 0,
+            next: Place::default(),
             written: Some(Arc::new(written)),
             _held: None,
         };
@@ -217,14 +249,14 @@ impl body::Message for Message {
         if let Some(head) = self.head.take() {
             data.push(head);
         }
-        while let Some(buf) = self.content.get(self.protocol, self.next) {
+        while let Some(buf) = self.content.buf(self.protocol, self.next) {
             if data.remaining() >= DATA_BYTES || data.len() >= DATA_BUFS {
                 break;
             }
             data.push(buf.clone());
-            self.next += 1;
+            self.next = self.content.after(self.protocol, self.next);
         }
-        data.hold_until_written(if self.content.get(self.protocol, self.next).is_some() {
+        data.hold_until_written(if self.content.buf(self.protocol, self.next).is_some() {
             self.written.clone()
         } else {
             self.written.take()
@@ -271,7 +303,7 @@ mod tests {
         let (mut body, sender) = Body::channel();
         sender.send(message).await.expect("an open receiver");
         let mut bytes = BytesMut::new();
-        let mut frames = resources.iter().map(|resource| resource.delta_frame());
+        let mut frames = resources.iter().flat_map(|resource| resource.delta_frame().bufs());
         let mut pieces = 0;
         while bytes.len() < sent.size_bytes {
             assert!(

@@ -1,8 +1,6 @@
 //! The two variants of ADS.
 
-use bytes::Bytes;
-
-use crate::generate::EncodedResource;
+use crate::generate::{EncodedResource, encoded::Frame};
 
 /// The variant of the protocol that a stream uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +32,7 @@ impl Protocol {
     }
 
     /// Returns the encoding of a resource as a field of a response.
-    pub(super) fn frame(self, resource: &EncodedResource) -> &Bytes {
+    pub(super) fn frame(self, resource: &EncodedResource) -> Frame<'_> {
         match self {
             Self::Sotw => resource.sotw_frame(),
             Self::Delta => resource.delta_frame(),

@@ -14,6 +14,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             // Messages and names.
             "wire",
             "constant",
+            "block",
             "encoded",
             "name",
             "tls",

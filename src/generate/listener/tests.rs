@@ -402,7 +402,7 @@ spec:
             .resources(ResourceType::Listener)
             .get(name)
             .expect("a listener");
-        listener.sotw_frame().clone()
+        listener.sotw_frame().to_bytes()
     };
     let is_shared = |name: &str| {
         let held = [0, 1, 2].map(|member| bytes(member, name).as_ptr());

@@ -2,17 +2,13 @@
 
 use std::{
     collections::BTreeSet,
-    hash::Hash,
     sync::{Mutex, PoisonError},
 };
 
 use smol_str::SmolStr;
 
 use super::{NodeMetadata, Proxy};
-use crate::base::{Hashed, Labels};
-
-/// The number of values below which unused ones are not collected.
-const MIN_COLLECTED: usize = 64;
+use crate::base::{Hashed, Labels, pool::Pool};
 
 /// The node metadata of connected proxies, their labels and their lists of extensions, each value held once. An Envoy
 /// lists hundreds of extensions.
@@ -21,9 +17,9 @@ pub struct NodeMetadataPool(Mutex<Pools>);
 
 #[derive(Default)]
 struct Pools {
-    nodes: Pool<NodeMetadata>,
-    extensions: Pool<BTreeSet<SmolStr>>,
-    labels: Pool<Labels>,
+    nodes: Pool<Hashed<NodeMetadata>>,
+    extensions: Pool<Hashed<BTreeSet<SmolStr>>>,
+    labels: Pool<Hashed<Labels>>,
 }
 
 impl NodeMetadataPool {
@@ -48,39 +44,6 @@ impl NodeMetadataPool {
             proxy.node = Hashed::new(node);
         }
         proxy.node = nodes.share(&proxy.node);
-    }
-}
-
-/// Distinct values. Values without other users are dropped when the number of values has doubled.
-struct Pool<T> {
-    values: BTreeSet<Hashed<T>>,
-    collect_at: usize,
-}
-
-impl<T> Default for Pool<T> {
-    fn default() -> Self {
-        Self {
-            values: BTreeSet::default(),
-            collect_at: MIN_COLLECTED,
-        }
-    }
-}
-
-impl<T: Eq + Hash> Pool<T> {
-    fn get(&self, value: &Hashed<T>) -> Option<Hashed<T>> {
-        self.values.get(value).cloned()
-    }
-
-    fn share(&mut self, value: &Hashed<T>) -> Hashed<T> {
-        if let Some(held) = self.get(value) {
-            return held;
-        }
-        if self.values.len() >= self.collect_at {
-            self.values.retain(Hashed::is_shared);
-            self.collect_at = MIN_COLLECTED.max(2 * self.values.len());
-        }
-        self.values.insert(value.clone());
-        value.clone()
     }
 }
 
@@ -111,24 +74,5 @@ mod tests {
         let listed = |proxy: &Proxy| proxy.node.extensions.listed.clone().expect("a list of extensions");
         assert!(listed(&one).same(&listed(&other)));
         assert_eq!(one.node, proxy(1, "w").node, "sharing changes nothing");
-    }
-
-    #[test]
-    fn unused_values_are_dropped() {
-        let pool = NodeMetadataPool::default();
-        let mut held = proxy(0, "held");
-        pool.share(&mut held);
-        for number in 0..10 * MIN_COLLECTED {
-            pool.share(&mut proxy(number, &format!("gone{number}")));
-        }
-        let mut again = proxy(1, "held");
-        pool.share(&mut again);
-        assert!(again.node.same(&held.node));
-        let pools = pool.0.lock().expect("an unpoisoned lock");
-        assert!(
-            pools.nodes.values.len() <= MIN_COLLECTED + 1,
-            "{}",
-            pools.nodes.values.len()
-        );
     }
 }

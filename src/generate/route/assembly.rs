@@ -1,15 +1,16 @@
 //! Assembles route configurations from encoded fields. The bytes equal those of encoding the whole message.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use prost::Message;
 
-use super::configuration;
+use super::{configuration, host_names::HostNames};
 use crate::{
-    base::SmolStr,
+    base::{SmolStr, Version},
     generate::{
         EncodedResource,
+        block::{Block, BlockPool},
         wire::{Encoded, Writer, field_len},
     },
     proto::{
@@ -18,12 +19,64 @@ use crate::{
     },
 };
 
+/// The name and domains of a virtual host.
+pub(super) enum Names {
+    /// All those of a service.
+    Shared(Arc<HostNames>),
+    /// Its own.
+    Own { name: String, domains: Vec<String> },
+}
+
+impl Names {
+    /// Returns the name and the domains.
+    pub(super) fn into_parts(self) -> (String, Vec<String>) {
+        match self {
+            Self::Shared(names) => {
+                let domains = names.domains.iter().map(|domain| domain.text.clone());
+                (names.name.clone(), domains.collect())
+            }
+            Self::Own { name, domains } => (name, domains),
+        }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Self::Shared(names) => &names.name,
+            Self::Own { name, .. } => name,
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::Shared(names) => names.encoded.len(),
+            Self::Own { name, domains } => {
+                let domains = domains.iter();
+                let domains = domains.map(|domain| field_len(virtual_host::DOMAINS, domain.len()));
+                let name = match name.len() {
+                    0 => 0,
+                    len => field_len(virtual_host::NAME, len),
+                };
+                name + domains.sum::<usize>()
+            }
+        }
+    }
+
+    fn write(&self, out: &mut Writer<VirtualHost>) {
+        match self {
+            Self::Shared(names) => out.raw(&names.encoded),
+            Self::Own { name, domains } => {
+                out.text(virtual_host::NAME, name);
+                for domain in domains {
+                    out.text(virtual_host::DOMAINS, domain);
+                }
+            }
+        }
+    }
+}
+
 /// A virtual host with its fields partly encoded.
 pub(super) struct Host {
-    /// Name.
-    pub(super) name: String,
-    /// Domains.
-    pub(super) domains: Vec<String>,
+    names: Names,
     /// Field `routes` in several buffers, with tags and lengths.
     pub(super) routes: Vec<Bytes>,
     /// Encoded fields after the routes.
@@ -35,15 +88,14 @@ impl Host {
     pub(super) fn whole(mut head: VirtualHost) -> Self {
         let (name, domains) = (std::mem::take(&mut head.name), std::mem::take(&mut head.domains));
         Self {
-            name,
-            domains,
+            names: Names::Own { name, domains },
             routes: Vec::new(),
             rest: head.encode_to_vec().into(),
         }
     }
 
     /// Returns a virtual host without settings except the attempt count.
-    pub(super) fn plain(name: String, domains: Vec<String>, include_attempt_count: bool) -> Self {
+    pub(super) fn plain(names: Names, include_attempt_count: bool) -> Self {
         static COUNTED: LazyLock<Bytes> = LazyLock::new(|| {
             let counted = VirtualHost {
                 include_request_attempt_count: true,
@@ -52,8 +104,7 @@ impl Host {
             counted.encode_to_vec().into()
         });
         Self {
-            name,
-            domains,
+            names,
             routes: Vec::new(),
             rest: if include_attempt_count {
                 COUNTED.clone()
@@ -63,47 +114,164 @@ impl Host {
         }
     }
 
+    /// Returns the name.
+    pub(super) fn name(&self) -> &str {
+        self.names.name()
+    }
+
+    /// Returns the domains.
+    pub(super) fn domains(&self) -> impl Iterator<Item = &str> {
+        let (shared, own) = match &self.names {
+            Names::Shared(names) => (&*names.domains, &[][..]),
+            Names::Own { domains, .. } => (&[][..], &**domains),
+        };
+        let shared = shared.iter().map(|domain| domain.text.as_str());
+        shared.chain(own.iter().map(String::as_str))
+    }
+
+    /// Sets the domains.
+    pub(super) fn with_domains(self, domains: Vec<String>) -> Self {
+        let (name, _) = self.names.into_parts();
+        Self {
+            names: Names::Own { name, domains },
+            ..self
+        }
+    }
+
     /// Returns the virtual host as a message.
     pub(super) fn message(self) -> VirtualHost {
         Encoded::write(self.len(), |out| self.write(out)).decode()
     }
 
     fn len(&self) -> usize {
-        let domains = self.domains.iter();
-        let domains = domains.map(|domain| field_len(virtual_host::DOMAINS, domain.len()));
-        let name = match self.name.len() {
-            0 => 0,
-            len => field_len(virtual_host::NAME, len),
-        };
-        name + domains.sum::<usize>() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
+        self.names.len() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
     }
 
     fn write(&self, out: &mut Writer<VirtualHost>) {
-        out.text(virtual_host::NAME, &self.name);
-        for domain in &self.domains {
-            out.text(virtual_host::DOMAINS, domain);
-        }
+        self.names.write(out);
         for routes in &self.routes {
             out.raw(routes);
         }
         out.raw(&self.rest);
     }
+
+    /// Writes the virtual host, whose length is known, as a field of its route configuration.
+    fn write_field(&self, len: usize, out: &mut Writer<RouteConfiguration>) {
+        out.nested_of_length(route_configuration::VIRTUAL_HOSTS, len, |out| self.write(out));
+    }
 }
 
-/// Assembles the route configuration of these virtual hosts, in this order.
-pub(super) fn assembled(name: &SmolStr, hosts: &[Host]) -> EncodedResource {
+/// The size from which route configurations consist of blocks, in bytes.
+const MIN_BYTES: usize = 32 << 10;
+/// A block ends after one in this many virtual hosts, chosen by their names, so that an additional virtual host does not
+/// move the ends of the blocks after it. Blocks are short, because those with a service of the client's namespace are
+/// the namespace's own: with 50 namespaces, 15 % of the bytes are distinct, with blocks of 32 virtual hosts 81 %.
+const BLOCK_HOSTS: u128 = 4;
+/// A block ends at this size in bytes.
+const BLOCK_BYTES: usize = 64 << 10;
+
+/// Assembles the route configuration of these virtual hosts, in this order. Large ones share blocks: with 1,000 services
+/// and 50 namespaces, that saves 43 of 51 MB (bench `scale sotw`).
+pub(super) fn assembled(pool: &BlockPool, name: &SmolStr, hosts: &[Host]) -> EncodedResource {
     static REST: LazyLock<Encoded<RouteConfiguration>> = LazyLock::new(|| Encoded::of(&configuration("", Vec::new())));
     let lens: Vec<usize> = hosts.iter().map(Host::len).collect();
     let host_lens = lens
         .iter()
         .map(|len| field_len(route_configuration::VIRTUAL_HOSTS, *len));
-    let len = field_len(route_configuration::NAME, name.len()) + host_lens.sum::<usize>() + REST.len();
+    let hosts_len = host_lens.sum::<usize>();
+    let all = hosts.iter().zip(lens);
+    if hosts_len >= MIN_BYTES {
+        let blocks = blocks(pool, all);
+        let begin = |out: &mut Writer<RouteConfiguration>| out.text(route_configuration::NAME, name);
+        return EncodedResource::of_blocks(name.clone(), begin, blocks, &REST);
+    }
     EncodedResource::write(name.clone(), |out| {
-        out.reserve(len);
+        out.reserve(field_len(route_configuration::NAME, name.len()) + hosts_len + REST.len());
         out.text(route_configuration::NAME, name);
-        for (host, len) in hosts.iter().zip(&lens) {
-            out.nested_of_length(route_configuration::VIRTUAL_HOSTS, *len, |out| host.write(out));
-        }
+        all.for_each(|(host, len)| host.write_field(len, out));
         out.fields(&REST);
     })
+}
+
+fn blocks<'a>(pool: &BlockPool, hosts: impl Iterator<Item = (&'a Host, usize)>) -> Vec<Block> {
+    let (mut blocks, mut bytes) = (Vec::new(), Vec::with_capacity(BLOCK_BYTES));
+    for (host, len) in hosts {
+        host.write_field(len, &mut Writer::new(&mut bytes));
+        if bytes.len() >= BLOCK_BYTES || Version::of(host.name().as_bytes()).value().is_multiple_of(BLOCK_HOSTS) {
+            blocks.push(pool.share(&bytes));
+            bytes.clear();
+        }
+    }
+    if !bytes.is_empty() {
+        blocks.push(pool.share(&bytes));
+    }
+    blocks
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
+
+    fn host(number: usize) -> Host {
+        let name = format!("svc-{number}.ns.svc.cluster.local");
+        let names = Names::Own {
+            name: format!("{name}:80"),
+            domains: vec![name.clone(), "x".repeat(300)],
+        };
+        let mut host = Host::plain(names, true);
+        let routes = VirtualHost {
+            routes: vec![Default::default(); number % 3],
+            ..Default::default()
+        };
+        host.routes.push(routes.encode_to_vec().into());
+        host
+    }
+
+    fn message(hosts: impl IntoIterator<Item = usize>) -> RouteConfiguration {
+        configuration("80", hosts.into_iter().map(|number| host(number).message()).collect())
+    }
+
+    fn assembled_of(pool: &BlockPool, hosts: impl IntoIterator<Item = usize>) -> EncodedResource {
+        let hosts: Vec<Host> = hosts.into_iter().map(host).collect();
+        assembled(pool, &"80".into(), &hosts)
+    }
+
+    #[test]
+    fn the_bytes_are_those_of_the_message() {
+        let pool = BlockPool::default();
+        for count in [0, 3, 2000] {
+            let resource = assembled_of(&pool, 0..count);
+            let expected = message(0..count);
+            assert_eq!(resource.any().value, expected.encode_to_vec());
+            let delta = DeltaDiscoveryResponse::decode(resource.delta_frame().to_bytes()).expect("a response");
+            assert_eq!(delta.resources[0].name, "80");
+            assert_eq!(delta.resources[0].version, resource.version.to_string());
+            let sotw = DiscoveryResponse::decode(resource.sotw_frame().to_bytes()).expect("a response");
+            assert_eq!(Some(&sotw.resources[0]), delta.resources[0].resource.as_ref());
+            let frame = resource.delta_frame();
+            assert_eq!(frame.bufs().map(Bytes::len).sum::<usize>(), frame.size());
+            let by_position: Vec<&Bytes> = (0..).map_while(|position| frame.buf(position)).collect();
+            assert_eq!(by_position, frame.bufs().collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn large_configurations_share_blocks() {
+        let pool = BlockPool::default();
+        let (one, same) = (assembled_of(&pool, 0..2000), assembled_of(&pool, 0..2000));
+        let other = assembled_of(&pool, (0..2000).filter(|number| *number != 700));
+        assert!(one == same && one != other);
+        let blocks = |resource: &EncodedResource| -> BTreeSet<*const u8> {
+            resource.delta_frame().bufs().map(|buf| buf.as_ptr()).collect()
+        };
+        let count = blocks(&one).len();
+        assert!((200..1000).contains(&count), "{count}");
+        // The head and the tail are their own.
+        assert_eq!(blocks(&one).intersection(&blocks(&same)).count(), count - 2);
+        // Without a virtual host, one block differs, or two become one.
+        assert!(blocks(&one).intersection(&blocks(&other)).count() >= count - 4);
+    }
 }

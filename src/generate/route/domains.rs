@@ -29,13 +29,6 @@ pub(crate) struct Domains {
     pub(crate) alternative: Vec<Range<usize>>,
 }
 
-impl Domains {
-    /// Returns the short and absolute forms.
-    pub(crate) fn alternatives(&self) -> impl Iterator<Item = &String> {
-        self.alternative.iter().flat_map(|range| &self.all[range.clone()])
-    }
-}
-
 /// Name resolution of the client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NameSpace<'a> {
@@ -115,7 +108,7 @@ fn push_alternatives(result: &mut Vec<String>, host: &str, names: NameSpace, por
         let is_name = cidr::parse_ip(host).is_none();
         result.extend(is_name.then_some(absolute).into_iter().chain(with_port));
     }
-    if let Some((namespace, suffix)) = names.dns_domain.split_once(".svc.") {
+    if let Some((namespace, suffix)) = split_dns_domain(names.dns_domain) {
         // Hosts outside the cluster's domain are not shortened: the short form could hide a service of that name.
         if host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc.")) {
             for form in kubernetes_forms(host, namespace) {
@@ -129,12 +122,23 @@ fn push_alternatives(result: &mut Vec<String>, host: &str, names: NameSpace, por
     }
 }
 
+/// Returns the namespace and the cluster's domain of a client in Kubernetes.
+pub(super) fn split_dns_domain(dns_domain: &str) -> Option<(&str, &str)> {
+    dns_domain.split_once(".svc.")
+}
+
+/// Returns the namespace in the host of a Kubernetes service.
+pub(super) fn namespace_of(host: &str) -> Option<&str> {
+    let (qualified, _) = host.split_once(".svc.")?;
+    Some(qualified.split_once('.')?.1)
+}
+
 /// Returns `svc`, `svc.ns.svc` and `svc.ns`, as far as they are unique in the client's namespace.
 fn kubernetes_forms(host: &str, client_namespace: &str) -> Vec<String> {
     let Some((qualified, _)) = host.split_once(".svc.") else {
         return Vec::new();
     };
-    let Some((name, namespace)) = qualified.split_once('.') else {
+    let (Some((name, _)), Some(namespace)) = (qualified.split_once('.'), namespace_of(host)) else {
         return Vec::new();
     };
     let with_svc = format!("{qualified}.svc");

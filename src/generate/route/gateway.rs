@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use self::misdirected::MisdirectedHosts;
 use super::{
     RouteConfigProxyView,
-    assembly::{self, Host},
+    assembly::{self, Host, Names},
     configuration,
     destination::Target,
     domains, filters,
@@ -21,6 +21,7 @@ use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{
         BuildContext, EncodedResource, GatewayView,
+        block::BlockPool,
         constant::empty_route_configuration,
         patch::{
             self, PatchContext, PatchRef,
@@ -39,6 +40,7 @@ use crate::{
         Any,
         envoy::config::route::v3::{RouteConfiguration, VirtualHost, virtual_host::TlsRequirementType},
     },
+    table::{LastPieces, PieceReads},
 };
 
 /// Inputs of the selection of a gateway's routes.
@@ -66,8 +68,11 @@ impl GatewayPart {
 
     /// Lists all route configurations by name. This includes names that only patches know: listeners that a patch adds
     /// request them, and they consist of the patch's content.
-    pub(super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayRoutes> {
-        let scope = ctx.tcp_scope(&self.scope);
+    pub(super) fn list(
+        &self,
+        ctx: &BuildContext,
+        last: LastPieces<GatewayPieces>,
+    ) -> (Vec<GatewayRoutes>, GatewayPieces) {
         let merged = self.gateways.merged(ctx);
         let patches = RoutePatchList::of(ctx, &self.patches, PatchContext::Gateway);
         let ports = if patches.is_empty() {
@@ -82,25 +87,17 @@ impl GatewayPart {
             let port = GatewayRouteName::of(name).port;
             patches.concerning(name, || ports.get(&port).cloned().unwrap_or_default())
         };
-        let mut declared = GatewayVirtualServices {
-            part: self,
-            ctx,
-            scope: &scope,
-            by_gateway: FxHashMap::default(),
-        };
+        let (mut bindings, pieces) = self.bindings(ctx, &merged, last);
         let misdirected = MisdirectedHosts::by_route(&merged);
-        let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| {
-            let http3 = merged.http3_routes.contains(name);
-            let servers = servers
+        let of_route = |(name, servers): (&SmolStr, &Vec<usize>)| GatewayRoutes {
+            name: name.clone(),
+            client: self.client.clone(),
+            servers: servers
                 .iter()
-                .map(|index| declared.server(&merged.servers[*index], http3));
-            GatewayRoutes {
-                name: name.clone(),
-                client: self.client.clone(),
-                servers: servers.collect(),
-                misdirected: misdirected.get(name).cloned(),
-                patches: patches_of(name),
-            }
+                .map(|index| ServerRoutes::new(&merged.servers[*index], std::mem::take(&mut bindings[*index])))
+                .collect(),
+            misdirected: misdirected.get(name).cloned(),
+            patches: patches_of(name),
         };
         let unknown = patches.names().filter(|name| !merged.routes.contains_key(*name));
         let unknown = unknown.map(|name| GatewayRoutes {
@@ -110,16 +107,97 @@ impl GatewayPart {
             misdirected: None,
             patches: patches_of(name),
         });
-        merged.routes.iter().map(of_route).chain(unknown).collect()
+        (merged.routes.iter().map(of_route).chain(unknown).collect(), pieces)
+    }
+
+    /// Returns the VirtualServices of each server, by the position of the server. Those that the changes do not touch
+    /// are taken from the last list.
+    fn bindings(
+        &self,
+        ctx: &BuildContext,
+        merged: &MergedGateway,
+        last: LastPieces<GatewayPieces>,
+    ) -> (Vec<Vec<Hashed<Binding>>>, GatewayPieces) {
+        let mut by_gateway: BTreeMap<&SmolStr, Vec<ServerOfRoute>> = BTreeMap::new();
+        for (name, servers) in &merged.routes {
+            let http3 = merged.http3_routes.contains(name);
+            for position in servers.iter().copied() {
+                let server = &merged.servers[position];
+                by_gateway.entry(&server.gateway).or_default().push(ServerOfRoute {
+                    position,
+                    server,
+                    http3,
+                });
+            }
+        }
+        // All pieces depend on the servers, which have been read by now.
+        let mut reads = PieceReads::begin(ctx.cx);
+        let scope = ctx.tcp_scope(&self.scope);
+        let last_pieces = last
+            .pieces
+            .filter(|pieces| pieces.reads.are_usable(last.changes) && pieces.scope.same(&scope));
+        let mut rest = last_pieces.map_or(&[][..], |pieces| &pieces.pieces);
+        let mut bindings = vec![Vec::new(); merged.servers.len()];
+        let mut pieces = Vec::with_capacity(rest.len());
+        for (gateway, servers) in by_gateway {
+            let client = &self.client.routes.namespace;
+            for (key, summary) in virtual_service::for_gateway(ctx.cx, ctx.mesh, client, gateway) {
+                let is_same = |piece: &GatewayPiece| piece.gateway == *gateway && piece.summary.same(summary);
+                let at = rest.iter().take(WINDOW).position(is_same);
+                let known = at.and_then(|at| {
+                    let piece = &rest[at];
+                    rest = &rest[at + 1..];
+                    let number = last_pieces.map_or(0, |pieces| pieces.pieces.len()) - rest.len() - 1;
+                    let is_valid = reads.reuse(ctx.cx, &last_pieces?.reads, number, last.changes);
+                    is_valid.then(|| piece.bindings.clone())
+                });
+                let found = known.unwrap_or_else(|| {
+                    reads.evaluate(ctx.cx, |cx| {
+                        let ctx = BuildContext { cx, ..*ctx };
+                        let declared = GatewayVirtualService::of(self, &ctx, &scope, key, summary);
+                        declared.bindings(self, &ctx, &servers).into()
+                    })
+                });
+                for (server, binding) in found.iter() {
+                    bindings[*server].push(binding.clone());
+                }
+                pieces.push(GatewayPiece {
+                    gateway: gateway.clone(),
+                    summary: summary.clone(),
+                    bindings: found,
+                });
+            }
+        }
+        (bindings, GatewayPieces { reads, scope, pieces })
     }
 }
 
-/// VirtualServices of Gateways, looked up once for all servers of a Gateway.
-struct GatewayVirtualServices<'a> {
-    part: &'a GatewayPart,
-    ctx: &'a BuildContext<'a>,
-    scope: &'a SidecarScope,
-    by_gateway: FxHashMap<SmolStr, Vec<GatewayVirtualService<'a>>>,
+/// The number of removed VirtualServices after which the place in the last list is found again.
+const WINDOW: usize = 64;
+
+/// The VirtualServices of a list, from which the next one takes those that have not changed.
+pub struct GatewayPieces {
+    reads: PieceReads,
+    scope: Shared<SidecarScope>,
+    pieces: Vec<GatewayPiece>,
+}
+
+/// A VirtualService of a Gateway in a list.
+struct GatewayPiece {
+    /// `namespace/name` of the Gateway.
+    gateway: SmolStr,
+    summary: Shared<VirtualServiceSummary>,
+    /// The servers that have it, by position.
+    bindings: Shared<[(usize, Hashed<Binding>)]>,
+}
+
+/// A server of a Gateway in one of its route configurations.
+struct ServerOfRoute<'a> {
+    /// Position among the merged servers.
+    position: usize,
+    server: &'a GatewayServer,
+    /// True if responses advertise HTTP/3.
+    http3: bool,
 }
 
 /// A VirtualService of a Gateway.
@@ -130,51 +208,6 @@ struct GatewayVirtualService<'a> {
     targets: Vec<Target>,
     /// Routes by the server attributes that they depend on; most servers share them.
     routes: Vec<(Server, FragmentKey)>,
-}
-
-impl<'a> GatewayVirtualServices<'a> {
-    fn server(&mut self, server: &GatewayServer, http3: bool) -> ServerRoutes {
-        let gateway = server.gateway.clone();
-        let (part, ctx, scope) = (self.part, self.ctx, self.scope);
-        let declared = self.by_gateway.entry(gateway.clone()).or_insert_with(|| {
-            let client = &part.client.routes.namespace;
-            let declared = virtual_service::for_gateway(ctx.cx, ctx.mesh, client, &gateway);
-            let declaration = |(key, summary): (_, &'a Shared<VirtualServiceSummary>)| {
-                GatewayVirtualService::of(part, ctx, scope, key, summary)
-            };
-            declared.into_iter().map(declaration).collect()
-        });
-        let at = Server {
-            gateway: gateway.clone(),
-            port: server.port(),
-            tls: server.tls().is_some(),
-            http3,
-        };
-        let bindings = declared.iter_mut().filter_map(|declaration| {
-            let offered = server.hosts_for(declaration.summary.meta.namespace());
-            let hosts = intersection(&offered, &declaration.summary.hosts);
-            if hosts.is_empty() {
-                return None;
-            }
-            Some(Binding {
-                virtual_service: declaration.key.clone(),
-                routes: declaration.routes(part, ctx, &at),
-                services: declaration.with_sessions(ctx, &hosts),
-                hosts,
-            })
-        });
-        ServerRoutes {
-            bindings: bindings.collect(),
-            gateway,
-            port: server.port(),
-            redirected: match server.tls() {
-                Some(tls) if tls.https_redirect => {
-                    Some(server.server.hosts.iter().map(|host| lower_case(host)).collect())
-                }
-                _ => None,
-            },
-        }
-    }
 }
 
 impl<'a> GatewayVirtualService<'a> {
@@ -195,6 +228,42 @@ impl<'a> GatewayVirtualService<'a> {
             targets: targets.collect(),
             routes: Vec::new(),
         }
+    }
+
+    /// Returns the servers that it is bound to, by their positions.
+    fn bindings(
+        mut self,
+        part: &GatewayPart,
+        ctx: &BuildContext,
+        servers: &[ServerOfRoute],
+    ) -> Vec<(usize, Hashed<Binding>)> {
+        let mut bindings = Vec::new();
+        for ServerOfRoute {
+            position,
+            server,
+            http3,
+        } in servers
+        {
+            let offered = server.hosts_for(self.summary.meta.namespace());
+            let hosts = intersection(&offered, &self.summary.hosts);
+            if hosts.is_empty() {
+                continue;
+            }
+            let at = Server {
+                gateway: server.gateway.clone(),
+                port: server.port(),
+                tls: server.tls().is_some(),
+                http3: *http3,
+            };
+            let binding = Binding {
+                virtual_service: self.key.clone(),
+                routes: self.routes(part, ctx, &at),
+                services: self.with_sessions(ctx, &hosts),
+                hosts,
+            };
+            bindings.push((*position, Hashed::new(binding)));
+        }
+        bindings
     }
 
     fn routes(&mut self, part: &GatewayPart, ctx: &BuildContext, at: &Server) -> FragmentKey {
@@ -287,7 +356,23 @@ struct ServerRoutes {
     /// Hosts of a server with `httpsRedirect`, in lower case; all of them require HTTPS.
     redirected: Option<Vec<Hostname>>,
     /// VirtualServices in order.
-    bindings: Vec<Binding>,
+    bindings: Vec<Hashed<Binding>>,
+}
+
+impl ServerRoutes {
+    fn new(server: &GatewayServer, bindings: Vec<Hashed<Binding>>) -> Self {
+        Self {
+            bindings,
+            gateway: server.gateway.clone(),
+            port: server.port(),
+            redirected: match server.tls() {
+                Some(tls) if tls.https_redirect => {
+                    Some(server.server.hosts.iter().map(|host| lower_case(host)).collect())
+                }
+                _ => None,
+            },
+        }
+    }
 }
 
 /// A VirtualService of a server.
@@ -369,7 +454,11 @@ impl GatewayRoutes {
         }
         let hosts = self.hosts(ctx);
         if self.patches.is_empty() {
-            return Built::new(assembly::assembled(&self.name, &hosts));
+            return Built::new(assembly::assembled(
+                ctx.memo.get::<Shared<BlockPool>>(),
+                &self.name,
+                &hosts,
+            ));
         }
         let hosts = hosts.into_iter().map(Host::message).collect();
         self.patched(ctx, configuration(&self.name, hosts))
@@ -403,7 +492,7 @@ impl GatewayRoutes {
         let collapse = ctx.mesh.installation.features.pilot_enable_route_collapse_optimization;
         let mut hosts = self.virtual_hosts(builders, collapse);
         hosts.extend(misdirected);
-        hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        hosts.sort_by(|a, b| a.name().cmp(b.name()));
         hosts
     }
 
@@ -442,7 +531,7 @@ impl GatewayRoutes {
                     ..Default::default()
                 })
             } else {
-                Host::plain(name, domains, include_attempt_count)
+                Host::plain(Names::Own { name, domains }, include_attempt_count)
             };
             host.routes.extend(routes.filter(|routes| !routes.is_empty()).cloned());
             host

@@ -5,6 +5,11 @@ use std::collections::hash_map::Entry;
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
+/// Returns the hash of a name in every set.
+pub(super) fn hash(name: &str) -> u64 {
+    xxh3_64(name.as_bytes())
+}
+
 /// A set of names, without an allocation for each: some route configurations have 100,000 domains.
 #[derive(Default)]
 pub(super) struct NameSet {
@@ -35,20 +40,31 @@ impl NameSet {
     }
 
     /// Adds a name. Returns true if it is new.
-    pub(super) fn insert(&mut self, name: &str) -> bool {
+    #[cfg(test)]
+    fn insert(&mut self, name: &str) -> bool {
+        self.insert_known(name, hash(name))
+    }
+
+    /// Adds a name with its [`hash`]. Returns true if it is new.
+    pub(super) fn insert_known(&mut self, name: &str, hash: u64) -> bool {
         let before = self.len();
-        self.id_of(name);
+        self.insert_hashed(name, hash);
         self.len() > before
     }
 
     /// Adds a name, and returns its position in the text, which no other name has.
     pub(super) fn id_of(&mut self, name: &str) -> u32 {
-        self.insert_hashed(name, xxh3_64(name.as_bytes()))
+        self.insert_hashed(name, hash(name))
     }
 
     /// Returns the position of a name; `None` if the set does not contain it.
     pub(super) fn get(&self, name: &str) -> Option<u32> {
-        self.get_hashed(name, xxh3_64(name.as_bytes()))
+        self.get_hashed(name, hash(name))
+    }
+
+    /// Returns true if the set contains a name with this [`hash`].
+    pub(super) fn contains_known(&self, name: &str, hash: u64) -> bool {
+        self.get_hashed(name, hash).is_some()
     }
 
     fn insert_hashed(&mut self, name: &str, hash: u64) -> u32 {

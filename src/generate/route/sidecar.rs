@@ -7,25 +7,29 @@ mod visible_host;
 use std::{
     cell::LazyCell,
     collections::{BTreeMap, BTreeSet},
+    sync::{Mutex, PoisonError},
 };
 
 use bytes::Bytes;
 use prost::Message;
+use rustc_hash::FxHashSet;
 
 use super::{
     RouteConfigProxyView,
     assembly::{self, Host},
     configuration,
-    domains::{self, PortForms, lower_case},
+    domains::{self, lower_case},
     fragment::{self, FragmentKey},
     hash, http,
     routes::Routes,
     virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
 use crate::{
-    base::{Hashed, Hostname, Shared, SmolStr},
+    base::{Hashed, Hostname, Shared, SmolStr, pool::Pool},
     generate::{
-        BuildContext, EncodedResource, name,
+        BuildContext, EncodedResource,
+        block::BlockPool,
+        name,
         patch::{
             self, PatchContext, PatchRef,
             route::{RoutePatchList, RoutePatches},
@@ -35,7 +39,7 @@ use crate::{
         selected::Selected,
     },
     model::{
-        ScopeKey, Service,
+        ScopeKey, Service, ServiceKey,
         destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort, ServiceRef},
         sidecar_scope::OutboundPolicy,
@@ -85,7 +89,7 @@ pub struct SidecarRoutes {
     /// Last virtual host; `None` for routes of a single sniffed host, which gets all domains.
     catch_all: Option<CatchAll>,
     /// VirtualServices in order.
-    bindings: Vec<Binding>,
+    bindings: Vec<Hashed<Binding>>,
     /// HTTP services of the port by host, except those that a VirtualService takes unconditionally. They get a default
     /// route if no VirtualService takes them.
     services: Vec<DefaultHost>,
@@ -93,6 +97,18 @@ pub struct SidecarRoutes {
     single: Option<single::Single>,
     /// EnvoyFilter patches that apply.
     patches: RoutePatches,
+}
+
+/// The bindings of all sidecars. Most namespaces have the same ones: sharing them saves 17 MB with 1,000 VirtualServices
+/// and 50 namespaces (bench `scale sotw`).
+#[derive(Default)]
+pub struct BindingPool(Mutex<Pool<Hashed<Binding>>>);
+
+impl BindingPool {
+    fn share(&self, binding: Binding) -> Hashed<Binding> {
+        let mut pool = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.share(&Hashed::new(binding))
+    }
 }
 
 /// A VirtualService and its hosts in one route configuration.
@@ -115,10 +131,10 @@ struct DefaultHost {
 }
 
 /// Virtual hosts of one port that share their routes.
-struct HostGroup {
+struct HostGroup<'a> {
     port: u32,
-    services: Vec<Shared<Service>>,
-    hosts: Vec<Hostname>,
+    services: Vec<&'a Shared<Service>>,
+    hosts: &'a [Hostname],
     /// Encoded field `routes` of a virtual host.
     routes: Bytes,
 }
@@ -181,30 +197,26 @@ impl SidecarRoutes {
         if let Some(single) = single {
             single.add_known(&mut known);
         }
-        let mut collection = VirtualHosts::new(ctx, &self.client, known);
+        let with_ports = self.port == 0 || self.client.routes.proxyless;
+        let mut collection = VirtualHosts::new(ctx, &self.client, known, with_ports);
         let mut by_port: BTreeMap<u32, Vec<Host>> = BTreeMap::new();
         for group in &groups {
-            let forms = if self.port == 0 || self.client.routes.proxyless {
-                PortForms::With(group.port)
-            } else {
-                PortForms::Ignored
-            };
             let hosts = by_port.entry(group.port).or_default();
             let with_routes = |mut host: Host| {
                 host.routes.push(group.routes.clone());
                 host
             };
-            for host in &group.hosts {
+            for host in group.hosts {
                 hosts.extend(collection.of_host(host.text(), group.port).map(with_routes));
             }
             for service in &group.services {
-                hosts.extend(collection.of_service(service, group.port, forms).map(with_routes));
+                hosts.extend(collection.of_service(service, group.port).map(with_routes));
             }
         }
         let mut hosts = self.merged(by_port);
-        hosts.sort_by(|a, b| a.name.cmp(&b.name));
+        hosts.sort_by(|a, b| a.name().cmp(b.name()));
         if let Some(single) = single {
-            hosts.retain(|host| single.answers(&host.domains));
+            hosts.retain(|host| single.answers(host.domains()));
             let virtual_hosts = hosts.into_iter().map(Host::message).collect();
             let configuration = super::plain_configuration(&self.name, virtual_hosts);
             return Built::new(configuration).with_notes(collection.notes);
@@ -215,7 +227,12 @@ impl SidecarRoutes {
         }
         let mut notes = collection.notes;
         if self.patches.is_empty() {
-            return Built::new(assembly::assembled(&self.name, &hosts)).with_notes(notes);
+            return Built::new(assembly::assembled(
+                ctx.memo.get::<Shared<BlockPool>>(),
+                &self.name,
+                &hosts,
+            ))
+            .with_notes(notes);
         }
         let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
         let routes = patch::route::apply(ctx, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
@@ -230,14 +247,16 @@ impl SidecarRoutes {
     /// Joins the ports. If one route configuration has all ports, names without a port mean port 80.
     fn merged(&self, by_port: BTreeMap<u32, Vec<Host>>) -> Vec<Host> {
         let mut result = Vec::new();
-        for (port, mut hosts) in by_port {
-            if self.port == 0 && port != HTTP_PORT {
-                for host in &mut hosts {
-                    host.domains.retain(|domain| domain.contains(':'));
-                }
-                hosts.retain(|host| !host.domains.is_empty());
+        for (port, hosts) in by_port {
+            if self.port != 0 || port == HTTP_PORT {
+                result.extend(hosts);
+                continue;
             }
-            result.extend(hosts);
+            result.extend(hosts.into_iter().filter_map(|host| {
+                let with_port = host.domains().filter(|domain| domain.contains(':'));
+                let with_port: Vec<String> = with_port.map(str::to_owned).collect();
+                (!with_port.is_empty()).then(|| host.with_domains(with_port))
+            }));
         }
         result
     }
@@ -245,28 +264,33 @@ impl SidecarRoutes {
     /// Keeps only the sniffed host. The listener serves just this host, so it gets all requests.
     fn keep_sniffed(&self, hosts: &mut Vec<Host>) {
         let name = self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host);
-        let is_meant = |domain: &String| *domain == self.name || domain == name;
-        hosts.retain(|host| host.domains.iter().any(is_meant));
-        if let [only] = hosts.as_mut_slice() {
-            only.domains = vec!["*".to_owned()];
+        let is_meant = |domain: &str| domain == self.name || domain == name;
+        hosts.retain(|host| host.domains().any(is_meant));
+        if hosts.len() == 1
+            && let Some(only) = hosts.pop()
+        {
+            hosts.push(only.with_domains(vec!["*".to_owned()]));
         }
     }
 
     /// Returns the virtual hosts of VirtualServices in their order, then of the services that none of them took.
-    fn groups(&self, ctx: &BuildContext) -> Vec<HostGroup> {
-        let mut groups = Vec::new();
-        let mut taken = BTreeSet::new();
+    fn groups<'a>(&'a self, ctx: &BuildContext<'a>) -> Vec<HostGroup<'a>> {
+        let mut groups = Vec::with_capacity(self.bindings.len() + self.services.len());
+        let mut taken: FxHashSet<&ServiceKey> = FxHashSet::default();
         for binding in &self.bindings {
             let routes = fragment::routes(ctx, &binding.routes);
             if routes.is_empty() {
                 continue;
             }
             let services = binding.services.iter().filter_map(|listed| ctx.member(listed));
-            let mut by_port: BTreeMap<u32, Vec<Shared<Service>>> = BTreeMap::new();
+            let mut by_port: BTreeMap<u32, Vec<&Shared<Service>>> = BTreeMap::new();
             for service in services {
                 for port in self.routed_ports(service) {
-                    by_port.entry(port.number).or_default().push(service.clone());
-                    taken.insert(service.key.clone());
+                    by_port.entry(port.number).or_default().push(service);
+                    // Only services with default routes are looked up.
+                    if !self.services.is_empty() {
+                        taken.insert(&service.key);
+                    }
                 }
             }
             if by_port.is_empty() && self.port == HTTP_PORT {
@@ -275,7 +299,7 @@ impl SidecarRoutes {
             groups.extend(by_port.into_iter().map(|(port, services)| HostGroup {
                 port,
                 services,
-                hosts: binding.hosts.clone(),
+                hosts: &binding.hosts,
                 routes: routes.field().clone(),
             }));
         }
@@ -288,8 +312,8 @@ impl SidecarRoutes {
                     .filter(|service| self.is_routed(service, host.port))
                     .map(|service| HostGroup {
                         port: host.port,
-                        services: vec![service.clone()],
-                        hosts: Vec::new(),
+                        services: vec![service],
+                        hosts: &[],
                         routes: host.routes(ctx, &routes).into_field(),
                     }),
             );

@@ -1,16 +1,19 @@
 //! Virtual hosts of sidecars: one per host, with no domain twice.
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashSet;
 
 use super::{
     RouteConfigProxyView,
-    assembly::Host,
-    domains::{self, Domains, NameSpace, PortForms},
+    assembly::{Host, Names},
+    domains::{self, Domains},
     filters,
+    host_names::{ClientNames, Domain, HostNames},
     name_set::NameSet,
 };
 use crate::{
-    base::SmolStr,
+    base::{Shared, SmolStr},
     generate::{BuildContext, resource::Note},
     model::Service,
     proto::envoy::config::route::v3::{
@@ -51,11 +54,11 @@ impl ServiceNames {
         self.ports.insert((self.hosts.id_of(host), port));
     }
 
-    fn contains(&self, domain: &str) -> bool {
-        if self.hosts.get(domain).is_some() {
+    fn contains(&self, domain: &Domain) -> bool {
+        if self.hosts.contains_known(&domain.text, domain.hash) {
             return true;
         }
-        let Some((host, port)) = domain.rsplit_once(':') else {
+        let Some((host, port)) = domain.text.rsplit_once(':') else {
             return false;
         };
         let inner = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
@@ -69,6 +72,7 @@ impl ServiceNames {
 pub(crate) struct VirtualHosts<'a> {
     ctx: &'a BuildContext<'a>,
     client: &'a RouteConfigProxyView,
+    names: ClientNames<'a>,
     known: ServiceNames,
     /// The names of the virtual hosts.
     named: NameSet,
@@ -79,12 +83,20 @@ pub(crate) struct VirtualHosts<'a> {
 }
 
 impl<'a> VirtualHosts<'a> {
-    /// Returns an empty collection; `known` has the full names of all its services.
-    pub(crate) fn new(ctx: &'a BuildContext<'a>, client: &'a RouteConfigProxyView, known: ServiceNames) -> Self {
+    /// Returns an empty collection; `known` has the full names of all its services. Domains are repeated with their
+    /// port if `with_ports` is true.
+    pub(crate) fn new(
+        ctx: &'a BuildContext<'a>,
+        client: &'a RouteConfigProxyView,
+        known: ServiceNames,
+        with_ports: bool,
+    ) -> Self {
         let count = known.hosts.len();
+        let features = &ctx.mesh.installation.features;
         Self {
             ctx,
             client,
+            names: ClientNames::new(ctx.memo.get(), features, client, with_ports),
             known,
             named: NameSet::with_capacity(count),
             domains: NameSet::with_capacity(2 * count),
@@ -93,26 +105,25 @@ impl<'a> VirtualHosts<'a> {
     }
 
     /// Returns the virtual host of a service port, unless it exists already or all its names are taken.
-    pub(super) fn of_service(&mut self, service: &Service, port: u32, forms: PortForms) -> Option<Host> {
-        let features = &self.ctx.mesh.installation.features;
-        let names = NameSpace {
-            dns_domain: &self.client.dns_domain,
-            absolute: features.pilot_enable_absolute_fqdn_vhost_domain,
-        };
-        let host = super::domains::lower_case(&service.key.hostname);
-        let domains = domains::of_service(service, names, &self.client.vip, forms);
-        let (name, domains) = self.named(&host, port, domains)?;
+    pub(super) fn of_service(&mut self, service: &Shared<Service>, port: u32) -> Option<Host> {
+        let names = self.names.of(service, port);
+        let names = self.free(names)?;
         let include_attempt_count = self.client.include_attempt_count;
-        Some(match filters::stateful_session(service, features) {
-            None => Host::plain(name, domains, include_attempt_count),
-            Some(session) => Host::whole(VirtualHost {
-                name,
-                domains,
-                include_request_attempt_count: include_attempt_count,
-                typed_per_filter_config: [(filters::STATEFUL_SESSION.to_owned(), session)].into(),
-                ..Default::default()
-            }),
-        })
+        Some(
+            match filters::stateful_session(service, &self.ctx.mesh.installation.features) {
+                None => Host::plain(names, include_attempt_count),
+                Some(session) => {
+                    let (name, domains) = names.into_parts();
+                    Host::whole(VirtualHost {
+                        name,
+                        domains,
+                        include_request_attempt_count: include_attempt_count,
+                        typed_per_filter_config: [(filters::STATEFUL_SESSION.to_owned(), session)].into(),
+                        ..Default::default()
+                    })
+                }
+            },
+        )
     }
 
     /// Returns the virtual host of a host that only a VirtualService has.
@@ -125,36 +136,39 @@ impl<'a> VirtualHosts<'a> {
             all,
             ..Default::default()
         };
-        let (name, domains) = self.named(host, port, domains)?;
-        Some(Host::plain(name, domains, self.client.include_attempt_count))
+        let names = self.free(HostNames::new(domains::host_port(host, port), domains).into())?;
+        Some(Host::plain(names, self.client.include_attempt_count))
     }
 
-    /// Returns the name and the free domains, unless such a virtual host exists or no domain is free.
-    fn named(&mut self, host: &SmolStr, port: u32, domains: Domains) -> Option<(String, Vec<String>)> {
-        let name = domains::host_port(host, port);
-        if !self.named.insert(&name) {
-            self.duplicate(&name);
+    /// Returns the name with the free domains, unless such a virtual host exists or no domain is free.
+    fn free(&mut self, names: Arc<HostNames>) -> Option<Names> {
+        if !self.named.insert_known(&names.name, names.name_hash) {
+            self.duplicate(&names.name);
             return None;
         }
-        let count = domains.all.len();
         // The full name of another service takes precedence over a short form.
-        let foreign = domains.alternatives().filter(|domain| self.known.contains(domain));
-        let foreign: Vec<String> = foreign.cloned().collect();
-        let mut left = domains.all;
-        left.retain(|domain| {
-            let is_lower_case = !domain.bytes().any(|byte| byte.is_ascii_uppercase());
-            let mut is_new = |domain: &str| self.domains.insert(domain);
-            !foreign.contains(domain)
-                && if is_lower_case {
-                    is_new(domain)
-                } else {
-                    is_new(&domain.to_ascii_lowercase())
-                }
-        });
-        if left.len() != count {
-            self.duplicate(&name);
+        let alternatives = names.domains.iter().filter(|domain| domain.is_alternative);
+        let foreign = alternatives.filter(|domain| self.known.contains(domain));
+        let foreign: Vec<&str> = foreign.map(|domain| domain.text.as_str()).collect();
+        let mut taken = Vec::new();
+        for (position, domain) in names.domains.iter().enumerate() {
+            let (text, hash) = match &domain.lower_case {
+                None => (&domain.text, domain.hash),
+                Some((lower, hash)) => (lower, *hash),
+            };
+            if foreign.contains(&domain.text.as_str()) || !self.domains.insert_known(text, hash) {
+                taken.push(position);
+            }
         }
-        (!left.is_empty()).then_some((name, left))
+        if taken.is_empty() {
+            return (!names.domains.is_empty()).then_some(Names::Shared(names));
+        }
+        self.duplicate(&names.name);
+        let domains = names.domains.iter().enumerate();
+        let left = domains.filter(|(position, _)| !taken.contains(position));
+        let domains: Vec<String> = left.map(|(_, domain)| domain.text.clone()).collect();
+        let name = names.name.clone();
+        (!domains.is_empty()).then_some(Names::Own { name, domains })
     }
 
     fn duplicate(&mut self, name: &str) {

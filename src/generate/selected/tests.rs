@@ -86,7 +86,11 @@ fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
         cx: &cx,
         mesh: &mesh,
         scopes: &scopes,
-        memo: &plan::push_memo(Table::new(RelationId(u32::MAX)), Table::new(RelationId(u32::MAX - 1))),
+        memo: &plan::push_memo(
+            Table::new(RelationId(u32::MAX)),
+            Table::new(RelationId(u32::MAX - 1)),
+            &plan::Pools::default(),
+        ),
     })
 }
 

@@ -106,7 +106,7 @@ struct Preview<'a> {
 impl<'a> Preview<'a> {
     fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
         let mut tx = Transaction::after(changes);
-        let memo = plan::push_memo(store.fragments.table(), store.chains.table());
+        let memo = plan::push_memo(store.fragments.table(), store.chains.table(), &store.pools);
         let scopes = store.scope_tables();
         let inputs = BuildInputs {
             mesh,

@@ -220,7 +220,8 @@ pub(super) fn visible_services<'m>(
             }
         }
     }
-    rows.sort_by_key(|service| {
+    // The rows lie apart in memory, so each is read once.
+    rows.sort_by_cached_key(|service| {
         let (key, own) = (service.key, service.own());
         let public = matches!(own.export_to, ExportTo::Public);
         (

@@ -16,7 +16,10 @@ use std::{
 use bytes::Bytes;
 use rustc_hash::{FxHashMap, FxHasher};
 
-use crate::{generate::EncodedResource, xds::protocol::Protocol};
+use crate::{
+    generate::{EncodedResource, encoded::Frame},
+    xds::protocol::Protocol,
+};
 
 /// The size of the lists that are kept while no stream is sent them.
 const CACHE_BYTES: usize = 32 << 20;
@@ -36,8 +39,10 @@ struct Chunk {
 impl Chunk {
     fn new(protocol: Protocol, resources: &[Arc<EncodedResource>]) -> Self {
         let frames = || resources.iter().map(|resource| protocol.frame(resource));
-        let mut bytes = Vec::with_capacity(frames().map(Bytes::len).sum());
-        frames().for_each(|frame| bytes.extend_from_slice(frame));
+        let mut bytes = Vec::with_capacity(frames().map(Frame::size).sum());
+        frames()
+            .flat_map(Frame::bufs)
+            .for_each(|buf| bytes.extend_from_slice(buf));
         Self {
             protocol,
             resources: resources.into(),
@@ -67,7 +72,7 @@ fn chunks(protocol: Protocol, mut resources: &[Arc<EncodedResource>]) -> impl It
     std::iter::from_fn(move || {
         let mut bytes = 0;
         let is_last = |resource: &Arc<EncodedResource>| {
-            bytes += protocol.frame(resource).len();
+            bytes += protocol.frame(resource).size();
             bytes >= CHUNK_BYTES || resource.version.value().is_multiple_of(CHUNK_RESOURCES)
         };
         let len = resources
@@ -200,7 +205,7 @@ mod tests {
         let mut all = resources(500, 100);
         all.extend(resources(3, CHUNK_BYTES));
         for protocol in [Protocol::Sotw, Protocol::Delta] {
-            let frames: Vec<&[u8]> = all.iter().map(|resource| &**protocol.frame(resource)).collect();
+            let frames: Vec<Bytes> = all.iter().map(|resource| protocol.frame(resource).to_bytes()).collect();
             let blocks = ChunkCache::default().coalesce(protocol, &all);
             assert_eq!(blocks.concat(), frames.concat());
             assert!((8..100).contains(&blocks.len()), "{}", blocks.len());

@@ -59,6 +59,6 @@ pub(in crate::xds) fn size_of_names(count: usize, text_bytes: usize) -> usize {
 pub(in crate::xds) fn size_of_private(resources: &[Arc<EncodedResource>]) -> usize {
     let private = resources.iter().filter(|resource| Arc::strong_count(resource) == 1);
     private
-        .map(|resource| RESOURCE_BYTES + resource.name.len() + resource.delta_frame().len())
+        .map(|resource| RESOURCE_BYTES + resource.name.len() + resource.delta_frame().size())
         .sum()
 }

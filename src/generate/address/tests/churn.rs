@@ -249,7 +249,7 @@ impl Churn {
             ] {
                 let frames = |store| {
                     let all = fixture::snapshot(store, client).resources(resource_type);
-                    let frames = all.iter().map(|one| (one.name.clone(), one.delta_frame().clone()));
+                    let frames = all.iter().map(|one| (one.name.clone(), one.delta_frame().to_bytes()));
                     frames.collect::<BTreeMap<_, _>>()
                 };
                 let (one, other) = (frames(&self.store), frames(&fresh));

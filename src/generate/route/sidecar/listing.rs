@@ -8,10 +8,11 @@ use std::{
 use rustc_hash::FxHashMap;
 
 use super::{
-    Binding, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed, visible_host::VisibleHost,
+    Binding, BindingPool, CatchAll, DefaultHost, HTTP_PORT, SidecarPart, SidecarRoutes, is_routed,
+    visible_host::VisibleHost,
 };
 use crate::{
-    base::{Hostname, ObjectKey, Shared, SmolStr, cidr, host},
+    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, cidr, host},
     generate::{
         BuildContext,
         constant::wildcards,
@@ -484,7 +485,7 @@ impl<'a> EgressView<'a> {
 
     /// Returns the VirtualServices of a port, and the services that they take unconditionally. VirtualServices without
     /// a service count on port 80 only.
-    pub(super) fn bindings(&self, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
+    pub(super) fn bindings(&self, port: u32, client: &RouteProxyView) -> (Vec<Hashed<Binding>>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let all = 0..self.virtual_services.len();
         let concerned = self.by_port.get(&port).into_iter().flatten().copied();
@@ -503,7 +504,7 @@ impl<'a> EgressView<'a> {
 
     /// Returns the VirtualServices of one service on a port, restricted to that service, and the service if they take
     /// it unconditionally.
-    fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Binding>, BTreeSet<usize>) {
+    fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Hashed<Binding>>, BTreeSet<usize>) {
         let mut taken = BTreeSet::new();
         let only = &self.services[index].row.key;
         let reduced = |position: &usize| {
@@ -533,7 +534,7 @@ impl<'a> EgressView<'a> {
         client: &RouteProxyView,
         services: Vec<usize>,
         hosts: Vec<Hostname>,
-    ) -> Binding {
+    ) -> Hashed<Binding> {
         let declared = &self.virtual_services[position];
         let routes = DeclaredRoutes {
             virtual_service: declared.key,
@@ -541,14 +542,14 @@ impl<'a> EgressView<'a> {
             targets: self.targets(declared, port),
             by_source: declared.summary.by_source,
         };
-        Binding {
+        self.ctx.memo.get::<Shared<BindingPool>>().share(Binding {
             routes: Fragment::declared(&self.ctx, routes, client),
             services: services
                 .into_iter()
                 .filter_map(|index| self.services[index].reference(port))
                 .collect(),
             hosts,
-        }
+        })
     }
 
     /// Returns the services and other hosts that a VirtualService applies to on a port.

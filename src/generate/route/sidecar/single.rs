@@ -7,13 +7,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    RouteConfigProxyView, ServiceNames, SidecarRoutes,
+    Binding, BindingPool, RouteConfigProxyView, ServiceNames, SidecarRoutes,
     domains::{self, NameSpace, PortForms},
     listing::{EgressView, OmittedServices},
     visible_host::VisibleHost,
 };
 use crate::{
-    base::{Hashed, ObjectKey, Shared, SmolStr, host},
+    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{BuildContext, name::ClusterName, patch::route::RoutePatches},
     model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
 };
@@ -38,8 +38,8 @@ impl Single {
     }
 
     /// Returns true if a virtual host with these domains matches the host.
-    pub(super) fn answers(&self, domains: &[String]) -> bool {
-        domains.iter().any(|domain| self.is_meant(&domain.to_ascii_lowercase()))
+    pub(super) fn answers<'d>(&self, mut domains: impl Iterator<Item = &'d str>) -> bool {
+        domains.any(|domain| self.is_meant(&domain.to_ascii_lowercase()))
     }
 
     fn is_meant(&self, domain: &str) -> bool {
@@ -160,13 +160,24 @@ impl<'a> HostIndex<'a> {
         let client = &routes.client.routes;
         let (bindings, taken) = visible.bindings(routes.port, client);
         routes.services = visible.default_hosts(routes.port, client, &taken);
-        routes.bindings = bindings;
-        for binding in &mut routes.bindings {
-            binding.hosts.retain(|name| host::overlaps(name, host));
-        }
-        routes
-            .bindings
-            .retain(|binding| !binding.services.is_empty() || !binding.hosts.is_empty());
+        let reduced = |binding: Hashed<Binding>| {
+            let (kept, others): (Vec<Hostname>, Vec<Hostname>) = binding
+                .hosts
+                .iter()
+                .cloned()
+                .partition(|name| host::overlaps(name, host));
+            if binding.services.is_empty() && kept.is_empty() {
+                return None;
+            }
+            if others.is_empty() {
+                return Some(binding);
+            }
+            Some(ctx.memo.get::<Shared<BindingPool>>().share(Binding {
+                hosts: kept,
+                ..Binding::clone(&binding)
+            }))
+        };
+        routes.bindings = bindings.into_iter().filter_map(reduced).collect();
         self.conflicting_names(ctx, routes, &services)
     }
 
@@ -254,7 +265,7 @@ mod tests {
     }
 
     fn answers(single: &Single, domain: &str) -> bool {
-        single.answers(&[domain.to_owned()])
+        single.answers(std::iter::once(domain))
     }
 
     #[test]
