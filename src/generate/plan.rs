@@ -448,7 +448,7 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
 /// Equal values of keys and resources, each held once as long as it is used.
 #[derive(Clone, Default)]
 pub struct Pools {
-    /// What resources consist of.
+    /// Parts of resources.
     pub blocks: Shared<BlockPool>,
     bindings: Shared<route::BindingPool>,
 }

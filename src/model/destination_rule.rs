@@ -19,7 +19,7 @@ use crate::{
     api::{Config, Kind, Meta},
     base::{Hostname, Labels, Namespace, ObjectKey, Shared, cidr, host, select},
     model::export::ExportTo,
-    proto::istio::networking::v1alpha3 as networking,
+    proto::istio::networking::v1alpha3::{self as networking, LoadBalancerSettings, load_balancer_settings::LbPolicy},
     table::{Cx, TableWriter},
 };
 
@@ -147,6 +147,39 @@ pub fn wildcard_key(key: &RuleKey, _: &HostRules, emit: &mut dyn FnMut(Namespace
     if host::is_wildcard(&key.host) {
         emit(key.namespace.clone());
     }
+}
+
+/// Emits the index key of merged rules with a consistent hash: the host, or `None` for a wildcard host.
+pub fn consistent_hash_key(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut(Option<Hostname>)) {
+    let mut all = [&rules.local, &rules.exported, &rules.private].into_iter().flatten();
+    if all.any(|rule| has_consistent_hash(&rule.spec)) {
+        emit((!host::is_wildcard(&key.host)).then(|| key.host.clone()));
+    }
+}
+
+/// Returns true if any part of a rule has a consistent hash.
+pub fn has_consistent_hash(rule: &networking::DestinationRule) -> bool {
+    let is_hash = |settings: Option<&LoadBalancerSettings>| {
+        let policy = settings.and_then(|settings| settings.lb_policy.as_ref());
+        matches!(policy, Some(LbPolicy::ConsistentHash(_)))
+    };
+    let subsets = rule.subsets.iter().map(|subset| subset.traffic_policy.as_ref());
+    subsets.chain([rule.traffic_policy.as_ref()]).flatten().any(|policy| {
+        let ports = policy
+            .port_level_settings
+            .iter()
+            .map(|port| port.load_balancer.as_ref());
+        ports.chain([policy.load_balancer.as_ref()]).any(is_hash)
+    })
+}
+
+/// Returns true if a rule with a consistent hash may apply to a host. Routes depend on no other rules, and looking one
+/// up reads several keys for each service and namespace.
+pub fn may_have_consistent_hash(cx: &Cx, mesh: &MeshSnapshot, host: &Hostname) -> bool {
+    let rules = &mesh.consistent_hash_rules;
+    [Some(host.clone()), None]
+        .iter()
+        .any(|key| rules.get(cx, key).next().is_some())
 }
 
 /// Derives the merged rules of one (namespace, host).

@@ -41,8 +41,10 @@ const IMPURE: &[(&str, &str)] = &[
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
 /// Files of generation whose unordered maps are only looked up by key, or sorted before use.
-const MEMOS: [&str; 9] = [
+const MEMOS: [&str; 11] = [
+    "src/generate/block.rs",
     "src/generate/route/gateway.rs",
+    "src/generate/route/host_names.rs",
     "src/generate/route/sidecar/listing.rs",
     "src/generate/route/name_set.rs",
     "src/generate/route/virtual_host.rs",

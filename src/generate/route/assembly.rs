@@ -163,15 +163,15 @@ impl Host {
 
 /// The size from which route configurations consist of blocks, in bytes.
 const MIN_BYTES: usize = 32 << 10;
-/// A block ends after one in this many virtual hosts, chosen by their names, so that an additional virtual host does not
-/// move the ends of the blocks after it. Blocks are short, because those with a service of the client's namespace are
-/// the namespace's own: with 50 namespaces, 15 % of the bytes are distinct, with blocks of 32 virtual hosts 81 %.
+/// A block ends after one in this many virtual hosts, chosen by their names, so that an additional virtual host does
+/// not move the ends of the blocks after it. Blocks are short, because those with a service of the client's namespace
+/// are the namespace's own: with 50 namespaces, 15 % of the bytes are distinct, with blocks of 32 virtual hosts 81 %.
 const BLOCK_HOSTS: u128 = 4;
 /// A block ends at this size in bytes.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Assembles the route configuration of these virtual hosts, in this order. Large ones share blocks: with 1,000 services
-/// and 50 namespaces, that saves 43 of 51 MB (bench `scale sotw`).
+/// Assembles the route configuration of these virtual hosts, in this order. Large ones share blocks: with 1,000
+/// services and 50 namespaces, that saves 43 of 51 MB (bench `scale sotw`).
 pub(super) fn assembled(pool: &BlockPool, name: &SmolStr, hosts: &[Host]) -> EncodedResource {
     static REST: LazyLock<Encoded<RouteConfiguration>> = LazyLock::new(|| Encoded::of(&configuration("", Vec::new())));
     let lens: Vec<usize> = hosts.iter().map(Host::len).collect();

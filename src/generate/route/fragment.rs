@@ -4,7 +4,6 @@
 use super::{
     RouteProxyView,
     destination::{PortInference, Target, TargetMap, TargetRows},
-    hash,
     http::{self, MESH_GATEWAY},
     routes::Routes,
     translation::Translation,
@@ -138,9 +137,12 @@ impl Fragment {
 
 /// Returns the rule of a proxy for a service, if the rule has a consistent hash: the fragment reads nothing else of it.
 pub(super) fn rule(ctx: &BuildContext, client: &RouteProxyView, service: &ServiceKey) -> Option<RuleRef> {
+    if !destination_rule::may_have_consistent_hash(ctx.cx, ctx.mesh, &service.hostname) {
+        return None;
+    }
     let labels = Some(&*client.labels);
     let (found, rule) = destination_rule::find(ctx.cx, ctx.mesh, &client.namespace, labels, service)?;
-    hash::is_used(&rule.spec).then_some(found)
+    destination_rule::has_consistent_hash(&rule.spec).then_some(found)
 }
 
 impl Fragment {

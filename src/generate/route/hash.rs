@@ -30,18 +30,6 @@ pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&Cons
     of_port_settings(whole, port).or_else(|| of_policy(whole))
 }
 
-/// Returns true if any part of a rule has a consistent hash.
-pub(crate) fn is_used(rule: &DestinationRule) -> bool {
-    let subsets = rule.subsets.iter().map(|subset| subset.traffic_policy.as_ref());
-    subsets.chain([rule.traffic_policy.as_ref()]).any(|policy| {
-        let ports = policy.iter().flat_map(|policy| &policy.port_level_settings);
-        of_policy(policy).is_some()
-            || ports
-                .into_iter()
-                .any(|port| of_load_balancer(port.load_balancer.as_ref()).is_some())
-    })
-}
-
 fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
     of_load_balancer(policy?.load_balancer.as_ref())
 }

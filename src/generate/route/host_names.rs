@@ -91,7 +91,7 @@ impl HostNames {
     }
 }
 
-/// What the names of a service depend on, besides the service and the port.
+/// Inputs of the names of a service, besides the service and the port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct NamesView {
     dns_domain: SmolStr,

@@ -12,7 +12,6 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use rustc_hash::FxHashSet;
 
 use super::{
     RouteConfigProxyView,
@@ -99,8 +98,8 @@ pub struct SidecarRoutes {
     patches: RoutePatches,
 }
 
-/// The bindings of all sidecars. Most namespaces have the same ones: sharing them saves 17 MB with 1,000 VirtualServices
-/// and 50 namespaces (bench `scale sotw`).
+/// The bindings of all sidecars. Most namespaces have the same ones: sharing them saves 17 MB with 1,000
+/// VirtualServices and 50 namespaces (bench `scale sotw`).
 #[derive(Default)]
 pub struct BindingPool(Mutex<Pool<Hashed<Binding>>>);
 
@@ -276,7 +275,7 @@ impl SidecarRoutes {
     /// Returns the virtual hosts of VirtualServices in their order, then of the services that none of them took.
     fn groups<'a>(&'a self, ctx: &BuildContext<'a>) -> Vec<HostGroup<'a>> {
         let mut groups = Vec::with_capacity(self.bindings.len() + self.services.len());
-        let mut taken: FxHashSet<&ServiceKey> = FxHashSet::default();
+        let mut taken: BTreeSet<&ServiceKey> = BTreeSet::new();
         for binding in &self.bindings {
             let routes = fragment::routes(ctx, &binding.routes);
             if routes.is_empty() {

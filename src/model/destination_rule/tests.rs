@@ -6,7 +6,7 @@ use crate::{
         fixture::{config, labels, world},
     },
     proto::istio::{
-        networking::v1alpha3::{Subset, TrafficPolicy},
+        networking::v1alpha3::{Subset, TrafficPolicy, load_balancer_settings::ConsistentHashLb},
         r#type::v1beta1::WorkloadSelector,
     },
 };
@@ -167,4 +167,34 @@ fn a_dot_beside_namespaces_does_not_export_to_the_root_namespace_itself() {
     assert_eq!(found(&commit, "shop", &[]), a);
     assert_eq!(found(&commit, "istio-system", &[]), None);
     assert_eq!(found(&commit, "other", &[]), None);
+}
+
+#[test]
+fn rules_with_a_consistent_hash_are_found_by_host() {
+    let hashed = |host: &str, in_subset: bool| {
+        let settings = LoadBalancerSettings {
+            lb_policy: Some(LbPolicy::ConsistentHash(ConsistentHashLb::default())),
+            ..Default::default()
+        };
+        let policy = Some(TrafficPolicy {
+            load_balancer: Some(settings),
+            ..Default::default()
+        });
+        let mut rule = rule(host, &["."], &["v1"]);
+        if in_subset {
+            rule.subsets[0].traffic_policy = policy;
+        } else {
+            rule.traffic_policy = policy;
+        }
+        rule
+    };
+    let other = "ratings.shop.svc.cluster.local";
+    let may = |rules: Vec<(&str, networking::DestinationRule)>| {
+        let commit = commit(rules);
+        [HOST, other].map(|host| may_have_consistent_hash(&Cx::untracked(), &commit.snapshot, &host.into()))
+    };
+    assert_eq!(may(vec![("shop/plain", rule(HOST, &[], &["v1"]))]), [false, false]);
+    assert_eq!(may(vec![("shop/a", hashed("reviews", false))]), [true, false]);
+    assert_eq!(may(vec![("any/a", hashed(HOST, true))]), [true, false]);
+    assert_eq!(may(vec![("any/a", hashed("*.cluster.local", true))]), [true, true]);
 }

@@ -736,6 +736,9 @@ graph! {
     /// Merged rules for wildcard hosts by namespace.
     index wildcard_rules_by_namespace (Namespace, RuleKey, HostRules)
         from (destination_rules) = destination_rule::wildcard_key;
+    /// Merged rules with a consistent hash by host; `None` has those for wildcard hosts.
+    index consistent_hash_rules (Option<crate::base::Hostname>, RuleKey, HostRules)
+        from (destination_rules) = destination_rule::consistent_hash_key;
     /// Merged rules by namespace and the client labels in their selectors.
     index rules_by_selector_label ((Namespace, SmolStr), RuleKey, HostRules)
         from (destination_rules) = destination_rule::selector_labels;
