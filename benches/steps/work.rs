@@ -571,7 +571,7 @@ fn largest<M: prost::Message + Name + Default>(
     resource_type: ResourceType,
 ) -> Result<(String, M), String> {
     let view = snapshot.resources(resource_type);
-    let resource = view.iter().max_by_key(|resource| resource.delta_frame().len());
+    let resource = view.iter().max_by_key(|resource| resource.delta_frame().size());
     let resource = resource.ok_or_else(|| format!("no resource of {resource_type:?}"))?;
     let message = M::decode(resource.any().value).map_err(|error| error.to_string())?;
     Ok((resource.name.to_string(), message))

@@ -197,7 +197,7 @@ fn generate(mesh: &MeshSnapshot, proxies: &[Arc<Proxy>]) -> Result<Measured, Str
         let view = snapshot.resources(*resource_type);
         let generation = Generation {
             cost: costs.get(&Some(*resource_type)).copied().unwrap_or_default(),
-            bytes: view.iter().map(|resource| resource.sotw_frame().len()).sum(),
+            bytes: view.iter().map(|resource| resource.sotw_frame().size()).sum(),
             count: view.iter().count(),
         };
         types.insert(*resource_type, generation);

@@ -218,7 +218,9 @@ impl EncodedResource {
         begin(&mut Writer::<M>::new(&mut head));
         if cfg!(debug_assertions) {
             let mut whole = head.clone();
-            blocks.iter().for_each(|block| whole.extend_from_slice(&block.bytes));
+            for block in &blocks {
+                whole.extend_from_slice(&block.bytes);
+            }
             whole.extend_from_slice(last.as_bytes());
             wire::debug_assert_canonical::<M>(&whole);
         }

@@ -3,7 +3,7 @@
 //! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest
 //! snapshot later. So a slow client does not delay others and uses bounded memory.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use smol_str::{SmolStr, format_smolstr};
 
@@ -141,6 +141,8 @@ pub struct Connection {
     latest: Option<Arc<ResourceSnapshot>>,
     types: [Option<Box<WatchedResource>>; ResourceType::ALL.len()],
     responses: u64,
+    /// Changed clusters that were sent before the client subscribed to endpoints (incremental protocol only).
+    warming: BTreeSet<SmolStr>,
     /// Responses that are shared with other connections.
     cache: Arc<ResponseCache>,
     /// The quarantine of refused resources with the client's build, unless it is off.
@@ -156,6 +158,7 @@ impl Connection {
             latest: None,
             types: Default::default(),
             responses: 0,
+            warming: BTreeSet::new(),
             cache: Arc::default(),
             quarantine: None,
         }
@@ -421,6 +424,12 @@ impl Connection {
         if first && watched.has_aliases && !watched.wildcard {
             watched.serve_on_demand();
         }
+        if first && resource_type == order::WARMED_BY_CLUSTERS {
+            let warming = std::mem::take(&mut self.warming).into_iter();
+            watched
+                .pending
+                .extend(warming.filter(|name| watched.names.contains(name)));
+        }
         if first && resource_type == ResourceType::Cluster {
             self.warm_everything();
         }
@@ -516,7 +525,7 @@ impl Connection {
                 continue;
             };
             if *resource_type == ResourceType::Cluster {
-                self.warm(&content.resources);
+                self.warm(&content);
             }
             responses.push(self.respond(*resource_type, content, &latest));
         }
@@ -524,12 +533,17 @@ impl Connection {
         responses
     }
 
-    /// Marks the endpoints of changed clusters: Envoy waits for them.
-    fn warm(&mut self, clusters: &[Arc<EncodedResource>]) {
+    /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them.
+    fn warm(&mut self, clusters: &InFlight) {
         let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] else {
+            // A client that is sent the whole list holds no endpoints yet. Over SotW, a subscription begins with all.
+            if self.protocol == Protocol::Delta && clusters.coalesced.is_none() {
+                let names = clusters.resources.iter().map(|cluster| &cluster.name);
+                self.warming.extend(names.cloned());
+            }
             return;
         };
-        for cluster in clusters {
+        for cluster in clusters.resources.iter() {
             if let Some(name) = endpoints.names.get(&cluster.name) {
                 endpoints.pending.insert(name.clone());
             }

@@ -46,8 +46,8 @@ pub(super) fn content(
     content.finish(watched, resource_type, must_respond)
 }
 
-/// Returns the first response to a subscription: everything except what the client holds already. Resources that it
-/// holds and that no longer exist are removed.
+/// Returns the first response to a subscription: everything except what the client holds already and does not wait for.
+/// Resources that it holds and that no longer exist are removed.
 fn first(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
@@ -73,7 +73,7 @@ fn first(
             let all = cache.all(resource_type, latest, names);
             content.removed.extend(all.missing.iter().cloned());
             charge = all.held.clone();
-            if initial_versions.is_empty() {
+            if initial_versions.is_empty() || resend_all {
                 (all.resources, Some(all.coalesced))
             } else {
                 let update = cache.update(&all, &initial_versions, |held| CachedUpdate {
@@ -86,7 +86,13 @@ fn first(
                     removed: gone(watched, held).into(),
                 });
                 content.removed.extend(update.removed.iter().cloned());
-                (update.resources, None)
+                if pending.is_empty() {
+                    (update.resources, None)
+                } else {
+                    content.send.extend(by_name(update.resources.iter()));
+                    content.add_names(watched, resource_type, latest, pending);
+                    (std::mem::take(&mut content.send).into_values().collect(), None)
+                }
             }
         }
         Ok(_) | Err(_) => {

@@ -43,21 +43,24 @@ type Content = BTreeMap<u8, u8>;
 #[derive(Clone, Debug)]
 enum Step {
     Snapshot(usize, Content),
-    Answer { accept: bool },
+    Answer {
+        accept: bool,
+    },
     Watch(usize, BTreeSet<u8>),
     Publish,
-    Reconnect,
+    /// The client connects again, after the content has changed.
+    Reconnect(usize, Content),
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let content = prop::collection::btree_map(0u8..8, 0u8..4, 0..6);
     let names = prop::collection::btree_set(0u8..8, 0..5);
     let step = prop_oneof![
-        3 => (0..TYPES.len(), content).prop_map(|(index, content)| Step::Snapshot(index, content)),
+        3 => (0..TYPES.len(), content.clone()).prop_map(|(index, content)| Step::Snapshot(index, content)),
         6 => prop::bool::weighted(0.8).prop_map(|accept| Step::Answer { accept }),
         2 => (0..TYPES.len(), names).prop_map(|(index, names)| Step::Watch(index, names)),
         2 => Just(Step::Publish),
-        1 => Just(Step::Reconnect),
+        1 => (0..TYPES.len(), content).prop_map(|(index, content)| Step::Reconnect(index, content)),
     ];
     prop::collection::vec(step, 1..60)
 }
@@ -143,6 +146,8 @@ struct Client {
     names: [BTreeSet<SmolStr>; TYPES.len()],
     nonces: [SmolStr; TYPES.len()],
     inbox: VecDeque<Response>,
+    /// The clusters that changed since their endpoints arrived: Envoy does not use them before.
+    warming: BTreeSet<SmolStr>,
     /// A state-of-the-world request without a nonce starts a new subscription, even while a response is in flight.
     asked_again: [bool; TYPES.len()],
 }
@@ -157,6 +162,7 @@ impl Client {
             names: Default::default(),
             nonces: Default::default(),
             inbox: VecDeque::new(),
+            warming: BTreeSet::new(),
             asked_again: Default::default(),
         }
     }
@@ -216,6 +222,8 @@ impl Client {
             Connection::new(self.protocol)
         };
         self.inbox.clear();
+        // The server does not know what was lost with the connection.
+        self.warming.clear();
         self.nonces = Default::default();
         for index in 0..TYPES.len() {
             let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
@@ -247,6 +255,9 @@ impl Client {
         let names: BTreeSet<SmolStr> = names.iter().map(|name| format_smolstr!("r{name}")).collect();
         let before = std::mem::replace(&mut self.names[index], names.clone());
         self.held[index].retain(|name, _| names.contains(name));
+        if TYPES[index] == ResourceType::Endpoint {
+            self.warming.retain(|name| names.contains(name));
+        }
         match self.protocol {
             Protocol::Sotw => {
                 let nonce = if before.is_empty() {
@@ -289,6 +300,9 @@ impl Client {
         if accept {
             self.apply(index, &response);
         }
+        if TYPES[index] == ResourceType::Endpoint {
+            self.end_warming(&response);
+        }
         let change = match self.protocol {
             Protocol::Sotw => SubscriptionChange::Names(Arc::new(self.names[index].iter().cloned().collect())),
             Protocol::Delta => SubscriptionChange::Change {
@@ -308,11 +322,23 @@ impl Client {
         }
         for resource in response.resources.iter() {
             if wildcard || self.names[index].contains(&resource.name) {
-                self.held[index].insert(resource.name.clone(), resource.clone());
+                let held = self.held[index].insert(resource.name.clone(), resource.clone());
+                let is_changed = held.is_none_or(|held| held.version != resource.version);
+                if TYPES[index] == ResourceType::Cluster && is_changed && self.names[1].contains(&resource.name) {
+                    self.warming.insert(resource.name.clone());
+                }
             }
         }
         for name in &response.removed {
             self.held[index].remove(name);
+        }
+    }
+
+    /// Ends the warming of clusters whose endpoints arrived, were removed or were rejected.
+    fn end_warming(&mut self, response: &Response) {
+        let resources = response.resources.iter().map(|resource| &resource.name);
+        for name in resources.chain(&response.removed) {
+            self.warming.remove(name);
         }
     }
 
@@ -347,13 +373,21 @@ fn run(mut client: Client, steps: Vec<Step>) {
                 client.answer(accept);
             }
             Step::Watch(index, names) => client.watch(index, &names),
-            Step::Reconnect => {
+            Step::Reconnect(index, content) => {
+                world.revision += 1;
+                world.contents[index] = content;
                 client.connect();
                 client.publish(&world);
             }
         }
     }
     client.settle(&world);
+    let exists = |name: &SmolStr| world.snapshot().resources(ResourceType::Endpoint).get(name).is_some();
+    let warming: Vec<_> = client.warming.iter().filter(|name| exists(name)).collect();
+    assert!(
+        warming.is_empty(),
+        "clusters still wait for their endpoints: {warming:?}"
+    );
     // Rejected resources are sent again with the next change of the type.
     world.revision += 1;
     for content in &mut world.contents {
@@ -463,6 +497,40 @@ fn a_changed_cluster_is_warmed_with_its_endpoints() {
             (ResourceType::Endpoint, vec!["r1"])
         ]
     );
+}
+
+/// A control plane restarts while a cluster changes. Envoy warms the cluster, although it announces that it holds the
+/// endpoints, in either order of its subscriptions.
+#[test]
+fn a_cluster_that_changed_before_a_reconnect_is_warmed() {
+    for is_published_first in [false, true] {
+        let (mut world, mut client) = settled();
+        world.contents[0].insert(1, 1);
+        let held = client.held.clone();
+        client.connection = Connection::new(Protocol::Delta);
+        client.inbox.clear();
+        if is_published_first {
+            client.publish(&world);
+        }
+        for (index, subscribe) in [(0, &[][..]), (1, &["r0", "r1"])] {
+            let held = held[index].iter();
+            let change = SubscriptionChange::Change {
+                subscribe: Arc::new(subscribe.iter().map(SmolStr::new).collect()),
+                unsubscribe: Vec::new(),
+                initial_versions: initial_versions(held.map(|(name, r)| (name.to_string(), r.version.to_string()))),
+            };
+            client.request(index, SmolStr::default(), None, change);
+        }
+        if !is_published_first {
+            client.publish(&world);
+        }
+        let sent: Vec<_> = client.inbox.iter().map(|r| (r.resource_type, names(r))).collect();
+        let expected = [
+            (ResourceType::Cluster, vec!["r1"]),
+            (ResourceType::Endpoint, vec!["r1"]),
+        ];
+        assert_eq!(sent, expected, "published first: {is_published_first}");
+    }
 }
 
 #[test]
