@@ -228,6 +228,12 @@ impl Connection {
         self.types.iter().flatten().all(|watched| watched.in_flight.is_none()) && self.is_up_to_date()
     }
 
+    /// Returns true if the client was sent changed clusters whose endpoints wait for the ACK of earlier ones.
+    pub fn is_warming(&self) -> bool {
+        let endpoints = self.watched(order::WARMED_BY_CLUSTERS);
+        endpoints.is_some_and(|watched| watched.in_flight.is_some() && !watched.pending.is_empty())
+    }
+
     /// Returns the newest snapshot that the connection has received.
     pub fn latest(&self) -> Option<&Arc<ResourceSnapshot>> {
         self.latest.as_ref()

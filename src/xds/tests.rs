@@ -499,6 +499,20 @@ fn a_changed_cluster_is_warmed_with_its_endpoints() {
     );
 }
 
+#[test]
+fn a_cluster_warms_until_its_endpoints_are_sent() {
+    let (mut world, mut client) = settled();
+    world.contents[1].insert(1, 1);
+    client.publish(&world);
+    assert!(!client.connection.is_warming(), "only endpoints changed");
+    world.revision += 1;
+    world.contents[0].insert(0, 1);
+    client.publish(&world);
+    assert!(client.connection.is_warming());
+    client.settle(&world);
+    assert!(!client.connection.is_warming());
+}
+
 /// A control plane restarts while a cluster changes. Envoy warms the cluster, although it announces that it holds the
 /// endpoints, in either order of its subscriptions.
 #[test]

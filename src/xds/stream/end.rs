@@ -118,24 +118,43 @@ impl EndReason {
 
 /// The events that end a stream at any time. Each is polled only when it was woken, since a stream waits several times
 /// for every response.
-pub(super) struct EndSignals(FuturesUnordered<BoxFuture<'static, EndReason>>);
+pub(super) struct EndSignals {
+    signals: FuturesUnordered<BoxFuture<'static, EndReason>>,
+    /// The stream ends once [`Self::finishes_first`] allows it.
+    is_draining: bool,
+    finishes_first: bool,
+}
 
 impl EndSignals {
     pub(super) fn new(sender: &ResponseSender, draining: &CancellationToken) -> Self {
         let (sender, draining) = (sender.clone(), draining.clone());
-        let ends = FuturesUnordered::<BoxFuture<EndReason>>::new();
-        ends.push(Box::pin(async move {
+        let signals = FuturesUnordered::<BoxFuture<EndReason>>::new();
+        signals.push(Box::pin(async move {
             sender.closed().await;
             EndReason::Disconnected
         }));
-        ends.push(Box::pin(draining.cancelled_owned().map(|()| EndReason::Draining)));
-        Self(ends)
+        signals.push(Box::pin(draining.cancelled_owned().map(|()| EndReason::Draining)));
+        Self::of(signals)
+    }
+
+    fn of(signals: FuturesUnordered<BoxFuture<'static, EndReason>>) -> Self {
+        Self {
+            signals,
+            is_draining: false,
+            finishes_first: false,
+        }
+    }
+
+    /// Decides whether the stream outlives the draining of its connection, until this is false or the connection is
+    /// cut.
+    pub(super) fn set_finishes_first(&mut self, finishes_first: bool) {
+        self.finishes_first = finishes_first;
     }
 
     /// Adds the eviction of the connection: for subscriptions that hold too much memory, or by an operator.
     pub(super) fn add_eviction(&mut self, connection: Arc<LiveConnection>, limit_bytes: usize) {
         let limit_mib = limit_bytes >> 20;
-        self.0.push(Box::pin(async move {
+        self.signals.push(Box::pin(async move {
             match connection.evicted().await {
                 Eviction::Memory => EndReason::SubscriptionMemory(SubscriptionMemory { limit_mib }),
                 Eviction::Closed => EndReason::Closed,
@@ -145,6 +164,32 @@ impl EndSignals {
 
     /// Waits until the stream must end, and returns the reason.
     pub(super) async fn next(&mut self) -> EndReason {
-        self.0.next().await.unwrap_or(EndReason::Disconnected)
+        loop {
+            if self.is_draining && !self.finishes_first {
+                return EndReason::Draining;
+            }
+            match self.signals.next().await {
+                Some(EndReason::Draining) => self.is_draining = true,
+                Some(reason) => return reason,
+                None => return EndReason::Disconnected,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_may_finish_before_it_is_drained() {
+        let signals = FuturesUnordered::<BoxFuture<EndReason>>::new();
+        signals.push(Box::pin(std::future::ready(EndReason::Draining)));
+        signals.push(Box::pin(std::future::pending()));
+        let mut ends = EndSignals::of(signals);
+        ends.set_finishes_first(true);
+        assert_eq!(ends.next().now_or_never(), None);
+        ends.set_finishes_first(false);
+        assert_eq!(ends.next().now_or_never(), Some(EndReason::Draining));
     }
 }

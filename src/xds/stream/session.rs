@@ -292,6 +292,9 @@ impl Session {
 
     async fn write(&mut self, responses: Vec<Response>, rendering: Instant) -> Result<(), EndReason> {
         let wrote = !responses.is_empty();
+        // Otherwise a client could lack the endpoints of a cluster that it was sent, and not get them from the next
+        // control plane, because it announces to hold both.
+        self.ends.set_finishes_first(wrote);
         for response in responses {
             let resource_type = response.resource_type;
             let size_bytes = match self.write_one(response).await {
@@ -316,6 +319,8 @@ impl Session {
                 "sent response"
             );
         }
+        let is_warming = self.registration.connection.state().connection.is_warming();
+        self.ends.set_finishes_first(is_warming);
         if wrote {
             self.deliveries.sent((self.shared.clock)());
         }
