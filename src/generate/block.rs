@@ -2,7 +2,8 @@
 //!
 //! The route configurations of a port differ between namespaces in the virtual hosts of a namespace's own services, and
 //! a changed VirtualService concerns a single virtual host. So a route configuration is cut into blocks by its content,
-//! and equal blocks are one allocation.
+//! and equal blocks are one allocation. A block is known by the hashes of its parts, so one that exists is not written
+//! again.
 
 use std::sync::{
     Mutex, PoisonError,
@@ -15,12 +16,22 @@ use rustc_hash::FxHashMap;
 use crate::base::Version;
 
 /// A run of encoded fields.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Block {
-    /// The hash of the bytes.
+    /// The hash of the bytes, or of the parts that they consist of.
     pub version: Version,
     /// The fields.
     pub bytes: Bytes,
+}
+
+impl Block {
+    /// Returns a run with the hash of its bytes.
+    pub fn new(bytes: Bytes) -> Self {
+        Self {
+            version: Version::of(&bytes),
+            bytes,
+        }
+    }
 }
 
 /// The blocks in use.
@@ -32,18 +43,17 @@ pub struct BlockPool {
 }
 
 impl BlockPool {
-    /// Returns the block with these bytes.
-    pub fn share(&self, bytes: &[u8]) -> Block {
-        let version = Version::of(bytes);
-        let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
-        let held = blocks.entry(version).or_insert_with(|| {
+    /// Returns the block with this hash of its parts, which is written if there is none yet.
+    pub fn share(&self, version: Version, write: impl Fn() -> Vec<u8>) -> Block {
+        let lock = || self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = lock().get(&version).cloned();
+        let bytes = held.unwrap_or_else(|| {
+            let written = Bytes::from(write().into_boxed_slice());
             self.has_new.store(true, Ordering::Relaxed);
-            Bytes::copy_from_slice(bytes)
+            lock().entry(version).or_insert(written).clone()
         });
-        Block {
-            version,
-            bytes: held.clone(),
-        }
+        debug_assert!(*bytes == *write(), "equal parts have equal bytes");
+        Block { version, bytes }
     }
 
     /// Drops the blocks that no resource has any more.
@@ -62,7 +72,8 @@ mod tests {
     #[test]
     fn equal_blocks_are_held_once_while_they_are_used() {
         let pool = BlockPool::default();
-        let (one, same, other) = (pool.share(b"one"), pool.share(b"one"), pool.share(b"other"));
+        let share = |text: &str| pool.share(Version::of(text.as_bytes()), || text.into());
+        let (one, same, other) = (share("one"), share("one"), share("other"));
         assert_eq!(one.bytes.as_ptr(), same.bytes.as_ptr());
         assert_eq!((one.version, &*other.bytes), (Version::of(b"one"), &b"other"[..]));
         drop((same, other));

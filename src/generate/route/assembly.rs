@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, LazyLock};
 
-use bytes::Bytes;
 use prost::Message;
 
-use super::{configuration, host_names::HostNames};
+use super::{configuration, host_names::HostNames, name_set};
 use crate::{
     base::{SmolStr, Version},
     generate::{
@@ -48,7 +47,7 @@ impl Names {
 
     fn len(&self) -> usize {
         match self {
-            Self::Shared(names) => names.encoded.len(),
+            Self::Shared(names) => names.encoded.bytes.len(),
             Self::Own { name, domains } => {
                 let domains = domains.iter();
                 let domains = domains.map(|domain| field_len(virtual_host::DOMAINS, domain.len()));
@@ -63,7 +62,7 @@ impl Names {
 
     fn write(&self, out: &mut Writer<VirtualHost>) {
         match self {
-            Self::Shared(names) => out.raw(&names.encoded),
+            Self::Shared(names) => out.raw(&names.encoded.bytes),
             Self::Own { name, domains } => {
                 out.text(virtual_host::NAME, name);
                 for domain in domains {
@@ -72,15 +71,30 @@ impl Names {
             }
         }
     }
+
+    fn version(&self) -> Version {
+        match self {
+            Self::Shared(names) => names.encoded.version,
+            Self::Own { .. } => Version::of(Encoded::write(self.len(), |out| self.write(out)).as_bytes()),
+        }
+    }
+
+    /// Returns the [`name_set`] hash of the name.
+    fn name_hash(&self) -> u64 {
+        match self {
+            Self::Shared(names) => names.name_hash,
+            Self::Own { name, .. } => name_set::hash(name),
+        }
+    }
 }
 
 /// A virtual host with its fields partly encoded.
 pub(super) struct Host {
     names: Names,
-    /// Field `routes` in several buffers, with tags and lengths.
-    pub(super) routes: Vec<Bytes>,
+    /// Field `routes` in several parts, with tags and lengths.
+    pub(super) routes: Vec<Block>,
     /// Encoded fields after the routes.
-    rest: Bytes,
+    rest: Block,
 }
 
 impl Host {
@@ -90,27 +104,25 @@ impl Host {
         Self {
             names: Names::Own { name, domains },
             routes: Vec::new(),
-            rest: head.encode_to_vec().into(),
+            rest: Block::new(head.encode_to_vec().into()),
         }
     }
 
     /// Returns a virtual host without settings except the attempt count.
     pub(super) fn plain(names: Names, include_attempt_count: bool) -> Self {
-        static COUNTED: LazyLock<Bytes> = LazyLock::new(|| {
-            let counted = VirtualHost {
-                include_request_attempt_count: true,
-                ..Default::default()
-            };
-            counted.encode_to_vec().into()
+        static REST: LazyLock<[Block; 2]> = LazyLock::new(|| {
+            [false, true].map(|include_request_attempt_count| {
+                let rest = VirtualHost {
+                    include_request_attempt_count,
+                    ..Default::default()
+                };
+                Block::new(rest.encode_to_vec().into())
+            })
         });
         Self {
             names,
             routes: Vec::new(),
-            rest: if include_attempt_count {
-                COUNTED.clone()
-            } else {
-                Bytes::new()
-            },
+            rest: REST[usize::from(include_attempt_count)].clone(),
         }
     }
 
@@ -144,15 +156,28 @@ impl Host {
     }
 
     fn len(&self) -> usize {
-        self.names.len() + self.routes.iter().map(Bytes::len).sum::<usize>() + self.rest.len()
+        let routes = self.routes.iter().map(|routes| routes.bytes.len());
+        self.names.len() + routes.sum::<usize>() + self.rest.bytes.len()
     }
 
     fn write(&self, out: &mut Writer<VirtualHost>) {
         self.names.write(out);
-        for routes in &self.routes {
-            out.raw(routes);
+        for part in self.routes.iter().chain([&self.rest]) {
+            out.raw(&part.bytes);
         }
-        out.raw(&self.rest);
+    }
+
+    /// Appends what the bytes of the virtual host follow from: the hashes and lengths of its parts, and its length.
+    fn hash(&self, len: usize, hashed: &mut Vec<u8>) {
+        let mut add = |version: Version, len: usize| {
+            hashed.extend_from_slice(&version.value().to_le_bytes());
+            hashed.extend_from_slice(&(len as u64).to_le_bytes());
+        };
+        add(self.names.version(), self.names.len());
+        for part in self.routes.iter().chain([&self.rest]) {
+            add(part.version, part.bytes.len());
+        }
+        add(Version::default(), len);
     }
 
     /// Writes the virtual host, whose length is known, as a field of its route configuration.
@@ -166,7 +191,7 @@ const MIN_BYTES: usize = 32 << 10;
 /// A block ends after one in this many virtual hosts, chosen by their names, so that an additional virtual host does
 /// not move the ends of the blocks after it. Blocks are short, because those with a service of the client's namespace
 /// are the namespace's own: with 50 namespaces, 15 % of the bytes are distinct, with blocks of 32 virtual hosts 81 %.
-const BLOCK_HOSTS: u128 = 4;
+const BLOCK_HOSTS: u64 = 4;
 /// A block ends at this size in bytes.
 const BLOCK_BYTES: usize = 64 << 10;
 
@@ -194,23 +219,58 @@ pub(super) fn assembled(pool: &BlockPool, name: &SmolStr, hosts: &[Host]) -> Enc
 }
 
 fn blocks<'a>(pool: &BlockPool, hosts: impl Iterator<Item = (&'a Host, usize)>) -> Vec<Block> {
-    let (mut blocks, mut bytes) = (Vec::new(), Vec::with_capacity(BLOCK_BYTES));
+    let (mut blocks, mut next) = (Vec::new(), NextBlock::default());
     for (host, len) in hosts {
-        host.write_field(len, &mut Writer::new(&mut bytes));
-        if bytes.len() >= BLOCK_BYTES || Version::of(host.name().as_bytes()).value().is_multiple_of(BLOCK_HOSTS) {
-            blocks.push(pool.share(&bytes));
-            bytes.clear();
+        next.add(host, len);
+        if next.len >= BLOCK_BYTES || host.names.name_hash().is_multiple_of(BLOCK_HOSTS) {
+            blocks.push(next.end(pool));
         }
     }
-    if !bytes.is_empty() {
-        blocks.push(pool.share(&bytes));
+    if !next.hosts.is_empty() {
+        blocks.push(next.end(pool));
     }
     blocks
+}
+
+/// A block to which virtual hosts are added.
+#[derive(Default)]
+struct NextBlock<'a> {
+    /// With their lengths.
+    hosts: Vec<(&'a Host, usize)>,
+    /// See [`Host::hash`].
+    hashed: Vec<u8>,
+    /// The length of the block.
+    len: usize,
+}
+
+impl<'a> NextBlock<'a> {
+    fn add(&mut self, host: &'a Host, len: usize) {
+        self.hosts.push((host, len));
+        self.len += field_len(route_configuration::VIRTUAL_HOSTS, len);
+        host.hash(len, &mut self.hashed);
+    }
+
+    /// Returns the block, and begins an empty one.
+    fn end(&mut self, pool: &BlockPool) -> Block {
+        let block = pool.share(Version::of(&self.hashed), || {
+            let mut bytes = Vec::with_capacity(self.len);
+            for (host, len) in &self.hosts {
+                host.write_field(*len, &mut Writer::new(&mut bytes));
+            }
+            bytes
+        });
+        self.hosts.clear();
+        self.hashed.clear();
+        self.len = 0;
+        block
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use bytes::Bytes;
 
     use super::*;
     use crate::proto::envoy::service::discovery::v3::{DeltaDiscoveryResponse, DiscoveryResponse};
@@ -226,7 +286,7 @@ mod tests {
             routes: vec![Default::default(); number % 3],
             ..Default::default()
         };
-        host.routes.push(routes.encode_to_vec().into());
+        host.routes.push(Block::new(routes.encode_to_vec().into()));
         host
     }
 

@@ -4,7 +4,6 @@ mod misdirected;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
 use self::misdirected::MisdirectedHosts;
@@ -21,7 +20,7 @@ use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{
         BuildContext, EncodedResource, GatewayView,
-        block::BlockPool,
+        block::{Block, BlockPool},
         constant::empty_route_configuration,
         patch::{
             self, PatchContext, PatchRef,
@@ -503,12 +502,12 @@ impl GatewayRoutes {
             sequences,
             ..
         } = builders;
-        let parts: Vec<(Bytes, Bytes)> = route_lists.iter().map(|routes| routes.parts()).collect();
+        let parts: Vec<[Block; 2]> = route_lists.iter().map(|routes| routes.parts()).collect();
         let finish = |builder: VirtualHostBuilder| {
             let lists = sequences.lists(builder.routes);
             // A catch-all route must not hide the routes of later VirtualServices.
-            let conditional = lists.iter().map(|list| &parts[*list].0);
-            let routes = conditional.chain(lists.iter().map(|list| &parts[*list].1));
+            let conditional = lists.iter().map(|list| &parts[*list][0]);
+            let routes = conditional.chain(lists.iter().map(|list| &parts[*list][1]));
             let hosts = std::iter::once(builder.host).chain(builder.others);
             let name = domains::host_port(builder.host, builder.port);
             let domains = hosts.map(|host| host.as_str().to_owned()).collect();
@@ -533,7 +532,8 @@ impl GatewayRoutes {
             } else {
                 Host::plain(Names::Own { name, domains }, include_attempt_count)
             };
-            host.routes.extend(routes.filter(|routes| !routes.is_empty()).cloned());
+            host.routes
+                .extend(routes.filter(|routes| !routes.bytes.is_empty()).cloned());
             host
         };
         all.sort_by(|a, b| host::more_specific(a.host, b.host));

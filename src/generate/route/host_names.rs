@@ -5,7 +5,6 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -17,6 +16,7 @@ use crate::{
     base::{Hashed, Shared, SmolStr},
     generate::{
         VipView,
+        block::Block,
         wire::{Encoded, field_len},
     },
     model::{Service, features::Features},
@@ -60,7 +60,7 @@ pub(super) struct HostNames {
     pub(super) name_hash: u64,
     pub(super) domains: Box<[Domain]>,
     /// Both as fields of the virtual host.
-    pub(super) encoded: Bytes,
+    pub(super) encoded: Block,
 }
 
 impl HostNames {
@@ -86,7 +86,7 @@ impl HostNames {
             domains: domains
                 .map(|(position, text)| Domain::new(text, is_alternative(position)))
                 .collect(),
-            encoded: encoded.into_bytes().into(),
+            encoded: Block::new(encoded.into_bytes().into()),
         }
     }
 }

@@ -27,7 +27,7 @@ use crate::{
     base::{Hashed, Hostname, Shared, SmolStr, pool::Pool},
     generate::{
         BuildContext, EncodedResource,
-        block::BlockPool,
+        block::{Block, BlockPool},
         name,
         patch::{
             self, PatchContext, PatchRef,
@@ -134,8 +134,7 @@ struct HostGroup<'a> {
     port: u32,
     services: Vec<&'a Shared<Service>>,
     hosts: &'a [Hostname],
-    /// Encoded field `routes` of a virtual host.
-    routes: Bytes,
+    routes: [Block; 2],
 }
 
 /// Returns the route configurations of names without services, patched like all others.
@@ -202,7 +201,8 @@ impl SidecarRoutes {
         for group in &groups {
             let hosts = by_port.entry(group.port).or_default();
             let with_routes = |mut host: Host| {
-                host.routes.push(group.routes.clone());
+                let routes = group.routes.iter().filter(|routes| !routes.bytes.is_empty());
+                host.routes.extend(routes.cloned());
                 host
             };
             for host in group.hosts {
@@ -299,7 +299,7 @@ impl SidecarRoutes {
                 port,
                 services,
                 hosts: &binding.hosts,
-                routes: routes.field().clone(),
+                routes: routes.parts(),
             }));
         }
         let routes = LazyCell::new(|| http::DefaultRoutes::shared(ctx));
@@ -313,7 +313,7 @@ impl SidecarRoutes {
                         port: host.port,
                         services: vec![service],
                         hosts: &[],
-                        routes: host.routes(ctx, &routes).into_field(),
+                        routes: host.routes(ctx, &routes).parts(),
                     }),
             );
         }
