@@ -23,7 +23,7 @@ use super::{
     requested::{ADDRESSES, RequestedResources},
     resource::{Built, UnknownRoutes},
     route::{
-        self, DefaultRoutesMemo, HostNamesMemo,
+        self, CommonRoutesMemo, DefaultRoutesMemo, HostNamesMemo,
         fragment::{FragmentKey, Fragments},
     },
     secret,
@@ -463,5 +463,6 @@ pub fn push_memo(fragments: Fragments, chains: Chains, pools: &Pools) -> PushMem
         .with(GatewayMemo::default())
         .with(DefaultRoutesMemo::default())
         .with(HostNamesMemo::default())
+        .with(CommonRoutesMemo::default())
         .with(FilterMemo::default())
 }

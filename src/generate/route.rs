@@ -30,6 +30,7 @@ pub use gateway::GatewayPieces;
 pub(super) use host_names::HostNamesMemo;
 pub(super) use http::DefaultRoutesMemo;
 pub use sidecar::BindingPool;
+pub(super) use sidecar::CommonRoutesMemo;
 
 use super::{
     BuildContext, EncodedResource, ProxyType, VipView, labels,

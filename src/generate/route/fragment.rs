@@ -186,7 +186,7 @@ impl Fragment {
 
 impl RouteProxyView {
     /// Returns the view without labels and namespace.
-    fn without_source(&self) -> Self {
+    pub(super) fn without_source(&self) -> Self {
         Self {
             namespace: crate::base::Namespace::default(),
             labels: Shared::default(),

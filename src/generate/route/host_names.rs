@@ -13,7 +13,7 @@ use super::{
     name_set,
 };
 use crate::{
-    base::{Hashed, Shared, SmolStr},
+    base::{Hashed, Hostname, Shared, SmolStr},
     generate::{
         VipView,
         block::Block,
@@ -50,6 +50,16 @@ impl Domain {
             text,
             lower_case,
             is_alternative,
+        }
+    }
+}
+
+impl Domain {
+    /// Returns the domain in lower case, with its hash.
+    pub(super) fn lower_case(&self) -> (&str, u64) {
+        match &self.lower_case {
+            None => (&self.text, self.hash),
+            Some((lower, hash)) => (lower, *hash),
         }
     }
 }
@@ -117,6 +127,23 @@ impl HostNamesMemo {
     }
 }
 
+/// Returns the DNS domain of a client in another namespace than all services; `None` outside Kubernetes.
+pub(super) fn dns_domain_of_others(dns_domain: &str) -> Option<SmolStr> {
+    let (_, suffix) = domains::split_dns_domain(dns_domain)?;
+    Some([OTHER_NAMESPACE, ".svc.", suffix].into_iter().collect())
+}
+
+/// Returns the host of a service and its aliases.
+fn names_of(service: &Service) -> impl Iterator<Item = &Hostname> {
+    let aliases = service.aliases.iter().map(|alias| &alias.hostname);
+    std::iter::once(&service.key.hostname).chain(aliases)
+}
+
+/// Returns the namespaces in which a service has other names than elsewhere.
+pub(super) fn namespaces(service: &Service) -> impl Iterator<Item = &str> {
+    names_of(service).filter_map(|host| domains::namespace_of(host))
+}
+
 /// The names of services for one client.
 pub(super) struct ClientNames<'a> {
     client: &'a RouteConfigProxyView,
@@ -150,8 +177,8 @@ impl<'a> ClientNames<'a> {
             absolute,
             with_ports,
             namespace: split.map(|(namespace, _)| namespace),
-            others: match split {
-                Some((_, suffix)) => memo.of(view([OTHER_NAMESPACE, ".svc.", suffix].into_iter().collect())),
+            others: match dns_domain_of_others(&client.dns_domain) {
+                Some(domain) => memo.of(view(domain)),
                 None => own.clone(),
             },
             own,
@@ -160,9 +187,7 @@ impl<'a> ClientNames<'a> {
 
     /// Returns the names of a service port.
     pub(super) fn of(&self, service: &Shared<Service>, port: u32) -> Arc<HostNames> {
-        let aliases = service.aliases.iter().map(|alias| &alias.hostname);
-        let mut hosts = std::iter::once(&service.key.hostname).chain(aliases);
-        let is_own = hosts.any(|host| domains::namespace_of(host) == self.namespace);
+        let is_own = names_of(service).any(|host| domains::namespace_of(host) == self.namespace);
         let memo = if is_own { &self.own } else { &self.others };
         let key = (std::ptr::from_ref::<Service>(service).addr(), port);
         if let Some((_, names)) = lock(memo).get(&key) {

@@ -1,5 +1,6 @@
 //! Outbound routes of sidecars: the list of route configurations, and the building of one.
 
+mod common;
 mod listing;
 pub(crate) mod single;
 mod visible_host;
@@ -23,6 +24,8 @@ use super::{
     routes::Routes,
     virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
+pub(crate) use common::CommonRoutesMemo;
+
 use crate::{
     base::{Hashed, Hostname, Shared, SmolStr, pool::Pool},
     generate::{
@@ -183,6 +186,49 @@ fn is_routed(protocol: Protocol) -> bool {
 impl SidecarRoutes {
     /// Builds the route configuration.
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
+        let Some(built) = self.build_from_common(ctx) else {
+            return self.build_alone(ctx);
+        };
+        debug_assert!(
+            {
+                let alone = self.build_alone(ctx);
+                let content = |built: &Built| built.resource.as_ref().map(|resource| resource.any());
+                content(&built) == content(&alone) && built.notes == alone.notes
+            },
+            "common routes of {} differ from its own",
+            self.client.dns_domain
+        );
+        built
+    }
+
+    fn build_alone(&self, ctx: &BuildContext) -> Built {
+        let (mut hosts, collection) = self.hosts(ctx);
+        if let Some(single) = &self.single {
+            hosts.retain(|host| single.answers(host.domains()));
+            let virtual_hosts = hosts.into_iter().map(Host::message).collect();
+            let configuration = super::plain_configuration(&self.name, virtual_hosts);
+            return Built::new(configuration).with_notes(collection.notes);
+        }
+        match &self.catch_all {
+            Some(kind) => hosts.push(virtual_host::last(kind, &self.client)),
+            None => self.keep_sniffed(&mut hosts),
+        }
+        let mut notes = collection.notes;
+        if self.patches.is_empty() {
+            return Built::new(assembly::assembled(
+                ctx.memo.get::<Shared<BlockPool>>(),
+                &self.name,
+                &hosts,
+            ))
+            .with_notes(notes);
+        }
+        let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
+        let routes = patch::route::apply(ctx, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
+        Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
+    }
+
+    /// Returns the virtual hosts by name, without the last one, and the names that they took.
+    fn hosts<'a>(&'a self, ctx: &'a BuildContext<'a>) -> (Vec<Host>, VirtualHosts<'a>) {
         let groups = self.groups(ctx);
         let mut known = ServiceNames::default();
         known.reserve(groups.len());
@@ -191,8 +237,7 @@ impl SidecarRoutes {
                 known.add(&lower_case(&service.key.hostname), group.port);
             }
         }
-        let single = self.single.as_ref();
-        if let Some(single) = single {
+        if let Some(single) = &self.single {
             single.add_known(&mut known);
         }
         let with_ports = self.port == 0 || self.client.routes.proxyless;
@@ -214,28 +259,7 @@ impl SidecarRoutes {
         }
         let mut hosts = self.merged(by_port);
         hosts.sort_by(|a, b| a.name().cmp(b.name()));
-        if let Some(single) = single {
-            hosts.retain(|host| single.answers(host.domains()));
-            let virtual_hosts = hosts.into_iter().map(Host::message).collect();
-            let configuration = super::plain_configuration(&self.name, virtual_hosts);
-            return Built::new(configuration).with_notes(collection.notes);
-        }
-        match &self.catch_all {
-            Some(kind) => hosts.push(Host::whole(virtual_host::catch_all(kind, &self.client))),
-            None => self.keep_sniffed(&mut hosts),
-        }
-        let mut notes = collection.notes;
-        if self.patches.is_empty() {
-            return Built::new(assembly::assembled(
-                ctx.memo.get::<Shared<BlockPool>>(),
-                &self.name,
-                &hosts,
-            ))
-            .with_notes(notes);
-        }
-        let routes = configuration(&self.name, hosts.into_iter().map(Host::message).collect());
-        let routes = patch::route::apply(ctx, &self.patches, PatchContext::SidecarOutbound, routes, &mut notes);
-        Built::new(EncodedResource::new(routes.name.as_str(), &routes)).with_notes(notes)
+        (hosts, collection)
     }
 
     /// Returns the fragments that it consists of.

@@ -520,3 +520,42 @@ spec:
     assert_eq!(fixture.get(0, ResourceType::Route, name)["name"], name);
     assert_eq!(fixture.hosts(name), []);
 }
+
+/// Large route configurations of a port are built from what namespaces have in common.
+#[test]
+fn namespaces_differ_in_the_names_of_their_own_services() {
+    let service = |number: usize| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{number}, namespace: crowd}}\n\
+             spec: {{clusterIP: 10.1.0.{number}, ports: [{{name: http, port: 80}}]}}\n"
+        )
+    };
+    let mut config: String = (1..200).map(service).collect();
+    config.push_str(
+        "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {name: short}\n\
+         spec: {hosts: [svc-7], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}\n",
+    );
+    let client = |namespace: &str| proxy("sidecar~10.2.0.1~client-0", namespace, &json!({}));
+    let fixture = Fixture::new(&config, ["crowd", "default", "other"].map(client).into());
+    let domains = |client: u64, name: &str| -> Vec<String> {
+        let routes = fixture.get(client, ResourceType::Route, "80");
+        let hosts = routes["virtualHosts"].as_array().expect("virtual hosts");
+        let host = hosts.iter().find(|host| host["name"] == format!("{name}:80"));
+        let domains = host.expect(name)["domains"].as_array().expect("domains");
+        domains
+            .iter()
+            .map(|domain| domain.as_str().expect("a text").to_owned())
+            .collect()
+    };
+    for (client, crowd, default) in [(0, true, false), (1, false, true), (2, false, false)] {
+        let has = |name: &str, domain: &str| domains(client, name).contains(&domain.to_owned());
+        assert_eq!(has("svc-8.crowd.svc.cluster.local", "svc-8"), crowd);
+        assert_eq!(has("a.default.svc.cluster.local", "a"), default);
+        assert!(has("svc-7", "svc-7"));
+        assert!(
+            !has("svc-7.crowd.svc.cluster.local", "svc-7"),
+            "the full name of another host"
+        );
+        assert!(has("svc-7.crowd.svc.cluster.local", "svc-7.crowd"));
+    }
+}

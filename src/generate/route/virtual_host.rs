@@ -1,6 +1,6 @@
 //! Virtual hosts of sidecars: one per host, with no domain twice.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use rustc_hash::FxHashSet;
 
@@ -9,7 +9,7 @@ use super::{
     assembly::{Host, Names},
     domains::{self, Domains},
     filters,
-    host_names::{ClientNames, Domain, HostNames},
+    host_names::{self, ClientNames, Domain, HostNames},
     name_set::NameSet,
 };
 use crate::{
@@ -68,18 +68,49 @@ impl ServiceNames {
     }
 }
 
+/// The names and domains of the virtual hosts of a route configuration.
+#[derive(Default)]
+pub(crate) struct TakenNames {
+    /// The full names of all its services.
+    known: ServiceNames,
+    /// Domains in lower case.
+    domains: NameSet,
+}
+
+impl TakenNames {
+    /// Returns true if a virtual host may have the domain: no other one has it, and it is not the full name of another
+    /// service, which takes precedence over a short form.
+    pub(super) fn is_free(&self, domain: &Domain) -> bool {
+        let (text, hash) = domain.lower_case();
+        !self.is_foreign(domain) && !self.domains.contains_known(text, hash)
+    }
+
+    /// Takes a domain. Returns true if it was free.
+    pub(super) fn take(&mut self, domain: &Domain) -> bool {
+        let (text, hash) = domain.lower_case();
+        self.domains.insert_known(text, hash)
+    }
+
+    fn is_foreign(&self, domain: &Domain) -> bool {
+        domain.is_alternative && self.known.contains(domain)
+    }
+}
+
+/// The namespaces of services that lack some of their names or all of them, because other virtual hosts have these.
+pub(crate) type UncertainNamespaces = BTreeSet<SmolStr>;
+
 /// Collects the virtual hosts of one route configuration, without their routes.
 pub(crate) struct VirtualHosts<'a> {
     ctx: &'a BuildContext<'a>,
     client: &'a RouteConfigProxyView,
     names: ClientNames<'a>,
-    known: ServiceNames,
     /// The names of the virtual hosts.
     named: NameSet,
-    /// Domains in lower case.
-    domains: NameSet,
+    /// Their domains.
+    pub(super) taken: TakenNames,
     /// Duplicates, for the notes of the resource.
     pub(crate) notes: Vec<Note>,
+    pub(super) uncertain: UncertainNamespaces,
 }
 
 impl<'a> VirtualHosts<'a> {
@@ -97,33 +128,39 @@ impl<'a> VirtualHosts<'a> {
             ctx,
             client,
             names: ClientNames::new(ctx.memo.get(), features, client, with_ports),
-            known,
             named: NameSet::with_capacity(count),
-            domains: NameSet::with_capacity(2 * count),
+            taken: TakenNames {
+                known,
+                domains: NameSet::with_capacity(2 * count),
+            },
             notes: Vec::new(),
+            uncertain: UncertainNamespaces::new(),
         }
     }
 
     /// Returns the virtual host of a service port, unless it exists already or all its names are taken.
     pub(super) fn of_service(&mut self, service: &Shared<Service>, port: u32) -> Option<Host> {
         let names = self.names.of(service, port);
-        let names = self.free(names)?;
+        let names = self.free(names);
+        if !matches!(names, Some(Names::Shared(_))) {
+            self.uncertain.extend(host_names::namespaces(service).map(SmolStr::new));
+        }
+        let names = names?;
         let include_attempt_count = self.client.include_attempt_count;
-        Some(
-            match filters::stateful_session(service, &self.ctx.mesh.installation.features) {
-                None => Host::plain(names, include_attempt_count),
-                Some(session) => {
-                    let (name, domains) = names.into_parts();
-                    Host::whole(VirtualHost {
-                        name,
-                        domains,
-                        include_request_attempt_count: include_attempt_count,
-                        typed_per_filter_config: [(filters::STATEFUL_SESSION.to_owned(), session)].into(),
-                        ..Default::default()
-                    })
-                }
-            },
-        )
+        let host = match filters::stateful_session(service, &self.ctx.mesh.installation.features) {
+            None => Host::plain(names, include_attempt_count),
+            Some(session) => {
+                let (name, domains) = names.into_parts();
+                Host::whole(VirtualHost {
+                    name,
+                    domains,
+                    include_request_attempt_count: include_attempt_count,
+                    typed_per_filter_config: [(filters::STATEFUL_SESSION.to_owned(), session)].into(),
+                    ..Default::default()
+                })
+            }
+        };
+        Some(host.with_service(service.clone(), port))
     }
 
     /// Returns the virtual host of a host that only a VirtualService has.
@@ -146,17 +183,11 @@ impl<'a> VirtualHosts<'a> {
             self.duplicate(&names.name);
             return None;
         }
-        // The full name of another service takes precedence over a short form.
-        let alternatives = names.domains.iter().filter(|domain| domain.is_alternative);
-        let foreign = alternatives.filter(|domain| self.known.contains(domain));
-        let foreign: Vec<&str> = foreign.map(|domain| domain.text.as_str()).collect();
         let mut taken = Vec::new();
+        let foreign = names.domains.iter().filter(|domain| self.taken.is_foreign(domain));
+        let foreign: Vec<&str> = foreign.map(|domain| domain.text.as_str()).collect();
         for (position, domain) in names.domains.iter().enumerate() {
-            let (text, hash) = match &domain.lower_case {
-                None => (&domain.text, domain.hash),
-                Some((lower, hash)) => (lower, *hash),
-            };
-            if foreign.contains(&domain.text.as_str()) || !self.domains.insert_known(text, hash) {
+            if foreign.contains(&domain.text.as_str()) || !self.taken.take(domain) {
                 taken.push(position);
             }
         }
@@ -177,6 +208,11 @@ impl<'a> VirtualHosts<'a> {
             detail: SmolStr::new(name),
         });
     }
+}
+
+/// Returns the last virtual host, for assembly.
+pub(super) fn last(kind: &CatchAll, client: &RouteConfigProxyView) -> Host {
+    Host::whole(catch_all(kind, client))
 }
 
 /// Returns the last virtual host.
