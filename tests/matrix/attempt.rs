@@ -13,7 +13,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic_prost::ProstCodec;
 
 use super::fixture::{self, CLUSTER, Caller, Fixture, node};
-use super::{Endpoint, GATEWAY};
+use super::{Endpoint, GATEWAY, rule};
 use crate::support::agent::{KeyKind, signing_request};
 use crate::support::http;
 
@@ -21,8 +21,10 @@ const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
 const PAGE: &str = "istio.io/debug";
 
-/// Silence of a stream after which no response is expected.
+/// Silence of a stream after which no response is expected, for requests that must be refused.
 const SILENCE: Duration = Duration::from_millis(1500);
+/// Time limit for all other responses: a review of access takes long on a busy machine.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Returns an error, with the reason, if the request is refused.
 pub(super) async fn attempt(
@@ -34,12 +36,17 @@ pub(super) async fn attempt(
     let (own, account) = caller.says;
     // The node claims an identity; the account exists in every namespace.
     let there = (target, account);
+    let patience = if rule(caller, endpoint, target) {
+        PATIENCE
+    } else {
+        SILENCE
+    };
     match endpoint {
         Endpoint::Clusters => configuration(fixture, caller, there, CLUSTER).await,
         Endpoint::Listeners => configuration(fixture, caller, there, LISTENER).await,
         Endpoint::Names => configuration(fixture, caller, there, NAMES).await,
-        Endpoint::Secret => secret(fixture, caller, (own, account), target).await,
-        Endpoint::SecretThere => secret(fixture, caller, there, target).await,
+        Endpoint::Secret => secret(fixture, caller, (own, account), target, patience).await,
+        Endpoint::SecretThere => secret(fixture, caller, there, target, patience).await,
         Endpoint::SyncStatus => {
             let response = ask(fixture, caller, "istio.io/debug/syncz", &[]).await?;
             contains(&response, &proxy(target))
@@ -110,10 +117,18 @@ async fn configuration(fixture: &Fixture, caller: &Caller, is: (&str, &str), typ
     }
 }
 
-async fn secret(fixture: &Fixture, caller: &Caller, is: (&str, &str), target: &str) -> Result<(), String> {
+async fn secret(
+    fixture: &Fixture,
+    caller: &Caller,
+    is: (&str, &str),
+    target: &str,
+    patience: Duration,
+) -> Result<(), String> {
     let mut stream = fixture.ads(caller, &node(is.0, is.1)).await.map_err(error_text)?;
     let name = format!("kubernetes://{target}/cred");
-    let given = fixture::secret(&mut stream, &name, SILENCE).await.map_err(error_text)?;
+    let given = fixture::secret(&mut stream, &name, patience)
+        .await
+        .map_err(error_text)?;
     contains(&given, &format!("key of {target}"))
 }
 
