@@ -91,7 +91,7 @@ pub trait ClusterList {
     fn begin_services(&mut self, ctx: &BuildContext, scope: &ScopeKey) -> Shared<SidecarScope>;
 
     /// Adds the resources of a service of the scope, by its position. They are listed by `list` unless they are known
-    /// and nothing that they depend on has changed.
+    /// and nothing that they depend on has changed. `is_common` is true if they are the same in other namespaces.
     ///
     /// Note: they may also depend on the part, on what the scope shows of the service, and on what `list` reads, but on
     /// nothing else. All services of the scope are added in order, before other resources.
@@ -99,6 +99,7 @@ pub trait ClusterList {
         &mut self,
         ctx: &BuildContext,
         position: usize,
+        is_common: bool,
         list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
     );
 }
@@ -136,6 +137,15 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
 }
 
 impl ClusterPart {
+    /// Returns the part that lists what parts of several namespaces have in common; `None` if this one is that part, or
+    /// shares nothing.
+    pub fn common(&self) -> Option<Self> {
+        match self {
+            Self::Outbound(part) => part.common().map(Self::Outbound),
+            _ => None,
+        }
+    }
+
     /// Lists the resources of the part, in order.
     pub fn list(&self, ctx: &BuildContext, list: &mut impl ClusterList) {
         match self {

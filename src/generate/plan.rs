@@ -3,16 +3,18 @@
 //! [`select`] reduces a proxy class to a [`GroupSpec`], a list of parts. A part lists resources by key, and a key
 //! builds one resource. The enums here only dispatch to the modules of the types.
 
+mod lister;
+
 use super::{
     BuildContext, address, authorization,
     block::BlockPool,
     build_context::PushMemo,
-    cluster::{self, ClusterList, ClusterResource},
+    cluster,
     encoded::ResourceType,
     endpoint, extension,
     filter::FilterMemo,
     gateway::GatewayMemo,
-    grpc::{self, GrpcResource},
+    grpc,
     listener::{
         self,
         waypoint::chains::{Chains, ServiceChainsKey},
@@ -33,9 +35,11 @@ use super::{
 use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
-    model::{ScopeKey, SidecarScope},
-    table::{ChangeSet, LastPieces, PieceReads},
+    model::ScopeKey,
+    table::{Cx, LastPieces},
 };
+pub use lister::{CommonList, CommonLists, LastList, List, ListPieces, PartList};
+use lister::{Lister, of_grpc};
 
 /// A part of the configuration of a group, with the results of selection that it depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -114,186 +118,6 @@ impl ListedResource {
     }
 }
 
-/// The list of a part.
-#[derive(Default)]
-pub struct PartList {
-    /// The resources, in order.
-    pub resources: Vec<ListedResource>,
-    /// The pieces that it was listed in; none if it was listed as a whole.
-    pub pieces: Option<ListPieces>,
-}
-
-/// The pieces that a list was made in.
-pub enum ListPieces {
-    /// Those of clusters.
-    Clusters(ClusterPieces),
-    /// Those of a gateway's routes.
-    Routes(route::GatewayPieces),
-}
-
-/// One piece for each service of a scope, from the beginning of the list.
-pub struct ClusterPieces {
-    scope: Shared<SidecarScope>,
-    reads: PieceReads,
-    /// The end of each piece among the resources.
-    ends: Vec<usize>,
-}
-
-/// The last list of a part, from which another one takes what is the same. That changes nothing but the cost.
-#[derive(Clone, Copy)]
-pub struct LastList<'a> {
-    /// The resources.
-    pub resources: &'a [ListedResource],
-    /// The pieces of the last evaluation.
-    pub pieces: Option<&'a ListPieces>,
-    /// The changes since the last evaluation.
-    pub changes: &'a ChangeSet,
-}
-
-/// A resource with its type.
-type TypedResource = (ResourceType, Resource);
-
-fn of_cluster(listed: ClusterResource) -> TypedResource {
-    match listed {
-        ClusterResource::Cluster(key) => (ResourceType::Cluster, Resource::Cluster(key)),
-        ClusterResource::Endpoint(key) => (ResourceType::Endpoint, Resource::Endpoint(key)),
-    }
-}
-
-fn of_grpc(listed: GrpcResource) -> TypedResource {
-    match listed {
-        GrpcResource::Listener(key) => (ResourceType::Listener, Resource::Grpc(key)),
-        GrpcResource::Route(key) => (ResourceType::Route, Resource::Route(key)),
-        GrpcResource::Cluster(key) => (ResourceType::Cluster, Resource::Grpc(key)),
-        GrpcResource::Endpoint(key) => (ResourceType::Endpoint, Resource::Endpoint(key)),
-    }
-}
-
-/// The number of removed resources or services after which the place in the last list is found again.
-const WINDOW: usize = 64;
-
-/// Takes keys from the last list. Most resources of a changed list are in it, in the same order, and comparing a
-/// resource with the expected one is cheaper than hashing it.
-struct KnownKeys<'a> {
-    /// The rest of the last list.
-    rest: &'a [ListedResource],
-}
-
-impl KnownKeys<'_> {
-    fn listed(&mut self, (resource_type, resource): TypedResource) -> ListedResource {
-        if let Some((next, rest)) = self.rest.split_first()
-            && next.resource_type == resource_type
-            && *next.key == resource
-        {
-            self.rest = rest;
-            return next.clone();
-        }
-        let listed = ListedResource::new(resource_type, resource);
-        match self.rest.iter().take(WINDOW).position(|known| *known == listed) {
-            Some(at) => {
-                let known = self.rest[at].clone();
-                self.rest = &self.rest[at + 1..];
-                known
-            }
-            None => listed,
-        }
-    }
-}
-
-/// A list while resources are added, with what is known from the last one.
-struct Lister<'a> {
-    last: LastList<'a>,
-    /// The pieces of the last list, if they are those of clusters and may be used.
-    last_clusters: Option<&'a ClusterPieces>,
-    clusters: Option<ClusterPieces>,
-    /// The position of the next service in the scope of the last list.
-    next: usize,
-    known: KnownKeys<'a>,
-    list: PartList,
-}
-
-impl<'a> Lister<'a> {
-    fn new(last: LastList<'a>) -> Self {
-        Self {
-            last,
-            last_clusters: match last.pieces {
-                Some(ListPieces::Clusters(pieces)) => Some(pieces),
-                _ => None,
-            },
-            clusters: None,
-            next: 0,
-            known: KnownKeys { rest: last.resources },
-            list: PartList::default(),
-        }
-    }
-
-    fn add(&mut self, resource: TypedResource) {
-        self.list.resources.push(self.known.listed(resource));
-    }
-
-    fn extend(&mut self, resources: impl Iterator<Item = TypedResource>) {
-        resources.for_each(|resource| self.add(resource));
-    }
-
-    /// Returns the pieces of the last list, with the position of a service among them if the scope shows it as before.
-    fn last_piece(&mut self, scope: &SidecarScope, position: usize) -> Option<(&'a ClusterPieces, usize)> {
-        let last = self.last_clusters?;
-        let service = &scope.services[position];
-        let rest = last.scope.services.get(self.next..)?;
-        let at = self.next + rest.iter().take(WINDOW).position(|known| known == service)?;
-        self.next = at + 1;
-        let is_shown_as_before = scope.merged.get(service) == last.scope.merged.get(service)
-            && scope.port_filters.get(service) == last.scope.port_filters.get(service);
-        is_shown_as_before.then_some((last, at))
-    }
-}
-
-impl ClusterList for Lister<'_> {
-    fn add(&mut self, resource: ClusterResource) {
-        self.add(of_cluster(resource));
-    }
-
-    fn begin_services(&mut self, ctx: &BuildContext, scope: &ScopeKey) -> Shared<SidecarScope> {
-        let changes = self.last.changes;
-        self.last_clusters = self.last_clusters.filter(|last| last.reads.are_usable(changes));
-        let reads = PieceReads::begin(ctx.cx);
-        let scope = ctx.tcp_scope(scope);
-        self.clusters = Some(ClusterPieces {
-            ends: Vec::with_capacity(scope.services.len()),
-            scope: scope.clone(),
-            reads,
-        });
-        scope
-    }
-
-    fn add_service(
-        &mut self,
-        ctx: &BuildContext,
-        position: usize,
-        list: impl FnOnce(&BuildContext, &mut Vec<ClusterResource>),
-    ) {
-        let mut pieces = self.clusters.take().expect("because the services have begun");
-        let last = self.last_piece(&pieces.scope, position);
-        let resources = &mut self.list.resources;
-        let reused = last.filter(|(last, at)| pieces.reads.reuse(ctx.cx, &last.reads, *at, self.last.changes));
-        if let Some((last, at)) = reused {
-            let begin = if at == 0 { 0 } else { last.ends[at - 1] };
-            let (known, rest) = self.last.resources.split_at(last.ends[at]);
-            resources.extend_from_slice(&known[begin..]);
-            self.known.rest = rest;
-        } else {
-            let mut listed = Vec::new();
-            pieces
-                .reads
-                .evaluate(ctx.cx, |cx| list(&BuildContext { cx, ..*ctx }, &mut listed));
-            let listed = listed.into_iter().map(of_cluster);
-            resources.extend(listed.map(|resource| self.known.listed(resource)));
-        }
-        pieces.ends.push(self.list.resources.len());
-        self.clusters = Some(pieces);
-    }
-}
-
 impl Part {
     /// Returns the subject whose access to Secrets must be reviewed for the part.
     pub fn subject(&self) -> Option<&Subject> {
@@ -311,14 +135,48 @@ impl Part {
         }
     }
 
+    /// Returns the part that lists what parts of several namespaces have in common; `None` if this one is that part, or
+    /// shares nothing.
+    pub fn common(&self) -> Option<PartKey> {
+        let common = match self {
+            Self::Clusters(part) => Self::Clusters(part.common()?),
+            Self::Routes(part) => Self::Routes(part.common()?),
+            _ => return None,
+        };
+        Some(Hashed::new(common))
+    }
+
+    /// Lists what parts of several namespaces have in common; `None` if there is nothing.
+    pub fn list_common(&self, ctx: &BuildContext, last: LastList) -> Option<(CommonList, Option<ListPieces>)> {
+        match self {
+            Self::Routes(part) => Some((CommonList::Routes(part.list_common(ctx)?), None)),
+            _ => CommonList::of_clusters(self.list_alone(ctx, last)),
+        }
+    }
+
     /// Lists the resources of the part, in order. The first resource of a name wins.
     pub fn list(&self, ctx: &BuildContext, last: LastList) -> PartList {
-        let mut lister = Lister::new(last);
+        let list = self.list_with(ctx, last, self.common());
+        debug_assert!(
+            self.common().is_none() || {
+                let cx = &Cx::untracked();
+                let last = LastList { pieces: None, ..last };
+                list.resources == self.list_alone(&BuildContext { cx, ..*ctx }, last).resources
+            },
+            "the common list is not that of {self:?}"
+        );
+        list
+    }
+
+    /// Lists the resources without a common list.
+    fn list_alone(&self, ctx: &BuildContext, last: LastList) -> PartList {
+        self.list_with(ctx, last, None)
+    }
+
+    fn list_with(&self, ctx: &BuildContext, last: LastList, common: Option<PartKey>) -> PartList {
+        let mut lister = Lister::new(last, common);
         match self {
-            Self::Clusters(part) => {
-                part.list(ctx, &mut lister);
-                lister.list.pieces = lister.clusters.take().map(ListPieces::Clusters);
-            }
+            Self::Clusters(part) => part.list(ctx, &mut lister),
             Self::Grpc(part) => lister.extend(part.list(ctx).into_iter().map(of_grpc)),
             Self::Listeners(part) => {
                 let keys = part.list(ctx).into_iter();
@@ -332,9 +190,14 @@ impl Part {
                     },
                     changes: last.changes,
                 };
-                let (keys, pieces) = part.list(ctx, last);
+                let common = lister.common(ctx);
+                let common = match common.as_deref() {
+                    Some(CommonList::Routes(routes)) => Some(routes),
+                    _ => None,
+                };
+                let (keys, pieces) = part.list(ctx, last, common);
                 lister.extend(keys.into_iter().map(|key| (ResourceType::Route, Resource::Route(key))));
-                lister.list.pieces = pieces.map(ListPieces::Routes);
+                lister.set_route_pieces(pieces);
             }
             Self::Extensions(part) => {
                 let keys = part.list();
@@ -355,7 +218,7 @@ impl Part {
                 lister.extend(keys.map(|key| (ResourceType::Secret, Resource::Secret(key))));
             }
         }
-        lister.list
+        lister.finish()
     }
 }
 
@@ -453,9 +316,10 @@ pub struct Pools {
     bindings: Shared<route::BindingPool>,
 }
 
-/// Creates the values that resources share during one update, with the fragments from before it.
-pub fn push_memo(fragments: Fragments, chains: Chains, pools: &Pools) -> PushMemo {
+/// Creates the values that resources share during one update, with the lists and fragments from before it.
+pub fn push_memo(common: CommonLists, fragments: Fragments, chains: Chains, pools: &Pools) -> PushMemo {
     PushMemo::default()
+        .with(common)
         .with(pools.blocks.clone())
         .with(pools.bindings.clone())
         .with(fragments)

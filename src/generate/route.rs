@@ -29,8 +29,8 @@ pub(crate) mod waypoint;
 pub use gateway::GatewayPieces;
 pub(super) use host_names::HostNamesMemo;
 pub(super) use http::DefaultRoutesMemo;
-pub use sidecar::BindingPool;
 pub(super) use sidecar::CommonRoutesMemo;
+pub use sidecar::{BindingPool, CommonRouteList};
 
 use super::{
     BuildContext, EncodedResource, ProxyType, VipView, labels,
@@ -88,6 +88,15 @@ pub struct RouteProxyView {
 }
 
 impl RouteConfigProxyView {
+    /// Returns the view of a client in a namespace without objects; `None` outside Kubernetes.
+    fn without_source(&self) -> Option<Self> {
+        Some(Self {
+            routes: self.routes.without_source(),
+            dns_domain: host_names::dns_domain_of_others(&self.dns_domain)?,
+            ..self.clone()
+        })
+    }
+
     /// Returns the view of a selected proxy.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Self {
         let headers = selected.proxy_config.proxy_headers.as_ref();
@@ -131,10 +140,37 @@ pub fn unknown(ctx: &BuildContext, selected: &Selected) -> UnknownRoutes {
 }
 
 impl RoutePart {
-    /// Lists the resources of the part, in order, with the pieces that the list was made in, if it was.
-    pub fn list(&self, ctx: &BuildContext, last: LastPieces<GatewayPieces>) -> (Vec<RouteKey>, Option<GatewayPieces>) {
+    /// Returns the part that lists what parts of several namespaces have in common; `None` if this one is that part, or
+    /// shares nothing.
+    pub fn common(&self) -> Option<Self> {
         match self {
-            Self::Sidecar(part) => (part.list(ctx).into_iter().map(RouteKey::Sidecar).collect(), None),
+            Self::Sidecar(part) => part.common().map(Self::Sidecar),
+            Self::Gateway(_) => None,
+        }
+    }
+
+    /// Lists what parts of several namespaces have in common; `None` if there is nothing.
+    pub fn list_common(&self, ctx: &BuildContext) -> Option<CommonRouteList> {
+        match self {
+            Self::Sidecar(part) => part.list_common(ctx),
+            Self::Gateway(_) => None,
+        }
+    }
+
+    /// Lists the resources of the part, in order, with the pieces that the list was made in, if it was. A common list
+    /// changes nothing but the cost.
+    pub fn list(
+        &self,
+        ctx: &BuildContext,
+        last: LastPieces<GatewayPieces>,
+        common: Option<&CommonRouteList>,
+    ) -> (Vec<RouteKey>, Option<GatewayPieces>) {
+        match self {
+            Self::Sidecar(part) => {
+                let routes = common.and_then(|common| part.list_from(ctx, common));
+                let routes = routes.unwrap_or_else(|| part.list(ctx));
+                (routes.into_iter().map(RouteKey::Sidecar).collect(), None)
+            }
             Self::Gateway(part) => {
                 let (routes, pieces) = part.list(ctx, last);
                 (routes.into_iter().map(RouteKey::Gateway).collect(), Some(pieces))

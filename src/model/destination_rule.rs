@@ -6,6 +6,7 @@
 
 use std::collections::BTreeSet;
 
+use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -62,6 +63,17 @@ impl HostRules {
             Pool::Local => &self.local,
             Pool::Exported => &self.exported,
             Pool::Private => &self.private,
+        }
+    }
+
+    /// Returns true if clients of the own namespace and of all others see the same single rule.
+    fn are_general(&self) -> bool {
+        match (&*self.local, &*self.exported, &*self.private) {
+            ([local], [exported], []) => {
+                let is_public = exported.export_to == ExportTo::Public;
+                local.same(exported) && is_public && local.spec.workload_selector.is_none()
+            }
+            _ => false,
         }
     }
 }
@@ -402,6 +414,67 @@ pub fn selector_labels(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut((N
     let names: BTreeSet<&String> = selectors.flat_map(|selector| selector.match_labels.keys()).collect();
     for name in names {
         emit((key.namespace.clone(), SmolStr::new(name)));
+    }
+}
+
+/// Emits the index keys of the rules of a host: the namespaces whose clients may see another rule than all others.
+pub fn client_namespaces(key: &RuleKey, rules: &HostRules, emit: &mut dyn FnMut(Namespace)) {
+    let mut namespaces = BTreeSet::from([&key.namespace]);
+    for rule in &rules.exported {
+        if let ExportTo::Namespaces(audience) = &rule.export_to {
+            namespaces.extend(audience);
+        }
+    }
+    for namespace in namespaces {
+        emit(namespace.clone());
+    }
+}
+
+/// The rules that may give clients of a namespace another one than all others have: those of the namespace, and those
+/// that are exported to it by name.
+pub struct OwnRules<'a> {
+    client: &'a Namespace,
+    /// By host. True if clients of all namespaces see the same rule for a service of this namespace.
+    exact: FxHashMap<&'a Hostname, bool>,
+    wildcards: Vec<&'a Hostname>,
+    has_consistent_hash: bool,
+}
+
+impl<'a> OwnRules<'a> {
+    /// Returns the rules of clients in a namespace.
+    pub fn of(cx: &Cx, mesh: &'a MeshSnapshot, client: &'a Namespace) -> Self {
+        let mut own = Self {
+            client,
+            exact: FxHashMap::default(),
+            wildcards: Vec::new(),
+            has_consistent_hash: false,
+        };
+        for (key, rules) in mesh.rules_by_client.get(cx, client) {
+            let mut all = rules.local.iter().chain(&rules.exported);
+            own.has_consistent_hash |= all.any(|rule| has_consistent_hash(&rule.spec));
+            if host::is_wildcard(&key.host) {
+                own.wildcards.push(&key.host);
+            } else {
+                let is_general = key.namespace == *client && rules.are_general();
+                own.exact
+                    .entry(&key.host)
+                    .and_modify(|all| *all &= is_general)
+                    .or_insert(is_general);
+            }
+        }
+        own
+    }
+
+    /// Returns true if clients of the namespace may have another rule for a service than all others.
+    pub fn concern(&self, service: &ServiceKey) -> bool {
+        let host = &service.hostname;
+        let is_general = |is_general: &bool| *is_general && service.namespace == *self.client;
+        !self.exact.get(host).is_none_or(is_general) || self.wildcards.iter().any(|wild| host::subset_of(host, wild))
+    }
+
+    /// Returns true if one has a consistent hash.
+    pub fn have_consistent_hash(&self) -> bool {
+        self.has_consistent_hash
     }
 }
 

@@ -4,6 +4,7 @@
 //! visible only because a VirtualService refers to it shows the ports of these references ([`PortFilter`]).
 
 mod collect;
+mod common;
 mod imports;
 mod pool;
 #[cfg(test)]
@@ -28,6 +29,7 @@ use crate::{
     table::Cx,
 };
 use collect::Collector;
+pub use common::CommonScope;
 use imports::Imports;
 pub use pool::ScopePool;
 
@@ -170,6 +172,27 @@ impl OutboundPolicy {
 }
 
 impl SidecarScope {
+    /// Returns true if another scope shows the same.
+    pub fn shows_same(&self, other: &Self) -> bool {
+        let Self {
+            key: _,
+            egress,
+            services,
+            port_filters,
+            merged,
+            virtual_services,
+            by_host,
+            outbound_policy,
+        } = self;
+        *egress == other.egress
+            && *services == other.services
+            && *port_filters == other.port_filters
+            && *merged == other.merged
+            && *virtual_services == other.virtual_services
+            && *by_host == other.by_host
+            && *outbound_policy == other.outbound_policy
+    }
+
     /// Returns an empty scope.
     pub fn empty(key: ScopeKey) -> Self {
         Self {

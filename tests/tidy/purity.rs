@@ -41,7 +41,7 @@ const IMPURE: &[(&str, &str)] = &[
 const UNORDERED: &[&str] = &["HashMap", "HashSet", "FxHashMap", "FxHashSet"];
 
 /// Files of generation whose unordered maps are only looked up by key, or sorted before use.
-const MEMOS: [&str; 11] = [
+const MEMOS: [&str; 12] = [
     "src/generate/block.rs",
     "src/generate/route/gateway.rs",
     "src/generate/route/host_names.rs",
@@ -53,6 +53,7 @@ const MEMOS: [&str; 11] = [
     "src/generate/store/effect.rs",
     "src/generate/store/lists.rs",
     "src/generate/store/maps.rs",
+    "src/generate/store/parts.rs",
 ];
 
 pub(super) fn trials() -> Vec<Trial> {

@@ -27,7 +27,7 @@ use crate::{
     },
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
-        destination_rule::{self, DestinationRule, RuleRef},
+        destination_rule::{self, DestinationRule, OwnRules, RuleRef},
         gateway_api::inference_pool,
         service::{MergedPort, Protocol, Resolution, ServicePort},
     },
@@ -79,6 +79,16 @@ impl OutboundPart {
         parts
     }
 
+    /// Returns the part of a namespace without objects; `None` for that part, and if labels of the proxy count, which
+    /// few share.
+    pub(super) fn common(&self) -> Option<Self> {
+        let is_general = self.restriction.is_none() && self.client.rule_labels.is_empty();
+        (is_general && !self.scope.namespace().is_empty()).then_some(Self {
+            scope: self.scope.common()?,
+            ..self.clone()
+        })
+    }
+
     /// Lists clusters, and endpoints of EDS clusters.
     pub fn list(&self, ctx: &BuildContext, list: &mut impl ClusterList) {
         let restriction = self.restriction.as_ref();
@@ -89,8 +99,10 @@ impl OutboundPart {
         let mut listing = Listing::of(self, ctx);
         if allowed.is_none() && listing.asks_for_none() {
             let scope = list.begin_services(ctx, &self.scope);
+            let own = OwnRules::of(ctx.cx, ctx.mesh, self.scope.namespace());
             for (position, key) in scope.services.iter().enumerate() {
-                list.add_service(ctx, position, |ctx, listed| {
+                let is_common = !own.concern(key);
+                list.add_service(ctx, position, is_common, |ctx, listed| {
                     listing.list_service(ctx, &scope, key, listed);
                 });
             }

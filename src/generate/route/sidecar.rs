@@ -24,6 +24,7 @@ use super::{
     routes::Routes,
     virtual_host::{self, CatchAll, ServiceNames, VirtualHosts},
 };
+pub use common::CommonRouteList;
 pub(crate) use common::CommonRoutesMemo;
 
 use crate::{
@@ -91,10 +92,10 @@ pub struct SidecarRoutes {
     /// Last virtual host; `None` for routes of a single sniffed host, which gets all domains.
     catch_all: Option<CatchAll>,
     /// VirtualServices in order.
-    bindings: Vec<Hashed<Binding>>,
+    bindings: Hashed<Vec<Hashed<Binding>>>,
     /// HTTP services of the port by host, except those that a VirtualService takes unconditionally. They get a default
     /// route if no VirtualService takes them.
-    services: Vec<DefaultHost>,
+    services: Hashed<Vec<DefaultHost>>,
     /// Set for a single host: a proxyless client subscribes to each host separately.
     single: Option<single::Single>,
     /// EnvoyFilter patches that apply.
@@ -300,7 +301,7 @@ impl SidecarRoutes {
     fn groups<'a>(&'a self, ctx: &BuildContext<'a>) -> Vec<HostGroup<'a>> {
         let mut groups = Vec::with_capacity(self.bindings.len() + self.services.len());
         let mut taken: BTreeSet<&ServiceKey> = BTreeSet::new();
-        for binding in &self.bindings {
+        for binding in self.bindings.iter() {
             let routes = fragment::routes(ctx, &binding.routes);
             if routes.is_empty() {
                 continue;

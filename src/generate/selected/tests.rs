@@ -89,6 +89,7 @@ fn with<T>(world: &World, read: impl FnOnce(&BuildContext) -> T) -> T {
         memo: &plan::push_memo(
             Table::new(RelationId(u32::MAX)),
             Table::new(RelationId(u32::MAX - 1)),
+            Table::new(RelationId(u32::MAX - 2)),
             &plan::Pools::default(),
         ),
     })

@@ -10,20 +10,20 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
-    BuildInputs, ConfigStore, ConnectionId, Executor, LastLists, List,
+    BuildInputs, ConfigStore, ConnectionId, Executor, List,
     maps::{ListMaps, PartResourceMaps},
+    scopes::contains,
 };
 use crate::{
     base::Version,
     generate::{
-        PartKey, ProxyGroupKey, ResourceKey, ScopeTables,
+        PartKey, ProxyGroupKey, ResourceKey,
         encoded::ResourceType,
-        plan,
         resource::{Built, ResourceSnapshot, TypeResources},
         route::fragment::FragmentKey,
     },
-    model::{MeshSnapshot, ScopeKey, sidecar_scope},
-    table::{ChangeSet, Cx, Derived, Evaluated, Key, Table, TableWriter, Transaction},
+    model::{MeshSnapshot, ScopeKey},
+    table::{ChangeSet, Cx, Derived, Evaluated, Key, TableWriter, Transaction},
 };
 
 /// The effect of an object on one resource.
@@ -106,8 +106,8 @@ struct Preview<'a> {
 impl<'a> Preview<'a> {
     fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
         let mut tx = Transaction::after(changes);
-        let memo = plan::push_memo(store.fragments.table(), store.chains.table(), &store.pools);
-        let scopes = store.scope_tables();
+        let memo = store.push_memo();
+        let scopes = store.scopes.tables();
         let inputs = BuildInputs {
             mesh,
             scopes: &scopes,
@@ -115,32 +115,16 @@ impl<'a> Preview<'a> {
         };
         let groups = store.connections.preview(&mut tx, inputs, executor);
         let others = || groups.keys().map(|(_, other)| other);
-        let new = |key: &ScopeKey| !contains(store.scopes.table(), key);
+        let new = |key: &ScopeKey| !contains(store.scopes.all(), key);
         let new: Vec<ScopeKey> = others().map(|group| group.scope.clone()).filter(new).collect();
-        let scopes = evaluate(&store.scopes, &mut tx, &new, executor, |cx, key| {
-            sidecar_scope::scope(cx, mesh, key)
-        });
-        let tcp = evaluate(&store.tcp_scopes, &mut tx, &new, executor, |cx, key| {
-            Some(scopes.table().get(cx, key)?.without_http_routes(cx, mesh))
-        });
-        let scopes = ScopeTables {
-            all: scopes.table().clone(),
-            tcp: tcp.table().clone(),
-        };
+        let scopes = store.scopes.preview(&mut tx, mesh, &new, executor);
         let inputs = BuildInputs {
             scopes: &scopes,
             ..inputs
         };
         let new = |part: &&PartKey| !contains(store.parts.table(), part);
         let new: Vec<PartKey> = others().flat_map(|group| &group.parts).filter(new).cloned().collect();
-        let last = LastLists {
-            lists: store.parts.table(),
-            pieces: &store.pieces,
-            changes: &tx.so_far(),
-        };
-        let parts = evaluate(&store.parts, &mut tx, &new, executor, |cx, key| {
-            Some(last.list(&inputs.ctx(cx), key).0)
-        });
+        let parts = store.parts.preview(&mut tx, inputs, &new, executor);
         let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
         let new = |resource: &&ResourceKey| !contains(store.resources.table(), resource);
         let new: Vec<ResourceKey> = lists
@@ -245,10 +229,6 @@ impl<'a> Preview<'a> {
         affected.sort_unstable();
         affected
     }
-}
-
-fn contains<K: Key, V>(table: &Table<K, V>, key: &K) -> bool {
-    table.get(&Cx::untracked(), key).is_some()
 }
 
 /// Returns a memo as it would be after an update of the candidates and of what the changes affect.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::Kind,
-    generate::{fixture, proxy_class::ProxyClassKey},
+    generate::{fixture, plan::Part, proxy_class::ProxyClassKey},
     model::{Batch, Change, Installation, World, fixture as model},
 };
 
@@ -254,14 +254,59 @@ fn http_routes_do_not_list_clusters_and_listeners() {
         let of = &harness.evaluated;
         (of.of::<ProxyClassKey>(), of.of::<PartKey>())
     };
-    assert_eq!(evaluated(&harness), (0, 1), "only the part with routes is listed");
+    assert_eq!(
+        evaluated(&harness),
+        (0, 2),
+        "only the routes are listed, for all namespaces and for this one"
+    );
     harness.commit(routes("tcp", "tcp"));
     let (classes, listed) = evaluated(&harness);
     assert_eq!(classes, 0, "no proxy is selected again");
     assert!(
-        listed > 1 && listed <= parts,
+        listed > 2 && listed <= 2 * parts,
         "listeners are listed: {listed} of {parts}"
     );
+}
+
+#[test]
+fn namespaces_that_see_the_same_share_their_lists() {
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
+    for (number, namespace) in [(1, "one"), (2, "other"), (3, "third")] {
+        harness.connect(number, namespace);
+    }
+    let list_of = |harness: &Harness, number: u64| -> Vec<List> {
+        let group = harness.store.group_of(ConnectionId(number)).expect("a group");
+        let parts = group.parts.iter().filter(|part| matches!(***part, Part::Clusters(_)));
+        let lists = parts.filter_map(|part| harness.store.parts.table().get(&Cx::untracked(), part));
+        lists.map(|list| (**list).clone()).collect()
+    };
+    let are_shared = |harness: &Harness, one: u64, other: u64| {
+        let (one, other) = (list_of(harness, one), list_of(harness, other));
+        !one.is_empty() && one.iter().zip(&other).all(|(one, other)| one.same(other))
+    };
+    assert!(are_shared(&harness, 1, 2) && are_shared(&harness, 1, 3));
+    harness.connect(4, "fourth");
+    harness.commit(rows(MORE));
+    assert!(are_shared(&harness, 1, 2) && are_shared(&harness, 1, 4));
+
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: own, namespace: other}
+spec: {host: a.default.svc.cluster.local, subsets: [{name: v1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: private, namespace: third, annotations: {networking.istio.io/exportTo: .}}
+spec: {clusterIP: 10.0.0.3, ports: [{name: http, port: 80}]}
+";
+    harness.commit(rows(rule));
+    let number = |number| list_of(&harness, number)[0].len();
+    let resources_of_a_port = 2;
+    assert_eq!(number(2), number(1) + 2 * resources_of_a_port, "a subset of both ports");
+    assert_eq!(number(3), number(1) + resources_of_a_port, "a private port");
+    assert!(are_shared(&harness, 1, 4));
 }
 
 #[test]

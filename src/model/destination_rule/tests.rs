@@ -198,3 +198,40 @@ fn rules_with_a_consistent_hash_are_found_by_host() {
     assert_eq!(may(vec![("any/a", hashed(HOST, true))]), [true, false]);
     assert_eq!(may(vec![("any/a", hashed("*.cluster.local", true))]), [true, true]);
 }
+
+#[test]
+fn rules_of_a_namespace_concern_only_some_of_its_services() {
+    let service = |host: &str| {
+        let namespace = host.split('.').nth(1).expect("a namespace").into();
+        ServiceKey {
+            hostname: host.into(),
+            namespace,
+        }
+    };
+    let [details, other] = ["details.shop.svc.cluster.local", "other.elsewhere.svc.cluster.local"];
+    let commit = commit(vec![
+        ("shop/for-all", rule(HOST, &[], &["v1"])),
+        ("shop/private", rule(details, &["."], &["v1"])),
+        ("client/foreign", rule(other, &[], &["v1"])),
+        ("elsewhere/told", rule(other, &["told"], &["v1"])),
+        ("wild/all", rule("*.cluster.local", &[], &["v1"])),
+    ]);
+    let (cx, mesh, common) = (Cx::untracked(), &commit.snapshot, Namespace::default());
+    let concerned = |client: &str| -> Vec<&str> {
+        let client = Namespace::new(client);
+        let own = OwnRules::of(&cx, mesh, &client);
+        let hosts = [HOST, details, other].into_iter().filter(|host| {
+            let service = service(host);
+            let concerns = own.concern(&service);
+            let found = |client| find(&cx, mesh, client, Some(&Labels::default()), &service);
+            assert!(concerns || found(&client) == found(&common), "{client}: {host}");
+            concerns
+        });
+        hosts.collect()
+    };
+    assert_eq!(concerned("any"), Vec::<&str>::new());
+    assert_eq!(concerned("shop"), [details]);
+    assert_eq!(concerned("client"), [other]);
+    assert_eq!(concerned("told"), [other]);
+    assert_eq!(concerned("wild"), [HOST, details, other]);
+}

@@ -213,3 +213,70 @@ fn a_scope_stays_the_same_when_only_the_content_of_a_service_changes() {
     let key = ScopeKey::Default("shop".into());
     assert_eq!(computed(&before, &key), computed(&after, &key));
 }
+
+/// Objects that make namespaces see something else than all others.
+const OWN_VIEWS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: told, namespace: data, annotations: {networking.istio.io/exportTo: audience}}
+spec: {clusterIP: 10.0.0.4, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: unseen, namespace: secret, annotations: {networking.istio.io/exportTo: '~'}}
+spec: {clusterIP: 10.0.0.5, ports: [{name: http, port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: told, namespace: public}
+spec:
+  hosts: [told.example.com]
+  exportTo: [reader]
+  http: [{route: [{destination: {host: web.shop.svc.cluster.local}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: source, namespace: public}
+spec:
+  hosts: [source.example.com]
+  http:
+  - match: [{sourceNamespace: source}]
+    route: [{destination: {host: unseen.secret.svc.cluster.local}}]
+  - route: [{destination: {host: web.shop.svc.cluster.local}}]
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route, namespace: consumer}
+spec:
+  parentRefs: [{group: '', kind: Service, name: web, namespace: shop}]
+  rules: [{backendRefs: [{name: web, port: 80}]}]
+";
+
+#[test]
+fn namespaces_with_another_view_are_exceptions() {
+    let world = world(OWN_VIEWS);
+    let (cx, mesh, pool) = (Cx::untracked(), world.snapshot(), ScopePool::default());
+    for of in [ScopeKey::Default as fn(Namespace) -> ScopeKey, ScopeKey::Gateway] {
+        let common = of("any".into()).common().expect("a scope without a Sidecar");
+        let common = CommonScope::of(&cx, &mesh, &common, &pool).expect("a scope");
+        let namespaces = [
+            "audience", "consumer", "data", "other", "public", "reader", "secret", "shop", "source",
+        ];
+        let mut exceptions = Vec::new();
+        for namespace in namespaces {
+            let key = of(namespace.into());
+            match common.all(&key) {
+                Some(scope) => assert_eq!(scope, computed(&world, &key), "{namespace}"),
+                None => exceptions.push(namespace),
+            }
+            assert_eq!(common.tcp(&key).is_none(), common.all(&key).is_none());
+        }
+        assert_eq!(
+            exceptions,
+            [
+                "audience", "consumer", "data", "public", "reader", "secret", "shop", "source"
+            ]
+        );
+    }
+    assert_eq!(sidecar_key("shop", "shop/one").common(), None);
+}

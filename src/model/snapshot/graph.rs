@@ -736,6 +736,9 @@ graph! {
     /// Merged rules for wildcard hosts by namespace.
     index wildcard_rules_by_namespace (Namespace, RuleKey, HostRules)
         from (destination_rules) = destination_rule::wildcard_key;
+    /// Merged rules by the namespaces whose clients may see another rule than all others.
+    index rules_by_client (Namespace, RuleKey, HostRules)
+        from (destination_rules) = destination_rule::client_namespaces;
     /// Merged rules with a consistent hash by host; `None` has those for wildcard hosts.
     index consistent_hash_rules (Option<crate::base::Hostname>, RuleKey, HostRules)
         from (destination_rules) = destination_rule::consistent_hash_key;

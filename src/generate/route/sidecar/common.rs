@@ -1,11 +1,12 @@
-//! Common route configurations of many namespaces. That of a namespace differs from the common one only in the names of
-//! the namespace's own services, so the common one is built once in an update.
+//! Common lists of route configurations, and common route configurations, of many namespaces. A configuration of a
+//! namespace differs from the common one only in the names of the namespace's own services, so the common one is built
+//! once in an update.
 //!
 //! A namespace whose services share domains with others is built alone, since its short names decide who has them.
 
 use std::{collections::BTreeMap, ops::Range};
 
-use super::SidecarRoutes;
+use super::{SidecarPart, SidecarRoutes};
 use crate::{
     base::{Hashed, Shared, SmolStr},
     generate::{
@@ -13,15 +14,66 @@ use crate::{
         block::{Block, BlockPool},
         resource::{Built, Note},
         route::{
-            RouteConfigProxyView,
             assembly::{self, Host, Names},
             domains,
             host_names::{self, ClientNames},
             virtual_host::{self, TakenNames, UncertainNamespaces},
         },
     },
+    model::{SidecarScope, destination_rule::OwnRules, virtual_service::Semantics},
     table::Memo,
 };
+
+/// The route configurations of a sidecar in a namespace without objects.
+#[derive(Debug, PartialEq)]
+pub struct CommonRouteList {
+    scope: Shared<SidecarScope>,
+    routes: Vec<SidecarRoutes>,
+}
+
+impl SidecarPart {
+    /// Returns the part of a namespace without objects; `None` for that part, and if labels of the proxy count, which
+    /// few share.
+    pub(in super::super) fn common(&self) -> Option<Self> {
+        let client = &self.client.routes;
+        (client.labels.is_empty() && !client.namespace.is_empty()).then_some(())?;
+        Some(Self {
+            scope: self.scope.common()?,
+            client: Hashed::new(self.client.without_source()?),
+            ..self.clone()
+        })
+    }
+
+    /// Lists the common route configurations; `None` if some VirtualService depends on the client's namespace.
+    pub(in super::super) fn list_common(&self, ctx: &BuildContext) -> Option<CommonRouteList> {
+        let scope = ctx.scope(&self.scope);
+        let rows = scope.virtual_services.iter();
+        let mut rows = rows.filter_map(|key| ctx.mesh.virtual_service_summaries.get(ctx.cx, key));
+        let depends = rows.any(|summary| summary.by_source || summary.semantics == Semantics::Gateway);
+        (!depends).then(|| CommonRouteList {
+            routes: self.list(ctx),
+            scope,
+        })
+    }
+
+    /// Returns the route configurations with those of the common list; `None` if they may differ in more than the
+    /// client.
+    pub(in super::super) fn list_from(
+        &self,
+        ctx: &BuildContext,
+        common: &CommonRouteList,
+    ) -> Option<Vec<SidecarRoutes>> {
+        let own_rules = OwnRules::of(ctx.cx, ctx.mesh, self.scope.namespace());
+        if own_rules.have_consistent_hash() || !ctx.scope(&self.scope).shows_same(&common.scope) {
+            return None;
+        }
+        let of_client = |routes: &SidecarRoutes| SidecarRoutes {
+            client: self.client.clone(),
+            ..routes.clone()
+        };
+        Some(common.routes.iter().map(of_client).collect())
+    }
+}
 
 /// Smaller configurations are built alone, which is as fast.
 const MIN_HOSTS: usize = 64;
@@ -128,11 +180,7 @@ impl SidecarRoutes {
         }
         let (namespace, _) = domains::split_dns_domain(&self.client.dns_domain)?;
         let key = Hashed::new(Self {
-            client: Hashed::new(RouteConfigProxyView {
-                routes: self.client.routes.without_source(),
-                dns_domain: host_names::dns_domain_of_others(&self.client.dns_domain)?,
-                ..(*self.client).clone()
-            }),
+            client: Hashed::new(self.client.without_source()?),
             ..self.clone()
         });
         let common = ctx.memo.get::<CommonRoutesMemo>().get(ctx.cx, key.clone(), |cx| {

@@ -198,8 +198,8 @@ impl SidecarPart {
             port,
             client: self.client.clone(),
             catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
-            bindings,
-            services,
+            bindings: Hashed::new(bindings),
+            services: Hashed::new(services),
             single: None,
             patches: RoutePatches::default(),
         }
@@ -217,8 +217,8 @@ impl SidecarPart {
             port: rds_scope.port(),
             client: self.client.clone(),
             catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
-            bindings: Vec::new(),
-            services: Vec::new(),
+            bindings: Hashed::new(Vec::new()),
+            services: Hashed::new(Vec::new()),
             single: None,
             patches: RoutePatches::default(),
         }

@@ -76,8 +76,8 @@ pub(crate) fn list<'n>(
             port: cluster.port,
             client: client.clone(),
             catch_all: None,
-            bindings: Vec::new(),
-            services: Vec::new(),
+            bindings: Hashed::new(Vec::new()),
+            services: Hashed::new(Vec::new()),
             single: None,
             patches: RoutePatches::default(),
         };
@@ -159,7 +159,7 @@ impl<'a> HostIndex<'a> {
         }
         let client = &routes.client.routes;
         let (bindings, taken) = visible.bindings(routes.port, client);
-        routes.services = visible.default_hosts(routes.port, client, &taken);
+        routes.services = Hashed::new(visible.default_hosts(routes.port, client, &taken));
         let reduced = |binding: Hashed<Binding>| {
             let (kept, others): (Vec<Hostname>, Vec<Hostname>) = binding
                 .hosts
@@ -177,7 +177,7 @@ impl<'a> HostIndex<'a> {
                 ..Binding::clone(&binding)
             }))
         };
-        routes.bindings = bindings.into_iter().filter_map(reduced).collect();
+        routes.bindings = Hashed::new(bindings.into_iter().filter_map(reduced).collect());
         self.conflicting_names(ctx, routes, &services)
     }
 
