@@ -61,6 +61,9 @@ const TOGETHER: Duration = Duration::from_millis(50);
 const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 /// A computation that a change repeats rests for this many times the duration of the last one.
 const REST: u32 = 20;
+/// A report rests for this many times the duration of the comparison that it contains, which is a third of the work:
+/// reports are also merged with those of other replicas and written.
+const REPORT_REST: u32 = 3 * REST;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
 /// The number of clients that may follow the mesh at a time, such as open pages. They do not count as queries, so that
@@ -207,7 +210,7 @@ impl Distribution {
                 }
                 last = Some(report);
             }
-            let together = TOGETHER.max(following.compared * REST);
+            let together = TOGETHER.max(following.compared * REPORT_REST);
             let rests = following.rests_until.filter(|_| following.effects.is_some());
             let changed = async {
                 tokio::select! {

@@ -125,6 +125,11 @@ impl FrameBudget {
         self.open.len()
     }
 
+    /// Returns true if the client has opened this stream and neither side has ended it.
+    pub(super) fn is_open(&self, stream: u32) -> bool {
+        self.position(stream).is_ok()
+    }
+
     /// Returns the highest stream that the client has opened.
     pub(super) fn last_stream(&self) -> u32 {
         self.last_stream

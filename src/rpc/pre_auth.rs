@@ -16,7 +16,7 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use tokio::time::Instant;
+use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 /// The minimum age of a connection that may be evicted.
@@ -102,6 +102,7 @@ impl PreAuthLimiter {
             admitted: AtomicBool::new(false),
             credentials_accepted: AtomicBool::new(false),
             read_unlimited: AtomicBool::new(false),
+            large_data: LargeData::default(),
             reader: AtomicWaker::new(),
             streams: AtomicU32::new(0),
             served: AtomicUsize::new(0),
@@ -171,6 +172,7 @@ pub struct UnauthenticatedConnection {
     admitted: AtomicBool,
     credentials_accepted: AtomicBool,
     read_unlimited: AtomicBool,
+    large_data: LargeData,
     /// The reader, which waits for [`Self::accept_credentials`].
     reader: AtomicWaker,
     /// The number of open streams without a response.
@@ -185,6 +187,15 @@ pub struct UnauthenticatedConnection {
     waiting: AtomicU32,
     /// The number of violations, and the time of the last one.
     violations: Mutex<(f64, Instant)>,
+}
+
+/// Large DATA frames at the start of a connection. They are not passed on before a service has room for their request.
+#[derive(Debug, Default)]
+struct LargeData {
+    is_waiting: AtomicBool,
+    is_allowed: AtomicBool,
+    /// Notified when a frame begins to wait.
+    waits: Notify,
 }
 
 impl UnauthenticatedConnection {
@@ -213,6 +224,41 @@ impl UnauthenticatedConnection {
     /// Returns true after [`Self::lift_read_limit`].
     pub fn is_read_unlimited(&self) -> bool {
         self.read_unlimited.load(Ordering::Acquire)
+    }
+
+    /// Waits until the client has sent a large frame, which waits for [`Self::allow_large_data`].
+    pub async fn large_data_waits(&self) {
+        let LargeData {
+            is_waiting,
+            is_allowed,
+            waits,
+        } = &self.large_data;
+        loop {
+            let waits = waits.notified();
+            if is_waiting.load(Ordering::Acquire) && !is_allowed.load(Ordering::Acquire) {
+                return;
+            }
+            waits.await;
+        }
+    }
+
+    /// Lets the client send large frames from now on.
+    pub fn allow_large_data(&self) {
+        if !self.large_data.is_allowed.swap(true, Ordering::AcqRel) {
+            self.reader.wake();
+        }
+    }
+
+    /// Returns true after [`Self::allow_large_data`].
+    pub(super) fn is_large_data_allowed(&self) -> bool {
+        self.large_data.is_allowed.load(Ordering::Acquire)
+    }
+
+    /// Records that a large frame waits.
+    pub(super) fn hold_large_data(&self) {
+        if !self.large_data.is_waiting.swap(true, Ordering::AcqRel) {
+            self.large_data.waits.notify_waiters();
+        }
     }
 
     /// Records valid credentials, or that none are required. From now on data is read as it is consumed; before, a few

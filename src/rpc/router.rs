@@ -85,6 +85,10 @@ impl<S: StreamService> Router<S> {
         if self.streams.has_method(path) {
             return self.streams.call(request).await;
         }
+        if let Some(pre_auth) = connection(&request) {
+            // Only the streams of the service wait for room.
+            pre_auth.allow_large_data();
+        }
         if let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.has_method(path)) {
             return exchange::respond(exchange.clone(), request);
         }
@@ -112,9 +116,13 @@ impl<S: StreamService> Service for Router<S> {
 
 /// Records a request that nothing here answers. Many of these end the connection.
 fn record_violation<B>(request: &Request<B>) {
-    if let Some(pre_auth) = request.extensions().get::<Arc<UnauthenticatedConnection>>() {
+    if let Some(pre_auth) = connection(request) {
         pre_auth.record_violation();
     }
+}
+
+fn connection<B>(request: &Request<B>) -> Option<&Arc<UnauthenticatedConnection>> {
+    request.extensions().get()
 }
 
 /// Calls a unary method. A panic ends this call only.

@@ -16,6 +16,11 @@ pub use self::fair::{Permit, Source};
 const LONGEST_RATE_WAIT: Duration = Duration::from_secs(1);
 /// The pause between streams at the lowest rate.
 const LONGEST_PAUSE: Duration = Duration::from_hours(1);
+/// The number of clients that may send their first large requests at the same time, for each first configuration. Each
+/// of them uses about 100 KiB.
+const FIRST_REQUESTS: usize = 4;
+/// The time after which a client that sends them loses its permit, if others wait.
+const LONGEST_FIRST_REQUESTS: Duration = Duration::from_secs(2);
 /// The budget for large requests that are arriving, over all streams.
 const REQUEST_BYTES: usize = 32 << 20;
 
@@ -58,6 +63,7 @@ pub struct Admission {
     limits: Limits,
     first: FairBudget,
     responses: FairBudget,
+    first_requests: FairBudget,
     requests: FairBudget,
     processed: FairBudget,
     /// The time at which the next stream may start. Locked for two comparisons.
@@ -73,6 +79,7 @@ impl Admission {
             limits,
             first: FairBudget::new(limits.first_configurations),
             responses: FairBudget::new(limits.bytes_in_flight),
+            first_requests: FairBudget::new(FIRST_REQUESTS * limits.first_configurations),
             requests: FairBudget::new(REQUEST_BYTES),
             processed: FairBudget::new(PROCESSED_BYTES),
             next_stream: Mutex::new(None),
@@ -112,6 +119,13 @@ impl Admission {
             first_configurations: self.limits.first_configurations,
             longest_wait: self.limits.longest_wait,
         })
+    }
+
+    /// Waits until a new client may send its first large requests.
+    pub async fn first_requests(&self, source: &Source) -> Permit {
+        self.first_requests
+            .acquire_from_late(source, 1, LONGEST_FIRST_REQUESTS)
+            .await
     }
 
     /// Waits until a request of this size may be held. Slower requests are evicted for it.

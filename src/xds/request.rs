@@ -2,10 +2,11 @@
 
 mod buffer;
 
-use std::{hash::BuildHasher, ops::Range, sync::Arc, time::Duration};
+use std::{hash::BuildHasher, ops::Range, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use http_body::Frame;
 use http_body_util::BodyExt;
 use prost::{
     Message,
@@ -57,6 +58,9 @@ const SMALL_BYTES: usize = 24 << 10;
 const VERY_LARGE_BYTES: usize = 256 << 10;
 /// The time limit for the arrival of a large request, including the wait for its permit.
 const LARGE_REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// The time after which a new client loses its permit for large requests, if it sends nothing or one of them waits.
+const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The time for which data is read and discarded after a stream has ended.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
@@ -151,12 +155,25 @@ pub(super) struct Requests<B> {
     interners: Arc<Interners>,
     /// The connection, whose consumed bytes are counted.
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
+    first_requests: FirstRequests,
     /// The permit of a large request that is arriving, and its deadline.
     permit: Option<(Option<Permit>, Instant)>,
     /// A complete request that waits for its turn.
     waiting: Option<(Received, BoxFuture<'static, Permit>)>,
     /// The bytes that have arrived last. While they are not consumed, the transport reads no more.
     arrived: Bytes,
+}
+
+/// The first large requests of a client. Thousands of clients reconnect at once, and each announces what it holds in a
+/// large request for each type. They send these in turn, so that buffers of the HTTP/2 server are used for a few hundred
+/// of them at a time.
+enum FirstRequests {
+    /// There was none, or nothing is waited for any more.
+    Free,
+    /// The client waits for its turn.
+    Wait(BoxFuture<'static, Permit>),
+    /// It sends them. The permit is not used, only held.
+    Permitted { _permit: Permit },
 }
 
 impl<B> Requests<B>
@@ -173,6 +190,7 @@ where
             source: options.source,
             interners: options.interners,
             pre_auth: options.pre_auth,
+            first_requests: FirstRequests::Free,
             permit: None,
             waiting: None,
             arrived: Bytes::new(),
@@ -214,7 +232,7 @@ where
                         return Err(RequestError::Evicted);
                     }
                 },
-                _ => self.body.frame().await,
+                _ => self.frame().await,
             };
             match frame {
                 None if self.buffer.is_empty() => return Ok(None),
@@ -229,6 +247,37 @@ where
         }
     }
 
+    /// Returns the next frame. The first large one of a connection waits for its turn. Cancel-safe.
+    async fn frame(&mut self) -> Option<Result<Frame<Bytes>, B::Error>> {
+        let Some(pre_auth) = &self.pre_auth else {
+            return self.body.frame().await;
+        };
+        loop {
+            match &mut self.first_requests {
+                FirstRequests::Free => tokio::select! {
+                    biased;
+                    frame = self.body.frame() => return frame,
+                    () = pre_auth.large_data_waits() => {
+                        let (admission, source) = (self.admission.clone(), self.source.clone());
+                        self.first_requests = FirstRequests::Wait(Box::pin(async move { admission.first_requests(&source).await }));
+                    }
+                },
+                FirstRequests::Wait(turn) => tokio::select! {
+                    biased;
+                    frame = self.body.frame() => return frame,
+                    permit = turn => {
+                        self.first_requests = FirstRequests::Permitted { _permit: permit };
+                        pre_auth.allow_large_data();
+                    }
+                },
+                FirstRequests::Permitted { .. } => match timeout(IDLE_TIMEOUT, self.body.frame()).await {
+                    Ok(frame) => return frame,
+                    Err(_) => self.first_requests = FirstRequests::Free,
+                },
+            }
+        }
+    }
+
     /// Waits for the turn of a very large request.
     fn turn(&self, size_bytes: usize) -> BoxFuture<'static, Permit> {
         let (admission, source) = (self.admission.clone(), self.source.clone());
@@ -238,6 +287,14 @@ where
     /// Adds the permits of a request.
     fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> IncomingRequest {
         let permit = self.permit.take().and_then(|(permit, _)| permit);
+        if decoded
+            .request
+            .as_ref()
+            .is_some_and(|request| request.resource_type == ResourceType::Route)
+        {
+            // Envoy requests these last.
+            self.first_requests = FirstRequests::Free;
+        }
         IncomingRequest {
             permit,
             turn,
@@ -263,6 +320,8 @@ where
         let Some(pre_auth) = self.pre_auth.as_ref().filter(|pre_auth| !pre_auth.is_read_unlimited()) else {
             return;
         };
+        pre_auth.allow_large_data();
+        self.first_requests = FirstRequests::Free;
         self.permit = None;
         self.buffer.clear();
         pre_auth.record_consumed(std::mem::take(&mut self.arrived).len());
@@ -289,7 +348,15 @@ where
             .get_or_insert_with(|| (None, Instant::now() + LARGE_REQUEST_TIMEOUT));
         if permit.is_none() {
             let turn = self.admission.request(&self.source, size_bytes);
-            *permit = Some(timeout_at(*until, turn).await.map_err(|_| RequestError::Slow)?);
+            let mut turn = pin!(timeout_at(*until, turn));
+            let granted = match timeout(IDLE_TIMEOUT, turn.as_mut()).await {
+                Ok(granted) => granted,
+                Err(_) => {
+                    self.first_requests = FirstRequests::Free;
+                    turn.await
+                }
+            };
+            *permit = Some(granted.map_err(|_| RequestError::Slow)?);
             self.buffer.reserve(size_bytes);
         }
         Ok(true)

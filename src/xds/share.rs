@@ -6,6 +6,7 @@ pub mod held;
 pub mod initial_versions;
 pub mod names;
 pub mod quarantine;
+mod recent;
 pub mod response_cache;
 mod set_hash;
 

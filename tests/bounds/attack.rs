@@ -85,6 +85,8 @@ enum Size {
     Small,
     /// Above the size that needs a permit.
     Large,
+    /// The first request is large.
+    LargeFirst,
 }
 
 /// The ports of the attackers and of the honest proxy.
@@ -116,8 +118,7 @@ impl Attack {
         Self { what, ports, ..self }
     }
 
-    fn with_large_requests(self) -> Self {
-        let honest = Size::Large;
+    fn with_requests(self, honest: Size) -> Self {
         Self { honest, ..self }
     }
 }
@@ -148,7 +149,13 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         let stalled = attack("large requests that stall", |target, _| {
             Box::pin(clients::stalled_requests(target.attackers))
         });
-        stalled.with_large_requests()
+        stalled.with_requests(Size::Large)
+    };
+    let stalled_frames = || {
+        let stalled = attack("first frames that stall", |target, _| {
+            Box::pin(clients::stalled_frames(target.attackers))
+        });
+        stalled.with_requests(Size::LargeFirst)
     };
     let unread = || {
         attack("first configurations that are not read", |target, _| {
@@ -165,6 +172,7 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         by_index(),
         names(),
         stalled(),
+        stalled_frames(),
         unread(),
         attack("windows that stay closed", |target, _| {
             Box::pin(clients::closed_windows(target.attackers))
@@ -194,6 +202,7 @@ fn attacks(scale: Scale) -> Vec<Attack> {
         }),
         settings().at("settings at the HTTP port", Ports::Http),
         stalled().at("large requests that stall, honest proxy with TLS", Ports::Both),
+        stalled_frames().at("first frames that stall, with TLS", Ports::Secure),
         by_index().at("headers by table index with TLS", Ports::Secure),
         unread().at("first configurations that are not read with TLS", Ports::Secure),
         // Their streams wait, so connections are not closed.
@@ -426,6 +435,10 @@ impl Honest {
 
     /// Connects and returns when it is configured.
     async fn first_configuration(&self) -> Result<(), String> {
+        if self.size == Size::LargeFirst {
+            let mut proxy = AdsStream::open(&self.port, "honest", names(0, 2000)).await?;
+            return proxy.response().await.map(drop);
+        }
         let mut proxy = AdsStream::open(&self.port, "honest", Vec::new()).await?;
         let clusters = proxy.response().await?;
         if clusters.resources.len() < self.services {

@@ -116,7 +116,6 @@ pub struct Permit {
     budget: FairBudget,
     number: u64,
     source: Source,
-    units: usize,
     progress: Arc<AtomicUsize>,
     evicted: CancellationToken,
 }
@@ -171,6 +170,22 @@ impl FairBudget {
         }
     }
 
+    /// Waits for units like [`Self::acquire`]. While it waits, permits that are held for longer than this become free.
+    pub(super) async fn acquire_from_late(&self, source: &Source, units: usize, longest: Duration) -> Permit {
+        let mut granted = self.request(source, units);
+        loop {
+            if let Ok(permit) = tokio::time::timeout(GRACE, &mut granted).await {
+                return permit.unwrap_or_else(|_| self.unbounded(source));
+            }
+            let unclaimed = {
+                let mut inner = self.lock();
+                inner.expire(longest);
+                inner.grant(self)
+            };
+            drop(unclaimed);
+        }
+    }
+
     fn request(&self, source: &Source, units: usize) -> oneshot::Receiver<Permit> {
         let (granted, receiver) = oneshot::channel();
         let units = units.clamp(1, self.most(source));
@@ -198,7 +213,6 @@ impl FairBudget {
             budget: self.clone(),
             number: u64::MAX,
             source: source.clone(),
-            units: 0,
             progress: Arc::default(),
             evicted: CancellationToken::new(),
         }
@@ -258,7 +272,6 @@ impl Inner {
                 budget: budget.clone(),
                 number,
                 source,
-                units,
                 progress: Arc::default(),
                 evicted: CancellationToken::new(),
             };
@@ -284,18 +297,35 @@ impl Inner {
     }
 
     fn release(&mut self, permit: &Permit) {
-        if self.holders.remove(&permit.number).is_none() {
-            return;
+        if let Some(holder) = self.holders.remove(&permit.number) {
+            self.take_back(&holder);
         }
-        self.used -= permit.units;
-        if !permit.source.is_authenticated() {
-            self.used_without_authentication -= permit.units;
+    }
+
+    fn take_back(&mut self, holder: &Holder) {
+        self.used -= holder.units;
+        if !holder.source.is_authenticated() {
+            self.used_without_authentication -= holder.units;
         }
-        let released = (!permit.evicted.is_cancelled()).then(Instant::now);
-        self.update(&permit.source, |state| {
-            state.used -= permit.units;
+        let released = (!holder.evicted.is_cancelled()).then(Instant::now);
+        self.update(&holder.source, |state| {
+            state.used -= holder.units;
             state.released = released.or(state.released);
         });
+    }
+
+    /// Takes back what was held for longer than this. The holders do not notice.
+    fn expire(&mut self, longest: Duration) {
+        let now = Instant::now();
+        let is_late = |holder: &Holder| now.saturating_duration_since(holder.since) > longest;
+        let late: Vec<Holder> = self
+            .holders
+            .extract_if(.., |_, holder| is_late(holder))
+            .map(|(_, holder)| holder)
+            .collect();
+        for holder in late {
+            self.take_back(&holder);
+        }
     }
 
     /// Evicts the slowest holders until this many units become free. A client without authentication displaces only
@@ -373,6 +403,22 @@ mod tests {
         more.await;
         third.await;
         drop(held);
+        assert_eq!(budget.lock().used, 0);
+        assert!(budget.lock().sources.is_empty());
+    }
+
+    #[tokio::test]
+    async fn r20_permits_that_are_held_for_long_become_free() {
+        let (budget, source) = (FairBudget::new(4), identity());
+        let held = budget.acquire(&source, 4).await;
+        let mut patient = std::pin::pin!(budget.acquire_from_late(&source, 1, Duration::from_hours(1)));
+        assert!(futures::poll!(patient.as_mut()).is_pending());
+        let granted = budget.acquire_from_late(&source, 2, Duration::ZERO).await;
+        let other = patient.await;
+        assert_eq!(budget.lock().used, 3);
+        drop(held);
+        assert_eq!(budget.lock().used, 3, "it was taken back before");
+        drop((granted, other));
         assert_eq!(budget.lock().used, 0);
         assert!(budget.lock().sources.is_empty());
     }

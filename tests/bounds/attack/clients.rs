@@ -146,18 +146,28 @@ pub(super) async fn many_names(port: Port) {
 
 /// Opens 16 connections each half second, which begin a request of 4 MiB and stall.
 pub(super) async fn stalled_requests(port: Port) {
+    stalled(port, 16, &[begun_message(), frame(0, 0, 1, &[0x1a; 12_000])].concat()).await;
+}
+
+/// Opens 300 connections and then 16 each half second, which stall in the first frame of their first request.
+pub(super) async fn stalled_frames(port: Port) {
+    stalled(port, 300, &begun_message()[..8000]).await;
+}
+
+/// Returns a frame of 16 KiB that begins a message of 4 MiB.
+fn begun_message() -> Vec<u8> {
     let message = [&b"\x00\x00\x3f\xff\xff"[..], &vec![0x1a; 16_379]].concat();
-    let sends = [
-        PREFACE.to_vec(),
-        frame(4, 0, 0, &[]),
-        frame(1, 4, 1, &headers(&[])),
-        frame(0, 0, 1, &message),
-        frame(0, 0, 1, &[0x1a; 12_000]),
-    ]
-    .concat();
+    frame(0, 0, 1, &message)
+}
+
+/// Opens connections, and 16 more each half second, which send this on their first stream and stall.
+async fn stalled(port: Port, first: usize, data: &[u8]) {
+    let opened = [PREFACE.to_vec(), frame(4, 0, 0, &[]), frame(1, 4, 1, &headers(&[]))];
+    let sends = [&opened.concat(), data].concat();
     let mut held = Vec::new();
     loop {
-        for _ in 0..16 {
+        let new = if held.is_empty() { first } else { 16 };
+        for _ in 0..new {
             let Ok(mut stream) = port.open().await else {
                 continue;
             };
