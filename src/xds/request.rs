@@ -60,7 +60,7 @@ const VERY_LARGE_BYTES: usize = 256 << 10;
 const LARGE_REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The time after which a new client loses its permit for large requests, if it sends nothing or one of them waits.
-const IDLE_TIMEOUT: Duration = Duration::from_millis(500);
+const IDLE_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// The time for which data is read and discarded after a stream has ended.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
@@ -165,8 +165,8 @@ pub(super) struct Requests<B> {
 }
 
 /// The first large requests of a client. Thousands of clients reconnect at once, and each announces what it holds in a
-/// large request for each type. They send these in turn, so that buffers of the HTTP/2 server are used for a few hundred
-/// of them at a time.
+/// large request for each type. They send these in turn, so that a few hundred at a time use buffers of the HTTP/2
+/// server.
 enum FirstRequests {
     /// There was none, or nothing is waited for any more.
     Free,
@@ -259,7 +259,8 @@ where
                     frame = self.body.frame() => return frame,
                     () = pre_auth.large_data_waits() => {
                         let (admission, source) = (self.admission.clone(), self.source.clone());
-                        self.first_requests = FirstRequests::Wait(Box::pin(async move { admission.first_requests(&source).await }));
+                        let turn = async move { admission.first_requests(&source).await };
+                        self.first_requests = FirstRequests::Wait(Box::pin(turn));
                     }
                 },
                 FirstRequests::Wait(turn) => tokio::select! {

@@ -276,11 +276,15 @@ fn next_leader_repeats_nothing(
 /// Returns the number of changes. Entries of another controller stay.
 fn route_follows_its_grant(cluster: &Cluster) -> Result<usize, String> {
     let backend = json!({ "name": "far", "namespace": "other", "port": 80 });
-    let mut far = route("app", "web", "web", &backend);
+    let far = route("app", "web", "web", &backend);
     let foreign = json!({ "controllerName": "example.com/other", "parentRef": { "name": "theirs" },
         "conditions": [{ "type": "Accepted", "status": "True", "reason": "Accepted", "message": "",
             "lastTransitionTime": "2024-01-01T00:00:00Z" }] });
-    far["status"] = json!({ "parents": [foreign] });
+    // The status is written after the object, so the route has no Gateway yet: no status of ours can be lost.
+    let mut begun = far.clone();
+    begun["spec"]["parentRefs"] = json!([]);
+    begun["status"] = json!({ "parents": [foreign] });
+    cluster.api.apply(&begun)?;
     cluster.api.apply(&far)?;
     let conditions = "/status/parents/1/conditions";
     let found = until(cluster, &far, conditions, ["ResolvedRefs", "False", "RefNotPermitted"])?;

@@ -30,9 +30,9 @@ use crate::{
     },
 };
 
-/// The size of the cached responses: that of the references to their resources. It suffices for a hundred namespaces of a
-/// mesh with a thousand services, whose proxies connect in any order. With 32 responses in place of this, hardly any was
-/// found again when 5,000 sidecars of 50 namespaces reconnected, which took a fifth more CPU time (bench `scale
+/// The size of the cached responses: that of the references to their resources. It suffices for a hundred namespaces of
+/// a mesh with a thousand services, whose proxies connect in any order. With 32 responses in place of this, hardly any
+/// was found again when 5,000 sidecars of 50 namespaces reconnected, and that took a fifth more CPU time (bench `scale
 /// reconnect`).
 const CACHE_BYTES: usize = 4 << 20;
 /// The size of the cached changes.
