@@ -61,9 +61,6 @@ const TOGETHER: Duration = Duration::from_millis(50);
 const PAGE_INTERVAL: Duration = Duration::from_millis(500);
 /// A computation that a change repeats rests for this many times the duration of the last one.
 const REST: u32 = 20;
-/// A report rests for this many times the duration of the comparison that it contains, which is a third of the work:
-/// reports are also merged with those of other replicas and written.
-const REPORT_REST: u32 = 3 * REST;
 /// The number of queries that may wait at a time.
 const MAX_WAITING: usize = 64;
 /// The number of clients that may follow the mesh at a time, such as open pages. They do not count as queries, so that
@@ -193,8 +190,8 @@ impl Distribution {
             for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
                 receiver.borrow_and_update();
             }
-            let mut report = self.report(question, &mut following).await;
             let is_over = tokio::time::Instant::now() >= deadline;
+            let mut report = self.report(question, &mut following, is_over).await;
             report.timed_out = is_over && !report.is_final;
             if is_over {
                 // A client that has left needs no report.
@@ -210,7 +207,7 @@ impl Distribution {
                 }
                 last = Some(report);
             }
-            let together = TOGETHER.max(following.compared * REPORT_REST);
+            let together = TOGETHER.max(following.compared * REST);
             let rests = following.rests_until.filter(|_| following.effects.is_some());
             let changed = async {
                 tokio::select! {
@@ -301,14 +298,14 @@ impl Distribution {
         effects.is_some_and(|(of, _)| *of != revision || has_newer)
     }
 
-    async fn report(&self, question: &Question, following: &mut Following) -> ObjectReport {
-        let mut report = self.unfinished_report(question, following).await;
+    async fn report(&self, question: &Question, following: &mut Following, is_last: bool) -> ObjectReport {
+        let mut report = self.unfinished_report(question, following, is_last).await;
         report.replicas = vec![self.own_replica()];
         report.is_final = report.is_settled();
         report
     }
 
-    async fn unfinished_report(&self, question: &Question, following: &mut Following) -> ObjectReport {
+    async fn unfinished_report(&self, question: &Question, following: &mut Following, is_last: bool) -> ObjectReport {
         let installation = self.inputs.mesh.borrow().installation.clone();
         let key = |kind: Kind| {
             let namespace = if kind.is_cluster_scoped() {
@@ -362,7 +359,9 @@ impl Distribution {
             if let Some((revision, effects)) = &following.effects {
                 report.revision = revision.0;
                 let started = environment::now();
-                task::aside(|| states::fill(self, question, effects, &mut following.done, &mut report));
+                // The report about an invalid object is final, whatever its proxies have acknowledged.
+                let known = (&mut following.done, is_last || is_invalid);
+                task::aside(|| states::fill(self, question, effects, known, &mut report));
                 following.compared = environment::now().saturating_duration_since(started);
             }
         }

@@ -14,13 +14,14 @@ use crate::{
     xds::{registry::LiveConnection, watched::Progress},
 };
 
-/// Fills in the proxies of a report. `done` are connections that acknowledged everything earlier, which later changes
-/// of the same resources do not undo.
+/// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or this report is the
+/// last one. Most reports about thousands of proxies say only how many are left. `done` are connections that
+/// acknowledged everything earlier, which later changes of the same resources do not undo.
 pub(super) fn fill(
     distribution: &Distribution,
     question: &Question,
     effects: &[GroupEffect],
-    done: &mut FxHashSet<ConnectionId>,
+    (done, is_last): (&mut FxHashSet<ConnectionId>, bool),
     report: &mut ObjectReport,
 ) {
     let of_connection = effects
@@ -28,6 +29,7 @@ pub(super) fn fill(
         .flat_map(|effect| effect.connections.iter().map(move |id| (*id, effect)));
     let of_connection: FxHashMap<ConnectionId, &GroupEffect> = of_connection.collect();
     let mut counts = Counts::default();
+    let mut proxies = Vec::new();
     for live in distribution.inputs.connections.connections() {
         let proxy = &live.proxy;
         let is_visible = question
@@ -40,19 +42,14 @@ pub(super) fn fill(
         let Some(effect) = of_connection.get(&live.subscription) else {
             continue;
         };
-        let mut resources = resources(distribution, &live, effect);
-        let mut state = resources
-            .iter()
-            .map(|resource| resource.state)
-            .max()
-            .unwrap_or_default();
+        let progress = progress(&live, effect);
+        let mut state = progress.iter().map(proxy_state).max().unwrap_or_default();
         if state == ProxyState::Acknowledged {
             done.insert(live.subscription);
-        } else if done.contains(&live.subscription) && matches!(state, ProxyState::Sent | ProxyState::Waiting) {
+        }
+        let was_done = matches!(state, ProxyState::Sent | ProxyState::Waiting) && done.contains(&live.subscription);
+        if was_done {
             state = ProxyState::Acknowledged;
-            for resource in &mut resources {
-                resource.state = ProxyState::Acknowledged;
-            }
         }
         counts.proxies += usize::from(state != ProxyState::Unrequested);
         let count = match state {
@@ -63,15 +60,33 @@ pub(super) fn fill(
             ProxyState::Refused => &mut counts.refused,
         };
         *count += 1;
-        report.proxies.push(ProxyReport {
-            proxy: proxy.id.to_string(),
-            cluster: proxy.node.cluster.to_string(),
-            replica: String::new(),
-            state,
-            resources,
-        });
+        proxies.push((live, *effect, progress, was_done.then_some(state)));
     }
+    let is_outstanding = counts.sent + counts.waiting > 0;
     report.counts = counts;
+    if is_outstanding && !is_last {
+        return;
+    }
+    let rows = proxies.into_iter().map(|(live, effect, progress, done)| {
+        let mut resources = resources(distribution, effect, progress);
+        if let Some(state) = done {
+            for resource in &mut resources {
+                resource.state = state;
+            }
+        }
+        ProxyReport {
+            proxy: live.proxy.id.to_string(),
+            cluster: live.proxy.node.cluster.to_string(),
+            replica: String::new(),
+            state: resources
+                .iter()
+                .map(|resource| resource.state)
+                .max()
+                .unwrap_or_default(),
+            resources,
+        }
+    });
+    report.proxies = rows.collect();
     let order = |row: &ProxyReport| (std::cmp::Reverse(row.state), row.proxy.clone());
     report.proxies.sort_by_cached_key(order);
 }
@@ -90,16 +105,24 @@ pub(super) fn state(report: &ObjectReport, is_stale: bool) -> ObjectState {
     }
 }
 
-fn resources(distribution: &Distribution, live: &LiveConnection, effect: &GroupEffect) -> Vec<ResourceReport> {
+/// Returns the progress of each resource, and that of unknown route configurations if the object has an effect on them.
+fn progress(live: &LiveConnection, effect: &GroupEffect) -> Vec<Progress> {
     let wanted = effect.resources.iter();
     let wanted = wanted.map(|resource| (resource.resource_type, &resource.name, resource.version));
-    let states = live.progress(wanted);
-    let resources = effect.resources.iter().zip(states);
-    let mut reports: Vec<ResourceReport> = resources
+    let mut progress = live.progress(wanted);
+    if effect.unknown_routes {
+        progress.push(live.progress_of_unknown_routes(&effect.group.unknown_routes));
+    }
+    progress
+}
+
+fn resources(distribution: &Distribution, effect: &GroupEffect, progress: Vec<Progress>) -> Vec<ResourceReport> {
+    let mut progress = progress.into_iter();
+    let known = effect.resources.iter().zip(progress.by_ref());
+    let mut reports: Vec<ResourceReport> = known
         .map(|(resource, progress)| resource_report(distribution, resource, progress))
         .collect();
-    if effect.unknown_routes {
-        let progress = live.progress_of_unknown_routes(&effect.group.unknown_routes);
+    if let Some(progress) = progress.next() {
         let mut report = ResourceReport {
             resource_type: "rds".to_owned(),
             name: "*".to_owned(),
@@ -128,24 +151,30 @@ fn resource_report(distribution: &Distribution, resource: &AffectedResource, pro
     report
 }
 
-fn set_progress(distribution: &Distribution, report: &mut ResourceReport, progress: Progress) {
-    report.state = match progress {
+fn proxy_state(progress: &Progress) -> ProxyState {
+    match progress {
         Progress::Unrequested => ProxyState::Unrequested,
         Progress::Waiting => ProxyState::Waiting,
         Progress::Sent => ProxyState::Sent,
         Progress::Acknowledged => ProxyState::Acknowledged,
+        Progress::Refused(_) | Progress::Rejected(_) => ProxyState::Refused,
+    }
+}
+
+fn set_progress(distribution: &Distribution, report: &mut ResourceReport, progress: Progress) {
+    report.state = proxy_state(&progress);
+    match progress {
+        Progress::Unrequested | Progress::Waiting | Progress::Sent | Progress::Acknowledged => {}
         Progress::Refused(refusal) => {
             report.reason.clone_from(&refusal.reason);
             report.quarantined = refusal.is_quarantined();
             let blamed = distribution.blamed(&refusal);
             report.is_attributed = blamed.is_some();
             report.blamed = blamed.unwrap_or_default();
-            ProxyState::Refused
         }
         Progress::Rejected(error) => {
             report.reason = error;
             report.is_attributed = true;
-            ProxyState::Refused
         }
-    };
+    }
 }

@@ -74,7 +74,8 @@ impl ConfigStore {
         let mut effects = Vec::new();
         for ((group, other), mut connections) in preview.groups() {
             let Some(present) = self.snapshot(&group) else { continue };
-            let resources = preview.difference(present, &other, &mut assembled);
+            let types = (group == other).then_some(&preview.types);
+            let resources = preview.difference(present, &other, types, &mut assembled);
             let unknown_routes = group.unknown_routes != other.unknown_routes;
             if resources.is_empty() && !unknown_routes {
                 continue;
@@ -101,6 +102,8 @@ struct Preview<'a> {
     resources: TableWriter<ResourceKey, Built>,
     /// Lists with a resource that would be another one.
     changed_lists: FxHashSet<List>,
+    /// The types of resources that would differ in groups that stay the same.
+    types: FxHashSet<ResourceType>,
 }
 
 impl<'a> Preview<'a> {
@@ -157,10 +160,19 @@ impl<'a> Preview<'a> {
             Some(key.build(&inputs.ctx(cx)))
         });
         let changed = resources.changes().iter().map(|(key, ..)| key);
-        let changed_lists = changed.flat_map(|key| store.lists.containing(key)).cloned();
+        let changed_lists: FxHashSet<List> = changed.flat_map(|key| store.lists.containing(key)).cloned().collect();
+        let relisted = parts
+            .changes()
+            .iter()
+            .flat_map(|(_, before, after)| before.iter().chain(after));
+        let types = changed_lists.iter().chain(relisted.map(|list| &**list));
+        let types = types
+            .flat_map(|list| list.iter().map(|listed| listed.resource_type))
+            .collect();
         Self {
             store,
-            changed_lists: changed_lists.collect(),
+            changed_lists,
+            types,
             groups,
             parts,
             resources,
@@ -181,10 +193,13 @@ impl<'a> Preview<'a> {
             .collect()
     }
 
+    /// Returns the differences between the present resources of a group and those of another one, of these types or of
+    /// all.
     fn difference(
         &self,
         present: &ResourceSnapshot,
         other: &ProxyGroupKey,
+        types: Option<&FxHashSet<ResourceType>>,
         assembled: &mut FxHashMap<List, PartResourceMaps>,
     ) -> Vec<AffectedResource> {
         let cx = Cx::untracked();
@@ -202,7 +217,8 @@ impl<'a> Preview<'a> {
             parts.push(maps);
         }
         let mut affected = Vec::new();
-        for resource_type in ResourceType::ALL {
+        let differ = |resource_type: &&ResourceType| types.is_none_or(|types| types.contains(*resource_type));
+        for resource_type in ResourceType::ALL.iter().filter(differ) {
             let now = present.resources(*resource_type);
             let without = TypeResources {
                 parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
