@@ -5,6 +5,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
+use smol_str::SmolStr;
+
 use super::{
     overview::{ConnectedProxy, Overview, RefusalReport},
     report::{ObjectReport, ObjectState, ProxyReport, ReplicaReport},
@@ -121,6 +123,7 @@ pub(super) fn object(asked: &[Asked<'_, ObjectReport>]) -> ObjectReport {
         merged.counts += report.counts;
         merged.unanswered += report.unanswered;
         add_new(&mut merged.diagnostics, &report.diagnostics);
+        let name = SmolStr::from(name.as_str());
         let rows = report.proxies.iter().map(|row| ProxyReport {
             replica: name.clone(),
             ..row.clone()
@@ -319,7 +322,7 @@ mod tests {
     #[test]
     fn counts_add_up_and_proxies_are_in_order() {
         let row = |proxy: &str, state| ProxyReport {
-            proxy: proxy.to_owned(),
+            proxy: proxy.into(),
             state,
             ..ProxyReport::default()
         };

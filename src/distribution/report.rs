@@ -3,6 +3,7 @@
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
+use smol_str::SmolStr;
 
 use crate::{api::Kind, base::ObjectKey};
 
@@ -207,12 +208,12 @@ impl ObjectReport {
 #[serde(rename_all = "camelCase", default)]
 pub struct ProxyReport {
     /// The id, `<pod>.<namespace>`.
-    pub proxy: String,
+    pub proxy: SmolStr,
     /// The cluster.
-    pub cluster: String,
+    pub cluster: SmolStr,
     /// The name of the replica that it is connected to.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub replica: String,
+    #[serde(skip_serializing_if = "SmolStr::is_empty")]
+    pub replica: SmolStr,
     /// The worst state of its resources.
     pub state: ProxyState,
     /// The resources that the object has an effect on.
@@ -225,11 +226,11 @@ pub struct ProxyReport {
 pub struct ResourceReport {
     /// The type, `cds`.
     #[serde(rename = "type")]
-    pub resource_type: String,
+    pub resource_type: SmolStr,
     /// The name.
-    pub name: String,
+    pub name: SmolStr,
     /// `adds`, `changes` or `removes`.
-    pub effect: String,
+    pub effect: SmolStr,
     /// The state.
     pub state: ProxyState,
     /// The reason of a refusal, in the words of the proxy.

@@ -1,6 +1,7 @@
 //! The states of proxies: what each connection has acknowledged, compared with what it should hold.
 
 use rustc_hash::{FxHashMap, FxHashSet};
+use smol_str::SmolStr;
 
 use super::{
     Distribution, Question,
@@ -75,9 +76,9 @@ pub(super) fn fill(
             }
         }
         ProxyReport {
-            proxy: live.proxy.id.to_string(),
-            cluster: live.proxy.node.cluster.to_string(),
-            replica: String::new(),
+            proxy: live.proxy.id.clone(),
+            cluster: live.proxy.node.cluster.as_str().into(),
+            replica: SmolStr::default(),
             state: resources
                 .iter()
                 .map(|resource| resource.state)
@@ -124,9 +125,9 @@ fn resources(distribution: &Distribution, effect: &GroupEffect, progress: Vec<Pr
         .collect();
     if let Some(progress) = progress.next() {
         let mut report = ResourceReport {
-            resource_type: "rds".to_owned(),
-            name: "*".to_owned(),
-            effect: "changes".to_owned(),
+            resource_type: SmolStr::new_static("rds"),
+            name: SmolStr::new_static("*"),
+            effect: SmolStr::new_static("changes"),
             ..ResourceReport::default()
         };
         set_progress(distribution, &mut report, progress);
@@ -142,9 +143,9 @@ fn resource_report(distribution: &Distribution, resource: &AffectedResource, pro
         Effect::Removes => "removes",
     };
     let mut report = ResourceReport {
-        resource_type: resource.resource_type.short_name().to_owned(),
-        name: resource.name.to_string(),
-        effect: effect.to_owned(),
+        resource_type: SmolStr::new_static(resource.resource_type.short_name()),
+        name: resource.name.clone(),
+        effect: SmolStr::new_static(effect),
         ..ResourceReport::default()
     };
     set_progress(distribution, &mut report, progress);

@@ -181,9 +181,11 @@ pub(super) async fn status_events(
             let following = futures::stream::once(following);
             let reports = ReceiverStream::new(reports).map(Some);
             let reports = futures::stream::select(reports, following).filter_map(std::future::ready);
-            let event = |report| {
-                let event = Event::default().json_data(report);
-                event.unwrap_or_else(|error| Event::default().event("error").data(error.to_string()))
+            // As one text: a report about thousands of proxies that is encoded into the event is searched for line ends
+            // after each token.
+            let event = |report| match serde_json::to_string(&report) {
+                Ok(report) => Event::default().data(report),
+                Err(error) => Event::default().event("error").data(error.to_string()),
             };
             events(permit, reports.map(event))
         }

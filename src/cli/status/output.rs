@@ -249,12 +249,12 @@ mod tests {
                 ..Counts::default()
             },
             proxies: vec![ProxyReport {
-                proxy: "a.shop".to_owned(),
+                proxy: "a.shop".into(),
                 state: ProxyState::Refused,
                 resources: vec![ResourceReport {
-                    resource_type: "rds".to_owned(),
-                    name: "80".to_owned(),
-                    effect: "changes".to_owned(),
+                    resource_type: "rds".into(),
+                    name: "80".into(),
+                    effect: "changes".into(),
                     state: ProxyState::Refused,
                     reason: "bad regex".to_owned(),
                     blamed: vec![object_name],

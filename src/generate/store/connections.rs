@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate};
 use crate::{
@@ -146,11 +146,13 @@ impl Connections {
         let new: Vec<ProxyClassKey> = new.cloned().collect();
         let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
         let groups = effect::evaluate(&self.groups, tx, &new, executor, select);
+        let changed: FxHashSet<&ProxyClassKey> = groups.changes().iter().map(|(class, ..)| class).collect();
         let mut pairs: FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> = FxHashMap::default();
         for (id, connection) in &self.all {
             let Some(group) = &connection.group else { continue };
-            let class = others.get(id).or(connection.class.as_ref());
-            let other = class.and_then(|class| groups.table().get(&Cx::untracked(), class));
+            let own = connection.class.as_ref().filter(|class| changed.contains(class));
+            let other = others.get(id).or(own);
+            let other = other.and_then(|class| groups.table().get(&Cx::untracked(), class));
             let other = other.map_or_else(|| group.clone(), |other| ProxyGroupKey::clone(other));
             pairs.entry((group.clone(), other)).or_default().push(*id);
         }

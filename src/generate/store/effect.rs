@@ -70,19 +70,23 @@ impl ConfigStore {
     /// are the differences between that mesh and the present one.
     pub fn effects(&self, without: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Vec<GroupEffect> {
         let preview = Preview::new(self, without, changes, executor);
-        let mut assembled = FxHashMap::default();
+        let groups = preview.groups();
+        let maps = preview.maps(groups.iter().flat_map(|((_, other), _)| &other.parts));
         let mut effects = Vec::new();
-        for ((group, other), mut connections) in preview.groups() {
-            let Some(present) = self.snapshot(&group) else { continue };
+        for &(pair, connections) in &groups {
+            let (group, other) = pair;
+            let Some(present) = self.snapshot(group) else { continue };
             let types = (group == other).then_some(&preview.types);
-            let resources = preview.difference(present, &other, types, &mut assembled);
+            let parts: Vec<&PartResourceMaps> = other.parts.iter().filter_map(|part| maps.get(part)).collect();
+            let resources = difference(present, &parts, types);
             let unknown_routes = group.unknown_routes != other.unknown_routes;
             if resources.is_empty() && !unknown_routes {
                 continue;
             }
+            let mut connections = connections.clone();
             connections.sort_unstable();
             effects.push(GroupEffect {
-                group,
+                group: group.clone(),
                 connections,
                 resources: resources.into(),
                 unknown_routes,
@@ -171,80 +175,86 @@ impl<'a> Preview<'a> {
             .collect();
         Self {
             store,
-            changed_lists,
-            types,
             groups,
             parts,
             resources,
+            changed_lists,
+            types,
         }
     }
 
     /// Returns the present and the other group of all connections that may differ, with the connections.
-    fn groups(&self) -> Vec<((ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>)> {
+    fn groups(&self) -> Vec<(&(ProxyGroupKey, ProxyGroupKey), &Vec<ConnectionId>)> {
         let relisted: FxHashSet<&PartKey> = self.parts.changes().iter().map(|(part, ..)| part).collect();
         let is_affected = |part: &PartKey| {
             let list = self.store.parts.table().get(&Cx::untracked(), part);
             relisted.contains(part) || list.is_some_and(|list| self.changed_lists.contains(&**list))
         };
+        let mut affected: FxHashMap<&PartKey, bool> = FxHashMap::default();
+        let mut is_affected = |part| *affected.entry(part).or_insert_with(|| is_affected(part));
         let groups = self.groups.iter();
-        let differ = groups.filter(|((group, other), _)| group != other || group.parts.iter().any(is_affected));
-        differ
-            .map(|(pair, connections)| (pair.clone(), connections.clone()))
-            .collect()
+        let differ = groups.filter(|((group, other), _)| group != other || group.parts.iter().any(&mut is_affected));
+        differ.collect()
     }
 
-    /// Returns the differences between the present resources of a group and those of another one, of these types or of
-    /// all.
-    fn difference(
-        &self,
-        present: &ResourceSnapshot,
-        other: &ProxyGroupKey,
-        types: Option<&FxHashSet<ResourceType>>,
-        assembled: &mut FxHashMap<List, PartResourceMaps>,
-    ) -> Vec<AffectedResource> {
-        let cx = Cx::untracked();
-        let mut parts: Vec<PartResourceMaps> = Vec::new();
-        for list in other.parts.iter().filter_map(|part| self.parts.table().get(&cx, part)) {
+    /// Returns the resources of parts as they would be, for each part once: groups have most parts in common.
+    fn maps<'b>(&self, parts: impl Iterator<Item = &'b PartKey>) -> FxHashMap<&'b PartKey, PartResourceMaps> {
+        let mut assembled: FxHashMap<&List, PartResourceMaps> = FxHashMap::default();
+        let mut seen = FxHashSet::default();
+        let mut of_part = FxHashMap::default();
+        for part in parts.filter(|part| seen.insert(*part)) {
+            let Some(list) = self.parts.table().get(&Cx::untracked(), part) else {
+                continue;
+            };
             let held = self.store.lists.maps(list);
             let held = held.filter(|_| !self.changed_lists.contains(&**list));
             let maps = match held {
                 Some(maps) => maps.clone(),
                 None => assembled
-                    .entry((**list).clone())
+                    .entry(list)
                     .or_insert_with(|| ListMaps::assemble(list, self.resources.table()).types)
                     .clone(),
             };
-            parts.push(maps);
+            of_part.insert(part, maps);
         }
-        let mut affected = Vec::new();
-        let differ = |resource_type: &&ResourceType| types.is_none_or(|types| types.contains(*resource_type));
-        for resource_type in ResourceType::ALL.iter().filter(differ) {
-            let now = present.resources(*resource_type);
-            let without = TypeResources {
-                parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
-                is_sharded: now.is_sharded,
-            };
-            let difference = now.difference(&without);
-            let changed = difference.changed.iter().map(|resource| &resource.name);
-            for name in changed.chain(&difference.removed) {
-                let version = |view: &TypeResources| view.get(name).map(|resource| resource.version);
-                let (version, without) = (version(now), version(&without));
-                affected.push(AffectedResource {
-                    resource_type: *resource_type,
-                    name: name.clone(),
-                    effect: match (version, without) {
-                        (Some(_), None) => Effect::Adds,
-                        (None, _) => Effect::Removes,
-                        (Some(_), Some(_)) => Effect::Changes,
-                    },
-                    version,
-                    without,
-                });
-            }
-        }
-        affected.sort_unstable();
-        affected
+        of_part
     }
+}
+
+/// Returns the differences between the present resources of a group and those of these parts, of these types or of all.
+fn difference(
+    present: &ResourceSnapshot,
+    parts: &[&PartResourceMaps],
+    types: Option<&FxHashSet<ResourceType>>,
+) -> Vec<AffectedResource> {
+    let mut affected = Vec::new();
+    let differ = |resource_type: &&ResourceType| types.is_none_or(|types| types.contains(*resource_type));
+    for resource_type in ResourceType::ALL.iter().filter(differ) {
+        let now = present.resources(*resource_type);
+        let without = TypeResources {
+            parts: parts.iter().map(|maps| maps[*resource_type as usize].clone()).collect(),
+            is_sharded: now.is_sharded,
+        };
+        let difference = now.difference(&without);
+        let changed = difference.changed.iter().map(|resource| &resource.name);
+        for name in changed.chain(&difference.removed) {
+            let version = |view: &TypeResources| view.get(name).map(|resource| resource.version);
+            let (version, without) = (version(now), version(&without));
+            affected.push(AffectedResource {
+                resource_type: *resource_type,
+                name: name.clone(),
+                effect: match (version, without) {
+                    (Some(_), None) => Effect::Adds,
+                    (None, _) => Effect::Removes,
+                    (Some(_), Some(_)) => Effect::Changes,
+                },
+                version,
+                without,
+            });
+        }
+    }
+    affected.sort_unstable();
+    affected
 }
 
 /// Returns a memo as it would be after an update of the candidates and of what the changes affect.
