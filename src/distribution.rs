@@ -360,8 +360,9 @@ impl Distribution {
                 report.revision = revision.0;
                 let started = environment::now();
                 // The report about an invalid object is final, whatever its proxies have acknowledged.
-                let known = (&mut following.done, is_last || is_invalid);
-                task::aside(|| states::fill(self, question, effects, known, &mut report));
+                let with_rows = is_last || is_invalid;
+                let done = &mut following.done;
+                task::aside(|| states::fill(self, question, effects, done, with_rows, &mut report));
                 following.compared = environment::now().saturating_duration_since(started);
             }
         }

@@ -31,7 +31,7 @@ const QUERIES: usize = 100;
 const CLIENTS: usize = 20;
 
 /// The followers of a change.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Followers {
     Nobody,
     /// A query such as that of `istiod status --wait`.
@@ -40,6 +40,7 @@ enum Followers {
     Clients,
 }
 
+/// The orders of the three kinds of rounds.
 const ORDERS: [[Followers; 3]; 6] = [
     [Nobody, Query, Clients],
     [Query, Clients, Nobody],
@@ -99,6 +100,17 @@ fn awaited(monitoring: SocketAddr, object: &Value) -> Result<Value, String> {
     serde_json::from_str(last).map_err(|error| error.to_string())
 }
 
+/// Returns an error unless this report says that all proxies acknowledged the change.
+fn check_arrived(answer: &Value, proxies: usize) -> Result<(), String> {
+    if answer["state"] == "Acknowledged" && answer["counts"]["acknowledged"] == proxies {
+        return Ok(());
+    }
+    Err(format!(
+        "the change has not arrived: {} {}",
+        answer["state"], answer["counts"]
+    ))
+}
+
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
@@ -142,20 +154,18 @@ pub(crate) fn run(report: &mut Report, plan: Plan) -> Result<(), String> {
             load.converge(Type::Route, &mesh::path(round), write)?;
             if let Some(query) = query {
                 let answer = query.join().map_err(|_| "the query panicked")??;
-                if answer["state"] != "Acknowledged" || answer["counts"]["acknowledged"] != plan.proxies {
-                    return Err(format!(
-                        "the change has not arrived: {} {}",
-                        answer["state"], answer["counts"]
-                    ));
-                }
+                check_arrived(&answer, plan.proxies)?;
             }
             rest();
             cpu[followers as usize].push(Usage::of(&daemon.process)?.cpu_seconds - before.cpu_seconds);
             bytes += clients.into_iter().map(Client::end).sum::<u64>();
         }
     }
-    for (followers, cpu) in ["nobody", "a query", "clients"].iter().zip(&cpu) {
-        eprintln!("{NAME}: CPU-s with {followers}: {cpu:.2?}");
+    for followers in [Nobody, Query, Clients] {
+        eprintln!(
+            "{NAME}: CPU-s of each round, followers: {followers:?}: {:.2?}",
+            cpu[followers as usize]
+        );
     }
     let [alone, query, clients] = cpu.map(median);
     report.note(NAME, "CPU-s for each", alone);
@@ -166,7 +176,7 @@ pub(crate) fn run(report: &mut Report, plan: Plan) -> Result<(), String> {
     rest();
     let before = Usage::of(&daemon.process)?;
     for _ in 0..QUERIES {
-        awaited(daemon.monitoring, &stored)?;
+        check_arrived(&awaited(daemon.monitoring, &stored)?, plan.proxies)?;
     }
     let used = Usage::of(&daemon.process)?.cpu_seconds - before.cpu_seconds;
     report.note(NAME, "CPU-s for a query afterwards", used / QUERIES as f64);

@@ -15,14 +15,15 @@ use crate::{
     xds::{registry::LiveConnection, watched::Progress},
 };
 
-/// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or this report is the
-/// last one. Most reports about thousands of proxies say only how many are left. `done` are connections that
+/// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or `with_rows` asks
+/// for them. Most reports about thousands of proxies say only how many are left. `done` are connections that
 /// acknowledged everything earlier, which later changes of the same resources do not undo.
 pub(super) fn fill(
     distribution: &Distribution,
     question: &Question,
     effects: &[GroupEffect],
-    (done, is_last): (&mut FxHashSet<ConnectionId>, bool),
+    done: &mut FxHashSet<ConnectionId>,
+    with_rows: bool,
     report: &mut ObjectReport,
 ) {
     let of_connection = effects
@@ -65,7 +66,7 @@ pub(super) fn fill(
     }
     let is_outstanding = counts.sent + counts.waiting > 0;
     report.counts = counts;
-    if is_outstanding && !is_last {
+    if is_outstanding && !with_rows {
         return;
     }
     let rows = proxies.into_iter().map(|(live, effect, progress, done)| {
