@@ -8,6 +8,7 @@ pub mod accept;
 pub mod body;
 mod call_metrics;
 pub mod connection;
+mod data_parts;
 mod exchange;
 mod frame;
 mod frame_budget;

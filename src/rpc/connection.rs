@@ -33,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Peer,
     accept::{Accepting, Established},
+    data_parts::DataParts,
     frame_budget::WINDOW_BYTES,
     handoff::RuntimeHandoff,
     pre_auth::{PreAuthLimiter, UnauthenticatedConnection},
@@ -309,8 +310,9 @@ impl<S: Service> Connections<S> {
                 Ok::<_, Infallible>(response)
             })
         });
-        let limited = TokioIo::new(LimitedTransport::new(io, pre_auth.clone()));
-        let mut connection = pin!(self.builder(handoff, peer.is_tls).serve_connection(limited, service));
+        let io = DataParts::new(LimitedTransport::new(io, pre_auth.clone()));
+        let http2 = self.builder(handoff, peer.is_tls);
+        let mut connection = pin!(http2.serve_connection(TokioIo::new(io), service));
         let mut close_reasons = self.close_reasons(&pre_auth, expires);
         let reason = tokio::select! {
             biased;

@@ -12,6 +12,8 @@ pub(super) mod kind {
 
 /// The flag of the last frame of a stream, in DATA and HEADERS frames.
 const END_STREAM: u8 = 1;
+/// The flag of DATA frames whose payload begins with the length of the padding at its end.
+const PADDED: u8 = 8;
 /// The length of a frame's head: length (3 bytes), type, flags, stream (4 bytes).
 pub(super) const HEAD_BYTES: usize = 9;
 /// The length of the connection preface of clients (RFC 9113, section 3.4).
@@ -23,12 +25,12 @@ pub(super) struct Head {
     /// The length of the payload.
     pub(super) len: usize,
     pub(super) kind: u8,
-    flags: u8,
+    pub(super) flags: u8,
     pub(super) stream: u32,
 }
 
 impl Head {
-    fn read(bytes: [u8; HEAD_BYTES]) -> Self {
+    pub(super) fn read(bytes: [u8; HEAD_BYTES]) -> Self {
         let [a, b, c, kind, flags, stream @ ..] = bytes;
         Self {
             len: u32::from_be_bytes([0, a, b, c]) as usize,
@@ -37,6 +39,25 @@ impl Head {
             // The highest bit is reserved.
             stream: u32::from_be_bytes(stream) & (u32::MAX >> 1),
         }
+    }
+
+    pub(super) fn write(self) -> [u8; HEAD_BYTES] {
+        let [_, a, b, c] = (self.len as u32).to_be_bytes();
+        let [d, e, f, g] = self.stream.to_be_bytes();
+        [a, b, c, self.kind, self.flags, d, e, f, g]
+    }
+
+    /// Returns the heads of a part of at most this many bytes, and of the rest, which may be divided again. Only DATA
+    /// frames without padding have more than one part.
+    pub(super) fn divided(self, most: usize) -> (Self, Option<Self>) {
+        if self.kind != kind::DATA || self.flags & PADDED != 0 || self.len <= most {
+            return (self, None);
+        }
+        let (mut part, mut rest) = (self, self);
+        part.len = most;
+        part.flags &= !END_STREAM;
+        rest.len -= most;
+        (part, Some(rest))
     }
 
     /// Returns true if the sender sends nothing more on the stream.
