@@ -15,8 +15,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::frame::{HEAD_BYTES, Head, PREFACE_BYTES, kind};
 
-/// The maximum size of a part: two frames fit into the first read buffer, so the buffer never has to grow.
-const PART_BYTES: usize = 4 << 10;
+/// The maximum size of a part: two frames fit into the first read buffer, so the buffer seldom has to grow. A frame of
+/// this size is a part of a larger one, or as large.
+pub(super) const PART_BYTES: usize = 4 << 10;
 /// The number of bytes that are read at once, at most as many as the HTTP/2 server has room for.
 const BYTES_PER_READ: usize = 8 << 10;
 

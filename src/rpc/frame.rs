@@ -98,6 +98,11 @@ impl FrameParser {
         }
     }
 
+    /// Returns the number of bytes of the present frame's payload that have not arrived.
+    pub(super) fn missing_bytes(&self) -> usize {
+        self.skip
+    }
+
     /// Returns true between two frames.
     pub(super) fn is_between_frames(&self) -> bool {
         self.skip == 0 && self.seen == 0

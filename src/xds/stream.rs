@@ -12,7 +12,7 @@ mod session;
 mod shared;
 mod unserved;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, pin::pin, sync::Arc};
 
 use bytes::Bytes;
 use smol_str::SmolStr;
@@ -88,11 +88,12 @@ where
     pub(super) async fn run(&mut self) -> Result<(), EndReason> {
         let expires_at = self.caller.as_ref().and_then(|caller| caller.expires_at);
         let wall_clock = self.shared.wall_clock;
-        let serving = self.serve();
+        // Pinned, since a future that is moved into one of several branches is stored for each of them.
+        let mut serving = pin!(self.serve());
         match expires_at {
             None => serving.await,
             Some(at) => tokio::select! {
-                ended = serving => ended,
+                ended = &mut serving => ended,
                 () = reached(at, wall_clock) => Err(EndReason::Expired),
             },
         }
