@@ -2,9 +2,9 @@
 //! of them.
 //!
 //! `cargo bench --bench scale` runs every case and prints a table with goals, figures and those in
-//! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `reconnect`,
-//! `churn`, `tracked`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a folder, and
-//! `--own` makes every proxy a separate workload.
+//! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `many`,
+//! `reconnect`, `churn`, `tracked`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a
+//! folder, and `--own` makes every proxy a separate workload.
 //!
 //! `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must not use
 //! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
@@ -171,6 +171,20 @@ fn run(options: &Options) -> Result<(), String> {
                 highest_mib: 400.0,
                 endpoints: (0.1, 200.0),
                 routes: (1.0, 1000.0),
+            },
+        };
+        configured(options, &mut report, &case)?;
+    }
+    if is_selected("many") {
+        let case = Case {
+            name: "10000 sidecars, delta, 200 services",
+            services: 200,
+            plan: plan(10_000, 25, true, 2500),
+            goals: Goals {
+                cpu_seconds: 6.0,
+                highest_mib: 500.0,
+                endpoints: (0.15, 1000.0),
+                routes: (0.6, 2000.0),
             },
         };
         configured(options, &mut report, &case)?;

@@ -239,7 +239,8 @@ impl<S: Service> Connections<S> {
             limiter: self.limiter.clone(),
             handshake_timeout: self.options.handshake_timeout,
         };
-        let server = self.clone();
+        // Shared, since the task of a connection would hold a copy twice.
+        let server = Arc::new(self.clone());
         let serve = move |established: Established<I>| {
             let handoff = RuntimeHandoff::new(server.tasks.clone(), server.stream_runtime.clone());
             let peer = Peer {
@@ -268,7 +269,7 @@ impl<S: Service> Connections<S> {
             return;
         };
         let handoff = RuntimeHandoff::new(self.tasks.clone(), None);
-        self.clone()
+        Arc::new(self.clone())
             .serve_connection(Accepted {
                 io,
                 uncork: Uncork::default(),
@@ -279,7 +280,7 @@ impl<S: Service> Connections<S> {
             .await;
     }
 
-    async fn serve_connection<I>(self, accepted: Accepted<I>)
+    async fn serve_connection<I>(self: Arc<Self>, accepted: Accepted<I>)
     where
         I: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {

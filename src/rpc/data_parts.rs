@@ -13,7 +13,7 @@ use std::{
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::frame::{HEAD_BYTES, Head, PREFACE_BYTES, kind};
+use super::frame::{HEAD_BYTES, Head, PREFACE_BYTES};
 
 /// The maximum size of a part: two frames fit into the first read buffer, so the buffer seldom has to grow. A frame of
 /// this size is a part of a larger one, or as large.
@@ -163,7 +163,7 @@ mod tests {
     use tokio::io::AsyncReadExt;
 
     use super::*;
-    use crate::rpc::frame::tests::frame;
+    use crate::rpc::frame::{kind, tests::frame};
 
     const END_STREAM: u8 = 1;
     const PADDED: u8 = 8;
@@ -204,11 +204,20 @@ mod tests {
         ]
         .concat();
         // As they are written, and as there is room for them.
-        for (written, room) in [(1, 1), (7, 3), (13, 8 << 10), (5000, 1), (5000, 4099), (1 << 20, 1 << 20)] {
+        for (written, room) in [
+            (1, 1),
+            (7, 3),
+            (13, 8 << 10),
+            (5000, 1),
+            (5000, 4099),
+            (1 << 20, 1 << 20),
+        ] {
             let (server, mut client) = tokio::io::duplex(written);
             let mut server = DataParts::new(server);
             let sending = async {
-                tokio::io::AsyncWriteExt::write_all(&mut client, &sent).await.expect("a pipe");
+                tokio::io::AsyncWriteExt::write_all(&mut client, &sent)
+                    .await
+                    .expect("a pipe");
                 drop(client);
             };
             let receiving = async {

@@ -198,7 +198,9 @@ where
     }
 
     /// Returns the next request; `None` when the client has closed its side. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Result<Option<IncomingRequest>, RequestError> {
+    ///
+    /// Boxed, since the task of a stream has room for each place that a request passes through.
+    pub(super) async fn next(&mut self) -> Result<Option<Box<IncomingRequest>>, RequestError> {
         loop {
             if let Some((_, turn)) = &mut self.waiting {
                 let turn = turn.await;
@@ -286,7 +288,7 @@ where
     }
 
     /// Adds the permits of a request.
-    fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> IncomingRequest {
+    fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> Box<IncomingRequest> {
         let permit = self.permit.take().and_then(|(permit, _)| permit);
         if decoded
             .request
@@ -296,11 +298,11 @@ where
             // Envoy requests these last.
             self.first_requests = FirstRequests::Free;
         }
-        IncomingRequest {
+        Box::new(IncomingRequest {
             permit,
             turn,
             ..decoded
-        }
+        })
     }
 
     /// Moves the bytes that have arrived into the buffer.

@@ -66,7 +66,7 @@ pub(super) struct Stream<B> {
 /// A stream whose first request is handled next.
 struct BegunStream {
     client: Client,
-    first: IncomingRequest,
+    first: Box<IncomingRequest>,
     /// Held until the stream ends.
     served: Option<ServedStream>,
 }
@@ -250,7 +250,10 @@ where
     }
 
     /// Returns the first request that is not a health report, and its client.
-    async fn first_request(&mut self, ends: &mut EndSignals) -> Result<Option<(Proxy, IncomingRequest)>, EndReason> {
+    async fn first_request(
+        &mut self,
+        ends: &mut EndSignals,
+    ) -> Result<Option<(Proxy, Box<IncomingRequest>)>, EndReason> {
         loop {
             let request = tokio::select! {
                 request = self.requests.next() => request?,

@@ -105,7 +105,11 @@ impl ConfigSession {
     }
 
     /// Serves the stream until the client closes it.
-    pub(super) async fn run<B>(mut self, requests: &mut Requests<B>, first: IncomingRequest) -> Result<(), EndReason>
+    pub(super) async fn run<B>(
+        mut self,
+        requests: &mut Requests<B>,
+        first: Box<IncomingRequest>,
+    ) -> Result<(), EndReason>
     where
         B: http_body::Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
@@ -127,7 +131,7 @@ impl ConfigSession {
         }
     }
 
-    async fn on_request(&mut self, incoming: IncomingRequest) -> Result<(), EndReason> {
+    async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         if debug::is_debug(&incoming.type_url) {
             return Box::pin(self.debug_responder.answer(incoming)).await;
         }

@@ -31,7 +31,7 @@ pub(super) struct DebugResponder {
 
 impl DebugResponder {
     /// Answers a request once. The response is not acknowledged and there are no updates.
-    pub(super) async fn answer(&self, request: IncomingRequest) -> Result<(), EndReason> {
+    pub(super) async fn answer(&self, request: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(request.size_bytes);
         let Some(debug_handler) = self.shared.debug_handler.get() else {
             return Ok(());

@@ -124,7 +124,7 @@ impl Session {
         &self.registration.connection.proxy.id
     }
 
-    pub(super) async fn on_request(&mut self, incoming: IncomingRequest) -> Result<(), EndReason> {
+    pub(super) async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(incoming.size_bytes);
         let Some(request) = incoming.request else {
             if incoming.type_url == HEALTH_INFORMATION {
