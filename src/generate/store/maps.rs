@@ -1,6 +1,6 @@
 //! Resources by name, assembled from the list of a part.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use rustc_hash::FxHashSet;
 
@@ -14,6 +14,11 @@ use crate::{
     },
     table::{Cx, Table},
 };
+
+/// The map of every part without resources of a type. The parts of a group have a map for each type, and most are empty.
+/// As they are the same one, groups that differ in one type are known to be equal in the others: the proxies of a
+/// namespace share their first responses although their listeners name the workload.
+static EMPTY: LazyLock<Arc<PartResources>> = LazyLock::new(Arc::default);
 
 /// One map for each type.
 pub(super) type PartResourceMaps = [Arc<PartResources>; ResourceType::ALL.len()];
@@ -53,9 +58,17 @@ impl ListMaps {
                 }
             }
         }
-        Self {
+        let mut maps = Self {
             types: maps.map(Arc::new),
             contested,
+        };
+        maps.share_empty();
+        maps
+    }
+
+    fn share_empty(&mut self) {
+        for map in self.types.iter_mut().filter(|map| map.resources.is_empty()) {
+            map.clone_from(&EMPTY);
         }
     }
 
@@ -95,6 +108,7 @@ impl ListMaps {
             map.digest = map.digest.wrapping_add(after.version.value());
             map.resources.insert(after.name.clone(), after.clone());
         }
+        self.share_empty();
         true
     }
 }

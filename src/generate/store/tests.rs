@@ -173,6 +173,27 @@ fn replicas() -> Harness {
 }
 
 #[test]
+fn workloads_whose_listeners_differ_share_all_other_resources() {
+    let mut harness = Harness::default();
+    harness.commit(rows(fixture::APP));
+    for number in [1, 2] {
+        // A tag of traces.
+        let labels = json!({"service.istio.io/canonical-name": format!("w-{number}")});
+        harness.connect_with(number, "default", &json!({"LABELS": labels}));
+    }
+    assert_eq!(harness.store.size().groups, 2);
+    let snapshot = |number: u64| {
+        let group = harness.store.group_of(ConnectionId(number)).expect("a group");
+        harness.store.snapshot(group).expect("a snapshot")
+    };
+    let (one, other) = (snapshot(1), snapshot(2));
+    for resource_type in ResourceType::ALL {
+        let is_same = one.resources(*resource_type).same(other.resources(*resource_type));
+        assert_eq!(is_same, *resource_type != ResourceType::Listener, "{resource_type:?}");
+    }
+}
+
+#[test]
 fn replicas_are_selected_once() {
     let mut harness = replicas();
     assert_eq!(
