@@ -15,9 +15,9 @@ use crate::{
     table::{Cx, Table},
 };
 
-/// The map of every part without resources of a type. The parts of a group have a map for each type, and most are empty.
-/// As they are the same one, groups that differ in one type are known to be equal in the others: the proxies of a
-/// namespace share their first responses although their listeners name the workload.
+/// The map of every part that has no resources of a type. A part has a map for each type, and most are empty. As they
+/// are one, groups that differ in one type are known to be equal in the others: the proxies of a namespace share their
+/// first responses although their listeners name the workload.
 static EMPTY: LazyLock<Arc<PartResources>> = LazyLock::new(Arc::default);
 
 /// One map for each type.
