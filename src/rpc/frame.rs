@@ -42,9 +42,11 @@ impl Head {
     }
 
     pub(super) fn write(self) -> [u8; HEAD_BYTES] {
-        let [_, a, b, c] = (self.len as u32).to_be_bytes();
-        let [d, e, f, g] = self.stream.to_be_bytes();
-        [a, b, c, self.kind, self.flags, d, e, f, g]
+        let mut bytes = [0; HEAD_BYTES];
+        bytes[..3].copy_from_slice(&(self.len as u32).to_be_bytes()[1..]);
+        (bytes[3], bytes[4]) = (self.kind, self.flags);
+        bytes[5..].copy_from_slice(&self.stream.to_be_bytes());
+        bytes
     }
 
     /// Returns the heads of a part of at most this many bytes, and of the rest, which may be divided again. Only DATA
