@@ -34,6 +34,12 @@ impl Version {
         text
     }
 
+    /// Returns true for a text with capital letters, as in
+    /// [`EncodedResource::unconfirmed`](crate::generate::EncodedResource::unconfirmed). It parses as the same version.
+    pub fn is_in_capitals(text: &str) -> bool {
+        Self::parse(text).is_some() && text.bytes().any(|byte| byte.is_ascii_uppercase())
+    }
+
     /// Returns the hash.
     pub fn value(self) -> u128 {
         self.0
@@ -61,5 +67,9 @@ mod tests {
         let version = Version::of(b"some bytes");
         assert_eq!(version.text(), version.to_string().as_bytes());
         assert_eq!(Version::parse(&version.to_string()), Some(version));
+        assert!(!Version::is_in_capitals(&version.to_string()));
+        let capitals = version.to_string().to_uppercase();
+        assert_eq!(Version::parse(&capitals), Some(version));
+        assert!(Version::is_in_capitals(&capitals) && !Version::is_in_capitals("A"));
     }
 }

@@ -242,6 +242,23 @@ impl EncodedResource {
         Self::frame(name, Version::of(&hashed), M::TYPE_URL, Vec::new(), value)
     }
 
+    /// Returns the same resource, whose version has capital letters in the incremental protocol. The client repeats it
+    /// when it reconnects, whatever control plane it reaches. Then it may still wait for other resources that it was to
+    /// be sent after this one. (A version without letters, one in three million, cannot tell that.)
+    #[must_use]
+    pub fn unconfirmed(&self) -> Self {
+        let mut delta = self.delta.to_vec();
+        // The version follows two tags and two lengths, of which the second is one byte.
+        let begin = delta.iter().skip(1).take_while(|byte| **byte >= 0x80).count() + 4;
+        let version = &mut delta[begin..begin + Version::TEXT_LEN];
+        debug_assert_eq!(version, self.version.text(), "the place of the version");
+        version.make_ascii_uppercase();
+        Self {
+            delta: delta.into(),
+            ..self.clone()
+        }
+    }
+
     fn framed(name: SmolStr, type_url: &str, aliases: Vec<SmolStr>, write: impl FnOnce(&mut Vec<u8>)) -> Self {
         // The version is the hash of type, name and content, which are written in one piece. Aliases follow from those.
         let mut buffer = SCRATCH.take();

@@ -526,12 +526,12 @@ impl Connection {
             // Parity (pilot/pkg/xds/sds.go, pcds.go): a response without resources is not sent.
             let is_sent_empty = !matches!(resource_type, ResourceType::Secret | ResourceType::ProxyConfig);
             let content = content.filter(|content| is_sent_empty || !content.resources.is_empty());
-            let Some(content) = content else {
+            let Some(mut content) = content else {
                 watched.skip();
                 continue;
             };
             if *resource_type == ResourceType::Cluster {
-                self.warm(&content);
+                self.warm(&mut content);
             }
             responses.push(self.respond(*resource_type, content, &latest));
         }
@@ -539,20 +539,27 @@ impl Connection {
         responses
     }
 
-    /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them.
-    fn warm(&mut self, clusters: &InFlight) {
+    /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them. If this
+    /// process is killed before it has sent them, the next one learns from the versions which these are.
+    fn warm(&mut self, clusters: &mut InFlight) {
+        // A client that is sent the whole list holds no endpoints yet. Over SotW, a subscription begins with all.
+        let is_update = self.protocol == Protocol::Delta && clusters.coalesced.is_none();
+        let names = clusters.resources.iter().map(|cluster| &cluster.name);
+        let names = names.chain(clusters.unconfirmed.iter());
         let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] else {
-            // A client that is sent the whole list holds no endpoints yet. Over SotW, a subscription begins with all.
-            if self.protocol == Protocol::Delta && clusters.coalesced.is_none() {
-                let names = clusters.resources.iter().map(|cluster| &cluster.name);
+            if is_update {
                 self.warming.extend(names.cloned());
+                clusters.confirm_later(&self.cache, |_| true);
             }
             return;
         };
-        for cluster in clusters.resources.iter() {
-            if let Some(name) = endpoints.names.get(&cluster.name) {
+        for name in names {
+            if let Some(name) = endpoints.names.get(name) {
                 endpoints.pending.insert(name.clone());
             }
+        }
+        if is_update {
+            clusters.confirm_later(&self.cache, |name| endpoints.names.contains(name));
         }
     }
 

@@ -68,6 +68,15 @@ fn first(
         let is_gone = |name: &SmolStr| watched.may_hold(name) && view.get(name).is_none() && !has_placeholder(name);
         held.keys().map(SmolStr::new).filter(is_gone).collect()
     };
+    let mut unconfirmed = Arc::default();
+    let exists = |name: &&str| view.get(name).is_some();
+    let held_unconfirmed = || -> BTreeSet<SmolStr> {
+        initial_versions
+            .unconfirmed()
+            .filter(exists)
+            .map(SmolStr::new)
+            .collect()
+    };
     let (resources, coalesced) = match watched.as_single_list() {
         Ok(names) if !watched.on_demand => {
             let all = cache.all(resource_type, latest, names);
@@ -84,7 +93,9 @@ fn first(
                         .cloned()
                         .collect(),
                     removed: gone(watched, held).into(),
+                    unconfirmed: held_unconfirmed().into_iter().collect(),
                 });
+                unconfirmed = update.unconfirmed.clone();
                 content.removed.extend(update.removed.iter().cloned());
                 if pending.is_empty() {
                     (update.resources, None)
@@ -96,6 +107,7 @@ fn first(
             }
         }
         Ok(_) | Err(_) => {
+            unconfirmed = held_unconfirmed().into_iter().collect();
             let held = initial_versions.versions();
             if watched.wildcard || watched.on_demand {
                 let unheld = view.iter().filter(|resource| resend_all || !is_held(&held, resource));
@@ -117,6 +129,7 @@ fn first(
         coalesced,
         removed: content.removed.into_iter().collect(),
         held: charge,
+        unconfirmed,
     }
 }
 

@@ -54,8 +54,8 @@ pub(super) fn content(
         return Some(InFlight {
             resources: answer.resources,
             coalesced: Some(answer.coalesced),
-            removed: Vec::new(),
             held: answer.held,
+            ..InFlight::default()
         });
     }
     let resources: Vec<Arc<EncodedResource>> = if all && watched.wildcard {

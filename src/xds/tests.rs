@@ -26,7 +26,10 @@ use crate::{
         resource::{PartResources, RoutePlaceholders, TypeResources, UnknownRoutes},
     },
     model::Revision,
-    proto::envoy::{config::cluster::v3::Cluster, service::discovery::v3::DeltaDiscoveryRequest},
+    proto::envoy::{
+        config::cluster::v3::Cluster,
+        service::discovery::v3::{DeltaDiscoveryRequest, DeltaDiscoveryResponse},
+    },
 };
 
 const TYPES: [ResourceType; 5] = [
@@ -221,9 +224,8 @@ impl Client {
         } else {
             Connection::new(self.protocol)
         };
+        // The server may have been killed: the next one does not know what was lost with the connection.
         self.inbox.clear();
-        // The server does not know what was lost with the connection.
-        self.warming.clear();
         self.nonces = Default::default();
         for index in 0..TYPES.len() {
             let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
@@ -234,8 +236,7 @@ impl Client {
                 }
                 Protocol::Delta if wildcard || !names.is_empty() => {
                     let held = self.held[index].iter();
-                    let initial_versions =
-                        initial_versions(held.map(|(name, r)| (name.to_string(), r.version.to_string())));
+                    let initial_versions = initial_versions(held.map(|(name, r)| (name.to_string(), version_sent(r))));
                     let change = SubscriptionChange::Change {
                         subscribe: names,
                         unsubscribe: Vec::new(),
@@ -802,6 +803,12 @@ fn too_many_names_are_rejected() {
         connection.on_request(request),
         Err(SubscriptionError::TooManyNames { .. })
     ));
+}
+
+/// Returns the version of a resource as the client was sent it.
+fn version_sent(resource: &EncodedResource) -> String {
+    let response = DeltaDiscoveryResponse::decode(resource.delta_frame().to_bytes()).expect("a resource");
+    response.resources[0].version.clone()
 }
 
 /// Returns the initial versions of a reconnecting client.

@@ -18,6 +18,7 @@ use super::{
         initial_versions::InitialVersions,
         names::Names,
         quarantine::{Build, Quarantine, Refusal},
+        response_cache::ResponseCache,
     },
 };
 use crate::{
@@ -115,6 +116,22 @@ pub struct InFlight {
     pub removed: Vec<SmolStr>,
     /// The memory of resources that only this response has.
     pub held: Option<Arc<Charge>>,
+    /// Resources that the client announced to hold [unconfirmed](EncodedResource::unconfirmed), and that exist.
+    pub unconfirmed: Arc<[SmolStr]>,
+}
+
+impl InFlight {
+    /// Sends resources with these names [unconfirmed](EncodedResource::unconfirmed).
+    pub(super) fn confirm_later(&mut self, cache: &ResponseCache, mut is_concerned: impl FnMut(&SmolStr) -> bool) {
+        let sent = self.resources.iter().map(|resource| {
+            if is_concerned(&resource.name) {
+                cache.unconfirmed(resource)
+            } else {
+                resource.clone()
+            }
+        });
+        self.resources = sent.collect();
+    }
 }
 
 impl WatchedResource {

@@ -120,7 +120,9 @@ fn of_proxy(proxy: &Proxy) -> Result<HeldResources, String> {
                 };
                 asked_for.insert((Type::Endpoints, name));
             }
-            held.insert((Type::Cluster, text(&cluster["name"])), text(&entry["version_info"]));
+            // A version in capital letters is the same.
+            let version = text(&entry["version_info"]).to_lowercase();
+            held.insert((Type::Cluster, text(&cluster["name"])), version);
         }
         for entry in entries("dynamic_listeners") {
             held.insert(

@@ -76,6 +76,15 @@ impl InitialVersions {
     }
 }
 
+impl InitialVersions {
+    /// Returns the names whose versions are [unconfirmed](crate::generate::EncodedResource::unconfirmed).
+    pub(in crate::xds) fn unconfirmed(&self) -> impl Iterator<Item = &str> {
+        let mut rest: &[u8] = &self.0;
+        let entries = std::iter::from_fn(move || entry(&mut rest).ok());
+        entries.filter_map(|(name, version)| Version::is_in_capitals(version).then_some(name))
+    }
+}
+
 impl fmt::Debug for InitialVersions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.versions()).finish()

@@ -62,6 +62,8 @@ pub(in crate::xds) struct CachedUpdate {
     pub(in crate::xds) resources: Arc<[Arc<EncodedResource>]>,
     /// The names that it holds and that no longer exist.
     pub(in crate::xds) removed: Arc<[SmolStr]>,
+    /// What it holds unconfirmed.
+    pub(in crate::xds) unconfirmed: Arc<[SmolStr]>,
 }
 
 /// A cache of the responses of the newest revision.
@@ -72,6 +74,8 @@ pub struct ResponseCache {
     entries: Mutex<Recent<CacheEntry, CACHE_BYTES>>,
     /// As `entries`.
     updates: Mutex<Recent<UpdateEntry, UPDATE_BYTES>>,
+    /// Unconfirmed resources that are being sent. Locked for a lookup or an insertion.
+    unconfirmed: Mutex<FxHashMap<Version, Weak<EncodedResource>>>,
     held: Arc<HeldBytes>,
     chunks: Arc<ChunkCache>,
 }
@@ -126,7 +130,19 @@ impl ResponseCache {
     pub(in crate::xds) fn clear(&self) {
         lock(&self.entries).clear();
         lock(&self.updates).clear();
+        lock(&self.unconfirmed).retain(|_, resource| resource.strong_count() > 0);
         self.chunks.clear();
+    }
+
+    /// Returns the unconfirmed form of a resource, the same for all streams that are sent it at about the same time.
+    pub(in crate::xds) fn unconfirmed(&self, resource: &EncodedResource) -> Arc<EncodedResource> {
+        let mut all = lock(&self.unconfirmed);
+        if let Some(known) = all.get(&resource.version).and_then(Weak::upgrade) {
+            return known;
+        }
+        let unconfirmed = Arc::new(resource.unconfirmed());
+        all.insert(resource.version, Arc::downgrade(&unconfirmed));
+        unconfirmed
     }
 
     /// Returns all resources of a type, or those with these names.
@@ -194,7 +210,8 @@ impl ResponseCache {
             return found.update.clone();
         }
         let update = compute(&initial_versions.versions());
-        let bytes = size_of_val(&*update.resources) + size_of_val(&*update.removed);
+        let names = size_of_val(&*update.removed) + size_of_val(&*update.unconfirmed);
+        let bytes = size_of_val(&*update.resources) + names;
         let entry = UpdateEntry {
             all: resources,
             initial_versions: reference,
