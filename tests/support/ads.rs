@@ -369,7 +369,8 @@ impl State {
             let body = resource.resource.ok_or("resource without a body")?.value;
             let key = (resource_type, resource.name);
             let new = Resource {
-                version: resource.version,
+                // A version in capital letters is the same; they matter to clients that warm clusters.
+                version: resource.version.to_lowercase(),
                 body,
             };
             self.refer(&key, Some(&new))?;

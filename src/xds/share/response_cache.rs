@@ -62,7 +62,7 @@ pub(in crate::xds) struct CachedUpdate {
     pub(in crate::xds) resources: Arc<[Arc<EncodedResource>]>,
     /// The names that it holds and that no longer exist.
     pub(in crate::xds) removed: Arc<[SmolStr]>,
-    /// What it holds unconfirmed.
+    /// The names that it holds unconfirmed.
     pub(in crate::xds) unconfirmed: Arc<[SmolStr]>,
 }
 
