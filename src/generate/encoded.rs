@@ -242,9 +242,9 @@ impl EncodedResource {
         Self::frame(name, Version::of(&hashed), M::TYPE_URL, Vec::new(), value)
     }
 
-    /// Returns the same resource, whose version has capital letters in the incremental protocol. The client repeats it
-    /// when it reconnects, whatever control plane it reaches. Then it may still wait for other resources that it was to
-    /// be sent after this one. (A version without letters, one in three million, cannot tell that.)
+    /// Returns the same resource with its version in capital letters in the incremental protocol. A client repeats the
+    /// version when it reconnects. So the next control plane learns that the client may still wait for resources which
+    /// should have followed this one. A version that has no letters, one in three million, stays as it is.
     #[must_use]
     pub fn unconfirmed(&self) -> Self {
         let mut delta = self.delta.to_vec();

@@ -2,7 +2,7 @@
 //!
 //! The HTTP/2 server keeps a read buffer for each connection as long as it lives. It has 8 KiB at first and doubles for
 //! a frame that does not fit, up to 32 KiB for a frame of 16 KiB. A sidecar sends such frames when it connects, and
-//! then few bytes for hours. Frames may be divided on their way (RFC 9113, section 6.1 gives their bounds no meaning).
+//! then few bytes for hours. Where one DATA frame ends and the next begins has no meaning (RFC 9113, section 6.1).
 
 use std::{
     io::{self, IoSlice},
@@ -15,8 +15,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::frame::{HEAD_BYTES, Head, PREFACE_BYTES};
 
-/// The maximum size of a part: two frames fit into the first read buffer, so the buffer seldom has to grow. A frame of
-/// this size is a part of a larger one, or as large.
+/// The maximum size of a part: half of the first read buffer, which therefore seldom has to grow. A frame of this size
+/// is a part of a larger one, or as large.
 pub(super) const PART_BYTES: usize = 4 << 10;
 /// The number of bytes that are read at once, at most as many as the HTTP/2 server has room for.
 const BYTES_PER_READ: usize = 8 << 10;

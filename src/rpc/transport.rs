@@ -85,6 +85,7 @@ impl<I> LimitedTransport<I> {
                 if unconsumed > 0 && unconsumed + head.len > UNCONSUMED_BYTES {
                     return Verdict::Hold;
                 }
+                // Of thousands of clients that reconnect at once, a few send their large requests at a time.
                 if head.len >= PART_BYTES && !pre_auth.is_large_data_allowed() && budget.is_open(head.stream) {
                     pre_auth.hold_large_data();
                     return Verdict::Hold;

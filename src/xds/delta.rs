@@ -70,12 +70,11 @@ fn first(
     };
     let mut unconfirmed = Arc::default();
     let exists = |name: &&str| view.get(name).is_some();
-    let held_unconfirmed = || -> BTreeSet<SmolStr> {
-        initial_versions
-            .unconfirmed()
-            .filter(exists)
-            .map(SmolStr::new)
-            .collect()
+    let held_unconfirmed = || -> Arc<[SmolStr]> {
+        let names = initial_versions.unconfirmed().filter(exists);
+        // A client may repeat a name.
+        let names: BTreeSet<SmolStr> = names.map(SmolStr::new).collect();
+        names.into_iter().collect()
     };
     let (resources, coalesced) = match watched.as_single_list() {
         Ok(names) if !watched.on_demand => {
@@ -93,7 +92,7 @@ fn first(
                         .cloned()
                         .collect(),
                     removed: gone(watched, held).into(),
-                    unconfirmed: held_unconfirmed().into_iter().collect(),
+                    unconfirmed: held_unconfirmed(),
                 });
                 unconfirmed = update.unconfirmed.clone();
                 content.removed.extend(update.removed.iter().cloned());
@@ -107,7 +106,7 @@ fn first(
             }
         }
         Ok(_) | Err(_) => {
-            unconfirmed = held_unconfirmed().into_iter().collect();
+            unconfirmed = held_unconfirmed();
             let held = initial_versions.versions();
             if watched.wildcard || watched.on_demand {
                 let unheld = view.iter().filter(|resource| resend_all || !is_held(&held, resource));

@@ -338,8 +338,7 @@ where
     }
 
     /// Waits for the permit of a large request. Returns false for a small one. If nothing of it can be a repetition,
-    /// the permit precedes the second of its frames: thousands of reconnecting clients wait with 16 KiB each. With the
-    /// limit of unconsumed frames, this lowers the peak of 5,000 of them from 990 to 816 MiB (bench `scale reconnect`).
+    /// the permit precedes the second of its frames: thousands of reconnecting clients wait with a few KiB each.
     async fn large(&mut self) -> Result<bool, RequestError> {
         let size_bytes = self.buffer.size_bytes_with(&self.arrived);
         let is_announced = size_bytes >= SMALL_BYTES && !self.buffer.may_repeat();

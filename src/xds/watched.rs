@@ -122,7 +122,11 @@ pub struct InFlight {
 
 impl InFlight {
     /// Sends resources with these names [unconfirmed](EncodedResource::unconfirmed).
-    pub(super) fn confirm_later(&mut self, cache: &ResponseCache, mut is_concerned: impl FnMut(&SmolStr) -> bool) {
+    pub(super) fn confirm_later(&mut self, cache: &ResponseCache, is_concerned: impl Fn(&SmolStr) -> bool) {
+        if !self.resources.iter().any(|resource| is_concerned(&resource.name)) {
+            // Clients that reconnect and lack nothing share the empty list.
+            return;
+        }
         let sent = self.resources.iter().map(|resource| {
             if is_concerned(&resource.name) {
                 cache.unconfirmed(resource)
@@ -351,6 +355,7 @@ impl WatchedResource {
         Some(InFlight {
             resources: sent.into(),
             removed: content.removed,
+            unconfirmed: content.unconfirmed,
             ..InFlight::default()
         })
     }

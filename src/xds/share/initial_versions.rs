@@ -74,9 +74,7 @@ impl InitialVersions {
         }
         versions
     }
-}
 
-impl InitialVersions {
     /// Returns the names whose versions are [unconfirmed](crate::generate::EncodedResource::unconfirmed).
     pub(in crate::xds) fn unconfirmed(&self) -> impl Iterator<Item = &str> {
         let mut rest: &[u8] = &self.0;
