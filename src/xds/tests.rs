@@ -2,6 +2,7 @@
 //! the resources of a full generation.
 
 mod addresses;
+mod quarantine;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -226,6 +227,11 @@ impl Client {
         };
         // The server may have been killed: the next one does not know what was lost with the connection.
         self.inbox.clear();
+        self.subscribe();
+    }
+
+    /// Sends the first requests of a connection.
+    fn subscribe(&mut self) {
         self.nonces = Default::default();
         for index in 0..TYPES.len() {
             let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
@@ -332,6 +338,10 @@ impl Client {
         }
         for name in &response.removed {
             self.held[index].remove(name);
+        }
+        if TYPES[index] == ResourceType::Cluster {
+            let clusters = &self.held[index];
+            self.warming.retain(|name| clusters.contains_key(name));
         }
     }
 
@@ -818,171 +828,4 @@ fn initial_versions(held: impl Iterator<Item = (String, String)>) -> InitialVers
         ..Default::default()
     };
     InitialVersions::read(&request.encode_to_vec()).expect("a valid request")
-}
-
-/// Clusters r0 and r1 with these generations, at the next revision.
-fn clusters(world: &mut World, generations: [u8; 2]) -> Arc<ResourceSnapshot> {
-    world.revision += 1;
-    world.contents[0] = [(0, generations[0]), (1, generations[1])].into();
-    world.snapshot()
-}
-
-#[test]
-fn a_refused_resource_is_withheld_until_it_changes() {
-    use super::share::quarantine::{Build, Quarantine};
-    use super::watched::Progress;
-
-    for protocol in [Protocol::Sotw, Protocol::Delta] {
-        let gauges = prometheus::IntGaugeVec::new(prometheus::Opts::new("quarantined", "help"), &["type"]);
-        let quarantine = Arc::new(Quarantine::new(gauges.expect("a valid metric")));
-        let node = "sidecar~10.0.0.1~a.default~default.svc.cluster.local";
-        let proxy = crate::generate::fixture::client(node, &serde_json::json!({}));
-        let quarantine = Some((quarantine, Build::of(&proxy.node)));
-        let mut connection = Connection::new(protocol).with_quarantine(quarantine);
-        let mut world = World::default();
-        let request = |nonce: &SmolStr, error: Option<&str>| Request {
-            resource_type: ResourceType::Cluster,
-            nonce: nonce.clone(),
-            error: error.map(str::to_owned),
-            change: match protocol {
-                Protocol::Sotw => SubscriptionChange::Names(Arc::default()),
-                Protocol::Delta => SubscriptionChange::Change {
-                    subscribe: Arc::default(),
-                    unsubscribe: Vec::new(),
-                    initial_versions: InitialVersions::default(),
-                },
-            },
-        };
-        let sent = |responses: &[Response], expected: &[(u8, u8)]| -> SmolStr {
-            let [response] = responses else {
-                panic!("{protocol:?}: {} responses instead of {expected:?}", responses.len());
-            };
-            let given: Vec<_> = response.resources.iter().map(|resource| resource.version).collect();
-            let expected: Vec<_> = expected
-                .iter()
-                .map(|(name, number)| resource(*name, *number).version)
-                .collect();
-            assert_eq!(given, expected, "{protocol:?}");
-            response.nonce.clone()
-        };
-        // State of the world repeats what did not change.
-        let sotw = |mut all: Vec<(u8, u8)>, delta: &[(u8, u8)]| -> Vec<(u8, u8)> {
-            if protocol == Protocol::Delta {
-                all = delta.to_vec();
-            }
-            all
-        };
-        connection.on_snapshot(clusters(&mut world, [1, 1]));
-        let first = connection
-            .on_request(request(&SmolStr::default(), None))
-            .expect("a subscription");
-        let nonce = sent(&first.responses, &[(0, 1), (1, 1)]);
-        connection.on_request(request(&nonce, None)).expect("an ACK");
-
-        let nonce = sent(&connection.on_snapshot(clusters(&mut world, [2, 2])), &[(0, 2), (1, 2)]);
-        let error = "Error adding/updating cluster(s) r0: bad";
-        let refused = connection.on_request(request(&nonce, Some(error))).expect("a NACK");
-        let names: Vec<_> = refused
-            .refused
-            .iter()
-            .map(|refusal| (refusal.name.as_str(), &*refusal.reason))
-            .collect();
-        assert_eq!(names, [("r0", "bad")]);
-        let nonce = sent(&refused.responses, &sotw(vec![(0, 1), (1, 2)], &[(1, 2)]));
-        let acked = connection.on_request(request(&nonce, None)).expect("an ACK");
-        assert!(acked.responses.is_empty() && connection.is_settled());
-        let progress = |connection: &Connection, name: u8, number: u8| {
-            let watched = connection.watched(ResourceType::Cluster).expect("a subscription");
-            let wanted = resource(name, number);
-            watched.progress(&wanted.name, Some(wanted.version))
-        };
-        assert!(matches!(progress(&connection, 0, 2), Progress::Refused(_)));
-        assert!(matches!(progress(&connection, 1, 2), Progress::Acknowledged));
-
-        let nonce = sent(
-            &connection.on_snapshot(clusters(&mut world, [2, 3])),
-            &sotw(vec![(0, 1), (1, 3)], &[(1, 3)]),
-        );
-        connection.on_request(request(&nonce, None)).expect("an ACK");
-        assert!(matches!(progress(&connection, 0, 2), Progress::Refused(_)));
-
-        // A second version is refused, too: the client still holds the first one.
-        let nonce = sent(
-            &connection.on_snapshot(clusters(&mut world, [3, 3])),
-            &sotw(vec![(0, 3), (1, 3)], &[(0, 3)]),
-        );
-        let again = connection.on_request(request(&nonce, Some(error))).expect("a NACK");
-        assert_eq!((again.responses.len(), again.refused.len()), (0, 1));
-        assert!(matches!(progress(&connection, 0, 3), Progress::Refused(_)));
-        let nonce = sent(
-            &connection.on_snapshot(clusters(&mut world, [3, 5])),
-            &sotw(vec![(0, 1), (1, 5)], &[(1, 5)]),
-        );
-        connection.on_request(request(&nonce, None)).expect("an ACK");
-
-        let nonce = sent(
-            &connection.on_snapshot(clusters(&mut world, [4, 5])),
-            &sotw(vec![(0, 4), (1, 5)], &[(0, 4)]),
-        );
-        assert!(matches!(progress(&connection, 0, 4), Progress::Sent));
-        connection.on_request(request(&nonce, None)).expect("an ACK");
-        assert!(matches!(progress(&connection, 0, 4), Progress::Acknowledged));
-        assert!(connection.is_settled());
-    }
-}
-
-#[test]
-fn resources_that_others_accept_are_no_longer_withheld() {
-    use super::share::quarantine::{Build, Quarantine, Refusal};
-    use super::watched::{InFlight, WatchedResource};
-
-    let gauges = prometheus::IntGaugeVec::new(prometheus::Opts::new("quarantined", "help"), &["type"]);
-    let quarantine = Quarantine::new(gauges.expect("a valid metric"));
-    let node = "sidecar~10.0.0.1~a.default~default.svc.cluster.local";
-    let build = Build::of(&crate::generate::fixture::client(node, &serde_json::json!({})).node);
-    let refused = resource(0, 1);
-    let refuse = || {
-        let refusal = Refusal::new(ResourceType::Cluster, &refused, "bad".to_owned(), None);
-        quarantine.add(build, Arc::new(refusal))
-    };
-    let refusals = [refuse(), refuse(), refuse()];
-    let mut watched = WatchedResource {
-        wildcard: true,
-        ..WatchedResource::default()
-    };
-    let resources: Vec<Arc<EncodedResource>> = vec![refused.clone()];
-    let content = InFlight {
-        resources: resources.into(),
-        ..InFlight::default()
-    };
-    let sent = watched.withhold(ResourceType::Cluster, content, Protocol::Sotw, (&quarantine, build));
-    assert!(sent.is_some_and(|sent| sent.resources.is_empty()));
-    watched.release();
-    assert!(watched.pending.is_empty() && watched.refused.contains_key(&refused.name));
-    quarantine.accept(build, ResourceType::Cluster, std::slice::from_ref(&refused));
-    watched.release();
-    assert!(watched.pending.contains(&refused.name) && watched.refused.is_empty());
-    drop(refusals);
-}
-
-#[test]
-fn a_response_that_fails_because_of_held_resources_is_not_repeated() {
-    use super::watched::{InFlight, WatchedResource};
-
-    let mut world = World::default();
-    let held = clusters(&mut world, [1, 1]);
-    let view = held.resources(ResourceType::Cluster);
-    let mut watched = WatchedResource {
-        wildcard: true,
-        acknowledged: Some(view.clone()),
-        in_flight: Some(InFlight {
-            resources: view.iter().cloned().collect(),
-            ..InFlight::default()
-        }),
-        ..WatchedResource::default()
-    };
-    let error = "Error adding/updating cluster(s) r0: bad".to_owned();
-    let refusals = watched.nack(ResourceType::Cluster, error, true);
-    assert!(refusals.is_empty() && watched.refused.is_empty() && watched.pending.is_empty());
-    assert_eq!(watched.nacked.len(), 2);
 }
