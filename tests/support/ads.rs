@@ -22,6 +22,7 @@ use prost::Message;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 use tonic::transport::Endpoint;
 
 use super::envoy::Node;
@@ -102,13 +103,22 @@ struct State {
     /// The types whose responses the proxy refuses, with the error.
     refuses: BTreeMap<Type, String>,
     ended: Option<String>,
+    /// The requests of the present stream.
+    outbox: Option<mpsc::Sender<DeltaDiscoveryRequest>>,
 }
 
 /// The proxy. Dropping it closes its connection.
 pub(crate) struct AdsClient {
     state: Arc<Mutex<State>>,
-    requests: mpsc::Sender<DeltaDiscoveryRequest>,
     task: JoinHandle<()>,
+}
+
+/// The reason why a connection is over.
+enum Ended {
+    /// The daemon closed the stream.
+    Closed,
+    /// The daemon has no room for another first configuration, and asks proxies to try again.
+    Busy,
 }
 
 impl Drop for AdsClient {
@@ -158,13 +168,17 @@ impl AdsClient {
             ..Default::default()
         };
         let kept = Arc::clone(&state);
-        let (requests, outbox) = mpsc::channel(16);
-        let answers = requests.clone();
         let task = RUNTIME.spawn(async move {
-            let ended = follow(xds, node, &kept, answers, outbox).await.err();
-            lock(&kept).ended = Some(ended.unwrap_or_else(|| "the daemon closed the stream".to_owned()));
+            let ended = loop {
+                match follow(xds, node.clone(), &kept).await {
+                    Ok(Ended::Busy) => {}
+                    Ok(Ended::Closed) => break "the daemon closed the stream".to_owned(),
+                    Err(error) => break error,
+                }
+            };
+            lock(&kept).ended = Some(ended);
         });
-        AdsClient { state, requests, task }
+        AdsClient { state, task }
     }
 
     /// Returns why the connection ended, if it did.
@@ -182,7 +196,8 @@ impl AdsClient {
             }),
             ..Default::default()
         };
-        self.requests.try_send(request).map_err(|error| error.to_string())
+        let outbox = self.state().outbox.clone().ok_or("no stream is open")?;
+        outbox.try_send(request).map_err(|error| error.to_string())
     }
 
     /// Returns the proxy's resources once every request has been answered.
@@ -280,13 +295,10 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn follow(
-    xds: u16,
-    node: v3::Node,
-    state: &Mutex<State>,
-    requests: mpsc::Sender<DeltaDiscoveryRequest>,
-    outbox: mpsc::Receiver<DeltaDiscoveryRequest>,
-) -> Result<(), String> {
+/// Follows one stream until it ends.
+async fn follow(xds: u16, node: v3::Node, state: &Mutex<State>) -> Result<Ended, String> {
+    let (requests, outbox) = mpsc::channel(16);
+    lock(state).outbox = Some(requests.clone());
     let endpoint = Endpoint::from_shared(format!("http://127.0.0.1:{xds}")).map_err(|error| error.to_string())?;
     let channel = endpoint.connect().await.map_err(|error| format!("{error:?}"))?;
     let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(1 << 30);
@@ -297,7 +309,15 @@ async fn follow(
     }
     let stream = client.delta_aggregated_resources(ReceiverStream::new(outbox)).await;
     let mut responses = stream.map_err(|status| status.to_string())?.into_inner();
-    while let Some(response) = responses.message().await.map_err(|status| status.to_string())? {
+    loop {
+        let response = match responses.message().await {
+            Ok(Some(response)) => response,
+            Ok(None) => return Ok(Ended::Closed),
+            Err(status) if status.code() == Code::ResourceExhausted && lock(state).answered.is_empty() => {
+                return Ok(Ended::Busy);
+            }
+            Err(status) => return Err(status.to_string()),
+        };
         let refused = lock(state)
             .refuses
             .iter()
@@ -323,7 +343,6 @@ async fn follow(
             requests.send(subscription).await.map_err(closed)?;
         }
     }
-    Ok(())
 }
 
 /// Returns the requests of a new stream: clusters and listeners, and everything else that the proxy has.

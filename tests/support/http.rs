@@ -21,6 +21,8 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use super::wait;
+
 /// The runtime of all sockets; the tests themselves are plain threads.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime can be created"));
 
@@ -31,6 +33,9 @@ static CLIENT: LazyLock<Client<HttpConnector, Full<Bytes>>> =
             .pool_max_idle_per_host(0)
             .build_http()
     });
+
+/// The time limit of a request.
+const ANSWERED: Duration = Duration::from_secs(20);
 
 /// A response.
 #[derive(Debug)]
@@ -108,9 +113,9 @@ fn ask_at(socket: &Path, request: http::request::Builder) -> Result<Answer, Stri
             .map_err(|error| format!("{error:?}"))?;
         answered(response).await
     };
-    let exchange = async { tokio::time::timeout(Duration::from_secs(20), exchange).await };
+    let exchange = async { tokio::time::timeout(wait::patience(ANSWERED), exchange).await };
     let answer = RUNTIME.block_on(exchange);
-    answer.unwrap_or_else(|_| Err(format!("{} no response within 20 s", socket.display())))
+    answer.unwrap_or_else(|_| Err(format!("{} no response in time", socket.display())))
 }
 
 /// The asynchronous form of [`get`].
@@ -141,9 +146,9 @@ async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
         let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
         answered(response).await
     };
-    match tokio::time::timeout(Duration::from_secs(20), exchange).await {
+    match tokio::time::timeout(wait::patience(ANSWERED), exchange).await {
         Ok(answer) => answer,
-        Err(_) => Err(format!("{uri} no response within 20 s")),
+        Err(_) => Err(format!("{uri} no response in time")),
     }
 }
 
