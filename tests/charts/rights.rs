@@ -260,10 +260,10 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
     }
     // The self-signed root is renewed each second, until another one takes its place.
     let root = Reference::new("v1", "Secret", NAMESPACE, "istio-ca-secret");
-    let version = || Some(cluster.get(&root).ok()??["metadata"]["resourceVersion"].clone());
-    let created = wait::until("the root of the CA", Duration::from_mins(1), version)?;
+    let stored = || Some(cluster.get(&root).ok()??["metadata"]["resourceVersion"].clone());
+    let created = wait::until("the root of the CA", Duration::from_mins(1), stored)?;
     wait::until("a renewed root", Duration::from_mins(1), || {
-        version().filter(|version| *version != created)
+        stored().filter(|version| *version != created)
     })?;
     // The roots change, so the ConfigMaps are updated, not only created.
     cluster.api.apply(&Authority::new("other").secret(NAMESPACE, None))?;

@@ -98,7 +98,7 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
         proxy.first()?;
     }
     let object = format!("vs/awaited.{}", tenant.app);
-    let arrived = Command::start(&tenant, &daemon, "first", &[&object, "--wait", "--timeout", "120s"]);
+    let arrived = Command::start(&tenant, &daemon, "first", &[&object, "--wait", "--timeout", "20s"]);
     let (code, report) = arrived.end()?;
     assert_eq!(
         (code, &report["state"]),
@@ -110,7 +110,7 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
     proxies[REFUSES].refuse(Type::Route, REASON);
     let started_at = wait::now();
     tenant.apply(&virtual_service("11s"))?;
-    let command = Command::start(&tenant, &daemon, "second", &[&object, "--wait", "--timeout", "120s"]);
+    let command = Command::start(&tenant, &daemon, "second", &[&object, "--wait", "--timeout", "20s"]);
     let (code, report) = command.end()?;
     eprintln!("refused after {:?}", started_at.elapsed());
     assert_eq!((code, &report["state"]), (Some(1), &json!("Refused")), "{report:#}");
@@ -140,7 +140,7 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
         "{resource:#}"
     );
     assert_eq!(resource["blamed"], blamed, "{resource:#}");
-    assert!(started_at.elapsed() < wait::patience(LIMIT + TIMEOUT));
+    assert!(started_at.elapsed() < LIMIT + TIMEOUT);
 
     let event = wait::until("an Event about the object", TIMEOUT, || {
         let events = tenant.cluster.api.list("v1", "Event", &tenant.app).ok()?;
@@ -163,11 +163,10 @@ fn a_change_is_awaited(name: &str) -> Result<(), Failed> {
 
     // All others have answered, so the answer about what did not change since comes at once.
     let started_at = wait::now();
-    let again = Command::start(&tenant, &daemon, "third", &[&object, "--wait", "--timeout", "120s"]);
+    let again = Command::start(&tenant, &daemon, "third", &[&object, "--wait", "--timeout", "20s"]);
     let (code, _) = again.end()?;
     assert_eq!(code, Some(1));
-    let taken = started_at.elapsed();
-    assert!(taken < wait::patience(LIMIT), "{taken:?}");
+    assert!(started_at.elapsed() < LIMIT, "{:?}", started_at.elapsed());
 
     // Another content is sent to all of them, and accepted.
     drop(proxies);
@@ -192,7 +191,7 @@ fn objects_without_effect_are_explained(name: &str) -> Result<(), Failed> {
     let reference = Reference::new("networking.istio.io/v1", "VirtualService", &tenant.app, "awaited");
     let invalid = json!({ "spec": { "hosts": ["not a host"] } });
     tenant.cluster.api.patch(&reference, &invalid)?;
-    let (code, report) = run("invalid", &[&object, "--wait", "--timeout", "120s"])?;
+    let (code, report) = run("invalid", &[&object, "--wait", "--timeout", "20s"])?;
     assert_eq!((code, &report["state"]), (Some(1), &json!("Invalid")), "{report:#}");
     let diagnostics = report["diagnostics"].to_string();
     assert!(diagnostics.contains("spec.hosts[0]"), "{diagnostics}");

@@ -142,7 +142,7 @@ fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
     let of_first = connect(&tenant, &first, 0..PROXIES)?;
     let of_second = connect(&tenant, &second, PROXIES..2 * PROXIES)?;
     let object = format!("vs/awaited.{}", tenant.app);
-    let wait = [object.as_str(), "--wait", "--timeout", "120s"];
+    let wait = [object.as_str(), "--wait", "--timeout", "20s"];
     for daemon in [&first, &second] {
         until_answered(daemon, &NAMES)?;
         let (code, report) = Command::start(&tenant, daemon, "first", &wait).end()?;
@@ -194,7 +194,7 @@ fn any_replica_answers_for_all(name: &str) -> Result<(), Failed> {
     );
 
     // A query that waits ends when the replica is no longer one, and its proxies have reconnected.
-    let waiting = Command::start(&tenant, &first, "fourth", &[&object, "--wait", "--timeout", "120s"]);
+    let waiting = Command::start(&tenant, &first, "fourth", &[&object, "--wait", "--timeout", "60s"]);
     let moved = connect(&tenant, &first, PROXIES..2 * PROXIES)?;
     tenant.cluster.api.delete(&Reference::of(&slices[1]))?;
     let (code, report) = waiting.end()?;

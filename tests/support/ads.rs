@@ -113,7 +113,7 @@ pub(crate) struct AdsClient {
     task: JoinHandle<()>,
 }
 
-/// The reason why a connection is over.
+/// The reason why a stream has ended.
 enum Ended {
     /// The daemon closed the stream.
     Closed,

@@ -113,7 +113,7 @@ fn ask_at(socket: &Path, request: http::request::Builder) -> Result<Answer, Stri
             .map_err(|error| format!("{error:?}"))?;
         answered(response).await
     };
-    let exchange = async { tokio::time::timeout(wait::patience(ANSWERED), exchange).await };
+    let exchange = async { tokio::time::timeout(wait::extended(ANSWERED), exchange).await };
     let answer = RUNTIME.block_on(exchange);
     answer.unwrap_or_else(|_| Err(format!("{} no response in time", socket.display())))
 }
@@ -146,7 +146,7 @@ async fn exchange(request: Request<Full<Bytes>>) -> Result<Answer, String> {
         let response = CLIENT.request(request).await.map_err(|error| format!("{error:?}"))?;
         answered(response).await
     };
-    match tokio::time::timeout(wait::patience(ANSWERED), exchange).await {
+    match tokio::time::timeout(wait::extended(ANSWERED), exchange).await {
         Ok(answer) => answer,
         Err(_) => Err(format!("{uri} no response in time")),
     }

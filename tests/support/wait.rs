@@ -8,8 +8,8 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// The most by which deadlines are extended.
-const MAX_SLOWNESS: f64 = 8.0;
+/// The maximum factor by which time limits are extended.
+const MAX_EXTENSION: f64 = 8.0;
 
 /// Polls `condition` until it returns a value. Fails with `what` once `deadline` has passed, which is extended while
 /// the machine is busy.
@@ -20,19 +20,20 @@ pub(crate) fn until<T>(what: &str, deadline: Duration, mut condition: impl FnMut
             return Ok(value);
         }
         let elapsed = started_at.elapsed();
-        if elapsed >= deadline && elapsed >= patience(deadline) {
+        // The load is read only after the deadline.
+        if elapsed >= deadline && elapsed >= extended(deadline) {
             return Err(format!("timed out after {} s waiting for {what}", elapsed.as_secs()));
         }
         std::thread::park_timeout(Duration::from_millis(20));
     }
 }
 
-/// Returns what a time limit for a quiet machine is now: it grows with the number of tasks that share a core, on
-/// average over the last minute.
-pub(crate) fn patience(limit: Duration) -> Duration {
+/// Returns a time limit that is meant for a quiet machine, extended by the number of tasks that share a core, on
+/// average over the last minute. For limits after which a test fails, not for times that it asserts.
+pub(crate) fn extended(limit: Duration) -> Duration {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let tasks = load.split(' ').next().and_then(|tasks| tasks.parse::<f64>().ok());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     // Without the file, the machine counts as quiet.
-    limit.mul_f64(tasks.map_or(1.0, |tasks| (tasks / cores as f64).clamp(1.0, MAX_SLOWNESS)))
+    limit.mul_f64(tasks.map_or(1.0, |tasks| (tasks / cores as f64).clamp(1.0, MAX_EXTENSION)))
 }

@@ -118,7 +118,7 @@ fn a_refused_resource_is_withheld_until_it_changes() {
     }
 }
 
-/// Puts a cluster into quarantine: so many clients of a build refuse it.
+/// Puts a cluster into quarantine, which takes the refusals of several clients of a build. It lasts as long as these.
 fn refuse_thrice(quarantine: &Quarantine, build: Build, refused: &EncodedResource) -> [Arc<Refusal>; 3] {
     std::array::from_fn(|_| {
         let refusal = Refusal::new(ResourceType::Cluster, refused, "bad".to_owned(), None);
