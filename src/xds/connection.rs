@@ -542,8 +542,11 @@ impl Connection {
     /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them. If this
     /// process is killed before it has sent them, the next one learns from the versions which these are.
     fn warm(&mut self, clusters: &mut InFlight) {
-        // A client that is sent the whole list holds no endpoints yet. Over SotW, a subscription begins with all.
-        let is_update = self.protocol == Protocol::Delta && clusters.coalesced.is_none();
+        // A client without any cluster is sent the whole list, and hardly ever holds endpoints. Over SotW, a
+        // subscription begins with all.
+        let endpoints = self.watched(order::WARMED_BY_CLUSTERS);
+        let holds_endpoints = endpoints.is_some_and(WatchedResource::may_hold_any);
+        let is_update = self.protocol == Protocol::Delta && (clusters.coalesced.is_none() || holds_endpoints);
         let names = clusters.resources.iter().map(|cluster| &cluster.name);
         let names = names.chain(clusters.unconfirmed.iter());
         let Some(endpoints) = &mut self.types[order::WARMED_BY_CLUSTERS as usize] else {

@@ -393,7 +393,13 @@ fn run(mut client: Client, steps: Vec<Step>) {
         }
     }
     client.settle(&world);
-    let exists = |name: &SmolStr| world.snapshot().resources(ResourceType::Endpoint).get(name).is_some();
+    let served = world.snapshot();
+    let exists = |name: &SmolStr| {
+        let types = [ResourceType::Cluster, ResourceType::Endpoint];
+        types
+            .iter()
+            .all(|resource_type| served.resources(*resource_type).get(name).is_some())
+    };
     let warming: Vec<_> = client.warming.iter().filter(|name| exists(name)).collect();
     assert!(
         warming.is_empty(),
@@ -556,6 +562,24 @@ fn a_cluster_that_changed_before_a_reconnect_is_warmed() {
         ];
         assert_eq!(sent, expected, "published first: {is_published_first}");
     }
+}
+
+/// A client that holds endpoints and no cluster is sent its first clusters. Then the control plane is killed.
+#[test]
+fn the_first_clusters_of_held_endpoints_are_warmed() {
+    run(
+        Client::new(Protocol::Delta),
+        vec![
+            Step::Snapshot(1, [(1, 0)].into()),
+            Step::Watch(1, [1].into()),
+            Step::Answer { accept: true },
+            Step::Answer { accept: true },
+            Step::Answer { accept: true },
+            Step::Reconnect(0, [(1, 0)].into()),
+            Step::Answer { accept: true },
+            Step::Reconnect(2, [].into()),
+        ],
+    );
 }
 
 #[test]

@@ -127,6 +127,8 @@ impl InFlight {
             // Clients that reconnect and lack nothing share the empty list.
             return;
         }
+        // Other streams are sent these resources confirmed.
+        self.coalesced = None;
         let sent = self.resources.iter().map(|resource| {
             if is_concerned(&resource.name) {
                 cache.unconfirmed(resource)
@@ -164,6 +166,11 @@ impl WatchedResource {
     /// Returns true if the client may hold the resource, so that its removal is announced.
     pub fn may_hold(&self, name: &SmolStr) -> bool {
         self.asks_for(name) || (self.on_demand && self.has_aliases)
+    }
+
+    /// Returns true if the client was sent resources, or announced that it holds some.
+    pub(super) fn may_hold_any(&self) -> bool {
+        self.sent.is_some() || !self.initial_versions.is_empty()
     }
 
     /// Returns true if the client subscribes to the resource by its name.
