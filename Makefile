@@ -21,6 +21,12 @@ CARGO_FUZZ_VERSION := 0.13.1
 CONSUL_VERSION := 1.8.7
 # Only nightly compilers have libFuzzer's instrumentation.
 FUZZ_TOOLCHAIN := nightly-2026-05-20
+# Tests are compiled by Clippy, which is the compiler with more lints, so that everything is parsed and checked once
+# instead of twice. (Clippy says that its output may not be optimised as expected; that of tests is not optimised.)
+# Warnings are errors: the first variable is that of `cargo clippy -- -D warnings`, the second one that of Cargo 1.97.
+CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=clippy-driver \
+  CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__ CARGO_BUILD_WARNINGS=deny cargo test --locked
+
 # Time for each fuzz target.
 FUZZ_SECONDS := 60
 # First seed of `make fuzz-meshes`.
@@ -53,7 +59,7 @@ test: ## format check, lints, unit and integration tests; prints the time of eac
 	@mkdir -p target && : > $(STEPS); date +%s > $(STEPS).begun
 	$(call step,format,cargo fmt --all --check)
 	@$(MAKE) --no-print-directory --jobs=2 test-tools test-build
-	$(call step,tests,cargo test --workspace --locked)
+	$(call step,tests,$(CARGO_TEST) --workspace)
 	@printf '\n'; cat $(STEPS); printf '%-8s %-6s %5d s\n' total '' "$$(($$(date +%s) - $$(< $(STEPS).begun)))"
 
 # The parts of `test` that run at the same time: while components are fetched, a core is free. Cargo uses all cores
@@ -62,18 +68,17 @@ test: ## format check, lints, unit and integration tests; prints the time of eac
 test-tools:
 	$(call step,tools,$(MAKE) --no-print-directory --jobs=1 tools)
 test-build:
-	$(call step,lints,MAKEFLAGS= cargo clippy --workspace --all-targets --locked -- -D warnings)
-	$(call step,compile,MAKEFLAGS= cargo test --workspace --locked --no-run)
+	$(call step,build,MAKEFLAGS= $(CARGO_TEST) --workspace --all-targets --no-run)
 
 graph: ## prints the import graph of the modules, bottom up by level, with cycles if there are any
-	@cargo test --quiet --locked --test integration -- --graph
+	@$(CARGO_TEST) --quiet --test integration -- --graph
 
 lab: tools ## as root: two clusters on two networks with real API servers and Envoys; prints each step
-	LAB=show cargo test --quiet --locked --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1
+	LAB=show $(CARGO_TEST) --quiet --test integration -- lab::mesh:: --skip lab::mesh::soak --test-threads 1
 
 soak: tools ## as root: random changes and faults in the same mesh for SOAK_MINUTES (30), with SOAK_SEED
 	LAB=show SOAK_MINUTES=$(SOAK_MINUTES) SOAK_SEED=$(SOAK_SEED) \
-	  cargo test --quiet --locked --test integration -- lab::mesh::soak --exact
+	  $(CARGO_TEST) --quiet --test integration -- lab::mesh::soak --exact
 
 # Profiles of `make conformance`, and those of its tests that run, as a regular expression.
 CONFORMANCE_PROFILES := GATEWAY-HTTP,GATEWAY-TLS,GATEWAY-GRPC,MESH-HTTP,MESH-GRPC
@@ -88,7 +93,7 @@ conformance: ## as root: the Gateway API's conformance suite; its report is targ
 	@skip() { echo "skipped: $$1" >&2; [ "$${CI:-}" != true ] || exit 1; exit 0; }; \
 	[ "$$(id -u)" = 0 ] || skip 'the namespaces of the conformance suite need root'; \
 	command -v go >/dev/null || skip 'building the conformance suite needs Go (https://go.dev/dl)'; \
-	$(MAKE_COMMAND) --no-print-directory tools; cargo test --quiet --locked --test integration --no-run; \
+	$(MAKE_COMMAND) --no-print-directory tools; $(CARGO_TEST) --quiet --test integration --no-run; \
 	rm -rf target/conformance; mkdir -p target/conformance; status=0; \
 	$(TOOLS)/bin/cluster run -tools $(TOOLS) -istiod target/debug/istiod -charts charts \
 	  -folder target/conformance/cluster $(CONFORMANCE_VALUES) -- \
@@ -123,13 +128,13 @@ bench-soak: ## 100,000 short connections and changes; fails if memory varies by 
 fuzz: fuzz-meshes fuzz-ambient fuzz-inputs ## random meshes, ztunnels, then libFuzzer
 
 fuzz-ambient: ## 10,000 random changes of ambient meshes against generation from scratch, and with model ztunnels
-	cargo test --quiet --locked --lib -- --ignored ten_thousand_changes
+	$(CARGO_TEST) --quiet --lib -- --ignored ten_thousand_changes
 
 fuzz-meshes: envoy ## rules that random meshes keep, and real Envoys (as root), FUZZ_SECONDS (60) each, from seed FUZZ_SEED (the time)
 	@echo 'ISTIOD_FUZZ_SEED=$(FUZZ_SEED)'
 	@for trial in properties::meshes_are_consistent accept::random_meshes; do \
 	  ISTIOD_FUZZ_SEED=$(FUZZ_SEED) ISTIOD_FUZZ_SECONDS=$(FUZZ_SECONDS) \
-	    cargo test --quiet --locked --test integration -- $$trial --exact; \
+	    $(CARGO_TEST) --quiet --test integration -- $$trial --exact; \
 	done
 
 # Findings are written to target/fuzz. Add a failing input to tests/fuzz/corpus. The daemon's lock file is used, so that
