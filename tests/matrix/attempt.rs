@@ -15,7 +15,7 @@ use tonic_prost::ProstCodec;
 use super::fixture::{self, CLUSTER, Caller, Fixture, node};
 use super::{Endpoint, GATEWAY, rule};
 use crate::support::agent::{KeyKind, signing_request};
-use crate::support::http;
+use crate::support::{http, wait};
 
 const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
 const NAMES: &str = "type.googleapis.com/istio.networking.nds.v1.NameTable";
@@ -23,7 +23,7 @@ const PAGE: &str = "istio.io/debug";
 
 /// Silence of a stream after which no response is expected, for requests that must be refused.
 const SILENCE: Duration = Duration::from_millis(1500);
-/// Time limit for all other responses: a review of access takes long on a busy machine.
+/// Time limit for all other responses on a quiet machine; a review of access takes long on a busy one.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Returns an error, with the reason, if the request is refused.
@@ -37,7 +37,7 @@ pub(super) async fn attempt(
     // The node claims an identity; the account exists in every namespace.
     let there = (target, account);
     let patience = if rule(caller, endpoint, target) {
-        PATIENCE
+        wait::extended(PATIENCE)
     } else {
         SILENCE
     };

@@ -14,12 +14,12 @@ use crate::support::daemon::Daemon;
 use crate::support::envoy::Node;
 use crate::support::kubernetes::Cluster;
 use crate::support::kubernetes::api::documents;
-use crate::support::scratch;
+use crate::support::{scratch, wait};
 
 pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 const SECRET: &str = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret";
 
-/// Time limit of the first responses.
+/// Time limit of the first responses on a quiet machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client.
@@ -85,7 +85,9 @@ impl Fixture {
             // Once it has its secret, the access review of its API server has completed.
             if namespace != SYSTEM {
                 let name = format!("kubernetes://{namespace}/cred");
-                secret(&mut stream, &name, TIMEOUT).await.map_err(says)?;
+                secret(&mut stream, &name, wait::extended(TIMEOUT))
+                    .await
+                    .map_err(says)?;
             }
             streams.push(stream);
         }

@@ -28,8 +28,9 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Status, Streaming};
 
 use super::envoy::Node;
+use super::wait;
 
-/// Time limit of one response.
+/// Time limit of one response on a quiet machine.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Verification of a server's certificate.
@@ -156,7 +157,7 @@ impl Agent {
             }
         });
         Endpoint::from_static("http://istiod")
-            .connect_timeout(TIMEOUT)
+            .connect_timeout(wait::extended(TIMEOUT))
             .connect_with_connector(connector)
             .await
             .map_err(|error| chain_of(&error))
@@ -203,7 +204,7 @@ impl Agent {
         let channel = self.channel(credentials).await.map_err(Status::unavailable)?;
         let mut client = IstioCertificateServiceClient::new(channel);
         let mut request = credentials.request(request);
-        request.set_timeout(TIMEOUT);
+        request.set_timeout(wait::extended(TIMEOUT));
         Ok(client.create_certificate(request).await?.into_inner().cert_chain)
     }
 
@@ -320,7 +321,7 @@ impl Stream {
 
     /// Returns the next response.
     pub(crate) async fn next(&mut self) -> Result<DiscoveryResponse, Status> {
-        let next = tokio::time::timeout(TIMEOUT, self.responses.message()).await;
+        let next = tokio::time::timeout(wait::extended(TIMEOUT), self.responses.message()).await;
         next.map_err(|_| Status::deadline_exceeded("no response in time"))??
             .ok_or_else(|| Status::ok("the stream ended"))
     }
