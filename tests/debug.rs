@@ -240,9 +240,10 @@ fn profiles_are_read_by_gos_pprof() -> Result<Completion, Failed> {
             "-nodefraction=0",
             "-nodecount=100000",
             "-symbolize=none",
-            // An unoptimised build looks names up slowly.
-            "-timeout=300",
         ]);
+        // An unoptimised build looks names up slowly, and pages give way to other work.
+        let timeout = wait::extended(Duration::from_mins(5));
+        command.arg(format!("-timeout={}", timeout.as_secs()));
         command.arg(format!("-sample_index={kind}")).arg(address);
         command.env("PPROF_TMPDIR", scratch("debug-pprof"));
         let Ok(output) = command.output() else {
