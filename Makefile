@@ -11,6 +11,12 @@ HOST := $(shell rustc -vV | sed -n 's/^host: //p')
 # build scripts and proc macros, which cannot be linked statically.
 STATIC_RUSTFLAGS := -C target-feature=+crt-static
 
+# Clippy, which is the compiler with more lints, compiles the tests, so that everything is parsed and checked once, not
+# twice. Its documentation says that its output may not be optimised as expected; that of tests is not optimised.
+# Warnings are errors: the first variable is that of `cargo clippy -- -D warnings`, the second one that of Cargo 1.97.
+CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=clippy-driver \
+  CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__ CARGO_BUILD_WARNINGS=deny cargo test --locked
+
 ENVOY_VERSION := 1.40.0
 # Its modules are pinned in tests/kubernetes/go.mod.
 KUBERNETES_VERSION := 1.36.3
@@ -21,12 +27,6 @@ CARGO_FUZZ_VERSION := 0.13.1
 CONSUL_VERSION := 1.8.7
 # Only nightly compilers have libFuzzer's instrumentation.
 FUZZ_TOOLCHAIN := nightly-2026-05-20
-# Tests are compiled by Clippy, which is the compiler with more lints, so that everything is parsed and checked once
-# instead of twice. (Clippy says that its output may not be optimised as expected; that of tests is not optimised.)
-# Warnings are errors: the first variable is that of `cargo clippy -- -D warnings`, the second one that of Cargo 1.97.
-CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=clippy-driver \
-  CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__ CARGO_BUILD_WARNINGS=deny cargo test --locked
-
 # Time for each fuzz target.
 FUZZ_SECONDS := 60
 # First seed of `make fuzz-meshes`.

@@ -127,7 +127,7 @@ impl InFlight {
             // Clients that reconnect and lack nothing share the empty list.
             return;
         }
-        // Other streams are sent these resources confirmed.
+        // The encoded list, which other streams are sent too, has the resources as confirmed.
         self.coalesced = None;
         let sent = self.resources.iter().map(|resource| {
             if is_concerned(&resource.name) {
