@@ -336,7 +336,7 @@ impl Analysis {
                 // The next comparison must not find the status of before.
                 if let Ok(object) = Object::from_value(object) {
                     let entry = Entry::of(kind, &self.options.revision, object);
-                    if self.inputs.take(kind, WatchEvent::Applied(entry)) {
+                    if self.inputs.take_written(kind, entry) {
                         self.has_changed();
                     }
                 }

@@ -26,7 +26,7 @@ use tokio::{
 
 use self::queue::Queue;
 use super::{
-    store::{Store, WriteError},
+    store::{Store, WriteError, is_older},
     watching::{WatchSet, Watches},
 };
 use crate::{
@@ -96,14 +96,6 @@ impl Observed {
     /// Returns `metadata.resourceVersion`.
     pub(super) fn version(&self) -> &str {
         &self.version
-    }
-
-    /// Returns true if this is an older version than another one. Versions of a kind are numbers in all known servers.
-    fn precedes(&self, other: &Self) -> bool {
-        match (self.version.parse::<u64>(), other.version.parse::<u64>()) {
-            (Ok(own), Ok(other)) => own < other,
-            _ => false,
-        }
     }
 }
 
@@ -263,7 +255,7 @@ impl<S: Statuses> Writer<S> {
     /// Takes a version of an object, unless a newer one is known from a write.
     fn observe(&mut self, key: StatusKey, observed: Observed) {
         let known = self.objects.get(&key);
-        if known.is_some_and(|known| observed.precedes(known)) {
+        if known.is_some_and(|known| is_older(&observed.version, &known.version)) {
             return;
         }
         if self.statuses.depend_on(key.kind) && known.is_none_or(|known| known.status != observed.status) {

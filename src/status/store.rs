@@ -62,6 +62,12 @@ pub fn resource(group: &str, version: &str, kind: &str, plural: &str) -> ApiReso
     }
 }
 
+/// Returns true if a resource version is older than another one of the same kind. Versions are numbers in all known
+/// servers.
+pub(super) fn is_older(version: &str, other: &str) -> bool {
+    matches!((version.parse::<u64>(), other.parse::<u64>()), (Ok(version), Ok(other)) if version < other)
+}
+
 fn json_patch(operations: &Value) -> Result<Patch<()>, WriteError> {
     let operations = serde_json::from_value(operations.clone());
     let operations = operations.map_err(|error| WriteError::Failed(Box::new(Error::SerdeError(error))))?;

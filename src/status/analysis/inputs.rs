@@ -151,7 +151,12 @@ impl Inputs {
                 is_changed || left.values().any(|entry| entry.object.is_some())
             }
             WatchEvent::Applied(entry) => {
-                let known = self.kinds.entry(kind).or_default().remove(&entry.key);
+                let all = self.kinds.entry(kind).or_default();
+                let known = all.get(&entry.key);
+                if known.is_some_and(|known| entry.published.precedes(&known.published)) {
+                    return false;
+                }
+                let known = all.remove(&entry.key);
                 self.put(kind, entry, known)
             }
             WatchEvent::Deleted(entry) => {
@@ -159,6 +164,13 @@ impl Inputs {
                 known.is_some_and(|known| known.object.is_some())
             }
         }
+    }
+
+    /// Takes an object as a write left it, unless the watch has reported a newer version or the deletion in the
+    /// meantime; returns true if an analysis may come to another result.
+    pub(super) fn take_written(&mut self, kind: Type, entry: Entry) -> bool {
+        let is_known = self.kinds.get(&kind).is_some_and(|all| all.contains_key(&entry.key));
+        is_known && self.take(kind, WatchEvent::Applied(entry))
     }
 
     fn put(&mut self, kind: Type, mut entry: Entry, known: Option<Entry>) -> bool {

@@ -8,6 +8,7 @@ use crate::{
     analyze::{Message, Type},
     api::{Diagnostic, Severity},
     base::SmolStr,
+    status::store::is_older,
 };
 
 /// The kind (group and name), namespace and name of an object.
@@ -94,6 +95,11 @@ impl Published {
             generation,
             resource_version,
         }
+    }
+
+    /// Returns true if this is of an older version of an object than another one.
+    pub(super) fn precedes(&self, other: &Self) -> bool {
+        is_older(&self.resource_version, &other.resource_version)
     }
 
     /// Returns the fields to write, so that the status has these messages; `None` if it does.

@@ -227,10 +227,13 @@ impl Plan {
         None
     }
 
-    /// Records the object after a write.
+    /// Records the object after a write, unless its deletion was reported in the meantime.
     pub(super) fn written(&mut self, target: &StatusTarget, object: Published) {
         self.attempts.remove(target);
-        self.put(target.kind, object);
+        let published = self.published.get(&target.kind);
+        if published.is_some_and(|all| all.contains_key(&object.key)) {
+            self.put(target.kind, object);
+        }
     }
 
     /// Records a failed write.

@@ -98,6 +98,28 @@ fn messages_are_written_and_removed() {
     assert_eq!(inputs.due(&found), []);
 }
 
+/// The result of a write can arrive after the watch has reported what happened next.
+#[test]
+fn results_of_writes_do_not_replace_newer_versions() {
+    let mut inputs = inputs("{}");
+    let kind = Type::from(Kind::VirtualService);
+    let astray = |version: &str| entry(Kind::VirtualService, &virtual_service("astray", version, &json!({})));
+    inputs.take(kind, WatchEvent::Applied(astray("1")));
+    let mut repaired = virtual_service("astray", "10", &json!({}));
+    repaired["spec"]["http"] = json!([{"directResponse": {"status": 200}}]);
+    inputs.take(kind, WatchEvent::Applied(entry(Kind::VirtualService, &repaired)));
+    assert!(!inputs.take_written(kind, astray("9")), "version 10 is known");
+    assert_eq!(analyze(&mut inputs), []);
+    assert!(inputs.take_written(kind, astray("11")));
+    assert_eq!(analyze(&mut inputs).len(), 1);
+    inputs.take(kind, WatchEvent::Deleted(astray("12")));
+    assert!(!inputs.take_written(kind, astray("11")), "the object no longer exists");
+    assert_eq!(analyze(&mut inputs), []);
+    inputs.forget(kind);
+    assert!(!inputs.take_written(kind, astray("11")));
+    assert!(!inputs.are_complete(), "one object is not the list of its kind");
+}
+
 #[test]
 fn unselected_namespaces_are_not_analyzed() {
     let mesh = "{discoverySelectors: [{matchLabels: {mesh: mine}}]}";
