@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-use super::{http, wait};
+use super::wait;
 
 /// The time in which a line reaches the log.
 const LOGGED: Duration = Duration::from_mins(1);
@@ -46,17 +46,29 @@ impl Process {
         Process::registered(spawn(command), log)
     }
 
-    /// Starts a command that asks the kernel to kill it when its parent ends. Linux takes the thread that starts a
-    /// child for its parent, so a thread that lives as long as the run starts it.
+    /// Starts a command that asks the kernel to kill it when its parent ends.
     pub(crate) fn start_bound(mut command: Command, log: &Path) -> Process {
+        /// A command, and where its child is sent to.
+        type Order = (Command, mpsc::SyncSender<std::io::Result<Child>>);
+        // Linux takes the thread that starts a child for its parent, so this thread lives as long as the run. Those of
+        // a runtime do not: blocking work on one makes another one take its place.
+        static ORDERS: LazyLock<mpsc::SyncSender<Order>> = LazyLock::new(|| {
+            let (sender, orders) = mpsc::sync_channel::<Order>(0);
+            std::thread::spawn(move || {
+                for (mut command, children) in orders {
+                    // The caller waits for it.
+                    let _ = children.send(command.spawn());
+                }
+            });
+            sender
+        });
         write_to(&mut command, log);
-        let child = http::RUNTIME.spawn(async move { spawn(&mut command) });
-        Process::registered(
-            http::RUNTIME
-                .block_on(child)
-                .expect("no other task ends the spawning task"),
-            log,
-        )
+        let program = command.get_program().display().to_string();
+        let (sender, children) = mpsc::sync_channel(1);
+        ORDERS.send((command, sender)).expect("the thread does not end");
+        let child = children.recv().expect("each order is answered");
+        let child = child.unwrap_or_else(|error| panic!("cannot start {program}: {error}"));
+        Process::registered(child, log)
     }
 
     fn registered(child: Child, log: &Path) -> Process {
