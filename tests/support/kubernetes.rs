@@ -7,6 +7,7 @@
 pub(crate) mod api;
 pub(crate) mod crds;
 mod server;
+mod template;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -75,12 +76,17 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts a cluster of one test, with the CRDs of the charts, in a folder of this name.
     pub(crate) fn start(name: &str) -> Result<Cluster, String> {
+        let state = template::state()?;
         let folder = scratch(name);
+        template::copy(state, &folder.join(server::STATE))?;
+        Cluster::start_in(folder)
+    }
+
+    /// Starts a cluster with the state in `folder`; without one, it is empty.
+    fn start_in(folder: PathBuf) -> Result<Cluster, String> {
         let server = Server::start(&folder)?;
         let api = Api::new(&server.url(), &server.authority()?, server::ADMIN_TOKEN)?;
-        let cluster = Cluster { server, api, folder };
-        crds::apply(&cluster.api)?;
-        Ok(cluster)
+        Ok(Cluster { server, api, folder })
     }
 
     /// `https://127.0.0.1:port`.

@@ -7,10 +7,15 @@ use serde_json::{Value, json};
 use super::api::{Api, Reference, documents, plural};
 use crate::support::{project, wait};
 
-/// Applies them and waits until they are served.
-pub(super) fn apply(api: &Api) -> Result<(), String> {
+/// The definitions of the charts, as YAML.
+pub(super) fn of_charts() -> Result<String, String> {
     let path = project().join("charts/base/files/crd-all.gen.yaml");
-    let crds = std::fs::read_to_string(path).map_or_else(|_| loose(), |text| documents(&text));
+    std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Applies definitions and waits until they are served.
+pub(super) fn apply(api: &Api, definitions: &str) -> Result<(), String> {
+    let crds = documents(definitions);
     for crd in &crds {
         api.apply(crd)?;
     }
@@ -32,27 +37,6 @@ pub(crate) fn established(api: &Api, crd: &Value) -> Result<(), String> {
                 .then_some(())
         },
     )
-}
-
-/// Definitions without a schema.
-fn loose() -> Vec<Value> {
-    let kinds = [
-        ("networking.istio.io", "DestinationRule"),
-        ("networking.istio.io", "EnvoyFilter"),
-        ("networking.istio.io", "Gateway"),
-        ("networking.istio.io", "ProxyConfig"),
-        ("networking.istio.io", "ServiceEntry"),
-        ("networking.istio.io", "Sidecar"),
-        ("networking.istio.io", "VirtualService"),
-        ("networking.istio.io", "WorkloadEntry"),
-        ("networking.istio.io", "WorkloadGroup"),
-        ("security.istio.io", "AuthorizationPolicy"),
-        ("security.istio.io", "PeerAuthentication"),
-        ("security.istio.io", "RequestAuthentication"),
-        ("telemetry.istio.io", "Telemetry"),
-        ("extensions.istio.io", "WasmPlugin"),
-    ];
-    kinds.map(|(group, kind)| loose_crd(group, kind)).to_vec()
 }
 
 /// A definition without a schema, which accepts any object.

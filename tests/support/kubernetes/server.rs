@@ -14,6 +14,9 @@ use crate::support::{http, ports, wait};
 /// The administrator's token. The server listens on loopback only, and ends with the tests.
 pub(super) const ADMIN_TOKEN: &str = "administrator";
 
+/// The folder of etcd's state in that of a cluster.
+pub(super) const STATE: &str = "etcd";
+
 /// Time limit of a start on a busy machine.
 const START: Duration = Duration::from_mins(3);
 
@@ -40,7 +43,7 @@ impl Server {
         );
         let mut etcd = bound(&binary("etcd").ok_or("etcd is missing; `make tools` installs it")?);
         etcd.arg("--data-dir")
-            .arg(folder.join("etcd"))
+            .arg(folder.join(STATE))
             .args(["--logger", "zap", "--log-level", "warn"]);
         // No test outlives a crash of the machine. While builds write gigabytes, one fsync can take longer than the
         // time limit of a request, and the API server then answers neither reads nor watches.
