@@ -306,6 +306,9 @@ impl Client {
         let error = (!accept).then(|| "nacked".to_owned());
         if accept {
             self.apply(index, &response);
+        } else {
+            // Envoy removes what a response removes even if it rejects the resources of the response.
+            self.remove(index, &response);
         }
         if TYPES[index] == ResourceType::Endpoint {
             self.end_warming(&response);
@@ -322,11 +325,21 @@ impl Client {
         true
     }
 
-    fn apply(&mut self, index: usize, response: &Response) {
-        let wildcard = self.is_wildcard(index);
-        if self.protocol == Protocol::Sotw && TYPES[index].is_wildcard() {
-            self.held[index].clear();
+    fn remove(&mut self, index: usize, response: &Response) {
+        let is_whole = self.protocol == Protocol::Sotw && TYPES[index].is_wildcard();
+        let is_removed = |name: &SmolStr| {
+            let listed = response.resources.iter().any(|resource| resource.name == *name);
+            response.removed.contains(name) || (is_whole && !listed)
+        };
+        self.held[index].retain(|name, _| !is_removed(name));
+        if TYPES[index] == ResourceType::Cluster {
+            self.warming.retain(|name| !is_removed(name));
         }
+    }
+
+    fn apply(&mut self, index: usize, response: &Response) {
+        self.remove(index, response);
+        let wildcard = self.is_wildcard(index);
         for resource in response.resources.iter() {
             if wildcard || self.names[index].contains(&resource.name) {
                 let held = self.held[index].insert(resource.name.clone(), resource.clone());
@@ -335,13 +348,6 @@ impl Client {
                     self.warming.insert(resource.name.clone());
                 }
             }
-        }
-        for name in &response.removed {
-            self.held[index].remove(name);
-        }
-        if TYPES[index] == ResourceType::Cluster {
-            let clusters = &self.held[index];
-            self.warming.retain(|name| clusters.contains_key(name));
         }
     }
 
@@ -394,12 +400,7 @@ fn run(mut client: Client, steps: Vec<Step>) {
     }
     client.settle(&world);
     let served = world.snapshot();
-    let exists = |name: &SmolStr| {
-        let types = [ResourceType::Cluster, ResourceType::Endpoint];
-        types
-            .iter()
-            .all(|resource_type| served.resources(*resource_type).get(name).is_some())
-    };
+    let exists = |name: &SmolStr| served.resources(ResourceType::Endpoint).get(name).is_some();
     let warming: Vec<_> = client.warming.iter().filter(|name| exists(name)).collect();
     assert!(
         warming.is_empty(),
