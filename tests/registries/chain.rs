@@ -870,10 +870,12 @@ fn many_objects_are_synced() -> Result<(), Failed> {
         "{count} objects: started and synced in {synced:?}; through both daemons, a change in {changed:?}, one of many in \
          {in_a_row:?}"
     );
-    // An unoptimised build on a busy machine takes several times as long.
+    // An unoptimised build takes several times as long, and on a busy machine as long as its share of it requires.
     let bounds = match variable("REGISTRIES_BIN") {
         Some(_) => (Duration::from_secs(3), Duration::from_millis(500)),
-        None => (Duration::from_mins(1), Duration::from_secs(20)),
+        None => [60, 20]
+            .map(|seconds| wait::extended(Duration::from_secs(seconds)))
+            .into(),
     };
     assert!(
         synced < bounds.0 && changed < bounds.1,
