@@ -13,7 +13,8 @@ STATIC_RUSTFLAGS := -C target-feature=+crt-static
 
 # Clippy, which is the compiler with more lints, compiles the tests, so that everything is parsed and checked once, not
 # twice. Its documentation says that its output may not be optimised as expected; that of tests is not optimised.
-# Warnings are errors: the first variable is that of `cargo clippy -- -D warnings`, the second one that of Cargo 1.97.
+# Warnings are errors: the first variable is that of `cargo clippy -- -D warnings`, the second one that of Cargo from
+# version 1.97 on.
 CARGO_TEST := RUSTC_WORKSPACE_WRAPPER=clippy-driver \
   CLIPPY_ARGS=-Dwarnings__CLIPPY_HACKERY__ CARGO_BUILD_WARNINGS=deny cargo test --locked
 

@@ -870,7 +870,7 @@ fn many_objects_are_synced() -> Result<(), Failed> {
         "{count} objects: started and synced in {synced:?}; through both daemons, a change in {changed:?}, one of many in \
          {in_a_row:?}"
     );
-    // An unoptimised build takes several times as long, and on a busy machine as long as its share of it requires.
+    // An unoptimised build takes several times as long, and its limits grow with the load of the machine.
     let bounds = match variable("REGISTRIES_BIN") {
         Some(_) => (Duration::from_secs(3), Duration::from_millis(500)),
         None => [60, 20]

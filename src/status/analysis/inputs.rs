@@ -137,7 +137,8 @@ impl Inputs {
         is_changed
     }
 
-    /// Applies an event; returns true if an analysis may come to another result.
+    /// Applies an event; returns true if an analysis may come to another result. An event may be older than the result
+    /// of a write.
     pub(super) fn take(&mut self, kind: Type, event: WatchEvent<Entry>) -> bool {
         match event {
             WatchEvent::Restarted(all) => {
