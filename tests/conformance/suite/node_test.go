@@ -204,7 +204,7 @@ func (n *node) exec(pod string, command ...string) (string, error) {
 		return "", err
 	}
 	var output, problems bytes.Buffer
-	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	ctx, cancel := context.WithTimeout(context.Background(), extended(deadline))
 	defer cancel()
 	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &output, Stderr: &problems})
 	if err != nil {
@@ -216,7 +216,7 @@ func (n *node) exec(pod string, command ...string) (string, error) {
 // logs checks that the log of a pod arrives, also through a client that follows it.
 func (n *node) logs(pod string) {
 	n.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), deadline)
+	ctx, cancel := context.WithTimeout(context.Background(), extended(deadline))
 	defer cancel()
 	stream, err := n.client.CoreV1().Pods(namespace).GetLogs(pod, &core.PodLogOptions{Follow: true}).Stream(ctx)
 	if err != nil {
@@ -252,7 +252,7 @@ func (n *node) forward(pod string) {
 	case err := <-failed:
 		n.Errorf("port-forward: %v", err)
 		return
-	case <-time.After(deadline):
+	case <-time.After(extended(deadline)):
 		n.Error("port-forward: no connection")
 		return
 	case <-ready:
@@ -285,7 +285,7 @@ type fatal struct{ error }
 // until repeats `try` until it succeeds.
 func (n *node) until(what string, try func() error) {
 	n.Helper()
-	for end := time.Now().Add(deadline); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(extended(deadline)); ; time.Sleep(50 * time.Millisecond) {
 		err := try()
 		if err == nil {
 			return

@@ -28,6 +28,7 @@ const (
 // TestConformance runs the suite with the options in its flags.
 func TestConformance(t *testing.T) {
 	options := conformance.DefaultOptions(t)
+	extendLimits(&options.TimeoutConfig)
 	awaitClass(t, options)
 	run, err := suite.NewConformanceTestSuite(options)
 	if err != nil {
@@ -68,7 +69,7 @@ func awaitClass(t *testing.T, options suite.ConformanceOptions) {
 		return
 	}
 	key := client.ObjectKey{Name: options.GatewayClassName}
-	for end := time.Now().Add(startTimeout); ; time.Sleep(pollInterval) {
+	for end := time.Now().Add(extended(startTimeout)); ; time.Sleep(pollInterval) {
 		err := options.Client.Get(context.Background(), key, &gateway.GatewayClass{})
 		if err == nil {
 			return
@@ -83,7 +84,7 @@ func awaitClass(t *testing.T, options suite.ConformanceOptions) {
 // exist: right after it has created Deployments, there may be none.
 func awaitDeployments(t *testing.T, set kubernetes.Interface) {
 	t.Helper()
-	for end := time.Now().Add(startTimeout); ; time.Sleep(pollInterval) {
+	for end := time.Now().Add(extended(startTimeout)); ; time.Sleep(pollInterval) {
 		list, err := set.AppsV1().Deployments("").List(context.Background(), meta.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
