@@ -10,6 +10,7 @@ use crate::{
     base::{ClusterId, ObjectKey, Shared, SmolStr},
     kube::{Object, watch::WatchEvent},
     model::ambient_status::{Condition, ObjectConditions, StatusTarget, TYPES},
+    status::store::is_older,
     table::{Cx, Table},
 };
 
@@ -24,8 +25,8 @@ type Key = (SmolStr, SmolStr);
 pub(super) struct Published {
     key: Key,
     uid: SmolStr,
-    /// `metadata.resourceVersion`, which grows; 0 if it is not a number.
-    version: u64,
+    /// `metadata.resourceVersion`.
+    version: SmolStr,
     conditions: Vec<PublishedCondition>,
 }
 
@@ -47,7 +48,7 @@ impl Published {
         Self {
             key: (object.namespace().into(), object.name().into()),
             uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
-            version: object.resource_version().parse().unwrap_or_default(),
+            version: object.resource_version().into(),
             conditions: conditions
                 .filter(|one| TYPES.contains(&one.condition_type.as_str()))
                 .collect(),
@@ -170,7 +171,7 @@ impl Plan {
         let target = self.target(kind, &object.key);
         let objects = self.published.entry(kind).or_default();
         let known = objects.get(&object.key);
-        if known.is_some_and(|known| known.version > object.version) {
+        if known.is_some_and(|known| is_older(&object.version, &known.version)) {
             return;
         }
         if known.is_none_or(|known| known.uid != object.uid) {

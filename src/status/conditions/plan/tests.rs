@@ -161,6 +161,20 @@ fn an_object_that_was_created_again_is_written() {
 }
 
 #[test]
+fn the_result_of_a_write_does_not_bring_back_a_deleted_object() {
+    let mut fixture = Fixture::new();
+    fixture.applied(object("a", 1, &json!(null)));
+    fixture.row("a", Some("one"));
+    assert_eq!(fixture.writes(), [("a".to_owned(), rendered("one"))]);
+    fixture
+        .plan
+        .take(Kind::Service, WatchEvent::Deleted(object("a", 3, &rendered("one"))));
+    fixture.plan.written(&target("a"), object("a", 2, &rendered("one")));
+    fixture.row("a", Some("two"));
+    assert_eq!(fixture.writes(), [], "the object does not exist");
+}
+
+#[test]
 fn failed_writes_are_tried_a_few_times() {
     let mut fixture = Fixture::new();
     fixture.applied(object("a", 1, &json!(null)));
