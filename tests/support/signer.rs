@@ -75,8 +75,10 @@ impl Signer {
         *self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner) = pauses;
     }
 
-    /// Returns the `spec` of each signed request so far.
+    /// Returns the `spec` of each signed request so far, with all whose certificates clients have.
     pub(crate) fn signed(&self) -> Vec<Value> {
+        // A request is recorded after its client can see the certificate, in the same round.
+        let _round = self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner);
         self.shared
             .signed
             .lock()
