@@ -10,7 +10,7 @@ mod status;
 mod table;
 pub mod wire;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
 use axum::Router;
 use tokio::sync::{mpsc, watch};
@@ -60,6 +60,25 @@ pub struct Sources {
     pub distribution: Arc<Distribution>,
     /// The injection templates, unless injection is off.
     pub templates: Option<InjectionTemplates>,
+}
+
+/// The data of the pages, as handlers have it. A trait object declares that it may be shared between threads. Without
+/// one, the compiler would prove that of the whole model for every type of the router, for a sixth of its time.
+#[derive(Clone)]
+struct SharedSources(Arc<dyn Deref<Target = Sources> + Send + Sync>);
+
+impl SharedSources {
+    fn new(sources: Arc<Sources>) -> Self {
+        Self(Arc::new(sources))
+    }
+}
+
+impl Deref for SharedSources {
+    type Target = Sources;
+
+    fn deref(&self) -> &Sources {
+        &self.0
+    }
 }
 
 impl Sources {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Sources,
+    SharedSources, Sources,
     forms::{certificate, client, dump::Dump, exposure, policy, proxy, scope, state},
 };
 use crate::{
@@ -49,7 +49,7 @@ const NO_HOST: &str = "host: is required, such as reviews.default.svc.cluster.lo
 const NO_SERVICE: &str = "no service has this host and namespace\n";
 const NO_PROXY: &str = "You must provide a proxyID in the query string\n";
 
-pub(super) type Shown = State<Arc<Sources>>;
+pub(super) type Shown = State<SharedSources>;
 
 pub(super) fn reply(parameters: &Parameters, value: &Value) -> Response {
     let text = if parameters.pretty.is_some() {

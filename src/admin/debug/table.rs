@@ -12,7 +12,7 @@ use axum::{
 use serde_json::json;
 
 use super::{
-    Sources,
+    SharedSources, Sources,
     forms::{ambient, endpoint, object, policy, scope, service, state},
     pages::{
         self, Parameters, Shown, adsz, cachez, certificatez, clusterz, config_dump, connections, force_disconnect,
@@ -67,7 +67,7 @@ pub(super) struct Page {
     rendering: Rendering,
     /// Content and query parameters.
     description: &'static str,
-    handler: fn() -> MethodRouter<Arc<Sources>>,
+    handler: fn() -> MethodRouter<SharedSources>,
 }
 
 impl Page {
@@ -120,7 +120,7 @@ impl Page {
     }
 }
 
-const fn page(name: &'static str, handler: fn() -> MethodRouter<Arc<Sources>>, description: &'static str) -> Page {
+const fn page(name: &'static str, handler: fn() -> MethodRouter<SharedSources>, description: &'static str) -> Page {
     Page {
         name,
         queries: &[],
@@ -340,14 +340,14 @@ pub(super) fn event_pages(sources: Arc<Sources>) -> Router {
     with_pages(Router::new(), sources, Rendering::Events)
 }
 
-fn with_pages(router: Router<Arc<Sources>>, sources: Arc<Sources>, rendering: Rendering) -> Router {
+fn with_pages(router: Router<SharedSources>, sources: Arc<Sources>, rendering: Rendering) -> Router {
     let mesh = sources.mesh();
     let shown = PAGES.iter().filter(|page| page.is_shown(&mesh.installation.features));
     let shown = shown.filter(|page| page.rendering == rendering);
     let router = shown.fold(router, |router, page| {
         router.route(&format!("{PREFIX}{}", page.name), (page.handler)())
     });
-    router.with_state(sources)
+    router.with_state(SharedSources::new(sources))
 }
 
 /// Returns the HTML of the index. Handlers must not name [`PAGES`] themselves: the table contains them, and the
