@@ -200,7 +200,7 @@ $(TOOLS)/conformance: tests/conformance/go.mod tests/conformance/go.sum $(wildca
 	$(GO) build -C tests/conformance -o $(TOOLS)/bin/cluster $(GO_FLAGS) ./cluster
 	$(GO) build -C tests/conformance -o $(TOOLS)/bin/coredns $(GO_FLAGS) ./dns
 	$(GO) build -C tests/conformance -o $(TOOLS)/bin/echo-basic $(GO_FLAGS) sigs.k8s.io/gateway-api/conformance/echo-basic
-	$(GO) test -C tests/conformance -c -vet=off -o $(TOOLS)/bin/gateway-conformance $(GO_FLAGS) ./suite
+	$(GO) test -C tests/conformance -c -o $(TOOLS)/bin/gateway-conformance $(GO_FLAGS) ./suite
 	rm -rf $(TOOLS)/gateway-api && mkdir $(TOOLS)/gateway-api
 	cp $$(go list -C tests/conformance -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)/config/crd/experimental/gateway*.yaml \
 	  $(TOOLS)/gateway-api

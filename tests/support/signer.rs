@@ -75,7 +75,7 @@ impl Signer {
         *self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner) = pauses;
     }
 
-    /// Returns the `spec` of each signed request so far, with all whose certificates clients have.
+    /// Returns the `spec` of each signed request so far. None is missing whose certificate a client has received.
     pub(crate) fn signed(&self) -> Vec<Value> {
         // A request is recorded after its client can see the certificate, in the same round.
         let _round = self.shared.pauses.lock().unwrap_or_else(PoisonError::into_inner);
