@@ -17,13 +17,13 @@ const TIMEOUT: Duration = Duration::from_mins(15);
 /// The programs in `.tools/bin` that a cluster consists of.
 const COMPONENTS: [&str; 8] = [
     "cluster",
+    "controllers",
     "coredns",
     "echo-basic",
     "etcd",
     "gateway-conformance",
     "helm",
     "kube-apiserver",
-    "kube-controller-manager",
 ];
 
 /// The profiles of [`CHOSEN`].

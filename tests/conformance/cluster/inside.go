@@ -113,7 +113,7 @@ func start(o *options, name string, arguments ...string) (*exec.Cmd, error) {
 	return command, nil
 }
 
-// startControlPlane starts etcd, the API server and the controller manager, and returns an administrator's access.
+// startControlPlane starts etcd, the API server and the controllers, and returns an administrator's access.
 func startControlPlane(o *options) (*rest.Config, error) {
 	file := func(name string) string { return filepath.Join(o.folder, name) }
 	const store = "http://127.0.0.1:2379"
@@ -178,14 +178,7 @@ func startControlPlane(o *options) (*rest.Config, error) {
 	if err := clientcmd.WriteToFile(*access, kubeconfig(o)); err != nil {
 		return nil, err
 	}
-	// There is one node, whose agent reports everything.
-	controllers := []string{"deployment-controller", "replicaset-controller", "endpointslice-controller",
-		"serviceaccount-controller", "root-ca-certificate-publisher-controller", "namespace-controller",
-		"garbage-collector-controller"}
-	_, err = start(o, "kube-controller-manager", "--kubeconfig="+kubeconfig(o), "--root-ca-file="+authority,
-		"--service-account-private-key-file="+key, "--leader-elect=false", "--bind-address=127.0.0.1",
-		"--secure-port=10257", "--cert-dir="+file("certificates"), "--concurrent-namespace-syncs=10",
-		"--kube-api-qps=500", "--kube-api-burst=1000", "--controllers="+strings.Join(controllers, ","))
+	_, err = start(o, "controllers", "--kubeconfig="+kubeconfig(o), "--root-ca-file="+authority)
 	return config, err
 }
 
