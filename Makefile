@@ -116,6 +116,7 @@ conformance: ## as root: the Gateway API's conformance suite; its report is targ
 
 # The benches of `make bench`. Their figures are written to target/bench/NAME.json.
 BENCHES := steps generation suite kubernetes ca template admission scale
+BENCH := cargo bench --profile dist --locked --bench benches --
 # If set, the new figures replace those in benches/figures.json.
 BENCH_KEEP :=
 # The part of the hundred thousand connections and changes that `make bench-soak` makes.
@@ -123,12 +124,12 @@ SOAK_PART := 1
 
 bench: tools ## all benches (see tests/README.md); compares with the kept figures (BENCH_KEEP=1 replaces them)
 	@rm -rf target/bench; failed=; for bench in $(BENCHES); do printf '\n=== %s\n' "$$bench"; \
-	  cargo bench --profile dist --locked --bench "$$bench" -- $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
-	cargo bench --profile dist --locked --bench report; \
+	  $(BENCH) "$$bench" $(if $(BENCH_KEEP),--keep) || failed="$$failed $$bench"; done; \
+	$(BENCH) report; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 bench-soak: ## 100,000 short connections and changes; fails if memory varies by over 5 % (SOAK_PART: fraction)
-	cargo bench --profile dist --locked --bench scale -- soak --part $(SOAK_PART)
+	$(BENCH) scale soak --part $(SOAK_PART)
 
 fuzz: fuzz-meshes fuzz-ambient fuzz-inputs ## random meshes, ztunnels, then libFuzzer
 

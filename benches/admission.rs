@@ -1,22 +1,9 @@
 //! The cost of injecting pods with the chart's templates: CPU time of one injection, and latency, CPU time and memory
 //! of a daemon that an API server asks a hundred times a second.
 //!
-//! `cargo bench --bench admission` prints a table with goals, figures and those in `benches/figures.json`; `-- --keep`
-//! writes them there. `-- --seconds N` sets the duration of the load.
+//! `admission` prints a table with goals, figures and those in `benches/figures.json`; `--keep` writes them there.
+//! `--seconds N` sets the duration of the load.
 
-#[path = "../tests"]
-#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
-mod tests {
-    pub(crate) mod support;
-}
-
-#[path = "support/fixture.rs"]
-#[allow(dead_code, reason = "shared code, of which this bench uses a part")]
-mod fixture;
-#[path = "support/usage.rs"]
-mod usage;
-
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,8 +16,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use tests::support;
-use usage::Usage;
+use crate::fixture;
+use crate::support;
+use crate::usage::Usage;
 
 use support::agent::{Agent, Trust};
 use support::daemon::Daemon;
@@ -49,20 +37,11 @@ const ROUNDS: u32 = 2_000;
 /// Requests before the measurement.
 const WARM_UP: u64 = 200;
 
-fn main() -> ExitCode {
-    let _children = support::process::end_all_on_drop();
-    support::process::end_all_on_signal();
-    let arguments: Vec<String> = std::env::args().collect();
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let keep = arguments.iter().any(|argument| argument == "--keep");
     let seconds = arguments.iter().position(|argument| argument == "--seconds");
     let seconds = seconds.and_then(|position| arguments.get(position + 1)?.parse().ok());
-    match measure(seconds.unwrap_or(SECONDS)).and_then(|figures| report(&figures, keep)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    report(&measure(seconds.unwrap_or(SECONDS))?, keep)
 }
 
 fn pod(number: u64) -> Value {

@@ -1,19 +1,11 @@
 //! Certificates signed per second, by kind of key, and the latency of a certificate request: on an idle daemon, and
 //! while every proxy constantly receives new configuration.
 //!
-//! `cargo bench --bench ca` prints a table with the figures and those in `benches/figures.json`; `-- --keep` writes
-//! them there.
-
-#[path = "../tests"]
-#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
-mod tests {
-    pub(crate) mod support;
-}
+//! `ca` prints a table with the figures and those in `benches/figures.json`; `--keep` writes them there.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
@@ -28,7 +20,7 @@ use istiod::proto::istio::v1::auth::istio_certificate_service_client::IstioCerti
 use serde_json::json;
 use tonic::transport::Channel;
 
-use tests::support;
+use crate::support;
 
 use support::ads::AdsClient;
 use support::agent::{self, Agent, Certificate, ClientCredentials, Trust};
@@ -55,17 +47,8 @@ const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/bench";
 
 type Figures = BTreeMap<String, f64>;
 
-fn main() -> ExitCode {
-    let _children = support::process::end_all_on_drop();
-    support::process::end_all_on_signal();
-    let keep = std::env::args().any(|argument| argument == "--keep");
-    match measure().and_then(|figures| report(&figures, keep)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
+    report(&measure()?, arguments.iter().any(|argument| argument == "--keep"))
 }
 
 fn measure() -> Result<Figures, String> {

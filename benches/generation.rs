@@ -1,22 +1,13 @@
 //! The cost of full generation as a mesh grows: for each kind of growth, the CPU time of the model and of all resources
 //! of a sidecar and a gateway, at sizes that double. A doubling should at most double the cost.
 //!
-//! `cargo bench --bench generation` prints a table and compares the last size with `benches/figures.json`. It fails
-//! where a doubling costs more than [`MAX_RATIO`] times as much, in the mean of its curve. `-- --keep` writes the
-//! figures there. Another argument selects curves by a part of their names.
+//! `generation` prints a table and compares the last size with `benches/figures.json`. It fails where a doubling costs
+//! more than [`MAX_RATIO`] times as much, in the mean of its curve. `--keep` writes the figures there. Another argument selects curves by a part of their names.
 
-#[path = "generation/curves.rs"]
 mod curves;
-#[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
-mod figures;
-#[path = "support/fixture.rs"]
-mod fixture;
-#[path = "generation/objects.rs"]
 mod objects;
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
 use std::sync::Arc;
 
 use istiod::{
@@ -26,9 +17,9 @@ use istiod::{
 };
 use serde_json::{Value, json};
 
+use crate::fixture::{self, cpu};
+use crate::support::figures::{self, Figure};
 use curves::CURVES;
-use figures::Figure;
-use fixture::cpu;
 
 /// Number of runs of each figure, which is their minimum: disturbances only add to it.
 const RUNS: usize = 5;
@@ -65,20 +56,10 @@ impl Cost {
     }
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let keep = arguments.iter().any(|argument| argument == "--keep");
     let name_filter = arguments.iter().find(|argument| !argument.starts_with('-'));
-    match run(keep, name_filter.map_or("", String::as_str)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run(keep: bool, name_filter: &str) -> Result<(), String> {
+    let name_filter = name_filter.map_or("", String::as_str);
     println!(
         "CPU milliseconds of the model and of all resources of one sidecar and one gateway, minimum of {RUNS} runs"
     );

@@ -1,26 +1,19 @@
 //! The time from the daemon's start to readiness, and its memory, with a large mesh in a real API server and no
 //! proxies; and HTTPRoutes of one Gateway, with a proxy.
 //!
-//! `cargo bench --bench kubernetes` prints a table with the figures and those in `benches/figures.json`; `-- --keep`
-//! writes them there. `-- start` and `-- routes` measure one of the two.
+//! `kubernetes` prints a table with the figures and those in `benches/figures.json`; `--keep` writes them there. `start`
+//! and `routes` measure one of the two.
 
-#[path = "../tests"]
-#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
-mod tests {
-    pub(crate) mod support;
-}
-#[path = "kubernetes/routes.rs"]
 mod routes;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use tests::support;
+use crate::support;
 
 use support::daemon::Daemon;
 use support::figures;
@@ -41,23 +34,10 @@ type Figures = BTreeMap<&'static str, u64>;
 /// The parts of the bench.
 const PARTS: [&str; 2] = ["start", "routes"];
 
-fn main() -> ExitCode {
-    let _children = support::process::end_all_on_drop();
-    support::process::end_all_on_signal();
-    let arguments: Vec<String> = std::env::args().collect();
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let is_given = |name: &str| arguments.iter().any(|argument| argument == name);
     let is_whole = !PARTS.into_iter().any(is_given);
-    let parts = PARTS.map(|part| is_whole || is_given(part));
-    match run(parts, is_given("--keep")) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn run([start, routes]: [bool; 2], keep: bool) -> Result<(), String> {
+    let [start, routes] = PARTS.map(|part| is_whole || is_given(part));
     if !kubernetes::is_installed() {
         return Err("the Kubernetes API server is missing; `make tools` installs it".into());
     }
@@ -68,7 +48,7 @@ fn run([start, routes]: [bool; 2], keep: bool) -> Result<(), String> {
     if routes {
         measured.extend(routes::measure()?);
     }
-    report(&measured, keep)
+    report(&measured, is_given("--keep"))
 }
 
 fn starts() -> Result<BTreeMap<&'static str, Figures>, String> {

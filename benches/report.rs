@@ -1,18 +1,13 @@
 //! One table of the benches' last figures and those in `benches/figures.json`.
 //!
-//! `cargo bench --bench report` prints it, after any of the other benches. `-- -o json` prints it as JSON, and `--
-//! --keep` writes all new figures to `benches/figures.json`. Every goal is an upper bound.
-
-#[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
-mod figures;
+//! `report` prints it, after any of the other benches. `-o json` prints it as JSON, and `--keep` writes all new figures
+//! to `benches/figures.json`. Every goal is an upper bound.
 
 use std::collections::BTreeMap;
-use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-use figures::Figure;
+use crate::support::figures::{self, Figure};
 
 /// The benches, in the order of the table.
 const BENCHES: [&str; 6] = ["steps", "generation", "suite", "kubernetes", "ca", "scale"];
@@ -72,26 +67,20 @@ struct Report {
     figures: Vec<Row>,
 }
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let is = |name: &str| arguments.iter().any(|argument| argument == name);
-    let outcome = read().and_then(|report| {
-        if arguments.windows(2).any(|pair| pair == ["-o", "json"]) {
-            println!(
-                "{}",
-                serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?
-            );
-        } else {
-            print(&report);
-        }
-        if is("--keep") { keep(&report) } else { Ok(()) }
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
+    let report = read()?;
+    if arguments.windows(2).any(|pair| pair == ["-o", "json"]) {
+        println!(
+            "{}",
+            serde_json::to_string_pretty(&report).map_err(|error| error.to_string())?
+        );
+    } else {
+        print(&report);
+    }
+    if arguments.iter().any(|argument| argument == "--keep") {
+        keep(&report)
+    } else {
+        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
 //! The cost of thousands of sidecars: the server's CPU seconds and memory, and the time until a change has reached all
 //! of them.
 //!
-//! `cargo bench --bench scale` runs every case and prints a table with goals, figures and those in
-//! `benches/figures.json`; `-- --keep` writes them there. Names of cases select them (`sotw`, `delta`, `many`,
+//! `scale` runs every case and prints a table with goals, figures and those in `benches/figures.json`; `--keep` writes
+//! them there. Names of cases select them (`sotw`, `delta`, `many`,
 //! `reconnect`, `churn`, `tracked`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a
 //! folder, and `--own` makes every proxy a separate workload.
 //!
@@ -10,46 +10,33 @@
 //! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
 //! are meaningful only on an otherwise idle machine; CPU seconds and memory are those of the server alone.
 
-#[path = "../tests"]
-#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
-mod tests {
-    pub(crate) mod support;
-}
-
-#[path = "support/usage.rs"]
-mod usage;
-
-#[path = "scale"]
-mod scale {
-    mod ads_stream;
-    pub(crate) mod ambient;
-    pub(crate) mod churn;
-    pub(crate) mod fleet;
-    pub(crate) mod mesh;
-    mod proxy;
-    pub(crate) mod report;
-    pub(crate) mod soak;
-    pub(crate) mod source;
-    pub(crate) mod ticker;
-    pub(crate) mod tracked;
-    pub(crate) mod wire;
-}
+mod ads_stream;
+mod ambient;
+mod churn;
+mod fleet;
+pub(crate) mod mesh;
+mod proxy;
+mod report;
+mod soak;
+mod source;
+mod ticker;
+mod tracked;
+mod wire;
 
 use std::net::SocketAddr;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use scale::churn::Churn;
-use scale::fleet::{Load, Plan, Times};
-use scale::mesh::{self, Mesh};
-use scale::report::Report;
-use scale::source::Source;
-use scale::ticker::Ticker;
-use tests::support;
-use usage::Usage;
+use crate::support;
+use crate::usage::Usage;
+use churn::Churn;
+use fleet::{Load, Plan, Times};
+use mesh::Mesh;
+use report::Report;
+use source::Source;
+use ticker::Ticker;
 
 use support::ads::Type;
 use support::daemon::Daemon;
@@ -90,9 +77,7 @@ struct Goals {
     routes: (f64, f64),
 }
 
-fn main() -> ExitCode {
-    let _children = support::process::end_all_on_drop();
-    support::process::end_all_on_signal();
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let mut options = Options {
         cases: Vec::new(),
         keep: false,
@@ -100,7 +85,7 @@ fn main() -> ExitCode {
         own: false,
         part: 1.0,
     };
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--keep" => options.keep = true,
@@ -108,27 +93,15 @@ fn main() -> ExitCode {
             "--own" => options.own = true,
             "--part" => {
                 let part = arguments.next().and_then(|part| part.parse().ok());
-                let Some(part) = part else {
-                    eprintln!("--part must be a number");
-                    return ExitCode::FAILURE;
-                };
-                options.part = part;
+                options.part = part.ok_or("--part must be a number")?;
             }
-            // Passed by Cargo.
-            "--bench" => {}
             case => options.cases.push(case.to_owned()),
         }
     }
-    match run(&options) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+    measure(&options)
 }
 
-fn run(options: &Options) -> Result<(), String> {
+fn measure(options: &Options) -> Result<(), String> {
     let open_files = getrlimit(Resource::Nofile);
     let all = Rlimit {
         current: open_files.maximum,
@@ -136,7 +109,7 @@ fn run(options: &Options) -> Result<(), String> {
     };
     setrlimit(Resource::Nofile, all).map_err(|error| error.to_string())?;
     if options.cases.iter().any(|case| case == "soak") {
-        return scale::soak::run(options.part);
+        return soak::run(options.part);
     }
     let mut report = Report::default();
     let is_selected = |name: &str| options.cases.is_empty() || options.cases.iter().any(|case| case == name);
@@ -196,13 +169,13 @@ fn run(options: &Options) -> Result<(), String> {
         churned(&mut report, plan(2000, 5, true, 500))?;
     }
     if is_selected("tracked") {
-        scale::tracked::run(&mut report, plan(2000, 5, true, 500))?;
+        tracked::run(&mut report, plan(2000, 5, true, 500))?;
     }
     if is_selected("large") {
         large(&mut report)?;
     }
     if is_selected("ambient") {
-        scale::ambient::run(&mut report)?;
+        ambient::run(&mut report)?;
     }
     report.print(options.keep)
 }

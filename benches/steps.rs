@@ -2,59 +2,41 @@
 //! without I/O: commit, select, regroup, encode, and the cost of a changed EndpointSlice and VirtualService from commit
 //! to the last group.
 //!
-//! `cargo bench --bench steps` measures the CPU time of each step on one thread with criterion, counts its instructions
-//! with valgrind (independent of other load), and prints a table with those in `benches/figures.json`; `-- --keep`
-//! writes the figures there. Another argument selects steps by a part of their names.
+//! `steps` measures the CPU time of each step on one thread with criterion, counts its instructions with valgrind
+//! (independent of other load), and prints a table with those in `benches/figures.json`; `--keep` writes the figures
+//! there. Another argument selects steps by a part of their names.
 
-#[path = "steps/count.rs"]
 mod count;
-#[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
-mod figures;
-#[path = "support/fixture.rs"]
-mod fixture;
-#[path = "scale/mesh.rs"]
-#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
-mod mesh;
-#[path = "steps/work.rs"]
 mod work;
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 
 use criterion::Criterion;
 use serde_json::Value;
 
-use figures::Figure;
+use crate::fixture;
+use crate::support::figures::{self, Figure};
 use work::{STEPS, Step, Work};
 
 /// The figures of each step, by their names in the tables.
 const TIME: &str = "µs of CPU";
 const INSTRUCTIONS: &str = "instructions";
 
-fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
     let is = |name: &str| arguments.iter().any(|argument| argument == name);
     let part = arguments.iter().find(|argument| !argument.starts_with('-'));
     let part = part.map(String::as_str);
     let is_selected = |step: &&Step| part.is_none_or(|part| step.name.contains(part));
     let steps: Vec<&Step> = STEPS.iter().filter(is_selected).collect();
-    let outcome = if is(count::COUNTED) {
-        Work::new().and_then(|mut work| count::run(&mut work, &steps))
+    if is(count::COUNTED) {
+        count::run(&mut Work::new()?, &steps)
     } else {
-        run(&steps, is("--keep"))
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+        measure(&steps, is("--keep"))
     }
 }
 
-fn run(steps: &[&Step], keep: bool) -> Result<(), String> {
+fn measure(steps: &[&Step], keep: bool) -> Result<(), String> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("target/criterion");
     let mut work = Work::new()?;
     let mut criterion = Criterion::default().without_plots().output_directory(&folder);

@@ -1,24 +1,16 @@
 //! Comparison with istiod's own benchmark suite: meshes of the same shapes, and for each the CPU time of the model, of
 //! every resource type for one proxy from scratch, and of each further proxy of the same kind.
 //!
-//! `cargo bench --bench suite` prints a table with istiod's times and those in `benches/figures.json`; `-- --keep`
-//! writes the figures there. `-- --meshes FOLDER` measures the meshes of a folder (one folder for each case, in the
-//! format of `istiod render`) instead. `-- --counted` only runs the code, for other tools (`valgrind --tool=callgrind
+//! `suite` prints a table with istiod's times and those in `benches/figures.json`; `--keep` writes the figures there.
+//! `--meshes FOLDER` measures the meshes of a folder (one folder for each case, in the format of `istiod render`)
+//! instead. `--counted` only runs the code, for other tools (`valgrind --tool=callgrind
 //! --toggle-collect='*counted_update*'`). Another argument selects cases by a part of their names.
 
-#[path = "suite/cases.rs"]
 mod cases;
-#[path = "../tests/support/figures.rs"]
-#[allow(dead_code, reason = "shared bench code, of which this bench uses a part")]
-mod figures;
-#[path = "support/fixture.rs"]
-mod fixture;
-#[path = "suite/measure.rs"]
 mod measure;
-#[path = "suite/meshes.rs"]
 mod meshes;
 
-use std::{collections::BTreeMap, path::Path, process::ExitCode};
+use std::{collections::BTreeMap, path::Path};
 
 use istiod::{
     api::folder,
@@ -27,8 +19,9 @@ use istiod::{
 };
 use serde_json::json;
 
+use crate::fixture;
+use crate::support::figures::{self, Figure};
 use cases::{CASES, Case, Istiod};
-use figures::Figure;
 use measure::{Generation, Measured, count, measure};
 
 /// Goal: this many times as fast as istiod for a proxy from scratch, each type by itself,
@@ -44,24 +37,18 @@ struct Arguments {
     case_filter: String,
 }
 
-fn main() -> ExitCode {
-    match run(&arguments()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
+    measure_all(&parse(arguments))
 }
 
-fn arguments() -> Arguments {
+fn parse(given: &[String]) -> Arguments {
     let mut arguments = Arguments::default();
-    let mut all = std::env::args().skip(1);
+    let mut all = given.iter();
     while let Some(argument) = all.next() {
         match argument.as_str() {
             "--keep" => arguments.keep = true,
             "--counted" => arguments.counted = true,
-            "--meshes" => arguments.meshes = all.next(),
+            "--meshes" => arguments.meshes = all.next().cloned(),
             option if option.starts_with('-') => {}
             filter => arguments.case_filter = filter.to_owned(),
         }
@@ -69,7 +56,7 @@ fn arguments() -> Arguments {
     arguments
 }
 
-fn run(arguments: &Arguments) -> Result<(), String> {
+fn measure_all(arguments: &Arguments) -> Result<(), String> {
     println!("CPU milliseconds of generation on {};", figures::machine());
     println!(
         "istiod's are those of istiod 1.30.3 on a machine with two cores (~: published by its project, of another machine),"

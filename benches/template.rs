@@ -1,19 +1,13 @@
 //! The time of rendering a template for pods in one thread, compared with Go's text/template and sprig on this machine.
 //!
-//! `cargo bench --bench template` prints a table with the figures and those in `benches/figures.json`; `-- --keep`
-//! writes them there. It needs Go.
+//! `template` prints a table with the figures and those in `benches/figures.json`; `--keep` writes them there. It
+//! needs Go.
 
-#[path = "../tests"]
-#[allow(dead_code, reason = "shared test code, of which this bench uses a part")]
-mod tests {
-    pub(crate) mod support;
-}
-
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use istiod::template::{Limits, NoHost, Templates, Value, sprig_functions};
 
-use tests::support;
+use crate::support;
 
 use support::figures::{self, Figure};
 use support::{project, wait};
@@ -25,15 +19,8 @@ const ROUNDS: u32 = 500;
 /// The least factor by which a rendering is faster than Go's.
 const GOAL: f64 = 5.0;
 
-fn main() -> ExitCode {
-    let keep = std::env::args().any(|argument| argument == "--keep");
-    match measure().and_then(|figures| report(&figures, keep)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-    }
+pub(crate) fn run(arguments: &[String]) -> Result<(), String> {
+    report(&measure()?, arguments.iter().any(|argument| argument == "--keep"))
 }
 
 fn measure() -> Result<Vec<Figure>, String> {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::objects::*;
+use super::objects::*;
 
 /// A growth curve of a mesh.
 pub(super) struct Curve {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::{Figures, write};
 use crate::support::ads::{AdsClient, Resources, Type};
 use crate::support::daemon::Daemon;
 use crate::support::envoy::{Envoy, Node, Protocol};
@@ -17,7 +18,6 @@ use crate::support::kubernetes::api::Reference;
 use crate::support::kubernetes::{Cluster, crds};
 use crate::support::ports::Reserved;
 use crate::support::{scratch, wait};
-use crate::{Figures, write};
 
 /// Routes whose arrival is measured as a whole.
 const COUNTED: usize = 1_000;

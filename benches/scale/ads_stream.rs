@@ -15,7 +15,7 @@ use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use crate::tests::support::http::RUNTIME;
+use crate::support::http::RUNTIME;
 
 /// Length of a gRPC message prefix: one byte for the compression flag, four for the length.
 const PREFIX: usize = 5;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use regex::bytes::Regex;
 
 use super::wire::Response;
-use crate::tests::support::ads::Type;
-use crate::tests::support::wait;
+use crate::support::ads::Type;
+use crate::support::wait;
 
 /// The largest latency bucket; buckets are one millisecond wide.
 const MOST_MILLISECONDS: usize = 120_000;

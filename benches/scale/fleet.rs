@@ -13,9 +13,9 @@ use tokio::task::JoinHandle;
 use super::churn::Churn;
 use super::proxy::{HeldResource, PAUSE, Proxy};
 use super::wire::Response;
-use crate::tests::support::ads::Type;
-use crate::tests::support::http::RUNTIME;
-use crate::tests::support::wait;
+use crate::support::ads::Type;
+use crate::support::http::RUNTIME;
+use crate::support::wait;
 
 /// Time limit of the slowest proxy before the run fails.
 const TIMEOUT: Duration = Duration::from_mins(5);

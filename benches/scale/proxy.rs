@@ -14,8 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::ads_stream::AdsStream;
 use super::fleet::Fleet;
 use super::wire::{Response, put};
-use crate::tests::support::ads::Type;
-use crate::tests::support::wait;
+use crate::support::ads::Type;
+use crate::support::wait;
 
 /// A proxy, and what it remembers over its connections.
 pub(crate) struct Proxy {

@@ -1,6 +1,6 @@
 //! The table of figures.
 
-use crate::tests::support::figures;
+use crate::support::figures;
 
 /// The figures of all cases.
 #[derive(Default)]

@@ -9,8 +9,8 @@ use super::fleet::{Load, Plan};
 use super::mesh::Mesh;
 use super::source::Source;
 use super::ticker::Ticker;
-use crate::tests::support::daemon::Daemon;
-use crate::tests::support::{self, http, wait};
+use crate::support::daemon::Daemon;
+use crate::support::{self, http, wait};
 use crate::usage::Usage;
 
 const MESH: Mesh = Mesh {

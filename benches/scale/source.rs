@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 
 use super::mesh::Mesh;
-use crate::tests::support;
-use crate::tests::support::daemon::Daemon;
-use crate::tests::support::kubernetes::api::Reference;
-use crate::tests::support::kubernetes::{self, Cluster};
+use crate::support;
+use crate::support::daemon::Daemon;
+use crate::support::kubernetes::api::Reference;
+use crate::support::kubernetes::{self, Cluster};
 
 /// Number of parallel requests while a mesh is written to an API server.
 const WRITERS: usize = 8;

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::tests::support::http::RUNTIME;
-use crate::tests::support::wait;
+use crate::support::http::RUNTIME;
+use crate::support::wait;
 
 /// A fixed rate of events; late ones catch up.
 pub(crate) struct Ticker {

@@ -16,11 +16,11 @@ use super::fleet::{Load, Plan};
 use super::mesh::{self, Mesh};
 use super::report::Report;
 use super::source::Source;
+use super::{address, rest};
 use crate::support;
 use crate::support::ads::Type;
 use crate::support::http;
 use crate::usage::Usage;
-use crate::{address, rest};
 
 const NAME: &str = "2000 sidecars, delta, 200 services: followed VirtualService";
 /// Number of changes of each kind, a multiple of the number of orders.

@@ -2,7 +2,7 @@
 //!
 //! Decoding whole messages would cost the client more than encoding them costs the server.
 
-use crate::tests::support::ads::Type;
+use crate::support::ads::Type;
 
 impl Type {
     fn of(url: &[u8]) -> Option<Type> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::work::{Step, Work};
+use super::work::{Step, Work};
 
 /// The argument that makes the bench run each step once, for the count.
 pub(super) const COUNTED: &str = "--counted";
@@ -53,7 +53,7 @@ pub(super) fn under_valgrind(steps: &[&Step]) -> Result<Vec<u64>, String> {
             .arg(format!("--toggle-collect={FUNCTION}"))
             .arg(format!("--callgrind-out-file={}", out.display()))
             .arg(&program)
-            .args([COUNTED, step.name])
+            .args(["steps", COUNTED, step.name])
             .status()
             .map_err(|error| error.to_string())?;
         if !status.success() {

@@ -20,7 +20,7 @@ use prost::Name;
 use serde_json::{Value, json};
 
 use crate::fixture;
-use crate::mesh::Mesh;
+use crate::scale::mesh::Mesh;
 
 const MESH: Mesh = Mesh {
     services: 1000,

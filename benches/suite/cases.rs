@@ -6,7 +6,7 @@ use istiod::{
 };
 use serde_json::Value;
 
-use crate::meshes::*;
+use super::meshes::*;
 
 /// Istiod's time and output: milliseconds, kB, resources. A size of 0 is unknown.
 #[derive(Clone, Copy)]

@@ -1,5 +1,5 @@
 //! Figures of benches. The kept figures are in `benches/figures.json`. The figures of the last run are in
-//! `target/bench`, one file per bench; `cargo bench --bench report` makes its table from them.
+//! `target/bench`, one file per bench; the bench `report` makes its table from them.
 
 use std::path::{Path, PathBuf};
 

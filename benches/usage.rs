@@ -1,6 +1,6 @@
 //! CPU time and memory of a process.
 
-use crate::tests::support::process;
+use crate::support::process;
 
 /// The resources that a process has used so far.
 #[derive(Clone, Copy)]
@@ -17,7 +17,6 @@ impl Usage {
     }
 
     /// The resources that this process has used so far.
-    #[allow(dead_code, reason = "shared bench code, of which some benches use a part")]
     pub(crate) fn of_this_process() -> Result<Usage, String> {
         Self::at("self")
     }
