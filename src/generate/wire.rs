@@ -6,11 +6,10 @@
 //! Note: fields must be written in the order in which prost encodes them. The bytes of a resource then do not depend on
 //! how it was encoded. In debug builds each [`Encoded`] message, and each resource, is compared with prost's encoding.
 
-use std::{any::type_name, cell::RefCell, fmt, marker::PhantomData};
+use std::{any::type_name, cell::RefCell, collections::BTreeSet, fmt, marker::PhantomData};
 
 use prost::{Message, encoding};
 use prost_types::Struct;
-use rustc_hash::FxHashSet;
 
 use crate::{
     base::Version,
@@ -140,9 +139,9 @@ pub fn debug_assert_canonical<M: Message + Default>(bytes: &[u8]) {
 fn is_canonical<M: Message + Default>(bytes: &[u8]) -> bool {
     const KEPT: usize = 1 << 16;
     thread_local! {
-        static CANONICAL: RefCell<FxHashSet<(&'static str, Version)>> = RefCell::default();
+        static CANONICAL: RefCell<BTreeSet<(Version, &'static str)>> = RefCell::default();
     }
-    let message = (type_name::<M>(), Version::of(bytes));
+    let message = (Version::of(bytes), type_name::<M>());
     CANONICAL.with_borrow_mut(|canonical| {
         if canonical.contains(&message) {
             return true;
