@@ -2,7 +2,8 @@
 //! of a sidecar and a gateway, at sizes that double. A doubling should at most double the cost.
 //!
 //! `generation` prints a table and compares the last size with `benches/figures.json`. It fails where a doubling costs
-//! more than [`MAX_RATIO`] times as much, in the mean of its curve. `--keep` writes the figures there. Another argument selects curves by a part of their names.
+//! more than [`MAX_RATIO`] times as much, in the mean of its curve. `--keep` writes the figures there. Another argument
+//! selects curves by a part of their names.
 
 mod curves;
 mod objects;

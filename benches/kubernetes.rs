@@ -1,8 +1,8 @@
 //! The time from the daemon's start to readiness, and its memory, with a large mesh in a real API server and no
 //! proxies; and HTTPRoutes of one Gateway, with a proxy.
 //!
-//! `kubernetes` prints a table with the figures and those in `benches/figures.json`; `--keep` writes them there. `start`
-//! and `routes` measure one of the two.
+//! `kubernetes` prints a table with the figures and those in `benches/figures.json`; `--keep` writes them there.
+//! `start` and `routes` measure one of the two.
 
 mod routes;
 

@@ -2,9 +2,9 @@
 //! of them.
 //!
 //! `scale` runs every case and prints a table with goals, figures and those in `benches/figures.json`; `--keep` writes
-//! them there. Names of cases select them (`sotw`, `delta`, `many`,
-//! `reconnect`, `churn`, `tracked`, `large`, `ambient`). `--api` reads the mesh from a real API server instead of a
-//! folder, and `--own` makes every proxy a separate workload.
+//! them there. Names of cases select them (`sotw`, `delta`, `many`, `reconnect`, `churn`, `tracked`, `large`,
+//! `ambient`). `--api` reads the mesh from a real API server instead of a folder, and `--own` makes every proxy a
+//! separate workload.
 //!
 //! `soak` runs only where it is named: a hundred thousand connections and changes, after which the daemon must not use
 //! more memory than before (`--part 0.01` for a hundredth of it). The proxies run on the server's machine, so latencies
