@@ -134,8 +134,8 @@ pub fn debug_assert_canonical<M: Message + Default>(bytes: &[u8]) {
     );
 }
 
-/// Returns true if prost would encode the message in these bytes. The last results are kept: tests generate most
-/// messages many times, and each message again as a part of others.
+/// Returns true if prost would encode the message in these bytes. The last results of the thread are kept, since tests
+/// generate most messages many times.
 fn is_canonical<M: Message + Default>(bytes: &[u8]) -> bool {
     const KEPT: usize = 1 << 16;
     thread_local! {

@@ -1,6 +1,6 @@
-// The programs of Kubernetes that the tests run, as tools of a separate module, and Helm, of the release that has the
-// same client of Kubernetes: so the client is compiled once. The staging modules of k8s.io/kubernetes are published
-// with their own versions, but its go.mod refers to them by folder, so they are replaced here.
+// Kubernetes for the tests, as a separate module: the API server, the program controllers, and Helm, of the release that
+// has the same client of Kubernetes, so that the client is compiled once. The staging modules of k8s.io/kubernetes are
+// published with their own versions, but its go.mod refers to them by folder, so they are replaced here.
 module kubernetes
 
 go 1.26.0
