@@ -138,6 +138,8 @@ struct Cluster {
     /// Kept open if there are no custom kinds, whose set then never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
+    /// The served kinds are known, and their watches are started.
+    has_served: bool,
     synced: bool,
     sync_warning_delay: Duration,
 }
@@ -179,6 +181,7 @@ impl Cluster {
             watching: BTreeMap::new(),
             events: StreamMap::new(),
             has_filters: false,
+            has_served: false,
             synced: false,
             sync_warning_delay: SYNC_WARNING_DELAY,
             served,
@@ -255,8 +258,7 @@ impl Cluster {
 
     /// Returns true if every input is known.
     fn is_complete(&self) -> bool {
-        let custom = self.served.borrow().is_some();
-        self.has_filters && custom && self.watching.values().all(|watching| watching.listed)
+        self.has_filters && self.has_served && self.watching.values().all(|watching| watching.listed)
     }
 
     /// Restarts watches that ended. A watch ends only by a panic, which its task has logged.
@@ -274,7 +276,7 @@ impl Cluster {
         self.sync_warning_delay = (self.sync_warning_delay * 2).min(MAX_SYNC_WARNING_DELAY);
         let mut missing = Vec::new();
         missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
-        missing.extend(self.served.borrow().is_none().then_some("CustomResourceDefinitions"));
+        missing.extend((!self.has_served).then_some("CustomResourceDefinitions"));
         let unlisted = self.watching.iter().filter(|(_, watching)| !watching.listed);
         missing.extend(unlisted.map(|((kind, _), _)| kind.plural()));
         tracing::warn!(cluster = %self.settings.id, missing = missing.join(", "), "cluster not synced yet");
@@ -341,6 +343,7 @@ impl Cluster {
         let Some(served) = self.served.borrow_and_update().clone() else {
             return;
         };
+        self.has_served = true;
         let watched: BTreeSet<Kind> = self.watching.keys().map(|(kind, _)| *kind).collect();
         let gone = watched
             .into_iter()

@@ -86,16 +86,16 @@ impl Server {
     }
 }
 
-struct Fixture {
+/// A source that does not run yet, and its inputs.
+struct Idle {
+    source: ClusterSource,
     server: Server,
     filters: watch::Sender<Option<Filters>>,
-    changes: mpsc::Receiver<Vec<Change>>,
-    state: watch::Receiver<SyncState>,
-    running: RunningSource,
+    environment: Arc<Environment>,
     reported: Arc<Mutex<Vec<String>>>,
 }
 
-impl Fixture {
+impl Idle {
     /// A cluster of which Services and Sidecars are read.
     fn new(config_kinds: bool) -> Self {
         #[derive(clap::Parser)]
@@ -141,21 +141,42 @@ impl Fixture {
         let shared = Arc::new(IngestContext::new(&environment, rules, report, metrics).unwrap());
         let server = Server::default();
         let (filters, filters_in) = watch::channel(None);
-        let (changes_out, changes) = mpsc::channel(8);
         let settings = ClusterSettings {
             id: ClusterId::new_static("c"),
             client: server.client(),
             role: Role::Config,
             filters: filters_in,
         };
-        let source = ClusterSource::new(settings, &shared);
         Self {
-            state: source.state.subscribe(),
-            running: RunningSource::start(source, &environment.tasks, changes_out),
+            source: ClusterSource::new(settings, &shared),
             server,
             filters,
-            changes,
+            environment,
             reported,
+        }
+    }
+}
+
+struct Fixture {
+    server: Server,
+    filters: watch::Sender<Option<Filters>>,
+    changes: mpsc::Receiver<Vec<Change>>,
+    state: watch::Receiver<SyncState>,
+    running: RunningSource,
+    reported: Arc<Mutex<Vec<String>>>,
+}
+
+impl Fixture {
+    fn new(config_kinds: bool) -> Self {
+        let idle = Idle::new(config_kinds);
+        let (changes_out, changes) = mpsc::channel(8);
+        Self {
+            state: idle.source.state.subscribe(),
+            running: RunningSource::start(idle.source, &idle.environment.tasks, changes_out),
+            server: idle.server,
+            filters: idle.filters,
+            changes,
+            reported: idle.reported,
         }
     }
 
@@ -281,6 +302,32 @@ async fn an_unsynced_kind_delays_the_whole_cluster() {
     fixture.nothing().await;
     fixture.server.set(SIDECARS, json!([]));
     assert_eq!(fixture.summary().await.len(), 8);
+}
+
+/// The lists of built-in kinds may arrive between the report of the served kinds and the start of their watches.
+#[tokio::test]
+async fn a_cluster_is_complete_only_after_its_custom_kinds_were_listed() {
+    let idle = Idle::new(true);
+    let (changes, _received) = mpsc::channel(8);
+    let mut cluster = Cluster::new(idle.source, changes);
+    let (served, served_in) = watch::channel(None);
+    cluster.served = served_in;
+    let mut output = FilterOutput::default();
+    idle.filters.send_replace(Some(Filters::default()));
+    cluster.take_filters(&mut output);
+    cluster.watch(Kind::Service, &cluster.shared.rules.resource(Kind::Service));
+    let listed = WatchEvent::Restarted(Vec::new());
+    cluster.take(&(Kind::Service, None), listed, &mut output);
+    assert!(!cluster.is_complete(), "the served kinds are unknown");
+
+    let resource = cluster.shared.rules.resource(Kind::Sidecar);
+    served.send_replace(Some([(Kind::Sidecar, resource)].into()));
+    assert!(!cluster.is_complete(), "Sidecars are not watched yet");
+    cluster.take_served(&mut output);
+    assert!(!cluster.is_complete(), "Sidecars are not listed yet");
+    let listed = WatchEvent::Restarted(Vec::new());
+    cluster.take(&(Kind::Sidecar, None), listed, &mut output);
+    assert!(cluster.is_complete());
 }
 
 #[tokio::test]
