@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -128,6 +128,8 @@ pub(crate) struct LabCluster {
     outside: Arc<Network>,
     folder: PathBuf,
     running: BTreeMap<String, Pod>,
+    /// The pods that are being deleted, with the end of their drain time.
+    leaving: BTreeMap<String, Instant>,
     /// The last written EndpointSlices and Service statuses.
     written: BTreeMap<String, Value>,
 }
@@ -173,6 +175,7 @@ impl LabCluster {
             outside: Arc::clone(outside),
             folder: work,
             running: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             written: BTreeMap::new(),
         };
         cluster.kubernetes.namespace(SYSTEM, &json!({}))?;
@@ -326,13 +329,10 @@ impl LabCluster {
         self.publish()
     }
 
-    /// Deletes a pod as Kubernetes does: its endpoints are removed first, and requests under way get the drain time.
-    /// Proxies of `elsewhere` may have its endpoints too, if it is a gateway.
+    /// Deletes a pod: its endpoints are removed first, and connections get the drain time to end. Proxies of `elsewhere`
+    /// may have its endpoints too, if it is a gateway.
     pub(crate) fn remove(&mut self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
-        self.set_state(name, State::Terminating)?;
-        if let Some(proxy) = &self.running[name].proxy {
-            proxy.drain()?;
-        }
+        self.terminate(name)?;
         self.until_unlisted(name, elsewhere)?;
         if let Some(proxy) = &self.running[name].proxy {
             // Connections that remain after the drain time are closed.
@@ -342,6 +342,38 @@ impl LabCluster {
             });
         }
         self.forget(name)
+    }
+
+    /// Begins to delete a pod as Kubernetes does: it ends some time after it has lost its endpoints, whether or not
+    /// proxies know that, see [`Self::end_removals`].
+    pub(crate) fn begin_removal(&mut self, name: &str) -> Result<(), String> {
+        self.terminate(name)?;
+        self.leaving.insert(name.to_owned(), wait::now() + DRAIN);
+        Ok(())
+    }
+
+    /// Ends the pods whose drain time is over. Those that a proxy still uses, since a control plane or an API server is
+    /// down, go on.
+    pub(crate) fn end_removals(&mut self, elsewhere: &LabCluster) -> Result<(), String> {
+        let ended = self.leaving.iter().filter(|(_, end)| **end <= wait::now());
+        let ended: Vec<String> = ended.map(|(name, _)| name.clone()).collect();
+        for name in ended {
+            if self.is_unlisted(&name, elsewhere) {
+                self.leaving.remove(&name);
+                self.forget(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// True if this pod is being deleted.
+    pub(crate) fn is_leaving(&self, name: &str) -> bool {
+        self.leaving.contains_key(name)
+    }
+
+    fn terminate(&mut self, name: &str) -> Result<(), String> {
+        self.set_state(name, State::Terminating)?;
+        self.running[name].proxy.as_ref().map_or(Ok(()), Proxy::drain)
     }
 
     /// Kills a pod's processes, as a crash does. The endpoints stay until [`Self::delete_crashed`].
@@ -371,23 +403,20 @@ impl LabCluster {
     }
 
     fn until_unlisted(&self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
+        let what = format!("the removal of {name} from every endpoint table");
+        wait::until(&what, TIMEOUT, || self.is_unlisted(name, elsewhere).then_some(()))
+    }
+
+    /// True if no proxy has an endpoint of this pod.
+    fn is_unlisted(&self, name: &str, elsewhere: &LabCluster) -> bool {
         let spec = &self.running[name].spec;
-        let inside = format!("::{}:", spec.address);
         let outside = match spec.content {
             Content::Gateway { outside } => Some(format!("::{outside}:")),
             Content::Application { .. } => None,
         };
-        wait::until(
-            &format!("the removal of {name} from every endpoint table"),
-            TIMEOUT,
-            || {
-                let is_listed = self.lists(&inside)
-                    || outside
-                        .as_ref()
-                        .is_some_and(|outside| self.lists(outside) || elsewhere.lists(outside));
-                (!is_listed).then_some(())
-            },
-        )
+        let is_listed = self.lists(&format!("::{}:", spec.address))
+            || outside.is_some_and(|outside| self.lists(&outside) || elsewhere.lists(&outside));
+        !is_listed
     }
 
     /// True if a proxy of this cluster has, or may have, an endpoint in whose line this text occurs. A proxy that does

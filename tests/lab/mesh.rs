@@ -325,6 +325,22 @@ impl Mesh {
         cluster.remove(name, elsewhere)
     }
 
+    /// Calls [`LabCluster::end_removals`] for both clusters.
+    pub(crate) fn end_removals(&mut self) -> Result<(), String> {
+        (0..2).try_for_each(|index| {
+            let (cluster, elsewhere) = self.cluster_and_other(index);
+            cluster.end_removals(elsewhere)
+        })
+    }
+
+    /// Waits for the end of a pod that is being deleted.
+    pub(crate) fn until_removed(&mut self, index: usize, name: &str) -> Result<(), String> {
+        wait::until(&format!("the end of {name}"), TIMEOUT, || {
+            let ended = self.end_removals();
+            (ended.is_err() || !self.clusters[index].is_leaving(name)).then_some(ended)
+        })?
+    }
+
     /// Calls [`LabCluster::delete_crashed`] for a pod in this cluster.
     pub(crate) fn delete_crashed(&mut self, index: usize, name: &str) -> Result<(), String> {
         let (cluster, elsewhere) = self.cluster_and_other(index);

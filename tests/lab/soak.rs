@@ -19,7 +19,7 @@ use super::scenario::network_of_cluster2;
 use super::state;
 use crate::support::kubernetes::{self, api::Reference};
 use crate::support::random::Random;
-use crate::support::wait::now;
+use crate::support::wait::{extended, now};
 use crate::support::{missing, variable};
 
 /// Interval between the requests of each client.
@@ -30,6 +30,9 @@ const MINUTES: u64 = 3;
 const MAX_PODS: usize = 3;
 /// Maximum number of failures in the report.
 const MAX_REPORTED: usize = 10;
+/// The time within which a control plane sends an endpoint's state that it has read. While endpoints change all the
+/// time, it waits for at most 0.5 s.
+const SENT: Duration = Duration::from_secs(2);
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![kubernetes::optional_trial("lab::mesh::soak", |folder| {
@@ -69,7 +72,9 @@ struct Soak {
     /// Number of temporary pods so far, by cluster. No name or address is used twice.
     arrivals: [u16; 2],
     addresses: [Ipv4Addr; 2],
-    /// For each crashed pod: the time of the crash, and the time when no proxy had its address any more.
+    /// The start of the load.
+    started_at: Instant,
+    /// For each crashed pod: the time of the crash, and the time from which no proxy had its address any more.
     crashes: Vec<(Instant, Instant)>,
     counts: BTreeMap<&'static str, usize>,
 }
@@ -119,6 +124,7 @@ fn soak(length: Duration, seed: u64, folder: &str) -> Result<(), String> {
         has_second_gateway: false,
         arrivals: [0; 2],
         addresses,
+        started_at: now(),
         crashes: Vec::new(),
         counts: BTreeMap::new(),
     };
@@ -159,9 +165,9 @@ impl Soak {
     }
 
     fn run(&mut self, length: Duration) -> Result<(), String> {
-        let started_at = now();
         let all = EVENTS.iter().map(|(_, often, _)| often).sum();
-        while started_at.elapsed() < length {
+        while self.started_at.elapsed() < length {
+            self.mesh.end_removals()?;
             let mut drawn = self.random.below(all);
             let event = EVENTS.iter().find(|(_, often, _)| {
                 let is_it = drawn < *often;
@@ -169,7 +175,7 @@ impl Soak {
                 is_it
             });
             let (name, _, action) = event.expect("the number is below the sum");
-            let (at, since) = (started_at.elapsed().as_secs_f64(), now());
+            let (at, since) = (self.started_at.elapsed().as_secs_f64(), now());
             action(self).map_err(|error| format!("{name}: {error}"))?;
             *self.counts.entry(name).or_default() += 1;
             let took = since.elapsed().as_secs_f64();
@@ -193,9 +199,12 @@ impl Soak {
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(MAX_REPORTED) {
-            self.mesh
-                .report
-                .say(&format!("failed request: {} {}", client, failure.message));
+            let at = |moment: Instant| moment.saturating_duration_since(self.started_at).as_secs_f64();
+            let (start, end) = (at(failure.started_at), at(failure.ended));
+            self.mesh.report.say(&format!(
+                "{start:>7.1} s  failed request: {client}, until {end:.1} s: {}",
+                failure.message
+            ));
         }
         let mut seen = format!(
             "{} of {} failed, and {} during a crash of a pod",
@@ -208,7 +217,7 @@ impl Soak {
             let since = past.map_or("before any crash".to_owned(), |(crashed, unlisted)| {
                 let seconds = |moment: Instant| failure.started_at.saturating_duration_since(moment).as_secs_f64();
                 let (crashed, unlisted) = (seconds(*crashed), seconds(*unlisted));
-                format!("{crashed:.3} s after a crash and {unlisted:.3} s after its last endpoint was removed")
+                format!("{crashed:.3} s after a crash and {unlisted:.3} s after proxies had to know it")
             });
             let lasted = failure
                 .ended
@@ -269,7 +278,7 @@ impl Soak {
             return Ok(());
         };
         self.temporary_pods[cluster].remove(&name);
-        self.mesh.remove(cluster, &name)
+        self.mesh.clusters[cluster].begin_removal(&name)
     }
 
     fn crash_pod(&mut self) -> Result<(), String> {
@@ -285,7 +294,8 @@ impl Soak {
         let crashed = now();
         self.mesh.clusters[cluster].crash(name)?;
         self.mesh.delete_crashed(cluster, name)?;
-        self.crashes.push((crashed, now()));
+        // The control plane may have read that the pod was ready, and have sent it to no proxy yet.
+        self.crashes.push((crashed, now().max(crashed + extended(SENT))));
         Ok(())
     }
 
@@ -347,10 +357,11 @@ impl Soak {
         let name = format!("{EAST_WEST}-second");
         self.has_second_gateway = !self.has_second_gateway;
         if self.has_second_gateway {
+            self.mesh.until_removed(1, &name)?;
             return self.mesh.clusters[1].run(gateway(EAST_WEST, "-second", 12, SECOND_GATEWAY));
         }
         if self.random.one_in(2) {
-            return self.mesh.remove(1, &name);
+            return self.mesh.clusters[1].begin_removal(&name);
         }
         self.crash(1, &name)
     }
