@@ -390,6 +390,7 @@ impl Connection {
         let quarantines = self.quarantine.is_some();
         let on_demand = self.is_on_demand(resource_type);
         let is_wildcard = self.is_wildcard(resource_type);
+        let asks_for_clusters = self.watched(ResourceType::Cluster).is_some();
         let slot = &mut self.types[resource_type as usize];
         let first = slot.is_none();
         let watched = slot.get_or_insert_default();
@@ -435,6 +436,7 @@ impl Connection {
             watched
                 .pending
                 .extend(warming.filter(|name| watched.names.contains(name)));
+            watched.resend_all |= !asks_for_clusters;
         }
         if first && resource_type == ResourceType::Cluster {
             self.warm_everything();

@@ -152,8 +152,18 @@ struct Client {
     inbox: VecDeque<Response>,
     /// The clusters that changed since their endpoints arrived: Envoy does not use them before.
     warming: BTreeSet<SmolStr>,
+    /// The request for clusters that waits until none of them warms.
+    paused: Option<Paused>,
     /// A state-of-the-world request without a nonce starts a new subscription, even while a response is in flight.
     asked_again: [bool; TYPES.len()],
+}
+
+/// A request for clusters that Envoy sends later.
+enum Paused {
+    /// The first one of a connection.
+    Subscription,
+    /// The answer to the response with this nonce, and an error.
+    Answer(SmolStr, Option<String>),
 }
 
 impl Client {
@@ -167,6 +177,7 @@ impl Client {
             nonces: Default::default(),
             inbox: VecDeque::new(),
             warming: BTreeSet::new(),
+            paused: None,
             asked_again: Default::default(),
         }
     }
@@ -233,25 +244,51 @@ impl Client {
     /// Sends the first requests of a connection.
     fn subscribe(&mut self) {
         self.nonces = Default::default();
-        for index in 0..TYPES.len() {
-            let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
-            let wildcard = self.is_wildcard(index);
-            match self.protocol {
-                Protocol::Sotw if wildcard || !names.is_empty() => {
-                    self.request(index, SmolStr::default(), None, SubscriptionChange::Names(names));
-                }
-                Protocol::Delta if wildcard || !names.is_empty() => {
-                    let held = self.held[index].iter();
-                    let initial_versions = initial_versions(held.map(|(name, r)| (name.to_string(), version_sent(r))));
-                    let change = SubscriptionChange::Change {
-                        subscribe: names,
-                        unsubscribe: Vec::new(),
-                        initial_versions,
-                    };
-                    self.request(index, SmolStr::default(), None, change);
-                }
-                _ => {}
+        self.paused = None;
+        for (index, resource_type) in TYPES.iter().enumerate() {
+            if *resource_type == ResourceType::Cluster && self.is_paused() {
+                self.paused = Some(Paused::Subscription);
+            } else {
+                self.subscribe_to(index);
             }
+        }
+    }
+
+    /// Returns true if requests for clusters wait. Clients that are served on demand do not warm clusters.
+    fn is_paused(&self) -> bool {
+        !self.on_demand && !self.warming.is_empty()
+    }
+
+    fn subscribe_to(&mut self, index: usize) {
+        let names: Arc<Names> = Arc::new(self.names[index].iter().cloned().collect());
+        let wildcard = self.is_wildcard(index);
+        match self.protocol {
+            Protocol::Sotw if wildcard || !names.is_empty() => {
+                self.request(index, SmolStr::default(), None, SubscriptionChange::Names(names));
+            }
+            Protocol::Delta if wildcard || !names.is_empty() => {
+                let held = self.held[index].iter();
+                let initial_versions = initial_versions(held.map(|(name, r)| (name.to_string(), version_sent(r))));
+                let change = SubscriptionChange::Change {
+                    subscribe: names,
+                    unsubscribe: Vec::new(),
+                    initial_versions,
+                };
+                self.request(index, SmolStr::default(), None, change);
+            }
+            _ => {}
+        }
+    }
+
+    /// Sends the request that waited for clusters to warm.
+    fn resume(&mut self) {
+        if self.is_paused() {
+            return;
+        }
+        match self.paused.take() {
+            Some(Paused::Subscription) => self.subscribe_to(0),
+            Some(Paused::Answer(nonce, error)) => self.respond(0, nonce, error),
+            None => {}
         }
     }
 
@@ -291,6 +328,7 @@ impl Client {
                 self.request(index, SmolStr::default(), None, change);
             }
         }
+        self.resume();
     }
 
     /// Answers the oldest response.
@@ -313,6 +351,17 @@ impl Client {
         if TYPES[index] == ResourceType::Endpoint {
             self.end_warming(&response);
         }
+        if TYPES[index] == ResourceType::Cluster && self.is_paused() {
+            self.paused = Some(Paused::Answer(response.nonce, error));
+        } else {
+            self.respond(index, response.nonce, error);
+        }
+        self.resume();
+        true
+    }
+
+    /// Sends an ACK, or a NACK with an error.
+    fn respond(&mut self, index: usize, nonce: SmolStr, error: Option<String>) {
         let change = match self.protocol {
             Protocol::Sotw => SubscriptionChange::Names(Arc::new(self.names[index].iter().cloned().collect())),
             Protocol::Delta => SubscriptionChange::Change {
@@ -321,8 +370,7 @@ impl Client {
                 initial_versions: InitialVersions::default(),
             },
         };
-        self.request(index, response.nonce, error, change);
-        true
+        self.request(index, nonce, error, change);
     }
 
     fn remove(&mut self, index: usize, response: &Response) {
@@ -563,6 +611,24 @@ fn a_cluster_that_changed_before_a_reconnect_is_warmed() {
         ];
         assert_eq!(sent, expected, "published first: {is_published_first}");
     }
+}
+
+/// A control plane is killed after it has sent a changed cluster, and before the endpoints. Envoy asks the next one for
+/// endpoints only, all of which it holds, and for clusters when those of the changed one have arrived.
+#[test]
+fn a_cluster_that_warms_during_a_reconnect_gets_its_endpoints() {
+    let (mut world, mut client) = settled();
+    world.contents[0].insert(1, 1);
+    client.publish(&world);
+    client.inbox.truncate(1);
+    client.answer(true);
+    assert_eq!(client.warming, [SmolStr::from("r1")].into());
+    client.connect();
+    client.publish(&world);
+    assert!(client.connection.watched(ResourceType::Cluster).is_none());
+    client.settle(&world);
+    assert!(client.warming.is_empty(), "{:?}", client.warming);
+    assert!(client.connection.watched(ResourceType::Cluster).is_some());
 }
 
 /// A client that holds endpoints and no cluster is sent its first clusters. Then the control plane is killed.
