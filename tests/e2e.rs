@@ -6,6 +6,7 @@ mod quarantine;
 mod rolling;
 mod sample;
 mod tokens;
+mod warming;
 
 use std::time::Duration;
 
@@ -53,6 +54,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(with_envoy(
         "e2e::daemon_restart_does_not_affect_traffic".to_owned(),
         daemon_restart_does_not_affect_traffic,
+    ));
+    trials.push(with_envoy(
+        "e2e::endpoints_that_were_lost_are_sent_again".to_owned(),
+        warming::endpoints_that_were_lost_are_sent_again,
     ));
     trials.push(with_envoy(
         "e2e::tokens_are_verified_with_fetched_keys".to_owned(),

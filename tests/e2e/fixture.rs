@@ -157,6 +157,16 @@ impl Fixture {
         write(&self.mesh, "routing.yaml", &routing(v1, v2));
     }
 
+    /// Edits the folder: changes the clusters of the service, and not their endpoints.
+    pub(super) fn limit_connections(&self, most: u32) {
+        let rule = routing(100, 0).replacen(
+            "  subsets:",
+            &format!("  trafficPolicy: {{connectionPool: {{tcp: {{maxConnections: {most}}}}}}}\n  subsets:"),
+            1,
+        );
+        write(&self.mesh, "routing.yaml", &rule);
+    }
+
     /// Edits the folder: removes v2 from the endpoints.
     pub(super) fn remove_v2(&self) {
         std::fs::remove_file(self.mesh.join("slice-v2.yaml")).expect("the file exists since the start");
