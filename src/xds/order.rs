@@ -7,9 +7,11 @@
 use crate::generate::ResourceType;
 
 /// Envoy warms a changed cluster until it gets its endpoints again, even if they did not change
-/// (<https://github.com/envoyproxy/envoy/issues/13009>). As long as a cluster warms, Envoy sends no request for clusters.
-/// So a client that connects and asks for endpoints first waits for some of them, whatever it announces to hold: the
-/// control plane was killed, or the connection broke, after it had sent a changed cluster and before the endpoints.
+/// (<https://github.com/envoyproxy/envoy/issues/13009>).
+///
+/// As long as a cluster warms, Envoy sends no request for clusters. So a client that connects and asks for endpoints
+/// first waits for some of them, whatever it announces to hold: the control plane was killed, or the connection broke,
+/// after it had sent a changed cluster and before the endpoints.
 pub(super) const WARMED_BY_CLUSTERS: ResourceType = ResourceType::Endpoint;
 
 /// Types whose removals wait until listeners and routes of the same revision were sent.

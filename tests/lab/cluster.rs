@@ -329,8 +329,8 @@ impl LabCluster {
         self.publish()
     }
 
-    /// Deletes a pod: its endpoints are removed first, and connections get the drain time to end. Proxies of `elsewhere`
-    /// may have its endpoints too, if it is a gateway.
+    /// Deletes a pod: its endpoints are removed first, and connections get the drain time to end. Proxies of
+    /// `elsewhere` may have its endpoints too, if it is a gateway.
     pub(crate) fn remove(&mut self, name: &str, elsewhere: &LabCluster) -> Result<(), String> {
         self.terminate(name)?;
         self.until_unlisted(name, elsewhere)?;
