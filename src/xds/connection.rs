@@ -542,7 +542,8 @@ impl Connection {
     }
 
     /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them. If this
-    /// process is killed before it has sent them, the next one learns from the versions which these are.
+    /// process is killed before it has sent them, a client that still asks for clusters tells the next one by their
+    /// versions which these are, and one that does not is sent all endpoints.
     fn warm(&mut self, clusters: &mut InFlight) {
         // A client without any cluster is sent the whole list, and hardly ever holds endpoints. Over SotW, a
         // subscription begins with all.

@@ -74,7 +74,7 @@ struct Soak {
     addresses: [Ipv4Addr; 2],
     /// The start of the load.
     started_at: Instant,
-    /// For each crashed pod: the time of the crash, and the time from which no proxy had its address any more.
+    /// For each crashed pod: the time of the crash, and the time after which no proxy may use its address any more.
     crashes: Vec<(Instant, Instant)>,
     counts: BTreeMap<&'static str, usize>,
 }
@@ -190,12 +190,12 @@ impl Soak {
         Ok(())
     }
 
-    /// Checks that no request failed, except those under way when a pod crashed, or started while a proxy still had its
-    /// address.
+    /// Checks that no request failed, except those under way when a pod crashed, or started while a proxy could still
+    /// have its address.
     fn check_failures(&mut self, client: &str, answered: usize, failures: &[Failure]) -> Result<(), String> {
         let is_excused = |failure: &&Failure| {
             let mut crashes = self.crashes.iter();
-            crashes.any(|(crashed, unlisted)| failure.ended >= *crashed && failure.started_at <= *unlisted)
+            crashes.any(|(crashed, gone)| failure.ended >= *crashed && failure.started_at <= *gone)
         };
         let (excused, failed): (Vec<_>, Vec<_>) = failures.iter().partition(is_excused);
         for failure in failed.iter().take(MAX_REPORTED) {
@@ -214,10 +214,10 @@ impl Soak {
         );
         if let Some(failure) = failed.first() {
             let past = self.crashes.iter().rfind(|(crashed, _)| *crashed <= failure.started_at);
-            let since = past.map_or("before any crash".to_owned(), |(crashed, unlisted)| {
+            let since = past.map_or("before any crash".to_owned(), |(crashed, gone)| {
                 let seconds = |moment: Instant| failure.started_at.saturating_duration_since(moment).as_secs_f64();
-                let (crashed, unlisted) = (seconds(*crashed), seconds(*unlisted));
-                format!("{crashed:.3} s after a crash and {unlisted:.3} s after proxies had to know it")
+                let (crashed, gone) = (seconds(*crashed), seconds(*gone));
+                format!("{crashed:.3} s after a crash and {gone:.3} s after its endpoints had to be gone")
             });
             let lasted = failure
                 .ended
