@@ -1,8 +1,8 @@
 //! List and watch of one resource: all objects, then every change, until the receiver is closed.
 //!
 //! Note: a broken connection does not cause another list. The watch resumes after the last event or bookmark. Only a
-//! server that no longer knows that version (410) makes it start over, and then the receiver gets the complete list. So
-//! no change is missed or invented, whatever fails.
+//! server that no longer knows that version (410), or that stays silent after it twice, makes it start over, and then
+//! the receiver gets the complete list. So no change is missed or invented, whatever fails.
 
 mod machine;
 mod page;

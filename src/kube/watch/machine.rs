@@ -45,6 +45,8 @@ pub(super) struct Machine<T> {
     state: State<T>,
     in_pages: bool,
     failures: u32,
+    /// Number of silent watches since the last event or bookmark.
+    silences: u32,
     seed: u64,
 }
 
@@ -67,6 +69,7 @@ impl<T> Machine<T> {
             state: State::START,
             in_pages: true,
             failures: 0,
+            silences: 0,
             seed,
         }
     }
@@ -101,6 +104,7 @@ impl<T> Machine<T> {
     /// Records the version of an event or bookmark, after which the watch resumes.
     pub(super) fn progress(&mut self, seen: &str) {
         self.failures = 0;
+        self.silences = 0;
         if let State::Watching { version } = &mut self.state
             && !seen.is_empty()
         {
@@ -128,7 +132,16 @@ impl<T> Machine<T> {
                 self.state = State::START;
                 self.back_off(true)
             }
-            Failure::Silent => Duration::ZERO,
+            // A server that was restored from a backup accepts a version in the future, and sends nothing until it
+            // has reached that version.
+            Failure::Silent => {
+                self.silences += 1;
+                if self.silences > 1 {
+                    self.silences = 0;
+                    self.state = State::START;
+                }
+                Duration::ZERO
+            }
             // The connection worked until now, so the next attempt follows at once.
             Failure::Dropped(_) => self.back_off(true),
             Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(false),

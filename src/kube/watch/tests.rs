@@ -264,6 +264,17 @@ async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
 }
 
 #[tokio::test]
+async fn a_watch_that_stays_silent_lists_again() {
+    let mut fixture = Fixture::pods();
+    // The server was restored from a backup, at a lower version, and accepts the watch.
+    let _before = fixture.watching("1200", &["a"]).await;
+    let _after = fixture.next_request().await.accept_after("1200");
+    drop(fixture.watching("1000", &["b"]).await);
+    let report = fixture.health.report();
+    assert_eq!((report.silences, report.restarts), (2, 1));
+}
+
+#[tokio::test]
 async fn undecodable_objects_do_not_end_the_watch() {
     let mut fixture = Fixture::pods();
     let list =
