@@ -22,4 +22,5 @@ pub mod registry_metrics;
 pub mod remote;
 pub mod resolve;
 pub mod source;
+mod state_file;
 pub mod tag;

@@ -4,7 +4,11 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ::kube::Api;
 use k8s_openapi::api::core::v1::Namespace as Namespaces;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+};
 use tokio_util::sync::DropGuard;
 
 use super::{
@@ -113,7 +117,10 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
                 .client_config()
                 .await
                 .map_err(|error| error.to_string())?;
-            let client = client::client(&Access::Given(Box::new(config)), rate).await;
+            // A credential plugin runs until it has answered, and must not hold up other clusters.
+            let runtime = Handle::current();
+            let connecting = move || runtime.block_on(client::client(&Access::Given(Box::new(config)), rate));
+            let client = spawn_blocking(connecting).await.map_err(|error| error.to_string())?;
             let client = client.map_err(|error| error.to_string())?;
             let settings = ClusterSettings {
                 id: start.cluster,

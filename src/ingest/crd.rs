@@ -1,7 +1,8 @@
 //! Custom kinds that the API server serves, with their versions: an input like any other, unknown until reported.
 //!
 //! Definitions are watched as metadata only, because their schemas are megabytes and unused. The versions are part of
-//! the schemas, so the API's discovery is queried for them when a definition appears or changes.
+//! the schemas, so the API's discovery is queried for them when a definition appears or changes, and once more after a
+//! while: discovery follows the definitions with a delay, which differs between the servers of an API.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,6 +34,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest retry delay of discovery.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
+/// Time after which an answer about a new or changed definition is confirmed.
+const CONFIRM_AFTER: Duration = Duration::from_secs(5);
+
 /// Served kinds with the version to read.
 pub type Served = BTreeMap<Kind, ApiResource>;
 
@@ -60,6 +64,8 @@ struct Definitions {
     present: BTreeSet<SmolStr>,
     /// Definitions whose versions are not known yet.
     unresolved: BTreeSet<SmolStr>,
+    /// New and changed definitions, whose versions will be looked up again.
+    unconfirmed: BTreeSet<SmolStr>,
     served: Served,
     listed: bool,
 }
@@ -109,6 +115,10 @@ pub async fn follow(
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
             () = health.recovered(), if waiting => wait = FIRST_WAIT,
+            () = sleep(CONFIRM_AFTER), if !waiting && !definitions.unconfirmed.is_empty() => {
+                definitions.look_up_again();
+                wait = FIRST_WAIT;
+            }
         }
         let known = definitions.resolve(&client).await;
         if definitions.listed && (known || out.borrow().is_some()) {
@@ -128,6 +138,7 @@ impl Definitions {
             kinds: kinds.into_iter().map(|kind| (kind.definition(), kind)).collect(),
             present: BTreeSet::new(),
             unresolved: BTreeSet::new(),
+            unconfirmed: BTreeSet::new(),
             served: Served::new(),
             listed: false,
         }
@@ -142,12 +153,14 @@ impl Definitions {
                     self.forget(&gone);
                 }
                 self.unresolved.clone_from(&present);
+                self.unconfirmed.clone_from(&present);
                 self.present = present;
                 self.listed = true;
                 !self.unresolved.is_empty()
             }
             WatchEvent::Applied(name) if self.kinds.contains_key(&name) => {
                 self.present.insert(name.clone());
+                self.unconfirmed.insert(name.clone());
                 self.unresolved.insert(name);
                 true
             }
@@ -162,9 +175,14 @@ impl Definitions {
     fn forget(&mut self, name: &SmolStr) {
         self.present.remove(name);
         self.unresolved.remove(name);
+        self.unconfirmed.remove(name);
         if let Some(custom_kind) = self.kinds.get(name) {
             self.served.remove(&custom_kind.kind);
         }
+    }
+
+    fn look_up_again(&mut self) {
+        self.unresolved.append(&mut self.unconfirmed);
     }
 
     /// Queries discovery. A definition that is not served yet is queried again later. Returns true if the API answered
@@ -228,6 +246,11 @@ async fn plurals(client: &Client, group_version: &str) -> Option<BTreeSet<String
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use ::kube::client::Body;
+    use serde_json::json;
+
     use super::*;
 
     fn definitions() -> Definitions {
@@ -265,6 +288,36 @@ mod tests {
         assert!(definitions.served.is_empty() && definitions.unresolved.is_empty());
         definitions.take(WatchEvent::Restarted(vec![sidecars]));
         definitions.take(WatchEvent::Restarted(vec![]));
-        assert!(definitions.present.is_empty());
+        assert!(definitions.present.is_empty() && definitions.unconfirmed.is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_outdated_answer_of_discovery_is_replaced() {
+        let version = Arc::new(Mutex::new("v1alpha3"));
+        let answering = version.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let is_served = request.uri().path().ends_with(*answering.lock().unwrap());
+            async move {
+                let sidecar =
+                    json!({"name": "sidecars", "singularName": "", "namespaced": true, "kind": "Sidecar", "verbs": []});
+                let resources = if is_served { vec![sidecar] } else { Vec::new() };
+                let list = json!({"groupVersion": "g", "resources": resources});
+                Ok::<_, std::io::Error>(http::Response::new(Body::from(list.to_string().into_bytes())))
+            }
+        });
+        let client = Client::new(service, "default");
+        let mut definitions = Definitions::new(vec![CustomKind {
+            kind: Kind::Sidecar,
+            group: Kind::Sidecar.group().into(),
+            versions: vec!["v1".into(), "v1alpha3".into()],
+        }]);
+        definitions.take(WatchEvent::Applied("sidecars.networking.istio.io".into()));
+        assert!(definitions.resolve(&client).await);
+        assert_eq!(definitions.served[&Kind::Sidecar].version, "v1alpha3");
+        *version.lock().unwrap() = "v1";
+        definitions.look_up_again();
+        assert!(definitions.resolve(&client).await);
+        assert_eq!(definitions.served[&Kind::Sidecar].version, "v1");
+        assert!(definitions.unresolved.is_empty() && definitions.unconfirmed.is_empty());
     }
 }

@@ -53,6 +53,8 @@ struct ConnectionParameters {
     longest_delay: Duration,
     /// The delay of writing the state to disk.
     store_delay: Duration,
+    /// The interval at which a stored state is recorded as current.
+    confirm_interval: Duration,
 }
 
 /// Parity (pkg/adsc/adsc.go): windows and delays are those of Istio's client.
@@ -65,6 +67,7 @@ const CONNECTION: ConnectionParameters = ConnectionParameters {
     first_delay: Duration::from_millis(500),
     longest_delay: Duration::from_mins(1),
     store_delay: Duration::from_secs(1),
+    confirm_interval: Duration::from_secs(30),
 };
 
 /// The version that the client reports, which no release has.
@@ -174,6 +177,7 @@ impl Source for McpSource {
             findings: self.findings,
             is_synced: self.is_synced,
             store_at: None,
+            confirm_at: None,
         };
         client.restore().await;
         client.follow().await;
@@ -193,6 +197,8 @@ struct Client {
     is_synced: watch::Sender<bool>,
     /// The time at which the state is to be written to disk.
     store_at: Option<Instant>,
+    /// The time at which the stored state is to be recorded as current; `None` while the server does not answer.
+    confirm_at: Option<Instant>,
 }
 
 /// The reason why a client no longer reads from a server.
@@ -215,7 +221,12 @@ impl Client {
     /// Reads the state of the last run.
     async fn restore(&mut self) {
         let Some(cache) = self.cache.clone() else { return };
-        let read = tokio::task::spawn_blocking(move || cache.read(wall_clock())).await;
+        let read = tokio::task::spawn_blocking(move || {
+            // The folder may not exist.
+            let _ = cache.remove_abandoned();
+            cache.read(wall_clock())
+        });
+        let read = read.await;
         match read {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(answers))) => {
@@ -231,6 +242,8 @@ impl Client {
                 if self.publish(batch).await.is_ok() {
                     self.is_synced.send_replace(true);
                 }
+                // What was read is no news: written again, it would seem current.
+                self.store_at = None;
             }
             Ok(Err(error)) => {
                 self.metrics.failed("stored_state", 1);
@@ -247,6 +260,7 @@ impl Client {
         loop {
             let lost = self.stream(variant, &mut backoff).await;
             self.metrics.connected(false);
+            self.confirm_at = None;
             let delay = match lost {
                 Ok(never) => match never {},
                 Err(Lost::Closed) => return,
@@ -294,13 +308,17 @@ impl Client {
         self.objects.begin_stream();
         let answered_by = Instant::now() + CONNECTION.answers;
         loop {
-            let store_at = self.store_at();
+            let (store_at, confirm_at) = (self.store_at(), self.confirm_at);
             let pending = tokio::select! {
                 pending = stream.next() => pending?,
                 () = self.changes.closed() => return Err(Lost::Closed),
                 () = sleep_until(answered_by), if !stream.is_answered() => return Err(Lost::Silent),
                 () = sleep_until(store_at.unwrap_or(answered_by)), if store_at.is_some() => {
                     self.store_if_due().await;
+                    continue;
+                }
+                () = sleep_until(confirm_at.unwrap_or(answered_by)), if confirm_at.is_some() => {
+                    self.confirm().await;
                     continue;
                 }
             };
@@ -336,6 +354,7 @@ impl Client {
                     );
                 }
                 self.metrics.connected(true);
+                self.confirm_at.get_or_insert_with(Instant::now);
                 backoff.reset();
             }
         }
@@ -360,6 +379,19 @@ impl Client {
         self.store_at.filter(|_| *self.is_synced.borrow())
     }
 
+    /// Records that the stored state is current, unless a newer one is about to be written.
+    async fn confirm(&mut self) {
+        self.confirm_at = Some(Instant::now() + CONNECTION.confirm_interval);
+        let Some(cache) = self.cache.clone().filter(|_| self.store_at.is_none()) else {
+            return;
+        };
+        let confirmed = tokio::task::spawn_blocking(move || cache.confirm(wall_clock())).await;
+        if !matches!(confirmed, Ok(Ok(()))) {
+            // The file is missing, for instance of a source that never had an object.
+            self.store_at = Some(Instant::now());
+        }
+    }
+
     /// Writes the state to disk, if it has changed for long enough.
     async fn store_if_due(&mut self) {
         let (Some(cache), Some(at)) = (self.cache.clone(), self.store_at()) else {
@@ -370,12 +402,13 @@ impl Client {
         }
         self.store_at = None;
         let answers = self.objects.answers();
-        let written = tokio::task::spawn_blocking(move || cache.write(answers)).await;
+        let written = tokio::task::spawn_blocking(move || cache.write(answers, wall_clock())).await;
         let failed = match written {
             Ok(Ok(())) => return,
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
+        self.store_at = Some(Instant::now() + CONNECTION.confirm_interval);
         self.metrics.failed("stored_state", 1);
         tracing::warn!(
             source = self.address,

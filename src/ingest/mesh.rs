@@ -43,6 +43,9 @@ use crate::{
     proto::istio::mesh::v1alpha1::MeshConfig,
 };
 
+/// Time limit of the API server for one ConfigMap.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Locations of mesh config and networks.
 #[derive(Clone, Debug)]
 pub struct MeshSettings {
@@ -162,14 +165,14 @@ pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
     let shared = settings.shared_map.clone().map(|name| (Part::Shared, name));
     for (part, name) in own.into_iter().chain(shared) {
         let map = loop {
-            match maps.get_opt(&name).await {
-                Ok(map) => break map,
-                Err(error) => {
-                    let retry_in = backoff.next();
-                    tracing::warn!(%error, ?retry_in, "failed to read the mesh config, retrying");
-                    time::sleep(retry_in).await;
-                }
-            }
+            let error = match time::timeout(READ_TIMEOUT, maps.get_opt(&name)).await {
+                Ok(Ok(map)) => break map,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "the API server does not answer".to_owned(),
+            };
+            let retry_in = backoff.next();
+            tracing::warn!(error, ?retry_in, "failed to read the mesh config, retrying");
+            time::sleep(retry_in).await;
         };
         let text = map.and_then(|map| map.data?.remove(part.key()));
         texts.insert(part, text.map_or(Text::Absent, Text::Is));

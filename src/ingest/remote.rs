@@ -44,6 +44,7 @@ use crate::{
     base::{ClusterId, ObjectKey},
     environment::wall_clock,
     ingest::{
+        backoff::Backoff,
         file::Report,
         source::{self, Readiness},
     },
@@ -56,6 +57,9 @@ pub const SECRET_SELECTOR: &str = "istio/multiCluster=true";
 
 /// Queue length of one cluster, in batches.
 const BATCHES: usize = 16;
+/// First and longest delay before a source that failed to start is started again.
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
 /// Settings of remote clusters.
 #[derive(Clone, Debug)]
@@ -80,6 +84,7 @@ pub enum Declarations {
 pub type Start = Arc<dyn Fn(StartCluster) -> BoxFuture<'static, Result<RunningCluster, String>> + Send + Sync>;
 
 /// Inputs of a source.
+#[derive(Clone)]
 pub struct StartCluster {
     /// Cluster.
     pub cluster: ClusterId,
@@ -126,7 +131,7 @@ type ConnectionKey = (ClusterId, u64);
 /// One connection to a cluster: the source of its changes.
 struct Connection {
     number: u64,
-    /// `None` while it is starting.
+    /// `None` until it has started.
     running: Option<RunningCluster>,
     status: SyncStatus,
     /// Time at which it counts as timed out, or at which a stored state is too old.
@@ -155,7 +160,7 @@ struct ClusterState {
     replacement: Option<Connection>,
     /// Kinds that were sent.
     kinds: BTreeSet<Kind>,
-    /// Reason why the last source could not start.
+    /// Reason why the last source could not start. It is started again later.
     problem: Option<String>,
     storage: Storage,
 }
@@ -167,10 +172,18 @@ impl ClusterState {
         match self.storage {
             Storage::Unused => status == Some(SyncStatus::Syncing),
             // Soon known, but a broken disk must not delay the start for ever.
-            Storage::Reading(_) | Storage::Read(_) => status.is_none_or(|status| status == SyncStatus::Syncing),
+            Storage::Reading(_) | Storage::Read(_) => status != Some(SyncStatus::Timeout),
             Storage::Serving(_) => false,
         }
     }
+}
+
+/// Start of a source: its inputs, the delays after failures, and the result.
+struct Started {
+    key: ConnectionKey,
+    inputs: StartCluster,
+    backoff: Backoff,
+    result: Result<RunningCluster, String>,
 }
 
 /// Controller of remote clusters, see the module's documentation.
@@ -181,7 +194,7 @@ pub struct Remote {
     metrics: RemoteMetrics,
     reconciler: Reconciler,
     states: BTreeMap<ClusterId, ClusterState>,
-    starting: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Result<RunningCluster, String>)>>,
+    starting: FuturesUnordered<BoxFuture<'static, Started>>,
     batches: StreamMap<ConnectionKey, BoxStream<'static, Vec<Change>>>,
     stored: Option<StoredStates>,
     reading: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Option<StoredState>)>>,
@@ -247,8 +260,8 @@ impl Remote {
                 biased;
                 () = changes.closed() => return,
                 Some(declared) = declared.recv() => self.declare(declared),
-                Some((key, started)) = self.starting.next() => {
-                    self.started(&key, started);
+                Some(started) = self.starting.next() => {
+                    self.started(started);
                     Vec::new()
                 }
                 Some((key, stored)) = self.reading.next() => {
@@ -364,19 +377,19 @@ impl Remote {
         self.number += 1;
         let key: ConnectionKey = (cluster.clone(), self.number);
         let (sender, receiver) = mpsc::channel(BATCHES);
-        let started = (self.start)(StartCluster {
+        let inputs = StartCluster {
             cluster: cluster.clone(),
             kubeconfig,
             changes: sender,
-        });
-        let named = key.clone();
-        self.starting.push(Box::pin(async move { (named, started.await) }));
+        };
+        let backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
+        self.start_after(Duration::ZERO, key.clone(), inputs, backoff);
         self.batches.insert(key, ReceiverStream::new(receiver).boxed());
         let source = Connection {
             number: self.number,
             running: None,
             status: SyncStatus::Syncing,
-            deadline: (!self.settings.timeout.is_zero()).then(|| Instant::now() + self.settings.timeout),
+            deadline: self.sync_deadline(),
         };
         tracing::info!(%cluster, %origin, "reading remote cluster");
         let state = self.states.entry(cluster.clone()).or_insert_with(|| ClusterState {
@@ -393,14 +406,42 @@ impl Remote {
         self.drop_source(&cluster, replaced);
     }
 
+    fn start_after(&self, delay: Duration, key: ConnectionKey, inputs: StartCluster, backoff: Backoff) {
+        let start = self.start.clone();
+        self.starting.push(Box::pin(async move {
+            time::sleep(delay).await;
+            let result = start(inputs.clone()).await;
+            Started {
+                key,
+                inputs,
+                backoff,
+                result,
+            }
+        }));
+    }
+
+    /// Returns the time until which the start of istiod waits for a source that starts now.
+    fn sync_deadline(&self) -> Option<Instant> {
+        (!self.settings.timeout.is_zero()).then(|| Instant::now() + self.settings.timeout)
+    }
+
     fn drop_source(&mut self, cluster: &ClusterId, source: Option<Connection>) {
         if let Some(source) = source {
             self.batches.remove(&(cluster.clone(), source.number));
         }
     }
 
-    /// Handles a source that started or failed to start.
-    fn started(&mut self, (cluster, number): &ConnectionKey, started: Result<RunningCluster, String>) {
+    /// Handles a source that started, or starts it again later. What a kubeconfig refers to, such as a token file or a
+    /// credential plugin, may fail only for a while.
+    fn started(&mut self, started: Started) {
+        let Started {
+            key,
+            inputs,
+            mut backoff,
+            result,
+        } = started;
+        let (cluster, number) = &key;
+        let deadline = self.sync_deadline();
         let Some(state) = self.states.get_mut(cluster) else {
             return;
         };
@@ -409,14 +450,21 @@ impl Remote {
             return;
         };
         self.is_changed = true;
-        match started {
-            Ok(running) => source.running = Some(running),
+        match result {
+            Ok(running) => {
+                source.running = Some(running);
+                if source.status == SyncStatus::Closed {
+                    (source.status, source.deadline) = (SyncStatus::Syncing, deadline);
+                    state.problem = None;
+                }
+            }
             Err(message) => {
+                (source.status, source.deadline) = (SyncStatus::Closed, None);
                 let finding = finding(&state.origin, Some(cluster), "BadKubeconfig", message.clone());
-                state.problem = Some(message);
-                let replaced = state.replacement.take();
-                self.drop_source(cluster, replaced);
-                self.report_finding(&finding);
+                if state.problem.replace(message.clone()) != Some(message) {
+                    self.report_finding(&finding);
+                }
+                self.start_after(backoff.next(), key, inputs, backoff);
             }
         }
     }
@@ -539,23 +587,27 @@ impl Remote {
     fn show(&mut self) {
         let mut clusters = BTreeMap::new();
         for (cluster, state) in &self.states {
-            let status = match (&state.replacement, &state.serving) {
-                (Some(source), _) | (None, Some(source)) => source.status,
-                (None, None) => SyncStatus::Closed,
-            };
+            let started = state
+                .replacement
+                .as_ref()
+                .filter(|source| source.status != SyncStatus::Closed);
+            let status = started.or(state.serving.as_ref());
+            let status = status.map_or(SyncStatus::Closed, |source| source.status);
             self.metrics.status(cluster, status);
             let stale_since = match state.storage {
                 Storage::Serving(since) => Some(since),
                 Storage::Unused | Storage::Reading(_) | Storage::Read(_) => None,
             };
             self.metrics.stale(cluster, stale_since);
-            let running = state.serving.as_ref().and_then(|source| source.running.as_ref());
+            // Without a complete source, the API server of the cluster can be asked through one that is not complete.
+            let mut sources = [&state.serving, &state.replacement].into_iter().flatten();
+            let running = sources.find_map(|source| Some((source.number, source.running.as_ref()?)));
             let shown = RemoteCluster {
                 origin: state.origin.clone(),
                 status,
                 problem: state.problem.clone(),
-                client: running.and_then(|running| running.client.clone()),
-                source: state.serving.as_ref().map_or(0, |source| source.number),
+                client: running.and_then(|(_, running)| running.client.clone()),
+                source: running.map_or(0, |(number, _)| number),
                 stale_since,
             };
             clusters.insert(cluster.clone(), shown);

@@ -1,6 +1,9 @@
 //! Parses key documents.
 
-use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use base64::{
+    Engine,
+    prelude::{BASE64_URL_SAFE, BASE64_URL_SAFE_NO_PAD},
+};
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
@@ -77,12 +80,12 @@ fn is_certificates(parsed: &Map<String, Value>) -> bool {
     !parsed.is_empty() && parsed.values().all(is_one)
 }
 
-/// Returns true for keys of the types that Envoy supports (RFC 7517), with all fields.
+/// Returns true for keys of the types that Envoy supports (RFC 7517), with all fields. Envoy accepts padding too.
 fn is_usable(key: &Value) -> bool {
     let part = |name: &str| {
-        key[name]
-            .as_str()
-            .and_then(|text| BASE64_URL_SAFE_NO_PAD.decode(text).ok())
+        let text = key[name].as_str()?;
+        let decoded = BASE64_URL_SAFE_NO_PAD.decode(text);
+        decoded.or_else(|_| BASE64_URL_SAFE.decode(text)).ok()
     };
     let has = |names: &[&str]| {
         names
@@ -129,11 +132,12 @@ mod tests {
         ] {
             assert_eq!(KeySet::parse(text.as_bytes()).expect("a set").text(), "", "{text}");
         }
-        let one_is_good = r#"{"keys":[{"kty":"future"},{"kty":"OKP","crv":"Ed25519","x":"AAAA"}]}"#;
-        assert_eq!(
-            KeySet::parse(one_is_good.as_bytes()).expect("a set").text(),
-            one_is_good
-        );
+        for text in [
+            r#"{"keys":[{"kty":"future"},{"kty":"OKP","crv":"Ed25519","x":"AAAA"}]}"#,
+            r#"{"keys":[{"kty":"RSA","n":"AAAAAA==","e":"AQAB"}]}"#,
+        ] {
+            assert_eq!(KeySet::parse(text.as_bytes()).expect("a set").text(), text);
+        }
     }
 
     #[test]

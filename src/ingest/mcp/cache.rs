@@ -1,9 +1,8 @@
 //! The last good state of a config source on disk: complete responses, each after its length.
 
 use std::{
-    fs::{self, DirBuilder, OpenOptions},
+    fs,
     io::{self, Write},
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -12,10 +11,12 @@ use prost::Message;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::objects::{Answer, requested_types};
-use crate::{api::Kind, proto::envoy::service::discovery::v3::DiscoveryResponse};
+use crate::{api::Kind, ingest::state_file, proto::envoy::service::discovery::v3::DiscoveryResponse};
 
 /// First line of a file. Another format has another line.
 const MAGIC: &[u8] = b"istiod config source 1\n";
+/// Extension of the names of files.
+const EXTENSION: &str = "config-source-state";
 /// The largest file.
 const MAX_BYTES: u64 = 1 << 30;
 
@@ -30,7 +31,7 @@ pub(super) struct Cache {
 impl Cache {
     /// Returns the file for the source with this address.
     pub(super) fn new(folder: &Path, address: &str, max_age: Duration) -> Self {
-        let name = format!("{:016x}.config-source-state", xxh3_64(address.as_bytes()));
+        let name = format!("{:016x}.{EXTENSION}", xxh3_64(address.as_bytes()));
         Self {
             file: folder.join(name),
             max_age,
@@ -45,6 +46,7 @@ impl Cache {
         };
         let age = now.duration_since(metadata.modified()?).unwrap_or_default();
         if !self.max_age.is_zero() && age > self.max_age {
+            tracing::warn!(file = %self.file.display(), ?age, "stored state of a config source too old, ignoring it");
             return Ok(None);
         }
         if metadata.len() > MAX_BYTES {
@@ -53,18 +55,26 @@ impl Cache {
         decode(&fs::read(&self.file)?).map(Some)
     }
 
-    /// Writes the state. A reader finds the previous one or this one.
-    pub(super) fn write(&self, answers: Vec<(Kind, Answer)>) -> io::Result<()> {
-        if let Some(folder) = self.file.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    /// Replaces the state, which is current now.
+    pub(super) fn write(&self, answers: Vec<(Kind, Answer)>, now: SystemTime) -> io::Result<()> {
+        state_file::replace(&self.file, now, |mut file| file.write_all(&encode(answers)))
+    }
+
+    /// Records that the stored state is current now.
+    pub(super) fn confirm(&self, now: SystemTime) -> io::Result<()> {
+        state_file::confirm(&self.file, now)
+    }
+
+    /// Removes unfinished files whose writer was killed.
+    pub(super) fn remove_abandoned(&self) -> io::Result<()> {
+        let folder = self.file.parent().unwrap_or(Path::new("."));
+        for entry in fs::read_dir(folder)? {
+            let entry = entry?;
+            if state_file::is_abandoned(&entry, EXTENSION) {
+                state_file::remove(&entry.path())?;
+            }
         }
-        let draft = self.file.with_extension("config-source-state-unfinished");
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(&draft)?;
-        file.write_all(&encode(answers))?;
-        file.sync_all()?;
-        fs::rename(&draft, &self.file)
+        Ok(())
     }
 }
 
@@ -131,7 +141,7 @@ mod tests {
         let cache = Cache::new(folder.path(), "xds://a:1", Duration::from_hours(1));
         let now = crate::environment::wall_clock();
         assert!(cache.read(now).expect("no file").is_none());
-        cache.write(answers()).expect("a writable folder");
+        cache.write(answers(), now).expect("a writable folder");
         let read = cache.read(now).expect("a valid file").expect("a young file");
         assert_eq!((read.len(), read[0].1.resources.len()), (1, 3));
         assert!(
@@ -140,7 +150,20 @@ mod tests {
                 .expect("a valid file")
                 .is_none()
         );
+        let later = now + Duration::from_hours(2);
+        cache.confirm(later).expect("a file");
+        assert!(
+            cache.read(later).expect("a valid file").is_some(),
+            "it was current until then"
+        );
+        let draft = folder.path().join(format!("a.1-1.{EXTENSION}-unfinished"));
+        fs::write(&draft, "").expect("writable");
+        state_file::confirm(&draft, now - Duration::from_hours(2)).expect("a file");
+        cache.remove_abandoned().expect("a folder");
+        let files = fs::read_dir(folder.path()).expect("the folder");
+        assert_eq!(files.count(), 1, "no unfinished file is left");
         let other = Cache::new(folder.path(), "xds://b:1", Duration::ZERO);
+        assert!(other.confirm(now).is_err());
         assert!(other.read(now).expect("no file").is_none());
         let mut bytes = fs::read(&cache.file).expect("the file");
         let middle = bytes.len() / 2;

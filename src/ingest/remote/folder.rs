@@ -34,6 +34,8 @@ pub(super) struct Folder {
     own: ClusterId,
     allowed: Allowed,
     origins: BTreeMap<ObjectKey, Origin>,
+    /// The declarations that were sent last.
+    sent: Option<BTreeMap<ObjectKey, Origin>>,
     /// Reason why the folder cannot be read; logged once.
     problem: Option<String>,
 }
@@ -45,14 +47,15 @@ impl Folder {
             own,
             allowed,
             origins: BTreeMap::new(),
+            sent: None,
             problem: None,
         }
     }
 
-    /// Sends the declarations of the folder, at once and after changes, until the receiver is closed.
+    /// Sends the declarations of the folder, once it was read and after changes, until the receiver is closed.
     pub(super) async fn run(mut self, out: mpsc::Sender<Declared>) {
         let mut watch = Watch::new();
-        let mut sent = None;
+        let mut is_watched = false;
         loop {
             let looked = tokio::task::spawn_blocking(move || {
                 let folders = self.look();
@@ -66,16 +69,14 @@ impl Folder {
                     return;
                 }
             };
-            let is_first_watch = sent.is_none();
             watch.follow(folders);
-            if sent.as_ref() != Some(&self.origins) {
-                sent = Some(self.origins.clone());
-                if out.send(Declared::All(self.origins.clone())).await.is_err() {
-                    return;
-                }
+            if let Some(declared) = self.changed()
+                && out.send(declared).await.is_err()
+            {
+                return;
             }
             // Writes between the first reading and the watch cause no event.
-            if !is_first_watch {
+            if std::mem::replace(&mut is_watched, true) {
                 tokio::select! {
                     _ = watch.quiet(QUIET, QUIET, POLL) => {}
                     () = out.closed() => return,
@@ -84,8 +85,17 @@ impl Folder {
         }
     }
 
+    /// Returns the declarations, if they differ from those sent last. Those of a folder that was never read are unknown.
+    pub(super) fn changed(&mut self) -> Option<Declared> {
+        if self.problem.is_some() || self.sent.as_ref() == Some(&self.origins) {
+            return None;
+        }
+        self.sent = Some(self.origins.clone());
+        Some(Declared::All(self.origins.clone()))
+    }
+
     /// Reads everything; returns the folders to watch.
-    fn look(&mut self) -> Vec<PathBuf> {
+    pub(super) fn look(&mut self) -> Vec<PathBuf> {
         let (mut folders, mut files) = (Vec::new(), Vec::new());
         if let Err(error) = walk(&self.path, MAX_DEPTH, &mut folders, &mut files) {
             let problem = format!(

@@ -1,8 +1,8 @@
 //! Reconciles declared remote clusters with running ones: what to start, replace and stop.
 //!
 //! Pure. The result depends on the present declarations and running clusters, never on the order of events. If several
-//! Secrets name one cluster, the oldest counts, as for all conflicting objects. Note: an invalid kubeconfig stops
-//! nothing. Its cluster keeps the last valid one while the same Secret or file names it.
+//! Secrets name one cluster, the oldest valid one counts. Note: an invalid kubeconfig stops nothing. If there is no valid
+//! one, the cluster keeps its last one while the same Secret or file names it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -72,6 +72,15 @@ pub(super) struct Problem {
     pub(super) code: &'static str,
     /// Message for people.
     pub(super) message: String,
+}
+
+impl Problem {
+    fn bad_kubeconfig(message: &str) -> Self {
+        Self {
+            code: "BadKubeconfig",
+            message: message.to_owned(),
+        }
+    }
 }
 
 /// Subject of a problem: an origin and, unless it concerns the whole, the cluster.
@@ -178,11 +187,7 @@ impl Reconciler {
                     actions.insert(cluster.clone(), (key, action));
                 }
                 (Err(message), running) => {
-                    let problem = Problem {
-                        code: "BadKubeconfig",
-                        message: message.clone(),
-                    };
-                    problems.insert((key.clone(), Some(cluster.clone())), problem);
+                    problems.insert((key.clone(), Some(cluster.clone())), Problem::bad_kubeconfig(message));
                     if let Some(running) = running.filter(|running| running.origin == key) {
                         requested.insert(cluster, running.clone());
                     }
@@ -200,7 +205,8 @@ impl Reconciler {
         (actions, problems)
     }
 
-    /// Returns the origin of each cluster: the oldest, and among equal ages the first by name.
+    /// Returns the origin of each cluster: the oldest with a valid kubeconfig, and among equal ages the first by name.
+    /// Without a valid one, it is the origin of the running cluster, or else the oldest.
     fn owners(&self, problems: &mut BTreeMap<ProblemAt, Problem>) -> BTreeMap<ClusterId, (ObjectKey, Claim)> {
         let mut ordered: Vec<_> = self.origins.iter().collect();
         ordered.sort_by(|(left_key, left), (right_key, right)| {
@@ -209,28 +215,34 @@ impl Reconciler {
         let mut owners: BTreeMap<ClusterId, (ObjectKey, Claim)> = BTreeMap::new();
         for (key, origin) in ordered {
             if let Some(message) = &origin.problem {
-                let problem = Problem {
-                    code: "BadKubeconfig",
-                    message: message.clone(),
-                };
-                problems.insert((key.clone(), None), problem);
+                problems.insert((key.clone(), None), Problem::bad_kubeconfig(message));
             }
             for (cluster, claim) in &origin.claims {
                 if *cluster == self.own {
                     continue;
                 }
-                match owners.get(cluster) {
-                    None => {
-                        owners.insert(cluster.clone(), (key.clone(), claim.clone()));
-                    }
-                    Some((owner, _)) => {
-                        let problem = Problem {
-                            code: "DuplicateCluster",
-                            message: format!("the cluster {cluster} is named by {owner} already, which counts"),
-                        };
-                        problems.insert((key.clone(), Some(cluster.clone())), problem);
-                    }
+                let mut other = (key.clone(), claim.clone());
+                let Some(owner) = owners.get_mut(cluster) else {
+                    owners.insert(cluster.clone(), other);
+                    continue;
+                };
+                let is_running = || {
+                    self.requested
+                        .get(cluster)
+                        .is_some_and(|running| running.origin == *key)
+                };
+                if owner.1.reading.is_err() && (claim.reading.is_ok() || is_running()) {
+                    std::mem::swap(owner, &mut other);
                 }
+                let (key, claim) = other;
+                let problem = match &claim.reading {
+                    Err(message) => Problem::bad_kubeconfig(message),
+                    Ok(_) => Problem {
+                        code: "DuplicateCluster",
+                        message: format!("the cluster {cluster} is named by {} already, which counts", owner.0),
+                    },
+                };
+                problems.insert((key, Some(cluster.clone())), problem);
             }
         }
         owners

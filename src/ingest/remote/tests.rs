@@ -1,7 +1,14 @@
 mod stored;
 
-use std::sync::Mutex;
+use std::{
+    io,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
+use ::kube::client::Body;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use proptest::prelude::*;
 use serde_json::json;
@@ -51,6 +58,8 @@ struct Fixture {
     changes: mpsc::Receiver<Vec<Change>>,
     shown: watch::Receiver<Arc<RemoteClusters>>,
     findings: Arc<Mutex<Vec<String>>>,
+    /// The number of starts of sources that fail.
+    failures: Arc<AtomicUsize>,
     registry: Registry,
     _task: JoinHandle<()>,
 }
@@ -70,9 +79,15 @@ impl Fixture {
         let stored = stored(&registry);
         let findings = Arc::new(Mutex::new(Vec::new()));
         let noted = findings.clone();
+        let failures = Arc::new(AtomicUsize::new(0));
+        let failing = failures.clone();
         let start: Start = Arc::new(move |start| {
-            let played_out = played_out.clone();
+            let (played_out, failing) = (played_out.clone(), failing.clone());
             Box::pin(async move {
+                let fewer = failing.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+                if fewer.is_ok() {
+                    return Err("no credentials".to_owned());
+                }
                 let config = start
                     .kubeconfig
                     .client_config()
@@ -86,7 +101,10 @@ impl Fixture {
                     ended: ended.clone(),
                 };
                 played_out.send(played).await.map_err(|error| error.to_string())?;
-                Ok(RunningCluster::new(None, move || *ended.lock().unwrap() = true))
+                let refused =
+                    |_: http::Request<Body>| async { Err::<http::Response<Body>, _>(io::Error::other("down")) };
+                let client = ::kube::Client::new(tower::service_fn(refused), "default");
+                Ok(RunningCluster::new(Some(client), move || *ended.lock().unwrap() = true))
             })
         });
         let settings = RemoteSettings {
@@ -103,6 +121,7 @@ impl Fixture {
             changes,
             shown,
             findings,
+            failures,
             registry,
             _task: task,
         }
@@ -346,6 +365,72 @@ async fn the_second_secret_of_a_cluster_applies_after_the_first_is_removed() {
 }
 
 #[tokio::test]
+async fn an_invalid_kubeconfig_of_an_older_secret_stops_nothing() {
+    let mut fixture = Fixture::new(LONG);
+    let other = kubeconfig("three");
+    fixture
+        .secrets(&[
+            secret_with("b", OLD, &[("c2", &other)]),
+            secret("a", NEW, &[("c1", "one")]),
+        ])
+        .await;
+    let mut sources = [
+        fixture.played.recv().await.unwrap(),
+        fixture.played.recv().await.unwrap(),
+    ];
+    sources.sort_by_key(|source| source.server.clone());
+    let [first, _] = &sources;
+    first.says(&[Kind::Service]).await;
+    fixture.passed().await;
+    fixture
+        .applied(secret_with("b", OLD, &[("c2", &other), ("c1", "{")]))
+        .await;
+    // A separate cluster shows that the Secret before was processed.
+    fixture.applied(secret("z", NEW, &[("c3", "four")])).await;
+    fixture.started("four").await;
+    assert!(!first.is_ended() && fixture.changes.is_empty());
+    assert_eq!(fixture.shown.borrow().clusters["c1"].status, SyncStatus::Synced);
+    let findings = fixture.findings.lock().unwrap().clone();
+    assert!(
+        findings.len() == 1 && findings[0].starts_with("Secret istio-system/b: data.c1: "),
+        "{findings:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_source_that_fails_to_start_is_started_again() {
+    let mut fixture = Fixture::new(LONG);
+    fixture.failures.store(2, Ordering::Relaxed);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let shown = fixture.shows("c1", Some(SyncStatus::Closed)).await;
+    assert!(shown.ready && shown.clusters["c1"].client.is_none());
+    assert_eq!(shown.clusters["c1"].problem.as_deref(), Some("no credentials"));
+    let source = fixture.started("one").await;
+    let shown = fixture.shows("c1", Some(SyncStatus::Syncing)).await;
+    assert!(shown.clusters["c1"].problem.is_none());
+    source.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    let findings = fixture.findings.lock().unwrap();
+    assert_eq!(findings.len(), 1, "equal failures are reported once: {findings:?}");
+}
+
+#[tokio::test]
+async fn a_cluster_has_a_client_before_it_is_synced() {
+    let mut fixture = Fixture::new(LONG);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let source = fixture.started("one").await;
+    let has_client = |shown: &Arc<RemoteClusters>| shown.clusters.get("c1").is_some_and(|shown| shown.client.is_some());
+    let before = fixture.shown.wait_for(has_client).await.unwrap().clusters["c1"].clone();
+    assert_eq!(before.status, SyncStatus::Syncing);
+    source.says(&[Kind::Service]).await;
+    let after = fixture.shows("c1", Some(SyncStatus::Synced)).await.clusters["c1"].clone();
+    assert!(
+        after.client.is_some() && after.source == before.source,
+        "its users need not start again"
+    );
+}
+
+#[tokio::test]
 async fn a_cluster_removed_before_sync_leaves_nothing() {
     let mut fixture = Fixture::new(LONG);
     fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
@@ -374,6 +459,27 @@ fn a_kubeconfig_file_names_its_cluster_and_keeps_its_last_valid_content() {
     }
     let unread = of_file(Err("no permission".to_owned()), None, &allowed);
     assert!(unread.claims.is_empty() && unread.problem.is_some());
+}
+
+#[test]
+fn a_folder_declares_nothing_until_it_was_read() {
+    let parent = tempfile::tempdir().unwrap();
+    let path = parent.path().join("clusters");
+    let mut folder = folder::Folder::new(path.clone(), ClusterId::new("own"), Allowed::default());
+    let mut declared = move || {
+        folder.look();
+        folder.changed().map(|declared| match declared {
+            Declared::All(origins) => origins.len(),
+            _ => panic!("a folder tells all that it has"),
+        })
+    };
+    assert_eq!(declared(), None, "no clusters is not the same as unknown clusters");
+    std::fs::create_dir(&path).unwrap();
+    assert_eq!((declared(), declared()), (Some(0), None));
+    std::fs::write(path.join("a.yaml"), kubeconfig("one")).unwrap();
+    assert_eq!(declared(), Some(1));
+    std::fs::remove_dir_all(&path).unwrap();
+    assert_eq!(declared(), None, "the last clusters stay");
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ pub enum SyncStatus {
     Syncing,
     /// As before, but for longer than the start of istiod waits. It joins once it is complete.
     Timeout,
-    /// Its kubeconfig is refused, so it is not contacted.
+    /// Its kubeconfig is refused, or fails, so it is not contacted.
     Closed,
 }
 
@@ -43,7 +43,7 @@ pub struct RemoteCluster {
     pub status: SyncStatus,
     /// Problem of its present declaration; the previous one may still be in use.
     pub problem: Option<String>,
-    /// Client of the serving source, if any.
+    /// Client of the serving source, or of the one that is being read before there is one.
     pub client: Option<::kube::Client>,
     /// Number of that source; another number means another client.
     pub source: u64,

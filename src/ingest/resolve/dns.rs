@@ -51,7 +51,8 @@ pub(super) fn set_options(options: &mut ResolverOpts) {
     options.preserve_intermediates = true;
 }
 
-/// Queries both families concurrently. A response for one of them is sufficient.
+/// Queries both families concurrently. Addresses of one of them are sufficient. If one has no records and the other
+/// fails, it is not known that the host has no address.
 pub(super) async fn answer(resolver: &TokioResolver, host: &str) -> Result<Answer, LookupError> {
     // The trailing dot disables the system's search list.
     let name = format!("{}.", host.trim_end_matches('.'));
@@ -63,8 +64,8 @@ pub(super) async fn answer(resolver: &TokioResolver, host: &str) -> Result<Answe
             v4.ttl = v4.ttl.into_iter().chain(v6.ttl).min();
             Ok(v4)
         }
-        (Ok(only), Err(_)) | (Err(_), Ok(only)) => Ok(only),
-        (Err(error), Err(_)) => Err(LookupError(error.to_string())),
+        (Ok(only), Err(_)) | (Err(_), Ok(only)) if !only.addresses.is_empty() => Ok(only),
+        (Err(error), _) | (_, Err(error)) => Err(LookupError(error.to_string())),
     }
 }
 

@@ -177,8 +177,8 @@ async fn hosts_are_added_and_removed() {
     assert_eq!(fixture.next().await.0, "a [1.1.1.1]", "published again");
 }
 
-/// A DNS server: `a.example.com` has an alias and addresses, `v4.example.com` fails for IPv6, `broken.example.com`
-/// fails for both, everything else does not exist.
+/// A DNS server: `a.example.com` has an alias and addresses, `v4.example.com` fails for IPv6, `half.example.com` has no
+/// IPv6 address and fails for IPv4, `broken.example.com` fails for both, everything else does not exist.
 async fn serve(socket: UdpSocket) {
     let mut buffer = [0; 1024];
     while let Ok((length, client)) = socket.recv_from(&mut buffer).await {
@@ -210,7 +210,10 @@ async fn serve(socket: UdpSocket) {
             ("v4.example.com.", RecordType::A) => {
                 reply.add_answer(record(&name, 50, RData::A(Ipv4Addr::new(10, 0, 0, 3).into())));
             }
-            ("v4.example.com." | "broken.example.com.", _) => reply.metadata.response_code = ResponseCode::ServFail,
+            ("half.example.com.", RecordType::AAAA) => {}
+            ("v4.example.com." | "half.example.com." | "broken.example.com.", _) => {
+                reply.metadata.response_code = ResponseCode::ServFail;
+            }
             _ => reply.metadata.response_code = ResponseCode::NXDomain,
         }
         reply.add_query(query);
@@ -243,5 +246,7 @@ async fn both_address_families_are_queried() {
         dns::answer(&resolver, "nowhere.example.com").await,
         Ok(Answer::default())
     );
-    assert!(dns::answer(&resolver, "broken.example.com").await.is_err());
+    for host in ["broken.example.com", "half.example.com"] {
+        assert!(dns::answer(&resolver, host).await.is_err(), "{host}");
+    }
 }
