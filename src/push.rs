@@ -4,6 +4,7 @@ pub mod debounce;
 pub mod delivery;
 pub mod groups;
 mod lanes;
+mod precedence;
 pub mod push_loop;
 pub mod testing;
 mod turns;

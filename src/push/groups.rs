@@ -49,7 +49,7 @@ pub struct Unreceived {
 
 impl Since {
     /// Takes the time and the pushes.
-    pub fn take(&self) -> Unreceived {
+    fn take(&self) -> Unreceived {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -145,13 +145,20 @@ impl Groups {
 pub struct Subscription {
     /// Its id in debug pages.
     pub id: ConnectionId,
-    /// The receiver of publications.
-    pub receiver: watch::Receiver<Publication>,
+    receiver: watch::Receiver<Publication>,
     latest: LatestRequest,
     events: mpsc::UnboundedSender<ProxyEvent>,
 }
 
 impl Subscription {
+    /// Waits for a publication that was not received yet, and takes the changes that it contains; `None` at shutdown.
+    pub async fn next(&mut self) -> Option<(Publication, Unreceived)> {
+        self.receiver.changed().await.ok()?;
+        // Taken while the publication is locked: later changes belong to the next one.
+        let publication = self.receiver.borrow_and_update();
+        Some((publication.clone(), publication.since.take()))
+    }
+
     /// Requests other names than before. A publication says which names it was generated for
     /// ([`ResourceSnapshot::requested`]).
     pub fn request(&self, requested: Shared<RequestedResources>) {
@@ -187,9 +194,18 @@ impl Executor for Parallel {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use futures::FutureExt;
+
     use super::*;
     use crate::environment;
     use crate::generate::{ResourceType, fixture};
+
+    fn sidecar() -> Arc<Proxy> {
+        let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
+        Arc::new(fixture::client(node, &serde_json::json!({})))
+    }
 
     fn requested(name: &str) -> Shared<RequestedResources> {
         let names = [name.into()].into();
@@ -199,8 +215,7 @@ mod tests {
     #[test]
     fn only_the_latest_request_is_queued() {
         let (groups, mut events) = Groups::channel();
-        let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
-        let subscription = groups.join(Arc::new(fixture::client(node, &serde_json::json!({}))));
+        let subscription = groups.join(sidecar());
         assert!(matches!(events.try_recv(), Ok(ProxyEvent::Join { .. })));
         for round in 1..3 {
             for name in 0..1000 {
@@ -218,7 +233,7 @@ mod tests {
     fn the_time_of_the_oldest_change_is_taken_once() {
         let since = Since::default();
         let first = environment::now();
-        let second = first + std::time::Duration::from_secs(1);
+        let second = first + Duration::from_secs(1);
         since.add(Some(first), None);
         since.add(None, None);
         since.add(Some(second), None);
@@ -226,5 +241,25 @@ mod tests {
         assert_eq!(since.take().since, None);
         since.add(Some(second), None);
         assert_eq!(since.take().since, Some(second), "a taken time is not returned again");
+    }
+
+    #[test]
+    fn a_publication_is_received_without_later_changes() {
+        let (groups, mut events) = Groups::channel();
+        let mut subscription = groups.join(sidecar());
+        let Ok(ProxyEvent::Join { sender, .. }) = events.try_recv() else {
+            panic!("the push loop is not notified");
+        };
+        let first = environment::now();
+        let second = first + Duration::from_secs(1);
+        let publish = |since| sender.send_modify(|publication| publication.since.add(Some(since), None));
+        let mut received = || subscription.next().now_or_never().flatten();
+        publish(first);
+        let (_, earlier) = received().expect("a publication");
+        publish(second);
+        assert_eq!(earlier.since, Some(first));
+        let (_, later) = received().expect("a publication");
+        assert_eq!(later.since, Some(second));
+        assert!(received().is_none(), "nothing else was published");
     }
 }

@@ -9,13 +9,17 @@ use std::{
 
 use imbl::OrdSet;
 use rustc_hash::FxHashMap;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{
+    mpsc::{self, error::TryRecvError},
+    oneshot, watch,
+};
 
 use super::{
     debounce::{DebounceOptions, Taken},
     delivery::{self, ChangedObject, Delivery, NewPush, Tracker},
     groups::{Groups, Parallel, ProxyEvent, Publication},
     lanes::{Lane, Lanes},
+    precedence::Precedence,
     turns::{Connected, Turns},
 };
 use crate::{
@@ -133,6 +137,7 @@ pub struct PushLoop {
     turns: Turns,
     /// Requests of proxies that wait for their turn.
     early_requests: BTreeMap<ConnectionId, Shared<RequestedResources>>,
+    precedence: Precedence,
     clock: fn() -> Instant,
 }
 
@@ -172,6 +177,7 @@ impl PushHandle {
             pending: Lanes::default(),
             turns: Turns::default(),
             early_requests: BTreeMap::new(),
+            precedence: Precedence::default(),
             clock,
         };
         (handle, run)
@@ -210,11 +216,19 @@ enum Event {
     Closed,
 }
 
+impl Event {
+    fn is_of_proxies(&self) -> bool {
+        matches!(self, Self::Proxy(_) | Self::Turn)
+    }
+}
+
 impl PushLoop {
     /// Runs until all senders of changes are dropped. The work between two waits is synchronous and blocks the thread.
     pub async fn run(mut self, observer: impl Observer) {
         loop {
-            match self.next().await {
+            let event = self.next().await;
+            let (is_of_proxies, started) = (event.is_of_proxies(), (self.clock)());
+            match event {
                 Event::Changes(changes) => self.pending.add(changes, (self.clock)()),
                 Event::Proxy(first) => self.apply_proxy_events(first, &observer),
                 Event::Turn => {
@@ -234,15 +248,26 @@ impl PushLoop {
                 }
                 Event::Closed => return,
             }
+            let worked = (self.clock)().saturating_duration_since(started);
+            if is_of_proxies {
+                self.precedence.record_proxies(worked);
+            } else {
+                self.precedence.record_others(worked);
+            }
         }
     }
 
-    /// Waits for the next event. Proxies have priority over changes: a first configuration is more urgent than an
-    /// update.
+    /// Waits for the next event. Proxies go first, except when [`Precedence`] decides otherwise.
     async fn next(&mut self) -> Event {
         let due = self.pending.due(&self.options.debounce);
         let lane = due.map_or(Lane::Fast, |(_, lane)| lane);
         let wait = due.map(|(due, _)| due.saturating_duration_since((self.clock)()));
+        let is_due = wait.is_some_and(|wait| wait.is_zero());
+        if self.precedence.are_others_first()
+            && let Some(event) = self.waiting_event(is_due.then_some(lane))
+        {
+            return event;
+        }
         tokio::select! {
             biased;
             () = std::future::ready(()), if self.turns.is_due() => Event::Turn,
@@ -250,9 +275,27 @@ impl PushLoop {
             () = std::future::ready(()), if self.turns.is_waiting() => Event::Turn,
             Some(query) = self.inspect.recv() => Event::Inspect(query),
             Some(answer) = self.flushes.recv() => Event::Flush(answer),
-            () = std::future::ready(()), if wait.is_some_and(|wait| wait.is_zero()) => Event::Due(lane),
+            () = std::future::ready(()), if is_due => Event::Due(lane),
             changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due(lane),
+        }
+    }
+
+    /// Returns an event that is not of proxies, if one waits.
+    fn waiting_event(&mut self, due: Option<Lane>) -> Option<Event> {
+        if let Ok(query) = self.inspect.try_recv() {
+            return Some(Event::Inspect(query));
+        }
+        if let Ok(answer) = self.flushes.try_recv() {
+            return Some(Event::Flush(answer));
+        }
+        if let Some(lane) = due {
+            return Some(Event::Due(lane));
+        }
+        match self.changes.try_recv() {
+            Ok(changes) => Some(Event::Changes(changes)),
+            Err(TryRecvError::Empty) => None,
+            Err(TryRecvError::Disconnected) => Some(Event::Closed),
         }
     }
 
@@ -488,4 +531,31 @@ fn kinds(batch: &Batch) -> BTreeMap<Kind, usize> {
         }
     }
     kinds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{environment, generate::fixture, model::Installation};
+
+    #[tokio::test]
+    async fn proxies_without_a_pause_do_not_stop_changes() {
+        let options = PushOptions {
+            debounce: DebounceOptions {
+                after: Duration::from_millis(100),
+                max: Duration::from_secs(10),
+                endpoints_wait: true,
+            },
+        };
+        let (push, mut run) = PushHandle::new(World::new(Installation::default()), options, environment::now);
+        let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
+        let proxy = Arc::new(fixture::client(node, &serde_json::json!({})));
+        let _connections = [push.groups.join(proxy.clone()), push.groups.join(proxy)];
+        push.changes.try_send(Vec::new()).expect("an empty queue");
+        assert!(matches!(run.next().await, Event::Proxy(_)));
+        run.precedence.record_proxies(Duration::from_mins(1));
+        assert!(matches!(run.next().await, Event::Changes(_)));
+        run.precedence.record_others(Duration::ZERO);
+        assert!(matches!(run.next().await, Event::Proxy(_)), "nothing else waits");
+    }
 }

@@ -68,6 +68,15 @@ pub(super) fn refused<'a>(
     }
 }
 
+/// Returns all these resources as refused, for a text that does not say which of them are.
+pub(super) fn all<'a>(error: &str, names: impl Iterator<Item = &'a SmolStr>) -> Vec<RefusedName> {
+    let all = names.take(MAX_REFUSED).map(|name| RefusedName {
+        name: name.clone(),
+        reason: trimmed(error),
+    });
+    all.collect()
+}
+
 #[derive(Clone, Copy)]
 struct Word {
     begin: usize,

@@ -19,7 +19,7 @@ use super::{
         response_cache::ResponseCache,
     },
     sotw,
-    watched::{InFlight, WatchedResource},
+    watched::{Awaited, InFlight, WatchedResource},
 };
 use crate::{
     base::Version,
@@ -97,7 +97,7 @@ pub enum Outcome {
     Acked,
     /// A NACK of the last response, with its error.
     Nacked(String),
-    /// A request with an outdated nonce, which is ignored.
+    /// A request with an outdated nonce, which is ignored, except for a change of an incremental subscription.
     Stale,
     /// The end of the subscription.
     Unsubscribed,
@@ -393,14 +393,19 @@ impl Connection {
         let asks_for_clusters = self.watched(ResourceType::Cluster).is_some();
         let slot = &mut self.types[resource_type as usize];
         let first = slot.is_none();
+        // The answer to an earlier stream. The subscription of this stream follows.
+        if first && error.is_some() && !nonce.is_empty() {
+            return Outcome::Stale;
+        }
         let watched = slot.get_or_insert_default();
         let mut outcome = Outcome::Acked;
         if let Some(error) = error {
             if watched.nonce_sent != nonce {
-                return Outcome::Stale;
+                outcome = Outcome::Stale;
+            } else {
+                *refused = watched.nack(resource_type, error.clone(), quarantines);
+                outcome = Outcome::Nacked(error);
             }
-            *refused = watched.nack(resource_type, error.clone(), quarantines);
-            outcome = Outcome::Nacked(error);
         } else if !nonce.is_empty() && !first {
             if watched.nonce_sent != nonce {
                 outcome = Outcome::Stale;
@@ -513,6 +518,10 @@ impl Connection {
             if is_generated_on_request && !latest.is_made_for(*resource_type, &watched.requested_names()) {
                 continue;
             }
+            let awaited = match &self.quarantine {
+                Some((quarantine, _)) if !quarantine.is_empty() => watched.awaited(),
+                Some(_) | None => Awaited::default(),
+            };
             let content = match self.protocol {
                 Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.cache),
                 Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.cache),
@@ -521,8 +530,9 @@ impl Connection {
                 watched.forget_refusals(latest.resources(*resource_type));
             }
             let content = match &self.quarantine {
-                Some((quarantine, build)) => content
-                    .and_then(|content| watched.withhold(*resource_type, content, self.protocol, (quarantine, *build))),
+                Some((quarantine, build)) => content.and_then(|content| {
+                    watched.withhold(*resource_type, content, &awaited, self.protocol, (quarantine, *build))
+                }),
                 None => content,
             };
             // Parity (pilot/pkg/xds/sds.go, pcds.go): a response without resources is not sent.
@@ -635,9 +645,15 @@ impl WatchedResource {
         let added = self.names.iter().filter(|name| !before.contains(*name));
         let added: Vec<SmolStr> = added.cloned().collect();
         let grew = !added.is_empty();
+        self.add_unacknowledged(added.iter().cloned());
         self.pending.extend(added);
         let names = &self.names;
         self.pending.retain(|name| wildcard || names.contains(name));
+        // Resources may be requested by another name.
+        if !self.has_aliases {
+            self.nacked.retain(|name| wildcard || names.contains(name));
+            self.unacknowledged.retain(|name, _| wildcard || names.contains(name));
+        }
         grew
     }
 
@@ -649,6 +665,9 @@ impl WatchedResource {
             self.wildcard = !self.on_demand;
         }
         if !first {
+            let added = subscribe.set().iter().filter(|name| !self.names.contains(*name));
+            let added: Vec<SmolStr> = added.cloned().collect();
+            self.add_unacknowledged(added);
             self.pending.extend(subscribe.set().iter().cloned());
         }
         if self.names.is_empty() {
@@ -663,9 +682,10 @@ impl WatchedResource {
             }
             self.names.remove(name);
             self.pending.remove(name);
-            // The resource may still be requested by another name.
-            if !self.has_aliases {
+            // The resource may still be requested by another name, or with all others.
+            if !self.has_aliases && !self.wildcard {
                 self.nacked.remove(name);
+                self.unacknowledged.remove(name);
             }
             self.deferred_removals.remove(name);
         }

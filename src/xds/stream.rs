@@ -125,10 +125,9 @@ where
                     Some(request) => Box::pin(session.on_request(request)).await?,
                     None => return Ok(()),
                 },
-                publication = session.subscription.receiver.changed() => {
-                    publication.map_err(|_| EndReason::ShuttingDown)?;
-                    let publication = session.subscription.receiver.borrow_and_update().clone();
-                    Box::pin(session.on_publication(publication)).await?;
+                publication = session.subscription.next() => {
+                    let (publication, unreceived) = publication.ok_or(EndReason::ShuttingDown)?;
+                    Box::pin(session.on_publication(publication, unreceived)).await?;
                 }
                 () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => {
                     session.first_permit = None;

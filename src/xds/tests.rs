@@ -16,7 +16,12 @@ use smol_str::{SmolStr, format_smolstr};
 
 use super::{
     connection::SubscriptionChange,
-    share::{initial_versions::InitialVersions, names::Names},
+    share::{
+        initial_versions::InitialVersions,
+        names::Names,
+        quarantine::{Build, Quarantine},
+    },
+    watched::Progress,
     *,
 };
 use crate::{
@@ -145,6 +150,7 @@ struct Client {
     protocol: Protocol,
     /// True if it is served on demand.
     on_demand: bool,
+    quarantine: Option<(Arc<Quarantine>, Build)>,
     connection: Connection,
     held: [BTreeMap<SmolStr, Arc<EncodedResource>>; TYPES.len()],
     names: [BTreeSet<SmolStr>; TYPES.len()],
@@ -171,6 +177,7 @@ impl Client {
         Self {
             protocol,
             on_demand: false,
+            quarantine: None,
             connection: Connection::new(protocol),
             held: Default::default(),
             names: Default::default(),
@@ -188,6 +195,23 @@ impl Client {
             connection: Connection::on_demand(protocol),
             ..Self::new(protocol)
         }
+    }
+
+    /// Returns a client from which resources are withheld that it, or others of its build, refused.
+    fn quarantined(protocol: Protocol, quarantine: Quarantine, build: Build) -> Self {
+        let mut client = Self::new(protocol);
+        client.quarantine = Some((Arc::new(quarantine), build));
+        client.connection = client.new_connection();
+        client
+    }
+
+    fn new_connection(&self) -> Connection {
+        let connection = if self.on_demand {
+            Connection::on_demand(self.protocol)
+        } else {
+            Connection::new(self.protocol)
+        };
+        connection.with_quarantine(self.quarantine.clone())
     }
 
     /// Returns true if the client subscribes to all resources of a type.
@@ -231,19 +255,18 @@ impl Client {
     }
 
     fn connect(&mut self) {
-        self.connection = if self.on_demand {
-            Connection::on_demand(self.protocol)
-        } else {
-            Connection::new(self.protocol)
-        };
+        self.connection = self.new_connection();
         // The server may have been killed: the next one does not know what was lost with the connection.
         self.inbox.clear();
         self.subscribe();
     }
 
-    /// Sends the first requests of a connection.
+    /// Sends the first requests of a connection. Late answers to the last one precede them.
     fn subscribe(&mut self) {
-        self.nonces = Default::default();
+        let late = std::mem::take(&mut self.nonces).into_iter().enumerate();
+        for (index, nonce) in late.filter(|(_, nonce)| !nonce.is_empty()) {
+            self.respond(index, nonce, Some("nacked".to_owned()));
+        }
         self.paused = None;
         for (index, resource_type) in TYPES.iter().enumerate() {
             if *resource_type == ResourceType::Cluster && self.is_paused() {
@@ -454,6 +477,7 @@ fn run(mut client: Client, steps: Vec<Step>) {
         warming.is_empty(),
         "clusters still wait for their endpoints: {warming:?}"
     );
+    assert_nothing_is_lost(&client, &served);
     // Rejected resources are sent again with the next change of the type.
     world.revision += 1;
     for content in &mut world.contents {
@@ -484,6 +508,36 @@ fn run(mut client: Client, steps: Vec<Step>) {
     }
 }
 
+/// Checks that a client holds all requested resources, except those that it rejected or that are withheld.
+fn assert_nothing_is_lost(client: &Client, latest: &ResourceSnapshot) {
+    for (index, resource_type) in TYPES.iter().enumerate() {
+        let Some(watched) = client.connection.watched(*resource_type) else {
+            continue;
+        };
+        // A rejected list removes resources by omission, which is not tracked. A client that waits for endpoints does
+        // not answer clusters.
+        let is_list = client.protocol == Protocol::Sotw && resource_type.is_wildcard();
+        let is_paused = index == 0 && client.paused.is_some();
+        if client.on_demand || is_list || is_paused {
+            continue;
+        }
+        for resource in latest.resources(*resource_type).iter() {
+            let name = &resource.name;
+            let held = client.held[index].get(name);
+            let is_held = held.is_some_and(|held| held.version == resource.version);
+            if is_held || !(client.is_wildcard(index) || client.names[index].contains(name)) {
+                continue;
+            }
+            let progress = watched.progress(name, Some(resource.version));
+            assert!(
+                matches!(progress, Progress::Refused(_) | Progress::Rejected(_)),
+                "{resource_type:?} over {:?}: {name} is lost: {progress:?}",
+                client.protocol
+            );
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
 
@@ -495,6 +549,16 @@ proptest! {
     #[test]
     fn a_sotw_client_ends_with_the_full_set(steps in steps()) {
         run(Client::new(Protocol::Sotw), steps);
+    }
+
+    #[test]
+    fn a_quarantined_delta_client_ends_with_the_full_set(steps in steps()) {
+        quarantine::run(Protocol::Delta, steps);
+    }
+
+    #[test]
+    fn a_quarantined_sotw_client_ends_with_the_full_set(steps in steps()) {
+        quarantine::run(Protocol::Sotw, steps);
     }
 
     #[test]
@@ -526,10 +590,14 @@ fn delta(subscribe: &[&str]) -> SubscriptionChange {
 
 /// Returns a client that holds clusters r0 and r1 and their endpoints.
 fn settled() -> (World, Client) {
+    settle(Client::new(Protocol::Delta))
+}
+
+/// As [`settled`], with this client.
+fn settle(mut client: Client) -> (World, Client) {
     let mut world = World::default();
     world.contents[0] = [(0, 0), (1, 0)].into();
     world.contents[1] = [(0, 0), (1, 0)].into();
-    let mut client = Client::new(Protocol::Delta);
     client.names[1] = ["r0".into(), "r1".into()].into();
     client.connect();
     let responses = client.connection.on_snapshot(world.snapshot());
@@ -683,6 +751,41 @@ fn a_reconnect_with_versions_sends_only_the_difference() {
         (ResourceType::Listener, vec![], 0),
     ];
     assert_eq!(sent, expected);
+}
+
+#[test]
+fn a_late_rejection_is_not_a_subscription() {
+    let mut connection = Connection::new(Protocol::Delta);
+    let mut world = World::default();
+    world.contents[0] = [(0, 0)].into();
+    let _ = connection.on_snapshot(world.snapshot());
+    let request = |nonce: &str, error: Option<&str>| Request {
+        resource_type: ResourceType::Cluster,
+        nonce: nonce.into(),
+        error: error.map(str::to_owned),
+        change: delta(&[]),
+    };
+    let late = connection.on_request(request("0-1", Some("nacked"))).expect("a NACK");
+    assert_eq!((late.outcome, late.responses.len()), (Outcome::Stale, 0));
+    let first = connection.on_request(request("", None)).expect("a subscription");
+    assert_eq!(first.outcome, Outcome::Subscribed);
+    let sent: Vec<_> = first.responses.iter().map(names).collect();
+    assert_eq!(sent, [["r0"]]);
+}
+
+#[test]
+fn a_late_rejection_changes_the_subscription() {
+    let (_, mut client) = settled();
+    let request = Request {
+        resource_type: ResourceType::Endpoint,
+        nonce: "0-0".into(),
+        error: Some("nacked".to_owned()),
+        change: delta(&["r5"]),
+    };
+    let reaction = client.connection.on_request(request).expect("a NACK");
+    assert_eq!(reaction.outcome, Outcome::Stale);
+    let sent: Vec<_> = reaction.responses.iter().map(names).collect();
+    assert_eq!(sent, [["r5"]]);
 }
 
 /// Returns content with listeners r0 and r1, and a client on demand without requests.

@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cell::LazyCell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -45,8 +46,12 @@ pub struct WatchedResource {
     pub requested: Arc<Names>,
     /// The view that was sent last; `None` before the first response.
     pub sent: Option<TypeResources>,
-    /// The view that was acknowledged last; `None` before the first ACK. What is in `refused` is not part of it.
+    /// The view that was acknowledged last; `None` before the first ACK. What is in `refused` and `unacknowledged` is
+    /// not part of it.
     pub acknowledged: Option<TypeResources>,
+    /// Names that are new in the subscription, and those in rejected responses, until the client acknowledges the
+    /// present version or the removal; with the resource that it holds, as far as that is known.
+    pub(super) unacknowledged: BTreeMap<SmolStr, Option<Arc<EncodedResource>>>,
     /// Resources that the client, or clients of the same build, refused, until it accepts another version.
     pub refused: BTreeMap<SmolStr, Withheld>,
     /// `initial_resource_versions` of the client; used by the first response.
@@ -67,7 +72,7 @@ pub struct WatchedResource {
     pub nonce_sent: SmolStr,
     /// Nonce of the last response that was acknowledged.
     pub nonce_acked: SmolStr,
-    /// The error of the last response, if it was rejected.
+    /// The error of the last rejected response, until everything in it was accepted.
     pub last_error: Option<String>,
     /// The memory of names beyond those of the last list.
     pub held: Option<Arc<Charge>>,
@@ -82,6 +87,29 @@ pub struct Withheld {
     pub(super) held: Option<Arc<EncodedResource>>,
     /// True if the client refused it itself; false if it is withheld because others did.
     is_own: bool,
+    /// True if the client waits for it and was sent the rest of the response first.
+    is_postponed: bool,
+}
+
+/// The names for which a client waits: Envoy delays clusters, listeners and its own readiness until it is answered.
+#[derive(Debug, Default)]
+pub(super) struct Awaited {
+    /// True for all names.
+    all: bool,
+    names: BTreeSet<SmolStr>,
+    /// What the client announced to hold. It waits for other names that it does not hold.
+    announced: InitialVersions,
+}
+
+impl Awaited {
+    /// Returns a function of a name, and of whether the client holds its resource: true if the client waits for it.
+    fn lookup(&self) -> impl Fn(&SmolStr, bool) -> bool {
+        let announced = &self.announced;
+        let announced = LazyCell::new(move || announced.versions());
+        move |name: &SmolStr, is_held: bool| {
+            self.all || self.names.contains(name) || !(is_held || announced.contains_key(name.as_str()))
+        }
+    }
 }
 
 /// The progress of one resource on its way to a client.
@@ -204,34 +232,74 @@ impl WatchedResource {
     /// Records an ACK of the last response.
     pub(super) fn ack(&mut self, resource_type: ResourceType, quarantine: Option<&(Arc<Quarantine>, Build)>) {
         self.nonce_acked = self.nonce_sent.clone();
-        self.last_error = None;
         if let Some(in_flight) = self.in_flight.take() {
             if let Some((quarantine, build)) = quarantine {
                 quarantine.accept(*build, resource_type, &in_flight.resources);
             }
-            if !self.refused.is_empty() {
-                self.forget_accepted(&in_flight.resources);
+            if !self.refused.is_empty() || !self.unacknowledged.is_empty() {
+                self.forget_accepted(&in_flight);
             }
-            self.acknowledged.clone_from(&self.sent);
+            self.acknowledge_sent();
+        }
+        // The client may have acknowledged other resources than those that it rejected.
+        if self.nacked.is_empty() {
+            self.last_error = None;
         }
     }
 
-    /// Forgets the refusals of resources whose present version was accepted, or that no longer exist.
-    fn forget_accepted(&mut self, accepted: &[Arc<EncodedResource>]) {
+    /// Forgets the refusals and rejections of resources whose present version or removal was accepted. Also forgets the
+    /// refusals of those that no longer exist.
+    fn forget_accepted(&mut self, accepted: &InFlight) {
         let view = self.sent.as_ref();
         let present = |name: &SmolStr| Some(view?.get(name)?.version);
         self.refused.retain(|name, _| present(name).is_some());
-        for resource in accepted {
-            if self.refused.contains_key(&resource.name) && present(&resource.name) == Some(resource.version) {
+        for resource in accepted.resources.iter() {
+            // What is not present is a placeholder. Another version replaced one that is withheld.
+            let version = present(&resource.name).unwrap_or(resource.version);
+            if version == resource.version {
                 self.refused.remove(&resource.name);
+                self.unacknowledged.remove(&resource.name);
+                self.nacked.remove(&resource.name);
             }
+        }
+        for name in &accepted.removed {
+            self.unacknowledged.remove(name);
+            self.nacked.remove(name);
         }
     }
 
     /// Records that nothing of a new view has to be sent: the client holds all of it.
     pub(super) fn skip(&mut self) {
-        if self.in_flight.is_none() && self.nacked.is_empty() {
-            self.acknowledged.clone_from(&self.sent);
+        if self.in_flight.is_none() {
+            self.acknowledge_sent();
+        }
+    }
+
+    /// Records that the client holds the view that was sent last, except for what is in `refused` and `unacknowledged`.
+    fn acknowledge_sent(&mut self) {
+        self.acknowledged.clone_from(&self.sent);
+        if self.unacknowledged.is_empty() {
+            return;
+        }
+        // What does not exist, and is not removed by a later response either, needs no acknowledgement.
+        let Self {
+            acknowledged,
+            unacknowledged,
+            pending,
+            nacked,
+            deferred_removals,
+            ..
+        } = self;
+        let exists = |name: &SmolStr| acknowledged.as_ref().is_some_and(|view| view.get(name).is_some());
+        unacknowledged.retain(|name, _| {
+            exists(name) || pending.contains(name) || nacked.contains(name) || deferred_removals.contains(name)
+        });
+    }
+
+    /// Records names that are new in the subscription. The last view may contain them, but was not sent to the client.
+    pub(super) fn add_unacknowledged(&mut self, names: impl IntoIterator<Item = SmolStr>) {
+        if self.sent.is_some() && !self.wildcard {
+            self.unacknowledged.extend(names.into_iter().map(|name| (name, None)));
         }
     }
 
@@ -247,17 +315,29 @@ impl WatchedResource {
             changed.map(|resource| resource.name.clone()).collect()
         };
         let names = in_flight.resources.iter().map(|resource| &resource.name);
-        let blamed = attribution::refused(&error, names, changed);
+        let mut blamed = attribution::refused(&error, names, changed);
+        if blamed.is_empty() {
+            // The client waits for these, so it was sent them although it or others had refused them.
+            let is_known = |resource: &&Arc<EncodedResource>| self.refusal(resource).is_some();
+            let known = in_flight.resources.iter().filter(is_known);
+            blamed = attribution::all(&error, known.map(|resource| &resource.name));
+        }
         let rest = changed();
+        let mut is_attributed = false;
         let mut refusals = Vec::with_capacity(blamed.len());
         for refused in &blamed {
             let mut resources = in_flight.resources.iter();
             let Some(resource) = resources.find(|resource| resource.name == refused.name) else {
                 continue;
             };
-            let held = self.held(&refused.name);
+            let held = self.held(&refused.name).cloned();
             // The client accepted this content before. Sending the rest again would fail for the same reason.
             if held.as_ref().is_some_and(|held| held.version == resource.version) {
+                continue;
+            }
+            is_attributed = true;
+            // A client counts once, even if it requests a resource again.
+            if self.refusal(resource).is_some_and(|withheld| withheld.is_own) {
                 continue;
             }
             let refusal = Refusal::new(resource_type, resource, refused.reason.clone(), held.clone());
@@ -267,14 +347,22 @@ impl WatchedResource {
                 refusal,
                 held,
                 is_own: true,
+                is_postponed: false,
             };
             self.refused.insert(refused.name.clone(), withheld);
         }
         self.last_error = Some(error);
-        if quarantines && !refusals.is_empty() {
+        // Envoy removes resources even if it rejects those of the response.
+        let removed = in_flight.removed.iter().map(|name| (name.clone(), None));
+        self.unacknowledged.extend(removed);
+        if quarantines && is_attributed {
             let rest = rest.into_iter().filter(|name| !self.refused.contains_key(name));
             self.pending.extend(rest.chain(in_flight.removed));
         } else {
+            for resource in in_flight.resources.iter() {
+                let held = self.held(&resource.name).cloned();
+                self.unacknowledged.insert(resource.name.clone(), held);
+            }
             let names = in_flight.resources.iter().map(|resource| resource.name.clone());
             self.nacked.extend(names.chain(in_flight.removed));
         }
@@ -282,42 +370,67 @@ impl WatchedResource {
     }
 
     /// Returns what the client holds under this name.
-    fn held(&self, name: &SmolStr) -> Option<Arc<EncodedResource>> {
-        match self.refused.get(name) {
-            Some(withheld) => withheld.held.clone(),
-            None => self.acknowledged.as_ref()?.get(name).cloned(),
+    fn held(&self, name: &SmolStr) -> Option<&Arc<EncodedResource>> {
+        match (self.refused.get(name), self.unacknowledged.get(name)) {
+            (Some(withheld), _) => withheld.held.as_ref(),
+            (None, Some(held)) => held.as_ref(),
+            (None, None) => self.acknowledged.as_ref()?.get(name),
         }
     }
 
     fn holds(&self, resource: &EncodedResource) -> bool {
-        let held = self.acknowledged.as_ref().and_then(|view| view.get(&resource.name));
+        let held = self.held(&resource.name);
         held.is_some_and(|held| held.version == resource.version) && !self.refused.contains_key(&resource.name)
+    }
+
+    /// Returns the refusal of this content by the client or by others.
+    fn refusal(&self, resource: &EncodedResource) -> Option<&Withheld> {
+        let withheld = self.refused.get(&resource.name);
+        withheld.filter(|withheld| withheld.refusal.version == resource.version)
     }
 
     /// Forgets refusals of resources that no longer exist. Those of other versions stay until the client has accepted
     /// one: until then, it holds what it held before.
     pub(super) fn forget_refusals(&mut self, view: &TypeResources) {
-        self.refused.retain(|name, _| view.get(name).is_some());
+        self.retain_refusals(|name, _| view.get(name).is_some());
     }
 
     /// Marks resources that are no longer withheld because of others, so that they are sent.
     pub(super) fn release(&mut self) {
-        let pending = &mut self.pending;
-        self.refused.retain(|name, withheld| {
-            let stays = withheld.is_own || withheld.refusal.concerns_others();
-            if !stays {
-                pending.insert(name.clone());
-            }
-            stays
-        });
+        let released = self.retain_refusals(|_, withheld| withheld.is_own || withheld.refusal.concerns_others());
+        self.pending.extend(released);
+    }
+
+    /// Forgets the other refusals and returns their names. The client still holds what it held before.
+    fn retain_refusals(&mut self, stays: impl Fn(&SmolStr, &Withheld) -> bool) -> Vec<SmolStr> {
+        let forgotten = self.refused.extract_if(.., |name, withheld| !stays(name, withheld));
+        let forgotten: Vec<_> = forgotten.map(|(name, withheld)| (name, withheld.held)).collect();
+        let names = forgotten.iter().map(|(name, _)| name.clone()).collect();
+        self.unacknowledged.extend(forgotten);
+        names
+    }
+
+    /// Returns the names for which the client waits, before the next response is made.
+    pub(super) fn awaited(&self) -> Awaited {
+        Awaited {
+            all: self.resend_all,
+            names: self.pending.clone(),
+            announced: self.initial_versions.clone(),
+        }
     }
 
     /// Replaces the refused resources of a response by those that the client holds, as far as their absence would
-    /// remove them; omits the others. Returns `None` if nothing is left to send.
+    /// remove them, and by those that others hold, if the client waits for them; omits the others. Returns `None` if
+    /// nothing is left to send.
+    ///
+    /// A client waits only for types that it requests by name. Without a version to replace it, a resource for which it
+    /// waits is sent as it is: if Envoy rejects it too, it waits no longer (`RdsRouteConfigSubscription` and
+    /// `EdsClusterImpl`, `onConfigUpdateFailed`). As Envoy may reject a whole response for it, the rest is sent before.
     pub(super) fn withhold(
         &mut self,
         resource_type: ResourceType,
         content: InFlight,
+        awaited: &Awaited,
         protocol: Protocol,
         (quarantine, build): (&Quarantine, Build),
     ) -> Option<InFlight> {
@@ -326,34 +439,56 @@ impl WatchedResource {
             return Some(content);
         }
         let removes_by_omission = protocol == Protocol::Sotw && resource_type.is_wildcard();
+        let is_awaited = awaited.lookup();
         let mut sent = Vec::with_capacity(content.resources.len());
+        let mut last = BTreeSet::new();
         let mut is_changed = false;
         for resource in content.resources.iter() {
-            let known = self.refused.get(&resource.name);
-            let known = known.filter(|withheld| withheld.refusal.version == resource.version);
+            let known = self.refusal(resource);
+            // A client that refused the resource itself does not wait for it any more.
+            let is_held = known.is_some_and(|withheld| withheld.is_own) || self.held(&resource.name).is_some();
             let withheld = known.cloned().or_else(|| {
                 let refusal = of_others.get(&resource.version)?.clone();
-                let held = self.held(&resource.name).or_else(|| refusal.held.clone());
+                let held = self.held(&resource.name).cloned().or_else(|| refusal.held.clone());
                 let withheld = Withheld {
                     refusal,
                     held,
                     is_own: false,
+                    is_postponed: false,
                 };
                 self.refused.insert(resource.name.clone(), withheld.clone());
                 Some(withheld)
             });
-            match withheld {
-                None => sent.push(resource.clone()),
-                Some(withheld) => {
-                    is_changed = true;
-                    if removes_by_omission {
-                        sent.extend(withheld.held);
+            let Some(withheld) = withheld else {
+                sent.push(resource.clone());
+                continue;
+            };
+            is_changed = true;
+            let waits = !self.wildcard && is_awaited(&resource.name, is_held);
+            match withheld.held {
+                Some(held) if waits || removes_by_omission => sent.push(held),
+                None if waits => {
+                    let known = self.refused.get_mut(&resource.name);
+                    let was_postponed = known.is_some_and(|known| std::mem::take(&mut known.is_postponed));
+                    if !was_postponed && !removes_by_omission {
+                        last.insert(resource.name.clone());
                     }
+                    sent.push(resource.clone());
                 }
+                Some(_) | None => {}
             }
         }
         if !is_changed {
             return Some(content);
+        }
+        if last.len() < sent.len() {
+            sent.retain(|resource| !last.contains(&resource.name));
+            for name in last {
+                if let Some(withheld) = self.refused.get_mut(&name) {
+                    withheld.is_postponed = true;
+                }
+                self.pending.insert(name);
+            }
         }
         let is_first = self.acknowledged.is_none();
         if sent.is_empty() && content.removed.is_empty() && !removes_by_omission && !is_first {
@@ -385,7 +520,14 @@ impl WatchedResource {
         if version(sent) != wanted || (is_pending && self.in_flight.is_none()) {
             return Progress::Waiting;
         }
-        let is_held = self.acknowledged.as_ref().is_some_and(|view| version(view) == wanted);
+        let is_held = self
+            .acknowledged
+            .as_ref()
+            .is_some_and(|view| match self.unacknowledged.get(name) {
+                // A removal must be acknowledged, too.
+                Some(held) => wanted.is_some() && held.as_ref().map(|held| held.version) == wanted,
+                None => version(view) == wanted,
+            });
         if self.nacked.contains(name) && !is_held {
             return Progress::Rejected(self.last_error.clone().unwrap_or_default());
         }

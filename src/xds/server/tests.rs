@@ -775,4 +775,5 @@ async fn machines_are_announced_before_they_are_served() {
     assert!(gone.await.is_err(), "its attachment was dropped");
 }
 
+mod config_objects;
 mod identity;

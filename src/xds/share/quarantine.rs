@@ -1,7 +1,8 @@
 //! Quarantine: resources that a proxy refused are not sent to proxies of the same build, until they change.
 //!
 //! One proxy must not keep changes from others, so a resource is withheld from proxies that have not refused it
-//! themselves only after several have, and only while none of the build has acknowledged it.
+//! themselves only after several have, and only while none of the build has acknowledged it. A proxy that waits for a
+//! resource by its name is sent the version that others hold, or else the refused one, so that it goes on.
 //!
 //! A refused resource is identified by its content version, so nothing has to be invalidated. The quarantine holds it
 //! weakly: it ends with the last connection that withholds it. So proxies that reconnect later try again.

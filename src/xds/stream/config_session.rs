@@ -4,12 +4,15 @@
 //! of the world, and only the changes to incremental clients. Whatever a sidecar of the client's namespace would see
 //! does not matter. A response is written before the next one is made, so a slow client gets the newest state later.
 
-use std::sync::Arc;
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream::BoxStream};
 use smol_str::SmolStr;
+use tokio::time::timeout;
 
+#[cfg(doc)]
+use super::StreamTimeouts;
 use super::{
     Stream,
     debug_responder::DebugResponder,
@@ -48,7 +51,7 @@ pub(super) struct ConfigSession {
     debug_responder: DebugResponder,
     watched: Vec<Watched>,
     responses: u64,
-    /// Held until the first response is written.
+    /// Held until the first request is answered, for at most [`StreamTimeouts::first_configuration`].
     first_permit: Option<Permit>,
 }
 
@@ -114,7 +117,8 @@ impl ConfigSession {
         B: http_body::Body<Data = Bytes> + Unpin,
         B::Error: std::fmt::Display,
     {
-        self.on_request(first).await?;
+        let (first_permit, limit) = (self.first_permit.take(), self.shared.timeouts.first_configuration);
+        holding(first_permit, limit, self.on_request(first)).await?;
         loop {
             tokio::select! {
                 biased;
@@ -230,12 +234,21 @@ impl ConfigSession {
             self.shared.metrics.sent_objects(&sent);
             Ok(())
         };
-        let ended = tokio::select! {
+        tokio::select! {
             written = written => written,
             end = self.ends.next() => Err(end),
-        };
-        self.first_permit = None;
-        ended
+        }
+    }
+}
+
+/// Runs work that holds a permit for at most this time. Longer work goes on without it: its client reads slowly.
+async fn holding<T>(permit: Option<Permit>, limit: Duration, work: impl Future<Output = T>) -> T {
+    let mut work = pin!(work);
+    let done = timeout(limit, work.as_mut()).await;
+    drop(permit);
+    match done {
+        Ok(done) => done,
+        Err(_) => work.await,
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     base,
     generate::{RequestedResources, ResourceType, proxy::Proxy},
-    push::groups::{Deliveries, Publication, Subscription},
+    push::groups::{Deliveries, Publication, Subscription, Unreceived},
     rpc::UnauthenticatedConnection,
     task,
     xds::{
@@ -265,7 +265,11 @@ impl Session {
         }
     }
 
-    pub(super) async fn on_publication(&mut self, publication: Publication) -> Result<(), EndReason> {
+    pub(super) async fn on_publication(
+        &mut self,
+        publication: Publication,
+        unreceived: Unreceived,
+    ) -> Result<(), EndReason> {
         let Some(resources) = publication.resources else {
             return Ok(());
         };
@@ -276,7 +280,6 @@ impl Session {
         }
         let responses = self.registration.connection.state().connection.on_snapshot(resources);
         self.make_room()?;
-        let unreceived = publication.since.take();
         if let Some(since) = unreceived.since {
             self.since = Some(self.since.map_or(since, |earlier| earlier.min(since)));
         }

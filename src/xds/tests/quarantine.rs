@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::xds::{
-    share::quarantine::{Build, Quarantine, Refusal},
-    watched::{InFlight, Progress, WatchedResource},
+    share::quarantine::Refusal,
+    watched::{Awaited, InFlight, WatchedResource},
 };
 
 fn quarantine() -> (Quarantine, Build) {
@@ -118,19 +118,39 @@ fn a_refused_resource_is_withheld_until_it_changes() {
     }
 }
 
-/// Puts a cluster into quarantine, which takes the refusals of several clients of a build. It lasts as long as these.
-fn refuse_thrice(quarantine: &Quarantine, build: Build, refused: &EncodedResource) -> [Arc<Refusal>; 3] {
+/// Puts a resource into quarantine, which takes the refusals of several clients of a build. It lasts as long as these.
+fn refuse_thrice(
+    (quarantine, build): &(Quarantine, Build),
+    resource_type: ResourceType,
+    refused: &EncodedResource,
+    held: Option<&Arc<EncodedResource>>,
+) -> [Arc<Refusal>; 3] {
     std::array::from_fn(|_| {
-        let refusal = Refusal::new(ResourceType::Cluster, refused, "bad".to_owned(), None);
-        quarantine.add(build, Arc::new(refusal))
+        let refusal = Refusal::new(resource_type, refused, "bad".to_owned(), held.cloned());
+        quarantine.add(*build, Arc::new(refusal))
     })
+}
+
+/// Runs a client while some endpoints and routes are in quarantine.
+pub(super) fn run(protocol: Protocol, steps: Vec<Step>) {
+    let quarantine = quarantine();
+    let refused = [
+        (ResourceType::Endpoint, 1, None),
+        (ResourceType::Endpoint, 2, Some(resource(2, 0))),
+        (ResourceType::Route, 1, None),
+        (ResourceType::Route, 2, None),
+    ];
+    let _refusals = refused.map(|(of, name, held)| refuse_thrice(&quarantine, of, &resource(name, 1), held.as_ref()));
+    let (quarantine, build) = quarantine;
+    super::run(Client::quarantined(protocol, quarantine, build), steps);
 }
 
 #[test]
 fn resources_that_others_accept_are_no_longer_withheld() {
-    let (quarantine, build) = quarantine();
+    let quarantine = quarantine();
     let refused = resource(0, 1);
-    let refusals = refuse_thrice(&quarantine, build, &refused);
+    let refusals = refuse_thrice(&quarantine, ResourceType::Cluster, &refused, None);
+    let (quarantine, build) = quarantine;
     let mut watched = WatchedResource {
         wildcard: true,
         ..WatchedResource::default()
@@ -140,7 +160,13 @@ fn resources_that_others_accept_are_no_longer_withheld() {
         resources: resources.into(),
         ..InFlight::default()
     };
-    let sent = watched.withhold(ResourceType::Cluster, content, Protocol::Sotw, (&quarantine, build));
+    let sent = watched.withhold(
+        ResourceType::Cluster,
+        content,
+        &Awaited::default(),
+        Protocol::Sotw,
+        (&quarantine, build),
+    );
     assert!(sent.is_some_and(|sent| sent.resources.is_empty()));
     watched.release();
     assert!(watched.pending.is_empty() && watched.refused.contains_key(&refused.name));
@@ -191,8 +217,9 @@ fn endpoints_of_unconfirmed_clusters_are_sent_beside_withheld_resources() {
     world.revision = 2;
     world.contents[0] = [(0, 1), (1, 1)].into();
 
-    let (quarantine, build) = quarantine();
-    let _refusals = refuse_thrice(&quarantine, build, &resource(1, 1));
+    let quarantine = quarantine();
+    let _refusals = refuse_thrice(&quarantine, ResourceType::Cluster, &resource(1, 1), None);
+    let (quarantine, build) = quarantine;
     client.connection = Connection::new(Protocol::Delta).with_quarantine(Some((Arc::new(quarantine), build)));
     client.inbox.clear();
     client.subscribe();
@@ -208,4 +235,227 @@ fn endpoints_of_unconfirmed_clusters_are_sent_beside_withheld_resources() {
         resource(1, 0).version,
         "the refused version is withheld"
     );
+}
+
+/// A client that requests resources by name, without a model of what it holds.
+struct NamingClient {
+    connection: Connection,
+    protocol: Protocol,
+    resource_type: ResourceType,
+    names: Vec<&'static str>,
+}
+
+impl NamingClient {
+    fn new(protocol: Protocol, resource_type: ResourceType, (quarantine, build): (Quarantine, Build)) -> Self {
+        Self {
+            connection: Connection::new(protocol).with_quarantine(Some((Arc::new(quarantine), build))),
+            protocol,
+            resource_type,
+            names: Vec::new(),
+        }
+    }
+
+    /// Sends a request that adds these names.
+    fn request(&mut self, nonce: &SmolStr, error: Option<&str>, added: &[&'static str]) -> Reaction {
+        self.names.extend(added);
+        let request = Request {
+            resource_type: self.resource_type,
+            nonce: nonce.clone(),
+            error: error.map(str::to_owned),
+            change: match self.protocol {
+                Protocol::Sotw => sotw(&self.names),
+                Protocol::Delta => delta(added),
+            },
+        };
+        self.connection.on_request(request).expect("few names")
+    }
+
+    fn ack(&mut self, nonce: &SmolStr) -> Vec<Response> {
+        self.request(nonce, None, &[]).responses
+    }
+
+    fn progress(&self, name: u8, generation: u8) -> Progress {
+        let watched = self.connection.watched(self.resource_type).expect("a subscription");
+        let wanted = resource(name, generation);
+        watched.progress(&wanted.name, Some(wanted.version))
+    }
+
+    fn last_error(&self) -> Option<&str> {
+        let watched = self.connection.watched(self.resource_type).expect("a subscription");
+        watched.last_error.as_deref()
+    }
+}
+
+/// Checks the resources of the only response and returns its nonce.
+fn sent(responses: &[Response], expected: &[(u8, u8)]) -> SmolStr {
+    let [response] = responses else {
+        panic!("{} responses instead of {expected:?}", responses.len());
+    };
+    let given: Vec<_> = response.resources.iter().map(|resource| resource.version).collect();
+    let expected = expected.iter().map(|(name, number)| resource(*name, *number).version);
+    assert_eq!(given, expected.collect::<Vec<_>>());
+    response.nonce.clone()
+}
+
+/// Publishes routes with these generations at the next revision.
+fn routes(world: &mut World, routes: &[(u8, u8)]) -> Arc<ResourceSnapshot> {
+    world.revision += 1;
+    world.contents[3] = routes.iter().copied().collect();
+    world.snapshot()
+}
+
+fn refused(reaction: &Reaction) -> Vec<&str> {
+    let names = reaction.refused.iter().map(|refusal| refusal.name.as_str());
+    names.collect()
+}
+
+/// Envoy waits without a time limit for the routes of its listeners (`initial_fetch_timeout: 0s`).
+#[test]
+fn a_client_that_waits_is_sent_what_others_refused() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let quarantine = quarantine();
+        let _refusals = refuse_thrice(&quarantine, ResourceType::Route, &resource(0, 1), None);
+        let mut client = NamingClient::new(protocol, ResourceType::Route, quarantine);
+        let mut world = World::default();
+        client.connection.on_snapshot(routes(&mut world, &[(0, 1), (1, 1)]));
+        let first = client.request(&SmolStr::default(), None, &["r0", "r1"]);
+        let nonce = sent(&first.responses, &[(1, 1)]);
+        assert!(!client.connection.is_up_to_date(), "{protocol:?}: r0 is sent later");
+        let nonce = sent(&client.ack(&nonce), &[(0, 1)]);
+        let rejected = client.request(&nonce, Some("bad"), &[]);
+        assert_eq!(
+            (refused(&rejected), rejected.responses.len()),
+            (vec!["r0"], 0),
+            "{protocol:?}"
+        );
+        assert!(client.connection.is_settled());
+        // The client waits no longer.
+        let nonce = sent(
+            &client.connection.on_snapshot(routes(&mut world, &[(0, 1), (1, 2)])),
+            &[(1, 2)],
+        );
+        assert!(client.ack(&nonce).is_empty() && client.connection.is_settled());
+        assert!(matches!(client.progress(0, 1), Progress::Refused(_)));
+    }
+}
+
+/// The error of a route configuration does not name it.
+#[test]
+fn a_rejected_response_of_refused_resources_refuses_all_of_them() {
+    let quarantine = quarantine();
+    let _refusals = [0, 2].map(|name| refuse_thrice(&quarantine, ResourceType::Route, &resource(name, 1), None));
+    let mut client = NamingClient::new(Protocol::Delta, ResourceType::Route, quarantine);
+    let mut world = World::default();
+    client
+        .connection
+        .on_snapshot(routes(&mut world, &[(0, 1), (1, 1), (2, 1)]));
+    let first = client.request(&SmolStr::default(), None, &["r0", "r1", "r2"]);
+    let nonce = sent(&first.responses, &[(1, 1)]);
+    let nonce = sent(&client.ack(&nonce), &[(0, 1), (2, 1)]);
+    let rejected = client.request(&nonce, Some("bad"), &[]);
+    assert_eq!((refused(&rejected), rejected.responses.len()), (vec!["r0", "r2"], 0));
+    // The client requests one of them again, and refuses it again.
+    let again = client.request(&SmolStr::default(), None, &["r0"]);
+    let nonce = sent(&again.responses, &[(0, 1)]);
+    let rejected = client.request(&nonce, Some("bad"), &[]);
+    assert_eq!((refused(&rejected).len(), rejected.responses.len()), (0, 0));
+    assert!(client.connection.is_settled());
+}
+
+#[test]
+fn a_client_that_waits_is_sent_what_others_hold() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let quarantine = quarantine();
+        let held = resource(0, 0);
+        let _refusals = refuse_thrice(&quarantine, ResourceType::Route, &resource(0, 1), Some(&held));
+        let mut client = NamingClient::new(protocol, ResourceType::Route, quarantine);
+        let mut world = World::default();
+        client.connection.on_snapshot(routes(&mut world, &[(0, 1), (1, 1)]));
+        let first = client.request(&SmolStr::default(), None, &["r0", "r1"]);
+        let nonce = sent(&first.responses, &[(0, 0), (1, 1)]);
+        assert!(client.ack(&nonce).is_empty() && client.connection.is_settled());
+        assert!(matches!(client.progress(0, 1), Progress::Refused(_)));
+    }
+}
+
+/// As long as a cluster warms, Envoy sends no request for clusters.
+#[test]
+fn a_changed_cluster_is_warmed_with_the_endpoints_that_the_client_holds() {
+    let quarantine = quarantine();
+    let _refusals = refuse_thrice(&quarantine, ResourceType::Endpoint, &resource(1, 1), None);
+    let (quarantine, build) = quarantine;
+    let (mut world, mut client) = settle(Client::quarantined(Protocol::Delta, quarantine, build));
+    world.revision += 1;
+    world.contents[1].insert(1, 1);
+    client.publish(&world);
+    assert!(client.inbox.is_empty(), "the client does not wait for endpoints");
+    world.revision += 1;
+    world.contents[0].insert(1, 1);
+    client.publish(&world);
+    client.settle(&world);
+    assert!(client.warming.is_empty(), "{:?}", client.warming);
+    assert_eq!(client.held[1]["r1"].version, resource(1, 0).version);
+}
+
+#[test]
+fn rejected_resources_are_not_held_after_the_ack_of_others() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let mut client = NamingClient::new(protocol, ResourceType::Route, quarantine());
+        let mut world = World::default();
+        let content = |first: u8, second: u8, fourth: u8| [(0u8, first), (1, second), (2, 0), (3, fourth)];
+        client.connection.on_snapshot(routes(&mut world, &content(0, 0, 0)));
+        let first = client.request(&SmolStr::default(), None, &["r0", "r1", "r3"]);
+        let nonce = sent(&first.responses, &[(0, 0), (1, 0), (3, 0)]);
+        assert!(client.ack(&nonce).is_empty());
+
+        // The error does not say which of them is wrong.
+        let changed = client.connection.on_snapshot(routes(&mut world, &content(1, 1, 0)));
+        let nonce = sent(&changed, &[(0, 1), (1, 1)]);
+        let rejected = client.request(&nonce, Some("bad"), &[]);
+        assert_eq!(
+            (refused(&rejected), rejected.responses.len()),
+            (vec![], 0),
+            "{protocol:?}"
+        );
+        let nonce = sent(&client.request(&nonce, None, &["r2"]).responses, &[(2, 0)]);
+        assert!(client.ack(&nonce).is_empty());
+        assert!(matches!(client.progress(2, 0), Progress::Acknowledged));
+        assert!(matches!(client.progress(1, 1), Progress::Rejected(error) if error == "bad"));
+        assert_eq!(client.last_error(), Some("bad"));
+
+        // Any of the three may be wrong.
+        let changed = client.connection.on_snapshot(routes(&mut world, &content(1, 1, 1)));
+        let nonce = sent(&changed, &[(0, 1), (1, 1), (3, 1)]);
+        let rejected = client.request(&nonce, Some("bad"), &[]);
+        assert_eq!(
+            (refused(&rejected), rejected.responses.len()),
+            (vec![], 0),
+            "{protocol:?}"
+        );
+        let changed = client.connection.on_snapshot(routes(&mut world, &content(2, 1, 1)));
+        let nonce = sent(&changed, &[(0, 2), (1, 1), (3, 1)]);
+        assert!(client.ack(&nonce).is_empty());
+        assert!(matches!(client.progress(1, 1), Progress::Acknowledged));
+        assert_eq!(client.last_error(), None);
+    }
+}
+
+/// The view of a group contains resources that the client has not requested.
+#[test]
+fn new_names_are_not_held_before_they_are_acknowledged() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let mut client = NamingClient::new(protocol, ResourceType::Route, quarantine());
+        let mut world = World::default();
+        client.connection.on_snapshot(routes(&mut world, &[(0, 0), (1, 0)]));
+        let first = client.request(&SmolStr::default(), None, &["r0"]);
+        let nonce = sent(&first.responses, &[(0, 0)]);
+        assert!(client.ack(&nonce).is_empty());
+        let nonce = sent(&client.request(&nonce, None, &["r1"]).responses, &[(1, 0)]);
+        assert!(matches!(client.progress(1, 0), Progress::Sent));
+        assert_eq!(
+            refused(&client.request(&nonce, Some("bad"), &[])),
+            ["r1"],
+            "{protocol:?}"
+        );
+    }
 }
