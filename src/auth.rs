@@ -8,6 +8,7 @@ mod client_certificate;
 pub mod forwarded;
 mod kubernetes;
 mod oidc;
+pub mod shares;
 pub mod tls;
 pub mod token;
 pub mod trust;

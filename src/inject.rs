@@ -64,7 +64,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use self::{
-    config::Config,
+    config::{Config, MAX_TEMPLATES},
     owner::Owner,
     request::{Rendered, Request},
     schema::{Form, canonical},
@@ -125,6 +125,12 @@ pub enum InjectError {
         /// Names of all templates.
         known: String,
     },
+    /// The pod or the configuration asks for too many templates.
+    #[error("more than {MAX_TEMPLATES} templates requested, with aliases expanded")]
+    TooManyTemplates,
+    /// The deadline of the [`template::Host`] has passed.
+    #[error("injection takes too long")]
+    Deadline,
     /// A template failed.
     #[error("failed to run injection template: {0}")]
     Template(#[from] template::Error),
@@ -231,6 +237,7 @@ impl Injector {
         let request = Request::new(&self.config, environment, pod, owner)?;
         let rendered = render::render(&request)?;
         let mut rendered = overrides::apply(&request, rendered)?;
+        environment.check_deadline()?;
         finish::set_variables(&request, &mut rendered.pod);
         prometheus::merge(&request, &mut rendered.pod);
         probes::rewrite(&request, &mut rendered.pod)?;

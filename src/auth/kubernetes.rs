@@ -8,6 +8,7 @@ mod review;
 mod review_cache;
 
 use std::{
+    net::IpAddr,
     sync::Arc,
     time::{Instant, SystemTime},
 };
@@ -20,13 +21,15 @@ use tokio::sync::{Semaphore, watch};
 use self::review_cache::{CacheKey, ReviewCache};
 use super::{
     AuthenticationError, Authenticator, Caller, CallerSource, Credentials, KubernetesInfo, TOKEN_REVIEW_TIMEOUT,
-    TrustDomains, token,
+    TrustDomains, shares::Shares, token,
 };
 use crate::{base::ClusterId, environment, kube::clients::Clients};
 
 /// The maximum number of concurrent reviews; others wait. Unauthenticated clients can send tokens and must not overload
 /// the API server.
 const MAX_CONCURRENT_REVIEWS: usize = 64;
+/// The maximum number of those for clients of one address. Tokens may be forged, so they prove no other source.
+const MAX_REVIEWS_PER_ADDRESS: usize = 32;
 
 /// Accepts service account tokens that an API server authenticates.
 #[doc(alias = "KubeJWTAuthenticator")]
@@ -37,6 +40,7 @@ pub struct KubernetesTokens {
     domains: watch::Receiver<Arc<TrustDomains>>,
     cache: ReviewCache,
     permits: Arc<Semaphore>,
+    shares: Arc<Shares<Option<IpAddr>>>,
     clock: fn() -> (Instant, SystemTime),
 }
 
@@ -59,6 +63,7 @@ impl KubernetesTokens {
             domains,
             cache: ReviewCache::default(),
             permits: Arc::new(Semaphore::new(MAX_CONCURRENT_REVIEWS)),
+            shares: Arc::new(Shares::new(MAX_REVIEWS_PER_ADDRESS)),
             clock: || (environment::now(), environment::wall_clock()),
         }
     }
@@ -77,7 +82,8 @@ impl KubernetesTokens {
             return Err(AuthenticationError::Invalid("the token has expired".into()));
         }
         let key = CacheKey::new(&cluster, token);
-        let review = self.review(cluster, client, token.to_owned(), expires_at);
+        let address = credentials.address.map(|address| address.ip());
+        let review = self.review(address, cluster, client, token.to_owned(), expires_at);
         let reviewed = self.cache.get_or(key, now, wall_clock, review, self.clock).await?;
         let info = reviewed.info.clone();
         let domains = self.domains.borrow().clone();
@@ -90,17 +96,19 @@ impl KubernetesTokens {
         })
     }
 
-    /// Reviews a token, within the timeout and the concurrency limit.
+    /// Reviews a token of a client, within the timeout and the concurrency limits.
     fn review(
         &self,
+        address: Option<IpAddr>,
         cluster: ClusterId,
         client: Client,
         token: String,
         expires_at: Option<SystemTime>,
     ) -> BoxFuture<'static, Result<ReviewedToken, AuthenticationError>> {
-        let (audiences, permits) = (self.audiences.clone(), self.permits.clone());
+        let (audiences, permits, shares) = (self.audiences.clone(), self.permits.clone(), self.shares.clone());
         let id = cluster.clone();
         let asking = async move {
+            let _share = shares.acquire(address).await;
             let _permit = permits.acquire().await;
             let info = review::review(client, cluster, token, &audiences).await?;
             Ok(ReviewedToken { info, expires_at })

@@ -2,10 +2,10 @@
 //!
 //! The issuer's key set is fetched on first use, when it is old, and when a token names an unknown key id. A cooldown
 //! bounds the fetches, since any client can send unknown key ids. The last key set stays in use while the issuer is
-//! unavailable.
+//! slow or unavailable: a fetch delays only the request that starts it and those with unknown key ids.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -17,7 +17,7 @@ use jsonwebtoken::{
 };
 use serde::Deserialize;
 use smol_str::SmolStr;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     AuthenticationError, Authenticator, Caller, CallerSource, Credentials, TrustDomains,
@@ -71,8 +71,10 @@ pub struct OidcTokens {
     rule: JwtRule,
     domains: watch::Receiver<Arc<TrustDomains>>,
     get: Fetch,
-    /// Locked during a fetch, so that all waiting requests share it.
+    /// Locked for one look-up or change.
     keys: Mutex<CachedKeySet>,
+    /// The turn to fetch the key set. All requests that wait for it share the result.
+    fetching: Semaphore,
     clock: fn() -> (Instant, SystemTime),
 }
 
@@ -82,6 +84,26 @@ struct CachedKeySet {
     set: Option<(Arc<[Jwk]>, Instant)>,
     attempted_at: Option<Instant>,
     last_error: String,
+}
+
+impl CachedKeySet {
+    /// Returns true if a key of the set matches the token header.
+    fn has_key(&self, header: &Header) -> bool {
+        let mut keys = self.set.iter().flat_map(|(keys, _)| keys.iter());
+        keys.any(|key| key_matches(key, header))
+    }
+
+    /// Returns true if the set must be fetched for this token header, and records the attempt.
+    fn begin_fetch(&mut self, header: &Header, now: Instant) -> bool {
+        let age = |since: Instant| now.saturating_duration_since(since);
+        let is_fresh = self.set.as_ref().is_some_and(|(_, since)| age(*since) < KEY_SET_TTL);
+        let may_fetch = self.attempted_at.is_none_or(|last| age(last) >= FETCH_COOLDOWN);
+        let is_due = may_fetch && !(is_fresh && self.has_key(header));
+        if is_due {
+            self.attempted_at = Some(now);
+        }
+        is_due
+    }
 }
 
 #[derive(Deserialize)]
@@ -122,6 +144,7 @@ impl OidcTokens {
             domains,
             get,
             keys: Mutex::default(),
+            fetching: Semaphore::new(1),
             clock,
         }
     }
@@ -189,17 +212,19 @@ impl OidcTokens {
 
     /// Returns the key set, and fetches it first if needed.
     async fn keys(&self, header: &Header) -> Result<Arc<[Jwk]>, AuthenticationError> {
-        let mut keys = self.keys.lock().await;
+        let is_known = self.cached().has_key(header);
+        let turn = if is_known {
+            self.fetching.try_acquire().ok()
+        } else {
+            self.fetching.acquire().await.ok()
+        };
         let (now, _) = (self.clock)();
-        let is_known = |keys: &[Jwk]| keys.iter().any(|key| key_matches(key, header));
-        let is_good =
-            |(set, since): &(Arc<[Jwk]>, Instant)| now.saturating_duration_since(*since) < KEY_SET_TTL && is_known(set);
-        let may_fetch = keys
-            .attempted_at
-            .is_none_or(|last| now.saturating_duration_since(last) >= FETCH_COOLDOWN);
-        if !keys.set.as_ref().is_some_and(is_good) && may_fetch {
-            keys.attempted_at = Some(now);
-            match self.fetch().await {
+        if turn.is_some() && self.cached().begin_fetch(header, now) {
+            let fetched = self.fetch().await;
+            let mut keys = self.cached();
+            // The cooldown begins anew, so that those who wait do not fetch one after the other.
+            keys.attempted_at = Some((self.clock)().0);
+            match fetched {
                 Ok(set) => keys.set = Some((set, now)),
                 Err(last_error) => {
                     tracing::warn!(issuer = self.rule.issuer, "JWKS fetch failed: {last_error}");
@@ -207,6 +232,7 @@ impl OidcTokens {
                 }
             }
         }
+        let keys = self.cached();
         match &keys.set {
             Some((set, _)) => Ok(set.clone()),
             None => Err(AuthenticationError::Unavailable(format!(
@@ -214,6 +240,10 @@ impl OidcTokens {
                 self.rule.issuer, keys.last_error
             ))),
         }
+    }
+
+    fn cached(&self) -> MutexGuard<'_, CachedKeySet> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn fetch(&self) -> Result<Arc<[Jwk]>, String> {

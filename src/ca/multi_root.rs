@@ -9,7 +9,7 @@ mod endpoint;
 use std::{
     collections::BTreeMap,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant},
 };
 
 use futures::{
@@ -38,8 +38,8 @@ use crate::{
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// The first backoff between these retries; it doubles.
 const FETCH_BACKOFF: Duration = Duration::from_millis(500);
-/// The interval at which the wall clock is polled.
-const CLOCK_POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// The interval at which endpoints are checked for a due fetch.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The sources of trust.
 pub struct TrustInputs {
@@ -75,8 +75,8 @@ pub fn start(environment: &Environment, inputs: TrustInputs) -> Trust {
         published: inputs.published,
         mesh: inputs.mesh,
         fetch,
-        now: environment::wall_clock,
-        poll_interval: CLOCK_POLL_INTERVAL,
+        now: environment::now,
+        poll_interval: POLL_INTERVAL,
         pools,
         anchors,
     };
@@ -114,7 +114,7 @@ struct TrustController {
     published: watch::Receiver<Option<Arc<TrustBundle>>>,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
     fetch: Option<Fetch>,
-    now: fn() -> SystemTime,
+    now: fn() -> Instant,
     poll_interval: Duration,
     pools: watch::Sender<Arc<TrustPools>>,
     anchors: watch::Sender<Arc<Vec<String>>>,
@@ -127,10 +127,16 @@ impl TrustController {
         fetching.push(pending().boxed());
         let mut is_changed = true;
         loop {
-            let mesh = self.mesh.borrow_and_update().clone().unwrap_or_default();
+            let mesh = {
+                let mesh = self.mesh.borrow_and_update();
+                // A change may arrive together with a response, whose branch is taken then.
+                is_changed |= mesh.has_changed();
+                mesh.clone().unwrap_or_default()
+            };
             if let Some(fetch) = &self.fetch {
-                is_changed |= endpoints.set_urls(&endpoint_urls(&mesh));
-                for url in endpoints.take_due((self.now)()) {
+                let now = (self.now)();
+                is_changed |= endpoints.set_urls(&endpoint_urls(&mesh), now);
+                for url in endpoints.take_due(now) {
                     let fetched = fetch(url.clone());
                     fetching.push(fetched.map(|roots| (url, roots)).boxed());
                 }

@@ -19,7 +19,10 @@ use ::kube::Client;
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
-use tokio::sync::{Semaphore, watch};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch},
+    time::{Instant, timeout_at},
+};
 
 use self::request::{CsrError, CsrSpec};
 use super::{
@@ -33,6 +36,7 @@ use super::{
     signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
 };
 use crate::{
+    auth::shares::Shares,
     base::duration,
     environment::{self, Environment},
     settings::Settings,
@@ -47,6 +51,9 @@ const ROOTS: &str = "./etc/external-ca-cert/root-cert.pem";
 const CLUSTER_ROOTS: &str = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// The maximum number of concurrent CertificateSigningRequests; each has a watch at the API server.
 const MAX_CONCURRENT_REQUESTS: usize = 64;
+/// The maximum number of those for one identity, which all replicas of a workload have in common. A signer may take a
+/// minute, so without it one workload could use all.
+const MAX_REQUESTS_PER_IDENTITY: usize = 16;
 /// The key usages of workload certificates.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth", "client auth"];
 
@@ -172,7 +179,7 @@ pub fn start(
         tasks: environment.tasks.clone(),
         roots,
         mesh,
-        permits: Semaphore::new(MAX_CONCURRENT_REQUESTS),
+        permits: Permits::new(),
     };
     Ok(Registration {
         signer: Arc::new(signer),
@@ -249,7 +256,39 @@ struct KubernetesSigner {
     /// The file's roots.
     roots: watch::Receiver<Option<Bytes>>,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-    permits: Semaphore,
+    permits: Permits,
+}
+
+/// Permits for CertificateSigningRequests.
+struct Permits {
+    all: Semaphore,
+    of_identities: Shares<String>,
+}
+
+impl Permits {
+    fn new() -> Self {
+        Self {
+            all: Semaphore::new(MAX_CONCURRENT_REQUESTS),
+            of_identities: Shares::new(MAX_REQUESTS_PER_IDENTITY),
+        }
+    }
+
+    /// Waits for a permit to request a certificate of an identity; `Err` is the reason why there is none in time.
+    async fn acquire(
+        &self,
+        identity: &str,
+        longest: Duration,
+    ) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'_>), String> {
+        let deadline = Instant::now() + longest;
+        let share = timeout_at(deadline, self.of_identities.acquire(identity.to_owned())).await;
+        let share = share.map_err(|_| {
+            format!("{MAX_REQUESTS_PER_IDENTITY} signing requests for {identity} are in progress; try again later")
+        })?;
+        match timeout_at(deadline, self.all.acquire()).await {
+            Ok(Ok(permit)) => Ok((share, permit)),
+            _ => Err("too many signing requests in progress; try again later".into()),
+        }
+    }
 }
 
 impl Signer for KubernetesSigner {
@@ -273,12 +312,8 @@ impl KubernetesSigner {
             names: request.identities.join(","),
         };
         let signer = spec.signer.clone();
-        let permit = self.permits.acquire();
-        let permit = tokio::time::timeout(request::SIGNING_TIMEOUT, permit).await;
-        let Ok(Ok(_permit)) = permit else {
-            let text = "too many signing requests in progress; try again later".into();
-            return Err(error(SignErrorKind::NotReady, text));
-        };
+        let permits = self.permits.acquire(&spec.names, request::SIGNING_TIMEOUT).await;
+        let _permits = permits.map_err(|text| error(SignErrorKind::NotReady, text))?;
         let signed = request::sign(&self.client, &self.tasks, spec).await;
         let chain = signed.map_err(|failure| {
             let kind = match failure {

@@ -1,8 +1,8 @@
 //! The gRPC service `IstioCertificateService`: signs certificates for authenticated workloads.
 //!
-//! The message is not read before the caller is authenticated. The certificate has the identities that the
-//! authenticators return; names in the CSR are ignored. Parity (security/pkg/server/ca/server.go): status codes and
-//! metrics.
+//! The message is not read before the caller is authenticated. Many calls of one identity wait for each other, and
+//! leave room for those of other identities. The certificate has the identities that the authenticators return; names
+//! in the CSR are ignored. Parity (security/pkg/server/ca/server.go): status codes and metrics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,12 +12,12 @@ use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
 use prost::Message;
 use prost_types::value::Kind;
 use smol_str::SmolStr;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch};
 use tonic::{Code, Status};
 
 use super::signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest};
 use crate::{
-    auth::{Authenticators, Caller, TrustDomains},
+    auth::{Authenticators, Caller, TrustDomains, shares::Shares},
     base::spiffe,
     proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse},
     rpc::{Call, Unary},
@@ -27,8 +27,13 @@ const CREATE_CERTIFICATE: &str = "/istio.v1.auth.IstioCertificateService/CreateC
 /// Fields of the metadata of a request.
 const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
-/// The maximum number of concurrent calls; a call may wait for an API server or a signer.
+/// The maximum number of concurrent calls of authenticated callers; a call may wait for its message or a signer.
 const MAX_CONCURRENT_CALLS: usize = 1024;
+/// The maximum number of those of one identity, which all replicas of a workload, and all ztunnels, have in common.
+/// Others wait, without their message.
+const MAX_CALLS_PER_IDENTITY: usize = 64;
+/// The maximum wait.
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// The maximum message size; a CSR with the largest accepted key needs a tenth of it.
 const MAX_REQUEST_BYTES: usize = 64 << 10;
 
@@ -42,6 +47,7 @@ pub struct CertificateService {
     domains: watch::Receiver<Arc<TrustDomains>>,
     may_impersonate: MayImpersonate,
     calls: Semaphore,
+    calls_of_identities: Shares<SmolStr>,
     metrics: Metrics,
 }
 
@@ -60,17 +66,15 @@ impl CertificateService {
             domains,
             may_impersonate,
             calls: Semaphore::new(MAX_CONCURRENT_CALLS),
+            calls_of_identities: Shares::new(MAX_CALLS_PER_IDENTITY),
             metrics: Metrics::new(registry)?,
         })
     }
 
     async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
         self.metrics.requests.inc();
-        let Ok(_permit) = self.calls.try_acquire() else {
-            let message = format!("{MAX_CONCURRENT_CALLS} certificate requests are in progress; retry in some seconds");
-            return Err(Status::resource_exhausted(message));
-        };
         let caller = self.caller(&mut call).await?;
+        let _permits = self.permits(&caller).await?;
         let message = call.message(MAX_REQUEST_BYTES).await?;
         let request = IstioCertificateRequest::decode(message).map_err(|error| {
             self.metrics.unreadable.inc();
@@ -117,6 +121,20 @@ impl CertificateService {
                 })
             }
         }
+    }
+
+    /// Waits until the identity has few enough calls, and fails if all callers together have too many.
+    async fn permits(&self, caller: &Caller) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'_>), Status> {
+        let exhausted = |calls: usize, whose: &str| {
+            let message = format!("{calls} certificate requests{whose} are in progress; retry in some seconds");
+            Status::resource_exhausted(message)
+        };
+        let identity = caller.identities.first().cloned().unwrap_or_default();
+        let share = tokio::time::timeout(LONGEST_WAIT, self.calls_of_identities.acquire(identity)).await;
+        let share = share.map_err(|_| exhausted(MAX_CALLS_PER_IDENTITY, " of this identity"))?;
+        let permit = self.calls.try_acquire();
+        let permit = permit.map_err(|_| exhausted(MAX_CONCURRENT_CALLS, ""))?;
+        Ok((share, permit))
     }
 
     /// Returns the identities of the certificate.

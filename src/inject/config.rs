@@ -39,6 +39,9 @@ fn place(line: &u64, column: &u64) -> String {
     }
 }
 
+/// The maximum number of templates of a pod. The annotation of a pod may repeat one, whose overlay is merged each time.
+pub(super) const MAX_TEMPLATES: usize = 32;
+
 /// The treatment of pods that do not say whether they want a sidecar.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Policy {
@@ -94,13 +97,13 @@ impl Config {
         })
     }
 
-    /// Returns the templates that names stand for. Aliases are expanded once.
+    /// Returns the templates that names stand for, at most one more than [`MAX_TEMPLATES`]. Aliases are expanded once.
     pub(super) fn resolve<'a>(&'a self, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
         let expand = |name: &'a str| match self.aliases.get(name) {
             Some(names) => names.iter().map(String::as_str).collect(),
             None => vec![name],
         };
-        names.flat_map(expand).collect()
+        names.flat_map(expand).take(MAX_TEMPLATES + 1).collect()
     }
 }
 

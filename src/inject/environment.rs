@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use prost::{Message, Name};
 use prost_reflect::DynamicMessage;
 
-use super::data;
+use super::{InjectError, data};
 use crate::{
     api::mesh_config,
     base::Labels,
@@ -130,7 +130,7 @@ pub struct Environment {
     pub proxy_configs: Arc<[(String, ProxyConfigResource)]>,
     /// Variables for the proxy from the path of the request ([`proxy_variables`]).
     pub proxy_variables: BTreeMap<String, String>,
-    /// Access of templates to the clock, randomness and the environment, and the deadline of rendering.
+    /// Access of templates to the clock, randomness and the environment, and the deadline of the injection.
     pub host: Arc<dyn Host + Send + Sync>,
 }
 
@@ -155,6 +155,14 @@ impl Default for Environment {
 const NATIVE_SIDECARS_SINCE: u32 = 33;
 
 impl Environment {
+    /// Fails once the deadline has passed. Templates check it themselves; merging of their overlays does not.
+    pub(super) fn check_deadline(&self) -> Result<(), InjectError> {
+        if self.host.is_expired() {
+            return Err(InjectError::Deadline);
+        }
+        Ok(())
+    }
+
     /// True if proxies are native sidecars, on a node if the pod names one.
     pub(super) fn uses_native_sidecars(&self, node: Option<&str>) -> bool {
         match self.native_sidecars {

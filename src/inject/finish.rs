@@ -1,6 +1,8 @@
 //! Changes of the merged pod that templates cannot make: variables of the request, metadata, and the order of
 //! containers.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value as Json, json};
 
 use super::{
@@ -32,10 +34,14 @@ pub(super) fn keep_variable_order(request: &Request<'_>, pod: &mut Json) {
     let (Some(earlier), Some(sidecar)) = (earlier, pod::sidecar_mut(pod)) else {
         return;
     };
-    let position = |variable: &Json| earlier.iter().position(|other| pod::name(other) == pod::name(variable));
+    let mut positions = BTreeMap::new();
+    for (index, variable) in earlier.iter().enumerate() {
+        positions.entry(pod::name(variable)).or_insert(index);
+    }
+    let position = |variable: &Json| positions.get(pod::name(variable)).copied();
     let variables = pod::items_mut(sidecar, "env");
     if variables.len() == earlier.len() && variables.iter().all(|variable| position(variable).is_some()) {
-        variables.sort_by_key(position);
+        variables.sort_by_cached_key(position);
     }
 }
 

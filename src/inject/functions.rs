@@ -64,8 +64,12 @@ fn texts() -> [Function; 8] {
             };
             let spaces = usize::try_from(spaces).unwrap_or(0);
             let text = text(arguments[1]);
-            let lines = text.matches('\n').count();
-            context.allocate(text.len().saturating_add(lines.saturating_mul(spaces)))?;
+            let breaks = text.matches('\n').count();
+            context.allocate(text.len().saturating_add(breaks.saturating_mul(spaces)))?;
+            if breaks == 0 {
+                // The spaces were not paid for.
+                return Ok(text.into());
+            }
             Ok(text.replace('\n', &format!("\n{}", " ".repeat(spaces))).into())
         }),
         Function::new("env", &[Text, Text], Text, |context, arguments| {

@@ -2,6 +2,10 @@
 //!
 //! Parity (k8s.io/apimachinery/pkg/util/strategicpatch/patch.go): elements of the patch come before others of the
 //! original that are not ahead of them, nulls delete, and directives begin with `$`.
+//!
+//! Elements are found by ordered maps: pods of users have lists of many thousand elements.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
@@ -63,11 +67,11 @@ fn objects(kind: Option<&'static Struct>, mut original: Object, mut patch: Objec
         let retained = strings(&retained).ok_or_else(|| MergeError::new("$retainKeys must be a list of strings"))?;
         if let Some(key) = patch
             .keys()
-            .find(|key| !key.starts_with('$') && !retained.contains(&key.as_str()))
+            .find(|key| !key.starts_with('$') && !retained.contains(key.as_str()))
         {
             return Err(MergeError::new(format!("{key} is not in {RETAIN_KEYS}")));
         }
-        original.retain(|key, _| retained.contains(&key.as_str()));
+        original.retain(|key, _| retained.contains(key.as_str()));
     }
     let (directives, members): (Object, Object) = if patch.keys().any(|key| key.starts_with('$')) {
         patch.into_iter().partition(|(key, _)| key.starts_with('$'))
@@ -108,7 +112,8 @@ fn delete_scalars(original: &mut Object, directives: &Object) {
         if let Some(Value::Array(items)) = key.strip_prefix(DELETE_SCALARS).and_then(|key| original.get_mut(key))
             && let Value::Array(deleted) = deleted
         {
-            items.retain(|item| !deleted.contains(item));
+            let deleted = positions(deleted.iter().map(Some));
+            items.retain(|item| !deleted.contains_key(&Identity::from(Some(item))));
         }
     }
 }
@@ -126,15 +131,13 @@ fn set_orders(kind: Option<&'static Struct>, original: &mut Object, directives: 
             Some(Merge::Key(key)) => Some(key),
             _ => None,
         };
-        let order: Vec<&Value> = order.iter().filter_map(|item| identity(item, merge_key)).collect();
-        let rank = |item: &Value| {
-            let id = identity(item, merge_key);
-            order.iter().position(|other| Some(*other) == id)
-        };
-        let before = identities(items, merge_key);
+        let order = positions(order.iter().filter_map(|item| identity(item, merge_key)).map(Some));
+        let rank = |item: &Value| order.get(&Identity::of(item, merge_key)).copied();
+        let before = identities(items.iter(), merge_key);
+        let before = positions(before.iter().map(Option::as_ref));
         let (mut listed, others): (Vec<Value>, Vec<Value>) =
             std::mem::take(items).into_iter().partition(|item| rank(item).is_some());
-        listed.sort_by_key(rank);
+        listed.sort_by_cached_key(rank);
         *items = interleaved(others, listed, &before, merge_key);
     }
 }
@@ -150,16 +153,17 @@ fn lists(
         Merge::Key(key) => Some(key),
         _ => None,
     };
-    let before = identities(&original, merge_key);
-    let mut merged = original;
-    let mut patched: Vec<Value> = Vec::new();
+    let before = identities(original.iter(), merge_key);
+    let before = positions(before.iter().map(Option::as_ref));
+    let mut rest = Rest::new(original, &before, merge_key);
     let mut replaces = false;
     let mut items = Vec::new();
     for (index, item) in patch.into_iter().enumerate() {
         match directive(&item) {
             Some("delete") => {
-                let id = identity(&item, merge_key);
-                merged.retain(|other| id.is_none() || identity(other, merge_key) != id);
+                if let Some(id) = identity(&item, merge_key) {
+                    rest.remove(before.get(&Identity::from(Some(id))).copied());
+                }
             }
             Some("replace") => replaces = true,
             _ => items.push((index, item)),
@@ -168,46 +172,80 @@ fn lists(
     if replaces {
         return Ok(items.into_iter().map(|(_, item)| cleaned(item)).collect());
     }
-    for (index, item) in items {
+    let ids = identities(items.iter().map(|(_, item)| item), merge_key);
+    let mut patched: Vec<Value> = Vec::new();
+    let mut places: BTreeMap<Identity<'_>, usize> = BTreeMap::new();
+    for ((index, item), id) in items.into_iter().zip(&ids) {
         let at = |error: MergeError| error.within(&format!("[{index}]"));
-        let Some(id) = identity(&item, merge_key).cloned() else {
+        if id.is_none() {
             let key = merge_key.unwrap_or_default();
             return Err(at(MergeError::new(format!("the element has no merge key {key:?}"))));
-        };
-        let is_same = |other: &Value| identity(other, merge_key) == Some(&id);
-        let position = merged.iter().position(is_same);
-        if let Some(position) = position {
-            let present = merged.remove(position);
+        }
+        let id = Identity::from(id.as_ref());
+        if let Some(present) = rest.take(before.get(&id).copied()) {
+            places.entry(id).or_insert(patched.len());
             patched.push(match (present, item) {
                 (Value::Object(present), Value::Object(item)) => {
                     objects(element, present, item).map(Value::Object).map_err(at)?
                 }
                 (_, item) => item,
             });
-        } else if let Some(present) = patched.iter_mut().find(|other| is_same(other)) {
+        } else if let Some(place) = places.get(&id) {
             // The patch names the element twice.
-            if let (Value::Object(earlier), Value::Object(item)) = (present, item) {
+            if let (Value::Object(earlier), Value::Object(item)) = (&mut patched[*place], item) {
                 *earlier = objects(element, std::mem::take(earlier), item).map_err(at)?;
             }
         } else {
+            places.insert(id, patched.len());
             patched.push(cleaned(item));
         }
     }
-    Ok(interleaved(merged, patched, &before, merge_key))
+    let others = rest.elements.into_iter().flatten().collect();
+    Ok(interleaved(others, patched, &before, merge_key))
+}
+
+/// The elements of a list that a patch has not named yet. An element is named by the position of the first one of its
+/// identity; several elements may have the same.
+struct Rest {
+    elements: Vec<Option<Value>>,
+    /// For the first element of an identity: the first one that is left.
+    left: Vec<Option<usize>>,
+    /// For each element: the next one of its identity.
+    next: Vec<Option<usize>>,
+}
+
+impl Rest {
+    fn new(elements: Vec<Value>, positions: &Positions<'_>, merge_key: Option<&str>) -> Self {
+        let (mut left, mut next) = (vec![None; elements.len()], vec![None; elements.len()]);
+        for (index, element) in elements.iter().enumerate().rev() {
+            let first = positions[&Identity::of(element, merge_key)];
+            next[index] = left[first].replace(index);
+        }
+        Self {
+            elements: elements.into_iter().map(Some).collect(),
+            left,
+            next,
+        }
+    }
+
+    /// Removes the first element that is left of those with the identity of this one.
+    fn take(&mut self, first: Option<usize>) -> Option<Value> {
+        let first = first?;
+        let index = self.left[first]?;
+        self.left[first] = self.next[index];
+        self.elements[index].take()
+    }
+
+    /// Removes all elements with the identity of this one.
+    fn remove(&mut self, first: Option<usize>) {
+        while self.take(first).is_some() {}
+    }
 }
 
 /// Merges elements that only the original has with those of the patch: the former go first only where they are ahead of
-/// the latter in the original, which `before` has the identities of.
-fn interleaved(
-    others: Vec<Value>,
-    patched: Vec<Value>,
-    before: &[Option<Value>],
-    merge_key: Option<&str>,
-) -> Vec<Value> {
-    let rank = |item: &Value| {
-        let id = identity(item, merge_key);
-        before.iter().position(|other| other.as_ref() == id)
-    };
+/// the latter in the original, which `before` has the positions of.
+fn interleaved(others: Vec<Value>, patched: Vec<Value>, before: &Positions<'_>, merge_key: Option<&str>) -> Vec<Value> {
+    let rank = |item: &Value| before.get(&Identity::of(item, merge_key)).copied();
     let mut result = Vec::with_capacity(others.len() + patched.len());
     let mut others = others.into_iter().peekable();
     for item in patched {
@@ -231,15 +269,52 @@ fn identity<'a>(item: &'a Value, merge_key: Option<&str>) -> Option<&'a Value> {
     }
 }
 
-fn identities(items: &[Value], merge_key: Option<&str>) -> Vec<Option<Value>> {
-    items.iter().map(|item| identity(item, merge_key).cloned()).collect()
+fn identities<'a>(items: impl Iterator<Item = &'a Value>, merge_key: Option<&str>) -> Vec<Option<Value>> {
+    items.map(|item| identity(item, merge_key).cloned()).collect()
+}
+
+/// An identity as a key of ordered maps.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Identity<'a> {
+    /// That of elements without a merge key.
+    Missing,
+    Text(&'a str),
+    /// The JSON text of another value.
+    Other(String),
+}
+
+impl<'a> Identity<'a> {
+    fn of(item: &'a Value, merge_key: Option<&str>) -> Self {
+        identity(item, merge_key).into()
+    }
+}
+
+impl<'a> From<Option<&'a Value>> for Identity<'a> {
+    fn from(id: Option<&'a Value>) -> Self {
+        match id {
+            None => Self::Missing,
+            Some(Value::String(text)) => Self::Text(text),
+            Some(other) => Self::Other(other.to_string()),
+        }
+    }
+}
+
+type Positions<'a> = BTreeMap<Identity<'a>, usize>;
+
+/// Returns the position of the first element of each identity.
+fn positions<'a>(ids: impl Iterator<Item = Option<&'a Value>>) -> Positions<'a> {
+    let mut positions = Positions::new();
+    for (index, id) in ids.enumerate() {
+        positions.entry(id.into()).or_insert(index);
+    }
+    positions
 }
 
 fn directive(item: &Value) -> Option<&str> {
     item.get(PATCH).and_then(Value::as_str)
 }
 
-fn strings(value: &Value) -> Option<Vec<&str>> {
+fn strings(value: &Value) -> Option<BTreeSet<&str>> {
     value.as_array()?.iter().map(Value::as_str).collect()
 }
 
@@ -375,6 +450,55 @@ mod tests {
         );
         assert_eq!(merged["tolerations"], json!([{"key": "b"}]));
         assert_eq!(merged["containers"][0]["args"], json!(["y"]));
+    }
+
+    #[test]
+    fn elements_with_equal_keys_merge_in_order() {
+        let original =
+            || json!({"volumes": [{"name": "a", "x": 1}, {"name": "b"}, {"name": "a", "x": 2}, {"name": "a", "x": 3}]});
+        let merged = spec(
+            original(),
+            json!({"volumes": [{"name": "a", "y": 1}, {"name": "a", "y": 2}]}),
+        );
+        assert_eq!(
+            merged["volumes"],
+            json!([{"name": "a", "x": 1, "y": 1}, {"name": "a", "x": 2, "y": 2}, {"name": "b"}, {"name": "a", "x": 3}])
+        );
+        let merged = spec(original(), json!({"volumes": [{"name": "c"}, {"name": "c", "y": 1}]}));
+        assert_eq!(names(&merged["volumes"]), ["c", "a", "b", "a", "a"]);
+        let merged = spec(original(), json!({"volumes": [{"name": "a", "$patch": "delete"}]}));
+        assert_eq!(names(&merged["volumes"]), ["b"]);
+    }
+
+    #[test]
+    fn keys_are_compared_with_their_type() {
+        let merged = merge(
+            "Container",
+            json!({"ports": [{"containerPort": 80, "name": "a"}, {"containerPort": "80"}, {"name": "b"}]}),
+            json!({"ports": [{"containerPort": "80", "name": "c"}]}),
+        );
+        let expected = json!({"ports": [{"containerPort": 80, "name": "a"}, {"containerPort": "80", "name": "c"},
+            {"name": "b"}]});
+        assert_eq!(merged, Ok(expected));
+    }
+
+    /// A comparison of each element with each other one would take minutes.
+    #[test]
+    fn long_lists_are_merged_fast() {
+        const LENGTH: usize = 50_000;
+        let volumes = |field: &str| {
+            let volume = |number: usize| json!({"name": number.to_string(), field: "x"});
+            json!({"volumes": (0..LENGTH).map(volume).collect::<Vec<_>>()})
+        };
+        let mut patch = volumes("patched");
+        let order = (0..LENGTH).rev().map(|number| json!({"name": number.to_string()}));
+        patch["$setElementOrder/volumes"] = order.collect();
+        let merged = spec(volumes("original"), patch);
+        assert_eq!(
+            merged["volumes"][0],
+            json!({"name": "49999", "original": "x", "patched": "x"})
+        );
+        assert_eq!(merged["volumes"].as_array().map(Vec::len), Some(LENGTH));
     }
 
     #[test]

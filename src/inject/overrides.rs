@@ -1,6 +1,8 @@
 //! Settings of users for containers that templates add. They take precedence over the template, and an annotation keeps
 //! them for a later injection of the same pod.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value as Json, json};
 
 use super::{
@@ -23,8 +25,8 @@ const AUTO: &str = "auto";
 
 /// The containers that an earlier injection added.
 pub(super) struct Status {
-    pub(super) containers: Vec<String>,
-    pub(super) init_containers: Vec<String>,
+    pub(super) containers: BTreeSet<String>,
+    pub(super) init_containers: BTreeSet<String>,
 }
 
 impl Status {
@@ -60,10 +62,13 @@ fn containers<'a>(spec: &'a Json, field: &str) -> &'a [Json] {
 pub(super) fn restored(mut pod: Json) -> Result<Json, InjectError> {
     let kept = kept(&pod)?;
     for field in [CONTAINERS, INIT_CONTAINERS] {
-        for container in containers(&kept, field) {
-            if pod::find(pod::list(&pod, field), pod::name(container)).is_none() {
-                pod::list_mut(&mut pod, field).push(container.clone());
-            }
+        let mut present: BTreeSet<&str> = pod::list(&pod, field).iter().map(pod::name).collect();
+        let missing = containers(&kept, field)
+            .iter()
+            .filter(|it| present.insert(pod::name(it)));
+        let missing: Vec<Json> = missing.cloned().collect();
+        if !missing.is_empty() {
+            pod::list_mut(&mut pod, field).extend(missing);
         }
     }
     Ok(pod)
@@ -78,10 +83,11 @@ pub(super) fn apply(request: &Request<'_>, mut rendered: Rendered) -> Result<Ren
     let status = Status::of(original);
     let mut applied = Map::new();
     for field in [CONTAINERS, INIT_CONTAINERS] {
-        let injected = status.as_ref().map_or(&[][..], |status| match field {
-            CONTAINERS => status.containers.as_slice(),
-            _ => status.init_containers.as_slice(),
+        let injected = status.as_ref().map(|status| match field {
+            CONTAINERS => &status.containers,
+            _ => &status.init_containers,
         });
+        let was_injected = |name: &String| injected.is_some_and(|names| names.contains(name));
         let names: Vec<String> = pod::list(&rendered.template, field)
             .iter()
             .map(|container| pod::name(container).to_owned())
@@ -90,7 +96,7 @@ pub(super) fn apply(request: &Request<'_>, mut rendered: Rendered) -> Result<Ren
             let own = || pod::find(pod::list(original, field), name);
             // A user sets up the proxy as a plain container; the template may add it as an init container.
             let plain = || pod::find(pod::list(original, CONTAINERS), name).filter(|_| field == INIT_CONTAINERS);
-            let of_user = || own().or_else(plain).filter(|_| !injected.contains(name));
+            let of_user = || own().or_else(plain).filter(|_| !was_injected(name));
             let found = pod::find(containers(&kept, field), name).or_else(of_user);
             let Some(container) = found.map(without_auto_image) else {
                 continue;

@@ -226,6 +226,8 @@ fn redirect(place: &Place, container: &mut Json, ports: &Ports, status_port: i64
 /// The inbound ports whose traffic the proxy intercepts, as annotations say.
 ///
 /// Parity (pkg/kube/inject/app_probe.go): probes of other ports reach the application without the agent.
+///
+/// Either all of these ports are intercepted, or all others.
 struct Ports(BTreeMap<i64, bool>);
 
 impl Ports {
@@ -244,7 +246,7 @@ impl Ports {
     fn include(&self, port: i64) -> bool {
         match self.0.get(&port) {
             Some(is_included) => *is_included,
-            None => !self.0.values().any(|is_included| *is_included),
+            None => self.0.values().next() != Some(&true),
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::{
     InjectError,
+    config::MAX_TEMPLATES,
     data::{self, Fields},
     decision,
     environment::{Environment, Mesh, Namespace, Platform, reflected},
@@ -24,12 +25,17 @@ pub(super) fn render(request: &Request<'_>) -> Result<Rendered, InjectError> {
     let mut template = None;
     let status = overrides::Status::of(request.pod);
     let was_native = |status: &overrides::Status| {
-        let has_proxy = |names: &[String]| names.iter().any(|name| name == pod::PROXY);
-        has_proxy(&status.containers) && has_proxy(&status.init_containers)
+        let lists = [&status.containers, &status.init_containers];
+        lists.into_iter().all(|names| names.contains(pod::PROXY))
     };
     // An earlier injection added both containers; neither has settings of the user.
     let was_added = status.as_ref().is_some_and(was_native);
-    for name in decision::templates(request.config, request.pod) {
+    let names = decision::templates(request.config, request.pod);
+    if names.len() > MAX_TEMPLATES {
+        return Err(InjectError::TooManyTemplates);
+    }
+    for name in names {
+        request.environment.check_deadline()?;
         let Some(templates) = request.config.templates.get(name) else {
             let known: Vec<&str> = request.config.templates.keys().map(String::as_str).collect();
             return Err(InjectError::UnknownTemplate {
@@ -83,7 +89,7 @@ fn stripped(pod: &Json, status_port: i32) -> Json {
         (pod::INIT_CONTAINERS, &status.init_containers),
     ] {
         if !pod::list(&pod, field).is_empty() {
-            pod::list_mut(&mut pod, field).retain(|container| !names.iter().any(|name| name == pod::name(container)));
+            pod::list_mut(&mut pod, field).retain(|container| !names.contains(pod::name(container)));
         }
     }
     if prometheus::port(&pod).is_some_and(|port| port == status_port.to_string()) {

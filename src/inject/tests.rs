@@ -334,6 +334,38 @@ fn proxy_config_resources_apply_by_scope() {
 }
 
 #[test]
+fn templates_of_a_pod_are_bounded() {
+    let repeated = |name: &str, count: usize| vec![name; count].join(",");
+    let annotations = json!({"inject.istio.io/templates": repeated("sidecar", MAX_TEMPLATES)});
+    let pod = json!({"metadata": {"annotations": annotations}, "spec": {"containers": [{"name": "app"}]}});
+    assert_eq!(
+        names(&inject(&pod, &environment()), "containers"),
+        ["app", "istio-proxy"]
+    );
+    let expected = "more than 32 templates requested, with aliases expanded";
+    assert_eq!(error(&repeated("sidecar", MAX_TEMPLATES + 1)), expected);
+    assert_eq!(error(&repeated("both", MAX_TEMPLATES / 2 + 1)), expected);
+}
+
+/// A host whose deadline has passed.
+struct Late;
+
+impl template::Host for Late {
+    fn is_expired(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn the_deadline_ends_an_injection() {
+    let environment = Environment {
+        host: Arc::new(Late),
+        ..environment()
+    };
+    assert_eq!(injector().inject(&web(), &environment), Err(InjectError::Deadline));
+}
+
+#[test]
 fn errors_name_template_and_place() {
     for (template, expected) in [
         ("none", "requested template \"none\" not found; have broken, extra, "),

@@ -33,7 +33,7 @@ use crate::{
     template::Host,
 };
 
-/// The time limit for the templates of one pod. An API server waits 10 s by default.
+/// The time limit for the injection of one pod. An API server waits 10 s by default.
 const INJECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The inputs of injection.

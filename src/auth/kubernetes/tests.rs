@@ -1,5 +1,6 @@
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
@@ -77,12 +78,21 @@ fn token(seconds: i64) -> String {
 }
 
 async fn ask(authenticator: &KubernetesTokens, token: &str, cluster: &str) -> Result<Caller, AuthenticationError> {
+    ask_from(None, authenticator, token, cluster).await
+}
+
+async fn ask_from(
+    address: Option<SocketAddr>,
+    authenticator: &KubernetesTokens,
+    token: &str,
+    cluster: &str,
+) -> Result<Caller, AuthenticationError> {
     let mut headers = HeaderMap::new();
     let bearer = HeaderValue::from_str(&format!("Bearer {token}")).expect("a value");
     headers.insert("authorization", bearer);
     headers.insert("clusterid", HeaderValue::from_str(cluster).expect("a value"));
     let credentials = Credentials {
-        address: None,
+        address,
         is_tls: true,
         certificate: None,
         headers: &headers,
@@ -218,4 +228,27 @@ async fn an_abandoned_review_is_cancelled_and_restarted() {
     assert!(impatient.is_err());
     assert!(ask(&authenticator, &token, "").await.is_ok());
     assert_eq!(server.asked(), 2);
+}
+
+#[tokio::test]
+async fn one_address_does_not_use_all_reviews() {
+    let server = server(201, reviewed(reviews()), Duration::from_hours(1));
+    let authenticator = authenticator(&[("Kubernetes", &server)]);
+    let address = |last: u8| Some(SocketAddr::from(([10, 0, 0, last], 1)));
+    let tokens: Vec<String> = (1..=MAX_CONCURRENT_REVIEWS as i64).map(|n| token(60 * n)).collect();
+    let asked = tokens
+        .iter()
+        .map(|token| Box::pin(ask_from(address(1), &authenticator, token, "")));
+    let mut asked: Vec<_> = asked.collect();
+    for one in &mut asked {
+        assert!(futures::poll!(one).is_pending());
+        // Without a pause, tokio lets a task wait that has used many of its resources.
+        tokio::task::yield_now().await;
+    }
+    let left = MAX_CONCURRENT_REVIEWS - MAX_REVIEWS_PER_ADDRESS;
+    assert_eq!(authenticator.permits.available_permits(), left);
+    let token = token(30);
+    let mut other = std::pin::pin!(ask_from(address(2), &authenticator, &token, ""));
+    assert!(futures::poll!(other.as_mut()).is_pending());
+    assert_eq!(authenticator.permits.available_permits(), left - 1);
 }

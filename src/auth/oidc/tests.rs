@@ -205,6 +205,40 @@ async fn unknown_keys_are_fetched_with_a_cooldown() {
     assert_eq!(issuer.asked().len(), 4);
 }
 
+#[tokio::test]
+async fn a_slow_fetch_delays_only_unknown_keys() {
+    static LATER: AtomicU64 = AtomicU64::new(0);
+    let issuer = issuer("k1");
+    let mut authenticator = issuer.authenticator("https://keys.example.com/keys");
+    authenticator.clock = || {
+        let later = Duration::from_secs(LATER.load(Ordering::SeqCst));
+        (environment::now() + later, environment::wall_clock())
+    };
+    let known = issuer.sign("k1", &claims());
+    assert!(ask(&authenticator, &known).await.is_ok());
+
+    let (answer, answered) = tokio::sync::oneshot::channel::<()>();
+    let answered = answered.map(|_| Err::<Bytes, _>("down".to_owned())).shared();
+    let asked = issuer.asked.clone();
+    authenticator.get = Arc::new(move |url| {
+        asked.lock().expect("no panic").push(url);
+        answered.clone().boxed()
+    });
+    LATER.store(3600, Ordering::SeqCst);
+    let unknown = issuer.sign("k2", &claims());
+    let mut first = std::pin::pin!(ask(&authenticator, &unknown));
+    let mut second = std::pin::pin!(ask(&authenticator, &unknown));
+    assert!(futures::poll!(first.as_mut()).is_pending());
+    assert!(futures::poll!(second.as_mut()).is_pending());
+    let at_once = ask(&authenticator, &known).now_or_never();
+    assert!(at_once.is_some_and(|caller| caller.is_ok()), "the cached keys are used");
+
+    LATER.store(3700, Ordering::SeqCst);
+    drop(answer);
+    assert!(first.await.is_err() && second.await.is_err());
+    assert_eq!(issuer.asked().len(), 2, "both shared one fetch");
+}
+
 #[test]
 fn rules_have_two_spellings() {
     let rule: JwtRule = serde_json::from_str(r#"{"issuer":"a","jwks_uri":"b","audiences":["c"]}"#).expect("a rule");

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant},
 };
 
 use smol_str::SmolStr;
@@ -20,14 +20,14 @@ pub(super) struct Endpoints(BTreeMap<SmolStr, Endpoint>);
 
 struct Endpoint {
     roots: Vec<Certificate>,
-    /// The time of the next fetch; none during a fetch.
-    due: Option<SystemTime>,
+    /// The time of the next fetch; none during a fetch. Monotonic: the wall clock may be set back.
+    due: Option<Instant>,
     failures: u32,
 }
 
 impl Endpoints {
     /// Sets the endpoints. New ones are due at once. Returns true if an endpoint with roots was removed.
-    pub(super) fn set_urls(&mut self, urls: &[SmolStr]) -> bool {
+    pub(super) fn set_urls(&mut self, urls: &[SmolStr], now: Instant) -> bool {
         let mut has_lost_roots = false;
         self.0.retain(|url, endpoint| {
             let stays = urls.contains(url);
@@ -37,7 +37,7 @@ impl Endpoints {
         for url in urls {
             self.0.entry(url.clone()).or_insert_with(|| Endpoint {
                 roots: Vec::new(),
-                due: Some(SystemTime::UNIX_EPOCH),
+                due: Some(now),
                 failures: 0,
             });
         }
@@ -45,7 +45,7 @@ impl Endpoints {
     }
 
     /// Returns the endpoints to fetch now, each once.
-    pub(super) fn take_due(&mut self, now: SystemTime) -> Vec<SmolStr> {
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<SmolStr> {
         let due = self
             .0
             .iter_mut()
@@ -58,12 +58,7 @@ impl Endpoints {
     }
 
     /// Records the result of a fetch. Returns true if the roots changed.
-    pub(super) fn record_response(
-        &mut self,
-        url: &str,
-        roots: Result<Vec<Certificate>, String>,
-        now: SystemTime,
-    ) -> bool {
+    pub(super) fn record_response(&mut self, url: &str, roots: Result<Vec<Certificate>, String>, now: Instant) -> bool {
         // The endpoint may have been removed.
         let Some(endpoint) = self.0.get_mut(url) else {
             return false;

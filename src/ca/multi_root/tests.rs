@@ -175,17 +175,17 @@ fn crls_of_the_own_ca_are_used() {
 
 #[test]
 fn endpoints_are_fetched_on_schedule_and_keep_their_roots() {
-    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000);
+    let now = environment::now();
     let roots = || certificates(&root("one"));
     let mut endpoints = Endpoints::default();
     let urls: Vec<SmolStr> = vec!["https://a".into(), "https://b".into()];
-    assert!(!endpoints.set_urls(&urls));
+    assert!(!endpoints.set_urls(&urls, now));
     assert_eq!(endpoints.take_due(now), urls);
     assert!(endpoints.take_due(now).is_empty(), "they are being asked");
     let published = roots();
     assert!(endpoints.record_response("https://a", Ok(published.clone()), now));
     assert!(!endpoints.record_response("https://b", Err("no".into()), now));
-    assert!(endpoints.take_due(now + RETRY - Duration::from_secs(1)).is_empty());
+    assert!(endpoints.take_due(now + RETRY / 2).is_empty());
     assert_eq!(endpoints.take_due(now + RETRY), ["https://b"]);
     endpoints.record_response("https://b", Err("no".into()), now);
     assert!(endpoints.take_due(now + RETRY).is_empty(), "twice as long");
@@ -200,7 +200,7 @@ fn endpoints_are_fetched_on_schedule_and_keep_their_roots() {
     );
     assert!(!endpoints.record_response("https://a", Err("no".into()), now));
     assert_eq!(endpoints.roots("https://a"), published, "the last good roots stay");
-    assert!(endpoints.set_urls(&urls[1..]), "the roots are removed");
+    assert!(endpoints.set_urls(&urls[1..], now), "the roots are removed");
     assert!(endpoints.roots("https://a").is_empty());
     assert!(
         !endpoints.record_response("https://a", Ok(published), now),
@@ -244,7 +244,7 @@ async fn trust_follows_its_sources() {
             let answer = answers.lock().expect("a lock").pop_front();
             async move { answer.unwrap_or_else(|| Err("no more".into())) }.boxed()
         })),
-        now: || SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000) + PASSED.get(),
+        now: || environment::now() + PASSED.get(),
         poll_interval: Duration::from_millis(10),
         pools,
         anchors,
@@ -272,5 +272,41 @@ async fn trust_follows_its_sources() {
     assert_eq!(next().await, blocks(&[&one, &later]));
     told_sender.send_replace(Some(Arc::new(own(&[&published]))));
     assert_eq!(next().await, blocks(&[&one, &later, &published]));
+    assert!(tasks.end(Duration::from_secs(5)).await);
+}
+
+/// A response that changes nothing, and a change of the mesh config, arrive at the same time.
+#[tokio::test]
+async fn a_change_during_a_response_is_published() {
+    let (one, extra) = (root("one"), root("extra"));
+    let endpoint = || anchor(AnchorSource::Endpoint("https://friend".into()), &[], &[]);
+    let changed_mesh = Arc::new(mesh(vec![endpoint(), pem(&extra, &[], &[])]));
+    let (_own, own_receiver) = watch::channel(Some(Arc::new(own(&[&one]))));
+    let (_told, told_receiver) = watch::channel(None);
+    let (mesh_sender, mesh_receiver) = watch::channel(Some(Arc::new(mesh(vec![endpoint()]))));
+    let (anchors, mut anchors_receiver) = watch::channel(Arc::default());
+    let controller = TrustController {
+        own: own_receiver,
+        published: told_receiver,
+        mesh: mesh_receiver,
+        fetch: Some(Arc::new(move |_| {
+            let (sender, changed_mesh) = (mesh_sender.clone(), changed_mesh.clone());
+            async move {
+                sender.send_replace(Some(changed_mesh));
+                Err("down".to_owned())
+            }
+            .boxed()
+        })),
+        now: environment::now,
+        poll_interval: Duration::from_millis(10),
+        pools: watch::channel(Arc::default()).0,
+        anchors,
+    };
+    let tasks = Tasks::default();
+    tasks.spawn_until_shutdown("test", controller.run());
+    let expected = blocks(&[&one, &extra]);
+    let published = anchors_receiver.wait_for(|anchors| **anchors == expected);
+    let published = tokio::time::timeout(Duration::from_secs(10), published).await;
+    assert!(published.is_ok_and(|anchors| anchors.is_ok()), "the change was lost");
     assert!(tasks.end(Duration::from_secs(5)).await);
 }

@@ -134,6 +134,21 @@ fn answer(chain: &str, file: Option<&str>, mesh: Option<&str>, must_verify: bool
     issued(chain, &known, now())
 }
 
+#[tokio::test]
+async fn one_identity_does_not_use_all_permits() {
+    let permits = Permits::new();
+    let mut held = Vec::new();
+    for _ in 0..MAX_REQUESTS_PER_IDENTITY {
+        held.push(permits.acquire("a", request::SIGNING_TIMEOUT).await.expect("a permit"));
+    }
+    let error = permits.acquire("a", Duration::ZERO).await.expect_err("too many");
+    assert_eq!(error, "16 signing requests for a are in progress; try again later");
+    let other = permits.acquire("b", request::SIGNING_TIMEOUT).await.expect("a permit");
+    held.clear();
+    held.push(permits.acquire("a", request::SIGNING_TIMEOUT).await.expect("a permit"));
+    drop(other);
+}
+
 #[test]
 fn roots_come_from_the_file() {
     let (root, other) = (root("root"), root("other").pem());

@@ -1,9 +1,10 @@
 //! The service with fake authenticators and a fake signer.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::{collections::BTreeMap, convert::Infallible, sync::Mutex};
 
 use http::{HeaderMap, Request};
-use http_body_util::Full;
+use http_body::Frame;
+use http_body_util::{Full, StreamBody};
 
 use super::*;
 use crate::{
@@ -28,6 +29,7 @@ impl Authenticator for HeaderAuthenticator {
         };
         let caller = match name(credentials.headers) {
             None => Err(AuthenticationError::Missing("header")),
+            Some(name) if name == "slow" => return futures::future::pending().boxed(),
             Some(name) if name == "away" => Err(AuthenticationError::Unavailable("away".into())),
             Some(name) => Ok(Caller {
                 source: CallerSource::IdToken,
@@ -102,6 +104,21 @@ impl Fixture {
             .await?;
         let response = IstioCertificateResponse::decode(answer).expect("a response");
         Ok(response.cert_chain)
+    }
+
+    /// Starts more calls than are served, without messages.
+    async fn calls_without_message(&self, caller: &str) -> Vec<BoxFuture<'_, Result<Bytes, Status>>> {
+        let mut calls = Vec::new();
+        for _ in 0..=MAX_CONCURRENT_CALLS {
+            let body = StreamBody::new(futures::stream::pending::<Result<Frame<Bytes>, Infallible>>());
+            let request = Request::post(CREATE_CERTIFICATE).header("caller", caller).body(body);
+            let mut call = self.service.call(Call::new(request.expect("a request")));
+            assert!(futures::poll!(&mut call).is_pending());
+            calls.push(call);
+            // Without a pause, tokio lets a task wait that has used many of its resources.
+            tokio::task::yield_now().await;
+        }
+        calls
     }
 
     fn counts(&self) -> BTreeMap<String, u64> {
@@ -246,6 +263,30 @@ async fn concurrent_calls_are_bounded() {
     assert_eq!(status.code(), Code::ResourceExhausted);
     drop(all);
     fixture.ask(WEB, &request(&[])).await.expect("a signed certificate");
+}
+
+#[tokio::test]
+async fn calls_that_wait_for_authentication_do_not_delay_others() {
+    let fixture = Fixture::new(FakeSigner::default());
+    let _slow = fixture.calls_without_message("slow").await;
+    fixture.ask(WEB, &request(&[])).await.expect("a signed certificate");
+}
+
+#[tokio::test]
+async fn calls_of_one_identity_do_not_delay_others() {
+    let fixture = Fixture::new(FakeSigner::default());
+    let silent = fixture.calls_without_message(WEB).await;
+    assert_eq!(
+        fixture.service.calls.available_permits(),
+        MAX_CONCURRENT_CALLS - MAX_CALLS_PER_IDENTITY
+    );
+    let asked = request(&[]);
+    let other = "spiffe://cluster.local/ns/default/sa/other";
+    fixture.ask(other, &asked).await.expect("a signed certificate");
+    let mut own = std::pin::pin!(fixture.ask(WEB, &asked));
+    assert!(futures::poll!(own.as_mut()).is_pending());
+    drop(silent);
+    own.await.expect("a signed certificate");
 }
 
 #[test]

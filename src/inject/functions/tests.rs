@@ -48,6 +48,13 @@ fn functions_render() {
 }
 
 #[test]
+fn indentation_is_paid_for() {
+    assert_eq!(render("{{ indent 9223372036854775807 \"a\" }}"), "a");
+    let error = render("{{ indent 9223372036854775807 \"a\\nb\" }}");
+    assert!(error.contains("values take more than 67108864 bytes"), "{error}");
+}
+
+#[test]
 fn durations_print_as_in_go() {
     for (seconds, nanos, expected) in [
         (0, 0, "0s"),
