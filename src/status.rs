@@ -6,7 +6,10 @@ pub mod auto_allocation;
 pub mod auto_registration;
 pub mod cluster_trust_bundle;
 pub mod conditions;
+mod discovery;
 pub mod distribution_status;
+#[cfg(test)]
+mod fake_api;
 pub mod gateway_class;
 pub mod gateway_deployment;
 pub mod gateway_status;

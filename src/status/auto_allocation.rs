@@ -19,13 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use self::allocator::{Allocator, Entry, EntryKey, Patch};
 use super::{
+    discovery::is_selected,
     leader::{Election, Lock},
     store::{Store, WriteError},
     watching::Watches,
 };
 use crate::{
     api::{Config, Kind, Row, document::parse_object},
-    base::{ClusterId, ObjectKey, cidr},
+    base::{ClusterId, cidr},
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
@@ -184,17 +185,14 @@ impl Entries {
             .external_dependencies
             .get(&cx, &())
             .map(|dependencies| &dependencies.discovery_selectors);
-        let Some(selectors) = selectors.filter(|selectors| !selectors.is_empty() || !self.excluded.is_empty()) else {
+        if selectors.is_none_or(|selectors| selectors.is_empty() && self.excluded.is_empty()) {
             return false;
-        };
-        let is_left_out = |namespace: &SmolStr| {
-            let key = ObjectKey::new(&mesh.installation.cluster, "", namespace.clone());
-            let labels = mesh.namespaces.get(&cx, &key).map(|namespace| &namespace.meta.labels);
-            let selected = labels.is_some_and(|labels| selectors.iter().any(|selector| selector.matches(labels)));
-            !selectors.is_empty() && !selected
-        };
+        }
+        let cluster = &mesh.installation.cluster;
         let namespaces: BTreeSet<&SmolStr> = self.entries.keys().map(|(namespace, _)| namespace).collect();
-        let excluded = namespaces.into_iter().filter(|namespace| is_left_out(namespace));
+        let excluded = namespaces
+            .into_iter()
+            .filter(|namespace| !is_selected(mesh, cluster, namespace));
         let excluded: BTreeSet<SmolStr> = excluded.cloned().collect();
         let mut changed = false;
         for ((namespace, _), entry) in &mut self.entries {

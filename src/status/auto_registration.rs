@@ -33,7 +33,7 @@ use crate::{
     environment,
     model::snapshot::MeshSnapshot,
     table::Cx,
-    xds::events::{Binding, Event, Machine, Rejection},
+    xds::events::{Binding, Event, Health, Machine, Rejection},
 };
 
 /// Pause between clean-ups.
@@ -122,6 +122,8 @@ struct Connection {
     key: EntryKey,
     /// True if the entry belongs to this machine; false if there is no entry to maintain.
     bound: bool,
+    /// The last report, which agents send only on a change.
+    health: Option<Health>,
 }
 
 /// Delayed actions.
@@ -163,7 +165,7 @@ impl AutoRegistrationController {
                 Some(connection) = self.leaving.next() => self.on_gone(connection),
                 Some(due) = self.timers.next() => match due {
                     Timer::CleanUp(key) => self.clean_ups.push_back(key),
-                    Timer::Retry(key, operation) => self.enqueue(key, operation),
+                    Timer::Retry(key, operation) => self.retry(key, operation),
                 },
                 changed = self.mesh.changed() => {
                     if changed.is_err() {
@@ -195,8 +197,12 @@ impl AutoRegistrationController {
                 gone,
             } => self.on_connected(connection, machine, at, answer, gone),
             Event::Health { connection, health } => {
-                if let Some(connection) = self.connections.get(&connection).filter(|connection| connection.bound) {
-                    let key = connection.key.clone();
+                let Some(live) = self.connections.get_mut(&connection) else {
+                    return;
+                };
+                live.health = Some(health.clone());
+                if live.bound {
+                    let key = live.key.clone();
                     self.enqueue(key, Operation::Health { health, attempt: 0 });
                 }
             }
@@ -232,6 +238,7 @@ impl AutoRegistrationController {
                 at,
                 key: key.clone(),
                 bound: true,
+                health: None,
             },
         );
         let connect = Operation::Connect {
@@ -239,6 +246,7 @@ impl AutoRegistrationController {
             machine,
             at,
             answer: Some(answer),
+            attempt: 0,
         };
         self.enqueue(key, connect);
     }
@@ -266,6 +274,16 @@ impl AutoRegistrationController {
             };
             self.enqueue(gone.key, disconnect);
         }
+    }
+
+    /// Repeats a failed operation, unless the stream that it registers has ended.
+    fn retry(&mut self, key: EntryKey, operation: Operation) {
+        if let Operation::Connect { connection, .. } = &operation
+            && !self.connections.contains_key(connection)
+        {
+            return;
+        }
+        self.enqueue(key, operation);
     }
 
     fn enqueue(&mut self, key: EntryKey, operation: Operation) {
@@ -296,6 +314,15 @@ impl AutoRegistrationController {
                     connection.bound = false;
                 }
             }
+            Outcome::Registered(connection) => {
+                if let Some(live) = self.connections.get_mut(&connection) {
+                    live.bound = true;
+                    // A new entry has no health.
+                    if let Some(health) = live.health.clone() {
+                        self.enqueue(key.clone(), Operation::Health { health, attempt: 0 });
+                    }
+                }
+            }
             Outcome::Away => {
                 let grace = self.writer.options().limits.grace;
                 let due = key.clone();
@@ -317,7 +344,7 @@ impl AutoRegistrationController {
         ObjectKey::new(&cluster, machine.namespace.clone(), group.clone())
     }
 
-    /// Registers machines again whose group was deleted and recreated, because their entries were deleted with it. A
+    /// Registers machines again whose group was deleted and recreated, because their entries are deleted with it. A
     /// changed group is treated like a recreated one, which costs a read of the entries.
     fn on_snapshot(&mut self) {
         let mesh = self.mesh.borrow_and_update().clone();
@@ -347,6 +374,7 @@ impl AutoRegistrationController {
                     machine: live.machine.clone(),
                     at: live.at,
                     answer: None,
+                    attempt: 0,
                 };
                 (live.key.clone(), connect)
             })
@@ -398,6 +426,22 @@ fn again(operation: Operation) -> Option<(Duration, Operation)> {
             };
             Some((wait(attempt), next))
         }
+        Operation::Connect {
+            connection,
+            machine,
+            at,
+            answer,
+            attempt,
+        } => {
+            let next = Operation::Connect {
+                connection,
+                machine,
+                at,
+                answer,
+                attempt: attempt + 1,
+            };
+            Some((wait(attempt), next))
+        }
         Operation::Health { health, attempt } if attempt + 1 < HEALTH_ATTEMPTS => {
             let next = Operation::Health {
                 health,
@@ -405,7 +449,10 @@ fn again(operation: Operation) -> Option<(Duration, Operation)> {
             };
             Some((wait(attempt), next))
         }
-        // The stream of a machine without registration was ended, and the sweep finds its leftovers.
-        Operation::Health { .. } | Operation::Connect { .. } | Operation::CleanUp => None,
+        // The sweep finds what is left to clean up.
+        Operation::Health { .. } | Operation::CleanUp => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,9 @@
 //! written when its row has changed and differs from its status: neither a status that comes back nor one that another
 //! writer has changed is a reason, because several writers of one list would replace each other's results forever.
 //!
+//! Of Istio's kinds, a write replaces the list as a whole. So it repeats the conditions of others, such as the health
+//! of a WorkloadEntry, and names the version of the object that has them.
+//!
 //! Parity (pilot/pkg/serviceregistry/ambient/statusqueue/queue.go).
 
 mod plan;
@@ -81,7 +84,7 @@ fn store(client: ::kube::Client, kind: Kind) -> Store {
 /// Forwards the events of a kind.
 async fn follow(kind: Kind, watches: Watches, sender: mpsc::Sender<KindEvent>) {
     let target = WatchTarget::all(resource(kind.group(), kind.version(), kind.name(), kind.plural()));
-    let (watching, mut events) = watches.open(target, |object: Object| Published::of(&object));
+    let (watching, mut events) = watches.open(target, move |object: Object| Published::of(kind, &object));
     let forwarding = async {
         while let Some(event) = events.recv().await {
             if sender.send((kind, event)).await.is_err() {
@@ -162,10 +165,12 @@ fn on_written(plan: &mut Plan, write: &Write, result: Result<Value, WriteError>)
         Ok(object) => {
             tracing::debug!(kind, %namespace, %name, "conditions written");
             if let Ok(object) = Object::from_value(object) {
-                plan.written(&write.target, Published::of(&object));
+                plan.written(&write.target, Published::of(write.target.kind, &object));
             }
         }
         Err(WriteError::NotFound(_)) => {}
+        // Another writer was faster, and the watch brings what it wrote.
+        Err(WriteError::Conflict(_)) => plan.conflicted(&write.target),
         Err(error) => {
             tracing::warn!(kind, %namespace, %name, %error, "failed to write conditions");
             plan.failed(&write.target);

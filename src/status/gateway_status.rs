@@ -1,6 +1,6 @@
 //! Writes the statuses of the Gateway API's objects (`PILOT_ENABLE_GATEWAY_API_STATUS`).
 //!
-//! Each revision has a leader, because each is responsible for Gateways of its own. An older Istio has one lock for all
+//! Each revision has a leader, because each is responsible for objects of its own. An older Istio has one lock for all
 //! revisions: while it holds that, this revision waits for it.
 //!
 //! Parity (pilot/pkg/bootstrap/configcontroller.go, pilot/pkg/leaderelection/).

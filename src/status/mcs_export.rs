@@ -1,31 +1,43 @@
 //! Exports every Service of a cluster that is not cluster-local, by a ServiceExport owned by the Service
-//! (`ENABLE_MCS_AUTO_EXPORT`). Only new Services matter, because a ServiceExport has no content.
+//! (`ENABLE_MCS_AUTO_EXPORT`). Only new Services matter, because a ServiceExport has no content, and Services whose
+//! namespace the discovery selectors begin to select.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
-use serde_json::json;
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
 use smol_str::SmolStr;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
+    discovery::is_selected,
     leader::{Election, Lock},
+    object_status::{at, queue::Queue},
     store::{self, Store, WriteError},
     watching::Watches,
 };
 use crate::{
+    api::Kind,
+    base::{ClusterId, Namespace, ObjectKey},
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
     },
-    model::snapshot::MeshSnapshot,
+    model::{gateway_api::status::StatusKey, snapshot::MeshSnapshot},
     table::Cx,
 };
 
-/// Attempts to create one ServiceExport.
-const ATTEMPTS: u32 = 5;
-/// First retry delay.
-const RETRY: std::time::Duration = std::time::Duration::from_millis(100);
+/// Concurrent writes.
+const MAX_CONCURRENT: usize = 8;
+/// Writes after which events are read again.
+const BATCH: usize = 64;
 
 /// Namespace, name and uid of a Service.
 type Service = (SmolStr, SmolStr, SmolStr);
@@ -48,31 +60,27 @@ pub async fn run(
     );
     election
         .run(Lock::SERVICE_EXPORT, |token| {
-            export(exports.clone(), watches.clone(), mesh.clone(), token)
+            let exporter = Exporter::new(exports.clone(), watches.cluster.clone(), mesh.clone());
+            export(exporter, watches.clone(), token)
         })
         .await;
 }
 
-async fn export(
-    exports: Store,
-    watches: Watches,
-    mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    token: CancellationToken,
-) {
+async fn export(mut exporter: Exporter, watches: Watches, token: CancellationToken) {
     // Before the mesh config is known, no Service would seem to be cluster-local.
     tokio::select! {
         () = token.cancelled() => return,
-        first = mesh.wait_for(|mesh| mesh.revision.0 > 0) => if first.is_err() { return },
+        first = exporter.mesh.wait_for(|mesh| mesh.revision.0 > 0) => if first.is_err() { return },
     }
     let target = WatchTarget {
         metadata_only: true,
         ..WatchTarget::all(store::resource("", "v1", "Service", "services"))
     };
-    let (services, mut events) = watches.open(target, service);
+    let (services, events) = watches.open(target, service);
     tokio::select! {
         () = token.cancelled() => {}
         () = services => {}
-        () = follow(&exports, &mut events, &mesh) => {}
+        () = exporter.run(events) => {}
     }
 }
 
@@ -85,48 +93,188 @@ fn service(object: Object) -> Service {
     )
 }
 
-async fn follow(
-    exports: &Store,
-    events: &mut mpsc::Receiver<WatchEvent<Service>>,
-    mesh: &watch::Receiver<Arc<MeshSnapshot>>,
-) {
-    let mut exported = BTreeSet::new();
-    while let Some(event) = events.recv().await {
-        let services = match event {
+/// The Services of a cluster, and which of them are exported.
+struct Exporter {
+    exports: Store,
+    cluster: ClusterId,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Uids of all Services.
+    services: BTreeMap<StatusKey, SmolStr>,
+    /// Uids of the Services that are exported.
+    exported: BTreeMap<StatusKey, SmolStr>,
+    /// Services of namespaces that the discovery selectors exclude.
+    excluded: BTreeMap<Namespace, BTreeSet<StatusKey>>,
+    /// Services that may have to be exported.
+    queue: Queue,
+}
+
+impl Exporter {
+    fn new(exports: Store, cluster: ClusterId, mesh: watch::Receiver<Arc<MeshSnapshot>>) -> Self {
+        Self {
+            exports,
+            cluster,
+            mesh,
+            services: BTreeMap::new(),
+            exported: BTreeMap::new(),
+            excluded: BTreeMap::new(),
+            queue: Queue::default(),
+        }
+    }
+
+    async fn run(mut self, mut events: mpsc::Receiver<WatchEvent<Service>>) {
+        loop {
+            let due = self.queue.next_time();
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.take(event),
+                    None => return,
+                },
+                changed = self.mesh.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.select();
+                }
+                () = at(due) => {}
+            }
+            while let Ok(event) = events.try_recv() {
+                self.take(event);
+            }
+            self.export(Instant::now()).await;
+        }
+    }
+
+    fn take(&mut self, event: WatchEvent<Service>) {
+        match event {
             WatchEvent::Restarted(all) => {
-                exported.retain(|known| all.contains(known));
-                all
-            }
-            WatchEvent::Applied(service) => vec![service],
-            WatchEvent::Deleted(service) => {
-                exported.remove(&service);
-                continue;
-            }
-        };
-        for service in services {
-            if exported.contains(&service) || is_cluster_local(&mesh.borrow().clone(), &service) {
-                continue;
-            }
-            match create(exports, &service).await {
-                Ok(()) => {
-                    exported.insert(service);
+                let mut gone = std::mem::take(&mut self.services);
+                for service in all {
+                    gone.remove(&self.put(service));
                 }
-                Err(WriteError::NotFound(error)) => {
-                    tracing::warn!(
-                        error,
-                        "Services cannot be exported; hint: is the CRD of ServiceExports installed?"
-                    );
+                for key in gone.into_keys() {
+                    self.forget(&key);
                 }
-                Err(error) => {
-                    let (namespace, name, _) = &service;
+            }
+            WatchEvent::Applied(service) => {
+                self.put(service);
+            }
+            WatchEvent::Deleted((namespace, name, _)) => {
+                let key = self.key(&namespace, name);
+                self.services.remove(&key);
+                self.forget(&key);
+            }
+        }
+    }
+
+    fn key(&self, namespace: &str, name: SmolStr) -> StatusKey {
+        StatusKey {
+            kind: Kind::Service,
+            object: ObjectKey::new(&self.cluster, namespace, name),
+        }
+    }
+
+    /// Puts a Service and returns its key.
+    fn put(&mut self, (namespace, name, uid): Service) -> StatusKey {
+        let key = self.key(&namespace, name);
+        if self.exported.get(&key) != Some(&uid) {
+            self.queue.offer(key.clone(), Instant::now());
+        }
+        self.services.insert(key.clone(), uid);
+        key
+    }
+
+    /// Forgets what is known of a Service that no longer exists.
+    fn forget(&mut self, key: &StatusKey) {
+        self.exported.remove(key);
+        self.queue.forget(key);
+        if let Some(excluded) = self.excluded.get_mut(&key.object.namespace) {
+            excluded.remove(key);
+        }
+    }
+
+    /// Offers the Services of namespaces that are no longer excluded.
+    fn select(&mut self) {
+        let mesh = self.mesh.borrow_and_update().clone();
+        let now = Instant::now();
+        let (cluster, queue) = (&self.cluster, &mut self.queue);
+        self.excluded.retain(|namespace, services| {
+            let is_excluded = !is_selected(&mesh, cluster, namespace);
+            if !is_excluded {
+                for key in std::mem::take(services) {
+                    queue.offer(key, now);
+                }
+            }
+            is_excluded
+        });
+    }
+
+    /// Exports Services that are due, up to the limit of a batch.
+    async fn export(&mut self, now: Instant) {
+        let mesh = self.mesh.borrow().clone();
+        let mut due = Vec::new();
+        while due.len() < BATCH
+            && let Some(key) = self.queue.pop(now)
+        {
+            let uid = self.services.get(&key).cloned();
+            let is_excluded = !is_selected(&mesh, &self.cluster, &key.object.namespace);
+            match uid.filter(|_| !is_excluded && !is_cluster_local(&mesh, &key.object)) {
+                Some(uid) => {
+                    self.queue.begin(key.clone());
+                    due.push((key, uid));
+                }
+                None => {
+                    self.queue.ended(&key, now);
+                    if is_excluded {
+                        let excluded = self.excluded.entry(key.object.namespace.clone());
+                        excluded.or_default().insert(key);
+                    }
+                }
+            }
+        }
+        let exports = &self.exports;
+        let created: Vec<(StatusKey, SmolStr, Result<(), WriteError>)> = stream::iter(due)
+            .map(|(key, uid)| async move {
+                let created = create(exports, &key.object, &uid).await;
+                (key, uid, created)
+            })
+            .buffer_unordered(MAX_CONCURRENT)
+            .collect()
+            .await;
+        for (key, uid, created) in created {
+            self.on_created(key, uid, created, now);
+        }
+    }
+
+    fn on_created(&mut self, key: StatusKey, uid: SmolStr, created: Result<(), WriteError>, now: Instant) {
+        let (namespace, name) = (&key.object.namespace, &key.object.name);
+        match created {
+            Ok(()) => {
+                self.queue.succeeded(&key, now);
+                self.exported.insert(key, uid);
+            }
+            Err(WriteError::NotFound(error)) => {
+                tracing::warn!(
+                    error,
+                    "Services cannot be exported; hint: is the CRD of ServiceExports installed?"
+                );
+                self.queue.ended(&key, now);
+            }
+            // Kubernetes deletes the ServiceExport of the earlier Service.
+            Err(WriteError::Conflict(_)) => self.queue.retry(key, now),
+            Err(error) => {
+                // Once for each series of failures.
+                if self.queue.failures(&key) == 0 {
                     tracing::warn!(%namespace, %name, %error, "failed to export Service");
                 }
+                self.queue.retry(key, now);
             }
         }
     }
 }
 
-async fn create(exports: &Store, (namespace, name, uid): &Service) -> Result<(), WriteError> {
+/// Creates the ServiceExport of a Service. It is a conflict if that of an earlier Service of this name still exists.
+async fn create(exports: &Store, service: &ObjectKey, uid: &str) -> Result<(), WriteError> {
+    let (namespace, name) = (service.namespace.as_str(), service.name.as_str());
     let object = json!({
         "apiVersion": exports.resource().api_version,
         "kind": "ServiceExport",
@@ -137,20 +285,123 @@ async fn create(exports: &Store, (namespace, name, uid): &Service) -> Result<(),
             "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": name, "uid": uid}],
         },
     });
-    for attempt in 0.. {
-        match exports.create(namespace, &object).await {
-            // It exists already.
-            Ok(_) | Err(WriteError::Conflict(_)) => return Ok(()),
-            Err(WriteError::Failed(_)) if attempt + 1 < ATTEMPTS => {
-                tokio::time::sleep(RETRY * 2_u32.pow(attempt)).await;
+    match exports.create(namespace, &object).await {
+        Err(WriteError::Conflict(error)) => {
+            let found = exports.metadata(namespace, name).await?;
+            match found.filter(|found| !is_left_over(found, uid)) {
+                Some(_) => Ok(()),
+                None => Err(WriteError::Conflict(error)),
             }
-            Err(error) => return Err(error),
         }
+        created => created.map(|_| ()),
     }
-    Ok(())
 }
 
-fn is_cluster_local(mesh: &MeshSnapshot, (namespace, name, _): &Service) -> bool {
+/// Returns true if Services own a ServiceExport with this metadata, and none of them has this uid: Kubernetes deletes
+/// it.
+fn is_left_over(metadata: &Value, uid: &str) -> bool {
+    let owners = metadata["ownerReferences"].as_array().into_iter().flatten();
+    let mut services = owners.filter(|owner| owner["kind"] == "Service").peekable();
+    services.peek().is_some() && services.all(|owner| owner["uid"] != uid)
+}
+
+fn is_cluster_local(mesh: &MeshSnapshot, service: &ObjectKey) -> bool {
+    let ObjectKey { namespace, name, .. } = service;
     let host = format!("{name}.{namespace}.svc.{}", mesh.installation.domain);
     mesh.is_cluster_local(&Cx::untracked(), &host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::document,
+        model::{Change, Installation, World, fixture},
+        status::fake_api::FakeApi,
+    };
+
+    const EXPORT: &str = "/apis/multicluster.x-k8s.io/v1alpha1/namespaces/app/serviceexports/web";
+
+    /// A mesh that selects namespaces with the label `env: x`, and one namespace with these labels.
+    fn mesh(labels: &Value) -> Arc<MeshSnapshot> {
+        let installation = Installation::default();
+        let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "app", "labels": labels}});
+        let selectors = "{discoverySelectors: [{matchLabels: {env: x}}]}";
+        let mut rows = fixture::folder(&installation, &[("mesh.yaml", selectors)]);
+        rows.extend(document::parse(&installation.cluster, &namespace).rows);
+        let mut world = World::new(installation);
+        world.commit(rows.into_iter().map(Change::Upsert).collect());
+        world.snapshot()
+    }
+
+    fn exporter(api: &FakeApi, mesh: Arc<MeshSnapshot>) -> (Exporter, watch::Sender<Arc<MeshSnapshot>>) {
+        let group = "multicluster.x-k8s.io";
+        let exports = Store::new(api.client(), group, "v1alpha1", "ServiceExport", "serviceexports");
+        let cluster = mesh.installation.cluster.clone();
+        let (sender, mesh) = watch::channel(mesh);
+        (Exporter::new(exports, cluster, mesh), sender)
+    }
+
+    fn applied(uid: &str) -> WatchEvent<Service> {
+        WatchEvent::Applied(("app".into(), "web".into(), uid.into()))
+    }
+
+    impl Exporter {
+        /// Exports what is due next, and returns the uid of the owner of the ServiceExport.
+        async fn attempt(&mut self, api: &FakeApi) -> Option<Value> {
+            let time = self.queue.next_time().expect("a Service to export");
+            self.export(time).await;
+            let found = api.get(EXPORT)?;
+            Some(found["metadata"]["ownerReferences"][0]["uid"].clone())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_service_that_was_created_again_waits_for_the_end_of_its_old_export() {
+        let api = FakeApi::default();
+        let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
+        exporter.take(applied("old"));
+        assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
+        assert_eq!(exporter.queue.next_time(), None);
+        exporter.take(WatchEvent::Deleted(("app".into(), "web".into(), "old".into())));
+        exporter.take(applied("new"));
+        for _ in 0..10 {
+            assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
+        }
+        api.delete(EXPORT);
+        assert_eq!(exporter.attempt(&api).await, Some(json!("new")));
+        assert_eq!(exporter.queue.next_time(), None);
+        // An export without an owner is that of a user.
+        exporter.take(WatchEvent::Restarted(vec![]));
+        api.put(EXPORT, json!({"metadata": {"name": "web"}}));
+        exporter.take(applied("newer"));
+        assert_eq!(exporter.attempt(&api).await, Some(Value::Null));
+        assert_eq!(exporter.queue.next_time(), None);
+    }
+
+    #[tokio::test]
+    async fn a_failed_export_is_tried_again_until_it_succeeds() {
+        let api = FakeApi::default();
+        let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
+        exporter.take(applied("u"));
+        api.fail(10);
+        for _ in 0..10 {
+            assert_eq!(exporter.attempt(&api).await, None);
+        }
+        assert_eq!(exporter.attempt(&api).await, Some(json!("u")));
+        assert_eq!(exporter.queue.next_time(), None);
+    }
+
+    #[tokio::test]
+    async fn services_of_excluded_namespaces_are_not_exported() {
+        let api = FakeApi::default();
+        let (mut exporter, sender) = exporter(&api, mesh(&json!({})));
+        exporter.take(applied("u"));
+        assert_eq!(exporter.attempt(&api).await, None);
+        exporter.select();
+        assert_eq!(exporter.queue.next_time(), None);
+        sender.send_replace(mesh(&json!({"env": "x"})));
+        exporter.select();
+        assert_eq!(exporter.attempt(&api).await, Some(json!("u")));
+    }
 }

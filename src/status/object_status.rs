@@ -434,7 +434,8 @@ fn timestamp() -> String {
     now.format(&Rfc3339).unwrap_or_default()
 }
 
-async fn at(instant: Option<Instant>) {
+/// Waits for an instant; forever without one.
+pub(super) async fn at(instant: Option<Instant>) {
     match instant {
         Some(instant) => sleep_until(instant).await,
         None => pending().await,

@@ -4,12 +4,7 @@
 
 pub mod plan;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    future::pending,
-    sync::Arc,
-    time::Duration,
-};
+use std::{future::pending, sync::Arc};
 
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -17,7 +12,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 use tokio::{
     sync::{mpsc, watch},
-    time::sleep,
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,16 +20,18 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::plan::{Content, Plan};
 use super::{
     leader::{Election, Lock},
+    object_status::{at, queue::Queue},
     store::{Store, WriteError},
     watching::Watches,
 };
 use crate::{
-    base::Labels,
+    api::Kind,
+    base::{ClusterId, Labels, ObjectKey},
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
     },
-    model::snapshot::MeshSnapshot,
+    model::{gateway_api::status::StatusKey, snapshot::MeshSnapshot},
     table::Cx,
 };
 
@@ -46,10 +43,8 @@ const REVOKED: &str = "ca-crl.pem";
 const LABEL: &str = "istio.io/config";
 /// Concurrent writes.
 const MAX_CONCURRENT: usize = 16;
-/// Attempts of a write; then the next event of the namespace triggers it.
-const ATTEMPTS: u32 = 5;
-/// First retry delay of a failed write; doubled each time.
-const RETRY: Duration = Duration::from_millis(100);
+/// The failure of a write that is logged, one of each series: earlier ones are mostly conflicts with other writers.
+const LOGGED_FAILURE: u32 = 5;
 
 /// Options of the distribution.
 #[derive(Clone, Debug)]
@@ -87,11 +82,10 @@ pub async fn run(
                 key,
                 roots: text.clone(),
                 mesh: mesh.clone(),
+                cluster: watches.cluster.clone(),
                 plan: Plan::new(election.namespace.clone(), rules.only.clone()),
-                waiting: BTreeSet::new(),
-                attempts: BTreeMap::new(),
+                queue: Queue::default(),
                 writing: FuturesUnordered::new(),
-                resting: FuturesUnordered::new(),
             };
             let roots = distribution(&rules.config_map, Key::Roots, &texts.roots);
             let revoked = rules.revoked.as_ref();
@@ -146,13 +140,11 @@ struct Distribution {
     key: Key,
     roots: watch::Receiver<Option<Bytes>>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    cluster: ClusterId,
     plan: Plan,
     /// Namespaces whose ConfigMap may have to be written.
-    waiting: BTreeSet<SmolStr>,
-    /// Failures since the last success, by namespace.
-    attempts: BTreeMap<SmolStr, u32>,
-    writing: FuturesUnordered<BoxFuture<'static, (SmolStr, Result<bool, WriteError>)>>,
-    resting: FuturesUnordered<BoxFuture<'static, SmolStr>>,
+    queue: Queue,
+    writing: FuturesUnordered<BoxFuture<'static, (StatusKey, Result<bool, WriteError>)>>,
 }
 
 /// Name of a namespace, and its labels unless it is terminating.
@@ -188,7 +180,6 @@ impl Distribution {
         config_maps: &mut mpsc::Receiver<WatchEvent<(SmolStr, Content)>>,
     ) {
         self.writing.push(pending().boxed());
-        self.resting.push(pending().boxed());
         // Before both lists, every ConfigMap would seem to be missing.
         let (Some(first_namespaces), Some(first_config_maps)) = tokio::join!(namespaces.recv(), config_maps.recv())
         else {
@@ -199,6 +190,7 @@ impl Distribution {
         self.roots.mark_changed();
         self.mesh.mark_changed();
         loop {
+            let due = self.queue.next_time().filter(|_| self.may_write());
             tokio::select! {
                 event = namespaces.recv() => match event {
                     Some(event) => self.on_namespace(event),
@@ -214,7 +206,7 @@ impl Distribution {
                     }
                     let hash = self.roots.borrow_and_update().as_ref().map(|roots| xxh3_64(roots));
                     if self.plan.want(hash) {
-                        self.waiting.extend(self.plan.pending());
+                        self.offer(self.plan.pending());
                     }
                 }
                 changed = self.mesh.changed() => {
@@ -227,13 +219,11 @@ impl Distribution {
                     if let Some(dependencies) = dependencies.filter(|_| mesh.revision.0 > 0)
                         && self.plan.select(dependencies.discovery_selectors.clone())
                     {
-                        self.waiting.extend(self.plan.pending());
+                        self.offer(self.plan.pending());
                     }
                 }
-                Some((namespace, written)) = self.writing.next() => self.on_written(namespace, written),
-                Some(namespace) = self.resting.next() => {
-                    self.waiting.insert(namespace);
-                }
+                Some((key, written)) = self.writing.next() => self.on_written(key, written),
+                () = at(due) => {}
             }
             self.write();
         }
@@ -244,13 +234,16 @@ impl Distribution {
             WatchEvent::Restarted(all) => {
                 let active = all.into_iter().filter_map(|(name, labels)| Some((name, labels?)));
                 self.plan.namespaces(active);
-                self.waiting.extend(self.plan.pending());
+                self.offer(self.plan.pending());
             }
             WatchEvent::Applied((name, labels)) => {
                 self.plan.namespace(name.clone(), labels);
-                self.waiting.insert(name);
+                self.offer([name]);
             }
-            WatchEvent::Deleted((name, _)) => self.plan.namespace(name, None),
+            WatchEvent::Deleted((name, _)) => {
+                self.queue.forget(&self.queue_key(name.clone()));
+                self.plan.namespace(name, None);
+            }
         }
     }
 
@@ -258,62 +251,82 @@ impl Distribution {
         match event {
             WatchEvent::Restarted(all) => {
                 self.plan.contents(all);
-                self.waiting.extend(self.plan.pending());
+                self.offer(self.plan.pending());
             }
             WatchEvent::Applied((namespace, content)) => {
                 self.plan.content(namespace.clone(), Some(content));
-                self.waiting.insert(namespace);
+                self.offer([namespace]);
             }
             WatchEvent::Deleted((namespace, _)) => {
                 self.plan.content(namespace.clone(), None);
-                self.waiting.insert(namespace);
+                self.offer([namespace]);
             }
         }
     }
 
-    /// Starts pending writes, up to the limit. One pending future never ends and does not count.
+    /// Returns the key of a namespace in the queue.
+    fn queue_key(&self, namespace: SmolStr) -> StatusKey {
+        StatusKey {
+            kind: Kind::Namespace,
+            object: ObjectKey::new(&self.cluster, "", namespace),
+        }
+    }
+
+    /// Queues namespaces whose ConfigMap may have to be written.
+    fn offer(&mut self, namespaces: impl IntoIterator<Item = SmolStr>) {
+        let now = Instant::now();
+        for namespace in namespaces {
+            self.queue.offer(self.queue_key(namespace), now);
+        }
+    }
+
+    /// Returns true if a writer is free. One pending future never ends and does not count.
+    fn may_write(&self) -> bool {
+        self.writing.len() <= MAX_CONCURRENT
+    }
+
+    /// Starts due writes, up to the limit.
     fn write(&mut self) {
-        while self.writing.len() <= MAX_CONCURRENT {
-            let Some(namespace) = self.waiting.pop_first() else {
-                return;
-            };
-            let Some(roots) = self.roots.borrow().clone() else {
+        let now = Instant::now();
+        while self.may_write() {
+            let Some(key) = self.queue.pop(now) else { return };
+            let namespace = key.object.name.clone();
+            let text = self.roots.borrow().clone().filter(|_| self.plan.needs(&namespace));
+            let Some(text) = text else {
+                self.queue.ended(&key, now);
                 continue;
             };
-            if !self.plan.needs(&namespace) {
-                continue;
-            }
-            let (store, name, key) = (self.store.clone(), self.name.clone(), self.key.name());
+            self.queue.begin(key.clone());
+            let (store, name, field) = (self.store.clone(), self.name.clone(), self.key.name());
             self.writing.push(
                 async move {
-                    let written = put(&store, &namespace, &name, key, &String::from_utf8_lossy(&roots)).await;
-                    (namespace, written)
+                    let written = put(&store, &namespace, &name, field, &String::from_utf8_lossy(&text)).await;
+                    (key, written)
                 }
                 .boxed(),
             );
         }
     }
 
-    fn on_written(&mut self, namespace: SmolStr, written: Result<bool, WriteError>) {
+    fn on_written(&mut self, key: StatusKey, written: Result<bool, WriteError>) {
+        let now = Instant::now();
+        let namespace = &key.object.name;
         match written {
             Ok(wrote) => {
-                self.attempts.remove(&namespace);
                 if wrote {
                     tracing::debug!(%namespace, "root certificate ConfigMap written");
                 }
+                self.queue.succeeded(&key, now);
             }
             // The namespace is terminating.
-            Err(WriteError::NotFound(_)) => {}
+            Err(WriteError::NotFound(_)) => {
+                self.queue.ended(&key, now);
+            }
             Err(error) => {
-                let attempts = self.attempts.entry(namespace.clone()).or_default();
-                *attempts += 1;
-                if *attempts < ATTEMPTS {
-                    let wait = RETRY * 2_u32.pow(*attempts);
-                    self.resting.push(sleep(wait).map(|()| namespace).boxed());
-                } else {
-                    self.attempts.remove(&namespace);
+                if self.queue.failures(&key) + 1 == LOGGED_FAILURE {
                     tracing::warn!(%namespace, %error, "failed to write root certificate ConfigMap");
                 }
+                self.queue.retry(key, now);
             }
         }
     }
@@ -357,4 +370,50 @@ fn config_map_facts(object: Object, key: &str) -> (SmolStr, Content) {
         labelled: label == "true",
     };
     (object.metadata.namespace.unwrap_or_default().into(), content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ::kube::client::Body;
+
+    use super::*;
+    use crate::model::{Installation, World};
+
+    /// A distribution in a cluster whose API server is not asked.
+    fn distribution() -> Distribution {
+        let unreachable = tower::service_fn(|_: http::Request<Body>| async {
+            Err::<http::Response<Body>, _>(std::io::Error::other("unreachable"))
+        });
+        let client = ::kube::Client::new(unreachable, "default");
+        Distribution {
+            store: Store::new(client, "", "v1", "ConfigMap", "configmaps"),
+            name: "roots".into(),
+            key: Key::Roots,
+            roots: watch::channel(None).1,
+            mesh: watch::channel(World::new(Installation::default()).snapshot()).1,
+            cluster: ClusterId::default(),
+            plan: Plan::default(),
+            queue: Queue::default(),
+            writing: FuturesUnordered::new(),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_failed_write_is_tried_again_until_it_succeeds() {
+        let mut distribution = distribution();
+        let key = distribution.queue_key("a".into());
+        for attempt in 1..=20 {
+            let refused = WriteError::Refused("no rights".to_owned());
+            distribution.on_written(key.clone(), Err(refused));
+            let time = distribution.queue.next_time().expect("another attempt");
+            assert!(time <= Instant::now() + Duration::from_mins(1), "attempt {attempt}");
+            assert_eq!(distribution.queue.pop(time).as_ref(), Some(&key));
+            distribution.queue.begin(key.clone());
+        }
+        distribution.on_written(key.clone(), Ok(true));
+        assert_eq!(distribution.queue.failures(&key), 0);
+        assert_eq!(distribution.queue.next_time(), None);
+    }
 }

@@ -7,20 +7,17 @@
 //! Parity (pilot/pkg/config/kube/gateway/inferencepool_collection.go): the Services and the field manager are Istio's,
 //! but there every replica writes.
 
-use std::{collections::BTreeMap, future::pending, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use serde_json::{Value, json};
 use smol_str::SmolStr;
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::watch, time::Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     leader::{Election, Lock},
-    object_status::queue::Queue,
+    object_status::{at, queue::Queue},
     owned_object::{Owner, fingerprint},
     store::{WriteError, resource},
     watching::{WatchSet, Watches},
@@ -335,12 +332,5 @@ fn service(pool: &ObjectKey, used: &UsedPool, uid: &str) -> GatewayObject {
             "metadata": {"name": service.name, "namespace": pool.namespace.as_str(), "labels": service.labels,
                 "ownerReferences": [owner]},
             "spec": {"type": "ClusterIP", "clusterIP": "None", "selector": service.selector, "ports": ports}}),
-    }
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
-        None => pending().await,
     }
 }

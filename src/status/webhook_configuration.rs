@@ -4,17 +4,20 @@
 //! Nothing that is equal is written, and a write changes nothing but `caBundle` and `failurePolicy`, under the name of
 //! this program as field manager. So tools that apply the rest of a configuration see no other change.
 //!
+//! Replicas may have different roots: one that has restarted does not know the earlier roots that others still trust.
+//! So a replica leaves a bundle that contains all its roots, and replaces it by exactly these only when they change.
+//! Replicas that still revert each other's writes rest longer and longer in between.
+//!
 //! Parity (pkg/webhooks/webhookpatch.go, pkg/webhooks/validation/controller/controller.go): every replica writes, not a
 //! leader, and retries without end.
 
 mod metrics;
 mod plan;
+mod rest;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use base64::{Engine, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 use tokio::{
@@ -23,7 +26,10 @@ use tokio::{
 };
 
 pub use self::metrics::Metrics;
-use self::plan::{FailurePolicy, NoWebhook};
+use self::{
+    plan::{Bundle, FailurePolicy, NoWebhook},
+    rest::Rests,
+};
 use super::{
     store::{Store, WriteError},
     watching::Watches,
@@ -124,6 +130,8 @@ async fn keep(inputs: Inputs, kind: Kind, namespace: Option<SmolStr>) {
         },
         probe,
         configurations: BTreeMap::new(),
+        bundle: None,
+        rests: Rests::default(),
         failures: 0,
     };
     tokio::select! {
@@ -146,6 +154,10 @@ struct Keeper {
     probe: Option<Probe>,
     /// The configurations of the revision, by name.
     configurations: BTreeMap<SmolStr, Value>,
+    /// The bundle of the last round.
+    bundle: Option<Bundle>,
+    /// After writes of this bundle and policy.
+    rests: Rests,
     /// Failed rounds since the last success.
     failures: u32,
 }
@@ -183,22 +195,32 @@ impl Keeper {
             }
             WatchEvent::Deleted((name, _)) => {
                 self.configurations.remove(&name);
+                self.rests.remove(&name);
             }
         }
     }
 
-    /// Writes what is not as it should be. Returns the time of the next attempt if something failed.
+    /// Writes what is not as it should be. Returns the time of the next attempt if something is still to be written.
     async fn reconcile(&mut self) -> Option<Instant> {
         let roots = self.roots.borrow_and_update().clone()?;
-        let Some(bundle) = encoded(&roots) else {
+        let Some(mut bundle) = Bundle::of(&roots) else {
             tracing::error!("the root certificates are not PEM, webhook configurations are left as they are");
             for name in self.configurations.keys() {
                 self.metrics.failed(self.kind, name, metrics::LOAD);
             }
             return None;
         };
-        let mut is_done = self.write_all(&bundle).await;
-        if is_done && self.policy == FailurePolicy::Unproved && !self.configurations.is_empty() {
+        if self.bundle.as_ref().is_none_or(|known| known.text != bundle.text) {
+            self.rests.clear();
+            bundle.is_exact = self.bundle.is_some();
+            self.bundle = Some(bundle);
+        }
+        let (mut is_done, mut resting) = self.write_all().await;
+        if let Some(bundle) = self.bundle.as_mut().filter(|_| is_done) {
+            bundle.is_exact = false;
+        }
+        let must_prove = self.policy == FailurePolicy::Unproved && !self.configurations.is_empty();
+        if is_done && resting.is_none() && must_prove {
             let is_proved = match &self.probe {
                 Some(probe) => probe.is_refused().await,
                 None => false,
@@ -206,14 +228,15 @@ impl Keeper {
             if is_proved {
                 tracing::info!("validation webhook works, failure policy is raised to Fail");
                 self.policy = FailurePolicy::Fail;
-                is_done = self.write_all(&bundle).await;
+                self.rests.clear();
+                (is_done, resting) = self.write_all().await;
             } else {
                 is_done = false;
             }
         }
         if is_done {
             self.failures = 0;
-            return None;
+            return resting;
         }
         self.failures = self.failures.saturating_add(1);
         let delay = if self.failures <= QUICK_RETRIES {
@@ -221,26 +244,33 @@ impl Keeper {
         } else {
             RETRY_LATER
         };
-        Some(Instant::now() + delay)
+        let retry = Instant::now() + delay;
+        Some(resting.map_or(retry, |resting| resting.min(retry)))
     }
 
-    /// Returns false if a write failed.
-    async fn write_all(&mut self, bundle: &str) -> bool {
-        let mut is_done = true;
+    /// Returns false if a write failed, and the end of the first rest that has put off a write.
+    async fn write_all(&mut self) -> (bool, Option<Instant>) {
+        let (mut is_done, mut resting) = (true, None);
+        let Some(bundle) = &self.bundle else {
+            return (is_done, resting);
+        };
         let policy = self.policy;
         let of = |(name, found): (&SmolStr, &Value)| (name.clone(), plan::patched(found, bundle, policy));
         let planned: Vec<_> = self.configurations.iter().map(of).collect();
         for (name, patched) in planned {
             match patched {
                 Ok(None) => {}
-                Ok(Some(new)) => is_done &= self.write(name, new).await,
+                Ok(Some(new)) => match self.rests.end(&name, Instant::now()) {
+                    Some(end) => resting = Some(resting.map_or(end, |first: Instant| first.min(end))),
+                    None => is_done &= self.write(name, new).await,
+                },
                 Err(NoWebhook) => {
                     tracing::debug!(%name, "webhook configuration has no webhook of this control plane");
                     self.metrics.failed(self.kind, &name, metrics::NO_ENTRY);
                 }
             }
         }
-        is_done
+        (is_done, resting)
     }
 
     async fn write(&mut self, name: SmolStr, mut new: Value) -> bool {
@@ -252,6 +282,7 @@ impl Keeper {
             Ok(written) => {
                 tracing::info!(kind = self.kind.name(), %name, "CA bundle of webhook configuration written");
                 self.metrics.written(self.kind);
+                self.rests.begin(name.clone(), Instant::now());
                 self.configurations.insert(name, written);
                 true
             }
@@ -305,28 +336,73 @@ impl Probe {
     }
 }
 
-/// Returns PEM certificates as in `caBundle`; `None` unless they can be parsed.
-fn encoded(roots: &[u8]) -> Option<String> {
-    let mut certificates = CertificateDer::pem_slice_iter(roots).peekable();
-    let is_there = certificates.peek().is_some();
-    let is_valid = is_there && certificates.all(|certificate| certificate.is_ok());
-    is_valid.then(|| BASE64_STANDARD.encode(roots))
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use prometheus::Registry;
 
-    #[test]
-    fn bundles_are_pem_certificates() {
-        let certificate = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
-        assert_eq!(
-            encoded(certificate.as_bytes()),
-            Some(BASE64_STANDARD.encode(certificate))
-        );
-        assert_eq!(encoded(b""), None);
-        assert_eq!(encoded(b"text"), None);
-        let broken = "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n";
-        assert_eq!(encoded(format!("{certificate}{broken}").as_bytes()), None);
+    use super::*;
+    use crate::status::fake_api::FakeApi;
+
+    const PATH: &str = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations/x";
+
+    fn roots(certificates: &[&str]) -> Bytes {
+        let block = |text: &&str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
+        let blocks: Vec<String> = certificates.iter().map(block).collect();
+        blocks.concat().into()
+    }
+
+    fn bundle(certificates: &[&str]) -> String {
+        Bundle::of(&roots(certificates)).expect("certificates").text
+    }
+
+    /// Sets the bundle of a configuration, as another replica does.
+    fn revert(api: &FakeApi, keeper: &mut Keeper, certificates: &[&str]) {
+        let client = json!({"caBundle": bundle(certificates)});
+        let webhook = json!({"name": "x.sidecar-injector.istio.io", "clientConfig": client});
+        api.put(PATH, json!({"metadata": {"name": "x"}, "webhooks": [webhook]}));
+        let found = api.get(PATH).expect("the configuration");
+        keeper.apply(WatchEvent::Applied(("x".into(), found)));
+    }
+
+    fn keeper(api: &FakeApi, roots: watch::Receiver<Option<Bytes>>) -> Keeper {
+        let kind = Kind::Mutating;
+        Keeper {
+            store: Store::new(api.client(), GROUP, VERSION, kind.name(), kind.plural()),
+            kind,
+            roots,
+            metrics: Metrics::new(&Registry::new()).expect("unused names"),
+            policy: FailurePolicy::Kept,
+            probe: None,
+            configurations: BTreeMap::new(),
+            bundle: None,
+            rests: Rests::default(),
+            failures: 0,
+        }
+    }
+
+    #[tokio::test]
+    async fn replicas_with_different_roots_do_not_revert_each_other() {
+        let api = FakeApi::default();
+        let present = || api.get(PATH).expect("the configuration")["webhooks"][0]["clientConfig"]["caBundle"].clone();
+        let (sender, receiver) = watch::channel(Some(roots(&["AAAA"])));
+        let mut keeper = keeper(&api, receiver);
+        // Other replicas still trust an earlier root.
+        revert(&api, &mut keeper, &["AAAA", "AAAB"]);
+        assert_eq!(keeper.reconcile().await, None);
+        assert_eq!(present(), bundle(&["AAAA", "AAAB"]));
+        sender.send_replace(Some(roots(&["AAAB"])));
+        assert_eq!(keeper.reconcile().await, None);
+        assert_eq!(present(), bundle(&["AAAB"]), "the own roots have changed");
+        revert(&api, &mut keeper, &["AAAA", "AAAB"]);
+        assert_eq!(keeper.reconcile().await, None);
+        assert_eq!(present(), bundle(&["AAAA", "AAAB"]));
+        // A bundle without the own roots is replaced, but not at once.
+        revert(&api, &mut keeper, &["AAAA"]);
+        keeper.rests.begin("x".into(), Instant::now() + Duration::from_hours(1));
+        assert!(keeper.reconcile().await.is_some());
+        assert_eq!(present(), bundle(&["AAAA"]));
+        keeper.rests.clear();
+        assert_eq!(keeper.reconcile().await, None);
+        assert_eq!(present(), bundle(&["AAAB"]));
     }
 }

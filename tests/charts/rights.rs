@@ -6,6 +6,7 @@ use std::time::Duration;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
+use super::rendered::find;
 use crate::support::ads::{AdsClient, Type};
 use crate::support::authority::Authority;
 use crate::support::daemon::Daemon;
@@ -15,10 +16,16 @@ use crate::support::kubernetes::{self, Cluster, crds};
 use crate::support::{helm, missing, scratch, wait};
 
 pub(super) fn trials() -> Vec<Trial> {
-    vec![Trial::ignorable_test(
-        "charts::istiod::granted_permissions_equal_used_ones",
-        granted_permissions_equal_used_ones,
-    )]
+    vec![
+        Trial::ignorable_test(
+            "charts::istiod::granted_permissions_equal_used_ones",
+            granted_permissions_equal_used_ones,
+        ),
+        helm::trial(
+            "charts::istiod::accounts_may_serve_a_cluster",
+            accounts_may_serve_a_cluster,
+        ),
+    ]
 }
 
 const NAMESPACE: &str = "istio-system";
@@ -55,6 +62,57 @@ const RENEWING: [(&str, &str); 3] = [
     ("CITADEL_SELF_SIGNED_ROOT_CERT_GRACE_PERIOD_PERCENTILE", "100"),
     ("CITADEL_ENABLE_JITTER_FOR_ROOT_CERT_ROTATOR", "false"),
 ];
+
+/// Requests of the controllers that run in each cluster that a control plane serves, remote ones included
+/// (`status::root_cert`, `status::cluster_trust_bundle`, `status::webhook_configuration`): group, resource, name (empty
+/// for any) and verbs.
+const SERVING: &[(&str, &str, &str, &[&str])] = &[
+    ("", "configmaps", "", &["create"]),
+    ("", "configmaps", "roots", &["get", "list", "watch", "update"]),
+    ("", "configmaps", "revoked", &["get", "list", "watch", "update"]),
+    (
+        "certificates.k8s.io",
+        "clustertrustbundles",
+        "",
+        &["get", "list", "watch", "create", "update"],
+    ),
+    ("certificates.k8s.io", "signers", "istio.io/istiod-ca", &["attest"]),
+    (
+        "admissionregistration.k8s.io",
+        "mutatingwebhookconfigurations",
+        "",
+        &["list", "watch", "update"],
+    ),
+];
+
+/// The account of the control plane serves its own cluster, and that of the reader a remote one.
+fn accounts_may_serve_a_cluster() -> Result<(), Failed> {
+    let values = [
+        "global.externalIstiod=true",
+        "global.trustBundleName=roots",
+        "crlConfigMapName=revoked",
+        "env.ENABLE_CLUSTER_TRUST_BUNDLE_API=true",
+    ];
+    let objects = helm::objects("istiod", &values)?;
+    for role in ["istiod-clusterrole", "istio-reader-clusterrole"] {
+        let rules = &find(&objects, "ClusterRole", &format!("{role}-{NAMESPACE}"))["rules"];
+        for (group, resource, name, verbs) in SERVING {
+            let allows = |verb: &str| {
+                let holds = |value: &Value, text: &str| value.as_array().is_some_and(|all| all.contains(&json!(text)));
+                rules.as_array().into_iter().flatten().any(|rule| {
+                    holds(&rule["apiGroups"], group)
+                        && holds(&rule["resources"], resource)
+                        && holds(&rule["verbs"], verb)
+                        && (rule["resourceNames"].is_null() || holds(&rule["resourceNames"], name))
+                })
+            };
+            for verb in *verbs {
+                assert!(allows(verb), "{role} must {verb} {group} {resource} {name}");
+            }
+        }
+    }
+    Ok(())
+}
 
 fn granted_permissions_equal_used_ones() -> Result<Completion, Failed> {
     if !kubernetes::is_installed() || !helm::is_installed() {

@@ -191,7 +191,7 @@ fn each_change_is_written_once(name: &str) -> Result<(), Failed> {
         );
     }
     let routes = route_follows_its_grant(&cluster)?;
-    // Both revisions know a route of a Gateway, whichever of them is responsible for that.
+    // The default revision writes the status of a route without a label, whichever revision has its Gateway.
     let backend = json!({ "name": "web", "port": 80 });
     let of_canary = route("app", "canary", "canary", &backend);
     cluster.api.apply(&of_canary)?;

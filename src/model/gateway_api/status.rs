@@ -139,18 +139,22 @@ pub struct Entry {
     pub conditions: Vec<Condition>,
 }
 
-/// Returns true if an object belongs to this revision: its label, or else that of its namespace, names the revision or
-/// one of its tags. Objects without a label belong to the default revision.
+/// Returns true if this revision writes the status of an object: the object's label, or else that of its namespace,
+/// names the revision or one of its tags. Without a label, an object in a namespace belongs to the default revision,
+/// and one of the cluster to all.
 ///
-/// Parity (pkg/revisions/tag_watcher.go).
+/// Parity (pkg/revisions/tag_watcher.go, pilot/pkg/status/collections.go).
 fn is_own(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, meta: &Meta) -> bool {
     let label = |labels: &Labels| labels.get(REVISION).cloned();
     let namespace = || {
         let key = ObjectKey::new(meta.cluster(), "", SmolStr::new(meta.namespace().as_str()));
         mesh.namespaces.get(cx, &key).and_then(|row| label(&row.meta.labels))
     };
-    let named = label(&meta.labels).or_else(namespace);
-    let named = named.filter(|named| !named.is_empty());
+    let named = label(&meta.labels);
+    if named.is_none() && meta.namespace().is_empty() {
+        return true;
+    }
+    let named = named.or_else(namespace).filter(|named| !named.is_empty());
     let named = named.unwrap_or(SmolStr::new_static(DEFAULT_REVISION));
     let revision = &mesh.installation.revision;
     let own = if revision.is_empty() {

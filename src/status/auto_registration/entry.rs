@@ -128,6 +128,18 @@ pub fn of_group(name: &str, machine: &Machine, group: &Value, instance: &str, at
     entry
 }
 
+/// Returns true if an entry belongs to an earlier group of this name, with which Kubernetes deletes it.
+pub fn is_left_over(entry: &Value, group: &Value) -> bool {
+    let (name, uid) = (&group["metadata"]["name"], &group["metadata"]["uid"]);
+    let owners = entry["metadata"]["ownerReferences"].as_array();
+    let mut groups = owners
+        .into_iter()
+        .flatten()
+        .filter(|owner| owner["kind"] == "WorkloadGroup" && owner["name"] == *name)
+        .peekable();
+    groups.peek().is_some() && groups.all(|owner| owner["uid"] != *uid)
+}
+
 fn mark_connected(entry: &mut Value, instance: &str, at: SystemTime) {
     annotate(entry, CONTROLLER, Some(instance.to_owned()));
     annotate(entry, CONNECTED_AT, Some(time_text(at)));
@@ -166,7 +178,8 @@ pub fn takes_health(entry: &Value) -> bool {
     entry["metadata"]["annotations"].get(HEALTH_CHECKED).is_some()
 }
 
-/// Returns the entry with this health in its status; `None` if another replica owns it, or a newer report is recorded.
+/// Returns the entry with this health in its status; `None` if another replica owns it, or if this report or a newer
+/// one is recorded.
 pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Value> {
     if annotation(entry, CONTROLLER) != instance {
         return None;
@@ -191,6 +204,7 @@ pub fn with_health(entry: &Value, instance: &str, health: &Health) -> Option<Val
         condition["message"] = health.message.as_str().into();
     }
     match known {
+        Some(known) if conditions[known] == condition => return None,
         Some(known) => conditions[known] = condition,
         None => conditions.push(condition),
     }

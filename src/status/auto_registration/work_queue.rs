@@ -24,6 +24,8 @@ pub(super) enum Operation {
         at: SystemTime,
         /// Receiver of the result, if the stream waits for it.
         answer: Option<oneshot::Sender<Result<(), Rejection>>>,
+        /// Number of previous attempts.
+        attempt: u32,
     },
     /// The last stream of the machine ended.
     Disconnect {

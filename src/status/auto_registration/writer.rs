@@ -26,6 +26,8 @@ const ATTEMPTS: u32 = 5;
 pub(super) enum Outcome {
     /// Nothing remains to do.
     Done,
+    /// The machine of this stream, which did not wait for the result, has its entry.
+    Registered(u64),
     /// The machine of this stream has no entry to maintain.
     Unbound(u64),
     /// The machine is recorded as disconnected: the entry may need a clean-up.
@@ -82,9 +84,9 @@ impl Shared {
                 machine,
                 at,
                 answer,
+                attempt,
             } => {
                 let connected = self.connect(key, &machine, at).await;
-                let bound = matches!(connected, Ok(true));
                 if let Err(rejection) = &connected {
                     tracing::debug!(
                         namespace = %key.0,
@@ -93,14 +95,26 @@ impl Shared {
                         "WorkloadEntry registration rejected"
                     );
                 }
-                if let Some(answer) = answer {
-                    // A closed stream reports its end separately.
-                    let _ = answer.send(connected.map(|_| ()));
-                }
-                if bound {
-                    Outcome::Done
-                } else {
-                    Outcome::Unbound(connection)
+                match (answer, connected) {
+                    (Some(answer), connected) => {
+                        let bound = matches!(connected, Ok(true));
+                        // A closed stream reports its end separately.
+                        let _ = answer.send(connected.map(|_| ()));
+                        if bound {
+                            Outcome::Done
+                        } else {
+                            Outcome::Unbound(connection)
+                        }
+                    }
+                    (None, Ok(true)) => Outcome::Registered(connection),
+                    (None, Err(Rejection::Failed(_))) => Outcome::Failed(Operation::Connect {
+                        connection,
+                        machine,
+                        at,
+                        answer: None,
+                        attempt,
+                    }),
+                    (None, Ok(false) | Err(_)) => Outcome::Unbound(connection),
                 }
             }
             Operation::Disconnect {
@@ -165,8 +179,17 @@ impl Shared {
                 }
                 (Binding::Entry(_), Some(found)) if !entry::takes_health(&found) => return Ok(false),
                 (Binding::Group(group), None) => self.register(key, machine, group, at).await?,
-                (_, Some(found)) => {
+                (binding, Some(found)) => {
                     entry::permit(self.options.validate_identity, machine, &found)?;
+                    if let Binding::Group(group) = binding
+                        && self.is_left_over(key, group, &found).await?
+                    {
+                        let version = entry::resource_version(&found);
+                        match self.entries.delete(&key.0, &key.1, version).await {
+                            Ok(()) | Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => continue,
+                            Err(error) => return Err(self.failed(key, &error)),
+                        }
+                    }
                     let Some(new) = entry::connected(&found, &self.options.instance, at) else {
                         return Ok(true);
                     };
@@ -196,6 +219,13 @@ impl Shared {
             "WorkloadEntry {}/{} changes all the time",
             key.0, key.1
         )))
+    }
+
+    /// Returns true if an entry belongs to an earlier group of this name.
+    async fn is_left_over(&self, key: &EntryKey, group: &str, found: &Value) -> Result<bool, Rejection> {
+        let group = self.groups.get(&key.0, group).await;
+        let group = group.map_err(|error| self.failed(key, &error))?;
+        Ok(group.is_some_and(|group| entry::is_left_over(found, &group)))
     }
 
     /// Creates the entry. The outer error concerns the machine, the inner one the write.

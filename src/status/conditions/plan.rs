@@ -28,6 +28,8 @@ pub(super) struct Published {
     /// `metadata.resourceVersion`.
     version: SmolStr,
     conditions: Vec<PublishedCondition>,
+    /// Conditions of others that a write must repeat.
+    others: Vec<Value>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,16 +44,21 @@ struct PublishedCondition {
 
 impl Published {
     /// Reads an object.
-    pub(super) fn of(object: &Object) -> Self {
+    pub(super) fn of(kind: Kind, object: &Object) -> Self {
         let conditions = object.value["status"]["conditions"].as_array();
-        let conditions = conditions.into_iter().flatten().map(PublishedCondition::of);
+        let (own, mut others): (Vec<&Value>, Vec<&Value>) = conditions
+            .into_iter()
+            .flatten()
+            .partition(|one| one["type"].as_str().is_some_and(|name| TYPES.contains(&name)));
+        if !is_replaced(kind) {
+            others.clear();
+        }
         Self {
             key: (object.namespace().into(), object.name().into()),
             uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
             version: object.resource_version().into(),
-            conditions: conditions
-                .filter(|one| TYPES.contains(&one.condition_type.as_str()))
-                .collect(),
+            conditions: own.into_iter().map(PublishedCondition::of).collect(),
+            others: others.into_iter().cloned().collect(),
         }
     }
 
@@ -84,6 +91,12 @@ impl PublishedCondition {
     }
 }
 
+/// Returns true if a write replaces all conditions of an object, those of others included: in Istio's definitions, the
+/// list has no keys.
+fn is_replaced(kind: Kind) -> bool {
+    kind != Kind::Service
+}
+
 fn status(condition: &Condition) -> &'static str {
     if condition.is_true { "True" } else { "False" }
 }
@@ -107,6 +120,8 @@ pub(super) struct Plan {
     /// Objects whose write failed.
     failed: BTreeSet<StatusTarget>,
     attempts: BTreeMap<StatusTarget, u32>,
+    /// Objects that have changed since the version that a write named. They are compared when the watch reports that.
+    outdated: BTreeSet<StatusTarget>,
 }
 
 impl Plan {
@@ -119,6 +134,7 @@ impl Plan {
             due: BTreeSet::new(),
             failed: BTreeSet::new(),
             attempts: BTreeMap::new(),
+            outdated: BTreeSet::new(),
         }
     }
 
@@ -142,8 +158,9 @@ impl Plan {
                 let before = self.published.remove(&kind).unwrap_or_default();
                 for object in all {
                     let known = before.get(&object.key);
-                    if known.is_none_or(|known| known.uid != object.uid) {
-                        self.due.insert(self.target(kind, &object.key));
+                    let target = self.target(kind, &object.key);
+                    if self.must_compare(&target, known, &object) {
+                        self.due.insert(target);
                     }
                     self.published
                         .entry(kind)
@@ -153,9 +170,17 @@ impl Plan {
             }
             WatchEvent::Applied(object) => self.put(kind, object),
             WatchEvent::Deleted(object) => {
+                self.outdated.remove(&self.target(kind, &object.key));
                 self.published.entry(kind).or_default().remove(&object.key);
             }
         }
+    }
+
+    /// Returns true if a version of an object must be compared because of the version that was known before.
+    fn must_compare(&mut self, target: &StatusTarget, known: Option<&Published>, object: &Published) -> bool {
+        let is_new = known.is_none_or(|known| known.uid != object.uid);
+        let has_changed = known.is_none_or(|known| known.version != object.version);
+        (has_changed && self.outdated.remove(target)) || is_new
     }
 
     fn target(&self, kind: Kind, (namespace, name): &Key) -> StatusTarget {
@@ -169,15 +194,15 @@ impl Plan {
     /// be compared.
     fn put(&mut self, kind: Kind, object: Published) {
         let target = self.target(kind, &object.key);
-        let objects = self.published.entry(kind).or_default();
+        let mut objects = self.published.remove(&kind).unwrap_or_default();
         let known = objects.get(&object.key);
-        if known.is_some_and(|known| is_older(&object.version, &known.version)) {
-            return;
+        if known.is_none_or(|known| !is_older(&object.version, &known.version)) {
+            if self.must_compare(&target, known, &object) {
+                self.due.insert(target);
+            }
+            objects.insert(object.key.clone(), object);
         }
-        if known.is_none_or(|known| known.uid != object.uid) {
-            self.due.insert(target);
-        }
-        objects.insert(object.key.clone(), object);
+        self.published.insert(kind, objects);
     }
 
     /// Returns true if an object must be compared.
@@ -213,12 +238,15 @@ impl Plan {
             } else {
                 format!("{group}/{version}")
             };
-            let fields = json!({
+            let mut fields = json!({
                 "apiVersion": api_version,
                 "kind": target.kind.name(),
                 "metadata": { "name": target.object.name.as_str() },
                 "status": { "conditions": conditions },
             });
+            if is_replaced(target.kind) {
+                fields["metadata"]["resourceVersion"] = published.version.as_str().into();
+            }
             return Some(Write {
                 manager: row.manager,
                 target,
@@ -235,6 +263,11 @@ impl Plan {
         if published.is_some_and(|all| all.contains_key(&object.key)) {
             self.put(target.kind, object);
         }
+    }
+
+    /// Records a write that was refused because the object has changed.
+    pub(super) fn conflicted(&mut self, target: &StatusTarget) {
+        self.outdated.insert(target.clone());
     }
 
     /// Records a failed write.
@@ -281,7 +314,7 @@ fn due(row: &ObjectConditions, published: &Published, now: &str) -> Option<Vec<V
         }
         Value::Object(fields)
     });
-    Some(rendered.collect())
+    Some(published.others.iter().cloned().chain(rendered).collect())
 }
 
 #[cfg(test)]

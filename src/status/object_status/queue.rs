@@ -98,6 +98,11 @@ impl Queue {
         self.insert(key, now + delay);
     }
 
+    /// Returns the number of failures since the last success.
+    pub(in crate::status) fn failures(&self, key: &StatusKey) -> u32 {
+        self.attempts.get(key).copied().unwrap_or_default()
+    }
+
     /// Forgets an object that no longer exists.
     pub(in crate::status) fn forget(&mut self, key: &StatusKey) {
         if let Some(time) = self.waiting.remove(key) {
@@ -145,6 +150,7 @@ mod tests {
         assert_eq!(queue.pop(now + RETRY), Some(route.clone()));
         queue.retry(route.clone(), now);
         assert_eq!(queue.next_time(), Some(now + 2 * RETRY));
+        assert_eq!(queue.failures(&route), 2);
         queue.forget(&route);
         assert_eq!(queue.pop(now + Duration::from_mins(1)), None);
     }

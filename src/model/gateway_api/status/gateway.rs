@@ -34,10 +34,13 @@ pub(super) const INSECURE_VALIDATION: &str = "InsecureFrontendValidationMode";
 /// Message of listeners without a mistake.
 const NO_ERRORS: &str = "No errors found";
 
-/// Returns the status of a GatewayClass; `None` if it is another controller's.
-pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Status> {
+/// Returns the status of a GatewayClass; `None` if it is another controller's or another revision's.
+pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, key: &ObjectKey) -> Option<Status> {
     let class = mesh.gateway_classes.get(cx, key).filter(|_| is_converted(mesh, key))?;
     Controller::named(mesh, &class.spec.controller_name)?;
+    if !is_own(cx, mesh, tags, &class.meta) {
+        return None;
+    }
     let accepted = Condition::met(ACCEPTED, ACCEPTED, "Handled by Istio controller");
     Some(Status {
         generation: class.meta.generation,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
-use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Status, statuses::Attached};
+use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Status, is_own, statuses::Attached};
 use crate::{
     api::{
         Kind, Meta,
@@ -30,12 +30,18 @@ const ACCEPTED: &str = "Accepted";
 const RESOLVED_REFS: &str = "ResolvedRefs";
 const VALID: &str = "Configuration is valid";
 
-/// Returns the status of a BackendTLSPolicy.
-pub(super) fn tls(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &ObjectKey) -> Option<Status> {
+/// Returns the status of a BackendTLSPolicy; `None` if it is another revision's.
+pub(super) fn tls(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    tags: &BTreeSet<SmolStr>,
+    attached: &Attached,
+    key: &ObjectKey,
+) -> Option<Status> {
     let policy = mesh
         .backend_tls_policies
         .get(cx, key)
-        .filter(|_| is_converted(mesh, key))?;
+        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, tags, &policy.meta))?;
     let targets = &policy.spec.target_refs;
     if is_ignored(&policy.meta) {
         return Some(ignored(mesh, &policy.meta, targets));
@@ -56,12 +62,18 @@ pub(super) fn tls(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &Objec
     Some(status(cx, mesh, attached, &policy.meta, targets, conditions))
 }
 
-/// Returns the status of an XBackendTrafficPolicy.
-pub(super) fn traffic(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &ObjectKey) -> Option<Status> {
+/// Returns the status of an XBackendTrafficPolicy; `None` if it is another revision's.
+pub(super) fn traffic(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    tags: &BTreeSet<SmolStr>,
+    attached: &Attached,
+    key: &ObjectKey,
+) -> Option<Status> {
     let policy = mesh
         .backend_traffic_policies
         .get(cx, key)
-        .filter(|_| is_converted(mesh, key))?;
+        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, tags, &policy.meta))?;
     if !mesh.installation.features.pilot_enable_alpha_gateway_api {
         return None;
     }

@@ -3,12 +3,13 @@
 //! Parity (pilot/pkg/config/kube/gateway/inferencepool_collection.go): an entry follows from the statuses of routes as
 //! they are written, because it says that a Gateway has accepted a route.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
 use super::{
-    Condition, Content, Entries, Entry, List, Status, StatusKey, Verdict, gateway::is_of_own_class, statuses::Attached,
+    Condition, Content, Entries, Entry, List, Status, StatusKey, Verdict, gateway::is_of_own_class, is_own,
+    statuses::Attached,
 };
 use crate::{
     api::{
@@ -26,9 +27,18 @@ use crate::{
 const ACCEPTED: &str = "Accepted";
 const RESOLVED_REFS: &str = "ResolvedRefs";
 
-/// Returns the status of an InferencePool.
-pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &ObjectKey) -> Option<Status> {
-    let pool = mesh.inference_pools.get(cx, key).filter(|_| is_converted(mesh, key))?;
+/// Returns the status of an InferencePool; `None` if it is another revision's.
+pub(super) fn status(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    tags: &BTreeSet<SmolStr>,
+    attached: &Attached,
+    key: &ObjectKey,
+) -> Option<Status> {
+    let pool = mesh
+        .inference_pools
+        .get(cx, key)
+        .filter(|pool| is_converted(mesh, key) && is_own(cx, mesh, tags, &pool.meta))?;
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
     let target = (
         key.namespace.clone(),
@@ -61,7 +71,7 @@ pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, attached: &Attached, key: &Ob
     let written = attached.written(cx, &own);
     let listed = written.and_then(|status| status["parents"].as_array());
     let dropped = listed.into_iter().flatten().map(|parent| &parent["parentRef"]);
-    let dropped = dropped.filter(|reference| is_placeholder(reference) || is_own(cx, mesh, reference, key));
+    let dropped = dropped.filter(|reference| is_placeholder(reference) || has_own_class(cx, mesh, reference, key));
     let entries = gateways.iter().map(|(gateway, accepted)| Entry {
         controller: SmolStr::default(),
         reference: json!({
@@ -97,7 +107,8 @@ fn is_placeholder(reference: &Value) -> bool {
     reference["kind"] == "Status" && reference["name"] == "default"
 }
 
-fn is_own(cx: &Cx, mesh: &MeshSnapshot, reference: &Value, pool: &ObjectKey) -> bool {
+/// Returns true if the Gateway of an entry belongs to a controller of this control plane.
+fn has_own_class(cx: &Cx, mesh: &MeshSnapshot, reference: &Value, pool: &ObjectKey) -> bool {
     let gateway = gateway_of(cx, mesh, reference, pool).and_then(|key| mesh.kube_gateways.get(cx, &key));
     gateway.is_some_and(|gateway| is_of_own_class(cx, mesh, gateway))
 }

@@ -208,15 +208,15 @@ fn status(
 ) -> Option<Status> {
     let object = &key.object;
     match key.kind {
-        Kind::GatewayClass => gateway::class(cx, mesh, object),
+        Kind::GatewayClass => gateway::class(cx, mesh, tags, object),
         Kind::KubeGateway => gateway::gateway(cx, mesh, tags, attached, object),
         Kind::ListenerSet => gateway::listener_set(cx, mesh, tags, attached, object),
-        Kind::BackendTlsPolicy => policy::tls(cx, mesh, attached, object),
-        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, attached, object),
-        Kind::InferencePool => pool::status(cx, mesh, attached, object),
+        Kind::BackendTlsPolicy => policy::tls(cx, mesh, tags, attached, object),
+        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, tags, attached, object),
+        Kind::InferencePool => pool::status(cx, mesh, tags, attached, object),
         kind => {
             let object = object.clone();
-            route::status(cx, mesh, &RouteKey { kind, object })
+            route::status(cx, mesh, tags, &RouteKey { kind, object })
         }
     }
 }

@@ -450,6 +450,53 @@ fn tls_settings_of_a_gateway_are_reported_while_they_exist() {
 }
 
 #[test]
+fn one_revision_writes_the_status_of_an_object() {
+    let mut installation = Installation {
+        revision: "canary".into(),
+        ..Installation::default()
+    };
+    installation.features.pilot_enable_alpha_gateway_api = true;
+    let mut world = World::new(installation);
+    let of_group = |group: &str, mut object: Value| {
+        object["apiVersion"] = group.into();
+        object
+    };
+    let class = json!({"controllerName": "istio.io/gateway-controller"});
+    let tls = json!({"targetRefs": [], "validation": {"hostname": "web.test"}});
+    let traffic = object("XBackendTrafficPolicy", "app", &json!({"targetRefs": []}));
+    let pool = object("InferencePool", "app", &json!({}));
+    put(
+        &mut world,
+        &[
+            object("GatewayClass", "", &class),
+            object("HTTPRoute", "app", &json!({})),
+            object("BackendTLSPolicy", "app", &tls),
+            of_group("gateway.networking.x-k8s.io/v1alpha1", traffic),
+            of_group("inference.networking.k8s.io/v1", pool),
+        ],
+    );
+    let kinds = |world: &World, tags: &[&str]| -> Vec<Kind> {
+        let mut statuses = Statuses::new(tags.iter().copied().map(Into::into).collect());
+        statuses.update(&world.snapshot(), Vec::new());
+        statuses.iter().map(|(key, _)| key.kind).collect()
+    };
+    let all = [
+        Kind::GatewayClass,
+        Kind::HttpRoute,
+        Kind::BackendTlsPolicy,
+        Kind::BackendTrafficPolicy,
+        Kind::InferencePool,
+    ];
+    // The class has no namespace, and every revision uses it.
+    assert_eq!(kinds(&world, &[]), [Kind::GatewayClass]);
+    assert_eq!(kinds(&world, &["default"]), all);
+    let labels = json!({"istio.io/rev": "canary"});
+    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "app", "labels": labels}});
+    put(&mut world, &[namespace]);
+    assert_eq!(kinds(&world, &[]), all);
+}
+
+#[test]
 fn standard_reasons_replace_those_of_istio() {
     let conditions = |standard: bool, kind: &str| {
         let mut installation = Installation::default();

@@ -167,6 +167,21 @@ fn the_last_connection_owns_the_entry() {
 }
 
 #[test]
+fn entries_are_left_over_from_a_deleted_group() {
+    let mut created_again = group();
+    created_again["metadata"]["uid"] = "u-2".into();
+    assert!(!is_left_over(&entry(), &group()));
+    assert!(is_left_over(&entry(), &created_again));
+    let mut shared = entry();
+    let owners = [&entry(), &of_group("x", &machine(), &created_again, "istiod-a", at(0))]
+        .map(|entry| entry["metadata"]["ownerReferences"][0].clone());
+    shared["metadata"]["ownerReferences"] = json!(owners);
+    assert!(!is_left_over(&shared, &created_again), "Kubernetes keeps it");
+    shared["metadata"]["ownerReferences"] = Value::Null;
+    assert!(!is_left_over(&shared, &created_again), "it has no owner");
+}
+
+#[test]
 fn orphaned_entries_are_deleted_after_the_grace_period() {
     let limits = Limits {
         grace: Duration::from_secs(10),
@@ -219,6 +234,11 @@ fn health_is_a_condition() {
         }])
     );
     assert_eq!(with_health(&sick, "istiod-a", &health(true, "", 2)), None, "older news");
+    assert_eq!(
+        with_health(&sick, "istiod-a", &health(false, "refused", 3)),
+        None,
+        "the same report"
+    );
     assert_eq!(
         with_health(&sick, "istiod-b", &health(true, "", 9)),
         None,

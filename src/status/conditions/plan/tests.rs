@@ -11,8 +11,12 @@ struct Fixture {
 }
 
 fn target(name: &str) -> StatusTarget {
+    target_of(Kind::Service, name)
+}
+
+fn target_of(kind: Kind, name: &str) -> StatusTarget {
     StatusTarget {
-        kind: Kind::Service,
+        kind,
         object: ObjectKey::new(&"c".into(), "n", name),
     }
 }
@@ -36,12 +40,16 @@ impl Fixture {
 
     /// Sets the row of an object: a condition with this text, or none.
     fn row(&mut self, name: &str, message: Option<&str>) {
+        self.row_of(target(name), message);
+    }
+
+    fn row_of(&mut self, target: StatusTarget, message: Option<&str>) {
         let row = ObjectConditions {
             manager: "manager",
             conditions: vec![(BOUND, message.map(condition))],
         };
         let mut transaction = Transaction::default();
-        self.table.put(&mut transaction, target(name), Shared::new(row));
+        self.table.put(&mut transaction, target, Shared::new(row));
         self.plan.observe(self.table.table());
     }
 
@@ -62,11 +70,15 @@ impl Fixture {
 
 /// Returns an object with this resource version and these conditions.
 fn object(name: &str, version: u64, conditions: &Value) -> Published {
+    object_of(Kind::Service, name, version, conditions)
+}
+
+fn object_of(kind: Kind, name: &str, version: u64, conditions: &Value) -> Published {
     let value = json!({
         "metadata": { "namespace": "n", "name": name, "uid": name, "resourceVersion": version.to_string() },
         "status": { "conditions": conditions },
     });
-    Published::of(&Object::from_value(value).expect("an object"))
+    Published::of(kind, &Object::from_value(value).expect("an object"))
 }
 
 fn rendered(message: &str) -> Value {
@@ -172,6 +184,43 @@ fn the_result_of_a_write_does_not_bring_back_a_deleted_object() {
     fixture.plan.written(&target("a"), object("a", 2, &rendered("one")));
     fixture.row("a", Some("two"));
     assert_eq!(fixture.writes(), [], "the object does not exist");
+}
+
+#[test]
+fn conditions_of_others_stay_in_a_list_that_is_replaced() {
+    let mut fixture = Fixture::new();
+    let kind = Kind::WorkloadEntry;
+    let target = target_of(kind, "a");
+    let health = |status: &str| json!({ "type": "Healthy", "status": status });
+    let entry = |version: u64, conditions: &Value| WatchEvent::Applied(object_of(kind, "a", version, conditions));
+    fixture.row_of(target.clone(), Some("one"));
+    fixture.plan.take(kind, entry(1, &json!([health("True")])));
+    let write = fixture.plan.next(NOW).expect("a write");
+    assert_eq!(write.fields["metadata"]["resourceVersion"], "1");
+    let all = json!([health("True"), rendered("one")[0]]);
+    assert_eq!(write.fields["status"]["conditions"], all);
+    // The health has changed in the meantime, which the watch has not reported yet.
+    fixture.plan.conflicted(&target);
+    fixture.plan.take(kind, entry(1, &json!([health("True")])));
+    assert_eq!(fixture.plan.next(NOW), None);
+    fixture.plan.take(kind, entry(2, &json!([health("False")])));
+    let write = fixture.plan.next(NOW).expect("a write");
+    assert_eq!(write.fields["metadata"]["resourceVersion"], "2");
+    let all = json!([health("False"), rendered("one")[0]]);
+    assert_eq!(write.fields["status"]["conditions"], all);
+    fixture.plan.written(&target, object_of(kind, "a", 3, &all));
+    fixture.plan.take(kind, entry(4, &all));
+    assert_eq!(fixture.plan.next(NOW), None);
+}
+
+#[test]
+fn conditions_of_others_stay_without_a_write_in_a_list_with_keys() {
+    let mut fixture = Fixture::new();
+    fixture.row("a", Some("one"));
+    fixture.applied(object("a", 1, &json!([{ "type": "Other", "status": "True" }])));
+    let write = fixture.plan.next(NOW).expect("a write");
+    assert_eq!(write.fields["metadata"], json!({ "name": "a" }));
+    assert_eq!(write.fields["status"]["conditions"], rendered("one"));
 }
 
 #[test]

@@ -1,0 +1,137 @@
+//! Registrations that are repeated without a stream that waits for them.
+
+use std::time::SystemTime;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    model::{Installation, World},
+    status::fake_api::FakeApi,
+};
+
+const GROUP: &str = "/apis/networking.istio.io/v1/namespaces/vms/workloadgroups/web";
+const ENTRY: &str = "/apis/networking.istio.io/v1/namespaces/vms/workloadentries/web-10.0.0.7";
+
+fn group(uid: &str) -> Value {
+    json!({"metadata": {"name": "web", "namespace": "vms", "uid": uid}, "spec": {"template": {}}})
+}
+
+fn controller(api: &FakeApi) -> AutoRegistrationController {
+    let options = Options {
+        instance: "istiod-a".into(),
+        validate_identity: false,
+        limits: Limits {
+            grace: Duration::from_secs(10),
+            connection: None,
+        },
+    };
+    let metrics = Metrics::new(&Registry::new()).expect("unused names");
+    AutoRegistrationController {
+        writer: Writer::new(api.client(), options, metrics),
+        connections: BTreeMap::new(),
+        groups: BTreeMap::new(),
+        work_queue: KeyedWorkQueue::default(),
+        working: FuturesUnordered::new(),
+        leaving: FuturesUnordered::new(),
+        timers: FuturesUnordered::new(),
+        clean_ups: VecDeque::new(),
+        mesh: watch::channel(World::new(Installation::default()).snapshot()).1,
+    }
+}
+
+/// Adds the stream 1 of a machine. Returns the key of its entry and the operation that registers it again.
+fn connected(controller: &mut AutoRegistrationController) -> (EntryKey, Operation) {
+    let machine = Arc::new(Machine {
+        proxy: "vm-1.vms".into(),
+        binding: Binding::Group("web".into()),
+        namespace: "vms".into(),
+        address: "10.0.0.7".into(),
+        network: Default::default(),
+        labels: Default::default(),
+        locality: "".into(),
+        hbone: false,
+        probed: true,
+        identity: None,
+    });
+    let key: EntryKey = ("vms".into(), entry::name(&machine).into());
+    let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+    let health = Health {
+        healthy: true,
+        message: String::new(),
+        at,
+    };
+    let connection = Connection {
+        machine: machine.clone(),
+        at,
+        key: key.clone(),
+        bound: true,
+        health: Some(health),
+    };
+    controller.connections.insert(1, connection);
+    let connect = Operation::Connect {
+        connection: 1,
+        machine,
+        at,
+        answer: None,
+        attempt: 0,
+    };
+    (key, connect)
+}
+
+/// Runs the operation that is under way to its end.
+async fn finish(controller: &mut AutoRegistrationController) {
+    let (key, outcome) = controller.working.next().await.expect("an operation");
+    controller.on_outcome(key, outcome);
+}
+
+fn owner(api: &FakeApi) -> Value {
+    let entry = api.get(ENTRY).expect("the entry");
+    entry["metadata"]["ownerReferences"][0]["uid"].clone()
+}
+
+#[tokio::test]
+async fn an_entry_of_a_deleted_group_is_replaced() {
+    let api = FakeApi::default();
+    let mut controller = controller(&api);
+    for uid in ["u-1", "u-2"] {
+        // Kubernetes has not deleted the entry of the first group yet.
+        api.put(GROUP, group(uid));
+        let (key, connect) = connected(&mut controller);
+        controller.enqueue(key, connect);
+        finish(&mut controller).await;
+        assert_eq!(owner(&api), uid);
+        // The agent does not report the health again.
+        finish(&mut controller).await;
+        let entry = api.get(ENTRY).expect("the entry");
+        assert_eq!(entry["status"]["conditions"][0]["status"], "True");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_registration_is_repeated_while_the_machine_is_connected() {
+    let api = FakeApi::default();
+    api.put(GROUP, group("u-1"));
+    let mut controller = controller(&api);
+    let (key, connect) = connected(&mut controller);
+    let failed = async |operation| {
+        api.fail(1);
+        match controller.writer.perform(&key, operation).await {
+            Outcome::Failed(operation) => again(operation).expect("another attempt"),
+            outcome => panic!("{outcome:?}"),
+        }
+    };
+    let (first, connect) = failed(connect).await;
+    let (second, connect) = failed(connect).await;
+    assert_eq!((first, second), (RETRY, 2 * RETRY));
+    controller.retry(key.clone(), connect);
+    finish(&mut controller).await;
+    assert_eq!(owner(&api), "u-1");
+    finish(&mut controller).await;
+
+    controller.connections.clear();
+    let (key, connect) = connected(&mut controller);
+    controller.connections.clear();
+    controller.retry(key, connect);
+    assert!(controller.working.is_empty(), "the stream has ended");
+}
