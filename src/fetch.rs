@@ -166,22 +166,43 @@ fn request(url: &Url, proxy: Option<&connect::ThroughProxy>) -> Result<Request<E
     if let Some(authorization) = proxy.and_then(|proxy| proxy.authorization.clone()) {
         request = request.header(header::PROXY_AUTHORIZATION, authorization);
     }
-    if !url.username().is_empty() || url.password().is_some() {
-        request = request.header(header::AUTHORIZATION, basic(url).map_err(|error| invalid(&error))?);
+    if let Some(credentials) = basic_authorization(url).map_err(|error| invalid(&error))? {
+        request = request.header(header::AUTHORIZATION, credentials);
     }
     request.body(Empty::new()).map_err(|error| invalid(&error))
 }
 
-/// Returns user and password of a URL as a header.
-fn basic(url: &Url) -> Result<HeaderValue, header::InvalidHeaderValue> {
+/// Returns user and password of a URL as a value of `Authorization`; `None` if the URL has neither.
+pub fn basic_authorization(url: &Url) -> Result<Option<HeaderValue>, header::InvalidHeaderValue> {
     use base64::{Engine, prelude::BASE64_STANDARD};
+    if url.username().is_empty() && url.password().is_none() {
+        return Ok(None);
+    }
     let plain = |text: &str| percent_encoding::percent_decode_str(text).collect::<Vec<u8>>();
     let mut pair = plain(url.username());
     pair.push(b':');
     pair.extend(plain(url.password().unwrap_or_default()));
     let mut value = HeaderValue::try_from(format!("Basic {}", BASE64_STANDARD.encode(pair)))?;
     value.set_sensitive(true);
-    Ok(value)
+    Ok(Some(value))
+}
+
+/// Returns a URL without user and password. It may be invalid, so everything between its scheme and the last `@` counts
+/// as credentials.
+pub fn without_credentials(url: &str) -> String {
+    let Some((before, rest)) = url.rsplit_once('@') else {
+        return url.to_owned();
+    };
+    let scheme = before.find("://").map_or("", |end| &before[..end + "://".len()]);
+    format!("{scheme}[redacted]@{rest}")
+}
+
+/// Returns a command line argument without the credentials of a URL in its value.
+pub fn argument_without_credentials(argument: &str) -> String {
+    match argument.split_once('=') {
+        Some((flag, value)) if flag.starts_with('-') => format!("{flag}={}", without_credentials(value)),
+        _ => without_credentials(argument),
+    }
 }
 
 /// Sends the request and reads the response, on a connection used once.

@@ -32,6 +32,7 @@ use super::{
 };
 use crate::{
     environment::Environment,
+    fetch::argument_without_credentials,
     log::{
         levels::Level,
         scope::{SCOPES, ScopeState, Scopes},
@@ -304,7 +305,9 @@ async fn memory_json() -> Json<Value> {
 }
 
 async fn arguments() -> Html<String> {
-    let arguments: Vec<String> = std::env::args().collect();
+    let arguments: Vec<String> = std::env::args()
+        .map(|argument| argument_without_credentials(&argument))
+        .collect();
     let numbers: Vec<String> = (0..arguments.len()).map(|number| number.to_string()).collect();
     let rows: Vec<(&str, &str)> = numbers
         .iter()

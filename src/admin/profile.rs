@@ -27,6 +27,7 @@ use super::{
     access::{Access, Readers},
     renderer::Renderer,
 };
+use crate::fetch::argument_without_credentials;
 
 /// The longest profile.
 const MAX_SECONDS: u64 = 60;
@@ -122,7 +123,7 @@ fn heap_pages() -> Router<Profiles> {
 /// Returns the arguments of the process, separated by zero bytes as in Go.
 fn command_line() -> String {
     let arguments: Vec<String> = std::env::args_os()
-        .map(|argument| argument.to_string_lossy().into_owned())
+        .map(|argument| argument_without_credentials(&argument.to_string_lossy()))
         .collect();
     arguments.join("\0")
 }

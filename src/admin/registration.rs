@@ -15,7 +15,10 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::access::{Access, Readers};
+use super::{
+    access::{Access, Readers},
+    renderer::Renderer,
+};
 use crate::{
     model::{
         Endpoint, MeshSnapshot,
@@ -30,19 +33,21 @@ const GONE: &str = "the xDS API v1 is no longer served; hint: proxies connect to
 
 type Mesh = watch::Receiver<Arc<MeshSnapshot>>;
 
-/// Returns the pages, for callers that may read all debug pages.
-pub fn pages(mesh: Mesh, access: &Access) -> Router {
-    let pages = Router::new()
+/// Returns the pages, for callers that may read all debug pages. Those that list services are rendered beside serving.
+pub fn pages(mesh: Mesh, access: &Access, renderer: &Renderer) -> Router {
+    let lists = Router::new()
         .route("/v1/registration", get(all))
         .route("/v1/registration/{key}", get(one))
+        .with_state(mesh);
+    let pages = renderer
+        .render(lists)
         .route("/v1/clusters/{*rest}", get(gone))
         .route("/v1/routes/{*rest}", get(gone))
         .route("/v1/listeners/{*rest}", get(gone))
         .route("/v1/az/{*rest}", get(gone))
         // Responses are not cached by the address of a page any more.
         .route("/cache_stats", get(async || Json(json!({ "cache_stats": {} }))))
-        .route("/cache_stats_delete", post(async || StatusCode::OK))
-        .with_state(mesh);
+        .route("/cache_stats_delete", post(async || StatusCode::OK));
     access.guard(pages, |_| Readers::ControlPlane)
 }
 
@@ -159,8 +164,18 @@ fn hosts(endpoints: &[Endpoint], port: &ServicePort, labels: &[BTreeMap<&str, &s
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use axum::{body::Body, extract::ConnectInfo};
+    use futures::FutureExt;
+    use tower::ServiceExt;
+
     use super::*;
-    use crate::model::{Installation, fixture::folder_world};
+    use crate::{
+        auth::Authenticators,
+        model::{Installation, fixture::folder_world},
+        task::Tasks,
+    };
 
     const MESH: &str = "apiVersion: networking.istio.io/v1
 kind: ServiceEntry
@@ -199,5 +214,32 @@ spec: {hosts: [b.example.com], ports: [{number: 80, name: http, protocol: HTTP}]
         assert_eq!(ask("a.example.com|http|version=v1").await, json!({ "hosts": [first] }));
         assert_eq!(ask("a.example.com").await["hosts"].as_array().map(Vec::len), Some(4));
         assert_eq!(ask("c.example.com|http").await, json!({ "hosts": [] }));
+    }
+
+    #[test]
+    fn services_are_listed_beside_serving() {
+        let world = folder_world(Installation::default(), &[("a.yaml", MESH)]);
+        let (_sender, mesh) = watch::channel(world.snapshot());
+        let access = Access::new(Authenticators::new(Vec::new()), mesh.clone());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let renderer = Renderer::new(Tasks::default(), runtime.handle().clone());
+        let pages = pages(mesh, &access, &renderer);
+        let answer = |path: &str| {
+            let mut request = http::Request::get(path).body(Body::empty()).expect("a request");
+            let local = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
+            request.extensions_mut().insert(ConnectInfo(local));
+            pages.clone().oneshot(request)
+        };
+        for path in ["/v1/registration", "/v1/registration/a.example.com"] {
+            // The runtime of the renderer does not run yet.
+            assert!(answer(path).now_or_never().is_none(), "{path}");
+            let Ok(response) = runtime.block_on(answer(path));
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+        }
+        let Some(Ok(response)) = answer("/v1/clusters/a").now_or_never() else {
+            panic!("the page needs no rendering");
+        };
+        assert_eq!(response.status(), StatusCode::GONE);
     }
 }

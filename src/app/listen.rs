@@ -106,7 +106,7 @@ pub(super) async fn pages(
     control(environment, &access, &profiles).await;
     let mut http = server::readiness(environment).merge(pages());
     if is_shown {
-        http = http.merge(registration::pages(sources.mesh.clone(), &access));
+        http = http.merge(registration::pages(sources.mesh.clone(), &access, &renderer));
     }
     let monitoring = server::monitoring(environment, inspect, &renderer)?;
     match &flags.monitoring_address() {

@@ -6,7 +6,7 @@
 
 mod account;
 mod output;
-mod retry;
+pub(super) mod retry;
 
 use std::{path::PathBuf, process::ExitCode};
 

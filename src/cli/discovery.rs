@@ -6,6 +6,7 @@ use super::FAILURE;
 use crate::{
     admin::metrics::VERSION,
     app, environment,
+    fetch::argument_without_credentials,
     log::{Encoding, LogError, Logging, Options},
     settings::{DiscoveryFlags, OLD_FLAGS, Settings},
 };
@@ -21,7 +22,10 @@ pub fn run(flags: DiscoveryFlags, unknown: &[String]) -> ExitCode {
             return ExitCode::from(FAILURE);
         }
     };
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .map(|argument| argument_without_credentials(&argument))
+        .collect();
     tracing::info!(version = VERSION, arguments = arguments.join(" "), "starting");
     report_unknown(unknown);
     match app::run(Settings::from_process(flags), logging.scopes()) {

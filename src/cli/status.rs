@@ -9,16 +9,17 @@ use bytes::{Bytes, BytesMut};
 use clap::{Args, ValueEnum};
 use http_body_util::{BodyExt, Empty};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use kube::{Api, api::DynamicObject};
+use kube::{Api, api::DynamicObject, config::KubeconfigError};
+use tokio::time::Instant;
 use url::form_urlencoded::Serializer;
 
-use super::FAILURE;
+use super::{FAILURE, create_remote_secret::retry::Retry};
 use crate::{
     api::Kind,
     base::duration,
     distribution::{overview::Overview, report::ObjectReport},
     kube::{
-        client::{self, Access, Rate},
+        client::{self, Access, ClientError, Rate},
         kubeconfig::selected_config,
     },
     status::store::resource,
@@ -101,8 +102,30 @@ enum StatusError {
     Status(u16, String),
     #[error("the answer is not readable: {0}")]
     Malformed(String),
+    #[error("cannot verify the generation: {0}")]
+    Generation(ClusterError),
     #[error(transparent)]
     System(#[from] io::Error),
+}
+
+/// Reason why it is unknown which version of an object the cluster has.
+#[derive(Debug, thiserror::Error)]
+enum ClusterError {
+    #[error("no kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("cannot read the object from the cluster: {0}")]
+    Request(String),
+}
+
+impl From<kube::Error> for ClusterError {
+    fn from(error: kube::Error) -> Self {
+        Self::Request(match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => other.to_string(),
+        })
+    }
 }
 
 /// An object as the command line names it.
@@ -169,15 +192,20 @@ async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
         print(flags, &text, &output::overview(&overview, flags.all));
         return Ok(ExitCode::SUCCESS);
     };
+    let deadline = Instant::now() + flags.timeout;
     let resource_version = match flags.resource_version {
-        None if flags.wait => in_cluster(flags, &object).await.and_then(|found| found.version),
+        None if flags.wait => {
+            let found = in_cluster(flags, &object, flags.timeout).await;
+            or_warn(found).and_then(|found| found.version)
+        }
         given => given,
     };
     let mut query = query(&object, &flags.proxy, resource_version);
     let text = if flags.wait {
-        let timeout = format!("{}ms", flags.timeout.as_millis());
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = format!("{}ms", left.as_millis());
         let query = query.append_pair("timeout", &timeout).finish();
-        wait(flags, &query).await?
+        wait(flags, &query, left).await?
     } else {
         ask(flags, "status", &query.finish(), MARGIN).await?.rest().await?
     };
@@ -219,9 +247,9 @@ fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, StatusError> {
 }
 
 /// Reads events until the last one, which is the answer. Shows progress on a terminal.
-async fn wait(flags: &StatusFlags, query: &str) -> Result<String, StatusError> {
+async fn wait(flags: &StatusFlags, query: &str, timeout: Duration) -> Result<String, StatusError> {
     use std::io::IsTerminal;
-    let mut answers = ask(flags, "status_events", query, flags.timeout + MARGIN).await?;
+    let mut answers = ask(flags, "status_events", query, timeout + MARGIN).await?;
     let shows_progress = flags.output == Format::Table && io::stderr().is_terminal();
     let mut last = None;
     while let Some(event) = answers.event().await? {
@@ -243,26 +271,18 @@ struct InCluster {
     generation: Option<i64>,
 }
 
-/// Returns the version of the object in the cluster; `None` if it cannot be read.
-async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<InCluster> {
+/// Returns the version of the object in the cluster; `None` without the object. Repeats failed requests for this time.
+async fn in_cluster(flags: &StatusFlags, object: &Named, limit: Duration) -> Result<Option<InCluster>, ClusterError> {
+    let retry = Retry::within(limit);
     let unlimited = Rate {
         per_second: 0.0,
         burst: 0,
     };
     client::install_cryptography();
     let servers = &flags.servers;
-    let config = selected_config(servers.kubeconfig.as_deref(), servers.context.as_deref()).await;
-    let access = match config {
-        Ok(config) => Access::Given(Box::new(config)),
-        Err(_) => {
-            eprintln!(
-                "warning: no kubeconfig, so the answer may be about an earlier version of the object; hint: set \
-                       KUBECONFIG, --kubeconfig or --resource-version"
-            );
-            return None;
-        }
-    };
-    let client = client::client(&access, unlimited).await.ok()?;
+    let config = selected_config(servers.kubeconfig.as_deref(), servers.context.as_deref()).await?;
+    let client = client::client(&Access::Given(Box::new(config)), unlimited).await?;
+    let mut refused = None;
     for kind in Kind::named(&object.kind) {
         for version in kind.versions() {
             let resource = resource(kind.group(), version, kind.name(), kind.plural());
@@ -271,16 +291,32 @@ async fn in_cluster(flags: &StatusFlags, object: &Named) -> Option<InCluster> {
             } else {
                 Api::namespaced_with(client.clone(), &object.namespace, &resource)
             };
-            let found = tokio::time::timeout(flags.timeout, api.get_metadata_opt(&object.name)).await;
-            if let Ok(Ok(Some(found))) = found {
-                return Some(InCluster {
-                    version: found.metadata.resource_version.and_then(|version| version.parse().ok()),
-                    generation: found.metadata.generation,
-                });
+            match retry.send(|| api.get_metadata_opt(&object.name)).await {
+                Ok(None) => {}
+                Ok(Some(found)) => {
+                    return Ok(Some(InCluster {
+                        version: found.metadata.resource_version.and_then(|version| version.parse().ok()),
+                        generation: found.metadata.generation,
+                    }));
+                }
+                // The object may be of another kind with the same name, which the user may read.
+                Err(error @ kube::Error::Api(_)) => refused = refused.or(Some(error)),
+                Err(error) => return Err(error.into()),
             }
         }
     }
-    None
+    refused.map_or(Ok(None), |error| Err(error.into()))
+}
+
+/// Returns what the cluster has; warns if that is unknown.
+fn or_warn(found: Result<Option<InCluster>, ClusterError>) -> Option<InCluster> {
+    found.unwrap_or_else(|error| {
+        eprintln!(
+            "warning: {error}; the answer may be about an earlier version of the object; hint: check KUBECONFIG or \
+             --kubeconfig"
+        );
+        None
+    })
 }
 
 /// The body of an answer.
@@ -365,7 +401,47 @@ impl Answers {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
+
+    /// The flags of an istiod and a cluster that do not answer, with a kubeconfig in this folder.
+    pub(super) fn unreachable(folder: &Path) -> ServerFlags {
+        let kubeconfig = folder.join("kubeconfig");
+        let text = r#"{"apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {}}]}"#;
+        std::fs::write(&kubeconfig, text).expect("a folder");
+        ServerFlags {
+            port: 1,
+            kubeconfig: Some(kubeconfig),
+            context: None,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_cluster_that_does_not_answer_is_not_one_without_the_object() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let flags = StatusFlags {
+            object: Vec::new(),
+            namespace: None,
+            proxy: String::new(),
+            wait: true,
+            timeout: Duration::ZERO,
+            resource_version: None,
+            all: false,
+            output: Format::Table,
+            servers: unreachable(folder.path()),
+        };
+        let object = Named {
+            kind: "VirtualService".to_owned(),
+            namespace: "default".to_owned(),
+            name: "reviews".to_owned(),
+        };
+        let found = in_cluster(&flags, &object, Duration::from_millis(1)).await;
+        assert!(matches!(found, Err(ClusterError::Request(_))));
+    }
 
     #[test]
     fn objects_are_named_in_several_ways() {

@@ -1,7 +1,8 @@
 //! Registries of services besides Kubernetes. Each one is a cluster of its own, whose services are ServiceEntries with
 //! inline endpoints, so that the model knows no difference.
 //!
-//! A registry that is unreachable, or that answers nonsense, keeps its last state.
+//! A registry that is unreachable, or that answers nonsense, keeps its last state. So does a port of a service that the
+//! model refuses. An instance with an invalid address is left out.
 
 pub mod cloud_foundry;
 pub mod consul;
@@ -9,10 +10,7 @@ pub mod eureka;
 pub mod mock;
 mod poll;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 use smol_str::SmolStr;
@@ -22,8 +20,11 @@ use super::{
     registry_metrics::OfRegistry,
 };
 use crate::{
-    api::{Kind, Row, Severity, document, istio::common::is_label_pair},
-    base::ClusterId,
+    api::{
+        Diagnostic, FieldError, Kind, Row, Severity, diagnostics::INVALID, document, istio::common::is_label_pair,
+        names::is_fqdn,
+    },
+    base::{ClusterId, ObjectKey, cidr::parse_ip},
     model::change::{Change, SourceId},
 };
 
@@ -112,6 +113,18 @@ fn port_name(word: &str) -> String {
 }
 
 impl Service {
+    /// Returns the instances that may be endpoints. One with an invalid address would make the whole entry invalid.
+    fn usable(&self) -> impl Iterator<Item = &Instance> {
+        self.instances.iter().filter(|instance| instance.has_valid_address())
+    }
+
+    /// Returns the instances that are left out of the endpoints.
+    fn unusable(&self) -> impl Iterator<Item = &Instance> {
+        let has_endpoints = !self.is_external;
+        let instances = self.instances.iter();
+        instances.filter(move |instance| has_endpoints && !instance.has_valid_address())
+    }
+
     /// Returns the ServiceEntries: one for each port, since instances have different ports. The model merges entries of
     /// one host.
     fn manifests(&self, name: &str) -> Vec<Value> {
@@ -119,8 +132,7 @@ impl Service {
         for port in self.ports.values() {
             *uses.entry(&port.name).or_default() += 1;
         }
-        let is_numeric = |address: &str| address.parse::<IpAddr>().is_ok();
-        let is_static = self.instances.iter().all(|instance| is_numeric(&instance.address));
+        let is_static = self.usable().all(|instance| parse_ip(&instance.address).is_some());
         let resolution = match (self.is_external, is_static) {
             (true, _) => "NONE",
             (false, true) => "STATIC",
@@ -141,7 +153,7 @@ impl Service {
             } else {
                 format!("{name}:{number}")
             };
-            let served = self.instances.iter().filter(|instance| instance.port == *number);
+            let served = self.usable().filter(|instance| instance.port == *number);
             let endpoints: Vec<Value> = if self.is_external {
                 Vec::new()
             } else {
@@ -164,6 +176,10 @@ impl Service {
 }
 
 impl Instance {
+    fn has_valid_address(&self) -> bool {
+        parse_ip(&self.address).is_some() || is_fqdn(&self.address)
+    }
+
     fn endpoint(&self, port_name: &str) -> Value {
         let valid = self.labels.iter().filter(|(key, value)| is_label_pair(key, value));
         let labels: BTreeMap<&String, &String> = valid.collect();
@@ -219,19 +235,26 @@ impl RegistryRows {
         if self.services.get(name) == service.as_ref() {
             return Vec::new();
         }
-        let (mut rows, mut found) = (Vec::new(), BTreeSet::new());
+        let unusable = service.iter().flat_map(Service::unusable);
+        let mut found: BTreeSet<Diagnostic> = unusable.map(|instance| self.left_out(name, instance)).collect();
+        if !found.is_empty() {
+            self.metrics.failed("refused_instance", found.len());
+        }
+        let before = self.rows.remove(name).unwrap_or_default();
+        let mut rows = Vec::new();
         for manifest in service.iter().flat_map(|service| service.manifests(name)) {
             let parsed = document::parse_object(&self.cluster, Kind::ServiceEntry, &manifest);
-            let is_refused = parsed.rows.is_empty();
+            if parsed.rows.is_empty() {
+                self.metrics.failed("refused_service", 1);
+                // A bad answer removes nothing: the last valid entry stays.
+                let is_rejected = |row: &&Row| parsed.rejected.iter().any(|(_, key)| key == row.key());
+                rows.extend(before.iter().filter(is_rejected).cloned());
+            }
             rows.extend(parsed.rows);
             let errors = parsed.diagnostics.into_iter();
             found.extend(errors.filter(|found| found.severity == Severity::Error));
-            if is_refused {
-                self.metrics.failed("refused_service", 1);
-            }
         }
         self.findings.set(name.clone(), found);
-        let before = self.rows.remove(name).unwrap_or_default();
         let gone = before
             .iter()
             .filter(|old| rows.iter().all(|new| new.key() != old.key()));
@@ -251,6 +274,20 @@ impl RegistryRows {
         }
         self.metrics.objects(self.services.len());
         changes
+    }
+
+    /// Returns the diagnostic of an instance that is left out.
+    fn left_out(&self, service: &SmolStr, instance: &Instance) -> Diagnostic {
+        let (address, port) = (&instance.address, instance.target_port);
+        let finding = FieldError {
+            field: "spec.endpoints".to_owned(),
+            message: format!(
+                "the instance with address {address:?} and port {port} is left out: the address is neither a host \
+                 name nor an IP address"
+            ),
+        };
+        let key = ObjectKey::new(&self.cluster, NAMESPACE, service.clone());
+        Diagnostic::of_object(Kind::ServiceEntry, key, Severity::Error, INVALID, finding)
     }
 
     /// Returns all rows as one change.

@@ -274,6 +274,16 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
                 json!({ "a": "b" }),
             ),
             in_pod(
+                "taint.name=example.com/not-ready",
+                "spec template spec tolerations 0 key",
+                json!("example.com/not-ready"),
+            ),
+            in_pod(
+                "env.PILOT_NODE_UNTAINT_CONTROLLERS_TAINT_NAME=example.com/not-ready",
+                "spec template spec tolerations 0 key",
+                json!("example.com/not-ready"),
+            ),
+            in_pod(
                 "tolerations[0].key=a",
                 "spec template spec tolerations 1 key",
                 json!("a"),

@@ -36,8 +36,16 @@ pub(super) fn trials() -> Vec<Trial> {
             consul_is_asked_for_its_namespace,
         ),
         Trial::test(
+            "registries::scripted::a_token_that_loses_its_rights_removes_nothing",
+            a_token_that_loses_its_rights_removes_nothing,
+        ),
+        Trial::test(
             "registries::scripted::eureka_is_read_by_changes",
             eureka_is_read_by_changes,
+        ),
+        Trial::test(
+            "registries::scripted::eureka_is_read_completely_after_an_outage",
+            eureka_is_read_completely_after_an_outage,
         ),
     ]
 }
@@ -46,6 +54,8 @@ pub(super) fn trials() -> Vec<Trial> {
 #[derive(Clone)]
 pub(super) enum Script {
     Answer(u16, String),
+    /// A success of Consul without the objects that the token may not read.
+    Filtered(String),
     /// More bytes than a client should read.
     Endless,
 }
@@ -114,16 +124,22 @@ impl Server {
 }
 
 async fn respond(script: Option<Script>) -> Response<BoxBody<Bytes, Infallible>> {
+    let is_filtered = matches!(script, Some(Script::Filtered(_)));
     let (status, body) = match script {
         None => std::future::pending().await,
         Some(Script::Answer(status, body)) => (status, Full::new(Bytes::from(body)).boxed()),
+        Some(Script::Filtered(body)) => (200, Full::new(Bytes::from(body)).boxed()),
         Some(Script::Endless) => {
             let part = Bytes::from(vec![b'x'; 1 << 20]);
             let endless = futures::stream::repeat_with(move || Ok::<_, Infallible>(Frame::data(part.clone())));
             (200, BodyExt::boxed(StreamBody::new(endless)))
         }
     };
-    Response::builder().status(status).body(body).expect("a valid response")
+    let mut response = Response::builder().status(status);
+    if is_filtered {
+        response = response.header("X-Consul-Results-Filtered-By-ACLs", "true");
+    }
+    response.body(body).expect("a valid response")
 }
 
 pub(super) fn ok(body: impl ToString) -> Option<Script> {
@@ -212,6 +228,27 @@ fn consul_is_asked_for_its_namespace() -> Result<(), Failed> {
     Ok(())
 }
 
+fn a_token_that_loses_its_rights_removes_nothing() -> Result<(), Failed> {
+    let folder = scratch("registries-consul-rights");
+    let server = Server::start(consul);
+    let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
+        let url = format!("--consulserverURL={}", server.address);
+        command.args(["--registries=Consul", "--consulserverInterval=100ms", &url]);
+    })?;
+    let proxy = AdsClient::connect(daemon.xds, &sidecar());
+    let before = proxy.first()?;
+    assert!(before.contains_key(&(Type::Endpoints, "outbound|8080||web.service.consul".to_owned())));
+    proxy.mark();
+    server.set(|path| {
+        let is_catalog = path.starts_with("/v1/catalog/services");
+        Some(Script::Filtered(if is_catalog { "{}" } else { "[]" }.to_owned()))
+    });
+    until_metric(&daemon, "istiod_registry_errors_total", "reason=\"filtered\"", 4.0)?;
+    ads::same(&before, &proxy.first()?)?;
+    assert_eq!(proxy.lost(), Vec::<String>::new());
+    Ok(())
+}
+
 fn nonsense_of_consul() -> Result<(), Failed> {
     let good = consul;
     let server = Server::start(good);
@@ -290,5 +327,33 @@ fn eureka_is_read_by_changes() -> Result<(), Failed> {
         (shop(resources, "10.0.0.3") && !shop(resources, "10.0.0.1")).then_some(())
     })?;
     assert!(server.was_asked("/eureka/apps/delta"));
+    Ok(())
+}
+
+/// The changes that a server keeps may begin after the outage.
+fn eureka_is_read_completely_after_an_outage() -> Result<(), Failed> {
+    let folder = scratch("registries-eureka-outage");
+    let answers = |id: &'static str, address: &'static str| {
+        move |path: &str| match path {
+            "/eureka/v2/apps" => apps("UP_1_", &[instance(id, address, "UP")]),
+            "/eureka/v2/apps/delta" => apps("UP_1_", &[]),
+            _ => Some(Script::Answer(404, String::new())),
+        }
+    };
+    let server = Server::start(answers("a", "10.0.0.1"));
+    let daemon = Daemon::configured(&folder.join("istiod.log"), |command| {
+        let url = format!("--eurekaserverURL=http://{}", server.address);
+        command.args(["--registries=Eureka", "--eurekaserverInterval=100ms", &url]);
+    })?;
+    let proxy = AdsClient::connect(daemon.xds, &sidecar());
+    proxy.until("the first instance", TIMEOUT, |resources| {
+        shop(resources, "10.0.0.1").then_some(())
+    })?;
+    server.set(|_| Some(Script::Answer(500, String::new())));
+    until_metric(&daemon, "istiod_registry_errors_total", "reason=\"status\"", 1.0)?;
+    server.set(answers("b", "10.0.0.2"));
+    proxy.until("the instance of after the outage", TIMEOUT, |resources| {
+        shop(resources, "10.0.0.2").then_some(())
+    })?;
     Ok(())
 }

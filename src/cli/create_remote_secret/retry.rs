@@ -15,14 +15,14 @@ const FIRST_DELAY: Duration = Duration::from_millis(250);
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Repeats requests until a deadline.
-pub(super) struct Retry {
+pub(in crate::cli) struct Retry {
     deadline: Instant,
     first_delay: Duration,
 }
 
 impl Retry {
     /// Returns the repetition of requests within this time.
-    pub(super) fn within(limit: Duration) -> Self {
+    pub(in crate::cli) fn within(limit: Duration) -> Self {
         Self {
             deadline: Instant::now() + limit,
             first_delay: FIRST_DELAY,
@@ -35,7 +35,7 @@ impl Retry {
     }
 
     /// Sends a request until it succeeds, fails for good, or the deadline passes.
-    pub(super) async fn send<T, F>(&self, request: impl Fn() -> F) -> kube::Result<T>
+    pub(in crate::cli) async fn send<T, F>(&self, request: impl Fn() -> F) -> kube::Result<T>
     where
         F: Future<Output = kube::Result<T>>,
     {

@@ -7,7 +7,8 @@ use clap::{Args, ValueEnum};
 use tokio::time::Instant;
 
 use super::{
-    Format, MARGIN, NOT_ARRIVED, Named, ServerFlags, StatusError, StatusFlags, ask, in_cluster, output, parse, query,
+    ClusterError, Format, InCluster, MARGIN, NOT_ARRIVED, Named, ServerFlags, StatusError, StatusFlags, ask,
+    in_cluster, or_warn, output, parse, query,
 };
 use crate::{
     base::duration,
@@ -93,14 +94,19 @@ async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
     };
     let mut version = None;
     if flags.condition == Condition::Distribution {
-        let mut found = in_cluster(&status, &object).await;
-        while found.as_ref().is_some_and(|found| found.generation < flags.generation) {
-            if Instant::now() >= deadline {
+        let read = in_cluster(&status, &object, status.timeout).await;
+        let mut found = verifiable(read, flags.generation)?;
+        while !has_reached(found.as_ref(), flags.generation) {
+            tokio::time::sleep(INTERVAL).await;
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 eprintln!("error: the object has not reached the generation (time is over)");
                 return Ok(ExitCode::from(NOT_ARRIVED));
             }
-            tokio::time::sleep(INTERVAL).await;
-            found = in_cluster(&status, &object).await;
+            // After a failure, the generation is as unknown as before.
+            if let Ok(read) = in_cluster(&status, &object, left).await {
+                found = read;
+            }
         }
         version = found.and_then(|found| found.version);
     }
@@ -130,6 +136,22 @@ async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
     }
 }
 
+/// Returns what the cluster has. If that is unknown, fails if a generation is wanted, or else warns.
+fn verifiable(
+    found: Result<Option<InCluster>, ClusterError>,
+    wanted: Option<i64>,
+) -> Result<Option<InCluster>, StatusError> {
+    match found {
+        Err(error) if wanted.is_some() => Err(StatusError::Generation(error)),
+        found => Ok(or_warn(found)),
+    }
+}
+
+/// Returns true if the object in the cluster has this generation or a later one, or if none is wanted.
+fn has_reached(found: Option<&InCluster>, wanted: Option<i64>) -> bool {
+    wanted.is_none_or(|wanted| found.and_then(|found| found.generation) >= Some(wanted))
+}
+
 /// Returns true if the condition is met. `threshold` is the share of proxies that must have acknowledged the object.
 fn is_met(condition: Condition, threshold: f64, report: &ObjectReport) -> bool {
     match condition {
@@ -153,7 +175,43 @@ fn is_hopeless(condition: Condition, state: ObjectState) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::distribution::report::Counts;
+    use crate::{cli::status::tests::unreachable, distribution::report::Counts};
+
+    #[tokio::test]
+    async fn a_generation_that_cannot_be_verified_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let waited = |generation| {
+            wait(WaitFlags {
+                kind: "virtualservice".to_owned(),
+                name: "reviews".to_owned(),
+                namespace: None,
+                condition: Condition::Distribution,
+                timeout: Duration::ZERO,
+                threshold: 1.0,
+                generation,
+                proxy: String::new(),
+                servers: unreachable(folder.path()),
+            })
+        };
+        let error = waited(Some(2)).await.err();
+        assert!(
+            matches!(error, Some(StatusError::Generation(ClusterError::Request(_)))),
+            "{error:?}"
+        );
+        let error = waited(None).await.err();
+        assert!(matches!(error, Some(StatusError::Unreachable(..))), "{error:?}");
+    }
+
+    #[test]
+    fn an_object_that_does_not_exist_has_no_generation() {
+        let of = |generation| InCluster {
+            version: Some(1),
+            generation,
+        };
+        assert!(has_reached(Some(&of(Some(2))), Some(2)) && has_reached(Some(&of(Some(3))), Some(2)));
+        assert!(!has_reached(Some(&of(Some(1))), Some(2)) && !has_reached(Some(&of(None)), Some(2)));
+        assert!(!has_reached(None, Some(2)) && has_reached(None, None));
+    }
 
     #[test]
     fn the_threshold_is_a_share_of_the_proxies() {

@@ -137,7 +137,9 @@ async fn watch(
     updates: mpsc::Sender<(usize, Update)>,
 ) {
     let start = |index: usize, datacenter: &Option<String>| {
-        Watcher::new(settings, datacenter.clone(), metrics.clone()).run(index, updates.clone())
+        let client = settings.client().clone();
+        let watcher = Watcher::new(client, datacenter.clone(), settings.interval, metrics.clone());
+        watcher.run(index, updates.clone())
     };
     let mut watchers: FuturesUnordered<_> = datacenters
         .iter()

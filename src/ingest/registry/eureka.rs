@@ -1,7 +1,9 @@
 //! Eureka: instances that are up, by its REST API.
 //!
 //! All instances are read once, and after that only their changes. Servers report a hash of the statuses of all
-//! instances; if that of the own state differs after a change, all instances are read again.
+//! instances; if that of the own state differs after a change, all instances are read again. The hash only counts
+//! instances, and servers keep changes for minutes. So all instances are also read after a failed request, and at an
+//! interval.
 //!
 //! A server that was restarted knows no instance before that instance's next heartbeat. So an instance that is missing
 //! after an outage stays until its lease would have ended.
@@ -18,7 +20,10 @@ use std::{
 };
 
 use futures::{FutureExt, future::BoxFuture};
-use http::{HeaderMap, HeaderValue, header::ACCEPT};
+use http::{
+    HeaderMap, HeaderValue,
+    header::{ACCEPT, AUTHORIZATION},
+};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use smol_str::SmolStr;
@@ -32,7 +37,9 @@ use super::{
 };
 use crate::{
     base::ClusterId,
-    fetch::{ClientTls, ClientTlsError, Dialer, Endpoint, HttpClient, HttpError},
+    fetch::{
+        ClientTls, ClientTlsError, Dialer, Endpoint, HttpClient, HttpError, basic_authorization, without_credentials,
+    },
     ingest::{
         diagnostics::Report,
         registry_metrics::OfRegistry,
@@ -47,6 +54,11 @@ const DEFAULT_PATH: &str = "/eureka/v2";
 const MAX_BYTES: usize = 128 << 20;
 /// The limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest time between two requests after which changes are read. A server keeps them for 3 minutes by default
+/// (`eureka.server.retentionTimeInMSInDeltaQueue`), and may answer from a cache of 30 seconds.
+const CHANGES_KEPT: Duration = Duration::from_mins(2);
+/// The longest time for which only changes are read.
+const COMPLETE_INTERVAL: Duration = Duration::from_mins(5);
 /// The lease of instances that declare none. It is that of Eureka's clients.
 const DEFAULT_LEASE: Duration = Duration::from_secs(90);
 /// The longest time for which an instance stays that is missing after an outage.
@@ -84,7 +96,7 @@ impl EurekaSource {
         metrics: OfRegistry,
         report: Report,
     ) -> Result<Self, EurekaSettingsError> {
-        let invalid = |why: &str| EurekaSettingsError::Address(address.to_owned(), why.to_owned());
+        let invalid = |why: &str| EurekaSettingsError::Address(without_credentials(address), why.to_owned());
         let url = Url::parse(address).map_err(|error| invalid(&error.to_string()))?;
         let (host, port) = (url.host_str().unwrap_or_default(), url.port_or_known_default());
         let (false, Some(port)) = (host.is_empty(), port) else {
@@ -102,6 +114,10 @@ impl EurekaSource {
         let dialer = Dialer::new(Endpoint::Host(host.to_owned(), port), tls).map_err(|why| invalid(&why))?;
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, HeaderValue::from_static("application/json"));
+        let credentials = basic_authorization(&url).map_err(|error| invalid(&error.to_string()))?;
+        if let Some(credentials) = credentials {
+            headers.insert(AUTHORIZATION, credentials);
+        }
         let path = match url.path().trim_end_matches('/') {
             "" => DEFAULT_PATH,
             path => path,
@@ -111,6 +127,8 @@ impl EurekaSource {
                 http: HttpClient::new(dialer, headers, MAX_BYTES),
                 path: path.to_owned(),
                 is_lost: false,
+                last_answer: None,
+                last_complete: None,
                 leases: BTreeMap::new(),
             },
             poller: Poller::new("Eureka", interval, cluster, metrics, report),
@@ -124,6 +142,10 @@ struct EurekaClient {
     path: String,
     /// True after a failed request.
     is_lost: bool,
+    /// The time of the last successful request.
+    last_answer: Option<Instant>,
+    /// The time of the last request for all instances that succeeded.
+    last_complete: Option<Instant>,
     /// The ends of the leases of instances that were missing after an outage.
     leases: BTreeMap<InstanceKey, Instant>,
 }
@@ -136,9 +158,17 @@ impl EurekaClient {
         Ok(parsed.applications)
     }
 
-    /// Returns the instances that the server knows. The flag is true if it has named all of them.
-    async fn registered(&self, known: Option<&Registered>) -> Result<(Registered, bool), ReadError> {
-        if let Some(known) = known {
+    /// Returns true if the changes that the server has kept lead from the known instances to the present ones.
+    fn has_all_changes(&self, now: Instant) -> bool {
+        let is_recent = |at: Option<Instant>, limit: Duration| at.is_some_and(|at| now.duration_since(at) < limit);
+        !self.is_lost && is_recent(self.last_answer, CHANGES_KEPT) && is_recent(self.last_complete, COMPLETE_INTERVAL)
+    }
+
+    /// Returns the instances that the server knows.
+    async fn registered(&mut self, known: Option<&Registered>, now: Instant) -> Result<Registered, ReadError> {
+        if let Some(known) = known
+            && self.has_all_changes(now)
+        {
             match self.get("/apps/delta").await {
                 Ok(delta) => {
                     let mut next = Registered {
@@ -148,7 +178,7 @@ impl EurekaClient {
                     let hash = delta.hash.clone();
                     next.apply(delta);
                     if next.hash() == hash {
-                        return Ok((next, false));
+                        return Ok(next);
                     }
                 }
                 // Servers may have disabled changes.
@@ -158,14 +188,15 @@ impl EurekaClient {
         }
         let mut registered = Registered::default();
         registered.apply(self.get("/apps").await?);
-        Ok((registered, true))
+        self.last_complete = Some(now);
+        Ok(registered)
     }
 
     /// Adds instances that are missing after an outage, and whose leases have not ended.
-    fn keep_leased(&mut self, registered: &mut Registered, known: &Registered, has_all: bool, now: Instant) {
+    fn keep_leased(&mut self, registered: &mut Registered, known: &Registered, now: Instant) {
         let was_lost = std::mem::replace(&mut self.is_lost, false);
         for (key, instance) in &known.instances {
-            if was_lost && has_all && !registered.instances.contains_key(key) {
+            if was_lost && !registered.instances.contains_key(key) {
                 self.leases.insert(key.clone(), now + instance.lease_info.0);
             }
         }
@@ -184,10 +215,12 @@ impl Client for EurekaClient {
 
     fn read<'a>(&'a mut self, known: Option<&'a Registered>) -> BoxFuture<'a, Result<Registered, Failure>> {
         async move {
-            match self.registered(known).await {
-                Ok((mut registered, has_all)) => {
+            let started = Instant::now();
+            match self.registered(known, started).await {
+                Ok(mut registered) => {
+                    self.last_answer = Some(started);
                     if let Some(known) = known {
-                        self.keep_leased(&mut registered, known, has_all, Instant::now());
+                        self.keep_leased(&mut registered, known, Instant::now());
                     }
                     Ok(registered)
                 }
@@ -474,7 +507,13 @@ impl Registered {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
+    use crate::{api::Diagnostic, ingest::registry_metrics::RegistryMetrics};
 
     const APPS: &str = r#"{"applications": {"versions__delta": "1", "apps__hashcode": "DOWN_1_UP_1_", "application": [
         {"name": "SHOP", "instance": [
@@ -487,6 +526,22 @@ mod tests {
         {"instanceId": "a", "hostName": "shop.example.com", "ipAddr": "10.0.0.1", "status": "UP", "actionType": "DELETED"},
         {"instanceId": "b", "hostName": "shop.example.com", "ipAddr": "10.0.0.2", "status": "UP",
          "port": {"$": 8080, "@enabled": true}, "actionType": "MODIFIED"}]}}}"#;
+
+    fn source(address: &str) -> Result<EurekaSource, EurekaSettingsError> {
+        let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
+        let report = std::sync::Arc::new(|_: &Diagnostic| {});
+        EurekaSource::new(
+            address,
+            Duration::from_secs(1),
+            "Eureka".into(),
+            metrics.of("Eureka"),
+            report,
+        )
+    }
+
+    fn client(address: &str) -> EurekaClient {
+        source(address).expect("a valid address").client
+    }
 
     fn parsed(text: &str) -> Applications {
         serde_json::from_str::<Envelope>(text).expect("valid JSON").applications
@@ -555,38 +610,77 @@ mod tests {
 
     #[test]
     fn instances_that_miss_after_an_outage_stay_until_their_leases_end() {
-        let source = EurekaSource::new(
-            "http://eureka:1",
-            Duration::from_secs(1),
-            "Eureka".into(),
-            crate::ingest::registry_metrics::RegistryMetrics::new(&prometheus::Registry::new())
-                .expect("new names")
-                .of("Eureka"),
-            std::sync::Arc::new(|_: &crate::api::Diagnostic| {}),
-        );
-        let mut client = source.expect("a valid address").client;
+        let mut client = client("http://eureka:1");
         let mut known = Registered::default();
         known.apply(parsed(APPS));
         let now = Instant::now();
-        let read = |client: &mut EurekaClient, known: &Registered, seconds: u64, has_all: bool| {
+        let read = |client: &mut EurekaClient, known: &Registered, seconds: u64| {
             let mut registered = Registered::default();
-            client.keep_leased(&mut registered, known, has_all, now + Duration::from_secs(seconds));
+            client.keep_leased(&mut registered, known, now + Duration::from_secs(seconds));
             registered
         };
-        assert!(read(&mut client, &known, 0, true).leased.is_empty(), "no outage");
+        assert!(read(&mut client, &known, 0).leased.is_empty(), "no outage");
         client.is_lost = true;
-        assert!(
-            read(&mut client, &known, 0, false).leased.is_empty(),
-            "only changes were read"
-        );
-        client.is_lost = true;
-        let after = read(&mut client, &known, 0, true);
+        let after = read(&mut client, &known, 0);
         assert_eq!(after.leased, known.instances);
         assert_eq!(after.services(), known.services());
         assert_eq!(after.hash(), "", "the hash is that of the server's instances");
-        let later = read(&mut client, &after, 89, true);
+        let later = read(&mut client, &after, 89);
         assert_eq!(later.leased, known.instances);
-        assert!(read(&mut client, &later, 91, true).leased.is_empty());
+        assert!(read(&mut client, &later, 91).leased.is_empty());
+    }
+
+    #[test]
+    fn changes_are_read_only_while_the_server_keeps_them() {
+        let mut client = client("http://eureka:1");
+        let now = Instant::now();
+        assert!(!client.has_all_changes(now), "nothing was read");
+        let after = |seconds: u64| now + Duration::from_secs(seconds);
+        client.last_complete = Some(now);
+        client.last_answer = Some(now);
+        assert!(client.has_all_changes(after(119)) && !client.has_all_changes(after(120)));
+        client.last_answer = Some(after(200));
+        assert!(client.has_all_changes(after(299)), "changes followed");
+        assert!(
+            !client.has_all_changes(after(300)),
+            "all instances are read at an interval"
+        );
+        client.is_lost = true;
+        assert!(!client.has_all_changes(after(201)), "a request failed");
+    }
+
+    #[tokio::test]
+    async fn credentials_of_the_address_are_sent() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("a listening socket");
+        let client = client(&format!("http://us%40er:secret@{address}/eureka"));
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.expect("a connection");
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.expect("a request"));
+            }
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{APPS}", APPS.len());
+            stream.write_all(answer.as_bytes()).await.expect("an open connection");
+            String::from_utf8_lossy(&head).into_owned()
+        };
+        let (answer, head) = tokio::join!(client.get("/apps"), serve);
+        assert!(answer.is_ok());
+        assert!(head.contains("authorization: Basic dXNAZXI6c2VjcmV0\r\n"), "{head}");
+    }
+
+    #[test]
+    fn errors_do_not_show_credentials() {
+        for address in [
+            "ftp://user:secret@eureka",
+            "http://user:secret@:1",
+            "user:secret@eureka",
+        ] {
+            let Err(error) = source(address) else {
+                panic!("{address} is invalid");
+            };
+            assert!(!error.to_string().contains("secret"), "{error}");
+        }
     }
 
     #[test]

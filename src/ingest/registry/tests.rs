@@ -1,12 +1,9 @@
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    api::Diagnostic,
-    ingest::{fixture::commit, registry_metrics::RegistryMetrics},
-};
+use crate::ingest::{fixture::commit, registry_metrics::RegistryMetrics};
 
 fn rows() -> RegistryRows {
     let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
@@ -87,6 +84,63 @@ fn an_invalid_service_is_reported_and_others_stay() {
         .map(|(name, service)| (SmolStr::new(name), service))
         .collect();
     assert_eq!(summary(&rows.replace(services)), ["+a"]);
+}
+
+#[test]
+fn an_invalid_address_leaves_out_only_its_instance() {
+    let found = Arc::new(Mutex::new(Vec::new()));
+    let report = found.clone();
+    let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
+    let mut rows = RegistryRows::new(
+        "Consul".into(),
+        metrics.of("Consul"),
+        Arc::new(move |diagnostic: &Diagnostic| report.lock().expect("no panic").push(diagnostic.to_string())),
+    );
+    let instances = [("10.0.0.1", 80), ("web_1", 80), ("10.0.0.2:80", 80), ("", 80)];
+    let changes = rows.set(&"shop".into(), Some(service(&instances)));
+    let [Change::Upsert(Row::ServiceEntry(entry))] = &changes[..] else {
+        panic!("{changes:?}");
+    };
+    let addresses = entry.spec.endpoints.iter().map(|endpoint| endpoint.address.as_str());
+    assert_eq!(addresses.collect::<Vec<_>>(), ["10.0.0.1"]);
+    assert_eq!(entry.spec.resolution().as_str_name(), "STATIC");
+    let found = found.lock().expect("no panic").join("\n");
+    for address in ["\"web_1\"", "\"10.0.0.2:80\"", "\"\""] {
+        let left_out = format!("the instance with address {address} and port 80 is left out");
+        assert!(found.contains(&left_out), "{found}");
+    }
+    // Nothing connects to the instances of an external service.
+    let external = Service {
+        is_external: true,
+        ..service(&instances)
+    };
+    assert_eq!(external.unusable().count(), 0);
+}
+
+#[test]
+fn a_refused_port_keeps_its_last_entry() {
+    let mut rows = rows();
+    let name = SmolStr::new("shop");
+    rows.set(&name, Some(service(&[("10.0.0.1", 80), ("10.0.0.1", 81)])));
+    let mut refused = service(&[("10.0.0.1", 80), ("10.0.0.2", 81)]);
+    let instances = std::mem::take(&mut refused.instances).into_iter();
+    refused.instances = instances
+        .map(|instance| Instance {
+            target_port: if instance.port == 80 { 70_000 } else { 81 },
+            ..instance
+        })
+        .collect();
+    assert_eq!(summary(&rows.set(&name, Some(refused.clone()))), ["+shop:81"]);
+    let mut all = BTreeMap::new();
+    commit(&mut all, rows.all());
+    assert_eq!(all.len(), 2, "the first port stays");
+    let other = SmolStr::new("other");
+    assert_eq!(
+        summary(&rows.set(&other, Some(refused))),
+        ["+other:81"],
+        "the first port has no last entry"
+    );
+    assert_eq!(summary(&rows.set(&name, None)), ["-shop", "-shop:81"]);
 }
 
 #[test]

@@ -102,6 +102,9 @@ pub(super) enum QueryError {
     /// The response is not what the API defines.
     #[error("malformed response: {0}")]
     Malformed(String),
+    /// Objects are missing because the token lost rights.
+    #[error("the token may no longer read all services and nodes")]
+    Filtered,
 }
 
 impl QueryError {
@@ -110,6 +113,7 @@ impl QueryError {
         match self {
             Self::Http(error) => error.label(),
             Self::Malformed(_) => "malformed",
+            Self::Filtered => "filtered",
         }
     }
 }
@@ -160,9 +164,13 @@ impl ConsulClient {
     }
 
     /// Returns the instances of a service.
-    pub(super) async fn service(&self, datacenter: Option<&str>, name: &str) -> Result<Vec<HealthEntry>, QueryError> {
+    pub(super) async fn service(
+        &self,
+        datacenter: Option<&str>,
+        name: &str,
+    ) -> Result<Indexed<Vec<HealthEntry>>, QueryError> {
         let path = format!("/v1/health/service/{}", escaped(name));
-        Ok(self.query(&path, datacenter, 0).await?.value)
+        self.query(&path, datacenter, 0).await
     }
 
     async fn query<T: DeserializeOwned>(

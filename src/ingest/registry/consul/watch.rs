@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{
-    ConsulSettings, FIRST_DELAY, LONGEST_DELAY,
+    FIRST_DELAY, LONGEST_DELAY,
     api::{Catalog, Check, ConsulClient, HealthEntry, Indexed, QueryError},
 };
 use crate::ingest::{backoff::Backoff, in_flight::InFlight, registry_metrics::OfRegistry};
@@ -26,7 +26,8 @@ const CONCURRENT: usize = 16;
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// Delay of a complete reading after a registration that names no service. The checks of a registration arrive earlier.
 const UNEXPLAINED: Duration = Duration::from_millis(300);
-/// Delay of a complete reading after registrations that named their services. It finds those that came between.
+/// Delay of a complete reading after registrations that named their services, however many follow. It finds those that
+/// came between.
 const RECONCILE: Duration = Duration::from_secs(10);
 /// The service of Consul's servers.
 const SERVERS: &str = "consul";
@@ -48,6 +49,33 @@ enum Answer {
     Checks(Vec<Check>),
 }
 
+/// The rights of the token, as the answers to one query show them.
+#[derive(Default)]
+struct Rights {
+    /// True if objects were missing from the first answer; `None` before it.
+    are_limited: Option<bool>,
+}
+
+impl Rights {
+    /// Returns the answer; fails if objects are missing from it that the token could read before. A token whose first
+    /// answer was filtered has limited rights on purpose.
+    fn check<T>(&mut self, answer: Indexed<T>) -> Result<Indexed<T>, QueryError> {
+        let are_limited = *self.are_limited.get_or_insert(answer.is_filtered);
+        if answer.is_filtered && !are_limited {
+            return Err(QueryError::Filtered);
+        }
+        Ok(answer)
+    }
+}
+
+/// A complete reading in the future.
+#[derive(Clone, Copy)]
+struct Sweep {
+    at: Instant,
+    /// The time until which changes that name their services may postpone it.
+    deadline: Instant,
+}
+
 /// The watcher.
 pub(super) struct Watcher {
     client: ConsulClient,
@@ -58,24 +86,32 @@ pub(super) struct Watcher {
     catalog: Option<Catalog>,
     /// The status of all checks, sorted; `None` before the first answer.
     checks: Option<Vec<Check>>,
-    reading: InFlight<SmolStr, Result<Vec<HealthEntry>, QueryError>>,
+    reading: InFlight<SmolStr, Result<Indexed<Vec<HealthEntry>>, QueryError>>,
     permits: Arc<Semaphore>,
     /// The services that are being read.
     pending: BTreeSet<SmolStr>,
     /// Failed attempts in a row, by service.
     failures: BTreeMap<SmolStr, u32>,
+    /// By service.
+    rights: BTreeMap<SmolStr, Rights>,
     is_synced: bool,
-    sweep_at: Option<Instant>,
+    next_sweep: Option<Sweep>,
     last_sweep: Option<Instant>,
     last_explained: Option<Instant>,
 }
 
 impl Watcher {
-    pub(super) fn new(settings: &ConsulSettings, datacenter: Option<String>, metrics: OfRegistry) -> Self {
+    /// Returns the watcher of a datacenter. `interval` is the shortest one between two complete readings.
+    pub(super) fn new(
+        client: ConsulClient,
+        datacenter: Option<String>,
+        interval: Duration,
+        metrics: OfRegistry,
+    ) -> Self {
         Self {
-            client: settings.client().clone(),
+            client,
             datacenter,
-            interval: settings.interval,
+            interval,
             metrics,
             catalog: None,
             checks: None,
@@ -83,8 +119,9 @@ impl Watcher {
             permits: Arc::new(Semaphore::new(CONCURRENT)),
             pending: BTreeSet::new(),
             failures: BTreeMap::new(),
+            rights: BTreeMap::new(),
             is_synced: false,
-            sweep_at: None,
+            next_sweep: None,
             last_sweep: None,
             last_explained: None,
         }
@@ -110,7 +147,7 @@ impl Watcher {
         });
         let handling = async {
             loop {
-                let sweep_at = self.sweep_at;
+                let sweep_at = self.next_sweep.map(|sweep| sweep.at);
                 let update = tokio::select! {
                     answer = answers.recv() => match answer {
                         Some(Answer::Catalog(catalog)) => self.on_catalog(catalog),
@@ -156,13 +193,15 @@ impl Watcher {
             self.reading.cancel(&name);
             self.pending.remove(&name);
             self.failures.remove(&name);
+            self.rights.remove(&name);
             updates.push(Update::Gone(name));
         }
         self.catalog = Some(catalog);
         if is_first {
             updates.extend(self.synced());
         } else {
-            self.schedule_sweep(is_explained);
+            let is_explained = is_explained || self.last_explained.is_some_and(|at| at.elapsed() < UNEXPLAINED);
+            self.schedule_sweep(if is_explained { RECONCILE } else { UNEXPLAINED }, RECONCILE);
         }
         updates
     }
@@ -170,6 +209,10 @@ impl Watcher {
     fn on_checks(&mut self, mut checks: Vec<Check>) -> Vec<Update> {
         checks.sort_unstable();
         let Some(known) = self.checks.replace(checks) else {
+            // What was read before this answer may have changed before it, too.
+            for name in self.names() {
+                self.read(name, Duration::ZERO);
+            }
             return Vec::new();
         };
         let checks = self.checks.as_deref().unwrap_or_default();
@@ -194,13 +237,14 @@ impl Watcher {
         };
         let services: Vec<SmolStr> = services.into_iter().filter(exists).collect();
         if !services.is_empty() {
-            self.last_explained = Some(Instant::now());
-            if let Some(at) = self.sweep_at {
-                self.sweep_at = Some(at.max(Instant::now() + RECONCILE));
+            let now = Instant::now();
+            self.last_explained = Some(now);
+            if let Some(sweep) = &mut self.next_sweep {
+                sweep.at = sweep.at.max(now + RECONCILE).min(sweep.deadline);
             }
         }
         if has_nodes {
-            self.sweep_at = Some(self.earliest_sweep(UNEXPLAINED));
+            self.schedule_sweep(UNEXPLAINED, UNEXPLAINED);
         }
         for name in services {
             self.read(name, Duration::ZERO);
@@ -208,12 +252,13 @@ impl Watcher {
         Vec::new()
     }
 
-    fn on_service(&mut self, name: SmolStr, answer: Result<Vec<HealthEntry>, QueryError>) -> Vec<Update> {
-        match answer {
-            Ok(entries) => {
+    fn on_service(&mut self, name: SmolStr, answer: Result<Indexed<Vec<HealthEntry>>, QueryError>) -> Vec<Update> {
+        let rights = self.rights.entry(name.clone()).or_default();
+        match answer.and_then(|answer| rights.check(answer)) {
+            Ok(answer) => {
                 self.pending.remove(&name);
                 self.failures.remove(&name);
-                let mut updates = vec![Update::Service(name, entries)];
+                let mut updates = vec![Update::Service(name, answer.value)];
                 updates.extend(self.synced());
                 updates
             }
@@ -241,29 +286,35 @@ impl Watcher {
         });
     }
 
+    /// Returns the names of all services.
+    fn names(&self) -> Vec<SmolStr> {
+        self.catalog.iter().flat_map(BTreeMap::keys).map(SmolStr::new).collect()
+    }
+
     /// Reads all services.
     fn sweep(&mut self) {
-        self.sweep_at = None;
+        self.next_sweep = None;
         self.last_sweep = Some(Instant::now());
-        let names: Vec<SmolStr> = self.catalog.iter().flat_map(BTreeMap::keys).map(SmolStr::new).collect();
-        for name in names {
+        for name in self.names() {
             if !self.pending.contains(&name) {
                 self.read(name, Duration::ZERO);
             }
         }
     }
 
-    /// Schedules a complete reading after a change of the catalog.
-    fn schedule_sweep(&mut self, is_explained: bool) {
-        let recently = |at: Instant| at.elapsed() < UNEXPLAINED;
-        let is_explained = is_explained || self.last_explained.is_some_and(recently);
-        let at = self.earliest_sweep(if is_explained { RECONCILE } else { UNEXPLAINED });
-        self.sweep_at = Some(self.sweep_at.map_or(at, |known| known.min(at)));
-    }
-
-    fn earliest_sweep(&self, delay: Duration) -> Instant {
-        let at = Instant::now() + delay;
-        self.last_sweep.map_or(at, |last| at.max(last + self.interval))
+    /// Schedules a complete reading after a delay, which may be postponed up to the longest delay.
+    fn schedule_sweep(&mut self, delay: Duration, longest_delay: Duration) {
+        let now = Instant::now();
+        let earliest = |at: Instant| self.last_sweep.map_or(at, |last| at.max(last + self.interval));
+        let next = Sweep {
+            at: earliest(now + delay),
+            deadline: earliest(now + longest_delay),
+        };
+        let known = self.next_sweep.unwrap_or(next);
+        self.next_sweep = Some(Sweep {
+            at: known.at.min(next.at),
+            deadline: known.deadline.min(next.deadline),
+        });
     }
 
     /// Returns an update when all services have been read for the first time.
@@ -311,9 +362,10 @@ impl Query {
     {
         let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
         let (mut index, mut was_filtered) = (0, false);
+        let mut rights = Rights::default();
         let mut tokens = Tokens::new();
         loop {
-            match ask(index).await {
+            match ask(index).await.and_then(|answer| rights.check(answer)) {
                 Ok(answer) => {
                     backoff.reset();
                     self.metrics.connected(true);
@@ -374,7 +426,34 @@ impl Tokens {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderMap;
+
     use super::*;
+    use crate::{
+        fetch::{Dialer, Endpoint, HttpClient},
+        ingest::registry_metrics::RegistryMetrics,
+    };
+
+    fn watcher() -> Watcher {
+        let dialer = Dialer::new(Endpoint::Host("consul".to_owned(), 8500), None).expect("a host");
+        let client = ConsulClient::new(HttpClient::new(dialer, HeaderMap::new(), 0), &[]);
+        let metrics = RegistryMetrics::new(&prometheus::Registry::new()).expect("new names");
+        Watcher::new(client, None, Duration::ZERO, metrics.of("Consul"))
+    }
+
+    /// The catalog of one service.
+    fn catalog() -> Catalog {
+        [("web".to_owned(), Vec::new())].into()
+    }
+
+    /// The answer about a service without instances.
+    fn answer(is_filtered: bool) -> Result<Indexed<Vec<HealthEntry>>, QueryError> {
+        Ok(Indexed {
+            value: Vec::new(),
+            index: 1,
+            is_filtered,
+        })
+    }
 
     fn check(node: &str, id: &str, status: &str) -> Check {
         Check {
@@ -409,5 +488,66 @@ mod tests {
         ];
         assert_eq!(found, expected);
         assert!(differences(&after, &after).is_empty());
+    }
+
+    #[test]
+    fn complete_readings_are_postponed_up_to_a_deadline() {
+        let mut watcher = watcher();
+        let sweep = |watcher: &Watcher| watcher.next_sweep.expect("a scheduled reading");
+        watcher.on_catalog(catalog());
+        watcher.on_checks(vec![check("a", "web", "passing")]);
+        watcher.on_catalog(catalog());
+        let unexplained = sweep(&watcher);
+        assert!(unexplained.at < unexplained.deadline);
+        for status in ["critical", "passing"] {
+            watcher.on_checks(vec![check("a", "web", status)]);
+            assert_eq!(sweep(&watcher).at, unexplained.deadline, "{status}");
+        }
+    }
+
+    #[test]
+    fn complete_readings_because_of_nodes_are_not_postponed() {
+        let mut watcher = watcher();
+        let of_node = |status: &str| Check {
+            service_name: SmolStr::default(),
+            ..check("a", "serfHealth", status)
+        };
+        watcher.on_catalog(catalog());
+        watcher.on_checks(vec![check("a", "web", "passing"), of_node("passing")]);
+        watcher.on_checks(vec![check("a", "web", "passing"), of_node("critical")]);
+        let at = |watcher: &Watcher| watcher.next_sweep.expect("a scheduled reading").at;
+        let scheduled = at(&watcher);
+        watcher.on_checks(vec![check("a", "web", "critical"), of_node("critical")]);
+        watcher.on_checks(vec![check("a", "web", "critical"), of_node("passing")]);
+        assert_eq!(at(&watcher), scheduled);
+    }
+
+    #[test]
+    fn services_that_were_read_before_the_first_checks_are_read_again() {
+        let mut watcher = watcher();
+        watcher.on_catalog(catalog());
+        watcher.on_service("web".into(), answer(false));
+        assert!(watcher.pending.is_empty());
+        watcher.on_checks(Vec::new());
+        assert!(watcher.pending.contains("web"));
+    }
+
+    #[test]
+    fn answers_after_a_loss_of_rights_are_failures() {
+        let mut full = watcher();
+        full.on_catalog(catalog());
+        let updates = full.on_service("web".into(), answer(false));
+        assert_eq!(updates.len(), 2, "the service, and synced");
+        for _ in 0..2 {
+            assert!(full.on_service("web".into(), answer(true)).is_empty());
+            assert!(full.pending.contains("web"), "it is read again");
+        }
+        assert_eq!(full.on_service("web".into(), answer(false)).len(), 1);
+        // A token that had limited rights from the start.
+        let mut limited = watcher();
+        limited.on_catalog(catalog());
+        for is_filtered in [true, false, true] {
+            assert!(!limited.on_service("web".into(), answer(is_filtered)).is_empty());
+        }
     }
 }
