@@ -1,9 +1,11 @@
-//! Syntax of names: DNS labels, host names, header names, gRPC status codes.
+//! Syntax of names: DNS labels, host names, header names, JWT claims, gRPC status codes.
 
 /// The longest DNS label, in bytes.
 const MAX_LABEL: usize = 63;
 /// The longest host name, in bytes.
 const MAX_HOST: usize = 255;
+/// The prefix of header names that refer to claims of a validated JWT, in any case.
+const CLAIMS: &str = "@request.auth.claims";
 
 /// True for a DNS label (RFC 1123): letters, digits and inner `-`.
 ///
@@ -40,6 +42,12 @@ pub fn is_wildcard_domain(text: &str) -> bool {
     }
 }
 
+/// True for a host name with a `*` that is not its first label (`*a.com`, `*-a.com`). Envoy refuses a listener with
+/// such a server name.
+pub fn is_partial_wildcard(host: &str) -> bool {
+    host.contains('*') && host != "*" && !host.starts_with("*.")
+}
+
 /// True for a header name as Envoy accepts it: a token of RFC 9110, or a pseudo-header such as `:authority`.
 pub fn is_header_or_pseudo_header(text: &str) -> bool {
     is_header_name(text.strip_prefix(':').unwrap_or(text))
@@ -51,6 +59,20 @@ pub fn is_header_name(text: &str) -> bool {
         && text
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+}
+
+/// Returns the claims of a header name: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`. `None`
+/// for other names, and if a claim is empty, because Envoy refuses empty ones.
+pub fn claim_path(name: &str) -> Option<Vec<&str>> {
+    let (head, rest) = name.split_at_checked(CLAIMS.len())?;
+    if !head.eq_ignore_ascii_case(CLAIMS) {
+        return None;
+    }
+    let claims: Vec<&str> = match rest.strip_prefix('.') {
+        Some(dotted) => dotted.split('.').collect(),
+        None => rest.strip_prefix('[')?.strip_suffix(']')?.split("][").collect(),
+    };
+    claims.iter().all(|claim| !claim.is_empty()).then_some(claims)
 }
 
 /// The names of the gRPC status codes, by number.
@@ -101,5 +123,21 @@ mod tests {
         );
         assert!(is_label("v1") && !is_label("a.b") && !is_label(&"x".repeat(64)));
         assert!(is_header_name("x-a_b") && !is_header_name("a:b") && !is_header_name(""));
+    }
+
+    #[test]
+    fn wildcards_are_whole_labels_or_partial() {
+        assert!(is_partial_wildcard("*a.com") && is_partial_wildcard("*-a.com") && is_partial_wildcard("a_.*.com"));
+        assert!(!is_partial_wildcard("*") && !is_partial_wildcard("*.a.com") && !is_partial_wildcard("a.com"));
+    }
+
+    #[test]
+    fn claims_have_two_forms() {
+        assert_eq!(claim_path("@request.auth.claims.a.b"), Some(vec!["a", "b"]));
+        assert_eq!(claim_path("@Request.Auth.Claims[a.c][b]"), Some(vec!["a.c", "b"]));
+        for other in ["", ".", ".a..b", ".a.", "[]", "[a][]", "[a", "a"] {
+            assert_eq!(claim_path(&format!("@request.auth.claims{other}")), None, "{other}");
+        }
+        assert_eq!(claim_path("x-header"), None);
     }
 }

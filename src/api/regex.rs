@@ -105,12 +105,33 @@ mod tests {
             "a|b",
             "",
             r"\101[\102-\103]\0",
+            "(?<name>x)",
+            "(?i-s:x)",
+            "(?P<a_1>x)",
+            "[[:^alpha:][:]",
+            "[]-a]",
+            r"[\d-z]",
+            r"\b{start}",
         ];
         for expression in good {
             assert!(compile(expression).is_ok(), "{expression}: {:?}", compile(expression));
         }
         assert!(compile("[a&&b]").unwrap().is_match(b"&"));
         assert!(compile(r"^\101[\102-\103]$").unwrap().is_match(b"AC"));
+        for class in [r"\p{Any}", r"\p{Greek}", r"\p{^Lu}", r"\PN", r"[\p{Han}]"] {
+            assert_eq!(check(class), Ok(()), "{class}");
+        }
+        assert!(compile(r"^\<a\>$").unwrap().is_match(b"<a>"));
+        let matches = |class: &str| {
+            let class = compile(&format!("^{class}$")).unwrap();
+            ('!'..='~')
+                .filter(|character| class.is_match(character.to_string().as_bytes()))
+                .collect::<String>()
+        };
+        assert_eq!(matches("[+--]"), "+,-");
+        assert_eq!(matches("[a-c--/~~x-]"), "-./abcx~");
+        assert_eq!(matches("[]a[:]"), ":[]a");
+        assert_eq!(matches(r"[\<\>]"), "<>");
         assert!(compile(r"\Qa.b\E").unwrap().is_match(b"a.b") && !compile(r"\Qa.b\E").unwrap().is_match(b"axb"));
     }
 
@@ -135,6 +156,40 @@ mod tests {
         }
         assert!(check(r"\pL{10}").is_ok() && compile(r"\pL{10}").is_err());
         assert!(compile(&"(".repeat(1000)).is_err());
+    }
+
+    /// Envoy refuses a whole resource with one of these.
+    #[test]
+    fn syntax_of_the_library_alone_is_refused() {
+        for expression in [
+            "(?x) a",
+            "(?ix:a)",
+            "(?R)a",
+            "(?u:a)",
+            "(?<a.b>x)",
+            "(?<=x)",
+            r"\u0041",
+            r"\u{41}",
+            r"\U00000041",
+            r"[\u0041]",
+            r"[\Qa\E]",
+            r"[\C]",
+            r"\p{Letter}",
+            r"\p{Alphabetic}",
+            r"\p{greek}",
+            r"\p{Grek}",
+            r"\p{sc=Greek}",
+            r"\p{lu}",
+            r"\pl",
+            r"[\p{Letter}]",
+            "[[:foo:]]",
+            "[a--b]",
+        ] {
+            assert!(
+                matches!(compile(expression), Err(RegexError::Syntax(_))),
+                "{expression}"
+            );
+        }
     }
 
     proptest::proptest! {

@@ -5,6 +5,11 @@ use smol_str::SmolStr;
 
 use super::Labels;
 
+/// The maximum length of a label value, and of the name part of a label key.
+const MAX_NAME: usize = 63;
+/// The maximum length of the part of a label key before the slash.
+const MAX_SUBDOMAIN: usize = 253;
+
 /// Returns true if `labels` contains every pair of `selector`; an empty selector matches everything.
 pub fn matches<'a>(selector: impl IntoIterator<Item = (&'a str, &'a str)>, labels: &Labels) -> bool {
     selector
@@ -40,14 +45,22 @@ pub struct Requirement {
 }
 
 impl LabelSelector {
-    /// Returns true if the labels satisfy the selector. An unknown operator never holds, as in Kubernetes.
+    /// Returns true if the labels satisfy the selector. One that Kubernetes calls invalid selects nothing.
     pub fn matches(&self, labels: &Labels) -> bool {
         subset(&self.match_labels, labels) && self.match_expressions.iter().all(|r| r.holds(labels))
+    }
+
+    /// Returns true if Kubernetes accepts all requirements.
+    pub fn is_valid(&self) -> bool {
+        self.match_expressions.iter().all(Requirement::is_valid)
     }
 }
 
 impl Requirement {
     fn holds(&self, labels: &Labels) -> bool {
+        if !self.is_valid() {
+            return false;
+        }
         let value = labels.get(&self.key);
         match self.operator.as_str() {
             "In" => value.is_some_and(|v| self.values.contains(v)),
@@ -55,6 +68,91 @@ impl Requirement {
             "Exists" => value.is_some(),
             "DoesNotExist" => value.is_none(),
             _ => false,
+        }
+    }
+
+    /// Returns true if Kubernetes accepts the requirement.
+    ///
+    /// Parity (k8s.io/apimachinery/pkg/labels/selector.go, `NewRequirement`).
+    fn is_valid(&self) -> bool {
+        let fits_operator = match self.operator.as_str() {
+            "In" | "NotIn" => !self.values.is_empty(),
+            "Exists" | "DoesNotExist" => self.values.is_empty(),
+            _ => false,
+        };
+        fits_operator && is_key(&self.key) && self.values.iter().all(|value| value.is_empty() || is_name(value))
+    }
+}
+
+/// Returns true for the key of a label: a name, and a DNS subdomain before it if it has a slash.
+fn is_key(text: &str) -> bool {
+    match text.split_once('/') {
+        None => is_name(text),
+        Some((prefix, name)) => is_subdomain(prefix) && is_name(name),
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+    text.len() <= MAX_NAME && is_enclosed(text, |byte| byte.is_ascii_alphanumeric()) && text.bytes().all(is_inner)
+}
+
+fn is_subdomain(text: &str) -> bool {
+    let is_edge = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_part = |part: &str| is_enclosed(part, is_edge) && part.bytes().all(|byte| is_edge(byte) || byte == b'-');
+    text.len() <= MAX_SUBDOMAIN && text.split('.').all(is_part)
+}
+
+/// Returns true if a text begins and ends with such bytes.
+fn is_enclosed(text: &str, is_edge: impl Fn(u8) -> bool) -> bool {
+    let bytes = text.as_bytes();
+    let edges = [bytes.first(), bytes.last()];
+    edges.into_iter().all(|byte| byte.is_some_and(|byte| is_edge(*byte)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selects(key: &str, operator: &str, values: &[&str]) -> bool {
+        let selector = LabelSelector {
+            match_labels: Labels::new(),
+            match_expressions: vec![Requirement {
+                key: key.into(),
+                operator: operator.into(),
+                values: values.iter().map(SmolStr::new).collect(),
+            }],
+        };
+        let mut labels = Labels::new();
+        labels.insert("team".into(), "a".into());
+        selector.matches(&labels)
+    }
+
+    #[test]
+    fn invalid_requirements_select_nothing() {
+        assert!(selects("team", "In", &["a", ""]));
+        assert!(selects("team", "NotIn", &["b"]));
+        assert!(selects("team", "Exists", &[]));
+        assert!(selects("example.com/Other_1", "DoesNotExist", &[]));
+        let long = "a".repeat(MAX_NAME + 1);
+        let invalid: [(&str, &str, &[&str]); 14] = [
+            ("other", "NotIn", &[]),
+            ("team", "In", &[]),
+            ("team", "Exists", &["a"]),
+            ("other", "DoesNotExist", &["a"]),
+            ("other", "Never", &[]),
+            ("", "DoesNotExist", &[]),
+            ("an other", "DoesNotExist", &[]),
+            ("Example.com/other", "DoesNotExist", &[]),
+            ("/other", "DoesNotExist", &[]),
+            ("a/b/other", "DoesNotExist", &[]),
+            ("team", "In", &["a", "a b"]),
+            ("team", "NotIn", &["-"]),
+            (long.as_str(), "DoesNotExist", &[]),
+            ("team", "NotIn", &[long.as_str()]),
+        ];
+        for (key, operator, values) in invalid {
+            assert!(!selects(key, operator, values), "{key} {operator} {values:?}");
         }
     }
 }

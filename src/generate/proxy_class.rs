@@ -144,8 +144,8 @@ fn headless_address(ctx: &BuildContext, proxy: &Proxy) -> Option<SmolStr> {
     let address = proxy.addresses.first()?;
     let mut serving = ctx.mesh.services_by_endpoint_address.get(ctx.cx, address);
     let headless = serving.any(|(key, _)| {
-        let service = ctx.service(key);
-        service.is_some_and(|service| service.resolution == Resolution::Passthrough)
+        let mut services = ctx.service(key).into_iter().flat_map(|row| row.all());
+        services.any(|service| service.resolution == Resolution::Passthrough)
     });
     headless.then(|| address.clone())
 }

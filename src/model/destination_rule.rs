@@ -263,6 +263,7 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
         applied,
         parts: raw.spec.subsets.len(),
         kept: applied as usize,
+        shares: Default::default(),
     })
 }
 

@@ -17,6 +17,8 @@ use crate::{
     table::Cx,
 };
 
+pub use entry::{demand, may_be_large};
+
 /// Health, with Istio's distinctions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Health {

@@ -27,7 +27,8 @@ impl ExportTo {
 }
 
 /// Returns the visibility of an object: `*` takes precedence over `~`, and `~` over all others; `.` is the own
-/// namespace. An empty list means the mesh's default; if that is empty, public.
+/// namespace. An empty list means the mesh's default; if that is empty, public. An empty element, as in the annotation
+/// `a,`, names no namespace.
 pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo {
     let values = if written.is_empty() { default } else { written };
     let has = |expected: &str| values.iter().any(|value| value == expected);
@@ -37,14 +38,20 @@ pub fn read(written: &[String], default: &[String], own: &Namespace) -> ExportTo
     if has("~") {
         return ExportTo::None;
     }
-    ExportTo::Namespaces(namespaces(values, own))
+    let namespaces = namespaces(values, own);
+    if namespaces.is_empty() {
+        return ExportTo::None;
+    }
+    ExportTo::Namespaces(namespaces)
 }
 
-/// Returns the namespaces in a list, with `.` replaced.
+/// Returns the namespaces in a list, with `.` replaced. Empty elements must not become namespaces, because the scope
+/// that most namespaces have in common is that of the empty one.
 fn namespaces(values: &[String], own: &Namespace) -> BTreeSet<Namespace> {
     let resolved = |value: &String| match value.as_str() {
         "." => own.clone(),
         namespace => Namespace::new(namespace),
     };
-    values.iter().map(resolved).collect()
+    let named = values.iter().filter(|value| !value.is_empty());
+    named.map(resolved).collect()
 }

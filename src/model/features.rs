@@ -464,6 +464,12 @@ features! {
         /// Not Istio's. Subsets of the DestinationRules of one namespace, except those with at most 20 subsets; the
         /// subsets of later ones have no clusters. 0 for no limit.
         PILOT_MAX_SUBSETS_PER_NAMESPACE pilot_max_subsets_per_namespace: u32 = 10_000;
+        /// Not Istio's. Ports and endpoints of one ServiceEntry, for each of its addresses and hosts; hosts beyond it
+        /// do not apply. 0 for no limit.
+        PILOT_MAX_ENDPOINTS_PER_OBJECT pilot_max_endpoints_per_object: u32 = 100_000;
+        /// Not Istio's. Ports and endpoints of the ServiceEntries of one namespace, except those with at most 20; later
+        /// ones do not apply. 0 for no limit.
+        PILOT_MAX_ENDPOINTS_PER_NAMESPACE pilot_max_endpoints_per_namespace: u32 = 1_000_000;
         /// Enables agentgateway proxies.
         PILOT_ENABLE_AGENTGATEWAY pilot_enable_agentgateway: bool = false;
 

@@ -12,7 +12,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
-use smol_str::SmolStr;
+use smol_str::{SmolStr, StrExt};
 
 use super::{
     MeshSnapshot,
@@ -309,7 +309,7 @@ struct Merge {
     occupied: BTreeSet<u32>,
     /// Plaintext server that determines a port.
     plaintext: BTreeMap<u32, ServerPort>,
-    /// Hosts of TLS servers by port, with the address on which each was last used.
+    /// Hosts of TLS servers by port, in lower case, with the address on which each was last used.
     tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, SmolStr>>,
 }
 
@@ -365,10 +365,12 @@ impl Merge {
     /// Records the hosts of a TLS server; returns false if one of them is used on the same address.
     fn take_hosts(&mut self, hosts: &[String], at: &ServerPort) -> bool {
         let known = self.tls_hosts.entry(at.number).or_default();
-        if hosts.iter().any(|host| known.get(host.as_str()) == Some(&at.bind)) {
+        // Names of the client hello are compared in lower case.
+        let hosts: Vec<SmolStr> = hosts.iter().map(|host| host.to_ascii_lowercase_smolstr()).collect();
+        if hosts.iter().any(|host| known.get(host) == Some(&at.bind)) {
             return false;
         }
-        known.extend(hosts.iter().map(|host| (SmolStr::new(host), at.bind.clone())));
+        known.extend(hosts.into_iter().map(|host| (host, at.bind.clone())));
         true
     }
 

@@ -1,12 +1,14 @@
 //! Conversion of Ingresses to Gateways and VirtualServices, from which everything else is generated.
 //!
 //! Each Ingress becomes a Gateway in the namespace of the ingress gateway. All rules of one host, over Ingresses and
-//! namespaces, become one VirtualService, because the longest path wins over all of them. If hosts of one Ingress have
-//! the same converted name, only the first of them is served.
+//! namespaces, become one VirtualService, because the longest path wins over all of them.
 //!
-//! Parity (pilot/pkg/config/kube/ingress/): names are Istio's. A default backend without rules has no effect.
+//! Parity (pilot/pkg/config/kube/ingress/): names are Istio's, except where Istio gives several objects one name. A
+//! default backend without rules has no effect.
 
 pub mod status;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -42,8 +44,6 @@ pub struct ServedIngress {
     pub ingress: Shared<Config<kube::Ingress>>,
     /// Positions of the rules with paths, by host. An Ingress may have thousands of hosts.
     rules: BTreeMap<SmolStr, Vec<usize>>,
-    /// First host in alphabetical order of each converted name: `a.b` and `a-b` have the same.
-    first_hosts: BTreeMap<String, SmolStr>,
 }
 
 impl ServedIngress {
@@ -54,14 +54,9 @@ impl ServedIngress {
                 rules.entry(host_of(rule)).or_default().push(position);
             }
         }
-        let mut first_hosts = BTreeMap::new();
-        for host in rules.keys() {
-            first_hosts.entry(name_of(host)).or_insert_with(|| host.clone());
-        }
         Self {
             ingress: ingress.clone(),
             rules,
-            first_hosts,
         }
     }
 
@@ -130,28 +125,49 @@ pub fn hosts(_: &ObjectKey, row: &ServedIngress, emit: &mut dyn FnMut(SmolStr)) 
     row.rules.keys().for_each(|host| emit(host.clone()));
 }
 
-/// Derives the VirtualService of a host from the rules of all Ingresses; the oldest one decides its name.
-pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr) -> Option<Config<VirtualService>> {
+/// Returns the Ingresses with rules of a host, oldest first.
+fn ingresses<'a>(cx: &Cx, mesh: &'a MeshSnapshot, host: &SmolStr) -> Vec<(&'a ObjectKey, &'a Shared<ServedIngress>)> {
     let mut ingresses: Vec<_> = mesh.ingresses_by_host.get(cx, host).collect();
     ingresses.sort_by_key(|(_, row)| row.ingress.meta.age_order());
-    let (oldest, row) = *ingresses.first()?;
-    let own_name = name_of(host);
-    if row.first_hosts.get(&own_name) != Some(host) {
-        return None;
+    ingresses
+}
+
+/// Derives the name that Istio gives to the VirtualService of a host. Several hosts may have one name: `a.b` and `a-b`
+/// of one Ingress, or `a` of Ingress `b-c` and `a.b` of Ingress `c`.
+pub fn usual_name(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr) -> Option<ObjectKey> {
+    let (oldest, _) = *ingresses(cx, mesh, host).first()?;
+    let name = format!("{}-{}-{CONVERTED}", host.replace('.', "-"), oldest.name);
+    Some(ObjectKey::new(&oldest.cluster, oldest.namespace.clone(), name))
+}
+
+/// Returns the name of the VirtualService of a host: the usual one for the first of several hosts with that name. The
+/// character `~` keeps those of the others apart, because neither hosts nor names of Ingresses contain it.
+fn unique_name(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr, oldest: &ObjectKey) -> Option<ObjectKey> {
+    let usual = mesh.ingress_names.get(cx, host)?;
+    let (first, _) = mesh.ingress_hosts_by_name.get(cx, usual).next()?;
+    if first == host {
+        return Some(ObjectKey::clone(usual));
     }
+    let name = format!("{host}~{}-{CONVERTED}", oldest.name);
+    Some(ObjectKey::new(&oldest.cluster, oldest.namespace.clone(), name))
+}
+
+/// Derives the VirtualService of a host from the rules of all Ingresses; the oldest one decides its name.
+pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr) -> Option<Config<VirtualService>> {
+    let ingresses = ingresses(cx, mesh, host);
+    let (oldest, _) = *ingresses.first()?;
     let mut routes: Vec<HttpRoute> = Vec::new();
     for (key, row) in &ingresses {
         let paths = row.paths(host);
         routes.extend(paths.filter_map(|path| route(cx, mesh, &key.namespace, path)));
     }
     routes.sort_by_key(precedence);
-    let name = format!("{own_name}-{}-{CONVERTED}", oldest.name);
     let gateway = gateway_name(&oldest.name, &oldest.namespace);
     let annotation = (
         SmolStr::new_static(SEMANTICS_ANNOTATION),
         SmolStr::new_static("ingress"),
     );
-    let converted = ObjectKey::new(&oldest.cluster, oldest.namespace.clone(), name);
+    let converted = unique_name(cx, mesh, host, oldest)?;
     // A written one of its name precedes it.
     if mesh.written_virtual_services.get(cx, &converted).is_some() {
         return None;
@@ -168,11 +184,6 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, host: &SmolStr) -> Option<C
     })
 }
 
-/// Returns the part of a converted name that stands for a host.
-fn name_of(host: &str) -> String {
-    host.replace('.', "-")
-}
-
 /// Returns the value of label `istio` of the proxies that serve Ingresses.
 fn selector_value(config: &MeshConfig) -> &str {
     match (config.ingress_selector.as_str(), config.ingress_service.as_str()) {
@@ -187,8 +198,11 @@ fn ingress_namespace(mesh: &MeshSnapshot) -> &str {
     &mesh.installation.features.k8s_ingress_ns
 }
 
+/// Returns the name of the Gateway of an Ingress. Other characters separate a namespace that looks like the end of such
+/// a name, because another Ingress could have the same name otherwise.
 fn gateway_name(name: &str, namespace: &str) -> String {
-    format!("{name}-{CONVERTED}-{namespace}")
+    let separator = if namespace.contains(CONVERTED) { '~' } else { '-' };
+    format!("{name}{separator}{CONVERTED}{separator}{namespace}")
 }
 
 /// Returns metadata of a converted object. It has no creation time, as in Istio, so it precedes written objects.

@@ -1,14 +1,17 @@
-//! Limits of what the objects of a tenant may produce. One object with thousands of hosts, matches or subsets can cost
-//! all proxies that see it more than the rest of the mesh.
+//! Limits of what the objects of a tenant may produce. One object with thousands of hosts, matches, subsets or
+//! endpoints can cost all proxies that see it more than the rest of the mesh.
 //!
 //! An object beyond its limit applies in part, and the objects of a namespace apply in order of age until the limit of
 //! the namespace is reached. Small objects always apply and count nothing. The decision depends on the objects alone,
 //! so every replica takes the same one.
 //!
 //! A cut never opens anything: requests and connections that the surplus of a VirtualService would route are refused
-//! instead of falling through to other routes, and clusters of surplus subsets do not exist.
+//! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are two exceptions.
+//! Surplus hosts of a ServiceEntry are no services, so the outbound traffic policy decides about them as about every
+//! unknown host. Where routes of several namespaces are merged for a host of a Gateway API listener, those of a
+//! namespace with a surplus are left out, so that a tenant cannot take the host from the others.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::MeshSnapshot;
 use crate::{
@@ -17,14 +20,14 @@ use crate::{
     table::Cx,
 };
 
-/// The number of routes or subsets up to which an object always applies.
+/// The number of routes, subsets or endpoints up to which an object always applies.
 pub const SMALL: u64 = 20;
 /// The code of the diagnostics.
 const CODE: &str = "OutputLimitExceeded";
 /// The end of the name of the row that refuses the surplus of a VirtualService. No object has such a name.
 const SURPLUS: &str = "~surplus";
 
-/// An object whose output is limited: a DestinationRule or a VirtualService.
+/// An object whose output is limited: a DestinationRule, a ServiceEntry or a VirtualService.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DemandKey {
     /// The kind.
@@ -38,7 +41,7 @@ pub struct DemandKey {
 pub struct Demand {
     /// The metadata, for the order of age.
     pub meta: Shared<Meta>,
-    /// The number of routes or subsets that it declares.
+    /// The number of routes, subsets or endpoints that it declares.
     pub declared: u64,
     /// The number of these that apply by its own limit.
     pub applied: u64,
@@ -46,6 +49,20 @@ pub struct Demand {
     pub parts: usize,
     /// The number of these, from the first, that apply by its own limit.
     pub kept: usize,
+    /// The number of routes of each namespace, if routes of several are merged into the VirtualService; empty for
+    /// every other object. The limits then apply to each of these as to an object of that namespace.
+    pub shares: BTreeMap<Namespace, u64>,
+}
+
+impl Demand {
+    /// Returns what the object uses of the limit of a namespace.
+    fn used(&self, namespace: &Namespace, limits: Limits) -> u64 {
+        match self.shares.get(namespace) {
+            None => self.applied,
+            Some(share) if *share <= SMALL || *share > limits.object => 0,
+            Some(share) => *share,
+        }
+    }
 }
 
 /// The objects of a namespace that do not apply because others have used up the limit of the namespace.
@@ -70,6 +87,10 @@ impl Limits {
                 features.pilot_max_subsets_per_object,
                 features.pilot_max_subsets_per_namespace,
             ),
+            Kind::ServiceEntry => (
+                features.pilot_max_endpoints_per_object,
+                features.pilot_max_endpoints_per_namespace,
+            ),
             _ => (
                 features.pilot_max_routes_per_object,
                 features.pilot_max_routes_per_namespace,
@@ -83,21 +104,30 @@ impl Limits {
     }
 }
 
-/// Emits the index key of a demand: kind and namespace.
-pub fn namespace_key(key: &DemandKey, _: &Demand, emit: &mut dyn FnMut((Kind, Namespace))) {
-    emit((key.kind, key.object.namespace.clone()));
+/// Emits the index keys of a demand: its kind, and each namespace whose limit it uses.
+pub fn namespace_key(key: &DemandKey, demand: &Demand, emit: &mut dyn FnMut((Kind, Namespace))) {
+    if demand.shares.is_empty() {
+        emit((key.kind, key.object.namespace.clone()));
+    }
+    for namespace in demand.shares.keys() {
+        emit((key.kind, namespace.clone()));
+    }
 }
 
 /// Derives the refused objects of a namespace; no row without any.
 pub fn refused(cx: &Cx, mesh: &MeshSnapshot, key: &(Kind, Namespace)) -> Option<RefusedObjects> {
-    let mut demands: Vec<_> = mesh.demands_by_namespace.get(cx, key).collect();
+    let demands = match key.0 {
+        Kind::ServiceEntry => &mesh.entry_demands_by_namespace,
+        _ => &mesh.demands_by_namespace,
+    };
+    let mut demands: Vec<_> = demands.get(cx, key).collect();
     demands.sort_by_key(|(_, demand)| demand.meta.age_order());
-    let mut left = Limits::of(mesh, key.0).namespace;
-    let mut refused = BTreeSet::new();
-    for (key, demand) in demands {
-        match left.checked_sub(demand.applied) {
+    let limits = Limits::of(mesh, key.0);
+    let (mut left, mut refused) = (limits.namespace, BTreeSet::new());
+    for (DemandKey { object, .. }, demand) in demands {
+        match left.checked_sub(demand.used(&key.1, limits)) {
             Some(rest) => left = rest,
-            None => drop(refused.insert(key.object.clone())),
+            None => drop(refused.insert(object.clone())),
         }
     }
     (!refused.is_empty()).then_some(RefusedObjects(refused))
@@ -109,12 +139,36 @@ pub fn kept(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey) -> Opt
         kind,
         object: object.clone(),
     };
-    let demand = mesh.demands.get(cx, &key)?;
-    let refused = mesh.refused_objects.get(cx, &(kind, object.namespace.clone()));
+    let (demands, refused) = match kind {
+        Kind::ServiceEntry => (&mesh.entry_demands, &mesh.refused_entries),
+        _ => (&mesh.demands, &mesh.refused_objects),
+    };
+    let demand = demands.get(cx, &key)?;
+    if !demand.shares.is_empty() {
+        return (refused_namespaces(cx, mesh, object).len() == demand.shares.len()).then_some(0);
+    }
+    let refused = refused.get(cx, &(kind, object.namespace.clone()));
     if refused.is_some_and(|refused| refused.0.contains(object)) {
         return Some(0);
     }
     (demand.kept < demand.parts).then_some(demand.kept)
+}
+
+/// Returns the namespaces whose routes do not apply in a VirtualService that routes of several are merged into.
+pub fn refused_namespaces(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> BTreeSet<Namespace> {
+    let kind = Kind::VirtualService;
+    let key = DemandKey {
+        kind,
+        object: object.clone(),
+    };
+    let limit = Limits::of(mesh, kind).object.max(SMALL);
+    let is_refused = |namespace: &Namespace| {
+        let refused = mesh.refused_objects.get(cx, &(kind, namespace.clone()));
+        refused.is_some_and(|refused| refused.0.contains(object))
+    };
+    let shares = mesh.demands.get(cx, &key).into_iter().flat_map(|demand| &demand.shares);
+    let refused = shares.filter(|(namespace, share)| **share > limit || is_refused(namespace));
+    refused.map(|(namespace, _)| namespace.clone()).collect()
 }
 
 /// Returns the key of the row that refuses the surplus of a VirtualService.
@@ -133,21 +187,29 @@ impl MeshSnapshot {
     pub fn exceeded_limits(&self, cx: &Cx) -> BTreeSet<Diagnostic> {
         exceeded(cx, self)
     }
+
+    /// Returns how many hosts of a ServiceEntry apply, from the first; `None` if all do.
+    pub fn kept_hosts(&self, cx: &Cx, entry: &ObjectKey) -> Option<usize> {
+        kept(cx, self, Kind::ServiceEntry, entry)
+    }
 }
 
 /// Returns a diagnostic for each object that does not apply as a whole.
 pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
-    let cut = mesh.demands.iter(cx).filter_map(|(key, demand)| {
-        let kept = kept(cx, mesh, key.kind, &key.object)?;
+    let demands = mesh.demands.iter(cx).chain(mesh.entry_demands.iter(cx));
+    let cut = demands.filter_map(|(key, demand)| {
         let limits = Limits::of(mesh, key.kind);
-        let is_large = demand.declared > limits.object;
-        let message = match key.kind {
-            Kind::DestinationRule => subsets_message(demand, kept, is_large, limits),
-            _ => routes_message(demand, kept, is_large, limits),
-        };
-        let field = match key.kind {
-            Kind::DestinationRule => "spec.subsets",
-            _ => "spec.hosts",
+        let (field, message) = if demand.shares.is_empty() {
+            let kept = kept(cx, mesh, key.kind, &key.object)?;
+            let is_large = demand.declared > limits.object;
+            match key.kind {
+                Kind::DestinationRule => ("spec.subsets", subsets_message(demand, kept, is_large, limits)),
+                Kind::ServiceEntry => ("spec.hosts", endpoints_message(demand, kept, is_large, limits)),
+                _ => ("spec.hosts", routes_message(demand, kept, is_large, limits)),
+            }
+        } else {
+            let refused = refused_namespaces(cx, mesh, &key.object);
+            ("spec.http", shares_message(&refused, limits)?)
         };
         let finding = FieldError {
             field: field.to_owned(),
@@ -179,6 +241,29 @@ fn routes_message(demand: &Demand, kept: usize, is_large: bool, limits: Limits) 
         format!("the routes of the namespace exceed the limit of {limit} (PILOT_MAX_ROUTES_PER_NAMESPACE)")
     };
     format!("{reason}; routes of the first {kept} hosts apply, requests to the others are refused")
+}
+
+fn shares_message(refused: &BTreeSet<Namespace>, limits: Limits) -> Option<String> {
+    if refused.is_empty() {
+        return None;
+    }
+    let refused: Vec<&str> = refused.iter().map(Namespace::as_str).collect();
+    let (refused, object, namespace) = (refused.join(", "), limits.object, limits.namespace);
+    Some(format!(
+        "the routes of namespaces {refused} do not apply: they exceed the limit of {object} for one host \
+         (PILOT_MAX_ROUTES_PER_OBJECT), or that of {namespace} for all (PILOT_MAX_ROUTES_PER_NAMESPACE)"
+    ))
+}
+
+fn endpoints_message(demand: &Demand, kept: usize, is_large: bool, limits: Limits) -> String {
+    let reason = if is_large {
+        let (declared, limit) = (demand.declared, limits.object);
+        format!("{declared} endpoints of all hosts exceed the limit of {limit} (PILOT_MAX_ENDPOINTS_PER_OBJECT)")
+    } else {
+        let limit = limits.namespace;
+        format!("the endpoints of the namespace exceed the limit of {limit} (PILOT_MAX_ENDPOINTS_PER_NAMESPACE)")
+    };
+    format!("{reason}; the first {kept} hosts apply, the others are unknown to proxies")
 }
 
 #[cfg(test)]

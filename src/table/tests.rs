@@ -56,6 +56,20 @@ impl Rig {
     }
 }
 
+#[cfg(debug_assertions)]
+#[test]
+#[should_panic(expected = "rows of a union have one key")]
+fn rows_of_a_union_have_keys_of_their_own() {
+    let mut tx = Transaction::default();
+    let mut source: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
+    for key in [1, 2] {
+        source.put(&mut tx, key, Shared::new(5));
+    }
+    let mut union: Union<i64, i64> = Union::new(RelationId(4));
+    union.put(&mut tx, &source, |value| *value);
+    union.check(source.table().len());
+}
+
 proptest! {
     #[test]
     fn incremental_equals_from_scratch(batches in prop::collection::vec(

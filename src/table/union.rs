@@ -3,7 +3,8 @@
 use super::{Cx, Key, RelationId, Table, TableWriter, Transaction};
 
 /// A table with the rows of several sources under keys of their own. Rows are shared with the sources, and nothing is
-/// recorded per row. After an update, no two sources may have rows with one key.
+/// recorded per row. After an update, no two rows of the sources may have one key: which of them the table has would
+/// depend on the order of their changes.
 pub struct Union<K, V> {
     rows: TableWriter<K, V>,
 }
@@ -55,5 +56,10 @@ impl<K: Key, V: PartialEq> Union<K, V> {
                 self.rows.put(tx, key(row), row.clone());
             }
         }
+    }
+
+    /// Checks after an update that every row of the sources has a key of its own, given their number.
+    pub fn check(&self, source_rows: usize) {
+        debug_assert_eq!(self.rows.table().len(), source_rows, "rows of a union have one key");
     }
 }

@@ -222,6 +222,9 @@ fn attacks(scale: Scale) -> Vec<Attack> {
             attack("tenant: filter chains", |target, _| {
                 Box::pin(tenant::many_chains(target))
             }),
+            attack("tenant: endpoints", |target, _| {
+                Box::pin(tenant::many_endpoints(target))
+            }),
         ]);
     }
     attacks

@@ -1,5 +1,7 @@
 //! Validation rules that several kinds share.
 
+use std::collections::BTreeSet;
+
 use prost_types::Duration;
 
 use super::{RegexUsage, field_path::FieldPath};
@@ -14,6 +16,8 @@ use crate::{
 
 /// The maximum length in bytes of a label value and of the name part of a label key.
 const MAX_LABEL_VALUE: usize = 63;
+/// The maximum length in bytes of a header value in Envoy's configuration.
+const MAX_HEADER_VALUE: usize = 16_384;
 
 /// Checks a port number: 1 to 65535.
 pub fn port(at: &FieldPath<'_>, number: u32) {
@@ -152,7 +156,7 @@ pub fn target_reference(at: &FieldPath<'_>, target: &PolicyTargetReference) {
 
 /// Checks `exportTo` of an object in a namespace: `.`, `*` or namespaces, and `~` (no namespace) if allowed.
 pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allowed: bool) {
-    let mut seen: Vec<&str> = Vec::new();
+    let mut seen: BTreeSet<&str> = BTreeSet::new();
     at.each("exportTo", entries, |at, entry| {
         let namespace = if entry == "." { own } else { entry.as_str() };
         let known = match entry.as_str() {
@@ -160,12 +164,12 @@ pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allo
             "~" => nowhere_allowed,
             name => is_label(name),
         };
+        let is_new = seen.insert(namespace);
         if !known {
             at.error(format!("{entry:?} is not a namespace, want a name, `.` or `*`"));
-        } else if seen.contains(&namespace) {
+        } else if !is_new {
             at.refuse(format!("{entry:?} is a duplicate"));
         }
-        seen.push(namespace);
     });
     if entries.len() > 1 && entries.iter().any(|entry| entry == "*" || entry == "~") {
         at.field("exportTo").refuse("`*` and `~` stand for themselves alone");
@@ -220,6 +224,25 @@ pub fn header_name(at: &FieldPath<'_>, name: &str) {
     }
 }
 
+/// Checks the value of a header. Admission accepts tabs, but no other control characters.
+pub fn header_value(at: &FieldPath<'_>, value: &str) {
+    at.require(value.len() <= MAX_HEADER_VALUE, "has more than 16384 bytes");
+    header_text(at, value);
+    let is_control = |character: char| character.is_ascii_control() && !"\t\0\r\n".contains(character);
+    at.require_on_admission(!value.contains(is_control), "has a control character");
+}
+
+/// Checks text that becomes a part of a header, such as a path. Envoy refuses every route of a port if one of them has
+/// a line break there.
+pub fn header_text(at: &FieldPath<'_>, text: &str) {
+    at.require(is_header_text(text), "has a line break or a NUL character");
+}
+
+/// True for text that Envoy accepts as a part of a header.
+pub fn is_header_text(text: &str) -> bool {
+    !text.contains(['\0', '\r', '\n'])
+}
+
 /// Checks the name of a port by the rules of Kubernetes.
 pub fn port_name(at: &FieldPath<'_>, name: &str) {
     if !is_label(name) {
@@ -260,4 +283,25 @@ pub fn is_tls(protocol: &str) -> bool {
     ["HTTPS", "TLS", "MONGO-TLS"]
         .iter()
         .any(|known| known.eq_ignore_ascii_case(protocol))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::api::istio::{ErrorPolicy, Validation};
+
+    #[test]
+    fn long_lists_of_namespaces_are_checked_in_one_pass() {
+        let mut entries: Vec<String> = (0..200_000).map(|number| format!("n{number}")).collect();
+        entries.extend([".".to_owned(), "n0".to_owned(), "own".to_owned()]);
+        let validation = RefCell::<Validation>::default();
+        let at = FieldPath::root("spec", ErrorPolicy::Reject, &validation);
+        export_to(&at, &entries, "own", false);
+        let found = validation.into_inner();
+        let fields: Vec<&str> = found.refusals.iter().map(|found| found.field.as_str()).collect();
+        assert_eq!(fields, ["spec.exportTo[200001]", "spec.exportTo[200002]"]);
+        assert!(found.errors.is_empty(), "{:?}", found.errors);
+    }
 }

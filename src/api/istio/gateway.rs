@@ -9,7 +9,7 @@ use super::{
 use crate::{
     api::{
         Meta,
-        names::{is_label, is_wildcard_domain},
+        names::{is_label, is_partial_wildcard, is_wildcard_domain},
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
@@ -50,6 +50,8 @@ fn server(at: &FieldPath<'_>, server: &Server) {
         );
         if !is_wildcard_domain(host) && cidr::parse_ip(host).is_none() {
             at.error(format!("{host:?} is not a host name"));
+        } else if is_partial_wildcard(host) {
+            at.refuse(format!("{host:?} is a partial wildcard, want `*` or `*.` and a domain"));
         } else if host != "*" && !host.contains(['.', ':']) {
             at.refuse(format!("{host:?} is a short name, want a full one"));
         }

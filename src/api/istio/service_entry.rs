@@ -6,7 +6,7 @@ use super::{common, field_path::FieldPath, workload};
 use crate::{
     api::{
         Meta,
-        names::{is_fqdn, is_wildcard_domain},
+        names::{is_fqdn, is_partial_wildcard, is_wildcard_domain},
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
@@ -42,7 +42,7 @@ fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
     at.each("hosts", &entry.hosts, |at, host| {
         if host == "*" || !is_wildcard_domain(host) {
             at.error(format!("{host:?} is not a host name"));
-        } else if host.starts_with('*') && !host.starts_with("*.") {
+        } else if is_partial_wildcard(host) {
             at.warning(format!("{host:?} has a partial wildcard, want a whole label"));
         }
     });
@@ -134,15 +134,53 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
             );
         });
     }
+    let names: BTreeSet<&str> = entry.ports.iter().map(|port| port.name.as_str()).collect();
     at.each("endpoints", &entry.endpoints, |at, endpoint| {
         for name in endpoint.ports.keys() {
-            let known = entry.ports.iter().any(|port| port.name == *name);
-            at.field("ports")
-                .require_on_admission(known, &format!("{name:?} is not a port of the ServiceEntry"));
+            if !names.contains(name.as_str()) {
+                at.field("ports")
+                    .refuse(format!("{name:?} is not a port of the ServiceEntry"));
+            }
         }
         workload::ports_and_labels(at, endpoint);
     });
     if entry.location == Location::MeshExternal as i32 && entry.ports.is_empty() && resolution == Resolution::Dns {
         at.field("ports").warning("without ports there is nothing to send to");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::{
+        api::istio::{ErrorPolicy, Validation},
+        proto::istio::networking::v1alpha3::{ServicePort, WorkloadEntry},
+    };
+
+    #[test]
+    fn many_ports_of_endpoints_are_checked_in_one_pass() {
+        let names = || (0..50_000).map(|number| format!("p{number}"));
+        let endpoint = WorkloadEntry {
+            ports: names().chain(["unknown".to_owned()]).map(|name| (name, 80)).collect(),
+            ..Default::default()
+        };
+        let port = |name| ServicePort {
+            name,
+            ..Default::default()
+        };
+        let entry = ServiceEntry {
+            hosts: vec!["a.com".to_owned()],
+            ports: names().map(port).collect(),
+            endpoints: vec![endpoint],
+            ..Default::default()
+        };
+        let validation = RefCell::<Validation>::default();
+        let at = FieldPath::root("spec", ErrorPolicy::Reject, &validation);
+        by_resolution(&at, &entry, Resolution::Dns);
+        let found = validation.into_inner().refusals;
+        let messages: Vec<&str> = found.iter().map(|found| found.message.as_str()).collect();
+        assert_eq!(messages, ["\"unknown\" is not a port of the ServiceEntry"]);
     }
 }

@@ -6,7 +6,7 @@ use super::{common, field_path::FieldPath, gateway, traffic_policy};
 use crate::{
     api::{
         Meta,
-        names::{is_label, is_wildcard_domain},
+        names::{is_label, is_partial_wildcard, is_wildcard_domain},
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
@@ -178,6 +178,8 @@ fn egress_host(at: &FieldPath<'_>, text: &str) {
     );
     if !is_wildcard_domain(host) {
         at.error(format!("{host:?} is not a host name"));
+    } else if is_partial_wildcard(host) {
+        at.refuse(format!("{host:?} is a partial wildcard, want `*` or `*.` and a domain"));
     }
 }
 

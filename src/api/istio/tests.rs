@@ -156,6 +156,10 @@ fn virtual_services() {
     warned("VirtualService", "{hosts: [a]}", &[""]);
     for (route, field) in [
         (
+            "headers: {response: {set: {x: \"\\x01\"}}}",
+            ".http[0].headers.response.set.x",
+        ),
+        (
             "headers: {request: {set: {x: '50%'}}}",
             ".http[0].headers.request.set.x",
         ),
@@ -179,6 +183,10 @@ fn virtual_services() {
         &http(&format!(
             "{to_a}, headers: {{request: {{set: {{x: '%REQ(y)% 50%%'}}}}}}"
         )),
+    );
+    good(
+        "VirtualService",
+        &http(&format!("{to_a}, headers: {{request: {{set: {{x: \"a\\tb\"}}}}}}")),
     );
     let hosts = |hosts: &str| format!("{{hosts: [{hosts}], gateways: [gw], http: [{{{to_a}}}]}}");
     good("VirtualService", &hosts("'*.a.com', a.com, '*.b.com', c.b.org"));
@@ -213,6 +221,69 @@ fn virtual_services() {
     good(
         "VirtualService",
         &rules(&[&path("/a", ", headers: {x: {exact: y1}}"), &long]),
+    );
+}
+
+/// Envoy refuses all routes of a port if one has such a value. Istio's validation accepts some of them.
+#[test]
+fn values_that_envoy_refuses_are_errors() {
+    let to_a = "route: [{destination: {host: a}}]";
+    let long = "x".repeat(16_385);
+    for (field, value) in [
+        ("headers.request.set.x", "\"default-src 'self'\\n\""),
+        ("headers.request.set.host", "\"a\\r\""),
+        ("headers.response.add.x", "\"a\\0\""),
+        ("headers.response.add.x", long.as_str()),
+        ("rewrite.uri", "\"/\\n\""),
+        ("rewrite.authority", "\"a\\n\""),
+    ] {
+        let (head, tail) = field.rsplit_once('.').unwrap();
+        let nested = head.replace('.', ": {");
+        let closing = "}".repeat(field.matches('.').count());
+        let spec = format!("{{hosts: [a], http: [{{{to_a}, {nested}: {{{tail}: {value}{closing}}}]}}");
+        bad("VirtualService", &spec, &[&format!(".http[0].{field}")]);
+    }
+    for (redirect, field) in [
+        ("uri: /x, redirectCode: 305", "redirectCode"),
+        ("uri: \"/x\\n\"", "uri"),
+        ("authority: \"x\\n\"", "authority"),
+    ] {
+        let spec = format!("{{hosts: [a], http: [{{redirect: {{{redirect}}}}}]}}");
+        bad("VirtualService", &spec, &[&format!(".http[0].redirect.{field}")]);
+    }
+    for code in [301, 302, 303, 307, 308] {
+        let spec = format!("{{hosts: [a], http: [{{redirect: {{uri: /x, redirectCode: {code}}}}}]}}");
+        good("VirtualService", &spec);
+    }
+    for (matched, field) in [
+        ("headers: {x: {prefix: ''}}", "headers.x"),
+        ("withoutHeaders: {x: {prefix: ''}}", "withoutHeaders.x"),
+        ("queryParams: {x: {prefix: ''}}", "queryParams.x"),
+        ("queryParams: {'': {exact: x}}", "queryParams"),
+        (
+            "headers: {'@request.auth.claims.a': {}}",
+            "headers.@request.auth.claims.a",
+        ),
+        (
+            "headers: {'@request.auth.claims.a': {regex: '*'}}",
+            "headers.@request.auth.claims.a.regex",
+        ),
+        (
+            "headers: {'@request.auth.claims.a..b': {exact: x}}",
+            "headers.@request.auth.claims.a..b",
+        ),
+        (
+            "headers: {'@request.auth.claims': {exact: x}}",
+            "headers.@request.auth.claims",
+        ),
+    ] {
+        let spec = format!("{{hosts: [a], gateways: [gw], http: [{{match: [{{{matched}}}], {to_a}}}]}}");
+        bad("VirtualService", &spec, &[&format!(".http[0].match[0].{field}")]);
+    }
+    let claim = "match: [{headers: {'@Request.auth.claims.group': {exact: x}}}]";
+    good(
+        "VirtualService",
+        &format!("{{hosts: [a], gateways: [gw], http: [{{{claim}, {to_a}}}]}}"),
     );
 }
 
@@ -288,6 +359,19 @@ fn destination_rules() {
         &policy("loadBalancer: {consistentHash: {maglev: {tableSize: 10}, useSourceIp: true}}"),
         &[".trafficPolicy.loadBalancer.consistentHash.maglev.tableSize"],
     );
+    for (key, field) in [
+        ("httpQueryParameterName: ''", "httpQueryParameterName"),
+        (
+            "httpCookie: {name: c, ttl: 1s, attributes: [{name: a, value: \"b\\n\"}]}",
+            "httpCookie.attributes[0].value",
+        ),
+    ] {
+        bad(
+            "DestinationRule",
+            &policy(&format!("loadBalancer: {{consistentHash: {{{key}}}}}")),
+            &[&format!(".trafficPolicy.loadBalancer.consistentHash.{field}")],
+        );
+    }
     bad(
         "DestinationRule",
         &policy("loadBalancer: {simple: FASTEST}"),
@@ -557,6 +641,12 @@ fn admission_refuses_more_than_parsing() {
     let port = "port: {number: 80, name: http, protocol: HTTP}";
     let gateway = |host: &str| format!("{{servers: [{{hosts: [{host}], {port}}}]}}");
     refused("Gateway", &gateway("short"), "spec.servers[0].hosts[0]");
+    refused("Gateway", &gateway("a.com, 'ns/*a.com'"), "spec.servers[0].hosts[1]");
+    refused(
+        "Sidecar",
+        "{egress: [{hosts: ['*/*a.com']}]}",
+        "spec.egress[0].hosts[0]",
+    );
     good("Gateway", &gateway("'*'"));
     let entry = |protocol: &str| {
         format!("{{hosts: [a.b, c.d], resolution: DNS, ports: [{{number: 80, name: p, protocol: {protocol}}}]}}")

@@ -21,6 +21,8 @@ use crate::{
 
 /// The maximum size of Envoy's Maglev table.
 const MAX_MAGLEV: u64 = 5_000_011;
+/// The limit of localities that are compared with each other. The weights of more cannot add up to 100.
+const MAX_COMPARED: usize = 100;
 
 /// Checks the policy of a rule or of a subset.
 pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
@@ -219,9 +221,15 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             at.each("attributes", &cookie.attributes, |at, attribute| {
                 at.field("name").require(!attribute.name.is_empty(), "is required");
                 at.field("name").require(seen.insert(&attribute.name), "is a duplicate");
+                common::header_text(&at.field("name"), &attribute.name);
+                common::header_text(&at.field("value"), &attribute.value);
             });
         }
-        Some(_) => {}
+        Some(HashKey::HttpQueryParameterName(name)) => {
+            at.field("httpQueryParameterName")
+                .require(!name.is_empty(), "is required");
+        }
+        Some(HashKey::UseSourceIp(_)) => {}
         None => at.error("needs a key to hash"),
     }
     if hash.minimum_ring_size != 0 {
@@ -257,14 +265,16 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
         setting.distribute.is_empty() || !failover,
         "distribute and failover cannot be combined",
     );
-    let mut sources = BTreeSet::<&String>::new();
+    let (mut sources, mut compared) = (BTreeSet::<&str>::new(), Vec::<&str>::new());
     at.each("distribute", &setting.distribute, |at, distribute| {
         let from = at.field("from");
-        let overlaps = sources.iter().any(|other| overlap(other, &distribute.from));
         if !sources.insert(&distribute.from) {
             from.error("is a duplicate");
-        } else if overlaps {
+        } else if compared.iter().any(|other| overlap(other, &distribute.from)) {
             from.refuse("overlaps with another one");
+        }
+        if compared.len() < MAX_COMPARED {
+            compared.push(&distribute.from);
         }
         let at = at.field("to");
         let sum: u64 = distribute.to.values().map(|weight| u64::from(*weight)).sum();
@@ -277,8 +287,8 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
                 star.is_none_or(|star| star + 1 == locality.len()),
                 "`*` may only come last",
             );
-            let others = distribute.to.keys().filter(|other| *other < locality);
-            if others.into_iter().any(|other| overlap(other, locality)) {
+            let mut others = distribute.to.keys().take_while(|other| *other < locality);
+            if distribute.to.len() <= MAX_COMPARED && others.any(|other| overlap(other, locality)) {
                 at.field(locality).refuse("overlaps with another one");
             }
         }
@@ -320,5 +330,63 @@ pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings) {
             .require(!tls.client_certificate.is_empty(), "or credentialName is required");
         at.field("privateKey")
             .require(!tls.private_key.is_empty(), "or credentialName is required");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::{
+        api::{
+            FieldError,
+            istio::{ErrorPolicy, Validation},
+        },
+        proto::istio::networking::v1alpha3::locality_load_balancer_setting::Distribute,
+    };
+
+    /// Returns the fields with errors and with refusals.
+    fn findings(distribute: Vec<Distribute>) -> (Vec<String>, Vec<String>) {
+        let validation = RefCell::<Validation>::default();
+        let setting = LocalityLoadBalancerSetting {
+            distribute,
+            ..Default::default()
+        };
+        locality(&FieldPath::root("", ErrorPolicy::Reject, &validation), &setting);
+        let found = validation.into_inner();
+        let fields = |found: Vec<FieldError>| found.into_iter().map(|found| found.field).collect();
+        (fields(found.errors), fields(found.refusals))
+    }
+
+    fn from(locality: &str) -> Distribute {
+        Distribute {
+            from: locality.to_owned(),
+            to: [("a".to_owned(), 100)].into(),
+        }
+    }
+
+    #[test]
+    fn a_limited_number_of_localities_is_compared() {
+        let distinct = |count: usize| (0..count).map(|number| format!("r{number}"));
+        let of = |localities: &[&str]| {
+            let all = distinct(MAX_COMPARED).map(|locality| from(&locality));
+            findings(all.chain(localities.iter().map(|locality| from(locality))).collect())
+        };
+        let at = |number: usize, field: &str| format!("distribute[{number}].{field}");
+        let expected = vec![at(MAX_COMPARED, "from")];
+        assert_eq!(of(&["r1/z", "s", "s/z"]), (Vec::new(), expected));
+        let expected = vec![at(MAX_COMPARED + 1, "from")];
+        assert_eq!(of(&["s", "s"]), (expected, Vec::new()), "every duplicate is found");
+
+        let to = |count: usize| {
+            let all = distinct(count - 2).chain(["s".to_owned(), "s/z".to_owned()]);
+            findings(vec![Distribute {
+                from: "a".to_owned(),
+                to: all.map(|locality| (locality, 1)).collect(),
+            }])
+        };
+        assert_eq!(to(MAX_COMPARED), (Vec::new(), vec![at(0, "to.s/z")]));
+        assert_eq!(to(MAX_COMPARED + 1), (vec![at(0, "to")], Vec::new()));
     }
 }

@@ -8,7 +8,9 @@ use super::{common, field_path::FieldPath, format_string};
 use crate::{
     api::{
         Meta,
-        names::{grpc_status_code, is_fqdn, is_header_name, is_label, is_wildcard_domain},
+        names::{
+            claim_path, grpc_status_code, is_fqdn, is_header_name, is_label, is_partial_wildcard, is_wildcard_domain,
+        },
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
@@ -26,8 +28,8 @@ use crate::{
 const MAX_BODY: usize = 1 << 20;
 /// Bodies above this size get a warning.
 const LARGE_BODY: usize = 100 << 10;
-/// The prefix of header matches that match JWT claims.
-const CLAIM_PREFIX: &str = "@request.auth.claims";
+/// The maximum length of the name of a query parameter, in bytes.
+const MAX_QUERY_PARAMETER: usize = 1024;
 
 /// Checks a VirtualService.
 pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
@@ -191,12 +193,10 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
     ] {
         let at = at.field(name);
         common::string_match(&at, condition.as_ref());
-        let prefix = condition.as_ref().and_then(|uri| uri.match_type.as_ref());
         // An empty path prefix matches every path. Envoy rejects other empty matches.
-        at.require(
-            name == "uri" || !matches!(prefix, Some(MatchType::Prefix(text)) if text.is_empty()),
-            "the prefix is empty",
-        );
+        if name != "uri" {
+            prefix_match(&at, condition.as_ref());
+        }
     }
     for (name, map) in [
         ("headers", &matched.headers),
@@ -206,12 +206,21 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
         let at = at.field(name);
         for (key, condition) in map {
             let at = at.field(key);
+            let is_claim = name != "queryParams" && claim_path(key).is_some();
             // `*` is not a valid expression, but has always meant that the header is present.
-            if !matches!(&condition.match_type, Some(MatchType::Regex(text)) if text == "*") {
+            if is_claim || !matches!(&condition.match_type, Some(MatchType::Regex(text)) if text == "*") {
                 common::string_match(&at, Some(condition));
             }
-            if name != "queryParams" {
-                header_match(&at, key, gateways);
+            prefix_match(&at, Some(condition));
+            if is_claim {
+                claim_match(&at, condition, gateways);
+            } else if name == "queryParams" {
+                at.require(
+                    (1..=MAX_QUERY_PARAMETER).contains(&key.len()),
+                    "the name needs 1 to 1024 bytes",
+                );
+            } else if !is_header_name(key.strip_prefix(':').unwrap_or(key)) {
+                at.error(format!("{key:?} is not a header name"));
             }
         }
     }
@@ -223,13 +232,17 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
     self::gateways(at, &matched.gateways);
 }
 
-fn header_match(at: &FieldPath<'_>, name: &str, gateways: &[String]) {
-    if name.starts_with(CLAIM_PREFIX) {
-        let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
-        at.require_on_admission(!mesh, "JWT claims can be matched at gateways only");
-    } else if !is_header_name(name.strip_prefix(':').unwrap_or(name)) {
-        at.error(format!("{name:?} is not a header name"));
-    }
+fn prefix_match(at: &FieldPath<'_>, condition: Option<&StringMatch>) {
+    let matched = condition.and_then(|condition| condition.match_type.as_ref());
+    let is_empty = matches!(matched, Some(MatchType::Prefix(text)) if text.is_empty());
+    at.require(!is_empty, "the prefix is empty");
+}
+
+fn claim_match(at: &FieldPath<'_>, condition: &StringMatch, gateways: &[String]) {
+    // Envoy refuses a match of a value without a pattern.
+    at.require(condition.match_type.is_some(), "needs exact, prefix or regex");
+    let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
+    at.require_on_admission(!mesh, "JWT claims can be matched at gateways only");
 }
 
 fn namespace(at: &FieldPath<'_>, namespace: &str) {
@@ -314,8 +327,13 @@ fn http_redirect(at: &FieldPath<'_>, redirect: &HttpRedirect) {
         && redirect.redirect_port.is_none();
     at.require(!empty, "needs uri, authority, scheme or port");
     let code = redirect.redirect_code;
-    at.field("redirectCode")
-        .require(code == 0 || (300..400).contains(&code), "is not a code of a redirect");
+    // Istio accepts all codes from 300 to 399. Envoy refuses every route of a port if one of them has no action.
+    at.field("redirectCode").require(
+        matches!(code, 0 | 301 | 302 | 303 | 307 | 308),
+        "want 301, 302, 303, 307 or 308",
+    );
+    common::header_text(&at.field("uri"), &redirect.uri);
+    common::header_text(&at.field("authority"), &redirect.authority);
     let scheme = redirect.scheme.as_str();
     at.field("scheme")
         .require(matches!(scheme, "" | "http" | "https"), "want http or https");
@@ -353,7 +371,10 @@ fn http_rewrite(at: &FieldPath<'_>, rewrite: &HttpRewrite) {
         let at = at.field("uriRegexRewrite");
         common::regex(&at.field("match"), &by_regex.r#match);
         at.field("rewrite").require(!by_regex.rewrite.is_empty(), "is required");
+        common::header_text(&at.field("rewrite"), &by_regex.rewrite);
     }
+    common::header_text(&at.field("uri"), &rewrite.uri);
+    common::header_text(&at.field("authority"), &rewrite.authority);
 }
 
 /// Conditions of `retryOn`, in addition to status codes.
@@ -508,8 +529,10 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
             if direction == Direction::Response || !is_authority(name) {
                 named(&at, name);
             }
+            let at = at.field(name);
+            common::header_value(&at, value);
             if let Err(error) = format_string::check(value) {
-                at.field(name).refuse(error);
+                at.refuse(error);
             }
         }
     }
@@ -531,6 +554,8 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
                 at.error(format!("{sni:?} is not a host name"));
             } else if !service.hosts.iter().any(|host| covers(host, sni)) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
+            } else if is_partial_wildcard(sni) {
+                at.warning(format!("{sni:?} is a partial wildcard, which proxies do not support"));
             }
         });
         l4_match(

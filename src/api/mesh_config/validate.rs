@@ -7,6 +7,7 @@ use prost_types::Duration;
 use crate::{
     api::{
         istio::{RegexUsage, common, field_path::FieldPath, traffic_policy, virtual_service},
+        mesh_config::selector,
         names::is_fqdn,
     },
     base::cidr,
@@ -43,6 +44,13 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
     at.each("serviceSettings", &config.service_settings, |at, settings| {
         at.field("hosts").require(!settings.hosts.is_empty(), "is required");
         at.each("hosts", &settings.hosts, |at, host| common::wildcard_domain(at, host));
+    });
+    at.each("discoverySelectors", &config.discovery_selectors, |at, written| {
+        let hint = "In and NotIn need values, Exists and DoesNotExist have none";
+        at.require(
+            selector(written).is_valid(),
+            &format!("is not a valid label selector; hint: {hint}"),
+        );
     });
     if let Some(retries) = &config.default_http_retry_policy {
         virtual_service::http_retries(&at.field("defaultHttpRetryPolicy"), retries);
@@ -88,6 +96,15 @@ pub(super) fn normalize(config: &mut MeshConfig) {
     }
     if config.dns_refresh_rate.as_ref().is_some_and(is_below_a_millisecond) {
         config.dns_refresh_rate = None;
+    }
+    let headers = config
+        .default_config
+        .as_mut()
+        .and_then(|proxy| proxy.proxy_headers.as_mut());
+    if let Some(server) = headers.and_then(|headers| headers.server.as_mut())
+        && !common::is_header_text(&server.value)
+    {
+        server.value.clear();
     }
 }
 
@@ -156,6 +173,15 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
             .require(address.is_empty() || is_host_and_port(address), "want host:port");
     }
     tracing(at, config);
+    let headers = config.proxy_headers.as_ref();
+    if let Some(server) = headers.and_then(|headers| headers.server.as_ref())
+        && !common::is_header_text(&server.value)
+    {
+        at.field("proxyHeaders")
+            .field("server")
+            .field("value")
+            .warning("has a line break, which proxies reject; the default applies");
+    }
     for (name, port) in [
         ("proxyAdminPort", config.proxy_admin_port),
         ("statusPort", config.status_port),

@@ -1,6 +1,8 @@
 //! Converts AuthorizationPolicies. Parity (pilot/pkg/serviceregistry/ambient/authorization.go): ztunnels do not know
-//! attributes of HTTP. A rule of an ALLOW policy that needs them never matches; one of a DENY policy applies without
-//! them. Both are more restrictive than requested.
+//! attributes of HTTP. A rule of an ALLOW policy that needs them is omitted; one of a DENY policy applies without them.
+//! Both are more restrictive than requested, with one exception: a match that has no other attribute is empty, and
+//! ztunnels skip empty matches (src/rbac.rs). A DENY rule with only such matches in its `from`, its `to` or a condition
+//! denies nothing.
 
 use ipnet::IpNet;
 
@@ -91,7 +93,7 @@ fn of_source(source: Option<&Source>, namespace: &Namespace) -> Match {
     })
 }
 
-/// Returns the match of a condition. One on an attribute that ztunnels do not know matches everything.
+/// Returns the match of a condition. One on an attribute that ztunnels do not know is empty, so it never matches.
 fn of_condition(condition: &Condition) -> Match {
     let (values, not_values) = (&condition.values, &condition.not_values);
     let mut found = Match::default();

@@ -1,7 +1,7 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
-    generate::{ResourceType, fixture},
+    generate::{ResourceType, fixture, store::ConfigStore},
     model::{features::Features, installation::Installation},
 };
 
@@ -27,7 +27,7 @@ metadata: {name: ports, namespace: a}
 spec: {selector: {matchLabels: {app: a}}, mtls: {mode: STRICT}, portLevelMtls: {80: {mode: DISABLE}}}
 ";
 
-fn names(ambient: bool) -> Vec<String> {
+fn store(ambient: bool, policies: &str) -> ConfigStore {
     let installation = Installation {
         features: Features {
             pilot_enable_ambient: ambient,
@@ -39,8 +39,22 @@ fn names(ambient: bool) -> Vec<String> {
         "ztunnel~10.0.0.1~z.istio-system~istio-system.svc.cluster.local",
         &json!({}),
     );
-    let store = fixture::store(installation, &[("policies.yaml", POLICIES)], vec![ztunnel]);
-    fixture::names(&store, 0, ResourceType::Authorization)
+    fixture::store(installation, &[("policies.yaml", policies)], vec![ztunnel])
+}
+
+fn names(ambient: bool) -> Vec<String> {
+    fixture::names(&store(ambient, POLICIES), 0, ResourceType::Authorization)
+}
+
+/// Returns the groups of a policy with this specification; null if there are none.
+fn groups(spec: &str) -> Value {
+    let policy = format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p, namespace: a}}\n\
+         spec: {spec}\n"
+    );
+    let resource = fixture::resource(&store(true, &policy), 0, ResourceType::Authorization, "a/p");
+    assert_eq!(resource["name"], "p");
+    resource["groups"].clone()
 }
 
 #[test]
@@ -53,4 +67,15 @@ fn ztunnels_receive_the_policies_that_they_enforce() {
     ];
     assert_eq!(names(true), want);
     assert_eq!(names(false), [""; 0], "without ambient mode");
+}
+
+#[test]
+fn allow_rules_with_trust_domains_are_omitted() {
+    let web = json!([{"rules": [{"matches": [{"namespaces": [{"exact": "web"}]}]}]}]);
+    let source = |source: &str| groups(&format!("{{rules: [{{from: [{{source: {{{source}}}}}]}}]}}"));
+    assert_eq!(source("namespaces: [web]"), web);
+    assert_eq!(source("namespaces: [web], trustDomains: [td]"), Value::Null);
+    assert_eq!(source("namespaces: [web], notTrustDomains: [td]"), Value::Null);
+    let deny = "{action: DENY, rules: [{from: [{source: {namespaces: [web], trustDomains: [td]}}]}]}";
+    assert_eq!(groups(deny), web);
 }

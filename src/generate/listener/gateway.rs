@@ -4,13 +4,11 @@
 mod listing;
 mod tcp;
 
-use std::collections::BTreeSet;
-
 use bytes::Bytes;
 use prost::Message;
 
 use super::{
-    filter_chain::{Chain, max_connections_per_event},
+    filter_chain::{Chain, Remainder, TakenMatches, max_connections_per_event},
     inspector,
     outbound::{
         listener::{additional_addresses, exact_balance},
@@ -229,33 +227,24 @@ struct Chains {
     listener: EncodedListener,
     /// True if some chain matches the client hello.
     needs_hello: bool,
-    /// Server names that chains match, with the ALPN values; an empty name is any.
-    taken: BTreeSet<(SmolStr, &'static [&'static str])>,
+    /// What the chains match.
+    taken: TakenMatches,
 }
 
 impl Chains {
-    /// Adds a chain for the server names that no earlier chain matches, because Envoy refuses a listener in which two
-    /// chains match the same. Returns false if a name was taken.
+    /// Adds a chain for the server names that no earlier chain matches. Returns false if a name was taken, or is one
+    /// that Envoy refuses.
     ///
     /// Unlike Istio, which compares the hosts of servers together with their namespaces: two tenants who declare one
     /// host would take the listener from everyone.
     fn add(&mut self, mut chain: Chain, features: &Features) -> bool {
-        let alpns = chain.alpns;
-        let names = chain.sni.len();
-        if chain.any_sni() {
-            if !self.taken.insert((SmolStr::default(), alpns)) {
-                return false;
-            }
-        } else {
-            chain.sni.retain(|name| self.taken.insert((SmolStr::new(name), alpns)));
-            if chain.sni.is_empty() {
-                return false;
-            }
+        let remainder = self.taken.take(&mut chain);
+        if remainder == Remainder::Nothing {
+            return false;
         }
-        let is_whole = chain.sni.len() == names;
         self.needs_hello |= !chain.sni.is_empty() || chain.transport_socket.is_some();
         self.listener.add_chain(|out| chain.write(out, features));
-        is_whole
+        remainder == Remainder::Whole
     }
 }
 

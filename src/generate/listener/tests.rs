@@ -172,6 +172,36 @@ fn headless_services_are_listened_for_by_address() {
 }
 
 #[test]
+fn pods_of_any_headless_service_of_a_host_have_no_listener_for_themselves() {
+    let entries = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: first, creationTimestamp: '2024-01-01T00:00:00Z'}
+spec:
+  hosts: [shared.example.com]
+  addresses: [10.5.0.1]
+  resolution: STATIC
+  ports: [{number: 71, name: tcp, protocol: TCP}]
+  endpoints: [{address: 10.1.0.7}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: second, creationTimestamp: '2024-01-02T00:00:00Z'}
+spec:
+  hosts: [shared.example.com]
+  resolution: NONE
+  ports: [{number: 72, name: raw, protocol: TCP}]
+  workloadSelector: {labels: {app: a}}
+";
+    let listener = |client: &str| {
+        let files = [("kube.yaml", WORKLOAD), ("config.yaml", entries)];
+        Fixture::new("", &files, vec![sidecar(client, json!({}), None)]).get("10.1.0.1_72")
+    };
+    assert_eq!(listener("10.1.0.1"), Value::Null);
+    assert_ne!(listener("10.1.0.2"), Value::Null, "of another pod");
+}
+
+#[test]
 fn routes_by_server_name_replace_the_service() {
     let config = "
 apiVersion: networking.istio.io/v1
@@ -208,6 +238,40 @@ spec:
         "/apis/networking.istio.io/v1/namespaces/default/virtual-service/out"
     );
     assert_eq!(listener["defaultFilterChain"]["name"], "PassthroughFilterChain");
+}
+
+#[test]
+fn chains_of_a_listener_have_server_names_of_their_own() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out}
+spec:
+  hosts: [out.example.com]
+  addresses: [240.0.0.1]
+  resolution: DNS
+  ports: [{number: 443, name: tls, protocol: TLS}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: out}
+spec:
+  hosts: [out.example.com, '*example.com']
+  tls:
+  - match: [{sniHosts: [out.example.com, a.example.com]}]
+    route: [{destination: {host: out.example.com, subset: v1}}]
+  - match: [{sniHosts: [A.example.com, b.example.com, '*-c.example.com']}, {sniHosts: ['*-d.example.com']}]
+    route: [{destination: {host: out.example.com, subset: v2}}]
+";
+    let listener = Fixture::of(config).get("240.0.0.1_443");
+    let names: Vec<Value> = chains(&listener)
+        .into_iter()
+        .map(|(by, _)| by["serverNames"].clone())
+        .collect();
+    assert_eq!(
+        names,
+        [json!(["a.example.com", "out.example.com"]), json!(["b.example.com"])]
+    );
 }
 
 #[test]
@@ -470,7 +534,7 @@ spec:
     };
     let config = [
         gateway("one", 1, "./x.com, ./y.pass.com", "x.pass.com"),
-        gateway("two", 2, "./x.com, ./z.com", "y.pass.com"),
+        gateway("two", 2, "./X.com, ./*-w.com, ./z.com", "Y.pass.com"),
         gateway("three", 3, "./z.com", "x.pass.com"),
     ]
     .concat();

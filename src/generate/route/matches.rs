@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
+    api::names::claim_path,
     model::virtual_service::Semantics,
     proto::{
         envoy::{
@@ -21,8 +22,6 @@ use crate::{
     },
 };
 
-/// Prefix of header names that refer to claims of a validated JWT.
-const CLAIMS: &str = "@request.auth.claims";
 const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
 
 /// Returns the match of a route; without conditions it matches every path.
@@ -159,20 +158,6 @@ fn is_presence(condition: &StringMatch) -> bool {
     }
 }
 
-/// Returns the claims of a header name: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`.
-fn claim_path(name: &str) -> Option<Vec<&str>> {
-    let head = name.get(..CLAIMS.len())?;
-    if !head.eq_ignore_ascii_case(CLAIMS) {
-        return None;
-    }
-    let rest = &name[CLAIMS.len()..];
-    if let Some(dotted) = rest.strip_prefix('.').filter(|dotted| !dotted.is_empty()) {
-        return Some(dotted.split('.').collect());
-    }
-    let bracketed = rest.strip_prefix('[')?.strip_suffix(']')?;
-    (!bracketed.is_empty()).then(|| bracketed.split("][").collect())
-}
-
 /// Matches a claim that is a string or a list of strings.
 fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
     let segment = |key: &str| PathSegment {
@@ -197,18 +182,5 @@ fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
             value_matchers: vec![list, text],
         }))),
         invert: false,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn claims_have_two_forms() {
-        assert_eq!(claim_path("@request.auth.claims.a.b"), Some(vec!["a", "b"]));
-        assert_eq!(claim_path("@Request.Auth.Claims[a.c][b]"), Some(vec!["a.c", "b"]));
-        assert_eq!(claim_path("@request.auth.claims"), None);
-        assert_eq!(claim_path("x-header"), None);
     }
 }

@@ -19,7 +19,7 @@ const SECRETS: &str = r"
 ---
 {apiVersion: v1, kind: Secret, metadata: {name: other, namespace: default}, stringData: {cert: chain2, key: key2}}
 ---
-{apiVersion: v1, kind: Secret, metadata: {name: far, namespace: elsewhere}, stringData: {cert: far, key: key}}
+{apiVersion: v1, kind: Secret, metadata: {name: far, namespace: elsewhere}, stringData: {cert: far, key: key, cacert: roots}}
 ---
 {apiVersion: v1, kind: ConfigMap, metadata: {name: roots, namespace: elsewhere}, data: {ca.crt: public}}
 ";
@@ -28,6 +28,15 @@ fn gateway(tls: &str) -> String {
     format!(
         "{{apiVersion: networking.istio.io/v1, kind: Gateway, metadata: {{name: g, namespace: default}}, spec: {{
         selector: {{app: gw}}, servers: [{{port: {{number: 443, name: https, protocol: HTTPS}}, hosts: ['*'], tls: {tls}}}]}}}}"
+    )
+}
+
+/// Adds a grant for Gateways in `default` to refer to a Secret in `elsewhere`.
+fn granted(config: &str, secret: &str) -> String {
+    format!(
+        "{config}\n---\n{{apiVersion: gateway.networking.k8s.io/v1beta1, kind: ReferenceGrant, metadata: {{name: g,
+        namespace: elsewhere}}, spec: {{from: [{{group: gateway.networking.k8s.io, kind: Gateway, namespace: default}}],
+        to: [{{group: '', kind: Secret, name: {secret}}}]}}}}"
     )
 }
 
@@ -111,15 +120,46 @@ fn gateway_secrets_need_a_gateway_and_a_grant() {
         names(&denied, 0, ResourceType::Secret),
         ["kubernetes-gateway://default/cred"]
     );
-    let grant = |name: &str| {
-        format!(
-            "{config}\n---\n{{apiVersion: gateway.networking.k8s.io/v1beta1, kind: ReferenceGrant, metadata: {{name: g,
-            namespace: elsewhere}}, spec: {{from: [{{group: gateway.networking.k8s.io, kind: Gateway, namespace: default}}],
-            to: [{{group: '', kind: Secret, name: {name}}}]}}}}"
-        )
-    };
-    let all = |name: &str| names(&store(&grant(name), vec![router()]), 0, ResourceType::Secret).len();
+    let all = |name: &str| names(&store(&granted(&config, name), vec![router()]), 0, ResourceType::Secret).len();
     assert_eq!((all("far"), all("near")), (2, 1));
+}
+
+#[test]
+fn gateways_validate_clients_by_secrets_of_the_gateway_api() {
+    let served = |config: &str| names(&store(config, vec![router()]), 0, ResourceType::Secret);
+    let certificate = "kubernetes-gateway://default/other";
+    let gateway = |mode: &str, authority: &str| {
+        gateway(&format!(
+            "{{mode: {mode}, credentialName: '{certificate}', caCertCredentialName: 'kubernetes-gateway://{authority}'}}"
+        ))
+    };
+    for mode in ["MUTUAL", "OPTIONAL_MUTUAL"] {
+        let own = gateway(mode, "default/cred-cacert");
+        assert_eq!(served(&own), ["kubernetes-gateway://default/cred-cacert", certificate]);
+        let key = gateway(mode, "default/cred");
+        assert_eq!(served(&key), [certificate], "a key is no CA certificate");
+        let far = gateway(mode, "elsewhere/far-cacert");
+        assert_eq!(served(&far), [certificate], "without a grant");
+        let granted = granted(&far, "far");
+        assert_eq!(
+            served(&granted),
+            [certificate, "kubernetes-gateway://elsewhere/far-cacert"]
+        );
+    }
+}
+
+#[test]
+fn optional_client_certificates_are_validated_by_the_secret_of_the_server() {
+    let config = gateway("{mode: OPTIONAL_MUTUAL, credentialName: 'kubernetes-gateway://default/cred'}");
+    let store = store(&config, vec![router()]);
+    let all = names(&store, 0, ResourceType::Secret);
+    assert_eq!(
+        all,
+        [
+            "kubernetes-gateway://default/cred",
+            "kubernetes-gateway://default/cred-cacert"
+        ]
+    );
 }
 
 #[test]

@@ -40,14 +40,23 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
             found.insert(resource_name(name));
         }
         for tls in gateway.spec.servers.iter().filter_map(|server| server.tls.as_ref()) {
+            let validates = matches!(tls.mode(), TlSmode::Mutual | TlSmode::OptionalMutual);
             for credential in credentials(tls) {
                 let name = resource_name(credential);
                 if is_allowed(ctx, gateway, identity, &name) {
-                    if tls.mode() == TlSmode::Mutual {
+                    if validates {
                         found.insert(SmolStr::from(format!("{name}{AUTHORITY_SUFFIX}")));
                     }
                     found.insert(name);
                 }
+            }
+            // A name without the suffix is that of a key. The reference is to the object, which has no suffix.
+            let authority = resource_name(&tls.ca_cert_credential_name);
+            if validates
+                && let Some(object) = authority.strip_suffix(AUTHORITY_SUFFIX)
+                && is_allowed(ctx, gateway, identity, object)
+            {
+                found.insert(authority);
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::{
         MeshSnapshot, ServiceKey,
         identity::spiffe_id,
         inputs::Inputs,
-        service::{Protocol, TrafficDistribution, traffic_distribution},
+        service::{Protocol, TrafficDistribution, entry, traffic_distribution},
         waypoint::{ServedService, for_service, ingress_label},
     },
     proto::istio::{
@@ -287,7 +287,8 @@ fn preference(distribution: TrafficDistribution) -> Option<LoadBalancing> {
 
 fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, entry: &Config<ServiceEntry>) -> Option<DeclaredService> {
     let spec = &entry.spec;
-    if !spec.hosts.iter().any(|hostname| *hostname == *key.hostname) {
+    let is_declared = spec.hosts.iter().any(|hostname| *hostname == *key.hostname);
+    if !is_declared || !entry::applies(cx, mesh, entry, &key.hostname) {
         return None;
     }
     let network = cluster_network(cx, mesh, &key.object.cluster);

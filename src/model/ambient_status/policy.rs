@@ -45,7 +45,7 @@ const TRANSPORT_KEYS: [&str; 5] = [
     "destination.port",
 ];
 
-/// Returns the attributes in a rule that ztunnels do not know: those of HTTP, and unknown ones.
+/// Returns the attributes in a rule that ztunnels do not know: those of HTTP, trust domains, and unknown ones.
 pub fn http_attributes(rule: &Rule) -> impl Iterator<Item = &str> {
     let operations = rule.to.iter().filter_map(|to| to.operation.as_ref());
     let sources = rule.from.iter().filter_map(|from| from.source.as_ref());
@@ -74,6 +74,8 @@ fn of_source(source: &Source) -> impl Iterator<Item = &str> {
         ("notRemoteIpBlocks", !source.not_remote_ip_blocks.is_empty()),
         ("requestPrincipals", !source.request_principals.is_empty()),
         ("notRequestPrincipals", !source.not_request_principals.is_empty()),
+        ("trustDomains", !source.trust_domains.is_empty()),
+        ("notTrustDomains", !source.not_trust_domains.is_empty()),
     ];
     lists.into_iter().filter_map(|(name, is_set)| is_set.then_some(name))
 }

@@ -258,6 +258,12 @@ fn policies_without_references_are_for_ztunnels() {
         )
     );
     assert_eq!(
+        of("{rules: [{from: [{source: {namespaces: [web], trustDomains: [td], notTrustDomains: [other]}}]}]}"),
+        "ZtunnelAccepted true UnsupportedValue: ztunnel does not support HTTP attributes (found: notTrustDomains, \
+         trustDomains). In ambient mode you must use a waypoint proxy to enforce HTTP rules. Within an ALLOW policy, \
+         rules matching HTTP attributes are omitted. This will be more restrictive than requested."
+    );
+    assert_eq!(
         of_policy("shop", "istio.io/dry-run: 'true'", "{}"),
         "ZtunnelAccepted false UnsupportedValue: found policy \"shop/p\" using dry-run annotation, but support for \
          ambient dry-run authorizationPolicies isn't enabled"

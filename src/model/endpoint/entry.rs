@@ -6,10 +6,11 @@ use smol_str::SmolStr;
 
 use super::{Endpoint, Health, Origin};
 use crate::{
-    api::Config,
+    api::{Config, Kind},
     base::{Labels, ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot,
+        output_limit::{Demand, Limits, SMALL},
         service::{Resolution, ServiceKey, entry},
         workload::{self, Workload, WorkloadKey, WorkloadSource},
     },
@@ -24,7 +25,7 @@ const UNIX: &str = "unix://";
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Endpoint> {
     let mut endpoints = Vec::new();
     let mut ports_served: BTreeSet<u32> = BTreeSet::new();
-    for config in entry::entries(cx, mesh, key) {
+    for config in entry::applied(cx, mesh, key) {
         let single = entry::resolution(&config.spec) == Resolution::DnsRoundRobinLb;
         let own = of_entry(cx, mesh, key, config);
         // Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go): an entry counts once for each of its
@@ -45,10 +46,51 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<E
     endpoints
 }
 
+/// Returns true if an entry without endpoints has its hosts as endpoints.
+fn is_dns(spec: &ServiceEntry) -> bool {
+    matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb)
+}
+
+/// Returns the number of ports and endpoints that an entry produces for one host, given the number of workloads: each
+/// port of each address, and each workload at each of these.
+fn output_of_host(spec: &ServiceEntry, workloads: usize) -> u64 {
+    let ports = (entry::address_count(spec) as u64).saturating_mul(spec.ports.len() as u64);
+    ports.saturating_mul(workloads as u64 + 1)
+}
+
+/// Returns true if the output may be above that of a small object, as far as the object alone shows.
+pub fn may_be_large(spec: &ServiceEntry) -> bool {
+    output_of_host(spec, spec.endpoints.len()).saturating_mul(spec.hosts.len() as u64) > SMALL
+}
+
+/// Derives the output of one entry that is not small. Those of registries, which no tenant writes, have no limit.
+pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
+    let config = mesh.service_entries.get(cx, key)?;
+    let spec = &config.spec;
+    if key.cluster != mesh.installation.cluster || !may_be_large(spec) {
+        return None;
+    }
+    let workloads = match &spec.workload_selector {
+        Some(selector) => selected(cx, mesh, config, &workload::label_map(&selector.labels), is_dns(spec)).len(),
+        None if spec.endpoints.is_empty() && is_dns(spec) => 1,
+        None => spec.endpoints.len(),
+    };
+    let (of_host, hosts) = (output_of_host(spec, workloads), spec.hosts.len() as u64);
+    let kept = hosts.min(Limits::of(mesh, Kind::ServiceEntry).object / of_host.max(1));
+    Some(Demand {
+        meta: config.meta.clone(),
+        declared: of_host.saturating_mul(hosts),
+        applied: of_host.saturating_mul(kept),
+        parts: spec.hosts.len(),
+        kept: kept as usize,
+        shares: Default::default(),
+    })
+}
+
 /// Returns the endpoints of one entry with the number of the port that each serves.
 fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, config: &Config<ServiceEntry>) -> Vec<(u32, Endpoint)> {
     let spec = &config.spec;
-    let is_dns = matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb);
+    let is_dns = is_dns(spec);
     if let Some(selector) = &spec.workload_selector {
         let selector = workload::label_map(&selector.labels);
         let selected = selected(cx, mesh, config, &selector, is_dns);

@@ -160,7 +160,7 @@ fn tls_servers_are_distinguished_by_host() {
     let https = |name: &str, hosts: &[&str]| tls(TlSmode::Simple, server(443, "HTTPS", name, hosts));
     let merged = merged(&[
         vec![https("a", &["a.com"]), https("b", &["b.com"])],
-        vec![https("a", &["a.com", "c.com"]), https("c", &["c.com"])],
+        vec![https("a", &["A.com", "c.com"]), https("c", &["c.com"])],
         vec![bound("10.0.0.1", https("a", &["a.com"]))],
     ]);
     let names = [

@@ -1,5 +1,7 @@
 //! VirtualServices made from routes.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use smol_str::SmolStr;
 
 use super::{
@@ -8,22 +10,15 @@ use super::{
 };
 use crate::{
     api::{Config, Kind},
-    base::{Labels, ObjectKey},
+    base::{Labels, Namespace, ObjectKey},
     model::{MeshSnapshot, virtual_service::SEMANTICS_ANNOTATION},
-    proto::istio::networking::v1alpha3::VirtualService,
+    proto::istio::networking::v1alpha3::{HttpRoute, VirtualService},
     table::Cx,
 };
 
 /// Derives a VirtualService from the routes that contribute to it. The oldest one decides namespace and age.
 pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Option<Config<VirtualService>> {
-    let routes = mesh.routes_by_virtual_service.get(cx, name);
-    let mut sources: Vec<(&RouteKey, &AttachedRoute, &Contribution)> = routes
-        .flat_map(|(key, route)| {
-            let own = route.contributions_to(name).iter();
-            own.map(move |one| (key, &**route, one))
-        })
-        .collect();
-    sources.sort_by_key(|(_, route, _)| (route.meta.creation, route.meta.namespace(), route.meta.name()));
+    let sources = sources(cx, mesh, name);
     let (_, oldest, first) = *sources.first()?;
     let mut spec = VirtualService {
         hosts: vec![first.host.clone()],
@@ -62,6 +57,62 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
         spec,
         status: None,
     })
+}
+
+/// Returns the number of routes of each namespace in a VirtualService made from routes of several namespaces; nothing
+/// for any other one.
+pub fn routes_by_namespace(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> BTreeMap<Namespace, u64> {
+    let (name, mut numbers) = (merged_name(object), BTreeMap::new());
+    let merged = mesh.converted_virtual_services.get(cx, &name);
+    if merged.is_none_or(|merged| merged.meta.key != *object) {
+        return numbers;
+    }
+    for (_, route, contribution) in sources(cx, mesh, &name) {
+        *numbers.entry(route.meta.namespace().clone()).or_default() += contribution.http().len() as u64;
+    }
+    if numbers.len() == 1 {
+        numbers.clear();
+    }
+    numbers
+}
+
+/// Returns the routes of a merged VirtualService without those of some namespaces.
+pub fn routes_without(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    object: &ObjectKey,
+    refused: &BTreeSet<Namespace>,
+) -> Vec<HttpRoute> {
+    let sources = sources(cx, mesh, &merged_name(object)).into_iter();
+    let kept = sources.filter(|(_, route, _)| !refused.contains(route.meta.namespace()));
+    let routes = kept.flat_map(|(.., contribution)| contribution.http());
+    let mut routes: Vec<HttpRoute> = routes.cloned().collect();
+    sort_http(&mut routes);
+    routes
+}
+
+/// Returns the name of a VirtualService that routes of several namespaces may be merged into.
+fn merged_name(object: &ObjectKey) -> ConvertedName {
+    ConvertedName {
+        namespace: Namespace::default(),
+        name: object.name.clone(),
+    }
+}
+
+/// A route with one of its contributions.
+type Source<'a> = (&'a RouteKey, &'a AttachedRoute, &'a Contribution);
+
+/// Returns the contributions to a VirtualService, oldest route first.
+fn sources<'a>(cx: &Cx, mesh: &'a MeshSnapshot, name: &ConvertedName) -> Vec<Source<'a>> {
+    let routes = mesh.routes_by_virtual_service.get(cx, name);
+    let mut sources: Vec<Source<'a>> = routes
+        .flat_map(|(key, route)| {
+            let own = route.contributions_to(name).iter();
+            own.map(move |one| (key, &**route, one))
+        })
+        .collect();
+    sources.sort_by_key(|(_, route, _)| (route.meta.creation, route.meta.namespace(), route.meta.name()));
+    sources
 }
 
 fn parent_text(key: &RouteKey) -> String {

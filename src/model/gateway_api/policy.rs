@@ -48,6 +48,63 @@ pub struct PolicyKey {
 /// Namespace, kind and name of a policy's target.
 pub type TargetKey = (Namespace, SmolStr, SmolStr);
 
+/// Key of [`OldestTlsPolicies`]: a reference to a target as BackendTLSPolicies of a namespace write it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TlsTarget {
+    /// Namespace of the policies.
+    pub namespace: Namespace,
+    /// Group.
+    pub group: SmolStr,
+    /// Kind.
+    pub kind: SmolStr,
+    /// Name.
+    pub name: SmolStr,
+    /// Name of a port, if the policy is restricted to that.
+    pub section: Option<SmolStr>,
+}
+
+impl TlsTarget {
+    fn new(namespace: &Namespace, target: &TargetReference) -> Self {
+        Self {
+            namespace: namespace.clone(),
+            group: target.group.clone(),
+            kind: target.kind.clone(),
+            name: target.name.clone(),
+            section: target.section_name.clone(),
+        }
+    }
+}
+
+/// The oldest BackendTLSPolicies of a target. Each of its many policies depends on these alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OldestTlsPolicies {
+    /// The oldest one.
+    pub first: RankedPolicy,
+    /// The oldest one with another identity, if there is one.
+    pub other: Option<RankedPolicy>,
+}
+
+/// A policy as it competes with others of its namespace. The fields are in the order of their precedence.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RankedPolicy {
+    /// Creation time.
+    pub creation: i64,
+    /// Name.
+    pub name: SmolStr,
+    /// Identity; empty for a policy from a file.
+    pub uid: SmolStr,
+}
+
+impl RankedPolicy {
+    fn of(policy: &Config<BackendTlsPolicy>) -> Self {
+        Self {
+            creation: policy.meta.creation,
+            name: policy.meta.name().clone(),
+            uid: policy.spec.uid.clone(),
+        }
+    }
+}
+
 /// A host of a policy's target.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Backend {
@@ -93,12 +150,23 @@ pub fn candidates(inputs: &Inputs) -> Vec<PolicyKey> {
 }
 
 /// Emits the targets of a BackendTLSPolicy.
-pub fn targets(key: &ObjectKey, row: &Config<BackendTlsPolicy>, emit: &mut dyn FnMut(TargetKey)) {
+pub fn targets(key: &ObjectKey, row: &Config<BackendTlsPolicy>, emit: &mut dyn FnMut(TlsTarget)) {
     if !is_ignored(&row.meta) {
         for target in &row.spec.target_refs {
-            emit((key.namespace.clone(), target.kind.clone(), target.name.clone()));
+            emit(TlsTarget::new(&key.namespace, target));
         }
     }
+}
+
+/// Derives the oldest policies of a target.
+pub fn oldest(cx: &Cx, mesh: &MeshSnapshot, target: &TlsTarget) -> Option<OldestTlsPolicies> {
+    let ranked = || {
+        let policies = mesh.tls_policies_by_target.get(cx, target);
+        policies.map(|(_, policy)| RankedPolicy::of(policy))
+    };
+    let first = ranked().min()?;
+    let other = ranked().filter(|policy| policy.uid != first.uid).min();
+    Some(OldestTlsPolicies { first, other })
 }
 
 /// Emits the hosts that a policy applies to.
@@ -163,20 +231,15 @@ pub(super) fn precedence(
     policy: &Config<BackendTlsPolicy>,
     target: &TargetReference,
 ) -> Option<SmolStr> {
-    let key = (
-        policy.meta.namespace().clone(),
-        target.kind.clone(),
-        target.name.clone(),
-    );
-    let rivals = mesh.tls_policies_by_target.get(cx, &key);
-    let rivals = rivals.filter(|(_, rival)| {
-        let is_other = rival.spec.uid != policy.spec.uid;
-        is_other && rival.spec.target_refs.contains(target)
-    });
-    let oldest = rivals
-        .map(|(_, rival)| (rival.meta.creation, rival.meta.name()))
-        .min()?;
-    (oldest < (policy.meta.creation, policy.meta.name())).then(|| oldest.1.clone())
+    let key = TlsTarget::new(policy.meta.namespace(), target);
+    let oldest = mesh.oldest_tls_policies.get(cx, &key)?;
+    let rival = if oldest.first.uid == policy.spec.uid {
+        oldest.other.as_ref()?
+    } else {
+        &oldest.first
+    };
+    let is_older = (rival.creation, &rival.name) < (policy.meta.creation, policy.meta.name());
+    is_older.then(|| rival.name.clone())
 }
 
 /// Returns the hosts of a target, or the reason why there are none, in the words of Istio's statuses.
@@ -319,14 +382,7 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
         return None;
     }
     let name = match backend.kind {
-        Kind::ServiceEntry => [
-            &backend.object.name,
-            "~",
-            &backend.host.replace('.', "-"),
-            "~",
-            CONVERTED,
-        ]
-        .concat(),
+        Kind::ServiceEntry => entry_rule_name(cx, mesh, backend),
         _ => [&backend.object.name, "~", CONVERTED].concat(),
     };
     let object = &backend.object;
@@ -347,6 +403,23 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
         },
         status: None,
     })
+}
+
+/// Returns the name of the rule of a ServiceEntry's host. In Istio it contains the host with dashes, which `a.b` and
+/// `a-b` have in common. The first of such hosts has that name, and those of the others contain the host itself: each
+/// has a dot where an earlier one has a dash, so no host with dashes is equal to it.
+fn entry_rule_name(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> String {
+    let dashed = |host: &str| host.replace('.', "-");
+    let usual = dashed(&backend.host);
+    let entry = mesh.service_entries.get(cx, &backend.object);
+    let mut hosts = entry.into_iter().flat_map(|entry| &entry.spec.hosts);
+    let is_taken = hosts.any(|host| host.as_str() < backend.host.as_str() && dashed(host) == usual);
+    let host = if is_taken {
+        backend.host.as_str()
+    } else {
+        usual.as_str()
+    };
+    format!("{}~{host}~{CONVERTED}", backend.object.name)
 }
 
 /// Applies the settings of a policy, unless an older one has set them. Returns false if an older one has set those of
@@ -398,3 +471,6 @@ fn port(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend, name: &SmolStr) -> Opti
     let mut ports = entry.spec.ports.iter();
     ports.find(|port| port.name == **name).map(|port| port.number)
 }
+
+#[cfg(test)]
+mod tests;

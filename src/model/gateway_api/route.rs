@@ -66,6 +66,16 @@ pub struct Contribution {
     pub rules: Rules,
 }
 
+impl Contribution {
+    /// Returns the rules for requests.
+    pub fn http(&self) -> &[HttpRoute] {
+        match &self.rules {
+            Rules::Http(rules) => rules,
+            Rules::Tls(_) | Rules::Tcp(_) => &[],
+        }
+    }
+}
+
 /// Converted rules.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rules {

@@ -4,7 +4,9 @@ use crate::{
         Change, Installation, World,
         fixture::{CLUSTER, config, folder},
         inputs::Row,
+        service::ServiceKey,
         snapshot::MeshSnapshot,
+        virtual_service::VirtualService,
     },
     proto::istio::networking::v1alpha3 as networking,
 };
@@ -16,6 +18,8 @@ fn installation() -> Installation {
     features.pilot_max_routes_per_namespace = 150;
     features.pilot_max_subsets_per_object = 30;
     features.pilot_max_subsets_per_namespace = 50;
+    features.pilot_max_endpoints_per_object = 100;
+    features.pilot_max_endpoints_per_namespace = 150;
     installation
 }
 
@@ -167,6 +171,191 @@ fn r21_requests_to_surplus_hosts_are_refused() {
     world.commit(vec![Change::Remove(Kind::VirtualService, large.clone())]);
     assert_eq!(served(&world.snapshot(), &surplus), None);
     assert!(messages(&world.snapshot()).is_empty());
+}
+
+/// Returns an HTTPRoute for `shop.example` with a number of matches.
+fn http_route(name: &str, age: i64, matches: usize) -> String {
+    let (namespace, short) = name.split_once('/').expect("namespace/name");
+    let path = |number| format!("{{path: {{type: Exact, value: /{short}/{number}}}}}");
+    let matches: Vec<String> = (0..matches).map(path).collect();
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\n\
+         metadata: {{name: {short}, namespace: {namespace}, creationTimestamp: \"2026-01-01T00:00:0{age}Z\"}}\n\
+         spec:\n  parentRefs: [{{name: edge, namespace: gw}}]\n  hostnames: [shop.example]\n  \
+         rules: [{{matches: [{}], backendRefs: [{{name: web, port: 80}}]}}]\n---\n",
+        matches.join(", ")
+    )
+}
+
+/// Returns a Gateway that takes routes of all namespaces, and a Service for the routes of `a` and of `b`.
+fn shared_gateway() -> String {
+    let service = |namespace: &str| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: web, namespace: {namespace}}}\n\
+             spec: {{ports: [{{name: http, port: 80}}]}}\n---\n"
+        )
+    };
+    let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: edge, namespace: gw}\n\
+                   spec:\n  gatewayClassName: istio\n  listeners:\n  - {name: web, port: 80, protocol: HTTP, \
+                   allowedRoutes: {namespaces: {from: All}}}\n---\n";
+    [gateway, &service("a"), &service("b")].concat()
+}
+
+/// Returns the rows for `shop.example`: the namespace, the number of routes, and true if it refuses requests.
+fn shop(mesh: &MeshSnapshot) -> Vec<(String, usize, bool)> {
+    let cx = Cx::untracked();
+    let rows = mesh.virtual_services.iter(&cx);
+    let rows = rows.filter(|(_, row)| row.spec.hosts == ["shop.example"]);
+    let summary = |(key, row): (&ObjectKey, &Shared<VirtualService>)| {
+        (
+            key.namespace.to_string(),
+            row.spec.http.len(),
+            surplus_of(key).is_some(),
+        )
+    };
+    rows.map(summary).collect()
+}
+
+#[test]
+fn r21_routes_use_the_limit_of_their_own_namespace() {
+    let changes = |texts: &[String]| {
+        let rows = folder(&installation(), &[("a.yaml", &texts.concat())]);
+        rows.into_iter().map(Change::Upsert).collect()
+    };
+    let mut world = world(Vec::new());
+    let of_b = |count| http_route("b/one", 2, count);
+    world.commit(changes(&[shared_gateway(), http_route("a/first", 1, 30), of_b(60)]));
+    world.commit(vec![Change::Upsert(virtual_service("a/plain", 9, 2, 40))]);
+    let applied = |routes: usize| vec![("a".to_owned(), routes, false)];
+    let check = |world: &World, expected: &[(String, usize, bool)]| {
+        let mesh = world.snapshot();
+        assert_eq!(shop(&mesh), expected);
+        assert_eq!(served(&mesh, &key("a/plain")), Some((2, 40)));
+    };
+    check(&world, &applied(90));
+    assert!(messages(&world.snapshot()).is_empty());
+
+    // Beyond the limit of an object.
+    world.commit(changes(&[http_route("b/two", 3, 60)]));
+    check(&world, &applied(30));
+    let [message] = messages(&world.snapshot()).try_into().expect("one finding");
+    let expected = "spec.http: the routes of namespaces b do not apply: they exceed the limit of 100 for one host \
+                    (PILOT_MAX_ROUTES_PER_OBJECT), or that of 150 for all (PILOT_MAX_ROUTES_PER_NAMESPACE)";
+    assert!(message.ends_with(expected), "{message}");
+    world.commit(vec![Change::Remove(Kind::HttpRoute, key("b/two"))]);
+    check(&world, &applied(90));
+
+    // Beyond the limit of the namespace.
+    world.commit(vec![Change::Upsert(virtual_service("b/older", 0, 2, 50))]);
+    check(&world, &applied(30));
+    world.commit(changes(&[of_b(20)]));
+    check(&world, &applied(50));
+
+    // Nothing is left, so that no wildcard host answers.
+    world.commit(changes(&[http_route("a/first", 1, 101), of_b(101)]));
+    check(&world, &[("a".to_owned(), 1, true)]);
+}
+
+fn entry(name: &str, age: i64, counts: [u8; 3], endpoints: u8) -> Row {
+    config(Kind::ServiceEntry, name, age, entry_spec(name, counts, endpoints)).into()
+}
+
+/// Returns a ServiceEntry with these numbers of hosts, addresses and ports, and of endpoints.
+fn entry_spec(name: &str, [hosts, addresses, ports]: [u8; 3], endpoints: u8) -> networking::ServiceEntry {
+    let port = |number: u8| networking::ServicePort {
+        number: 8000 + u32::from(number),
+        name: format!("tcp-{number}"),
+        protocol: "TCP".to_owned(),
+        ..Default::default()
+    };
+    let endpoint = |number: u8| networking::WorkloadEntry {
+        address: format!("10.2.0.{number}"),
+        ..Default::default()
+    };
+    let mut spec = networking::ServiceEntry {
+        hosts: (0..hosts)
+            .map(|host| format!("h{host}.{name}").replace('/', "."))
+            .collect(),
+        addresses: (0..addresses).map(|address| format!("10.1.0.{address}")).collect(),
+        ports: (0..ports).map(port).collect(),
+        endpoints: (0..endpoints).map(endpoint).collect(),
+        ..Default::default()
+    };
+    spec.set_resolution(networking::service_entry::Resolution::Static);
+    spec
+}
+
+/// Returns the numbers of services and endpoints of each host of the entry `a/NAME`.
+fn produced(mesh: &MeshSnapshot, name: &str, hosts: u8) -> Vec<(usize, usize)> {
+    let cx = Cx::untracked();
+    let of_host = |host: u8| {
+        let key = ServiceKey {
+            hostname: format!("h{host}.a.{name}").into(),
+            namespace: "a".into(),
+        };
+        let endpoints = mesh.endpoints.get(&cx, &key);
+        (
+            mesh.services.get(&cx, &key).map_or(0, |service| service.all().count()),
+            endpoints.map_or(0, |row| row.endpoints.len()),
+        )
+    };
+    (0..hosts).map(of_host).collect()
+}
+
+#[test]
+fn r21_surplus_hosts_of_entries_are_no_services() {
+    let mesh = mesh(vec![
+        entry("a/large", 1, [3, 2, 2], 9),
+        entry("a/small", 2, [1, 2, 2], 4),
+    ]);
+    // Each host has two addresses with two ports, and nine endpoints for each of these.
+    assert_eq!(produced(&mesh, "large", 3), [(2, 36), (2, 36), (0, 0)]);
+    assert_eq!(produced(&mesh, "small", 1), [(2, 16)]);
+    let [message] = messages(&mesh).try_into().expect("one finding");
+    assert_eq!(
+        message,
+        "ServiceEntry a/large: spec.hosts: 120 endpoints of all hosts exceed the limit of 100 \
+         (PILOT_MAX_ENDPOINTS_PER_OBJECT); the first 2 hosts apply, the others are unknown to proxies"
+    );
+}
+
+#[test]
+fn r21_older_entries_use_the_limit_of_a_namespace_first() {
+    let rows = || vec![entry("a/second", 2, [1, 2, 4], 10), entry("a/first", 1, [1, 2, 4], 9)];
+    let expected = [[(2, 72)], [(0, 0)]];
+    let found = |mesh: &MeshSnapshot| ["first", "second"].map(|name| produced(mesh, name, 1));
+    assert_eq!(found(&mesh(rows())), expected);
+    // One at a time, in another order.
+    let mut world = world(Vec::new());
+    for row in rows() {
+        world.commit(vec![Change::Upsert(row)]);
+    }
+    assert_eq!(found(&world.snapshot()), expected);
+    world.commit(vec![Change::Remove(Kind::ServiceEntry, key("a/first"))]);
+    assert_eq!(produced(&world.snapshot(), "second", 1), [(2, 80)]);
+    assert!(messages(&world.snapshot()).is_empty());
+}
+
+#[test]
+fn r21_selected_workloads_count_as_endpoints() {
+    let workload = |number: u8| -> Row {
+        let spec = networking::WorkloadEntry {
+            address: format!("10.3.0.{number}"),
+            labels: [("app".to_owned(), "w".to_owned())].into(),
+            ..Default::default()
+        };
+        config(Kind::WorkloadEntry, &format!("a/w{number}"), 1, spec).into()
+    };
+    let mut spec = entry_spec("a/chosen", [1, 5, 5], 0);
+    spec.workload_selector = Some(networking::WorkloadSelector {
+        labels: [("app".to_owned(), "w".to_owned())].into(),
+    });
+    let mut rows: Vec<Row> = (1..=3).map(workload).collect();
+    rows.push(config(Kind::ServiceEntry, "a/chosen", 1, spec).into());
+    let mut world = world(rows);
+    assert_eq!(produced(&world.snapshot(), "chosen", 1), [(5, 75)]);
+    world.commit(vec![Change::Upsert(workload(4))]);
+    assert_eq!(produced(&world.snapshot(), "chosen", 1), [(0, 0)]);
 }
 
 #[test]

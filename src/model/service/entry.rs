@@ -33,9 +33,33 @@ pub(in crate::model) fn entries<'a>(
     entries.into_iter().map(|(_, entry)| entry).collect()
 }
 
+/// Returns those of the [`entries`] that apply to the host: their limit may cut it off.
+pub(in crate::model) fn applied<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    key: &ServiceKey,
+) -> Vec<&'a Shared<Config<ServiceEntry>>> {
+    let mut entries = entries(cx, mesh, key);
+    entries.retain(|entry| applies(cx, mesh, entry, &key.hostname));
+    entries
+}
+
+/// Returns true if an entry applies to one of its hosts.
+pub(in crate::model) fn applies(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<ServiceEntry>, host: &Hostname) -> bool {
+    let kept = mesh.kept_hosts(cx, &entry.meta.key);
+    kept.is_none_or(|kept| {
+        entry
+            .spec
+            .hosts
+            .iter()
+            .take(kept)
+            .any(|one| Hostname::new(one) == *host)
+    })
+}
+
 /// Returns the services of the entries, oldest first. Invalid addresses have none.
 pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Service> {
-    let entries = entries(cx, mesh, key);
+    let entries = applied(cx, mesh, key);
     let classes = merge_classes(mesh, &entries);
     let mut services = Vec::new();
     for (entry, merge_class) in entries.into_iter().zip(classes) {

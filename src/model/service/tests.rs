@@ -254,6 +254,19 @@ fn export_to_defaults_to_the_mesh_config() {
 }
 
 #[test]
+fn empty_elements_of_export_to_name_no_namespace() {
+    let own = Namespace::new("default");
+    let read = |written: &[&str], default: &[&str]| {
+        let texts = |list: &[&str]| list.iter().map(|text| (*text).to_owned()).collect::<Vec<String>>();
+        export::read(&texts(written), &texts(default), &own)
+    };
+    let named = ExportTo::Namespaces([Namespace::new("b")].into());
+    assert_eq!(read(&["b", ""], &[]), named);
+    assert_eq!(read(&["", ""], &["b"]), ExportTo::None, "not the default");
+    assert_eq!(read(&[], &[""]), ExportTo::None);
+}
+
+#[test]
 fn load_balancers_and_nodes_give_external_addresses() {
     let node = |name: &str, ip: &str, zone: &str| {
         let object = json!({"metadata": {"name": name, "labels": {"zone": zone}},

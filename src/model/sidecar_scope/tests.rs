@@ -280,3 +280,27 @@ fn namespaces_with_another_view_are_exceptions() {
     }
     assert_eq!(sidecar_key("shop", "shop/one").common(), None);
 }
+
+#[test]
+fn empty_elements_of_export_lists_name_no_namespace() {
+    let service = |name: &str, export_to: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\n\
+             metadata: {{name: {name}, namespace: data, annotations: {{networking.istio.io/exportTo: '{export_to}'}}}}\n\
+             spec: {{clusterIP: 10.0.0.6, ports: [{{name: http, port: 80}}]}}\n"
+        )
+    };
+    let world = world(&[service("trailing", "shop,"), service("nobody", ",")].concat());
+    let (cx, mesh, pool) = (Cx::untracked(), world.snapshot(), ScopePool::default());
+    let sees = |scope: &SidecarScope, name: &str| scope.service(&format!("{name}.data.svc.cluster.local")).is_some();
+    for of in [ScopeKey::Default as fn(Namespace) -> ScopeKey, ScopeKey::Gateway] {
+        let shop = computed(&world, &of("shop".into()));
+        assert!(sees(&shop, "trailing") && !sees(&shop, "nobody"));
+        let other = of("other".into());
+        let common = other.common().expect("a scope without a Sidecar");
+        let common = CommonScope::of(&cx, &mesh, &common, &pool).expect("a scope");
+        let scope = common.all(&other).expect("the namespace is no exception");
+        assert!(!sees(&scope, "trailing") && !sees(&scope, "nobody"));
+        assert!(sees(&scope, "db"));
+    }
+}

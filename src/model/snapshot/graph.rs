@@ -29,7 +29,7 @@ use crate::model::{
     gateway_api::{
         self,
         listener::{ListenerOwner, Listeners, conflict::Conflicts},
-        policy::{Backend, BackendPolicies, PolicyKey, TargetKey},
+        policy::{Backend, BackendPolicies, OldestTlsPolicies, PolicyKey, TlsTarget},
         route::{AttachedRoute, ConvertedName, RouteKey},
         used_pool::UsedPool,
     },
@@ -226,6 +226,7 @@ macro_rules! update {
         $($graph.$to.remove($tx, $graph.$b.writer(), $key);)+
         $graph.$to.put($tx, &$inputs.$a, $key);
         $($graph.$to.put($tx, $graph.$b.writer(), $key);)+
+        $graph.$to.check($inputs.$a.table().len() $(+ $graph.$b.table().len())+);
     }};
     (table $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident $source:tt $derive:expr) => {{
         let candidates = candidates!($graph, $inputs, $mesh, $source);
@@ -253,7 +254,21 @@ fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
     table.changes().iter().map(|(key, ..)| key.clone()).collect()
 }
 
-/// Returns the changed objects whose output may be above that of small ones.
+/// Returns the changed ServiceEntries whose output may be above that of small ones.
+fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
+    let entries = inputs.service_entries.changes().iter();
+    let entries = entries.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|entry| endpoint::may_be_large(&entry.spec))
+    });
+    let keys = entries.map(|(object, ..)| DemandKey {
+        kind: Kind::ServiceEntry,
+        object: object.clone(),
+    });
+    keys.collect()
+}
+
+/// Returns the changed DestinationRules and VirtualServices whose output may be above that of small ones.
 fn large_objects(graph: &Graph) -> Vec<DemandKey> {
     let rules = graph.raw_destination_rules.writer().changes().iter();
     let rules = rules.filter(|(_, old, new)| {
@@ -285,6 +300,7 @@ fn if_ambient<K>(mesh: &MeshSnapshot, keys: impl FnOnce() -> Vec<K>) -> Vec<K> {
 fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
     match key.kind {
         Kind::DestinationRule => destination_rule::demand(cx, mesh, &key.object),
+        Kind::ServiceEntry => endpoint::demand(cx, mesh, &key.object),
         _ => virtual_service::demand(cx, mesh, &key.object),
     }
 }
@@ -450,6 +466,15 @@ graph! {
     /// Workloads by address.
     index workloads_by_address (SmolStr, WorkloadKey, Workload)
         from (workloads) = |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
+    /// ServiceEntries that produce more than small ones.
+    table entry_demands (DemandKey, Demand) from (with |_, inputs, _| large_entries(inputs)) = demand;
+    /// ServiceEntries that produce more than small ones, by namespace.
+    index entry_demands_by_namespace ((Kind, Namespace), DemandKey, Demand)
+        from (entry_demands) = output_limit::namespace_key;
+    /// ServiceEntries that do not apply because those of their namespace produce too much.
+    table refused_entries ((Kind, Namespace), RefusedObjects)
+        from (with |graph, _, _| graph.entry_demands_by_namespace.changed().iter().cloned().collect()) =
+            output_limit::refused;
     /// Addresses computed for ServiceEntries without one, as a whole.
     table auto_allocation ((), AutoAllocation) from (once) = auto_allocation::allocation;
     /// Addresses computed for each service.
@@ -508,8 +533,12 @@ graph! {
         from (with |graph, _, _| graph.routes_by_virtual_service.changed().iter().cloned().collect()) =
             gateway_api::merge::virtual_service;
     /// BackendTLSPolicies by their targets.
-    index tls_policies_by_target (TargetKey, ObjectKey, Config<api::gateway_api::BackendTlsPolicy>)
+    index tls_policies_by_target (TlsTarget, ObjectKey, Config<api::gateway_api::BackendTlsPolicy>)
         from (inputs.backend_tls_policies) = gateway_api::policy::targets;
+    /// The oldest BackendTLSPolicies of each target.
+    table oldest_tls_policies (TlsTarget, OldestTlsPolicies)
+        from (with |graph, _, _| graph.tls_policies_by_target.changed().iter().cloned().collect()) =
+            gateway_api::policy::oldest;
     /// Policies of the Gateway API with their targets.
     table backend_policies (PolicyKey, BackendPolicies)
         from (with |_, inputs, _| gateway_api::policy::candidates(inputs)) = gateway_api::policy::policies;
@@ -526,6 +555,12 @@ graph! {
     index ingresses_by_host (SmolStr, ObjectKey, ServedIngress) from (served_ingresses) = ingress::hosts;
     /// Gateways made from Ingresses.
     table ingress_gateways (ObjectKey, Config<networking::Gateway>) from (served_ingresses) = ingress::gateway;
+    /// Names that Istio gives to the VirtualServices made from Ingresses, by host.
+    table ingress_names (SmolStr, ObjectKey)
+        from (with |graph, _, _| graph.ingresses_by_host.changed().iter().cloned().collect()) = ingress::usual_name;
+    /// Hosts of Ingresses by these names.
+    index ingress_hosts_by_name (ObjectKey, SmolStr, ObjectKey)
+        from (ingress_names) = |_, name, emit| emit(name.clone());
     /// VirtualServices made from Ingresses, by host.
     table ingress_virtual_services (SmolStr, Config<networking::VirtualService>)
         from (with |graph, _, _| graph.ingresses_by_host.changed().iter().cloned().collect()) =
@@ -695,11 +730,11 @@ graph! {
     table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
     /// Gateways prepared for merging.
     table declared_gateways (ObjectKey, DeclaredGateway) from (gateways) = gateway::declared;
-    /// Objects that produce more than small ones.
+    /// DestinationRules and VirtualServices that produce more than small ones.
     table demands (DemandKey, Demand) from (with |graph, _, _| large_objects(graph)) = demand;
-    /// Objects that produce more than small ones, by kind and namespace.
+    /// DestinationRules and VirtualServices that produce more than small ones, by kind and namespace.
     index demands_by_namespace ((Kind, Namespace), DemandKey, Demand) from (demands) = output_limit::namespace_key;
-    /// Objects that do not apply because those of their namespace produce too much.
+    /// DestinationRules and VirtualServices that do not apply because those of their namespace produce too much.
     table refused_objects ((Kind, Namespace), RefusedObjects)
         from (with |graph, _, _| graph.demands_by_namespace.changed().iter().cloned().collect()) =
             output_limit::refused;

@@ -1,5 +1,7 @@
 //! The output of a VirtualService, and the row that refuses its surplus.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use super::{MESH_GATEWAY, Resolver, Semantics, VirtualService, delegate};
 use crate::{
     api::{Config, Kind},
@@ -7,6 +9,7 @@ use crate::{
     model::{
         MeshSnapshot,
         gateway::DeclaredServer,
+        gateway_api::merge,
         output_limit::{self, Demand, Limits, SMALL},
     },
     proto::istio::networking::v1alpha3::{
@@ -55,17 +58,29 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
         let delegate = super::delegate_of(cx, mesh, key, route);
         delegate.map_or(0, |delegate| delegate::number(route, &delegate.spec.http))
     };
-    let entries = Entries::of(&raw.spec, delegated);
     let places = Places::of(cx, mesh, raw, &spec);
     let limit = Limits::of(mesh, Kind::VirtualService).object;
     let collapses = mesh.installation.features.pilot_enable_route_collapse_optimization;
-    let output = places.output(&spec.hosts, entries, collapses, limit);
-    (output.declared > SMALL).then(|| Demand {
+    let output = |entries| places.output(&spec.hosts, entries, collapses, limit);
+    let whole = output(Entries::of(&raw.spec, delegated));
+    if whole.declared <= SMALL {
+        return None;
+    }
+    let numbers = match super::semantics_of(&raw.meta) {
+        Semantics::Gateway => merge::routes_by_namespace(cx, mesh, key),
+        Semantics::Istio | Semantics::Ingress => BTreeMap::new(),
+    };
+    let share = |number| output(Entries::of_requests(number)).declared;
+    Some(Demand {
         meta: raw.meta.clone(),
-        declared: output.declared,
-        applied: output.applied,
+        declared: whole.declared,
+        applied: whole.applied,
         parts: spec.hosts.len(),
-        kept: output.kept,
+        kept: whole.kept,
+        shares: numbers
+            .into_iter()
+            .map(|(namespace, number)| (namespace, share(number)))
+            .collect(),
     })
 }
 
@@ -88,6 +103,10 @@ impl Entries {
             tls: spec.tls.iter().map(|route| route.r#match.len() as u64).sum(),
             tcp: spec.tcp.iter().map(|route| route.r#match.len().max(1) as u64).sum(),
         }
+    }
+
+    fn of_requests(http: u64) -> Self {
+        Self { http, tls: 0, tcp: 0 }
     }
 
     /// Returns the number of routes of connections. Part of a list of these cannot be refused alone.
@@ -189,7 +208,13 @@ pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<V
     let kept = large.then(|| output_limit::kept(cx, mesh, Kind::VirtualService, object));
     let kept = kept.flatten();
     match (surplus_of.is_some(), kept) {
-        (false, None) => super::resolved(cx, mesh, object, raw),
+        (false, None) => {
+            let refused = large.then(|| output_limit::refused_namespaces(cx, mesh, object));
+            match refused.filter(|refused| !refused.is_empty()) {
+                None => super::resolved(cx, mesh, object, raw),
+                Some(refused) => super::resolved(cx, mesh, object, &without(cx, mesh, raw, &refused)),
+            }
+        }
         (true, None) => None,
         (false, Some(0)) => None,
         (false, Some(kept)) => {
@@ -205,6 +230,25 @@ pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<V
             refuse(&mut row);
             Some(row)
         }
+    }
+}
+
+/// Returns a merged VirtualService without the routes of some namespaces.
+fn without(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    raw: &Config<networking::VirtualService>,
+    refused: &BTreeSet<Namespace>,
+) -> Config<networking::VirtualService> {
+    Config {
+        meta: raw.meta.clone(),
+        spec: networking::VirtualService {
+            hosts: raw.spec.hosts.clone(),
+            gateways: raw.spec.gateways.clone(),
+            http: merge::routes_without(cx, mesh, &raw.meta.key, refused),
+            ..Default::default()
+        },
+        status: None,
     }
 }
 

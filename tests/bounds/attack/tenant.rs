@@ -13,6 +13,10 @@ const RULES: usize = 21;
 /// The numbers of servers and of TLS routes.
 const SERVERS: usize = 256;
 const ROUTES: usize = 256;
+/// The numbers of addresses, ports and endpoints of a ServiceEntry.
+const ADDRESSES: usize = 256;
+const PORTS: usize = 256;
+const ENDPOINTS: usize = 4096;
 
 /// The file that the tenant writes.
 const FILE: &str = "tenant.yaml";
@@ -78,6 +82,26 @@ pub(super) async fn many_chains(target: Target) {
         )
     });
     tokio::join!(connects, writes);
+}
+
+/// A ServiceEntry whose endpoints count for each of its ports and addresses. Its host changes every second.
+pub(super) async fn many_endpoints(target: Target) {
+    rewrite(&target.mesh, |round| {
+        let list = |count: usize, item: &dyn Fn(usize) -> String| (0..count).map(item).collect::<Vec<_>>().join(", ");
+        let addresses = list(ADDRESSES, &|address| format!("10.98.0.{address}"));
+        let ports = list(PORTS, &|port| {
+            format!("{{number: {}, name: tcp-{port}, protocol: TCP}}", 20_000 + port)
+        });
+        let endpoints = list(ENDPOINTS, &|endpoint| {
+            format!("{{address: 10.99.{}.{}}}", endpoint / 256, endpoint % 256)
+        });
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: t, namespace: tenant}}\n\
+             spec: {{hosts: [r{round}.example], resolution: STATIC, addresses: [{addresses}], ports: [{ports}], \
+             endpoints: [{endpoints}]}}\n"
+        )
+    })
+    .await;
 }
 
 /// Writes the objects of each round.

@@ -52,8 +52,12 @@ fn matches(policy: &Authorization, connection: &Connection) -> bool {
     policy.groups.iter().any(|group| group.rules.iter().all(rule))
 }
 
-/// All clauses of a match must be met. A clause lists alternatives.
+/// All clauses of a match must be met. A clause lists alternatives. A match without clauses is skipped, as in ztunnel's
+/// src/rbac.rs.
 fn is_met(one: &Match, connection: &Connection) -> bool {
+    if *one == Match::default() {
+        return false;
+    }
     let principal = connection.source.as_deref().and_then(|id| id.strip_prefix("spiffe://"));
     let principal = principal.unwrap_or_default();
     let parts: Vec<&str> = principal.split('/').collect();

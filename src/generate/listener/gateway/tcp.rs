@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use smol_str::{SmolStr, StrExt};
+
 use super::{ListenerBuilder, REJECTED, TcpServer};
 use crate::{
     generate::{
@@ -30,17 +32,18 @@ const MESH_ALPNS: &[&str] = &[
     "istio-h2",
 ];
 
-/// Server names that passthrough chains of a listener already match.
+/// Server names that passthrough chains of a listener already match, in lower case.
 #[derive(Default)]
-pub(super) struct TakenNames(BTreeSet<String>);
+pub(super) struct TakenNames(BTreeSet<SmolStr>);
 
 impl TakenNames {
     /// Adds names together; returns false if one exists.
     fn take(&mut self, names: &[String]) -> bool {
+        let names: Vec<SmolStr> = names.iter().map(|name| name.to_ascii_lowercase_smolstr()).collect();
         if names.iter().any(|name| self.0.contains(name)) {
             return false;
         }
-        self.0.extend(names.iter().cloned());
+        self.0.extend(names);
         true
     }
 }

@@ -1,6 +1,6 @@
 //! One outbound listener of a sidecar, built from the service ports that share it.
 
-use std::{collections::BTreeSet, ops::Deref};
+use std::ops::Deref;
 
 use smol_str::SmolStr;
 
@@ -18,7 +18,9 @@ use crate::{
             tcp::plain_proxy,
         },
         listener::{
-            filter_chain::{Chain, RAW_BUFFER, max_connections_per_event, plaintext_http_alpns},
+            filter_chain::{
+                Chain, RAW_BUFFER, Remainder, TakenMatches, max_connections_per_event, plaintext_http_alpns,
+            },
             inspector::{http_inspector, tls_inspector},
         },
         name,
@@ -143,16 +145,18 @@ impl OutboundKey {
             key: self,
         };
         let mut chains: Vec<Chain> = Vec::new();
-        let mut taken = BTreeSet::new();
+        let mut taken = TakenMatches::default();
         for member in &self.services {
-            for chain in making.chains(member) {
-                if !taken.insert(chain.match_key()) {
+            for mut chain in making.chains(member) {
+                let remainder = taken.take(&mut chain);
+                if remainder != Remainder::Whole {
                     let host = member.service.as_ref().map_or("", |service| &service.key.hostname);
                     let detail = format!("{} rejected {host}", self.name());
                     making
                         .stack
                         .note("pilot_conflict_outbound_listener_tcp_over_current_tcp", detail);
-                } else {
+                }
+                if remainder != Remainder::Nothing {
                     chains.push(chain);
                 }
             }
