@@ -19,6 +19,7 @@ pub mod mcs_export;
 mod object_status;
 mod owned_object;
 pub mod refusal_events;
+mod revisions;
 pub mod root_cert;
 pub mod shadow_service;
 pub mod store;

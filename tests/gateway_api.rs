@@ -12,7 +12,7 @@ use istiod::{
     model::{
         Change, Installation, MeshSnapshot, World,
         features::Features,
-        gateway_api::status::{StatusKey, Statuses},
+        gateway_api::status::{Revisions, StatusKey, Statuses},
     },
     proto::json,
     table::Cx,
@@ -232,7 +232,7 @@ fn statuses(mesh: &Arc<MeshSnapshot>, input: &str) -> Result<Objects, Failed> {
         let (namespace, name) = (key.object.namespace.to_string(), key.object.name.to_string());
         (key.kind.name().to_owned(), namespace, name)
     };
-    let mut statuses = Statuses::new(BTreeSet::new());
+    let mut statuses = Statuses::new(Revisions::default());
     let changed = statuses.update(mesh, Vec::new());
     let written = changed.into_iter().filter(|key| Statuses::depend_on(key.kind));
     let written = written.filter_map(|key| {

@@ -1,14 +1,13 @@
 //! The steps, with their world and store.
 
 use std::any::Any;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
 use http_body::Body as _;
 use istiod::generate::store::{ConfigStore, ConnectionId, ProxyEvents, Serial, StoreUpdate};
 use istiod::generate::{EncodedResource, Proxy, ResourceSnapshot, ResourceType};
-use istiod::model::gateway_api::status::Statuses;
+use istiod::model::gateway_api::status::{Revisions, Statuses};
 use istiod::model::{Batch, Change, Installation, World, world::Commit};
 use istiod::proto::envoy::config::cluster::v3::Cluster;
 use istiod::proto::envoy::config::listener::v3::Listener;
@@ -298,7 +297,7 @@ impl RoutedMesh {
         world.commit(fixture::changes(&objects, None));
         let mut routed = Self {
             world,
-            statuses: Statuses::new(BTreeSet::new()),
+            statuses: Statuses::new(Revisions::default()),
             batch: Batch::new(),
             round: 0,
         };

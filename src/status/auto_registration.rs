@@ -102,7 +102,7 @@ pub async fn run(
 ) {
     let sweep = options.limits.grace * SWEEP;
     let controller = AutoRegistrationController {
-        writer: Writer::new(client, options, metrics),
+        writer: Writer::new(client, options, metrics, mesh.clone()),
         connections: BTreeMap::new(),
         groups: BTreeMap::new(),
         work_queue: KeyedWorkQueue::default(),

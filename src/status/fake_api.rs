@@ -22,6 +22,8 @@ struct State {
     version: u64,
     /// The number of requests to fail.
     failures: u32,
+    /// The number of requests by path.
+    requests: BTreeMap<String, usize>,
 }
 
 impl FakeApi {
@@ -55,6 +57,11 @@ impl FakeApi {
         self.state().failures = requests;
     }
 
+    /// Returns the number of requests for a path.
+    pub(super) fn requests(&self, path: &str) -> usize {
+        self.state().requests.get(path).copied().unwrap_or_default()
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,6 +89,7 @@ impl State {
     }
 
     fn answer(&mut self, method: &Method, path: &str, query: &str, body: Value) -> Result<Value, StatusCode> {
+        *self.requests.entry(path.to_owned()).or_default() += 1;
         if self.failures > 0 {
             self.failures -= 1;
             return Err(StatusCode::INTERNAL_SERVER_ERROR);

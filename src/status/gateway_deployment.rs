@@ -29,7 +29,7 @@ use tokio::{
 
 pub use self::metrics::Metrics;
 use self::{
-    facts::{Facts, Revisions},
+    facts::Facts,
     known::{Change, Event, Gateway, Key, Known, Owned},
     metrics::Outcome,
     write::{Applied, Written},
@@ -37,6 +37,7 @@ use self::{
 use super::{
     leader::{Election, Lock},
     owned_object::Owner,
+    revisions,
     store::resource,
     watching::Watches,
 };
@@ -47,7 +48,7 @@ use crate::{
         gateway::{self, GatewayObject, GatewayRequest, ObjectKind},
     },
     kube::watch::{WatchEvent, WatchTarget},
-    model::{features::Features, snapshot::MeshSnapshot},
+    model::{features::Features, gateway_api::status::Revisions, snapshot::MeshSnapshot},
     task,
 };
 
@@ -100,7 +101,8 @@ type Finished = (Key, Written);
 
 struct Controller {
     inputs: Inputs,
-    default_tag: watch::Receiver<SmolStr>,
+    /// The revisions that decide which Gateways this control plane deploys; `None` while unknown.
+    revisions: watch::Receiver<Option<Revisions>>,
     namespace: SmolStr,
     owner: Owner,
     /// Version of Kubernetes: 128 for 1.28.
@@ -130,18 +132,19 @@ struct Controller {
 impl Controller {
     fn new(election: &Election, inputs: Inputs) -> Self {
         let (sender, events) = mpsc::channel(QUEUE);
-        let mut default_tag = election.default_revision.clone();
-        default_tag.mark_changed();
+        let (out, revisions) = watch::channel(None);
+        let (watches, default_tag) = (inputs.watches.clone(), election.default_revision.clone());
+        let following = revisions::follow(watches, inputs.tags.clone(), default_tag, out);
         let mut inputs = inputs;
         inputs.mesh.mark_changed();
         Self {
-            default_tag,
+            revisions,
             namespace: election.namespace.clone(),
             owner: write::owner(&election.client, manager(&inputs)),
             version: 0,
             inputs,
             known: Known::default(),
-            watching: FuturesUnordered::new(),
+            watching: FuturesUnordered::from_iter([following.boxed()]),
             sender,
             events,
             facts: BTreeMap::new(),
@@ -200,13 +203,12 @@ impl Controller {
                     }
                     self.on_environment();
                 }
-                changed = self.inputs.tags.changed() => {
+                changed = self.revisions.changed() => {
                     if changed.is_err() {
                         return;
                     }
                     self.observe();
                 }
-                Ok(()) = self.default_tag.changed() => self.observe(),
                 Some(finished) = self.running.next() => self.on_finished(finished),
                 () = at(retry_at) => self.on_retry(),
             }
@@ -232,17 +234,6 @@ impl Controller {
             };
             self.open(owned, Owned::of, move |event| Event::Owned(kind, event));
         }
-        let validators = WatchTarget {
-            fields: Some(format!("metadata.name={}", known::DEFAULT_VALIDATOR)),
-            metadata_only: true,
-            ..WatchTarget::all(resource(
-                "admissionregistration.k8s.io",
-                "v1",
-                "ValidatingWebhookConfiguration",
-                "validatingwebhookconfigurations",
-            ))
-        };
-        self.open(validators, known::revision_of, Event::DefaultRevision);
     }
 
     fn open<T: Send + Sync + 'static>(
@@ -295,7 +286,6 @@ impl Controller {
                     let affected = self.known.reading(&key, &self.namespace);
                     self.pending.extend(affected);
                 }
-                Change::DefaultRevision => self.observe(),
             }
         }
     }
@@ -337,15 +327,8 @@ impl Controller {
     fn facts_of(&self, key: &Key) -> Option<Arc<Facts>> {
         let gateway = self.known.gateway(key)?;
         let mesh = self.inputs.mesh.borrow().clone();
-        let tags = self.inputs.tags.borrow();
-        let default_tag = self.default_tag.borrow();
-        let revisions = Revisions {
-            own: mesh.installation.revision.as_str(),
-            tags: tags.as_ref()?,
-            default_tag: default_tag.as_str(),
-            default_revision: self.known.default_revision()?,
-        };
-        Facts::of(&mesh, key, gateway, &revisions).map(Arc::new)
+        let revisions = self.revisions.borrow();
+        Facts::of(&mesh, key, gateway, revisions.as_ref()?).map(Arc::new)
     }
 
     fn on_environment(&mut self) {
@@ -412,7 +395,7 @@ impl Controller {
 
     /// Begins rounds, once all inputs are known, up to the limit.
     fn begin(&mut self) {
-        if !self.known.is_complete() || self.inputs.tags.borrow().is_none() {
+        if !self.known.is_complete() || self.revisions.borrow().is_none() {
             return;
         }
         let Some(injector) = self.inputs.injector.borrow().clone() else {

@@ -16,12 +16,13 @@ pub use super::object_status::ServedKinds;
 use super::{
     leader::{Election, Lock},
     object_status::{self, Observed, Writer, is_equal},
+    revisions,
     watching::Watches,
 };
 use crate::{
     api::Kind,
     model::{
-        gateway_api::status::{Content, StatusKey, Statuses, Written},
+        gateway_api::status::{Content, Revisions, StatusKey, Statuses, Written},
         snapshot::MeshSnapshot,
     },
 };
@@ -51,26 +52,39 @@ pub async fn run(election: &Election, inputs: Inputs) {
         .run(lock, |token| {
             let (election, inputs) = (election.clone(), inputs.clone());
             async move {
+                let default_tag = election.default_revision.clone();
                 if !election.is_held(&Lock::OLD_GATEWAY_STATUS).await {
-                    return write(inputs, token).await;
+                    return write(inputs, default_tag, token).await;
                 }
                 let election = Election {
                     shutdown: token,
                     ..election
                 };
-                let writing = election.run(Lock::OLD_GATEWAY_STATUS, |token| write(inputs.clone(), token));
+                let writing = election.run(Lock::OLD_GATEWAY_STATUS, |token| {
+                    write(inputs.clone(), default_tag.clone(), token)
+                });
                 Box::pin(writing).await;
             }
         })
         .await;
 }
 
-/// Writes until the token is cancelled. Other tags change what belongs to this revision, so everything starts anew.
-async fn write(inputs: Inputs, token: CancellationToken) {
-    let mut tags = inputs.tags.clone();
-    while !token.is_cancelled() {
-        let Some(own) = tags.borrow_and_update().clone() else {
-            if tags.changed().await.is_err() {
+/// Writes until the token is cancelled. `default_tag` is the revision that the tag `default` points to.
+async fn write(inputs: Inputs, default_tag: watch::Receiver<SmolStr>, token: CancellationToken) {
+    let (out, revisions) = watch::channel(None);
+    let following = revisions::follow(inputs.watches.clone(), inputs.tags.clone(), default_tag, out);
+    tokio::select! {
+        () = token.cancelled() => {}
+        () = Box::pin(following) => {}
+        () = write_own(inputs, revisions) => {}
+    }
+}
+
+/// Writes until a source ends. Other revisions change what belongs to this one, so everything starts anew.
+async fn write_own(inputs: Inputs, mut revisions: watch::Receiver<Option<Revisions>>) {
+    loop {
+        let Some(known) = revisions.borrow_and_update().clone() else {
+            if revisions.changed().await.is_err() {
                 return;
             }
             continue;
@@ -81,12 +95,11 @@ async fn write(inputs: Inputs, token: CancellationToken) {
             .installation
             .features
             .enable_gateway_api_inference_extension;
-        let statuses = Statuses::new(own);
+        let statuses = Statuses::new(known);
         let statuses = GatewayStatuses { statuses, has_pools };
         let writer = Writer::new(watches, mesh, (inputs.served)(), inputs.only.clone(), statuses);
         tokio::select! {
-            () = token.cancelled() => return,
-            changed = tags.changed() => if changed.is_err() { return },
+            changed = revisions.changed() => if changed.is_err() { return },
             () = Box::pin(writer.run()) => return,
         }
     }

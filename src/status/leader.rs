@@ -19,16 +19,11 @@ use self::{
     record::{LockForm, RecordError},
 };
 use super::{
+    revisions,
     store::{self, Store, WriteError},
     watching::Watches,
 };
-use crate::{
-    environment,
-    kube::{
-        Object,
-        watch::{WatchEvent, WatchTarget},
-    },
-};
+use crate::environment;
 
 /// Time for work under a lost lock to end.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -329,31 +324,7 @@ pub async fn default_revision(watches: Watches, revision: watch::Sender<SmolStr>
         "MutatingWebhookConfiguration",
         "mutatingwebhookconfigurations",
     );
-    let target = WatchTarget {
-        fields: Some(format!("metadata.name={DEFAULT_TAG}")),
-        metadata_only: true,
-        ..WatchTarget::all(webhooks)
-    };
-    let (watching, mut events) = watches.open(target, revision_of);
-    let following = async {
-        while let Some(event) = events.recv().await {
-            let named = match event {
-                WatchEvent::Restarted(all) => all.into_iter().next().unwrap_or_default(),
-                WatchEvent::Applied(named) => named,
-                WatchEvent::Deleted(_) => SmolStr::default(),
-            };
-            revision.send_replace(named);
-        }
-    };
-    tokio::select! {
-        () = watching => {}
-        () = following => {}
-    }
-}
-
-fn revision_of(webhook: Object) -> SmolStr {
-    let labels = webhook.metadata.labels.unwrap_or_default();
-    labels.get("istio.io/rev").map(SmolStr::new).unwrap_or_default()
+    revisions::of_webhook(watches, webhooks, DEFAULT_TAG, revision).await;
 }
 
 /// Logs an error that differs from the previous one.

@@ -12,23 +12,23 @@ mod gateway;
 mod merge;
 mod policy;
 mod pool;
+mod revisions;
 mod route;
 mod statuses;
 #[cfg(test)]
 mod tests;
-
-use std::collections::BTreeSet;
 
 use serde_json::Value;
 use smol_str::SmolStr;
 
 pub use self::{
     condition::{Condition, Verdict},
+    revisions::Revisions,
     statuses::{KINDS, Statuses, Written},
 };
 use crate::{
     api::{Kind, Meta},
-    base::{Labels, ObjectKey},
+    base::ObjectKey,
     model::MeshSnapshot,
     table::Cx,
 };
@@ -37,8 +37,6 @@ use crate::{
 const MESH_CONTROLLER: &str = super::class::WAYPOINT;
 /// Label with the revision or tag of an object or namespace.
 const REVISION: &str = "istio.io/rev";
-/// Revision of objects without a label, and of control planes without a name.
-const DEFAULT_REVISION: &str = "default";
 
 /// Key of a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -139,28 +137,10 @@ pub struct Entry {
     pub conditions: Vec<Condition>,
 }
 
-/// Returns true if this revision writes the status of an object: the object's label, or else that of its namespace,
-/// names the revision or one of its tags. Without a label, an object in a namespace belongs to the default revision,
-/// and one of the cluster to all.
+/// Returns true if this control plane writes the status of an object.
 ///
-/// Parity (pkg/revisions/tag_watcher.go, pilot/pkg/status/collections.go).
-fn is_own(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, meta: &Meta) -> bool {
-    let label = |labels: &Labels| labels.get(REVISION).cloned();
-    let namespace = || {
-        let key = ObjectKey::new(meta.cluster(), "", SmolStr::new(meta.namespace().as_str()));
-        mesh.namespaces.get(cx, &key).and_then(|row| label(&row.meta.labels))
-    };
-    let named = label(&meta.labels);
-    if named.is_none() && meta.namespace().is_empty() {
-        return true;
-    }
-    let named = named.or_else(namespace).filter(|named| !named.is_empty());
-    let named = named.unwrap_or(SmolStr::new_static(DEFAULT_REVISION));
-    let revision = &mesh.installation.revision;
-    let own = if revision.is_empty() {
-        DEFAULT_REVISION
-    } else {
-        revision
-    };
-    named == own || tags.contains(&named)
+/// Parity (pilot/pkg/status/collections.go).
+fn is_own(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, meta: &Meta) -> bool {
+    let label = meta.labels.get(REVISION).map(SmolStr::as_str);
+    revisions.is_own(cx, mesh, &meta.key, label)
 }

@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    model::{Installation, World},
+    api::document,
+    model::{Change, Installation, World},
     status::fake_api::FakeApi,
 };
 
@@ -18,6 +19,10 @@ fn group(uid: &str) -> Value {
 }
 
 fn controller(api: &FakeApi) -> AutoRegistrationController {
+    controller_of(api, World::new(Installation::default()).snapshot())
+}
+
+fn controller_of(api: &FakeApi, mesh: Arc<MeshSnapshot>) -> AutoRegistrationController {
     let options = Options {
         instance: "istiod-a".into(),
         validate_identity: false,
@@ -27,8 +32,9 @@ fn controller(api: &FakeApi) -> AutoRegistrationController {
         },
     };
     let metrics = Metrics::new(&Registry::new()).expect("unused names");
+    let mesh = watch::channel(mesh).1;
     AutoRegistrationController {
-        writer: Writer::new(api.client(), options, metrics),
+        writer: Writer::new(api.client(), options, metrics, mesh.clone()),
         connections: BTreeMap::new(),
         groups: BTreeMap::new(),
         work_queue: KeyedWorkQueue::default(),
@@ -36,7 +42,7 @@ fn controller(api: &FakeApi) -> AutoRegistrationController {
         leaving: FuturesUnordered::new(),
         timers: FuturesUnordered::new(),
         clean_ups: VecDeque::new(),
-        mesh: watch::channel(World::new(Installation::default()).snapshot()).1,
+        mesh,
     }
 }
 
@@ -106,6 +112,34 @@ async fn an_entry_of_a_deleted_group_is_replaced() {
         let entry = api.get(ENTRY).expect("the entry");
         assert_eq!(entry["status"]["conditions"][0]["status"], "True");
     }
+}
+
+#[tokio::test]
+async fn the_group_of_an_entry_is_read_once_per_version() {
+    let api = FakeApi::default();
+    api.put(GROUP, group("u-1"));
+    let mut stored = api.get(GROUP).expect("the group");
+    stored["apiVersion"] = "networking.istio.io/v1".into();
+    stored["kind"] = "WorkloadGroup".into();
+    let mut world = World::new(Installation::default());
+    let rows = document::parse(&Installation::default().cluster, &stored).rows;
+    let mesh = world.commit(rows.into_iter().map(Change::Upsert).collect()).snapshot;
+    let mut controller = controller_of(&api, mesh);
+    for _ in 0..3 {
+        let (key, connect) = connected(&mut controller);
+        let outcome = controller.writer.perform(&key, connect).await;
+        assert!(matches!(outcome, Outcome::Registered(1)), "{outcome:?}");
+        assert_eq!(api.requests(GROUP), 1);
+    }
+    // The mesh still has the first group.
+    api.put(GROUP, group("u-2"));
+    let mut entry = api.get(ENTRY).expect("the entry");
+    entry["metadata"]["ownerReferences"][0]["uid"] = "u-2".into();
+    api.put(ENTRY, entry);
+    let (key, connect) = connected(&mut controller);
+    let outcome = controller.writer.perform(&key, connect).await;
+    assert!(matches!(outcome, Outcome::Registered(1)), "{outcome:?}");
+    assert_eq!((api.requests(GROUP), owner(&api)), (2, "u-2".into()));
 }
 
 #[tokio::test]

@@ -1,17 +1,24 @@
 //! Performs operations on entries: reads the object, decides by [`entry`](super::entry), writes.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
+};
 
-use serde_json::Value;
-use tokio::sync::Semaphore;
+use serde_json::{Value, json};
+use tokio::sync::{Semaphore, watch};
 
 use super::{
     EntryKey, Metrics, Options,
     entry::{self, CleanUp, OwnershipRecord},
+    version_of,
     work_queue::Operation,
 };
 use crate::{
+    base::ObjectKey,
     environment,
+    model::snapshot::MeshSnapshot,
     status::store::{Store, WriteError},
     xds::events::{Binding, Health, Machine, Rejection},
 };
@@ -45,18 +52,28 @@ pub(super) struct Writer {
 struct Shared {
     entries: Store,
     groups: Store,
+    /// `metadata` of WorkloadGroups with its name, UID and version, as last read. Rows of the mesh have no UID.
+    read_groups: Mutex<BTreeMap<ObjectKey, Value>>,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
     options: Options,
     metrics: Metrics,
     permits: Semaphore,
 }
 
 impl Writer {
-    pub(super) fn new(client: ::kube::Client, options: Options, metrics: Metrics) -> Self {
+    pub(super) fn new(
+        client: ::kube::Client,
+        options: Options,
+        metrics: Metrics,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    ) -> Self {
         let store = |kind: &str, plural: &str| Store::new(client.clone(), "networking.istio.io", "v1", kind, plural);
         Self {
             shared: Arc::new(Shared {
                 entries: store("WorkloadEntry", "workloadentries"),
                 groups: store("WorkloadGroup", "workloadgroups"),
+                read_groups: Mutex::default(),
+                mesh,
                 options,
                 metrics,
                 permits: Semaphore::new(MAX_CONCURRENT),
@@ -221,11 +238,42 @@ impl Shared {
         )))
     }
 
-    /// Returns true if an entry belongs to an earlier group of this name.
+    /// Returns true if an entry belongs to an earlier group of this name. Reads the group only if it has changed since
+    /// it was last read, or if the entry is not of the group that was read: many machines reconnect at a time.
     async fn is_left_over(&self, key: &EntryKey, group: &str, found: &Value) -> Result<bool, Rejection> {
-        let group = self.groups.get(&key.0, group).await;
-        let group = group.map_err(|error| self.failed(key, &error))?;
+        if let Some(known) = self.known_group(key, group)
+            && !entry::is_left_over(found, &known)
+        {
+            return Ok(false);
+        }
+        let group = self.read_group(key, group).await?;
         Ok(group.is_some_and(|group| entry::is_left_over(found, &group)))
+    }
+
+    /// Returns what is known of a group; `None` if the mesh has another version of it, or none.
+    fn known_group(&self, key: &EntryKey, group: &str) -> Option<Value> {
+        let mesh = self.mesh.borrow().clone();
+        let group = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), group);
+        let version = version_of(&mesh, &group)?;
+        let read = self.read_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = read.get(&group)?;
+        (known["metadata"]["resourceVersion"] == version.as_str()).then(|| known.clone())
+    }
+
+    async fn read_group(&self, key: &EntryKey, group: &str) -> Result<Option<Value>, Rejection> {
+        let found = self.groups.get(&key.0, group).await;
+        let found = found.map_err(|error| self.failed(key, &error))?;
+        let mesh = self.mesh.borrow().clone();
+        let group = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), group);
+        let mut read = self.read_groups.lock().unwrap_or_else(PoisonError::into_inner);
+        read.retain(|group, _| version_of(&mesh, group).is_some());
+        if let Some(found) = &found {
+            let metadata = &found["metadata"];
+            let (name, uid, version) = (&metadata["name"], &metadata["uid"], &metadata["resourceVersion"]);
+            let known = json!({"metadata": {"name": name, "uid": uid, "resourceVersion": version}});
+            read.insert(group, known);
+        }
+        Ok(found)
     }
 
     /// Creates the entry. The outer error concerns the machine, the inner one the write.
@@ -236,12 +284,7 @@ impl Shared {
         group: &str,
         at: SystemTime,
     ) -> Result<Result<Value, WriteError>, Rejection> {
-        let found = self
-            .groups
-            .get(&key.0, group)
-            .await
-            .map_err(|error| self.failed(key, &error))?;
-        let Some(found) = found else {
+        let Some(found) = self.read_group(key, group).await? else {
             self.metrics.errors.inc();
             return Err(Rejection::Missing(format!(
                 "auto-registration of {} failed: there is no WorkloadGroup {}/{group}",

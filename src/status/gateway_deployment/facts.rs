@@ -1,29 +1,27 @@
-//! Facts that decide about a Gateway's deployment besides its own fields, from the mesh and the revision tags.
+//! Facts that decide about a Gateway's deployment besides its own fields, from the mesh and the revisions.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::known::{Gateway, Key};
 use crate::{
-    base::{Labels, Namespace, ObjectKey, SmolStr},
+    base::{Namespace, ObjectKey, SmolStr},
     environment,
     inject::{
         self,
         gateway::{GatewayClass, Port},
     },
     model::{
-        gateway_api::{class::Controller, listener},
+        gateway_api::{class::Controller, listener, status::Revisions},
         snapshot::MeshSnapshot,
     },
     table::Cx,
     template::Host,
 };
 
-/// Label with a revision or tag.
-const REVISION: &str = "istio.io/rev";
 /// Annotation with the version of the controller that deploys a Gateway. Versions only rise, so that an older control
 /// plane leaves the Gateways of a newer one alone.
 ///
@@ -34,29 +32,6 @@ const CONTROLLER_VERSION: &str = "gateway.istio.io/controller-version";
 const VERSION: i64 = 5;
 /// The time limit for rendering one Gateway.
 const TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The revisions that decide which control plane deploys a Gateway.
-pub(super) struct Revisions<'a> {
-    /// The own revision; empty without one.
-    pub(super) own: &'a str,
-    /// Tags of the own revision.
-    pub(super) tags: &'a BTreeSet<SmolStr>,
-    /// The revision that the tag `default` points to by its webhook; empty without one.
-    pub(super) default_tag: &'a str,
-    /// The revision of the default validator; empty without one.
-    pub(super) default_revision: &'a str,
-}
-
-impl Revisions<'_> {
-    /// True if this control plane deploys an object that selects a revision or tag; empty for none.
-    ///
-    /// Parity (pkg/revisions/tag_watcher.go, IsMine).
-    fn has(&self, selected: &str) -> bool {
-        let is_own = |name: &str| name == self.own || self.tags.contains(name);
-        let is_default = || self.default_revision == self.own && self.default_tag.is_empty();
-        is_own(selected) || selected.is_empty() && (is_own("default") || is_default())
-    }
-}
 
 /// The facts that decide about a Gateway of this control plane besides its own fields.
 #[derive(Clone, Debug, PartialEq)]
@@ -71,7 +46,7 @@ pub(super) struct Facts {
 
 impl Facts {
     /// Returns the facts; `None` for a Gateway that this control plane does not deploy.
-    pub(super) fn of(mesh: &MeshSnapshot, key: &Key, gateway: &Gateway, revisions: &Revisions<'_>) -> Option<Self> {
+    pub(super) fn of(mesh: &MeshSnapshot, key: &Key, gateway: &Gateway, revisions: &Revisions) -> Option<Self> {
         let cx = Cx::untracked();
         let (namespace, name) = key;
         let cluster = &mesh.installation.cluster;
@@ -79,19 +54,12 @@ impl Facts {
         // The row is missing if the discovery filter hides the namespace.
         let row = mesh.kube_gateways.get(&cx, &key)?;
         let class = class(mesh, Controller::of_class(&cx, mesh, &SmolStr::new(gateway.class()))?)?;
+        if !revisions.is_own(&cx, mesh, &key, gateway.revision()) {
+            return None;
+        }
         let namespace_row = mesh
             .namespaces
             .get(&cx, &ObjectKey::new(cluster, "", namespace.clone()));
-        let labels = |labels: &Labels| labels.get(REVISION).map(ToString::to_string);
-        let is_own = match gateway.revision() {
-            Some(selected) => revisions.has(selected),
-            None => namespace_row
-                .as_ref()
-                .is_none_or(|row| revisions.has(labels(&row.meta.labels).as_deref().unwrap_or_default())),
-        };
-        if !is_own {
-            return None;
-        }
         let annotations = namespace_row.iter().flat_map(|row| row.meta.annotations.iter());
         let sets = mesh.listener_sets_by_gateway.get(&cx, &key);
         let admitted = sets.filter(|(set, _)| listener::admits(&cx, mesh, row, &set.namespace));
@@ -178,38 +146,6 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-
-    #[test]
-    fn revisions_have_their_gateways() {
-        let tags: BTreeSet<SmolStr> = ["prod".into()].into();
-        let revisions = Revisions {
-            own: "canary",
-            tags: &tags,
-            default_tag: "",
-            default_revision: "",
-        };
-        assert!(revisions.has("canary") && revisions.has("prod"));
-        assert!(!revisions.has("") && !revisions.has("default") && !revisions.has("other"));
-        let of_default = Revisions {
-            default_revision: "canary",
-            ..revisions
-        };
-        assert!(of_default.has("") && !of_default.has("default"));
-        let tagged = Revisions {
-            default_tag: "other",
-            ..of_default
-        };
-        assert!(!tagged.has(""), "the tag precedes the default revision");
-        let tags: BTreeSet<SmolStr> = ["default".into()].into();
-        assert!(Revisions { tags: &tags, ..tagged }.has(""));
-        let without = Revisions {
-            own: "",
-            tags: &BTreeSet::new(),
-            default_tag: "",
-            default_revision: "",
-        };
-        assert!(without.has("") && !without.has("canary"));
-    }
 
     #[test]
     fn newer_controllers_keep_their_gateways() {

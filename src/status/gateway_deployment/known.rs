@@ -14,9 +14,6 @@ use crate::{
 /// Namespace and name.
 pub(super) type Key = (SmolStr, SmolStr);
 
-/// The validating webhook configuration whose revision is the default one.
-pub(super) const DEFAULT_VALIDATOR: &str = "istiod-default-validator";
-
 /// The watched kinds. DaemonSets are read when they are applied.
 pub(super) const WATCHED: [ObjectKind; 5] = [
     ObjectKind::ServiceAccount,
@@ -115,19 +112,11 @@ pub(super) fn parameters(mut object: Object) -> (Key, ConfigMap) {
     (key, config_map)
 }
 
-/// Returns the name of an object, and its revision.
-pub(super) fn revision_of(object: Object) -> (Key, SmolStr) {
-    let labels = object.metadata.labels.as_ref();
-    let revision = labels.and_then(|labels| labels.get("istio.io/rev"));
-    (key(&object), SmolStr::new(revision.map_or("", String::as_str)))
-}
-
 /// An event of a watch.
 pub(super) enum Event {
     Gateway(WatchEvent<(Key, Gateway)>),
     Owned(ObjectKind, WatchEvent<(Key, Owned)>),
     Parameters(WatchEvent<(Key, ConfigMap)>),
-    DefaultRevision(WatchEvent<(Key, SmolStr)>),
 }
 
 /// A difference that an event makes.
@@ -143,8 +132,6 @@ pub(super) enum Change {
     },
     /// A ConfigMap is new, changed or gone.
     Parameters(Key),
-    /// The default revision has changed.
-    DefaultRevision,
 }
 
 /// The rows of a watch; `None` before the first list.
@@ -186,7 +173,6 @@ pub(super) struct Known {
     gateways: Rows<Gateway>,
     owned: BTreeMap<ObjectKind, Rows<Owned>>,
     parameters: Rows<ConfigMap>,
-    default_revision: Rows<SmolStr>,
 }
 
 impl Known {
@@ -210,12 +196,6 @@ impl Known {
                 let changes = take(&mut self.parameters, event).into_iter();
                 changes.map(|(key, ..)| Change::Parameters(key)).collect()
             }
-            Event::DefaultRevision(event) => {
-                let is_first = self.default_revision.is_none();
-                let changes = take(&mut self.default_revision, event);
-                let has_changed = is_first || !changes.is_empty();
-                has_changed.then_some(Change::DefaultRevision).into_iter().collect()
-            }
         }
     }
 
@@ -223,7 +203,6 @@ impl Known {
     pub(super) fn is_complete(&self) -> bool {
         self.gateways.is_some()
             && self.parameters.is_some()
-            && self.default_revision.is_some()
             && WATCHED
                 .iter()
                 .all(|kind| self.owned.get(kind).is_some_and(Option::is_some))
@@ -237,12 +216,6 @@ impl Known {
     /// Returns the keys of all Gateways.
     pub(super) fn gateways(&self) -> impl Iterator<Item = &Key> {
         self.gateways.iter().flat_map(BTreeMap::keys)
-    }
-
-    /// Returns the default revision, empty if there is none; `None` while it is unknown.
-    pub(super) fn default_revision(&self) -> Option<&str> {
-        let rows = self.default_revision.as_ref()?;
-        Some(rows.values().next().map_or("", SmolStr::as_str))
     }
 
     /// Returns the fingerprint of an object.

@@ -1,6 +1,6 @@
 //! The rules, and the outcome of their check.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::AddAssign;
 use std::path::Path;
@@ -10,7 +10,12 @@ use istiod::api::{Kind, document, folder};
 use istiod::base::ObjectKey;
 use istiod::cli::render;
 use istiod::generate::{Proxy, store::ConnectionId};
-use istiod::model::{Change, Installation, features::Features, gateway_api::status::Statuses, inputs::Row};
+use istiod::model::{
+    Change, Installation,
+    features::Features,
+    gateway_api::status::{Revisions, Statuses},
+    inputs::Row,
+};
 use serde_json::Value;
 
 use super::references::{self, Named};
@@ -252,7 +257,7 @@ fn incremental(mesh: &Mesh) -> Result<(), Failure> {
     let start = Start::of(mesh)?;
     let mut random = Random::new(mesh.steps.len() as u64);
     let mut control_plane = start.control_plane()?;
-    let mut statuses = Statuses::new(BTreeSet::new());
+    let mut statuses = Statuses::new(Revisions::default());
     let mut objects: BTreeMap<(Kind, ObjectKey), Row> = BTreeMap::new();
     let mut rest = mesh.steps.as_slice();
     while !rest.is_empty() {
@@ -288,7 +293,7 @@ fn incremental(mesh: &Mesh) -> Result<(), Failure> {
                     text,
                 });
             }
-            let mut all = Statuses::new(BTreeSet::new());
+            let mut all = Statuses::new(Revisions::default());
             all.update(&scratch.mesh(), Vec::new());
             let panics = [statuses.take_panics(), all.take_panics()].concat();
             if let Some(text) = panics.into_iter().next() {

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 use smol_str::SmolStr;
 
 use super::{
-    Address, Condition, Content, GatewayStatus, ListenerStatus, Status, Verdict, address::Resolved, is_own,
+    Address, Condition, Content, GatewayStatus, ListenerStatus, Revisions, Status, Verdict, address::Resolved, is_own,
     statuses::Attached,
 };
 use crate::{
@@ -35,10 +35,10 @@ pub(super) const INSECURE_VALIDATION: &str = "InsecureFrontendValidationMode";
 const NO_ERRORS: &str = "No errors found";
 
 /// Returns the status of a GatewayClass; `None` if it is another controller's or another revision's.
-pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, key: &ObjectKey) -> Option<Status> {
+pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &ObjectKey) -> Option<Status> {
     let class = mesh.gateway_classes.get(cx, key).filter(|_| is_converted(mesh, key))?;
     Controller::named(mesh, &class.spec.controller_name)?;
-    if !is_own(cx, mesh, tags, &class.meta) {
+    if !is_own(cx, mesh, revisions, &class.meta) {
         return None;
     }
     let accepted = Condition::met(ACCEPTED, ACCEPTED, "Handled by Istio controller");
@@ -52,13 +52,13 @@ pub(super) fn class(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, key:
 pub(super) fn gateway(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
+    revisions: &Revisions,
     attached: &Attached,
     key: &ObjectKey,
 ) -> Option<Status> {
     let gateway = mesh.kube_gateways.get(cx, key).filter(|_| is_converted(mesh, key))?;
     let controller = Controller::of_class(cx, mesh, &gateway.spec.gateway_class_name)?;
-    if !is_own(cx, mesh, tags, &gateway.meta) {
+    if !is_own(cx, mesh, revisions, &gateway.meta) {
         return None;
     }
     let owner = ListenerOwner {
@@ -101,7 +101,7 @@ pub(super) fn gateway(
 pub(super) fn listener_set(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
+    revisions: &Revisions,
     attached: &Attached,
     key: &ObjectKey,
 ) -> Option<Status> {
@@ -109,7 +109,7 @@ pub(super) fn listener_set(
     let gateway = mesh.kube_gateways.get(cx, &listener::parent_of(key, &set.spec)?)?;
     let class = &gateway.spec.gateway_class_name;
     let controller = Controller::of_class(cx, mesh, class)?;
-    if !is_own(cx, mesh, tags, &set.meta) {
+    if !is_own(cx, mesh, revisions, &set.meta) {
         return None;
     }
     let owner = ListenerOwner {

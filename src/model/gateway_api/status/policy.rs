@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
-use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Status, is_own, statuses::Attached};
+use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Revisions, Status, is_own, statuses::Attached};
 use crate::{
     api::{
         Kind, Meta,
@@ -34,14 +34,14 @@ const VALID: &str = "Configuration is valid";
 pub(super) fn tls(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
+    revisions: &Revisions,
     attached: &Attached,
     key: &ObjectKey,
 ) -> Option<Status> {
     let policy = mesh
         .backend_tls_policies
         .get(cx, key)
-        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, tags, &policy.meta))?;
+        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, revisions, &policy.meta))?;
     let targets = &policy.spec.target_refs;
     if is_ignored(&policy.meta) {
         return Some(ignored(mesh, &policy.meta, targets));
@@ -66,14 +66,14 @@ pub(super) fn tls(
 pub(super) fn traffic(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
+    revisions: &Revisions,
     attached: &Attached,
     key: &ObjectKey,
 ) -> Option<Status> {
     let policy = mesh
         .backend_traffic_policies
         .get(cx, key)
-        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, tags, &policy.meta))?;
+        .filter(|policy| is_converted(mesh, key) && is_own(cx, mesh, revisions, &policy.meta))?;
     if !mesh.installation.features.pilot_enable_alpha_gateway_api {
         return None;
     }

@@ -3,12 +3,12 @@
 //! Parity (pilot/pkg/config/kube/gateway/inferencepool_collection.go): an entry follows from the statuses of routes as
 //! they are written, because it says that a Gateway has accepted a route.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use super::{
-    Condition, Content, Entries, Entry, List, Status, StatusKey, Verdict, gateway::is_of_own_class, is_own,
+    Condition, Content, Entries, Entry, List, Revisions, Status, StatusKey, Verdict, gateway::is_of_own_class, is_own,
     statuses::Attached,
 };
 use crate::{
@@ -31,14 +31,14 @@ const RESOLVED_REFS: &str = "ResolvedRefs";
 pub(super) fn status(
     cx: &Cx,
     mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
+    revisions: &Revisions,
     attached: &Attached,
     key: &ObjectKey,
 ) -> Option<Status> {
     let pool = mesh
         .inference_pools
         .get(cx, key)
-        .filter(|pool| is_converted(mesh, key) && is_own(cx, mesh, tags, &pool.meta))?;
+        .filter(|pool| is_converted(mesh, key) && is_own(cx, mesh, revisions, &pool.meta))?;
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
     let target = (
         key.namespace.clone(),

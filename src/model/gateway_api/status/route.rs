@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
-use super::{Condition, Content, Entries, Entry, List, Status, is_own};
+use super::{Condition, Content, Entries, Entry, List, Revisions, Status, is_own};
 use crate::{
     api::{
         Kind,
@@ -31,9 +31,9 @@ const RESOLVED_REFS: &str = "ResolvedRefs";
 const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
 
 /// Returns the status of a route; `None` if it is another revision's.
-pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, tags: &BTreeSet<SmolStr>, key: &RouteKey) -> Option<Status> {
+pub(super) fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &RouteKey) -> Option<Status> {
     let route = mesh.attached_routes.get(cx, key)?;
-    if !is_own(cx, mesh, tags, &route.meta) {
+    if !is_own(cx, mesh, revisions, &route.meta) {
         return None;
     }
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;

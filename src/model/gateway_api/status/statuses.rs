@@ -9,7 +9,7 @@ use serde_json::Value;
 use smol_str::SmolStr;
 
 use super::{
-    Status, StatusKey,
+    Revisions, Status, StatusKey,
     gateway::{self, AttachedSet},
     policy, pool,
     route::{self, Attachment},
@@ -57,7 +57,7 @@ pub type Written = (StatusKey, Option<Value>);
 /// The statuses of all objects.
 pub struct Statuses {
     mesh: Option<Arc<MeshSnapshot>>,
-    tags: BTreeSet<SmolStr>,
+    revisions: Revisions,
     attachments: Derived<RouteKey, Attachment>,
     by_owner: IndexWriter<ListenerOwner, RouteKey, Attachment>,
     by_target: IndexWriter<TargetKey, RouteKey, Attachment>,
@@ -69,11 +69,11 @@ pub struct Statuses {
 }
 
 impl Statuses {
-    /// Returns the statuses of an empty mesh. `tags` are the revision tags of this control plane.
-    pub fn new(tags: BTreeSet<SmolStr>) -> Self {
+    /// Returns the statuses of an empty mesh.
+    pub fn new(revisions: Revisions) -> Self {
         Self {
             mesh: None,
-            tags,
+            revisions,
             attachments: Derived::new(relation::ATTACHMENTS),
             by_owner: IndexWriter::new(relation::BY_OWNER, route::owners),
             by_target: IndexWriter::new(relation::BY_TARGET, route::targets),
@@ -154,9 +154,9 @@ impl Statuses {
             sets_by_gateway: self.sets_by_gateway.index(),
             written: self.written.table(),
         };
-        let tags = &self.tags;
+        let revisions = &self.revisions;
         self.statuses
-            .update(&mut tx, &objects, |cx, key| status(cx, mesh, tags, &attached, key));
+            .update(&mut tx, &objects, |cx, key| status(cx, mesh, revisions, &attached, key));
         self.panics.extend(tx.take_panics());
         let changes = self.statuses.writer().changes().iter();
         let changed: Vec<StatusKey> = changes.map(|(key, ..)| key.clone()).collect();
@@ -199,24 +199,18 @@ fn exists(mesh: &MeshSnapshot, key: &StatusKey) -> bool {
     }
 }
 
-fn status(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    tags: &BTreeSet<SmolStr>,
-    attached: &Attached,
-    key: &StatusKey,
-) -> Option<Status> {
+fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, attached: &Attached, key: &StatusKey) -> Option<Status> {
     let object = &key.object;
     match key.kind {
-        Kind::GatewayClass => gateway::class(cx, mesh, tags, object),
-        Kind::KubeGateway => gateway::gateway(cx, mesh, tags, attached, object),
-        Kind::ListenerSet => gateway::listener_set(cx, mesh, tags, attached, object),
-        Kind::BackendTlsPolicy => policy::tls(cx, mesh, tags, attached, object),
-        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, tags, attached, object),
-        Kind::InferencePool => pool::status(cx, mesh, tags, attached, object),
+        Kind::GatewayClass => gateway::class(cx, mesh, revisions, object),
+        Kind::KubeGateway => gateway::gateway(cx, mesh, revisions, attached, object),
+        Kind::ListenerSet => gateway::listener_set(cx, mesh, revisions, attached, object),
+        Kind::BackendTlsPolicy => policy::tls(cx, mesh, revisions, attached, object),
+        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, revisions, attached, object),
+        Kind::InferencePool => pool::status(cx, mesh, revisions, attached, object),
         kind => {
             let object = object.clone();
-            route::status(cx, mesh, tags, &RouteKey { kind, object })
+            route::status(cx, mesh, revisions, &RouteKey { kind, object })
         }
     }
 }

@@ -1,11 +1,11 @@
 //! A mistake of each family in routes, and how it is reported. Objects are those of a small mesh: a Gateway, a service
 //! of two namespaces, and a route that each test changes.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::{Content, Status, StatusKey, Statuses};
+use super::{Content, Revisions, Status, StatusKey, Statuses};
 use crate::{
     api::{Kind, document},
     base::{ClusterId, Namespace, ObjectKey},
@@ -68,7 +68,7 @@ fn mesh(kind: &str, spec: &Value) -> World {
 }
 
 fn status(world: &World, kind: Kind, namespace: &str) -> Option<Status> {
-    let mut statuses = Statuses::new(BTreeSet::new());
+    let mut statuses = Statuses::new(Revisions::default());
     statuses.update(&world.snapshot(), Vec::new());
     let object = ObjectKey::new(&cluster(), namespace, "x");
     statuses
@@ -218,7 +218,7 @@ fn changed_grant_evaluates_the_route() {
         &rule,
     );
     let mut world = mesh("HTTPRoute", &spec);
-    let mut statuses = Statuses::new(BTreeSet::new());
+    let mut statuses = Statuses::new(Revisions::default());
     assert_eq!(statuses.update(&world.snapshot(), Vec::new()).len(), 2);
     let key = |kind, namespace: &str| StatusKey {
         kind,
@@ -374,7 +374,7 @@ fn listeners_of_sets_conflict_with_preceding_ones() {
     let young = listener_set("a", 2, &json!([listener("b", "HTTP", "b.test")]));
     let other = listener_set("c", 3, &json!([listener("tcp", "TCP", "")]));
     let mut world = world(&[gateway, old, young, other]);
-    let mut statuses = Statuses::new(BTreeSet::new());
+    let mut statuses = Statuses::new(Revisions::default());
     statuses.update(&world.snapshot(), Vec::new());
     let set = |statuses: &Statuses, name: &str| merged(statuses, Kind::ListenerSet, "gw", name);
     let refused = |reason: &str| {
@@ -475,8 +475,8 @@ fn one_revision_writes_the_status_of_an_object() {
             of_group("inference.networking.k8s.io/v1", pool),
         ],
     );
-    let kinds = |world: &World, tags: &[&str]| -> Vec<Kind> {
-        let mut statuses = Statuses::new(tags.iter().copied().map(Into::into).collect());
+    let kinds = |world: &World, revisions: &Revisions| -> Vec<Kind> {
+        let mut statuses = Statuses::new(revisions.clone());
         statuses.update(&world.snapshot(), Vec::new());
         statuses.iter().map(|(key, _)| key.kind).collect()
     };
@@ -487,13 +487,28 @@ fn one_revision_writes_the_status_of_an_object() {
         Kind::BackendTrafficPolicy,
         Kind::InferencePool,
     ];
+    let namespace =
+        |labels: Value| json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "app", "labels": labels}});
+    let none = Revisions::default();
+    assert_eq!(kinds(&world, &none), all, "the namespace is unknown");
+    put(&mut world, &[namespace(json!({}))]);
     // The class has no namespace, and every revision uses it.
-    assert_eq!(kinds(&world, &[]), [Kind::GatewayClass]);
-    assert_eq!(kinds(&world, &["default"]), all);
-    let labels = json!({"istio.io/rev": "canary"});
-    let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "app", "labels": labels}});
-    put(&mut world, &[namespace]);
-    assert_eq!(kinds(&world, &[]), all);
+    assert_eq!(kinds(&world, &none), [Kind::GatewayClass]);
+    let tagged = Revisions {
+        tags: ["default".into()].into(),
+        ..Revisions::default()
+    };
+    assert_eq!(kinds(&world, &tagged), all);
+    let of_validator = |revision: &str, default_tag: &str| Revisions {
+        default_tag: default_tag.into(),
+        default_validator: revision.into(),
+        ..Revisions::default()
+    };
+    assert_eq!(kinds(&world, &of_validator("canary", "")), all);
+    assert_eq!(kinds(&world, &of_validator("other", "")), [Kind::GatewayClass]);
+    assert_eq!(kinds(&world, &of_validator("canary", "other")), [Kind::GatewayClass]);
+    put(&mut world, &[namespace(json!({"istio.io/rev": "canary"}))]);
+    assert_eq!(kinds(&world, &none), all);
 }
 
 #[test]
