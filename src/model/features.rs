@@ -465,7 +465,7 @@ features! {
         /// subsets of later ones have no clusters. 0 for no limit.
         PILOT_MAX_SUBSETS_PER_NAMESPACE pilot_max_subsets_per_namespace: u32 = 10_000;
         /// Not Istio's. Ports and endpoints of one ServiceEntry, for each of its addresses and hosts; hosts beyond it
-        /// do not apply. 0 for no limit.
+        /// do not apply, except the first one up to ten times the limit. 0 for no limit.
         PILOT_MAX_ENDPOINTS_PER_OBJECT pilot_max_endpoints_per_object: u32 = 100_000;
         /// Not Istio's. Ports and endpoints of the ServiceEntries of one namespace, except those with at most 20; later
         /// ones do not apply. 0 for no limit.

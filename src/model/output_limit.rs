@@ -201,7 +201,8 @@ pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
         let limits = Limits::of(mesh, key.kind);
         let (field, message) = if demand.shares.is_empty() {
             let kept = kept(cx, mesh, key.kind, &key.object)?;
-            let is_large = demand.declared > limits.object;
+            // The limit of the namespace refuses only objects that apply at least in part by their own limit.
+            let is_large = kept == demand.kept;
             match key.kind {
                 Kind::DestinationRule => ("spec.subsets", subsets_message(demand, kept, is_large, limits)),
                 Kind::ServiceEntry => ("spec.hosts", endpoints_message(demand, kept, is_large, limits)),

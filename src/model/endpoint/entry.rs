@@ -20,6 +20,9 @@ use crate::{
 
 /// Prefix of a Unix socket address.
 const UNIX: &str = "unix://";
+/// The multiple of the limit of an object up to which its first host applies. An entry must not vanish because one more
+/// workload becomes ready.
+const FIRST_HOST_MULTIPLE: u64 = 10;
 
 /// Returns the endpoints of all entries that declare the host, oldest entry first.
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Endpoint> {
@@ -51,6 +54,15 @@ fn is_dns(spec: &ServiceEntry) -> bool {
     matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb)
 }
 
+/// Returns the number of workloads of an entry without a selector: its endpoints, or the host itself.
+fn own_workloads(spec: &ServiceEntry) -> usize {
+    if spec.endpoints.is_empty() && is_dns(spec) {
+        1
+    } else {
+        spec.endpoints.len()
+    }
+}
+
 /// Returns the number of ports and endpoints that an entry produces for one host, given the number of workloads: each
 /// port of each address, and each workload at each of these.
 fn output_of_host(spec: &ServiceEntry, workloads: usize) -> u64 {
@@ -60,7 +72,8 @@ fn output_of_host(spec: &ServiceEntry, workloads: usize) -> u64 {
 
 /// Returns true if the output may be above that of a small object, as far as the object alone shows.
 pub fn may_be_large(spec: &ServiceEntry) -> bool {
-    output_of_host(spec, spec.endpoints.len()).saturating_mul(spec.hosts.len() as u64) > SMALL
+    let own = output_of_host(spec, own_workloads(spec)).saturating_mul(spec.hosts.len() as u64);
+    spec.workload_selector.is_some() || own > SMALL
 }
 
 /// Derives the output of one entry that is not small. Those of registries, which no tenant writes, have no limit.
@@ -72,14 +85,19 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     }
     let workloads = match &spec.workload_selector {
         Some(selector) => selected(cx, mesh, config, &workload::label_map(&selector.labels), is_dns(spec)).len(),
-        None if spec.endpoints.is_empty() && is_dns(spec) => 1,
-        None => spec.endpoints.len(),
+        None => own_workloads(spec),
     };
     let (of_host, hosts) = (output_of_host(spec, workloads), spec.hosts.len() as u64);
-    let kept = hosts.min(Limits::of(mesh, Kind::ServiceEntry).object / of_host.max(1));
+    let declared = of_host.saturating_mul(hosts);
+    if declared <= SMALL {
+        return None;
+    }
+    let limit = Limits::of(mesh, Kind::ServiceEntry).object;
+    let first = u64::from(of_host <= limit.saturating_mul(FIRST_HOST_MULTIPLE));
+    let kept = hosts.min((limit / of_host).max(first));
     Some(Demand {
         meta: config.meta.clone(),
-        declared: of_host.saturating_mul(hosts),
+        declared,
         applied: of_host.saturating_mul(kept),
         parts: spec.hosts.len(),
         kept: kept as usize,

@@ -334,6 +334,47 @@ fn r21_older_entries_use_the_limit_of_a_namespace_first() {
     world.commit(vec![Change::Remove(Kind::ServiceEntry, key("a/first"))]);
     assert_eq!(produced(&world.snapshot(), "second", 1), [(2, 80)]);
     assert!(messages(&world.snapshot()).is_empty());
+    // Its own limit admits its first host, that of the namespace does not.
+    world.commit(vec![Change::Upsert(entry("a/third", 3, [1, 2, 4], 14))]);
+    assert_eq!(produced(&world.snapshot(), "third", 1), [(0, 0)]);
+    let [message] = messages(&world.snapshot()).try_into().expect("one finding");
+    assert_eq!(
+        message,
+        "ServiceEntry a/third: spec.hosts: the endpoints of the namespace exceed the limit of 150 \
+         (PILOT_MAX_ENDPOINTS_PER_NAMESPACE); the first 0 hosts apply, the others are unknown to proxies"
+    );
+}
+
+#[test]
+fn r21_the_first_host_of_an_entry_applies_up_to_ten_times_the_limit() {
+    let mut installation = installation();
+    installation.features.pilot_max_endpoints_per_namespace = 0;
+    let mut world = World::new(installation);
+    let wide = |hosts, endpoints| vec![Change::Upsert(entry("a/wide", 1, [hosts, 2, 10], endpoints))];
+    world.commit(wide(2, 49));
+    assert_eq!(produced(&world.snapshot(), "wide", 2), [(2, 980), (0, 0)]);
+    let [message] = messages(&world.snapshot()).try_into().expect("one finding");
+    assert!(message.contains("2000 endpoints of all hosts"), "{message}");
+    world.commit(wide(1, 49));
+    assert_eq!(produced(&world.snapshot(), "wide", 1), [(2, 980)]);
+    assert!(messages(&world.snapshot()).is_empty());
+    world.commit(wide(1, 50));
+    assert_eq!(produced(&world.snapshot(), "wide", 1), [(0, 0)]);
+    let [message] = messages(&world.snapshot()).try_into().expect("one finding");
+    assert!(message.contains("1020 endpoints of all hosts"), "{message}");
+}
+
+#[test]
+fn r21_a_host_that_proxies_resolve_counts_as_an_endpoint() {
+    let mut spec = entry_spec("a/resolved", [1, 1, 20], 0);
+    spec.set_resolution(networking::service_entry::Resolution::Dns);
+    let mesh = mesh(vec![config(Kind::ServiceEntry, "a/resolved", 1, spec).into()]);
+    let key = DemandKey {
+        kind: Kind::ServiceEntry,
+        object: key("a/resolved"),
+    };
+    let demand = mesh.entry_demands.get(&Cx::untracked(), &key);
+    assert_eq!(demand.map(|demand| demand.declared), Some(40));
 }
 
 #[test]
@@ -346,16 +387,18 @@ fn r21_selected_workloads_count_as_endpoints() {
         };
         config(Kind::WorkloadEntry, &format!("a/w{number}"), 1, spec).into()
     };
-    let mut spec = entry_spec("a/chosen", [1, 5, 5], 0);
+    let mut spec = entry_spec("a/chosen", [2, 1, 1], 0);
     spec.workload_selector = Some(networking::WorkloadSelector {
         labels: [("app".to_owned(), "w".to_owned())].into(),
     });
-    let mut rows: Vec<Row> = (1..=3).map(workload).collect();
-    rows.push(config(Kind::ServiceEntry, "a/chosen", 1, spec).into());
-    let mut world = world(rows);
-    assert_eq!(produced(&world.snapshot(), "chosen", 1), [(5, 75)]);
-    world.commit(vec![Change::Upsert(workload(4))]);
-    assert_eq!(produced(&world.snapshot(), "chosen", 1), [(0, 0)]);
+    let mut world = world(vec![config(Kind::ServiceEntry, "a/chosen", 1, spec).into()]);
+    world.commit((1..=49).map(workload).map(Change::Upsert).collect());
+    assert_eq!(produced(&world.snapshot(), "chosen", 2), [(1, 49), (1, 49)]);
+    world.commit(vec![Change::Upsert(workload(50))]);
+    assert_eq!(produced(&world.snapshot(), "chosen", 2), [(1, 50), (0, 0)]);
+    // Beyond the limit of the object, the first host stays.
+    world.commit((51..=120).map(workload).map(Change::Upsert).collect());
+    assert_eq!(produced(&world.snapshot(), "chosen", 2), [(1, 120), (0, 0)]);
 }
 
 #[test]
