@@ -187,24 +187,6 @@ pub fn basic_authorization(url: &Url) -> Result<Option<HeaderValue>, header::Inv
     Ok(Some(value))
 }
 
-/// Returns a URL without user and password. It may be invalid, so everything between its scheme and the last `@` counts
-/// as credentials.
-pub fn without_credentials(url: &str) -> String {
-    let Some((before, rest)) = url.rsplit_once('@') else {
-        return url.to_owned();
-    };
-    let scheme = before.find("://").map_or("", |end| &before[..end + "://".len()]);
-    format!("{scheme}[redacted]@{rest}")
-}
-
-/// Returns a command line argument without the credentials of a URL in its value.
-pub fn argument_without_credentials(argument: &str) -> String {
-    match argument.split_once('=') {
-        Some((flag, value)) if flag.starts_with('-') => format!("{flag}={}", without_credentials(value)),
-        _ => without_credentials(argument),
-    }
-}
-
 /// Sends the request and reads the response, on a connection used once.
 async fn exchange(stream: Stream, request: Request<Empty<Bytes>>, max_bytes: usize) -> Result<Answer, FetchError> {
     let broken = |error: hyper::Error| FetchError::Http(error.to_string());

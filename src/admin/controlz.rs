@@ -31,8 +31,8 @@ use super::{
     metrics::build_info,
 };
 use crate::{
+    base::url::argument_without_credentials,
     environment::Environment,
-    fetch::argument_without_credentials,
     log::{
         levels::Level,
         scope::{SCOPES, ScopeState, Scopes},

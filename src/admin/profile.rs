@@ -27,7 +27,7 @@ use super::{
     access::{Access, Readers},
     renderer::Renderer,
 };
-use crate::fetch::argument_without_credentials;
+use crate::base::url::argument_without_credentials;
 
 /// The longest profile.
 const MAX_SECONDS: u64 = 60;

@@ -16,7 +16,7 @@ use std::{
 use ::kube::Client;
 use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use self::review_cache::{CacheKey, ReviewCache};
 use super::{
@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{base::ClusterId, environment, kube::clients::Clients};
 
-/// The maximum number of concurrent reviews; others wait. Unauthenticated clients can send tokens and must not overload
-/// the API server.
+/// The maximum number of concurrent reviews of each API server; others wait. Unauthenticated clients can send tokens and
+/// must not overload it. A server that does not answer delays only its own cluster.
 const MAX_CONCURRENT_REVIEWS: usize = 64;
 /// The maximum number of those for clients of one address. Tokens may be forged, so they prove no other source.
 const MAX_REVIEWS_PER_ADDRESS: usize = 32;
@@ -39,8 +39,8 @@ pub struct KubernetesTokens {
     audiences: Arc<[SmolStr]>,
     domains: watch::Receiver<Arc<TrustDomains>>,
     cache: ReviewCache,
-    permits: Arc<Semaphore>,
-    shares: Arc<Shares<Option<IpAddr>>>,
+    permits: Arc<Shares<ClusterId>>,
+    permits_of_addresses: Arc<Shares<(ClusterId, Option<IpAddr>)>>,
     clock: fn() -> (Instant, SystemTime),
 }
 
@@ -62,8 +62,8 @@ impl KubernetesTokens {
             audiences: audiences.cloned().collect(),
             domains,
             cache: ReviewCache::default(),
-            permits: Arc::new(Semaphore::new(MAX_CONCURRENT_REVIEWS)),
-            shares: Arc::new(Shares::new(MAX_REVIEWS_PER_ADDRESS)),
+            permits: Arc::new(Shares::new(MAX_CONCURRENT_REVIEWS)),
+            permits_of_addresses: Arc::new(Shares::new(MAX_REVIEWS_PER_ADDRESS)),
             clock: || (environment::now(), environment::wall_clock()),
         }
     }
@@ -105,11 +105,12 @@ impl KubernetesTokens {
         token: String,
         expires_at: Option<SystemTime>,
     ) -> BoxFuture<'static, Result<ReviewedToken, AuthenticationError>> {
-        let (audiences, permits, shares) = (self.audiences.clone(), self.permits.clone(), self.shares.clone());
+        let audiences = self.audiences.clone();
+        let (permits, of_addresses) = (self.permits.clone(), self.permits_of_addresses.clone());
         let id = cluster.clone();
         let asking = async move {
-            let _share = shares.acquire(address).await;
-            let _permit = permits.acquire().await;
+            let _of_address = of_addresses.acquire((cluster.clone(), address)).await;
+            let _permit = permits.acquire(cluster.clone()).await;
             let info = review::review(client, cluster, token, &audiences).await?;
             Ok(ReviewedToken { info, expires_at })
         };

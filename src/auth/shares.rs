@@ -42,6 +42,12 @@ impl<K: Ord> Shares<K> {
         permit.expect("because the semaphore is never closed")
     }
 
+    /// Returns the number of permits that a caller does not hold.
+    #[cfg(test)]
+    pub fn available(&self, caller: K) -> usize {
+        self.semaphore(caller).available_permits()
+    }
+
     fn semaphore(&self, caller: K) -> Arc<Semaphore> {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         if callers.semaphores.len() >= callers.sweep_size {

@@ -168,6 +168,24 @@ pub fn authority(uri: &str) -> Option<(&str, u32)> {
     }
 }
 
+/// Returns a URL without user and password. It may be invalid, so everything between its scheme and the last `@` counts
+/// as credentials.
+pub fn without_credentials(url: &str) -> String {
+    let Some((before, rest)) = url.rsplit_once('@') else {
+        return url.to_owned();
+    };
+    let scheme = before.find("://").map_or("", |end| &before[..end + "://".len()]);
+    format!("{scheme}[redacted]@{rest}")
+}
+
+/// Returns a command line argument without the credentials of a URL in its value.
+pub fn argument_without_credentials(argument: &str) -> String {
+    match argument.split_once('=') {
+        Some((flag, value)) if flag.starts_with('-') => format!("{flag}={}", without_credentials(value)),
+        _ => without_credentials(argument),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -223,6 +241,32 @@ mod tests {
             "oci://a b/c",
         ] {
             assert_eq!(read(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn credentials_of_a_url_are_not_shown() {
+        for (url, shown) in [
+            ("http://user:secret@host:1/a", "http://[redacted]@host:1/a"),
+            ("https://user:se/cr@et@host", "https://[redacted]@host"),
+            ("user:secret@host", "[redacted]@host"),
+            ("http://host:1/a", "http://host:1/a"),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+    }
+
+    #[test]
+    fn credentials_in_arguments_are_not_shown() {
+        for (argument, shown) in [
+            (
+                "--eurekaserverURL=http://user:se=cret@eureka",
+                "--eurekaserverURL=http://[redacted]@eureka",
+            ),
+            ("http://user:se=cret@eureka", "http://[redacted]@eureka"),
+            ("--httpAddr=:8080", "--httpAddr=:8080"),
+        ] {
+            assert_eq!(argument_without_credentials(argument), shown);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! The gRPC service `IstioCertificateService`: signs certificates for authenticated workloads.
 //!
 //! The message is not read before the caller is authenticated. Many calls of one identity wait for each other, and
-//! leave room for those of other identities. The certificate has the identities that the authenticators return; names
-//! in the CSR are ignored. Parity (security/pkg/server/ca/server.go): status codes and metrics.
+//! leave room for those of other identities; those that send no message delay only calls from their own address. The
+//! certificate has the identities that the authenticators return; names in the CSR are ignored. Parity
+//! (security/pkg/server/ca/server.go): status codes and metrics.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
@@ -29,8 +30,8 @@ const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
 /// The maximum number of concurrent calls of authenticated callers; a call may wait for its message or a signer.
 const MAX_CONCURRENT_CALLS: usize = 1024;
-/// The maximum number of those of one identity, which all replicas of a workload, and all ztunnels, have in common.
-/// Others wait, without their message.
+/// The maximum number of those of one identity, which all replicas of a workload, and all ztunnels, have in common: of
+/// calls with a message, and of calls from one address without. Others wait.
 const MAX_CALLS_PER_IDENTITY: usize = 64;
 /// The maximum wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -47,7 +48,10 @@ pub struct CertificateService {
     domains: watch::Receiver<Arc<TrustDomains>>,
     may_impersonate: MayImpersonate,
     calls: Semaphore,
-    calls_of_identities: Shares<SmolStr>,
+    /// Calls whose message is awaited. Those at one address must not delay others of a shared identity.
+    unread_calls: Shares<(SmolStr, Option<IpAddr>)>,
+    /// Calls with a message.
+    signed_calls: Shares<SmolStr>,
     metrics: Metrics,
 }
 
@@ -66,7 +70,8 @@ impl CertificateService {
             domains,
             may_impersonate,
             calls: Semaphore::new(MAX_CONCURRENT_CALLS),
-            calls_of_identities: Shares::new(MAX_CALLS_PER_IDENTITY),
+            unread_calls: Shares::new(MAX_CALLS_PER_IDENTITY),
+            signed_calls: Shares::new(MAX_CALLS_PER_IDENTITY),
             metrics: Metrics::new(registry)?,
         })
     }
@@ -74,8 +79,9 @@ impl CertificateService {
     async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
         self.metrics.requests.inc();
         let caller = self.caller(&mut call).await?;
-        let _permits = self.permits(&caller).await?;
-        let message = call.message(MAX_REQUEST_BYTES).await?;
+        let identity = caller.identities.first().cloned().unwrap_or_default();
+        let (message, _permit) = self.message(&mut call, &identity).await?;
+        let _share = share(&self.signed_calls, identity).await?;
         let request = IstioCertificateRequest::decode(message).map_err(|error| {
             self.metrics.unreadable.inc();
             Status::invalid_argument(format!("the request cannot be decoded: {error}"))
@@ -123,18 +129,13 @@ impl CertificateService {
         }
     }
 
-    /// Waits until the identity has few enough calls, and fails if all callers together have too many.
-    async fn permits(&self, caller: &Caller) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'_>), Status> {
-        let exhausted = |calls: usize, whose: &str| {
-            let message = format!("{calls} certificate requests{whose} are in progress; retry in some seconds");
-            Status::resource_exhausted(message)
-        };
-        let identity = caller.identities.first().cloned().unwrap_or_default();
-        let share = tokio::time::timeout(LONGEST_WAIT, self.calls_of_identities.acquire(identity)).await;
-        let share = share.map_err(|_| exhausted(MAX_CALLS_PER_IDENTITY, " of this identity"))?;
+    /// Reads the message. Returns it with a permit of the call.
+    async fn message(&self, call: &mut Call, identity: &SmolStr) -> Result<(Bytes, SemaphorePermit<'_>), Status> {
+        let address = call.credentials().address.map(|address| address.ip());
+        let _share = share(&self.unread_calls, (identity.clone(), address)).await?;
         let permit = self.calls.try_acquire();
         let permit = permit.map_err(|_| exhausted(MAX_CONCURRENT_CALLS, ""))?;
-        Ok((share, permit))
+        Ok((call.message(MAX_REQUEST_BYTES).await?, permit))
     }
 
     /// Returns the identities of the certificate.
@@ -188,6 +189,17 @@ impl Unary for CertificateService {
     fn call(&self, call: Call) -> BoxFuture<'_, Result<Bytes, Status>> {
         self.create(call).boxed()
     }
+}
+
+/// Waits for a permit of a caller.
+async fn share<K: Ord>(shares: &Shares<K>, caller: K) -> Result<OwnedSemaphorePermit, Status> {
+    let share = tokio::time::timeout(LONGEST_WAIT, shares.acquire(caller)).await;
+    share.map_err(|_| exhausted(MAX_CALLS_PER_IDENTITY, " of this identity"))
+}
+
+fn exhausted(calls: usize, whose: &str) -> Status {
+    let message = format!("{calls} certificate requests{whose} are in progress; retry in some seconds");
+    Status::resource_exhausted(message)
 }
 
 /// Returns a string field of the metadata; else empty.

@@ -5,8 +5,9 @@ use std::{collections::BTreeSet, process::ExitCode};
 use super::FAILURE;
 use crate::{
     admin::metrics::VERSION,
-    app, environment,
-    fetch::argument_without_credentials,
+    app,
+    base::url::argument_without_credentials,
+    environment,
     log::{Encoding, LogError, Logging, Options},
     settings::{DiscoveryFlags, OLD_FLAGS, Settings},
 };

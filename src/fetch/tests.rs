@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{FetchError, FetchOptions, Fetcher, Resolve, argument_without_credentials, without_credentials};
+use super::{FetchError, FetchOptions, Fetcher, Resolve};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -469,30 +469,4 @@ async fn https_uses_a_connect_tunnel_of_the_proxy() {
     let head = asked.lock().expect("an unpoisoned lock").to_ascii_lowercase();
     assert!(head.starts_with("connect keys.test:443 http/1.1\r\n"), "{head}");
     assert!(head.contains("proxy-authorization: basic "), "{head}");
-}
-
-#[test]
-fn credentials_of_a_url_are_not_shown() {
-    for (url, shown) in [
-        ("http://user:secret@host:1/a", "http://[redacted]@host:1/a"),
-        ("https://user:se/cr@et@host", "https://[redacted]@host"),
-        ("user:secret@host", "[redacted]@host"),
-        ("http://host:1/a", "http://host:1/a"),
-    ] {
-        assert_eq!(without_credentials(url), shown);
-    }
-}
-
-#[test]
-fn credentials_in_arguments_are_not_shown() {
-    for (argument, shown) in [
-        (
-            "--eurekaserverURL=http://user:se=cret@eureka",
-            "--eurekaserverURL=http://[redacted]@eureka",
-        ),
-        ("http://user:se=cret@eureka", "http://[redacted]@eureka"),
-        ("--httpAddr=:8080", "--httpAddr=:8080"),
-    ] {
-        assert_eq!(argument_without_credentials(argument), shown);
-    }
 }

@@ -13,7 +13,7 @@ use std::{
 use ::kube::{Client, core::ApiResource};
 use tokio::{
     sync::{mpsc, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use super::{context::IngestContext, kinds::resource};
@@ -64,8 +64,8 @@ struct Definitions {
     present: BTreeSet<SmolStr>,
     /// Definitions whose versions are not known yet.
     unresolved: BTreeSet<SmolStr>,
-    /// New and changed definitions, whose versions will be looked up again.
-    unconfirmed: BTreeSet<SmolStr>,
+    /// New and changed definitions, with the time at which their versions are looked up again.
+    unconfirmed: BTreeMap<SmolStr, Instant>,
     served: Served,
     listed: bool,
 }
@@ -95,6 +95,7 @@ pub async fn follow(
     let mut definitions = Definitions::new(kinds);
     let mut wait = FIRST_WAIT;
     loop {
+        let confirm_at = definitions.unconfirmed.values().min().copied();
         let waiting = definitions.listed && !definitions.unresolved.is_empty();
         tokio::select! {
             () = out.closed() => return,
@@ -115,8 +116,8 @@ pub async fn follow(
                 wait = (wait * 2).min(LONGEST_WAIT);
             }
             () = health.recovered(), if waiting => wait = FIRST_WAIT,
-            () = sleep(CONFIRM_AFTER), if !waiting && !definitions.unconfirmed.is_empty() => {
-                definitions.look_up_again();
+            () = sleep_until(confirm_at.unwrap_or_else(Instant::now)), if confirm_at.is_some() => {
+                definitions.look_up_again(Instant::now());
                 wait = FIRST_WAIT;
             }
         }
@@ -138,7 +139,7 @@ impl Definitions {
             kinds: kinds.into_iter().map(|kind| (kind.definition(), kind)).collect(),
             present: BTreeSet::new(),
             unresolved: BTreeSet::new(),
-            unconfirmed: BTreeSet::new(),
+            unconfirmed: BTreeMap::new(),
             served: Served::new(),
             listed: false,
         }
@@ -146,6 +147,7 @@ impl Definitions {
 
     /// Applies an event. Returns true if discovery must be queried.
     fn take(&mut self, event: WatchEvent<SmolStr>) -> bool {
+        let confirm_at = Instant::now() + CONFIRM_AFTER;
         match event {
             WatchEvent::Restarted(all) => {
                 let present: BTreeSet<SmolStr> = all.into_iter().filter(|name| self.kinds.contains_key(name)).collect();
@@ -153,14 +155,14 @@ impl Definitions {
                     self.forget(&gone);
                 }
                 self.unresolved.clone_from(&present);
-                self.unconfirmed.clone_from(&present);
+                self.unconfirmed = present.iter().map(|name| (name.clone(), confirm_at)).collect();
                 self.present = present;
                 self.listed = true;
                 !self.unresolved.is_empty()
             }
             WatchEvent::Applied(name) if self.kinds.contains_key(&name) => {
                 self.present.insert(name.clone());
-                self.unconfirmed.insert(name.clone());
+                self.unconfirmed.insert(name.clone(), confirm_at);
                 self.unresolved.insert(name);
                 true
             }
@@ -181,8 +183,10 @@ impl Definitions {
         }
     }
 
-    fn look_up_again(&mut self) {
-        self.unresolved.append(&mut self.unconfirmed);
+    /// Marks the definitions whose versions are to be looked up again now.
+    fn look_up_again(&mut self, now: Instant) {
+        let due = self.unconfirmed.extract_if(.., |_, at| *at <= now);
+        self.unresolved.extend(due.map(|(name, _)| name));
     }
 
     /// Queries discovery. A definition that is not served yet is queried again later. Returns true if the API answered
@@ -315,7 +319,9 @@ mod tests {
         assert!(definitions.resolve(&client).await);
         assert_eq!(definitions.served[&Kind::Sidecar].version, "v1alpha3");
         *version.lock().unwrap() = "v1";
-        definitions.look_up_again();
+        definitions.look_up_again(Instant::now());
+        assert!(definitions.unresolved.is_empty(), "discovery has time to follow");
+        definitions.look_up_again(Instant::now() + CONFIRM_AFTER);
         assert!(definitions.resolve(&client).await);
         assert_eq!(definitions.served[&Kind::Sidecar].version, "v1");
         assert!(definitions.unresolved.is_empty() && definitions.unconfirmed.is_empty());

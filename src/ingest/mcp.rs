@@ -227,6 +227,8 @@ impl Client {
             cache.read(wall_clock())
         });
         let read = read.await;
+        // Unless a state is restored, the first complete one is written, even if it has no objects.
+        self.store_at = Some(Instant::now());
         match read {
             Ok(Ok(None)) => {}
             Ok(Ok(Some(answers))) => {

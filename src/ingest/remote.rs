@@ -201,6 +201,10 @@ pub struct Remote {
     number: u64,
     problems: BTreeMap<ProblemAt, Problem>,
     is_declared: bool,
+    /// Time until which the start of istiod waits for a folder of kubeconfigs that cannot be read.
+    declared_by: Option<Instant>,
+    /// True if the start of istiod waits for declarations no longer.
+    is_late: bool,
     /// True if the published state must be updated.
     is_changed: bool,
     view: watch::Sender<Arc<RemoteClusters>>,
@@ -230,6 +234,8 @@ impl Remote {
             number: 0,
             problems: BTreeMap::new(),
             is_declared: false,
+            declared_by: None,
+            is_late: false,
             is_changed: false,
             view,
         };
@@ -237,9 +243,12 @@ impl Remote {
     }
 
     /// Watches the declarations and forwards changes of clusters, until the receiver is closed.
-    async fn run(self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
+    async fn run(mut self, declarations: Declarations, changes: mpsc::Sender<Vec<Change>>) {
         let (out, declared) = mpsc::channel(BATCHES);
         let (own, allowed) = (self.settings.own.clone(), Allowed::new(self.settings.allowed.clone()));
+        if matches!(declarations, Declarations::Folder(_)) {
+            self.declared_by = self.sync_deadline();
+        }
         let watch = async {
             match declarations {
                 Declarations::Folder(path) => folder::Folder::new(path, own, allowed).run(out).await,
@@ -287,7 +296,10 @@ impl Remote {
 
     /// Applies declarations; returns removals that follow at once.
     fn declare(&mut self, declared: Declared) -> Vec<Change> {
-        self.is_declared |= matches!(declared, Declared::All(_));
+        if matches!(declared, Declared::All(_)) {
+            self.is_declared = true;
+            self.declared_by = None;
+        }
         self.is_changed = true;
         let events: Vec<Event> = match declared {
             Declared::All(origins) => self.reconciler.replace(origins),
@@ -409,8 +421,15 @@ impl Remote {
     fn start_after(&self, delay: Duration, key: ConnectionKey, inputs: StartCluster, backoff: Backoff) {
         let start = self.start.clone();
         self.starting.push(Box::pin(async move {
-            time::sleep(delay).await;
-            let result = start(inputs.clone()).await;
+            tokio::select! {
+                () = time::sleep(delay) => {}
+                () = inputs.changes.closed() => {}
+            }
+            let result = if inputs.changes.is_closed() {
+                Err("the cluster is not declared any more".to_owned())
+            } else {
+                start(inputs.clone()).await
+            };
             Started {
                 key,
                 inputs,
@@ -522,10 +541,16 @@ impl Remote {
             .states
             .values()
             .flat_map(|state| [&state.replacement, &state.serving]);
-        sources.flatten().filter_map(|source| source.deadline).min()
+        let deadlines = sources.flatten().filter_map(|source| source.deadline);
+        deadlines.chain(self.declared_by).min()
     }
 
     fn time_out(&mut self, now: Instant) {
+        if self.declared_by.take_if(|by| *by <= now).is_some() {
+            self.is_late = true;
+            self.is_changed = true;
+            tracing::error!(timeout = ?self.settings.timeout, "starting without the remote clusters of the folder");
+        }
         for (cluster, state) in &mut self.states {
             let Some(source) = &mut state.replacement else { continue };
             if source.deadline.is_some_and(|deadline| deadline <= now) {
@@ -628,7 +653,7 @@ impl Remote {
                 shown.problem = Some(problem.message.clone());
             }
         }
-        let is_ready = self.is_declared && !self.states.values().any(ClusterState::is_awaited);
+        let is_ready = (self.is_declared || self.is_late) && !self.states.values().any(ClusterState::is_awaited);
         self.view.send_modify(|view| {
             let ready = view.ready || is_ready;
             *view = Arc::new(RemoteClusters { ready, clusters });

@@ -15,11 +15,11 @@ use super::{
         held::{Charge, size_of_names, size_of_private},
         initial_versions::InitialVersions,
         names::Names,
-        quarantine::{Build, Quarantine, Refusal},
+        quarantine::{Build, ByVersion, Quarantine, Refusal},
         response_cache::ResponseCache,
     },
     sotw,
-    watched::{Awaited, InFlight, WatchedResource},
+    watched::{InFlight, WatchedResource},
 };
 use crate::{
     base::Version,
@@ -518,10 +518,12 @@ impl Connection {
             if is_generated_on_request && !latest.is_made_for(*resource_type, &watched.requested_names()) {
                 continue;
             }
-            let awaited = match &self.quarantine {
-                Some((quarantine, _)) if !quarantine.is_empty() => watched.awaited(),
-                Some(_) | None => Awaited::default(),
+            let of_others = match &self.quarantine {
+                Some((quarantine, build)) => quarantine.withheld(*build, *resource_type),
+                None => ByVersion::default(),
             };
+            let may_withhold = !of_others.is_empty() || !watched.refused.is_empty();
+            let awaited = may_withhold.then(|| watched.awaited());
             let content = match self.protocol {
                 Protocol::Sotw => sotw::content(watched, *resource_type, &latest, &self.cache),
                 Protocol::Delta => delta::content(watched, *resource_type, &latest, &self.cache),
@@ -529,10 +531,9 @@ impl Connection {
             if !watched.refused.is_empty() {
                 watched.forget_refusals(latest.resources(*resource_type));
             }
-            let content = match &self.quarantine {
-                Some((quarantine, build)) => content.and_then(|content| {
-                    watched.withhold(*resource_type, content, &awaited, self.protocol, (quarantine, *build))
-                }),
+            let content = match &awaited {
+                Some(awaited) => content
+                    .and_then(|content| watched.withhold(*resource_type, content, awaited, self.protocol, &of_others)),
                 None => content,
             };
             // Parity (pilot/pkg/xds/sds.go, pcds.go): a response without resources is not sent.

@@ -18,7 +18,7 @@ use super::{
         held::Charge,
         initial_versions::InitialVersions,
         names::Names,
-        quarantine::{Build, Quarantine, Refusal},
+        quarantine::{Build, ByVersion, Quarantine, Refusal},
         response_cache::ResponseCache,
     },
 };
@@ -97,7 +97,7 @@ pub(super) struct Awaited {
     /// True for all names.
     all: bool,
     names: BTreeSet<SmolStr>,
-    /// What the client announced to hold. It waits for other names that it does not hold.
+    /// Resources that the client announced to hold. It waits for other names that it does not hold.
     announced: InitialVersions,
 }
 
@@ -419,9 +419,9 @@ impl WatchedResource {
         }
     }
 
-    /// Replaces the refused resources of a response by those that the client holds, as far as their absence would
-    /// remove them, and by those that others hold, if the client waits for them; omits the others. Returns `None` if
-    /// nothing is left to send.
+    /// Replaces the resources of a response that the client or others refused by those that the client holds, as far as
+    /// their absence would remove them, and by those that others hold, if the client waits for them; omits the others.
+    /// Returns `None` if nothing is left to send.
     ///
     /// A client waits only for types that it requests by name. Without a version to replace it, a resource for which it
     /// waits is sent as it is: if Envoy rejects it too, it waits no longer (`RdsRouteConfigSubscription` and
@@ -432,24 +432,27 @@ impl WatchedResource {
         content: InFlight,
         awaited: &Awaited,
         protocol: Protocol,
-        (quarantine, build): (&Quarantine, Build),
+        of_others: &ByVersion<Arc<Refusal>>,
     ) -> Option<InFlight> {
-        let of_others = quarantine.withheld(build, resource_type);
-        if self.refused.is_empty() && of_others.is_empty() {
-            return Some(content);
-        }
         let removes_by_omission = protocol == Protocol::Sotw && resource_type.is_wildcard();
         let is_awaited = awaited.lookup();
         let mut sent = Vec::with_capacity(content.resources.len());
         let mut last = BTreeSet::new();
         let mut is_changed = false;
         for resource in content.resources.iter() {
-            let known = self.refusal(resource);
+            let known = self.refusal(resource).cloned();
+            let refusal = of_others.get(&resource.version);
+            if known.is_none() && refusal.is_none() {
+                sent.push(resource.clone());
+                continue;
+            }
+            is_changed = true;
+            let held = self.held(&resource.name).cloned();
             // A client that refused the resource itself does not wait for it any more.
-            let is_held = known.is_some_and(|withheld| withheld.is_own) || self.held(&resource.name).is_some();
-            let withheld = known.cloned().or_else(|| {
-                let refusal = of_others.get(&resource.version)?.clone();
-                let held = self.held(&resource.name).cloned().or_else(|| refusal.held.clone());
+            let is_held = held.is_some() || known.as_ref().is_some_and(|withheld| withheld.is_own);
+            let new = || {
+                let refusal = refusal?.clone();
+                let held = held.or_else(|| refusal.held.clone());
                 let withheld = Withheld {
                     refusal,
                     held,
@@ -458,12 +461,10 @@ impl WatchedResource {
                 };
                 self.refused.insert(resource.name.clone(), withheld.clone());
                 Some(withheld)
-            });
-            let Some(withheld) = withheld else {
-                sent.push(resource.clone());
+            };
+            let Some(withheld) = known.or_else(new) else {
                 continue;
             };
-            is_changed = true;
             let waits = !self.wildcard && is_awaited(&resource.name, is_held);
             match withheld.held {
                 Some(held) if waits || removes_by_omission => sent.push(held),

@@ -10,12 +10,9 @@ use crate::{
         message::{CLAIMS_WITHOUT_AUTHENTICATION, Report},
         object::Object,
     },
-    api::Kind,
+    api::{Kind, names::claim_path},
     base::select,
 };
-
-/// The beginning of headers that are claims.
-const CLAIMS: &str = "@request.auth.claims";
 
 /// Reports routes by claims at gateways without a RequestAuthentication.
 ///
@@ -50,16 +47,7 @@ fn claim(service: &Object) -> Option<&str> {
         .flat_map(|route| items(&route["match"]));
     let headers = matches.flat_map(|it| [&it["headers"], &it["withoutHeaders"]]);
     let names = headers.filter_map(Value::as_object).flat_map(|headers| headers.keys());
-    names.map(String::as_str).find(|name| is_claim(name))
-}
-
-fn is_claim(header: &str) -> bool {
-    let Some((start, rest)) = header.split_at_checked(CLAIMS.len()) else {
-        return false;
-    };
-    let is_dotted = rest.len() > 1 && rest.starts_with('.');
-    let is_bracketed = rest.len() > 2 && rest.starts_with('[') && rest.ends_with(']');
-    start.eq_ignore_ascii_case(CLAIMS) && (is_dotted || is_bracketed)
+    names.map(String::as_str).find(|name| claim_path(name).is_some())
 }
 
 fn is_authenticated(mesh: &Mesh, pod: &Object) -> bool {
@@ -69,15 +57,4 @@ fn is_authenticated(mesh: &Mesh, pod: &Object) -> bool {
         let selector = labels(&authentication.spec("selector")["matchLabels"]);
         select::subset(&selector, &pod.labels)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn claims_are_recognised() {
-        assert!(is_claim("@request.auth.claims.group") && is_claim("@Request.auth.claims[a]"));
-        assert!(!is_claim("@request.auth.claims") && !is_claim("@request.auth.claims[]") && !is_claim("x"));
-    }
 }

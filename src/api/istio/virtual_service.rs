@@ -53,7 +53,8 @@ pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
     at.each("http", &service.http, |at, route| {
         http_route(at, route, delegate, &service.gateways);
     });
-    at.each("tls", &service.tls, |at, route| tls_route(at, route, service));
+    let covered = CoveredNames::of(&service.hosts);
+    at.each("tls", &service.tls, |at, route| tls_route(at, route, &covered));
     at.each("tcp", &service.tcp, tcp_route);
     unreachable::check(at, service);
 }
@@ -539,7 +540,7 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
     at.each("remove", &operations.remove, |at, name| named(at, name));
 }
 
-fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
+fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, covered: &CoveredNames<'_>) {
     at.field("match").require(!route.r#match.is_empty(), "is required");
     at.each("match", &route.r#match, |at, matched: &TlsMatchAttributes| {
         at.field("sniHosts")
@@ -552,7 +553,7 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
             }
             if !is_address && !is_wildcard_domain(sni) {
                 at.error(format!("{sni:?} is not a host name"));
-            } else if !service.hosts.iter().any(|host| covers(host, sni)) {
+            } else if !covered.contain(sni) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
             } else if is_partial_wildcard(sni) {
                 at.warning(format!("{sni:?} is a partial wildcard, which proxies do not support"));
@@ -570,11 +571,30 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, service: &VirtualService) {
     l4_destinations(at, &route.route);
 }
 
-/// True if `host` covers every name that `sni` covers.
-fn covers(host: &str, sni: &str) -> bool {
-    match host.strip_prefix('*') {
-        Some(suffix) => sni.ends_with(suffix),
-        None => host == sni,
+/// Names that the hosts of a VirtualService cover. Sets, since there may be thousands of hosts and server names.
+#[derive(Default)]
+struct CoveredNames<'a> {
+    exact: BTreeSet<&'a str>,
+    /// The ends of names that wildcards cover.
+    suffixes: BTreeSet<&'a str>,
+}
+
+impl<'a> CoveredNames<'a> {
+    fn of(hosts: &'a [String]) -> Self {
+        let mut names = Self::default();
+        for host in hosts {
+            match host.strip_prefix('*') {
+                Some(suffix) => names.suffixes.insert(suffix),
+                None => names.exact.insert(host),
+            };
+        }
+        names
+    }
+
+    /// Returns true if one host covers every name that `sni` covers.
+    fn contain(&self, sni: &str) -> bool {
+        let mut ends = (0..=sni.len()).filter_map(|start| sni.get(start..));
+        self.exact.contains(sni) || !self.suffixes.is_empty() && ends.any(|end| self.suffixes.contains(end))
     }
 }
 

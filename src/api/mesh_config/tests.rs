@@ -104,10 +104,6 @@ fn named_lists_are_merged() {
 fn problems_are_reported() {
     for (file, field) in [
         (json!({"connectTimeout": "2h"}), "connectTimeout"),
-        (
-            json!({"discoverySelectors": [{}, {"matchExpressions": [{"key": "a", "operator": "NotIn"}]}]}),
-            "discoverySelectors[1]",
-        ),
         (json!({"connectTimeout": "soon"}), "connectTimeout"),
         (json!({"proxyListenPort": 70000}), "proxyListenPort"),
         (json!({"ingressControllerMode": "LOOSE"}), "ingressControllerMode"),
@@ -171,6 +167,7 @@ fn resources_change_the_config_of_a_proxy() {
 #[test]
 fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     let file = json!({"dnsRefreshRate": "0s", "protocolDetectionTimeout": "-5s", "trustDomain": "t",
+        "discoverySelectors": [{"matchLabels": {"a": "b"}}, {"matchExpressions": [{"key": "a", "operator": "NotIn"}]}],
         "defaultConfig": {"tracing": {"sampling": 150}, "proxyHeaders": {"server": {"value": "a\n"}}}});
     let parsed = parse(&file).expect("a mesh config with warnings");
     let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
@@ -179,6 +176,7 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
         [
             "protocolDetectionTimeout",
             "dnsRefreshRate",
+            "discoverySelectors[1]",
             "defaultConfig.tracing.sampling",
             "defaultConfig.proxyHeaders.server.value"
         ]
@@ -186,6 +184,7 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     let config = parsed.config;
     assert_eq!(config.trust_domain, "t");
     assert_eq!(config.dns_refresh_rate, None);
+    assert!(config.discovery_selectors.is_empty(), "all namespaces are selected");
     let headers = config.default_config.unwrap().proxy_headers.unwrap();
     assert_eq!(headers.server.unwrap().value, "");
     assert_eq!(

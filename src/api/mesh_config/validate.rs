@@ -46,11 +46,12 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
         at.each("hosts", &settings.hosts, |at, host| common::wildcard_domain(at, host));
     });
     at.each("discoverySelectors", &config.discovery_selectors, |at, written| {
-        let hint = "In and NotIn need values, Exists and DoesNotExist have none";
-        at.require(
-            selector(written).is_valid(),
-            &format!("is not a valid label selector; hint: {hint}"),
-        );
+        if !selector(written).is_valid() {
+            at.warning(
+                "is not a valid label selector, so discoverySelectors are ignored; hint: In and NotIn need values, Exists \
+                 and DoesNotExist have none",
+            );
+        }
     });
     if let Some(retries) = &config.default_http_retry_policy {
         virtual_service::http_retries(&at.field("defaultHttpRetryPolicy"), retries);
@@ -96,6 +97,14 @@ pub(super) fn normalize(config: &mut MeshConfig) {
     }
     if config.dns_refresh_rate.as_ref().is_some_and(is_below_a_millisecond) {
         config.dns_refresh_rate = None;
+    }
+    // Without the invalid one, the others would select less than the user wants.
+    if config
+        .discovery_selectors
+        .iter()
+        .any(|written| !selector(written).is_valid())
+    {
+        config.discovery_selectors.clear();
     }
     let headers = config
         .default_config

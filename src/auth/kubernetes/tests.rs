@@ -246,9 +246,15 @@ async fn one_address_does_not_use_all_reviews() {
         tokio::task::yield_now().await;
     }
     let left = MAX_CONCURRENT_REVIEWS - MAX_REVIEWS_PER_ADDRESS;
-    assert_eq!(authenticator.permits.available_permits(), left);
+    let available = || authenticator.permits.available("Kubernetes".into());
+    assert_eq!(available(), left);
     let token = token(30);
     let mut other = std::pin::pin!(ask_from(address(2), &authenticator, &token, ""));
     assert!(futures::poll!(other.as_mut()).is_pending());
-    assert_eq!(authenticator.permits.available_permits(), left - 1);
+    assert_eq!(available(), left - 1);
+    assert_eq!(
+        authenticator.permits.available("other".into()),
+        MAX_CONCURRENT_REVIEWS,
+        "another API server may answer"
+    );
 }

@@ -9,7 +9,7 @@ use http_body_util::{Full, StreamBody};
 use super::*;
 use crate::{
     auth::{AuthenticationError, Authenticator, CallerSource, Credentials},
-    rpc::framing,
+    rpc::{Peer, framing},
 };
 
 /// Authenticates by the header `caller`.
@@ -283,6 +283,13 @@ async fn calls_of_one_identity_do_not_delay_others() {
     let asked = request(&[]);
     let other = "spiffe://cluster.local/ns/default/sa/other";
     fixture.ask(other, &asked).await.expect("a signed certificate");
+    let message = framing::framed(&asked.encode_to_vec()).expect("a message within the size limit");
+    let elsewhere = Request::post(CREATE_CERTIFICATE)
+        .header("caller", WEB)
+        .extension(Peer::plaintext(([10, 0, 0, 1], 1).into()))
+        .body(Full::new(message));
+    let elsewhere = fixture.service.call(Call::new(elsewhere.expect("a request")));
+    elsewhere.await.expect("a signed certificate");
     let mut own = std::pin::pin!(fixture.ask(WEB, &asked));
     assert!(futures::poll!(own.as_mut()).is_pending());
     drop(silent);

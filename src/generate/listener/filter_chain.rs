@@ -1,10 +1,9 @@
 //! Filter chains of outbound and gateway listeners under construction: their matches and conflicts.
 
-use std::{hash::Hash, net::IpAddr};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use bytes::Bytes;
 use ipnet::IpNet;
-use rustc_hash::FxHashSet;
 use smol_str::{SmolStr, StrExt};
 
 use crate::{
@@ -62,17 +61,17 @@ pub struct Chain {
     pub transport_socket: Option<Bytes>,
 }
 
-/// What the chains of a listener match. Envoy refuses the whole listener if two chains match the same combination of
-/// range, server name, transport and application protocol, or if a chain has one twice.
+/// The combinations of range, server name, transport and application protocol that the chains of a listener match. Envoy
+/// refuses the whole listener if two chains match the same one, or if a chain has one twice.
 #[derive(Default)]
 pub struct TakenMatches {
-    taken: FxHashSet<Combination>,
+    taken: BTreeSet<Combination>,
     /// Combinations that count against [`MAX_COMBINATIONS`].
     surplus: usize,
 }
 
 /// One combination of a chain's match, as Envoy compares it.
-#[derive(PartialEq, Eq, Hash)]
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Combination {
     transport: &'static str,
     alpns: &'static [&'static str],
@@ -137,13 +136,13 @@ impl TakenMatches {
         }
         self.surplus += surplus;
         if !any_name && names.len() < chain.sni.len() {
-            let mut kept: FxHashSet<&str> = names.iter().flatten().map(SmolStr::as_str).collect();
+            let mut kept: BTreeSet<&str> = names.iter().flatten().map(SmolStr::as_str).collect();
             chain
                 .sni
                 .retain(|name| kept.remove(name.to_ascii_lowercase_smolstr().as_str()));
         }
         if ranges.len() < declared_ranges {
-            let mut kept: FxHashSet<IpNet> = ranges.iter().flatten().copied().collect();
+            let mut kept: BTreeSet<IpNet> = ranges.iter().flatten().copied().collect();
             chain
                 .ranges
                 .retain(|range| matched_range(range).is_some_and(|range| kept.remove(&range)));
@@ -163,9 +162,9 @@ fn matched_range(text: &str) -> Option<IpNet> {
 }
 
 /// Removes all but the first of equal items.
-fn retain_unique<T: Clone + Eq + Hash>(items: &mut Vec<T>) {
+fn retain_unique<T: Clone + Ord>(items: &mut Vec<T>) {
     if items.len() > 1 {
-        let mut seen = FxHashSet::default();
+        let mut seen = BTreeSet::new();
         items.retain(|item| seen.insert(item.clone()));
     }
 }

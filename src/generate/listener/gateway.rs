@@ -227,7 +227,7 @@ struct Chains {
     listener: EncodedListener,
     /// True if some chain matches the client hello.
     needs_hello: bool,
-    /// What the chains match.
+    /// Matches of the chains.
     taken: TakenMatches,
 }
 

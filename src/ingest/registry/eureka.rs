@@ -36,10 +36,8 @@ use super::{
     protocol,
 };
 use crate::{
-    base::ClusterId,
-    fetch::{
-        ClientTls, ClientTlsError, Dialer, Endpoint, HttpClient, HttpError, basic_authorization, without_credentials,
-    },
+    base::{ClusterId, url::without_credentials},
+    fetch::{ClientTls, ClientTlsError, Dialer, Endpoint, HttpClient, HttpError, basic_authorization},
     ingest::{
         diagnostics::Report,
         registry_metrics::OfRegistry,

@@ -85,7 +85,8 @@ impl Folder {
         }
     }
 
-    /// Returns the declarations, if they differ from those sent last. Those of a folder that was never read are unknown.
+    /// Returns the declarations, if they differ from those sent last. Those of a folder that was never read are
+    /// unknown.
     pub(super) fn changed(&mut self) -> Option<Declared> {
         if self.problem.is_some() || self.sent.as_ref() == Some(&self.origins) {
             return None;

@@ -1,8 +1,8 @@
 //! Reconciles declared remote clusters with running ones: what to start, replace and stop.
 //!
 //! Pure. The result depends on the present declarations and running clusters, never on the order of events. If several
-//! Secrets name one cluster, the oldest valid one counts. Note: an invalid kubeconfig stops nothing. If there is no valid
-//! one, the cluster keeps its last one while the same Secret or file names it.
+//! Secrets name one cluster, the oldest valid one counts. Note: an invalid kubeconfig stops nothing. If there is no
+//! valid one, the cluster keeps its last one while the same Secret or file names it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -70,8 +70,16 @@ impl Fixture {
     }
 
     /// A controller with stored states.
-    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
     fn storing(timeout: Duration, stored: impl FnOnce(&Registry) -> Option<StoredStates>) -> Self {
+        Self::with(timeout, stored, Declarations::Secrets)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the test ends with its runtime")]
+    fn with(
+        timeout: Duration,
+        stored: impl FnOnce(&Registry) -> Option<StoredStates>,
+        declarations: impl FnOnce(mpsc::Receiver<WatchEvent>) -> Declarations,
+    ) -> Self {
         let (events, events_in) = mpsc::channel(8);
         let (played_out, played) = mpsc::channel(8);
         let (changes_out, changes) = mpsc::channel(8);
@@ -114,7 +122,7 @@ impl Fixture {
         };
         let report: Report = Arc::new(move |finding: &Diagnostic| noted.lock().unwrap().push(finding.to_string()));
         let (remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
-        let task = tokio::spawn(remote.run(Declarations::Secrets(events_in), changes_out));
+        let task = tokio::spawn(remote.run(declarations(events_in), changes_out));
         Self {
             events,
             played,
@@ -289,6 +297,15 @@ async fn without_clusters_the_source_is_ready_after_the_first_list() {
     assert!(!fixture.shown.borrow().ready);
     fixture.secrets(&[]).await;
     fixture.shown.wait_for(|shown| shown.ready).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unreadable_folder_delays_the_start_for_a_limited_time() {
+    let folder = tempfile::tempdir().unwrap().path().join("absent");
+    let declarations = |_| Declarations::Folder(folder);
+    let mut fixture = Fixture::with(Duration::from_millis(1), |_| None, declarations);
+    let ready = fixture.shown.wait_for(|shown| shown.ready);
+    assert!(time::timeout(LONG, ready).await.is_ok_and(|ready| ready.is_ok()));
 }
 
 #[tokio::test]

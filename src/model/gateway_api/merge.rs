@@ -59,36 +59,33 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
     })
 }
 
-/// Returns the number of routes of each namespace in a VirtualService made from routes of several namespaces; nothing
-/// for any other one.
-pub fn routes_by_namespace(cx: &Cx, mesh: &MeshSnapshot, object: &ObjectKey) -> BTreeMap<Namespace, u64> {
-    let (name, mut numbers) = (merged_name(object), BTreeMap::new());
-    let merged = mesh.converted_virtual_services.get(cx, &name);
-    if merged.is_none_or(|merged| merged.meta.key != *object) {
-        return numbers;
+impl MeshSnapshot {
+    /// Returns the number of routes of each namespace in a VirtualService made from routes of several namespaces;
+    /// nothing for any other one.
+    pub fn routes_by_namespace(&self, cx: &Cx, object: &ObjectKey) -> BTreeMap<Namespace, u64> {
+        let (name, mut numbers) = (merged_name(object), BTreeMap::new());
+        let merged = self.converted_virtual_services.get(cx, &name);
+        if merged.is_none_or(|merged| merged.meta.key != *object) {
+            return numbers;
+        }
+        for (_, route, contribution) in sources(cx, self, &name) {
+            *numbers.entry(route.meta.namespace().clone()).or_default() += contribution.http().len() as u64;
+        }
+        if numbers.len() == 1 {
+            numbers.clear();
+        }
+        numbers
     }
-    for (_, route, contribution) in sources(cx, mesh, &name) {
-        *numbers.entry(route.meta.namespace().clone()).or_default() += contribution.http().len() as u64;
-    }
-    if numbers.len() == 1 {
-        numbers.clear();
-    }
-    numbers
-}
 
-/// Returns the routes of a merged VirtualService without those of some namespaces.
-pub fn routes_without(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    object: &ObjectKey,
-    refused: &BTreeSet<Namespace>,
-) -> Vec<HttpRoute> {
-    let sources = sources(cx, mesh, &merged_name(object)).into_iter();
-    let kept = sources.filter(|(_, route, _)| !refused.contains(route.meta.namespace()));
-    let routes = kept.flat_map(|(.., contribution)| contribution.http());
-    let mut routes: Vec<HttpRoute> = routes.cloned().collect();
-    sort_http(&mut routes);
-    routes
+    /// Returns the routes of a merged VirtualService without those of some namespaces.
+    pub fn routes_without(&self, cx: &Cx, object: &ObjectKey, refused: &BTreeSet<Namespace>) -> Vec<HttpRoute> {
+        let sources = sources(cx, self, &merged_name(object)).into_iter();
+        let kept = sources.filter(|(_, route, _)| !refused.contains(route.meta.namespace()));
+        let routes = kept.flat_map(|(.., contribution)| contribution.http());
+        let mut routes: Vec<HttpRoute> = routes.cloned().collect();
+        sort_http(&mut routes);
+        routes
+    }
 }
 
 /// Returns the name of a VirtualService that routes of several namespaces may be merged into.

@@ -9,7 +9,6 @@ use crate::{
     model::{
         MeshSnapshot,
         gateway::DeclaredServer,
-        gateway_api::merge,
         output_limit::{self, Demand, Limits, SMALL},
     },
     proto::istio::networking::v1alpha3::{
@@ -67,7 +66,7 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
         return None;
     }
     let numbers = match super::semantics_of(&raw.meta) {
-        Semantics::Gateway => merge::routes_by_namespace(cx, mesh, key),
+        Semantics::Gateway => mesh.routes_by_namespace(cx, key),
         Semantics::Istio | Semantics::Ingress => BTreeMap::new(),
     };
     let share = |number| output(Entries::of_requests(number)).declared;
@@ -245,7 +244,7 @@ fn without(
         spec: networking::VirtualService {
             hosts: raw.spec.hosts.clone(),
             gateways: raw.spec.gateways.clone(),
-            http: merge::routes_without(cx, mesh, &raw.meta.key, refused),
+            http: mesh.routes_without(cx, &raw.meta.key, refused),
             ..Default::default()
         },
         status: None,

@@ -104,7 +104,7 @@ impl Build {
 }
 
 /// The refusals of one build and type by the refused content.
-type ByVersion<T> = FxHashMap<Version, T>;
+pub(in crate::xds) type ByVersion<T> = FxHashMap<Version, T>;
 
 /// Refusals that live as long as a connection holds them.
 type WeakRefusals = ByVersion<Weak<Refusal>>;

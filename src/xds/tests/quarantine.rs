@@ -165,7 +165,7 @@ fn resources_that_others_accept_are_no_longer_withheld() {
         content,
         &Awaited::default(),
         Protocol::Sotw,
-        (&quarantine, build),
+        &quarantine.withheld(build, ResourceType::Cluster),
     );
     assert!(sent.is_some_and(|sent| sent.resources.is_empty()));
     watched.release();

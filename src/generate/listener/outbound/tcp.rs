@@ -1,6 +1,6 @@
 //! TCP and TLS chains of outbound listeners: routes of VirtualServices, or else the service itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
@@ -81,7 +81,7 @@ impl OutboundListener<'_> {
 
     fn tls_chains(&self, member: &ListenerService, service: &Service, rows: &[&Shared<VirtualService>]) -> Vec<Chain> {
         let mut ranges = owned(&member.ranges);
-        let mut handled: Vec<(&[String], &[String])> = Vec::new();
+        let mut handled: BTreeSet<(&[String], &[String])> = BTreeSet::new();
         let mut chains = Vec::new();
         for row in rows {
             for route in row.spec.tls.iter().filter(|route| !route.route.is_empty()) {
@@ -96,10 +96,9 @@ impl OutboundListener<'_> {
                         ranges.clone_from(&by.destination_subnets);
                     }
                     let predicate = (by.sni_hosts.as_slice(), by.destination_subnets.as_slice());
-                    if handled.contains(&predicate) {
+                    if !handled.insert(predicate) {
                         continue;
                     }
-                    handled.push(predicate);
                     chains.push(Chain {
                         sni: by.sni_hosts.clone(),
                         ranges: ranges.clone(),

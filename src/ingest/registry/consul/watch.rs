@@ -49,21 +49,54 @@ enum Answer {
     Checks(Vec<Check>),
 }
 
+/// An answer that lists things.
+trait Listing {
+    /// Returns their identities.
+    fn ids(&self) -> BTreeSet<String>;
+}
+
+impl Listing for Catalog {
+    fn ids(&self) -> BTreeSet<String> {
+        self.keys().cloned().collect()
+    }
+}
+
+impl Listing for Vec<Check> {
+    fn ids(&self) -> BTreeSet<String> {
+        let id = |check: &Check| format!("{}/{}", check.node, check.check_id);
+        self.iter().map(id).collect()
+    }
+}
+
+impl Listing for Vec<HealthEntry> {
+    fn ids(&self) -> BTreeSet<String> {
+        let id = |entry: &HealthEntry| {
+            let HealthEntry { node, service, .. } = entry;
+            format!("{}/{}/{}", node.address, service.address, service.port)
+        };
+        self.iter().map(id).collect()
+    }
+}
+
 /// The rights of the token, as the answers to one query show them.
 #[derive(Default)]
 struct Rights {
-    /// True if objects were missing from the first answer; `None` before it.
-    are_limited: Option<bool>,
+    /// True if objects were missing from the last answer.
+    are_limited: bool,
+    /// Identities in the last answer, unless objects were missing from it.
+    known: BTreeSet<String>,
 }
 
 impl Rights {
-    /// Returns the answer; fails if objects are missing from it that the token could read before. A token whose first
-    /// answer was filtered has limited rights on purpose.
-    fn check<T>(&mut self, answer: Indexed<T>) -> Result<Indexed<T>, QueryError> {
-        let are_limited = *self.are_limited.get_or_insert(answer.is_filtered);
-        if answer.is_filtered && !are_limited {
+    /// Returns the answer. Fails if objects are missing from it for the first time, and some that the last answer had
+    /// are not in it: the token lost rights. New objects that it may not read are no loss.
+    fn check<T: Listing>(&mut self, answer: Indexed<T>) -> Result<Indexed<T>, QueryError> {
+        let ids = answer.value.ids();
+        if answer.is_filtered && !self.are_limited && !self.known.is_subset(&ids) {
             return Err(QueryError::Filtered);
         }
+        self.are_limited = answer.is_filtered;
+        self.known = if answer.is_filtered { BTreeSet::new() } else { ids };
         Ok(answer)
     }
 }
@@ -356,7 +389,7 @@ struct Query {
 
 impl Query {
     /// Sends each changed answer. An answer is no proof of a change, and a lower index starts again.
-    async fn follow<T, F>(self, wrap: fn(T) -> Answer, mut ask: impl FnMut(u64) -> F)
+    async fn follow<T: Listing, F>(self, wrap: fn(T) -> Answer, mut ask: impl FnMut(u64) -> F)
     where
         F: Future<Output = Result<Indexed<T>, QueryError>>,
     {
@@ -428,7 +461,7 @@ impl Tokens {
 mod tests {
     use http::HeaderMap;
 
-    use super::*;
+    use super::{super::api::Instance, *};
     use crate::{
         fetch::{Dialer, Endpoint, HttpClient},
         ingest::registry_metrics::RegistryMetrics,
@@ -446,10 +479,17 @@ mod tests {
         [("web".to_owned(), Vec::new())].into()
     }
 
-    /// The answer about a service without instances.
-    fn answer(is_filtered: bool) -> Result<Indexed<Vec<HealthEntry>>, QueryError> {
+    /// The answer about a service with instances on these ports.
+    fn answer(is_filtered: bool, ports: &[u32]) -> Result<Indexed<Vec<HealthEntry>>, QueryError> {
+        let instance = |port: &u32| HealthEntry {
+            service: Instance {
+                port: *port,
+                ..Instance::default()
+            },
+            ..HealthEntry::default()
+        };
         Ok(Indexed {
-            value: Vec::new(),
+            value: ports.iter().map(instance).collect(),
             index: 1,
             is_filtered,
         })
@@ -526,7 +566,7 @@ mod tests {
     fn services_that_were_read_before_the_first_checks_are_read_again() {
         let mut watcher = watcher();
         watcher.on_catalog(catalog());
-        watcher.on_service("web".into(), answer(false));
+        watcher.on_service("web".into(), answer(false, &[]));
         assert!(watcher.pending.is_empty());
         watcher.on_checks(Vec::new());
         assert!(watcher.pending.contains("web"));
@@ -536,18 +576,21 @@ mod tests {
     fn answers_after_a_loss_of_rights_are_failures() {
         let mut full = watcher();
         full.on_catalog(catalog());
-        let updates = full.on_service("web".into(), answer(false));
+        let updates = full.on_service("web".into(), answer(false, &[1, 2]));
         assert_eq!(updates.len(), 2, "the service, and synced");
-        for _ in 0..2 {
-            assert!(full.on_service("web".into(), answer(true)).is_empty());
+        for ports in [&[][..], &[1]] {
+            assert!(full.on_service("web".into(), answer(true, ports)).is_empty());
             assert!(full.pending.contains("web"), "it is read again");
         }
-        assert_eq!(full.on_service("web".into(), answer(false)).len(), 1);
+        assert_eq!(full.on_service("web".into(), answer(false, &[1])).len(), 1);
+        // A new instance that the token may not read. From then on, answers are as complete as they can be.
+        assert_eq!(full.on_service("web".into(), answer(true, &[1, 3])).len(), 1);
+        assert_eq!(full.on_service("web".into(), answer(true, &[3])).len(), 1);
         // A token that had limited rights from the start.
         let mut limited = watcher();
         limited.on_catalog(catalog());
-        for is_filtered in [true, false, true] {
-            assert!(!limited.on_service("web".into(), answer(is_filtered)).is_empty());
+        for ports in [&[1, 2][..], &[1], &[]] {
+            assert!(!limited.on_service("web".into(), answer(true, ports)).is_empty());
         }
     }
 }
