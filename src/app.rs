@@ -169,7 +169,7 @@ pub fn run(settings: Settings, scopes: Arc<Scopes>) -> Result<(), AppError> {
         ..Environment::new(settings)
     });
     let traces = runtime.block_on(async { start_traces(&environment) });
-    let ended = runtime.block_on(serve(&environment, &runtimes, traces.as_ref()));
+    let ended = runtime.block_on(until_signal(serve(&environment, &runtimes, traces.as_ref())));
     runtime.block_on(async {
         if !environment.tasks.end(shutdown).await {
             tracing::warn!("shutdown timed out, closing remaining streams");
@@ -189,7 +189,7 @@ struct Runtimes<'a> {
     pages: &'a Handle,
 }
 
-/// Runs the control plane until a signal arrives or a vital task ends.
+/// Runs the control plane until a vital task ends.
 ///
 /// The order of the steps matters:
 /// 1. [`prepare`] reads `--configDir`: its `env.yaml` sets feature flags, which every later step reads. The API server
@@ -206,10 +206,7 @@ async fn serve(
     traces: Option<&Traces>,
 ) -> Result<(), AppError> {
     process::ignore_user_signals()?;
-    let prepared = tokio::select! {
-        prepared = prepare(environment) => prepared?,
-        signal = until_signal() => return signal,
-    };
+    let prepared = prepare(environment).await?;
     let push = start_push(environment, &prepared.installation)?;
     if let Some(traces) = traces {
         push.tracker.trace(traces.pushes());
@@ -224,13 +221,10 @@ async fn serve(
         std::future::pending::<Result<(), AppError>>().await
     };
     tokio::select! {
-        signal = until_signal() => signal?,
-        failed = serving => return failed,
-        () = model.closed() => return Err(AppError::WorldEnded),
-        ended = source_ended => return Err(ended.into()),
+        failed = serving => failed,
+        () = model.closed() => Err(AppError::WorldEnded),
+        ended = source_ended => Err(ended.into()),
     }
-    tracing::info!("shutting down");
-    Ok(())
 }
 
 /// The inputs of all later steps.
@@ -646,12 +640,18 @@ fn server_options(settings: &Settings, features: &Features) -> ServerOptions {
     options
 }
 
-async fn until_signal() -> Result<(), AppError> {
+/// Runs until a signal arrives or `serving` ends.
+///
+/// The handlers are installed once and before anything else runs: from then on, a signal no longer ends the process by
+/// itself, so it must reach every step of the start.
+async fn until_signal(serving: impl Future<Output = Result<(), AppError>>) -> Result<(), AppError> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        ended = serving => return ended,
     }
+    tracing::info!("shutting down");
     Ok(())
 }

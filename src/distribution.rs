@@ -99,6 +99,8 @@ pub struct Inputs {
 pub struct Distribution {
     pub(crate) inputs: Inputs,
     blames: Mutex<Blames>,
+    /// The queue of refusals that wait for their attribution.
+    refusals: mpsc::Sender<RefusedResource>,
     /// The writer of Events about refused objects, if there is one.
     refused: OnceLock<mpsc::Sender<RefusedObject>>,
     /// Changes when a refusal was attributed.
@@ -143,6 +145,8 @@ struct Following {
     compared: Duration,
     /// Connections that have acknowledged everything once.
     done: FxHashSet<ConnectionId>,
+    /// See [`Distribution::follow_debounced`].
+    is_debounced: bool,
     has_flushed: bool,
 }
 
@@ -155,6 +159,7 @@ impl Distribution {
             inputs,
             views,
             blames: Mutex::default(),
+            refusals: sender.clone(),
             refused: OnceLock::new(),
             attributed: watch::Sender::default(),
             turn: Turn::new(()),
@@ -178,9 +183,18 @@ impl Distribution {
 
     /// Reports the status of an object whenever it changes, until the time is over, as far as proxies of this replica
     /// are concerned. Final reports and the last one are complete; others have no rows.
-    async fn follow_own(&self, question: &Question, timeout: Duration, reports: mpsc::Sender<ObjectReport>) {
+    async fn follow_own(
+        &self,
+        question: &Question,
+        timeout: Duration,
+        is_debounced: bool,
+        reports: mpsc::Sender<ObjectReport>,
+    ) {
         let deadline = tokio::time::Instant::now() + timeout;
-        let mut following = Following::default();
+        let mut following = Following {
+            is_debounced,
+            ..Following::default()
+        };
         let mut answers = self.inputs.connections.answers();
         let mut pushes = self.inputs.tracker.changed();
         let mut ingested = self.inputs.board.changed();
@@ -325,7 +339,11 @@ impl Distribution {
             .resource_version
             .is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted));
         if !awaits && !following.has_flushed && question.resource_version.is_some() {
-            self.inputs.flushes.flush().await;
+            if following.is_debounced {
+                self.inputs.flushes.pushed().await;
+            } else {
+                self.inputs.flushes.flush().await;
+            }
             following.has_flushed = true;
         }
         let mesh = self.inputs.mesh.borrow().clone();
@@ -369,9 +387,16 @@ impl Distribution {
         report.state = if is_invalid {
             ObjectState::Invalid
         } else if !is_known {
+            // A later push may have removed the object without listing it.
+            let later = pushes
+                .iter()
+                .rev()
+                .take_while(|push| push.contains(kind, &key).is_none());
+            let unanswered = later.filter(|push| push.is_partial).map(|push| push.outstanding());
+            report.unanswered = report.unanswered.max(unanswered.max().unwrap_or_default());
             match push {
-                Some(_) if report.unanswered == 0 => ObjectState::Removed,
-                Some(_) => ObjectState::Pending,
+                _ if report.unanswered > 0 => ObjectState::Pending,
+                Some(_) => ObjectState::Removed,
                 None => ObjectState::Unknown,
             }
         } else {
@@ -414,8 +439,11 @@ impl Distribution {
 
     /// Returns the objects that are blamed for a refused resource; `None` before they were searched.
     pub fn blamed(&self, refusal: &Refusal) -> Option<Vec<ObjectName>> {
-        let blames = self.blames.lock().unwrap_or_else(PoisonError::into_inner);
-        blames.of(refusal)
+        self.blames().of(refusal.resource_type, refusal.version)
+    }
+
+    fn blames(&self) -> MutexGuard<'_, Blames> {
+        self.blames.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -425,3 +453,6 @@ async fn until(time: Option<Instant>) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

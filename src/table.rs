@@ -291,6 +291,11 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         true
     }
 
+    /// Takes the row changes of the last transaction.
+    fn take_changes(&mut self) -> Vec<RowChange<K, V>> {
+        std::mem::take(&mut self.changes)
+    }
+
     /// Clears the row changes at the start of a transaction.
     pub fn begin(&mut self) {
         self.changes.clear();

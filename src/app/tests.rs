@@ -1,6 +1,7 @@
 use std::{net::IpAddr, time::Duration};
 
 use futures::FutureExt;
+use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::timeout;
 
 use super::*;
@@ -125,4 +126,14 @@ async fn a_source_that_ends_before_it_is_synced_fails_the_start() {
         error.to_string(),
         r#"source "one row" ended unexpectedly; this is a bug in istiod"#
     );
+}
+
+#[tokio::test]
+async fn a_signal_ends_the_start() {
+    let starting = async {
+        kill_process(getpid(), Signal::TERM).expect("a signal of this process");
+        std::future::pending().await
+    };
+    let ended = timeout(LONG, until_signal(starting)).await;
+    assert!(matches!(ended, Ok(Ok(()))), "{ended:?}");
 }

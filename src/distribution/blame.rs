@@ -6,8 +6,8 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, PoisonError},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc;
@@ -38,6 +38,10 @@ const MAX_BLAMED: usize = 8;
 const REST: u32 = 4;
 /// The longest rest.
 const MAX_REST: Duration = Duration::from_mins(1);
+/// A refusal announces its objects again after this time, in which others of the same content are not announced.
+///
+/// Parity (cmd/kube-apiserver of Kubernetes): `--event-ttl`, after which the API server forgets an Event.
+const ANNOUNCED: Duration = Duration::from_hours(1);
 
 /// The objects that are blamed for refused resources, the oldest first.
 #[derive(Default)]
@@ -46,15 +50,30 @@ pub(super) struct Blames(VecDeque<Blame>);
 struct Blame {
     resource_type: ResourceType,
     version: Version,
-    objects: Vec<ObjectName>,
+    objects: Vec<Candidate>,
+    /// When the objects were announced last.
+    announced_at: Instant,
 }
 
 impl Blames {
-    /// Returns the objects that are blamed for a refused resource; `None` before they were searched.
-    pub(super) fn of(&self, refusal: &Refusal) -> Option<Vec<ObjectName>> {
+    /// Returns the objects that are blamed for refused content; `None` before they were searched.
+    pub(super) fn of(&self, resource_type: ResourceType, version: Version) -> Option<Vec<ObjectName>> {
         let mut blames = self.0.iter();
-        let is_same = |blame: &&Blame| (blame.resource_type, blame.version) == (refusal.resource_type, refusal.version);
-        blames.find(is_same).map(|blame| blame.objects.clone())
+        let blame = blames.find(|blame| (blame.resource_type, blame.version) == (resource_type, version))?;
+        let names = blame.objects.iter().map(|(kind, key)| ObjectName::of(*kind, key));
+        Some(names.collect())
+    }
+
+    /// Returns the objects of content that is refused again, if they must be announced again; `None` before they were
+    /// searched.
+    fn refused_again(&mut self, resource_type: ResourceType, version: Version, now: Instant) -> Option<Vec<Candidate>> {
+        let mut blames = self.0.iter_mut();
+        let blame = blames.find(|blame| (blame.resource_type, blame.version) == (resource_type, version))?;
+        if now.saturating_duration_since(blame.announced_at) < ANNOUNCED {
+            return Some(Vec::new());
+        }
+        blame.announced_at = now;
+        Some(blame.objects.clone())
     }
 
     fn add(&mut self, blame: Blame) {
@@ -72,23 +91,27 @@ impl Distribution {
     /// Searches the objects of refused resources, one resource after the other.
     pub(super) async fn attribute(self: Arc<Self>, mut refusals: mpsc::Receiver<RefusedResource>) {
         while let Some(RefusedResource { connection, refusal }) = refusals.recv().await {
-            if self.blamed(&refusal).is_some() {
+            let started = environment::now();
+            let known = self
+                .blames()
+                .refused_again(refusal.resource_type, refusal.version, started);
+            if let Some(objects) = known {
+                self.announce(&refusal, &objects);
                 continue;
             }
-            let started = environment::now();
             let objects = self.search(&connection, &refusal).await;
             let took = environment::now().saturating_duration_since(started);
             if let Some(objects) = objects {
-                self.blame(&refusal, &objects);
+                self.blame(&refusal, objects);
             }
             tokio::time::sleep((took * REST).min(MAX_REST)).await;
         }
     }
 
     /// Records and logs the objects of a refused resource.
-    fn blame(&self, refusal: &Arc<Refusal>, objects: &[Candidate]) {
-        let names: Vec<ObjectName> = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key)).collect();
-        let blamed: Vec<String> = names.iter().map(ToString::to_string).collect();
+    fn blame(&self, refusal: &Arc<Refusal>, objects: Vec<Candidate>) {
+        let names = objects.iter().map(|(kind, key)| ObjectName::of(*kind, key));
+        let blamed: Vec<String> = names.map(|name| name.to_string()).collect();
         tracing::warn!(
             r#type = refusal.resource_type.short_name(),
             resource = refusal.name.as_str(),
@@ -96,11 +119,18 @@ impl Distribution {
             objects = blamed.join(", "),
             "refused resource attributed"
         );
-        self.blames.lock().unwrap_or_else(PoisonError::into_inner).add(Blame {
+        self.announce(refusal, &objects);
+        self.blames().add(Blame {
             resource_type: refusal.resource_type,
             version: refusal.version,
-            objects: names,
+            objects,
+            announced_at: environment::now(),
         });
+        self.attributed.send_modify(|attributed| *attributed += 1);
+    }
+
+    /// Passes the objects of a refused resource to the writer of Events.
+    fn announce(&self, refusal: &Arc<Refusal>, objects: &[Candidate]) {
         for (kind, key) in objects {
             let Some(sender) = self.refused.get() else { break };
             // An Event is a hint; what does not fit is still in the status.
@@ -111,11 +141,19 @@ impl Distribution {
                 connections: self.inputs.connections.clone(),
             });
         }
-        self.attributed.send_modify(|attributed| *attributed += 1);
     }
 
-    /// Returns the objects that a refused resource would be different without; `None` if the connection has ended, so
-    /// that the next client that refuses the resource starts another search.
+    /// Requests a search for a report about a resource that was refused before and is present again: its connection
+    /// does not refuse it a second time. What does not fit is requested by the next report.
+    pub(super) fn request_search(&self, connection: &Arc<LiveConnection>, refusal: &Arc<Refusal>) {
+        let _ = self.refusals.try_send(RefusedResource {
+            connection: connection.clone(),
+            refusal: refusal.clone(),
+        });
+    }
+
+    /// Returns the objects that a refused resource would be different without; `None` if the connection has ended or
+    /// has other content by now, so that the next refusal of the content starts another search.
     async fn search(&self, connection: &LiveConnection, refusal: &Refusal) -> Option<Vec<Candidate>> {
         let id = connection.subscription;
         let (resource_type, name, version) = (refusal.resource_type, refusal.name.clone(), refusal.version);
@@ -130,7 +168,7 @@ impl Distribution {
         });
         let (mesh, is_present) = state.await.flatten()?;
         if !is_present {
-            return Some(Vec::new());
+            return None;
         }
         let namespace = &connection.proxy.node.namespace;
         let namespaces = [
@@ -201,4 +239,54 @@ fn configuration(mesh: &MeshSnapshot, namespaces: &[String]) -> Vec<Candidate> {
         keys.map(move |key| (kind, key)).collect::<Vec<_>>()
     };
     kinds.into_iter().flat_map(of_kind).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        distribution::tests::{Fixture, entries},
+        model::fixture,
+    };
+
+    #[tokio::test]
+    async fn content_that_is_not_present_is_attributed_when_it_is_again() {
+        let fixture = Fixture::new();
+        let names = ["shop".to_owned()];
+        fixture.apply(entries(&names, "DNS")).await;
+        let (refused, _stream) = fixture.refused("outbound|80||shop.example.com").await;
+        let RefusedResource { connection, refusal } = refused;
+        fixture.apply(entries(&names, "DNS_ROUND_ROBIN")).await;
+        assert_eq!(fixture.distribution.search(&connection, &refusal).await, None);
+        fixture.apply(entries(&names, "DNS")).await;
+        let objects = fixture
+            .distribution
+            .search(&connection, &refusal)
+            .await
+            .expect("a search");
+        let names: Vec<String> = objects
+            .iter()
+            .map(|(kind, key)| ObjectName::of(*kind, key).to_string())
+            .collect();
+        assert_eq!(names, ["ServiceEntry default/shop"]);
+    }
+
+    #[test]
+    fn refused_content_is_announced_again_when_its_event_is_forgotten() {
+        let (resource_type, version) = (ResourceType::Cluster, Version::default());
+        let object: Candidate = (Kind::EnvoyFilter, fixture::key("shop/f"));
+        let now = environment::now();
+        let mut blames = Blames::default();
+        assert_eq!(blames.refused_again(resource_type, version, now), None, "not searched");
+        blames.add(Blame {
+            resource_type,
+            version,
+            objects: vec![object.clone()],
+            announced_at: now,
+        });
+        let mut again = |at| blames.refused_again(resource_type, version, at);
+        assert_eq!(again(now + ANNOUNCED / 2), Some(Vec::new()));
+        assert_eq!(again(now + ANNOUNCED), Some(vec![object]));
+        assert_eq!(again(now + ANNOUNCED), Some(Vec::new()), "announced once");
+    }
 }

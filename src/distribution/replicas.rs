@@ -131,11 +131,13 @@ struct ObjectQuery {
     name: String,
     resource_version: Option<u64>,
     proxy: String,
+    /// True if it waits for pushes that are due, and causes none.
+    debounced: bool,
 }
 
 impl Query {
     /// Returns the query about an object.
-    fn about(question: &Question, time: Duration) -> Self {
+    fn about(question: &Question, time: Duration, debounced: bool) -> Self {
         let kinds = question.kinds.iter();
         let kinds = kinds.map(|kind| match kind.group() {
             "" => kind.plural().to_owned(),
@@ -148,6 +150,7 @@ impl Query {
                 name: question.name.clone(),
                 resource_version: question.resource_version,
                 proxy: question.proxy.clone(),
+                debounced,
             }),
             visible: question.visible.as_ref().map(ToString::to_string),
             milliseconds: Some(milliseconds(time)),
@@ -165,6 +168,10 @@ impl Query {
 
     fn visible(&self) -> Option<Namespace> {
         self.visible.as_deref().map(Namespace::new)
+    }
+
+    fn is_debounced(&self) -> bool {
+        self.object.as_ref().is_some_and(|object| object.debounced)
     }
 
     fn time(&self) -> Option<Duration> {
@@ -562,9 +569,9 @@ impl Distribution {
 
     /// Returns the present status of an object.
     pub async fn ask(&self, question: &Question, scope: Scope) -> ObjectReport {
-        let query = Query::about(question, Duration::ZERO);
+        let query = Query::about(question, Duration::ZERO, false);
         let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, Duration::ZERO, reports).boxed()
+            self.follow_own(question, Duration::ZERO, false, reports).boxed()
         });
         gathering.complete().await;
         task::aside(|| merge::object(&gathering.asked()))
@@ -573,9 +580,34 @@ impl Distribution {
     /// Reports the status of an object whenever it changes, until it is final or the time is over. The last report is
     /// complete; earlier ones have no rows.
     pub async fn follow(&self, question: &Question, time: Duration, scope: Scope, reports: mpsc::Sender<ObjectReport>) {
-        let query = Query::about(question, time);
+        let query = Query::about(question, time, false);
+        self.follow_query(question, query, time, scope, reports).await;
+    }
+
+    /// As [`Self::follow`], but a change is reported only when it is pushed anyway. For queries about every change:
+    /// pushes before their time would end debouncing, in all replicas.
+    pub async fn follow_debounced(
+        &self,
+        question: &Question,
+        time: Duration,
+        scope: Scope,
+        reports: mpsc::Sender<ObjectReport>,
+    ) {
+        let query = Query::about(question, time, true);
+        self.follow_query(question, query, time, scope, reports).await;
+    }
+
+    async fn follow_query(
+        &self,
+        question: &Question,
+        query: Query,
+        time: Duration,
+        scope: Scope,
+        reports: mpsc::Sender<ObjectReport>,
+    ) {
+        let is_debounced = query.is_debounced();
         let mut gathering = Gathering::new(self, query, scope, |reports| {
-            self.follow_own(question, time, reports).boxed()
+            self.follow_own(question, time, is_debounced, reports).boxed()
         });
         let deadline = Instant::now() + time;
         let mut last: Option<ObjectReport> = None;
@@ -629,7 +661,8 @@ impl Distribution {
                 Some(question) => {
                     let (sender, reports) = mpsc::channel(1);
                     let time = query.time().unwrap_or_default();
-                    tokio::join!(self.follow_own(&question, time, sender), encode(reports, out));
+                    let following = self.follow_own(&question, time, query.is_debounced(), sender);
+                    tokio::join!(following, encode(reports, out));
                 }
                 None => {
                     let (sender, reports) = mpsc::channel(1);

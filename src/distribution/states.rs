@@ -1,5 +1,7 @@
 //! The states of proxies: what each connection has acknowledged, compared with what it should hold.
 
+use std::sync::Arc;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
@@ -12,7 +14,7 @@ use crate::{
         ConnectionId,
         effect::{AffectedResource, Effect, GroupEffect},
     },
-    xds::{registry::LiveConnection, watched::Progress},
+    xds::{registry::LiveConnection, share::quarantine::Refusal, watched::Progress},
 };
 
 /// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or `with_rows` asks
@@ -68,6 +70,15 @@ pub(super) fn fill(
     report.counts = counts;
     if is_outstanding && !with_rows {
         return;
+    }
+    let mut unsearched = FxHashSet::default();
+    for (live, _, progress, _) in &proxies {
+        for refusal in progress.iter().filter_map(refusal_of) {
+            let content = (refusal.resource_type, refusal.version);
+            if distribution.blamed(refusal).is_none() && unsearched.insert(content) {
+                distribution.request_search(live, refusal);
+            }
+        }
     }
     let rows = proxies.into_iter().map(|(live, effect, progress, done)| {
         let mut resources = resources(distribution, effect, progress);
@@ -160,6 +171,13 @@ fn proxy_state(progress: &Progress) -> ProxyState {
         Progress::Sent => ProxyState::Sent,
         Progress::Acknowledged => ProxyState::Acknowledged,
         Progress::Refused(_) | Progress::Rejected(_) => ProxyState::Refused,
+    }
+}
+
+fn refusal_of(progress: &Progress) -> Option<&Arc<Refusal>> {
+    match progress {
+        Progress::Refused(refusal) => Some(refusal),
+        _ => None,
     }
 }
 

@@ -48,7 +48,10 @@ impl World {
 
     /// Applies a batch and updates every derived table.
     pub fn commit(&mut self, batch: Batch) -> Commit {
-        let mut tx = Transaction::default();
+        self.commit_in(Transaction::default(), batch)
+    }
+
+    fn commit_in(&mut self, mut tx: Transaction, batch: Batch) -> Commit {
         self.inputs.begin();
         for change in batch {
             self.apply(&mut tx, change);
@@ -72,14 +75,16 @@ impl World {
     }
 
     /// Returns the mesh without one object, at the same revision; `None` if there is no such object. The model stays as
-    /// it is: the object is removed and added again, and equal objects have equal consequences.
+    /// it is: the object is removed and added again, and equal objects have equal consequences. A derivation that
+    /// panics with the object gets its previous row back.
     ///
     /// Costs twice what a change of the object costs the model.
     pub fn without(&mut self, kind: Kind, key: &ObjectKey) -> Option<Commit> {
         let object = self.current.object(kind, key)?;
         let revision = self.current.revision;
         let mut without = self.commit(vec![Change::Remove(kind, key.clone())]);
-        without.panics.extend(self.commit(vec![Change::Upsert(object)]).panics);
+        let restored = self.commit_in(Transaction::undoing_last(), vec![Change::Upsert(object)]);
+        without.panics.extend(restored.panics);
         self.current.revision = revision;
         without.snapshot = Arc::new(MeshSnapshot {
             revision,

@@ -95,6 +95,11 @@ impl Pending {
         }
     }
 
+    /// Returns the arrival time of the oldest change.
+    pub fn oldest(&self) -> Option<Instant> {
+        self.oldest
+    }
+
     /// Returns true if a whole source or cluster has changed.
     pub fn has_sources(&self) -> bool {
         !self.sources.is_empty()

@@ -51,6 +51,8 @@ pub struct PushRecord {
     pub kinds: BTreeMap<Kind, usize>,
     /// The changed configuration objects, at most [`MAX_OBJECTS`].
     pub objects: Vec<ChangedObject>,
+    /// True if it changed other configuration objects, too.
+    pub is_partial: bool,
     /// The arrival of the oldest change.
     pub since: Instant,
     /// The wait of the oldest change before the commit.
@@ -245,6 +247,7 @@ pub(super) struct NewPush {
     pub(super) events: usize,
     pub(super) kinds: BTreeMap<Kind, usize>,
     pub(super) objects: Vec<ChangedObject>,
+    pub(super) is_partial: bool,
     pub(super) since: Instant,
     pub(super) waited: Duration,
     pub(super) worked: Duration,
@@ -295,6 +298,7 @@ impl Tracker {
             events: new.events,
             kinds: new.kinds,
             objects: new.objects,
+            is_partial: new.is_partial,
             since: new.since,
             waited: new.waited,
             worked: new.worked,
@@ -333,8 +337,9 @@ impl Tracker {
     }
 }
 
-/// Returns the changed objects that configure traffic, at most [`MAX_OBJECTS`]. Whole sources are not listed.
-pub(super) fn objects(batch: &Batch) -> Vec<ChangedObject> {
+/// Returns the changed objects that configure traffic, at most [`MAX_OBJECTS`], and true if there are others. Whole
+/// sources are not listed.
+pub(super) fn objects(batch: &Batch) -> (Vec<ChangedObject>, bool) {
     let object = |change: &Change| match change {
         Change::Upsert(row) if row.kind().is_config() => Some(ChangedObject {
             kind: row.kind(),
@@ -348,13 +353,20 @@ pub(super) fn objects(batch: &Batch) -> Vec<ChangedObject> {
         }),
         _ => None,
     };
-    batch.iter().filter_map(object).take(MAX_OBJECTS).collect()
+    let has_source = batch.iter().any(|change| match change {
+        Change::Replace(source, _) => source.kind.is_config(),
+        Change::RemoveCluster(_) => true,
+        Change::Upsert(_) | Change::Remove(..) => false,
+    });
+    let mut objects = batch.iter().filter_map(object);
+    let listed = objects.by_ref().take(MAX_OBJECTS).collect();
+    (listed, has_source || objects.next().is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment;
+    use crate::{base::ClusterId, environment, model::change::SourceId};
 
     fn push(tracker: &Tracker, revision: u64) -> Arc<Delivery> {
         tracker.push(NewPush {
@@ -362,6 +374,7 @@ mod tests {
             events: 1,
             kinds: BTreeMap::new(),
             objects: Vec::new(),
+            is_partial: false,
             since: environment::now(),
             waited: Duration::ZERO,
             worked: Duration::ZERO,
@@ -394,6 +407,27 @@ mod tests {
         assert_eq!(record.outstanding(), 0);
         assert!(record.delivered().is_some());
         assert_eq!(observed.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_push_knows_whether_it_lists_all_objects() {
+        let removal = |number: usize| {
+            let key = ObjectKey::new(&ClusterId::default(), "shop", format!("v{number:03}"));
+            Change::Remove(Kind::VirtualService, key)
+        };
+        let removals = |number: usize| (0..number).map(removal).collect::<Batch>();
+        let listed = |batch: &Batch| {
+            let (objects, is_partial) = objects(batch);
+            (objects.len(), is_partial)
+        };
+        assert_eq!(listed(&removals(MAX_OBJECTS)), (MAX_OBJECTS, false));
+        assert_eq!(listed(&removals(MAX_OBJECTS + 1)), (MAX_OBJECTS, true));
+        let source = |kind| {
+            let cluster = ClusterId::default();
+            vec![Change::Replace(SourceId { cluster, kind }, Vec::new())]
+        };
+        assert_eq!(listed(&source(Kind::VirtualService)), (0, true));
+        assert_eq!(listed(&source(Kind::Pod)), (0, false));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Groups of connections with equal configuration: connections join here and receive the publications of their group.
 
 use std::{
+    future::pending,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -151,9 +152,15 @@ pub struct Subscription {
 }
 
 impl Subscription {
-    /// Waits for a publication that was not received yet, and takes the changes that it contains; `None` at shutdown.
+    /// Waits for a publication that was not received yet, and takes the changes that it contains; `None` if the push
+    /// loop has ended and the connection has no configuration.
+    ///
+    /// A connection with a configuration keeps it without the push loop, and waits until it is drained.
     pub async fn next(&mut self) -> Option<(Publication, Unreceived)> {
-        self.receiver.changed().await.ok()?;
+        if self.receiver.changed().await.is_err() {
+            let has_configuration = self.receiver.borrow().resources.is_some();
+            return if has_configuration { pending().await } else { None };
+        }
         // Taken while the publication is locked: later changes belong to the next one.
         let publication = self.receiver.borrow_and_update();
         Some((publication.clone(), publication.since.take()))
@@ -261,5 +268,23 @@ mod tests {
         let (_, later) = received().expect("a publication");
         assert_eq!(later.since, Some(second));
         assert!(received().is_none(), "nothing else was published");
+    }
+
+    #[test]
+    fn a_configuration_outlives_the_push_loop() {
+        let (groups, mut events) = Groups::channel();
+        let (mut configured, mut other) = (groups.join(sidecar()), groups.join(sidecar()));
+        let Ok(ProxyEvent::Join { sender, .. }) = events.try_recv() else {
+            panic!("the push loop is not notified");
+        };
+        sender.send_modify(|publication| publication.resources = Some(Arc::new(ResourceSnapshot::empty())));
+        drop((sender, events));
+        assert!(matches!(configured.next().now_or_never(), Some(Some(_))));
+        assert!(
+            configured.next().now_or_never().is_none(),
+            "it waits until it is drained"
+        );
+        assert!(matches!(other.next().now_or_never(), Some(None)), "nothing will arrive");
+        assert!(matches!(groups.join(sidecar()).next().now_or_never(), Some(None)));
     }
 }

@@ -63,6 +63,11 @@ impl Lanes {
         }
     }
 
+    /// Returns the arrival time of the oldest change.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.fast.oldest().into_iter().chain(self.slow.oldest()).min()
+    }
+
     /// Returns the time of the next push if no more changes arrive, and its lane.
     pub(super) fn due(&self, options: &DebounceOptions) -> Option<(Instant, Lane)> {
         let fast = self.fast.due(options).map(|at| (at, Lane::Fast));

@@ -110,13 +110,28 @@ impl Flushes {
     /// Pushes all changes that were sent to [`PushHandle::changes`] before, without debouncing, and waits for the
     /// snapshot. Returns false after shutdown.
     pub async fn flush(&self) -> bool {
+        self.request(false).await
+    }
+
+    /// Waits until all changes that were sent to [`PushHandle::changes`] before are pushed, after debouncing. Returns
+    /// false after shutdown.
+    pub async fn pushed(&self) -> bool {
+        self.request(true).await
+    }
+
+    async fn request(&self, is_debounced: bool) -> bool {
         let (answer, answered) = oneshot::channel();
-        self.0.send(answer).await.is_ok() && answered.await.is_ok()
+        let request = FlushRequest { answer, is_debounced };
+        self.0.send(request).await.is_ok() && answered.await.is_ok()
     }
 }
 
 /// A request that is answered when all changes sent before it are in a snapshot.
-pub type FlushRequest = oneshot::Sender<()>;
+pub struct FlushRequest {
+    answer: oneshot::Sender<()>,
+    /// True if it waits for pushes that are due, and causes none.
+    is_debounced: bool,
+}
 
 /// The push loop, which owns the world and the store.
 pub struct PushLoop {
@@ -133,11 +148,15 @@ pub struct PushLoop {
     senders: FxHashMap<ConnectionId, watch::Sender<Publication>>,
     tracker: Tracker,
     pending: Lanes,
+    /// Debounced requests with their arrival times. They wait for the push of all earlier changes.
+    waiting: Vec<(Instant, oneshot::Sender<()>)>,
     /// Proxies of namespaces whose first configurations take long.
     turns: Turns,
     /// Requests of proxies that wait for their turn.
     early_requests: BTreeMap<ConnectionId, Shared<RequestedResources>>,
     precedence: Precedence,
+    /// True once all senders of changes are dropped.
+    is_closed: bool,
     clock: fn() -> Instant,
 }
 
@@ -175,9 +194,11 @@ impl PushHandle {
             senders: FxHashMap::default(),
             tracker: handle.tracker.clone(),
             pending: Lanes::default(),
+            waiting: Vec::new(),
             turns: Turns::default(),
             early_requests: BTreeMap::new(),
             precedence: Precedence::default(),
+            is_closed: false,
             clock,
         };
         (handle, run)
@@ -223,9 +244,11 @@ impl Event {
 }
 
 impl PushLoop {
-    /// Runs until all senders of changes are dropped. The work between two waits is synchronous and blocks the thread.
+    /// Runs until all senders of changes are dropped and all proxies have left: at shutdown, connections are drained
+    /// one after the other, and their proxies are served until then. The work between two waits is synchronous and
+    /// blocks the thread.
     pub async fn run(mut self, observer: impl Observer) {
-        loop {
+        while !self.is_closed || !self.senders.is_empty() {
             let event = self.next().await;
             let (is_of_proxies, started) = (event.is_of_proxies(), (self.clock)());
             match event {
@@ -237,16 +260,12 @@ impl PushLoop {
                     }
                 }
                 Event::Inspect(query) => query(&mut self.world, &self.store),
-                Event::Flush(answer) => {
-                    self.flush(&observer);
-                    // The requester may have stopped waiting.
-                    let _ = answer.send(());
-                }
+                Event::Flush(request) => self.flush(request, &observer),
                 Event::Due(lane) => {
                     let taken = self.pending.take(lane);
                     self.push(taken, lane, &observer);
                 }
-                Event::Closed => return,
+                Event::Closed => self.is_closed = true,
             }
             let worked = (self.clock)().saturating_duration_since(started);
             if is_of_proxies {
@@ -274,10 +293,11 @@ impl PushLoop {
             Some(event) = self.proxy_events.recv() => Event::Proxy(event),
             () = std::future::ready(()), if self.turns.is_waiting() => Event::Turn,
             Some(query) = self.inspect.recv() => Event::Inspect(query),
-            Some(answer) = self.flushes.recv() => Event::Flush(answer),
+            Some(request) = self.flushes.recv() => Event::Flush(request),
             () = std::future::ready(()), if is_due => Event::Due(lane),
-            changes = self.changes.recv() => changes.map_or(Event::Closed, Event::Changes),
+            changes = self.changes.recv(), if !self.is_closed => changes.map_or(Event::Closed, Event::Changes),
             () = tokio::time::sleep(wait.unwrap_or_default()), if wait.is_some() => Event::Due(lane),
+            else => Event::Closed,
         }
     }
 
@@ -286,8 +306,8 @@ impl PushLoop {
         if let Ok(query) = self.inspect.try_recv() {
             return Some(Event::Inspect(query));
         }
-        if let Ok(answer) = self.flushes.try_recv() {
-            return Some(Event::Flush(answer));
+        if let Ok(request) = self.flushes.try_recv() {
+            return Some(Event::Flush(request));
         }
         if let Some(lane) = due {
             return Some(Event::Due(lane));
@@ -295,7 +315,7 @@ impl PushLoop {
         match self.changes.try_recv() {
             Ok(changes) => Some(Event::Changes(changes)),
             Err(TryRecvError::Empty) => None,
-            Err(TryRecvError::Disconnected) => Some(Event::Closed),
+            Err(TryRecvError::Disconnected) => (!self.is_closed).then_some(Event::Closed),
         }
     }
 
@@ -365,6 +385,7 @@ impl PushLoop {
                 events: 0,
                 kinds: BTreeMap::new(),
                 objects: Vec::new(),
+                is_partial: false,
                 panics: Vec::new(),
             },
             observer,
@@ -373,12 +394,31 @@ impl PushLoop {
         self.turns.record(namespaces, worked);
     }
 
-    fn flush(&mut self, observer: &impl Observer) {
+    fn flush(&mut self, request: FlushRequest, observer: &impl Observer) {
         while let Ok(changes) = self.changes.try_recv() {
             self.pending.add(changes, (self.clock)());
         }
+        let FlushRequest { answer, is_debounced } = request;
+        if is_debounced {
+            self.waiting.retain(|(_, answer)| !answer.is_closed());
+            self.waiting.push(((self.clock)(), answer));
+            self.answer_waiting();
+            return;
+        }
         let taken = self.pending.take_all();
         self.push(taken, Lane::Fast, observer);
+        // The requester may have stopped waiting.
+        let _ = answer.send(());
+    }
+
+    /// Answers the debounced requests whose changes are pushed.
+    fn answer_waiting(&mut self) {
+        let oldest = self.pending.oldest();
+        let is_pushed = |at: Instant| oldest.is_none_or(|oldest| oldest > at);
+        for (_, answer) in self.waiting.extract_if(.., |(at, _)| is_pushed(*at)) {
+            // The requester may have stopped waiting.
+            let _ = answer.send(());
+        }
     }
 
     fn push(&mut self, taken: Option<Taken>, lane: Lane, observer: &impl Observer) {
@@ -394,7 +434,7 @@ impl PushLoop {
             .any(|change| matches!(change, Change::Replace(..) | Change::RemoveCluster(_)));
         let started = (self.clock)();
         let kinds = kinds(&batch);
-        let objects = delivery::objects(&batch);
+        let (objects, is_partial) = delivery::objects(&batch);
         let commit = self.world.commit(batch);
         let timeline = Timeline {
             started,
@@ -403,6 +443,7 @@ impl PushLoop {
             events,
             kinds,
             objects,
+            is_partial,
             panics: commit.panics,
         };
         let (mesh, none) = (commit.snapshot, store::ProxyEvents::default());
@@ -414,6 +455,7 @@ impl PushLoop {
         self.pending.record(lane, &namespaces, took);
         self.mesh.send_replace(mesh);
         self.tracker.notify();
+        self.answer_waiting();
     }
 
     fn regenerate(
@@ -452,6 +494,7 @@ impl PushLoop {
                 events: timeline.events,
                 kinds: timeline.kinds.clone(),
                 objects: timeline.objects,
+                is_partial: timeline.is_partial,
                 since,
                 waited,
                 worked,
@@ -516,6 +559,7 @@ struct Timeline {
     events: usize,
     kinds: BTreeMap<Kind, usize>,
     objects: Vec<ChangedObject>,
+    is_partial: bool,
     panics: Vec<String>,
 }
 
@@ -535,11 +579,25 @@ fn kinds(batch: &Batch) -> BTreeMap<Kind, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::{environment, generate::fixture, model::Installation};
+    use std::pin::pin;
 
-    #[tokio::test]
-    async fn proxies_without_a_pause_do_not_stop_changes() {
+    use futures::FutureExt;
+
+    use super::*;
+    use crate::{
+        base::{ClusterId, ObjectKey},
+        environment,
+        generate::{Proxy, fixture},
+        model::Installation,
+    };
+
+    struct NoMetrics;
+
+    impl Observer for NoMetrics {
+        fn pushed(&self, _: &PushReport) {}
+    }
+
+    fn push_loop() -> (PushHandle, PushLoop) {
         let options = PushOptions {
             debounce: DebounceOptions {
                 after: Duration::from_millis(100),
@@ -547,9 +605,18 @@ mod tests {
                 endpoints_wait: true,
             },
         };
-        let (push, mut run) = PushHandle::new(World::new(Installation::default()), options, environment::now);
+        PushHandle::new(World::new(Installation::default()), options, environment::now)
+    }
+
+    fn sidecar() -> Arc<Proxy> {
         let node = "sidecar~10.0.0.1~a-0.default~default.svc.cluster.local";
-        let proxy = Arc::new(fixture::client(node, &serde_json::json!({})));
+        Arc::new(fixture::client(node, &serde_json::json!({})))
+    }
+
+    #[tokio::test]
+    async fn proxies_without_a_pause_do_not_stop_changes() {
+        let (push, mut run) = push_loop();
+        let proxy = sidecar();
         let _connections = [push.groups.join(proxy.clone()), push.groups.join(proxy)];
         push.changes.try_send(Vec::new()).expect("an empty queue");
         assert!(matches!(run.next().await, Event::Proxy(_)));
@@ -557,5 +624,42 @@ mod tests {
         assert!(matches!(run.next().await, Event::Changes(_)));
         run.precedence.record_others(Duration::ZERO);
         assert!(matches!(run.next().await, Event::Proxy(_)), "nothing else waits");
+    }
+
+    #[tokio::test]
+    async fn debounced_requests_cause_no_push() {
+        let (push, mut run) = push_loop();
+        let key = ObjectKey::new(&ClusterId::default(), "shop", "reviews");
+        push.changes
+            .try_send(vec![Change::Remove(Kind::VirtualService, key)])
+            .expect("an empty queue");
+        let mut waiting = pin!(push.flushes.pushed());
+        assert!(waiting.as_mut().now_or_never().is_none());
+        let Event::Flush(request) = run.next().await else {
+            panic!("the request is next");
+        };
+        run.flush(request, &NoMetrics);
+        assert!(push.tracker.pushes().is_empty());
+        assert!(waiting.as_mut().now_or_never().is_none(), "the change is pending");
+        let taken = run.pending.take(Lane::Fast);
+        run.push(taken, Lane::Fast, &NoMetrics);
+        assert_eq!(push.tracker.pushes().len(), 1);
+        assert_eq!(waiting.now_or_never(), Some(true));
+    }
+
+    #[tokio::test]
+    async fn proxies_are_served_until_they_leave() {
+        let (push, run) = push_loop();
+        let groups = push.groups.clone();
+        let first = groups.join(sidecar());
+        drop(push);
+        let mut running = pin!(run.run(NoMetrics));
+        assert!(running.as_mut().now_or_never().is_none(), "a proxy is connected");
+        let mut second = groups.join(sidecar());
+        assert!(running.as_mut().now_or_never().is_none(), "two proxies are connected");
+        let received = second.next().now_or_never().flatten();
+        assert!(received.is_some_and(|(publication, _)| publication.resources.is_some()));
+        drop((first, second));
+        assert!(running.now_or_never().is_some(), "all proxies have left");
     }
 }

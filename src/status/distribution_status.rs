@@ -1,11 +1,12 @@
 //! Writes the condition `Reconciled` of Istio's objects (`PILOT_ENABLE_STATUS`): how many proxies of all replicas run
 //! the object's last generation.
 //!
-//! The leader follows an object that has changed until all proxies have answered, as `istiod status --wait` does, and
-//! nothing more: proxies that connect later receive the object with their first configuration. So the cost follows the
-//! changes of objects. An object whose answer was no success is followed again after each push, which may have helped.
-//! Objects without the condition, such as after it was switched on, are followed when no object has changed. Progress
-//! is written seldom, and nothing is written that the status says already.
+//! The leader follows an object that has changed until all proxies have answered, as `istiod status --wait` does, but
+//! it waits for the push, so that debouncing stays as it is. It does nothing more: proxies that connect later receive
+//! the object with their first configuration. So the cost follows the changes of objects. An object whose answer was no
+//! success is followed again after each push, which may have helped. Objects without the condition, such as after it
+//! was switched on, are followed when no object has changed. Progress is written seldom, and nothing is written that
+//! the status says already.
 //!
 //! Parity (pilot/pkg/status/distribution/state.go of release 1.15): type, status and the first sentence of the message.
 
@@ -264,7 +265,7 @@ impl Conditions {
             let (distribution, sender) = (self.distribution.clone(), self.sender.clone());
             let following = async move {
                 let (reports, mut received) = mpsc::channel(1);
-                let following = distribution.follow(&question, MAX_TURN, Scope::ControlPlane, reports);
+                let following = distribution.follow_debounced(&question, MAX_TURN, Scope::ControlPlane, reports);
                 let passing = async {
                     while let Some(report) = received.recv().await {
                         if sender.send((key.clone(), number, report)).await.is_err() {

@@ -1,6 +1,6 @@
 //! Derived tables: rows computed from other tables, evaluated again only when something they read has changed.
 
-use super::{Cx, Evaluated, Key, Outcome, Reads, RelationId, Table, TableWriter, Transaction};
+use super::{Cx, Evaluated, Key, Outcome, Reads, RelationId, RowChange, Table, TableWriter, Transaction};
 use crate::base::Shared;
 
 /// A table whose rows are a pure function of other tables.
@@ -67,21 +67,39 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         };
     }
 
-    /// Updates the table on this thread. If the function panics, the previous row stays.
+    /// Updates the table on this thread. If the function panics, the previous row stays, or the one before the
+    /// transaction that this one undoes.
     pub fn update<'k>(
         &mut self,
         tx: &mut Transaction,
         candidates: impl IntoIterator<Item = &'k K>,
         function: impl Fn(&Cx, &K) -> Option<V>,
     ) {
+        let undone = if tx.undoes_last() {
+            self.rows.take_changes()
+        } else {
+            Vec::new()
+        };
         self.begin();
         for key in self.dirty(tx, candidates) {
             let evaluated = Evaluated::guarded(key, &function);
             if evaluated.panicked() {
                 tx.note_panic(format!("{:?}", evaluated.key()));
+                self.undo(tx, &undone, evaluated.key());
             }
             self.apply(tx, evaluated);
         }
+    }
+
+    /// Brings back the row of a key that these changes have replaced, if they have.
+    fn undo(&mut self, tx: &mut Transaction, changes: &[RowChange<K, V>], key: &K) {
+        let Some((key, old, _)) = changes.iter().find(|(changed, ..)| changed == key) else {
+            return;
+        };
+        match old {
+            Some(row) => self.rows.put(tx, key.clone(), row.clone()),
+            None => self.rows.remove(tx, key),
+        };
     }
 
     /// Returns the table as it would be with these results, with the changes of its rows. Nothing is recorded: the

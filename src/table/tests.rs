@@ -110,6 +110,31 @@ fn an_equal_row_stops_the_propagation() {
 }
 
 #[test]
+fn an_undone_transaction_does_not_cost_the_last_good_row() {
+    let mut sums: Derived<u8, i64> = Derived::new(SUMS);
+    let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);
+    let mut commit = |mut tx: Transaction, value: Option<i64>| {
+        numbers.begin();
+        match value {
+            Some(value) => numbers.put(&mut tx, 7, Shared::new(value)),
+            None => numbers.remove(&mut tx, &7),
+        };
+        let table = numbers.table().clone();
+        sums.update(&mut tx, [&7], |cx, key| {
+            let value = table.get(cx, key).map_or(0, |row| **row);
+            assert!(value < 10, "a defect of the derivation");
+            Some(value)
+        });
+        let row = sums.table().get(&Cx::untracked(), &7).map(|row| **row);
+        (row, tx.take_panics().len())
+    };
+    assert_eq!(commit(Transaction::default(), Some(1)), (Some(1), 0));
+    assert_eq!(commit(Transaction::default(), Some(10)), (Some(1), 1));
+    assert_eq!(commit(Transaction::default(), None), (Some(0), 0));
+    assert_eq!(commit(Transaction::undoing_last(), Some(10)), (Some(1), 1));
+}
+
+#[test]
 fn readers_of_missing_rows_are_notified() {
     let mut sums: Derived<u8, i64> = Derived::new(SUMS);
     let mut numbers: TableWriter<u8, i64> = TableWriter::new(NUMBERS);

@@ -11,14 +11,23 @@ use super::{ReadKey, RelationId};
 pub struct Transaction {
     changed: FxHashSet<ReadKey>,
     panics: Vec<String>,
+    undoes_last: bool,
 }
 
 impl Transaction {
+    /// Starts a transaction that undoes the last one: where an evaluation panics, the row before that one comes back.
+    pub fn undoing_last() -> Self {
+        Self {
+            undoes_last: true,
+            ..Self::default()
+        }
+    }
+
     /// Starts with the changes of an earlier transaction on which this one builds.
     pub fn after(changes: &ChangeSet) -> Self {
         Self {
             changed: changes.changed.clone(),
-            panics: Vec::new(),
+            ..Self::default()
         }
     }
 
@@ -43,6 +52,11 @@ impl Transaction {
     /// Returns true without changes.
     pub fn is_empty(&self) -> bool {
         self.changed.is_empty()
+    }
+
+    /// Returns true if the transaction undoes the last one.
+    pub(super) fn undoes_last(&self) -> bool {
+        self.undoes_last
     }
 
     /// Records that an evaluation panicked and kept its previous row.

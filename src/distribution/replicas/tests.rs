@@ -342,10 +342,25 @@ async fn replicas_that_are_not_known_are_unknown() {
 }
 
 #[tokio::test]
+async fn a_debounced_query_is_debounced_in_all_replicas() {
+    let scripts = vec![("istiod-1", vec![(vec![object("1", ObjectState::Unknown)], true)])];
+    let harness = Harness::new(set(&["istiod-1"]), scripts);
+    let (sender, mut reports) = mpsc::channel(1);
+    let question = question();
+    let following = harness
+        .distribution
+        .follow_debounced(&question, LONG, Scope::ControlPlane, sender);
+    tokio::join!(following, async { while reports.recv().await.is_some() {} });
+    let queries = harness.played.queries.lock().unwrap().clone();
+    let debounced: Vec<bool> = queries.iter().map(|(_, query)| query.is_debounced()).collect();
+    assert_eq!(debounced, [true]);
+}
+
+#[tokio::test]
 async fn queries_of_other_replicas_are_answered_alone() {
     let harness = Harness::new(set(&["istiod-1"]), Vec::new());
     let (sender, mut answers) = mpsc::channel(1);
-    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO)).unwrap();
+    let query = serde_json::to_string(&Query::about(&question(), Duration::ZERO, false)).unwrap();
     let answering = harness
         .distribution
         .clone()

@@ -365,6 +365,24 @@ async fn delta_streams_work_over_a_pipe() {
 }
 
 #[tokio::test]
+async fn streams_end_when_their_connection_is_drained() {
+    let fixture = Fixture::new(ServerOptions::default());
+    fixture.publish(1, &[(ResourceType::Listener, "a", "1")]);
+    let mut client = fixture.client().await;
+    let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
+    stream.request(ResourceType::Listener, &[], "").await;
+    stream.response().await;
+    // Shutdown also ends the groups of the fixture, as if the push loop had ended.
+    let ending = fixture.environment.tasks.end(Duration::from_secs(20));
+    let (has_ended, status) = tokio::join!(ending, stream.end());
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unavailable, "the connection is closing; connect again")
+    );
+    assert!(has_ended, "all tasks end");
+}
+
+#[tokio::test]
 async fn invalid_requests_end_the_stream() {
     let fixture = Fixture::new(ServerOptions::default());
     fixture.environment.ready.send_replace(false);

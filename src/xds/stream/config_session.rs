@@ -7,7 +7,10 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::{StreamExt, stream::BoxStream};
+use futures::{
+    StreamExt,
+    stream::{self, BoxStream},
+};
 use smol_str::SmolStr;
 use tokio::time::timeout;
 
@@ -127,10 +130,11 @@ impl ConfigSession {
                     Some(request) => self.on_request(request).await?,
                     None => return Ok(()),
                 },
-                changed = self.changes.next() => {
-                    changed.ok_or(EndReason::ShuttingDown)?;
-                    self.push().await?;
-                }
+                changed = self.changes.next() => match changed {
+                    Some(()) => self.push().await?,
+                    // The push loop has ended. The objects stay, until the connection is drained.
+                    None => self.changes = stream::pending().boxed(),
+                },
             }
         }
     }

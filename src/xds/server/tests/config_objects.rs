@@ -25,7 +25,8 @@ impl ConfigObjects for FakeObjects {
     }
 
     fn changes(&self) -> BoxStream<'static, ()> {
-        futures::stream::pending().boxed()
+        // As after the end of the push loop, which ends no stream.
+        futures::stream::empty().boxed()
     }
 }
 
