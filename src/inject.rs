@@ -74,7 +74,10 @@ use crate::template::{self, Limits};
 pub use self::{
     config::ConfigError,
     decision::{IGNORED_NAMESPACES, Skipped},
-    environment::{Environment, Mesh, Namespace, NativeSidecars, Platform, kubelet_minor, proxy_variables},
+    environment::{
+        CLUSTER_VARIABLE, Environment, Kubelets, Mesh, Namespace, NativeSidecars, Platform, kubelet_minor,
+        proxy_variables,
+    },
     schema::TypeError,
 };
 
@@ -190,6 +193,11 @@ impl Injector {
     /// Returns the texts of the templates by name, as written.
     pub fn template_texts(&self) -> &BTreeMap<String, String> {
         &self.config.texts
+    }
+
+    /// Returns the cluster in the values (`global.multiCluster.clusterName`); empty if unset.
+    pub fn cluster(&self) -> &str {
+        self.config.values.cluster()
     }
 
     /// Decides about a pod and returns the patch that injects it.

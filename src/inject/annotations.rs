@@ -14,7 +14,8 @@ type Check = fn(&str) -> Result<(), String>;
 
 /// The annotations with their checks.
 ///
-/// Parity (pkg/kube/inject/validate.go): texts begin with the short name of the setting.
+/// Parity (pkg/kube/inject/validate.go): texts begin with the short name of the setting. `includeOutboundPorts` has no
+/// check, so ranges of ports are admitted.
 const CHECKS: &[(&str, Check)] = &[
     ("sidecar.istio.io/interceptionMode", |value| {
         let is_known = matches!(value, "REDIRECT" | "TPROXY" | "NONE");
@@ -48,9 +49,6 @@ const CHECKS: &[(&str, Check)] = &[
     }),
     ("traffic.sidecar.istio.io/excludeInboundPorts", |value| {
         ports("excludeInboundPorts", value)
-    }),
-    ("traffic.sidecar.istio.io/includeOutboundPorts", |value| {
-        ports("includeOutboundPorts", value)
     }),
     ("traffic.sidecar.istio.io/excludeOutboundPorts", |value| {
         ports("excludeOutboundPorts", value)
@@ -249,6 +247,8 @@ mod tests {
             ),
             ("traffic.sidecar.istio.io/includeInboundPorts", "*"),
             ("traffic.sidecar.istio.io/excludeInboundPorts", "4,5, 6"),
+            ("traffic.sidecar.istio.io/includeOutboundPorts", "*"),
+            ("traffic.sidecar.istio.io/includeOutboundPorts", "8000:8100"),
             ("sidecar.istio.io/proxyMemory", "1Gi"),
             ("proxy.istio.io/config", "concurrency: 2"),
             ("other", "anything"),

@@ -8,7 +8,7 @@ use prost_reflect::DynamicMessage;
 use super::{InjectError, data};
 use crate::{
     api::mesh_config,
-    base::Labels,
+    base::{ClusterId, Labels, select},
     proto::{
         istio::{
             mesh::v1alpha1::{MeshConfig, ProxyConfig},
@@ -109,6 +109,9 @@ pub enum Platform {
     Other,
 }
 
+/// The minor versions of kubelets ([`kubelet_minor`]) by the name of their node.
+pub type Kubelets = BTreeMap<String, u32>;
+
 /// Everything besides the pod and the injector's configuration that injection depends on. Clones are cheap.
 #[derive(Clone)]
 pub struct Environment {
@@ -118,8 +121,10 @@ pub struct Environment {
     pub revision: String,
     /// The namespace of the pod.
     pub namespace: Arc<Namespace>,
-    /// The minor versions of kubelets, by the name of their node ([`kubelet_minor`]).
-    pub kubelets: Arc<BTreeMap<String, u32>>,
+    /// The kubelets of the pod's cluster.
+    pub kubelets: Arc<Kubelets>,
+    /// The kubelets of all known clusters, from which the caller takes those of the pod's cluster.
+    pub clusters: Arc<BTreeMap<ClusterId, Arc<Kubelets>>>,
     /// Use of native sidecars.
     pub native_sidecars: NativeSidecars,
     /// The platform.
@@ -141,6 +146,7 @@ impl Default for Environment {
             revision: String::new(),
             namespace: Arc::default(),
             kubelets: Arc::default(),
+            clusters: Arc::default(),
             native_sidecars: NativeSidecars::default(),
             platform: Platform::default(),
             compliance_policy: String::new(),
@@ -176,35 +182,45 @@ impl Environment {
     }
 
     /// Returns the proxy config of a workload by the resources that apply: of the mesh, its namespace, and by labels.
-    ///
-    /// Parity (pilot/pkg/model/proxy_config.go): of several resources of one scope the oldest applies; selectors in the
-    /// root namespace have no effect.
     pub(super) fn resource_proxy_config(&self, namespace: &str, labels: &Labels) -> Option<ProxyConfig> {
-        let root = self.mesh.config.root_namespace.as_str();
-        let selector = |resource: &ProxyConfigResource| resource.selector.clone().unwrap_or_default().match_labels;
-        let first = |namespace: &str, applies: &dyn Fn(&ProxyConfigResource) -> bool| {
-            let mut resources = self.proxy_configs.iter();
-            resources.find(|(own, resource)| own == namespace && applies(resource))
-        };
-        let matches = |resource: &ProxyConfigResource| {
-            let selector = selector(resource);
-            let mut pairs = selector.iter();
-            !selector.is_empty()
-                && pairs.all(|(key, value)| labels.get(key.as_str()).is_some_and(|have| have.as_str() == value))
-        };
-        let for_all = |resource: &ProxyConfigResource| selector(resource).is_empty();
-        let own = (namespace != root).then_some(namespace);
-        let found: Vec<&ProxyConfigResource> = [
-            first(root, &for_all),
-            own.and_then(|namespace| first(namespace, &for_all)),
-            own.and_then(|namespace| first(namespace, &matches)),
-        ]
-        .into_iter()
-        .flatten()
-        .map(|(_, resource)| resource)
-        .collect();
+        let mut found = self.general_proxy_configs(namespace);
+        found.extend(self.selecting_proxy_config(namespace, labels));
         let is_changed = !found.is_empty();
         is_changed.then(|| mesh_config::effective_proxy_config(&self.mesh.default_config, &found))
+    }
+
+    /// Returns the resources for all workloads of a namespace: of the mesh, then of the namespace.
+    ///
+    /// Parity (pilot/pkg/model/proxy_config.go): one with an empty selector applies to no workload.
+    pub(super) fn general_proxy_configs(&self, namespace: &str) -> Vec<&ProxyConfigResource> {
+        let root = self.mesh.config.root_namespace.as_str();
+        let own = (namespace != root).then_some(namespace);
+        let is_general = |resource: &ProxyConfigResource| resource.selector.is_none();
+        let namespaces = std::iter::once(root).chain(own);
+        let found = namespaces.filter_map(|namespace| self.oldest_proxy_config(namespace, is_general));
+        found.collect()
+    }
+
+    /// Returns the resource of a namespace, which may be the root namespace, that selects a workload.
+    pub(super) fn selecting_proxy_config(&self, namespace: &str, labels: &Labels) -> Option<&ProxyConfigResource> {
+        self.oldest_proxy_config(namespace, |resource| {
+            resource.selector.as_ref().is_some_and(|selector| {
+                let pairs = selector.match_labels.iter();
+                !selector.match_labels.is_empty()
+                    && select::matches(pairs.map(|(key, value)| (key.as_str(), value.as_str())), labels)
+            })
+        })
+    }
+
+    /// Returns the oldest resource of a namespace that fulfils a condition.
+    fn oldest_proxy_config(
+        &self,
+        namespace: &str,
+        applies: impl Fn(&ProxyConfigResource) -> bool,
+    ) -> Option<&ProxyConfigResource> {
+        let mut resources = self.proxy_configs.iter();
+        let found = resources.find(|(own, resource)| own == namespace && applies(resource));
+        found.map(|(_, resource)| resource)
     }
 }
 
@@ -247,7 +263,7 @@ pub fn proxy_variables(path: &str) -> BTreeMap<String, String> {
 }
 
 /// The variable of the proxy that holds its cluster.
-pub(super) const CLUSTER_VARIABLE: &str = "ISTIO_META_CLUSTER_ID";
+pub const CLUSTER_VARIABLE: &str = "ISTIO_META_CLUSTER_ID";
 
 /// The variable of the proxy that holds its network.
 pub(super) const NETWORK_VARIABLE: &str = "ISTIO_META_NETWORK";

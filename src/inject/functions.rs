@@ -154,8 +154,6 @@ fn formats() -> [Function; 4] {
         }),
         Function::new("structToJSON", &[Any], Text, |context, arguments| match arguments[0] {
             Value::Nil | Value::Missing => Ok("{}".into()),
-            // The proxy intercepts no UDP, so these ports are left out of its list.
-            Value::Object(port) if port.field("Protocol").is_some_and(|it| text(&it) == "UDP") => Ok("".into()),
             value => Ok(encode_json(context, value, Layout::Compact, Escapes::Html)?.into()),
         }),
         Function::new("protoToJSON", &[Any], Text, |context, arguments| {

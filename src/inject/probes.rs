@@ -10,8 +10,6 @@ use crate::{base::boolean, template::Value};
 
 const REWRITE: &str = "sidecar.istio.io/rewriteAppHTTPProbers";
 const STATUS_PORT: &str = "status.sidecar.istio.io/port";
-const INCLUDED_PORTS: &str = "traffic.sidecar.istio.io/includeInboundPorts";
-const EXCLUDED_PORTS: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
 
 /// The variable that tells the agent what to ask.
 const VARIABLE: &str = "ISTIO_KUBE_APP_PROBERS";
@@ -81,10 +79,9 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
     if !by_annotation.unwrap_or_else(|| request.config.values.rewrites_probes()) || pod::sidecar(pod).is_none() {
         return Ok(());
     }
-    let ports = Ports::of(pod);
     let status_port = pod::annotation(pod, STATUS_PORT).and_then(|port| port.parse().ok());
     let status_port = status_port.unwrap_or_else(|| i64::from(request.mesh().status_port()));
-    let probes = probes(pod, &ports, status_port);
+    let probes = probes(pod, status_port);
     if !probes.is_empty() {
         tell_agent(pod, probes)?;
     }
@@ -95,7 +92,7 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
         let containers = pod::list_mut(pod, field).iter_mut();
         for container in containers.filter(|container| pod::name(container) != pod::PROXY) {
             for place in &PLACES {
-                redirect(place, container, &ports, status_port);
+                redirect(place, container, status_port);
             }
         }
     }
@@ -103,7 +100,7 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
 }
 
 /// Returns what the agent has to ask, by its path.
-fn probes(pod: &Json, ports: &Ports, status_port: i64) -> BTreeMap<String, Json> {
+fn probes(pod: &Json, status_port: i64) -> BTreeMap<String, Json> {
     let mut probes = BTreeMap::new();
     let lists = [pod::INIT_CONTAINERS, pod::CONTAINERS].into_iter();
     let containers = lists.flat_map(|field| pod::list(pod, field));
@@ -114,7 +111,7 @@ fn probes(pod: &Json, ports: &Ports, status_port: i64) -> BTreeMap<String, Json>
             let Some((name, action)) = place.action(probe) else {
                 continue;
             };
-            let Some(port) = resolved(container, action.get("port")).filter(|port| ports.include(*port)) else {
+            let Some(port) = resolved(container, action.get("port")) else {
                 continue;
             };
             if port == status_port && pod::text(action, "path") == url {
@@ -198,16 +195,12 @@ fn text(probes: &BTreeMap<String, Json>) -> Result<String, InjectError> {
 }
 
 /// Makes a probe ask the agent. The agent uses HTTPS itself where the probe did.
-fn redirect(place: &Place, container: &mut Json, ports: &Ports, status_port: i64) {
+fn redirect(place: &Place, container: &mut Json, status_port: i64) {
     let url = place.url(container);
     let Some(probe) = place.of(container) else { return };
     let Some((name, action)) = place.action(probe) else {
         return;
     };
-    // Parity (pkg/kube/inject/app_probe.go): a port with a name counts as port 0 here.
-    if !ports.include(action.get("port").and_then(Json::as_i64).unwrap_or(0)) {
-        return;
-    }
     let mut action = match (name, action) {
         ("httpGet", Json::Object(action)) => action.clone(),
         _ => Map::new(),
@@ -223,48 +216,9 @@ fn redirect(place: &Place, container: &mut Json, ports: &Ports, status_port: i64
     }
 }
 
-/// The inbound ports whose traffic the proxy intercepts, as annotations say.
-///
-/// Parity (pkg/kube/inject/app_probe.go): probes of other ports reach the application without the agent.
-///
-/// Either all of these ports are intercepted, or all others.
-struct Ports(BTreeMap<i64, bool>);
-
-impl Ports {
-    fn of(pod: &Json) -> Self {
-        let numbers = |name: &str| {
-            let list = pod::annotation(pod, name).unwrap_or_default();
-            let numbers = list.split(',').filter_map(|port| port.trim().parse::<i64>().ok());
-            numbers.filter(|port| *port != 0).collect::<Vec<_>>()
-        };
-        match pod::annotation(pod, INCLUDED_PORTS) {
-            None | Some("" | "*") => Self(numbers(EXCLUDED_PORTS).into_iter().map(|port| (port, false)).collect()),
-            Some(_) => Self(numbers(INCLUDED_PORTS).into_iter().map(|port| (port, true)).collect()),
-        }
-    }
-
-    fn include(&self, port: i64) -> bool {
-        match self.0.get(&port) {
-            Some(is_included) => *is_included,
-            None => self.0.values().next() != Some(&true),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn annotations_limit_intercepted_ports() {
-        let included =
-            |annotations: Json, port| Ports::of(&json!({"metadata": {"annotations": annotations}})).include(port);
-        assert!(included(json!({}), 80));
-        assert!(included(json!({INCLUDED_PORTS: "*", EXCLUDED_PORTS: "81"}), 80));
-        assert!(!included(json!({INCLUDED_PORTS: "*", EXCLUDED_PORTS: "81"}), 81));
-        assert!(included(json!({INCLUDED_PORTS: "80"}), 80));
-        assert!(!included(json!({INCLUDED_PORTS: "80"}), 81));
-    }
 
     #[test]
     fn names_of_ports_are_resolved() {

@@ -73,16 +73,21 @@ impl<'a> Request<'a> {
 }
 
 /// Returns the proxy config of a pod if it differs from that of the mesh.
+///
+/// Parity (pilot/pkg/model/proxy_config.go): the annotation precedes resources for all workloads, and the resource that
+/// selects the pod precedes the annotation.
 fn proxy_config(environment: &Environment, pod: &Json) -> Result<Option<ProxyConfig>, InjectError> {
-    let by_resources = environment.resource_proxy_config(pod::metadata(pod, "namespace"), &pod::labels(pod));
+    let (namespace, labels) = (pod::metadata(pod, "namespace"), pod::labels(pod));
     let Some(text) = pod::annotation(pod, PROXY_CONFIG) else {
-        return Ok(by_resources);
+        return Ok(environment.resource_proxy_config(namespace, &labels));
     };
     let invalid = |reason: String| InjectError::Annotations(vec![format!("annotation {PROXY_CONFIG}: {reason}")]);
     let overlay = proxy_config_value(text).map_err(invalid)?;
-    let base = by_resources.as_ref().unwrap_or(&environment.mesh.default_config);
-    let config = mesh_config::lay_over_proxy_config(base, &overlay).map_err(|error| invalid(error.to_string()))?;
-    Ok(Some(config))
+    let general = environment.general_proxy_configs(namespace);
+    let base = mesh_config::effective_proxy_config(&environment.mesh.default_config, &general);
+    let config = mesh_config::lay_over_proxy_config(&base, &overlay).map_err(|error| invalid(error.to_string()))?;
+    let selecting = environment.selecting_proxy_config(namespace, &labels);
+    Ok(Some(mesh_config::effective_proxy_config(&config, selecting.as_slice())))
 }
 
 /// Returns the variables from the path, and cluster and network: of the pod, the path, or the values.

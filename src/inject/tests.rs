@@ -235,6 +235,21 @@ fn probes_are_redirected() {
 }
 
 #[test]
+fn intercepted_ports_do_not_limit_probes() {
+    let expected = inject(&web(), &environment());
+    for (name, value) in [
+        ("traffic.sidecar.istio.io/includeInboundPorts", ""),
+        ("traffic.sidecar.istio.io/includeInboundPorts", "9000"),
+        ("traffic.sidecar.istio.io/excludeInboundPorts", "80,81"),
+    ] {
+        let mut pod = web();
+        pod["metadata"]["annotations"] = json!({name: value});
+        let pod = inject(&pod, &environment());
+        assert_eq!(pod["spec"], expected["spec"], "{name}: {value}");
+    }
+}
+
+#[test]
 fn annotation_and_port_keep_probes() {
     let mut pod = web();
     pod["metadata"]["annotations"] = json!({"sidecar.istio.io/rewriteAppHTTPProbers": "false"});
@@ -311,26 +326,72 @@ fn path_sets_variables_of_the_proxy() {
     );
 }
 
-#[test]
-fn proxy_config_resources_apply_by_scope() {
-    let resource = |namespace: &str, json: Json| {
+/// Returns an environment with ProxyConfig resources of these namespaces.
+fn with_proxy_configs<const N: usize>(resources: [(&str, Json); N]) -> Environment {
+    let resource = |(namespace, json): (&str, Json)| {
         let config = crate::proto::json::from_json(&json, crate::proto::json::Unknown::Deny);
         (namespace.to_owned(), config.expect("a ProxyConfig"))
     };
-    let mut environment = environment();
-    environment.proxy_configs = Arc::new([
-        resource("istio-system", json!({"image": {"imageType": "debug"}})),
-        resource(
-            "ns",
-            json!({"selector": {"matchLabels": {"app": "x"}}, "image": {"imageType": "distroless"}}),
-        ),
+    Environment {
+        proxy_configs: resources.into_iter().map(resource).collect(),
+        ..environment()
+    }
+}
+
+/// Returns the image of the proxy of a pod.
+fn image(environment: &Environment, metadata: Json) -> Option<Json> {
+    let pod = json!({"metadata": metadata, "spec": {"containers": []}});
+    pod::sidecar(&inject(&pod, environment)).map(|sidecar| sidecar["image"].clone())
+}
+
+#[test]
+fn proxy_config_resources_apply_by_scope() {
+    let selecting = json!({"selector": {"matchLabels": {"app": "x"}}, "image": {"imageType": "distroless"}});
+    let environment = with_proxy_configs([
+        ("istio-system", json!({"image": {"imageType": "debug"}})),
+        ("ns", selecting),
     ]);
-    let image = |labels: Json| {
-        let pod = json!({"metadata": {"labels": labels}, "spec": {"containers": []}});
-        pod::sidecar(&inject(&pod, &environment)).map(|sidecar| sidecar["image"].clone())
-    };
+    let image = |metadata: Json| image(&environment, metadata);
+    let selected = json!({"app": "x"});
     assert_eq!(image(json!({})), Some(json!("hub/proxyv2:v1-debug")));
-    assert_eq!(image(json!({"app": "x"})), Some(json!("hub/proxyv2:v1-distroless")));
+    assert_eq!(
+        image(json!({"labels": selected})),
+        Some(json!("hub/proxyv2:v1-distroless"))
+    );
+    let annotations = json!({"proxy.istio.io/config": "image: {imageType: own}"});
+    assert_eq!(
+        image(json!({"annotations": annotations})),
+        Some(json!("hub/proxyv2:v1-own"))
+    );
+    assert_eq!(
+        image(json!({"annotations": annotations, "labels": selected})),
+        Some(json!("hub/proxyv2:v1-distroless"))
+    );
+}
+
+#[test]
+fn proxy_config_resources_select_pods_of_the_root_namespace() {
+    let selecting = json!({"selector": {"matchLabels": {"app": "x"}}, "image": {"imageType": "debug"}});
+    let mut environment = with_proxy_configs([("istio-system", selecting)]);
+    let selected = json!({"labels": {"app": "x"}});
+    assert_eq!(image(&environment, selected.clone()), Some(json!("hub/proxyv2:v1")));
+    environment.namespace = Arc::new(Namespace {
+        name: "istio-system".to_owned(),
+        ..Namespace::default()
+    });
+    assert_eq!(image(&environment, selected), Some(json!("hub/proxyv2:v1-debug")));
+    assert_eq!(image(&environment, json!({})), Some(json!("hub/proxyv2:v1")));
+}
+
+#[test]
+fn proxy_config_resources_with_an_empty_selector_have_no_effect() {
+    let resource = |selector: Json| json!({"selector": selector, "image": {"imageType": "debug"}});
+    let environment = with_proxy_configs([
+        ("istio-system", resource(json!({}))),
+        ("ns", resource(json!({"matchLabels": {}}))),
+    ]);
+    let metadata = json!({"labels": {"app": "x"}});
+    assert_eq!(image(&environment, metadata), Some(json!("hub/proxyv2:v1")));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use istiod::api::yaml;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
@@ -40,6 +41,14 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial("inject::command::built_in_templates_are_those_of_the_chart", || {
             built_in_templates_are_those_of_the_chart()
         }),
+        helm::trial(
+            "inject::command::address_of_the_ca_has_the_revision_of_the_values",
+            address_of_the_ca_has_the_revision_of_the_values,
+        ),
+        helm::trial(
+            "inject::command::cni_plugin_gets_empty_lists_of_inbound_ports",
+            cni_plugin_gets_empty_lists_of_inbound_ports,
+        ),
         kubernetes::optional_trial("inject::command::clusters_have_templates", |name| {
             if !helm::is_installed() {
                 return missing("Helm is missing; `make tools` installs it");
@@ -156,6 +165,49 @@ fn built_in_templates_are_those_of_the_chart() -> Result<(), Failed> {
     let (code, _, errors) = run(&["-f", &pod])?;
     assert_eq!(code, Some(255), "{errors}");
     assert!(errors.contains("hint: --builtIn needs no cluster"), "{errors}");
+    Ok(())
+}
+
+/// Returns the values of the chart's injector.
+fn injector_values(objects: &[Value]) -> Result<Value, Failed> {
+    let [_, values] = helm::injector(objects)?;
+    Ok(serde_json::from_str(values)?)
+}
+
+fn address_of_the_ca_has_the_revision_of_the_values() -> Result<(), Failed> {
+    let folder = scratch("inject-command-revision");
+    let objects = helm::objects("istiod", &[])?;
+    write_chart(&folder, &objects)?;
+    let mut values = injector_values(&objects)?;
+    for revision in ["default", "canary"] {
+        values["revision"] = json!(revision);
+        fs::write(folder.join("values.yaml"), values.to_string())?;
+        let (code, output, errors) = inject(&folder, &["--revision", revision])?;
+        assert_eq!(code, Some(0), "{errors}");
+        let address = format!("istiod-{revision}.istio-system.svc:15012");
+        assert!(output.contains(&address), "{output}");
+    }
+    Ok(())
+}
+
+/// Without the annotation, the plugin redirects all inbound ports.
+fn cni_plugin_gets_empty_lists_of_inbound_ports() -> Result<(), Failed> {
+    let folder = scratch("inject-command-cni");
+    let objects = helm::objects("istiod", &["cni.enabled=true"])?;
+    write_chart(&folder, &objects)?;
+    let mut values = injector_values(&objects)?;
+    values["global"]["proxy"]["includeInboundPorts"] = json!("");
+    fs::write(folder.join("values.yaml"), values.to_string())?;
+    let annotated = "  name: web\n  annotations: {status.sidecar.istio.io/port: \"0\"}\nspec:\n";
+    fs::write(folder.join("pod.yaml"), POD.replace("  name: web\nspec:\n", annotated))?;
+    let (code, output, errors) = inject(&folder, &[])?;
+    assert_eq!(code, Some(0), "{errors}");
+    let documents = yaml::documents(&output);
+    let pod = documents.first().ok_or("no pod")?.parse()?;
+    for name in ["includeInboundPorts", "excludeInboundPorts"] {
+        let name = format!("traffic.sidecar.istio.io/{name}");
+        assert_eq!(pod["metadata"]["annotations"][&name], "", "{name}: {output}");
+    }
     Ok(())
 }
 

@@ -4,8 +4,10 @@ use super::*;
 use crate::template::{Limits, NoHost, Templates};
 
 fn render(template: &str) -> String {
+    let port = serde_json::json!({"containerPort": 53, "protocol": "UDP"});
     let data = Value::map([
         ("nil", Value::Nil),
+        ("port", data::kube_value("ContainerPort", &port)),
         ("map", Map::of_strings([("a", "1"), ("b", "2")]).into()),
         (
             "nested",
@@ -42,6 +44,10 @@ fn functions_render() {
         ("{{ fromJSON \"[1, true]\" }} {{ fromJSON \"no\" }}", "[1 true] {}"),
         ("{{ env \"HOME\" \"none\" }}", "none"),
         ("{{ structToJSON .map }}", "{\"a\":\"1\",\"b\":\"2\"}"),
+        (
+            "{{ structToJSON .port }}",
+            "{\"containerPort\":53,\"protocol\":\"UDP\"}",
+        ),
     ] {
         assert_eq!(render(template), expected, "{template}");
     }
