@@ -25,8 +25,8 @@ use super::{
 };
 use crate::{base::ClusterId, environment, kube::clients::Clients};
 
-/// The maximum number of concurrent reviews of each API server; others wait. Unauthenticated clients can send tokens and
-/// must not overload it. A server that does not answer delays only its own cluster.
+/// The maximum number of concurrent reviews of each API server; others wait. Unauthenticated clients can send tokens
+/// and must not overload it. A server that does not answer delays only its own cluster.
 const MAX_CONCURRENT_REVIEWS: usize = 64;
 /// The maximum number of those for clients of one address. Tokens may be forged, so they prove no other source.
 const MAX_REVIEWS_PER_ADDRESS: usize = 32;

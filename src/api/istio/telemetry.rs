@@ -51,7 +51,11 @@ fn tracing(at: &FieldPath<'_>, tracing: &Tracing) {
             Some(Type::Environment(environment)) => &environment.name,
             Some(Type::Header(header)) => &header.name,
             Some(Type::Formatter(formatter)) => &formatter.value,
-            None => "",
+            // Istio admits such an object. All of it applies, except for the tag.
+            None => {
+                at.warning("has no effect without literal, environment, header or formatter");
+                continue;
+            }
         };
         at.require(
             !text.is_empty(),
@@ -94,5 +98,37 @@ fn access_logging(at: &FieldPath<'_>, logging: &AccessLogging) {
         at.error("is longer than 8192 bytes");
     } else if let Err(mistake) = cel::check(&filter.expression) {
         at.error(format!("is not a CEL expression: {mistake}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+    use crate::{
+        api::{
+            FieldError,
+            istio::{ErrorPolicy, Validation},
+        },
+        proto::istio::telemetry::v1alpha1::tracing::{CustomTag, Literal},
+    };
+
+    #[test]
+    fn tags_without_a_type_are_warned_of() {
+        let empty = Type::Literal(Literal::default());
+        let tags = [("empty", Some(empty)), ("todo", None)];
+        let tags = tags.map(|(name, r#type)| (name.to_owned(), CustomTag { r#type }));
+        let declared = Tracing {
+            custom_tags: tags.into(),
+            ..Default::default()
+        };
+        let validation = RefCell::<Validation>::default();
+        let at = FieldPath::root("tracing", ErrorPolicy::Reject, &validation);
+        tracing(&at, &declared);
+        let found = validation.into_inner();
+        let fields = |found: &[FieldError]| found.iter().map(|found| found.field.clone()).collect::<Vec<_>>();
+        assert_eq!(fields(&found.warnings), ["tracing.customTags.todo"]);
+        assert_eq!(fields(&found.errors), ["tracing.customTags.empty"]);
     }
 }

@@ -49,11 +49,13 @@ pub(super) fn of_object(ctx: &BuildContext, key: &ObjectKey) -> Option<Authoriza
     })
 }
 
+/// Returns the scope of a policy. A selector without labels counts as none: it selects all workloads, as at sidecars,
+/// and no workload would list the policy.
 fn scope(object: &Config<AuthorizationPolicy>, root: &Namespace) -> Scope {
-    match object.spec.selector {
-        Some(_) => Scope::WorkloadSelector,
-        None if object.meta.namespace() == root => Scope::Global,
-        None => Scope::Namespace,
+    match &object.spec.selector {
+        Some(selector) if !selector.match_labels.is_empty() => Scope::WorkloadSelector,
+        _ if object.meta.namespace() == root => Scope::Global,
+        _ => Scope::Namespace,
     }
 }
 

@@ -79,3 +79,25 @@ fn allow_rules_with_trust_domains_are_omitted() {
     let deny = "{action: DENY, rules: [{from: [{source: {namespaces: [web], trustDomains: [td]}}]}]}";
     assert_eq!(groups(deny), web);
 }
+
+#[test]
+fn policies_with_empty_selectors_apply_to_all_workloads() {
+    let scope = |namespace: &str, spec: &str| {
+        let policy = format!(
+            "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+             metadata: {{name: p, namespace: {namespace}}}\nspec: {{{spec}}}\n"
+        );
+        let name = format!("{namespace}/p");
+        let resource = fixture::resource(&store(true, &policy), 0, ResourceType::Authorization, &name);
+        assert_eq!(resource["name"], "p");
+        resource["scope"].clone()
+    };
+    let selecting = "selector: {matchLabels: {app: a}}";
+    assert_eq!(scope("a", selecting), "WORKLOAD_SELECTOR");
+    assert_eq!(scope("istio-system", selecting), "WORKLOAD_SELECTOR");
+    for spec in ["", "selector: {}", "selector: {matchLabels: {}}"] {
+        assert_eq!(scope("a", spec), "NAMESPACE", "{spec}");
+        // The value of `GLOBAL` is the default.
+        assert_eq!(scope("istio-system", spec), Value::Null, "{spec}");
+    }
+}

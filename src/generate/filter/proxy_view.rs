@@ -203,7 +203,10 @@ impl FilterProxyView {
 }
 
 /// Returns the Telemetries of a workload: the oldest general one of the root namespace and of its own namespace, then
-/// those of its own that select it. The namespaces of services behind a waypoint count as its own.
+/// those of its own that select or refer to it.
+///
+/// Parity (pilot/pkg/model/telemetry.go, applicableTelemetries): for a service behind a waypoint, the general one of
+/// the service's namespace follows, and those with references come from that namespace alone.
 fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &ctx.mesh.telemetries_by_namespace;
     let general = |namespace: &Namespace| {
@@ -222,9 +225,11 @@ fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
         .iter()
         .filter(|namespace| ***namespace != root)
         .filter_map(|namespace| general(namespace));
+    let service = subject.services.last();
+    let attaching = service.map_or(&subject.namespace, |service| &service.namespace);
     let special = policy::attached::<Telemetry>(ctx.cx, ctx.mesh, subject)
         .into_iter()
-        .filter(|key| own.contains(&&key.namespace))
+        .filter(|key| key.namespace == *attaching)
         .filter(|key| {
             ctx.mesh
                 .telemetries
@@ -284,4 +289,82 @@ fn otel_service_name(class: &ProxyClass) -> SmolStr {
     .flatten()
     .find(|name| !name.is_empty())
     .unwrap_or(SmolStr::new_static("unknown_service"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        generate::{ScopeTables, build_context::PushMemo},
+        model::{Installation, fixture, policy::TargetService, service::Registry},
+        table::{Cx, RelationId, Table},
+    };
+
+    const TELEMETRIES: &str = "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: mesh, namespace: istio-system}
+spec: {}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: general, namespace: shop}
+spec: {}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: gateway, namespace: shop}
+spec: {targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: general, namespace: data}
+spec: {}
+---
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: service, namespace: data}
+spec: {targetRefs: [{group: '', kind: Service, name: db}]}
+";
+
+    fn found(subject: &Subject) -> Vec<String> {
+        let world = fixture::folder_world(Installation::default(), &[("telemetries.yaml", TELEMETRIES)]);
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        let ctx = BuildContext {
+            cx: &cx,
+            mesh: &mesh,
+            scopes: &ScopeTables {
+                all: Table::new(RelationId(0)),
+                tcp: Table::new(RelationId(0)),
+            },
+            memo: &PushMemo::default(),
+        };
+        let keys = telemetries(&ctx, subject);
+        keys.iter()
+            .map(|key| format!("{}/{}", key.namespace, key.name))
+            .collect()
+    }
+
+    #[test]
+    fn telemetries_of_a_service_are_attached_in_its_namespace() {
+        let waypoint = Subject {
+            is_waypoint: true,
+            ..Subject::workload(
+                "shop".into(),
+                fixture::labels(&[(policy::GATEWAY_NAME_LABEL, "waypoint")]),
+            )
+        };
+        let service = |namespace: &str, name: &str| TargetService {
+            registry: Registry::Kubernetes,
+            namespace: namespace.into(),
+            name: name.into(),
+        };
+        let own = ["istio-system/mesh", "shop/general", "shop/gateway"];
+        assert_eq!(found(&waypoint), own);
+        assert_eq!(found(&waypoint.clone().with_service(service("shop", "web"))), own);
+        assert_eq!(
+            found(&waypoint.with_service(service("data", "db"))),
+            ["istio-system/mesh", "shop/general", "data/general", "data/service"]
+        );
+    }
 }

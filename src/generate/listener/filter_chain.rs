@@ -61,8 +61,8 @@ pub struct Chain {
     pub transport_socket: Option<Bytes>,
 }
 
-/// The combinations of range, server name, transport and application protocol that the chains of a listener match. Envoy
-/// refuses the whole listener if two chains match the same one, or if a chain has one twice.
+/// The combinations of range, server name, transport and application protocol that the chains of a listener match.
+/// Envoy refuses the whole listener if two chains match the same one, or if a chain has one twice.
 #[derive(Default)]
 pub struct TakenMatches {
     taken: BTreeSet<Combination>,

@@ -48,7 +48,8 @@ pub struct PolicySelector {
     labels: Labels,
 }
 
-/// Derives the selector of an AuthorizationPolicy; no row without one.
+/// Derives the selector of an AuthorizationPolicy; no row without labels, because that policy applies to the whole
+/// namespace or mesh.
 pub fn selector(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<PolicySelector> {
     let policy = mesh.authorization_policies.get(cx, key)?;
     let labels = label_map(&policy.spec.selector.as_ref()?.match_labels);
@@ -69,7 +70,7 @@ pub struct PeerPolicy {
     ports: Vec<Mode>,
 }
 
-/// Derives the modes of a PeerAuthentication; no row without a selector.
+/// Derives the modes of a PeerAuthentication; no row without labels, because it applies to the whole namespace or mesh.
 pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<PeerPolicy> {
     let policy = mesh.peer_authentications.get(cx, key)?;
     let labels = label_map(&policy.spec.selector.as_ref()?.match_labels);
@@ -90,15 +91,32 @@ fn mode(spec: &PeerAuthentication) -> Mode {
     spec.mtls.as_ref().map_or(Mode::Unset, MutualTls::mode)
 }
 
-/// Derives the mode of mutual TLS of a namespace: that of the oldest PeerAuthentication without a selector.
-pub fn namespace_mode(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Option<Mode> {
+/// The modes of mutual TLS that a namespace declares for all workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceModes {
+    /// The mode for workloads of the namespace.
+    own: Mode,
+    /// The mode for workloads of other namespaces, which counts for the root namespace only.
+    elsewhere: Option<Mode>,
+}
+
+/// Derives the modes of mutual TLS of a namespace: those of the oldest general PeerAuthentications.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/workloads.go, fetchPeerAuthentications): for workloads of other
+/// namespaces, a selector without labels does not count as absent. Sidecars do not make this difference.
+pub fn namespace_modes(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Option<NamespaceModes> {
     let rows = mesh.peer_authentications_by_namespace.get(cx, namespace);
     let general = rows.map(|(_, row)| row).filter(|row| {
         let selector = row.spec.selector.as_ref();
         selector.is_none_or(|selector| selector.match_labels.is_empty())
     });
-    let oldest = general.min_by(|one, other| one.meta.age_order().cmp(&other.meta.age_order()))?;
-    Some(mode(&oldest.spec))
+    let mut general: Vec<_> = general.collect();
+    general.sort_by_key(|row| row.meta.age_order());
+    let without_selector = general.iter().find(|row| row.spec.selector.is_none());
+    Some(NamespaceModes {
+        own: mode(&general.first()?.spec),
+        elsewhere: without_selector.map(|row| mode(&row.spec)),
+    })
 }
 
 /// Returns the resource names of the policies of a workload with these labels: those that select it, sorted, then those
@@ -128,12 +146,13 @@ pub(super) fn attached(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labe
 
 /// Returns the resource names of the policies for mutual TLS.
 fn mutual_tls(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: &Labels, root: &Namespace) -> Vec<String> {
-    let mode_of = |namespace: &Namespace| mesh.mutual_tls_modes.get(cx, namespace).map(|mode| **mode);
-    let mut is_strict = mode_of(root) == Some(Mode::Strict);
+    let modes_of = |namespace: &Namespace| mesh.mutual_tls_modes.get(cx, namespace).map(|modes| **modes);
+    let own_mode = modes_of(namespace).map(|modes| modes.own);
+    let mut is_strict = own_mode == Some(Mode::Strict);
     let mut own = None;
     if namespace != root {
-        if let Some(mode @ (Mode::Strict | Mode::Permissive | Mode::Disable)) = mode_of(namespace) {
-            is_strict = mode == Mode::Strict;
+        if matches!(own_mode, None | Some(Mode::Unset)) {
+            is_strict = modes_of(root).and_then(|modes| modes.elsewhere) == Some(Mode::Strict);
         }
         own = oldest_peer_policy(cx, mesh, namespace, labels);
     }
@@ -169,4 +188,50 @@ fn oldest_peer_policy<'a>(
     let matching = rows.filter(|(_, policy)| select::subset(&policy.labels, labels));
     let oldest = matching.min_by_key(|(key, policy)| (policy.creation, key.name.clone()));
     oldest.map(|(key, policy)| (&key.name, &**policy))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{features::Features, fixture, installation::Installation};
+
+    /// Returns the policies of a workload without labels, with these PeerAuthentications of the root namespace.
+    fn policies(namespace: &str, peer_authentications: &[(u32, &str)]) -> Vec<String> {
+        let object = |(year, spec): &(u32, &str)| {
+            format!(
+                "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\n\
+                 metadata: {{name: pa{year}, namespace: istio-system, creationTimestamp: '{year}-01-01T00:00:00Z'}}\n\
+                 spec: {{{spec}}}\n"
+            )
+        };
+        let objects: String = peer_authentications.iter().map(object).collect();
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("objects.yaml", &objects)]);
+        attached(
+            &Cx::untracked(),
+            &world.snapshot(),
+            &Namespace::new(namespace),
+            &Labels::new(),
+        )
+    }
+
+    #[test]
+    fn peer_authentications_of_the_mesh_have_no_selector() {
+        let strict = ["istio-system/istio_converted_static_strict"];
+        let of_namespace = [(2020, "selector: {}, mtls: {mode: STRICT}")];
+        assert_eq!(policies("istio-system", &of_namespace), strict);
+        assert_eq!(policies("a", &of_namespace), [""; 0]);
+        let of_mesh = [
+            (2020, "selector: {matchLabels: {}}, mtls: {mode: PERMISSIVE}"),
+            (2021, "mtls: {mode: STRICT}"),
+        ];
+        assert_eq!(policies("istio-system", &of_mesh), [""; 0]);
+        assert_eq!(policies("a", &of_mesh), strict);
+    }
 }

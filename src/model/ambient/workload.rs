@@ -4,6 +4,7 @@
 //! Parity (pilot/pkg/serviceregistry/ambient/workloads.go).
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
 };
@@ -238,6 +239,89 @@ pub fn target_pods(key: &ObjectKey, targets: &SliceTargets, emit: &mut dyn FnMut
     for (namespace, name) in &targets.pods {
         emit(ObjectKey::new(&key.cluster, namespace.clone(), name.clone()));
     }
+}
+
+/// The endpoints of a ServiceEntry. All of its workloads read this row, so that its lists are not read again for each
+/// workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EntryEndpoints {
+    by_address: BTreeMap<SmolStr, EntryEndpoint>,
+    /// The services that listed endpoints serve. A host that is its own endpoint serves only its own service.
+    services: Vec<(ClusterServiceKey, Shared<ClusterService>)>,
+}
+
+/// An endpoint of a ServiceEntry.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct EntryEndpoint {
+    /// Position in the list; `None` for a host.
+    position: Option<usize>,
+    network: NetworkId,
+}
+
+/// Returns the ServiceEntries whose endpoints may have changed.
+pub fn entry_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> {
+    let entries = inputs.service_entries.changes().iter().map(|(key, ..)| key);
+    entries.filter(|key| is_own(mesh, key)).cloned().collect()
+}
+
+/// Derives the endpoints of a ServiceEntry. Of several with one address, the last one counts.
+pub fn entry_endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<EntryEndpoints> {
+    let spec = &mesh.service_entries.get(cx, key)?.spec;
+    let is_implicit = has_implicit_endpoints(spec);
+    if spec.endpoints.is_empty() && !is_implicit {
+        return None;
+    }
+    let mut network = cluster_network(cx, mesh, &key.cluster);
+    let mut by_address = BTreeMap::new();
+    for (position, endpoint) in spec.endpoints.iter().enumerate() {
+        // The network of an endpoint stays in force for those after it.
+        if !endpoint.network.is_empty() {
+            network = NetworkId::new(&endpoint.network);
+        }
+        let listed = EntryEndpoint {
+            position: Some(position),
+            network: network.clone(),
+        };
+        by_address.insert(SmolStr::new(&endpoint.address), listed);
+    }
+    let mut services = Vec::new();
+    if is_implicit {
+        let host = |host: &String| {
+            let position = None;
+            let network = network.clone();
+            (SmolStr::new(host), EntryEndpoint { position, network })
+        };
+        by_address.extend(spec.hosts.iter().map(host));
+    } else {
+        let declared = declared_by(cx, mesh, key, spec.hosts.iter().map(String::as_str));
+        services.extend(declared.into_iter().map(|(key, row)| (key.clone(), row.clone())));
+    }
+    Some(EntryEndpoints { by_address, services })
+}
+
+/// Returns the services of hosts that a ServiceEntry declares, except those that another object declares first.
+fn declared_by<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    object: &ObjectKey,
+    hosts: impl IntoIterator<Item = &'a str>,
+) -> Services<'a> {
+    let keys = hosts.into_iter().map(|host| ClusterServiceKey {
+        cluster: object.cluster.clone(),
+        service: ServiceKey {
+            hostname: host.into(),
+            namespace: object.namespace.clone(),
+        },
+    });
+    let keys: BTreeSet<ClusterServiceKey> = keys.collect();
+    let rows = keys
+        .iter()
+        .filter_map(|key| mesh.cluster_services.get_key_value(cx, key));
+    let own = rows.filter(|(_, service)| {
+        let declared = &service.declared.key;
+        declared.source == ServiceSource::ServiceEntry && declared.object == *object
+    });
+    own.collect()
 }
 
 /// Derives one workload.
@@ -539,54 +623,33 @@ fn of_service_entry(
     entry: &Config<ServiceEntry>,
     address: &SmolStr,
 ) -> Option<AmbientWorkload> {
-    let spec = &entry.spec;
-    let is_implicit = has_implicit_endpoints(spec);
-    let hosts = spec.hosts.iter().filter(|host| !is_implicit || *host == address);
-    let keys = hosts.map(|host| ClusterServiceKey {
-        cluster: key.cluster.clone(),
-        service: ServiceKey {
-            hostname: host.as_str().into(),
-            namespace: key.namespace.clone(),
-        },
-    });
-    let keys: BTreeSet<ClusterServiceKey> = keys.collect();
-    let own = keys
-        .iter()
-        .filter_map(|key| mesh.cluster_services.get_key_value(cx, key));
-    let services: Services = own
-        .filter(|(_, service)| {
-            let declared = &service.declared.key;
-            declared.source == ServiceSource::ServiceEntry && declared.object == *key
-        })
-        .collect();
+    let endpoints = mesh.entry_endpoints.get(cx, key)?;
+    let found = endpoints.by_address.get(address)?;
+    let (endpoint, services) = match found.position {
+        Some(position) => {
+            let services: Services = endpoints.services.iter().map(|own| (&own.0, &own.1)).collect();
+            (Cow::Borrowed(entry.spec.endpoints.get(position)?), services)
+        }
+        None => {
+            let endpoint = WorkloadEntry {
+                address: address.to_string(),
+                ..WorkloadEntry::default()
+            };
+            (Cow::Owned(endpoint), declared_by(cx, mesh, key, [address.as_str()]))
+        }
+    };
     // None of its hosts counts.
     if services.is_empty() {
         return None;
     }
-    let mut network = cluster_network(cx, mesh, &key.cluster);
-    let mut endpoint = is_implicit.then(|| WorkloadEntry {
-        address: address.to_string(),
-        ..WorkloadEntry::default()
-    });
-    let mut network_of_endpoint = network.clone();
-    for listed in &spec.endpoints {
-        // The network of an endpoint stays in force for those after it.
-        if !listed.network.is_empty() {
-            network = NetworkId::new(&listed.network);
-        }
-        if listed.address == *address {
-            (endpoint, network_of_endpoint) = (Some(listed.clone()), network.clone());
-        }
-    }
-    let endpoint = endpoint?;
     let waypoint_labels = label_map(&endpoint.labels);
     let common = Common {
         uid,
         object: key,
         labels: &entry.meta.labels,
         annotations: &entry.meta.annotations,
-        waypoint_labels: (!is_implicit).then_some(&waypoint_labels),
-        network: network_of_endpoint,
+        waypoint_labels: found.position.map(|_| &waypoint_labels),
+        network: found.network.clone(),
         workload_name: entry.meta.name(),
         services: &services,
     };
@@ -644,4 +707,44 @@ fn slice_ports(service: &ClusterService, slice: &EndpointSlice) -> Vec<Port> {
         })
     });
     found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{features::Features, fixture, installation::Installation};
+
+    /// Returns a workload of a ServiceEntry with this number of hosts, and the number of reads that it takes.
+    fn derived(hosts: usize) -> (Workload, usize) {
+        let hosts: Vec<String> = (0..hosts).map(|number| format!("h{number}.com")).collect();
+        let object = format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: a}}\n\
+             spec: {{hosts: [{}], resolution: STATIC, ports: [{{number: 80, name: http, protocol: HTTP}}], \
+             endpoints: [{{address: 192.0.2.1, network: n1}}, {{address: 192.0.2.2, weight: 2}}]}}\n",
+            hosts.join(", ")
+        );
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let world = fixture::folder_world(installation, &[("entry.yaml", &object)]);
+        let uid = WorkloadUid::new("Kubernetes/networking.istio.io/ServiceEntry/a/e/192.0.2.2");
+        let cx = Cx::recording();
+        let workload = workload(&cx, &world.snapshot(), &uid).expect("the endpoint exists");
+        (workload.decoded(), cx.into_reads().len())
+    }
+
+    #[test]
+    fn endpoints_of_an_entry_do_not_read_each_of_its_hosts() {
+        let (one, reads) = derived(1);
+        let (many, reads_of_many) = derived(100);
+        assert_eq!(reads, reads_of_many);
+        assert_eq!((one.services.len(), many.services.len()), (1, 100));
+        for workload in [one, many] {
+            assert_eq!((workload.network.as_str(), workload.capacity), ("n1", Some(2)));
+        }
+    }
 }

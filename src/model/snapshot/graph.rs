@@ -9,13 +9,13 @@ use crate::model::{
     ambient::{
         self, AmbientMesh,
         gateway::Gateways,
-        policy::{PeerPolicy, PolicySelector},
+        policy::{NamespaceModes, PeerPolicy, PolicySelector},
         remote::{RemoteKey, RemoteWorkloads},
         service::{
             AmbientService, ClusterSelectorKey, ClusterService, ClusterServiceKey, DeclaredKey, DeclaredService,
         },
         waypoint::WaypointInstances,
-        workload::{AmbientWorkload, SliceTargets, WorkloadUid},
+        workload::{AmbientWorkload, EntryEndpoints, SliceTargets, WorkloadUid},
     },
     ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
@@ -55,11 +55,8 @@ use crate::{
     api::{self, Config, Kind},
     base::{ClusterId, Namespace, NetworkId, ObjectKey},
     proto::istio::{
-        extensions::v1alpha1 as extensions,
-        networking::v1alpha3 as networking,
-        networking::v1beta1 as networking_v1beta1,
-        security::v1beta1::{self as security, peer_authentication::mutual_tls::Mode},
-        telemetry::v1alpha1 as telemetry,
+        extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
+        networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
     table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction, Union},
 };
@@ -656,15 +653,19 @@ graph! {
     index peer_policies_by_selector (ambient::SelectorKey, ObjectKey, PeerPolicy)
         from (peer_policies) = ambient::policy::peer_entry;
     /// Modes of mutual TLS of whole namespaces.
-    table mutual_tls_modes (Namespace, Mode) from (with |graph, _, mesh| {
+    table mutual_tls_modes (Namespace, NamespaceModes) from (with |graph, _, mesh| {
             if_ambient(mesh, || graph.peer_authentications_by_namespace.changed().iter().cloned().collect())
-        }) = ambient::policy::namespace_mode;
+        }) = ambient::policy::namespace_modes;
     /// Pods that EndpointSlices of Services without a selector refer to.
     table slice_targets (ObjectKey, SliceTargets)
         from (with |_, inputs, mesh| ambient::workload::slice_candidates(mesh, inputs)) =
             ambient::workload::slice_targets;
     /// The same by pod.
     index slices_by_pod (ObjectKey, ObjectKey, SliceTargets) from (slice_targets) = ambient::workload::target_pods;
+    /// Endpoints of ServiceEntries for ztunnels.
+    table entry_endpoints (ObjectKey, EntryEndpoints)
+        from (with |_, inputs, mesh| ambient::workload::entry_candidates(mesh, inputs)) =
+            ambient::workload::entry_endpoints;
     /// Workloads for ztunnels.
     table ambient_workloads (WorkloadUid, AmbientWorkload)
         from (with |_, inputs, mesh| ambient::workload::candidates(mesh, inputs)) = ambient::workload::workload;
