@@ -204,6 +204,24 @@ impl Distribution {
             for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
                 receiver.borrow_and_update();
             }
+            if is_debounced && !following.has_flushed && question.resource_version.is_some() && !self.awaits(question) {
+                following.has_flushed = true;
+                // Reports before and after the wait, which is no computation.
+                let awaited = ObjectReport {
+                    state: ObjectState::Awaited,
+                    ..ObjectReport::default()
+                };
+                if reports.send(awaited.clone()).await.is_err() {
+                    return;
+                }
+                tokio::select! {
+                    _ = self.inputs.flushes.pushed() => {}
+                    () = reports.closed() => return,
+                }
+                if reports.send(awaited).await.is_err() {
+                    return;
+                }
+            }
             let is_over = tokio::time::Instant::now() >= deadline;
             let mut report = self.report(question, &mut following, is_over).await;
             report.timed_out = is_over && !report.is_final;
@@ -331,19 +349,9 @@ impl Distribution {
         };
         // Ingested objects reach the snapshot with the next push.
         let kinds = &question.kinds;
-        let seen = kinds
-            .iter()
-            .filter_map(|kind| self.inputs.board.seen(&installation.cluster, *kind));
-        let seen = seen.max();
-        let awaits = question
-            .resource_version
-            .is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted));
+        let awaits = self.awaits(question);
         if !awaits && !following.has_flushed && question.resource_version.is_some() {
-            if following.is_debounced {
-                self.inputs.flushes.pushed().await;
-            } else {
-                self.inputs.flushes.flush().await;
-            }
+            self.inputs.flushes.flush().await;
             following.has_flushed = true;
         }
         let mesh = self.inputs.mesh.borrow().clone();
@@ -393,7 +401,11 @@ impl Distribution {
                 .rev()
                 .take_while(|push| push.contains(kind, &key).is_none());
             let unanswered = later.filter(|push| push.is_partial).map(|push| push.outstanding());
-            report.unanswered = report.unanswered.max(unanswered.max().unwrap_or_default());
+            // Only people ask for deletions. Conditions are about objects that exist, some of which this control plane
+            // does not know.
+            if !following.is_debounced {
+                report.unanswered = report.unanswered.max(unanswered.max().unwrap_or_default());
+            }
             match push {
                 _ if report.unanswered > 0 => ObjectState::Pending,
                 Some(_) => ObjectState::Removed,
@@ -403,6 +415,16 @@ impl Distribution {
             states::state(&report, self.is_stale(following))
         };
         report
+    }
+
+    /// Returns true if the wanted version of an object was not ingested yet.
+    fn awaits(&self, question: &Question) -> bool {
+        let mesh = self.inputs.mesh.borrow().clone();
+        let cluster = &mesh.installation.cluster;
+        let kinds = question.kinds.iter();
+        let seen = kinds.filter_map(|kind| self.inputs.board.seen(cluster, *kind)).max();
+        let wanted = question.resource_version;
+        wanted.is_some_and(|wanted| seen.is_some_and(|seen| seen < wanted))
     }
 
     /// Computes the effects of an object, unless they are present or were computed recently.

@@ -5,7 +5,7 @@
 //! without which the proxy would have what it holds comes first.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -43,9 +43,14 @@ const MAX_REST: Duration = Duration::from_mins(1);
 /// Parity (cmd/kube-apiserver of Kubernetes): `--event-ttl`, after which the API server forgets an Event.
 const ANNOUNCED: Duration = Duration::from_hours(1);
 
-/// The objects that are blamed for refused resources, the oldest first.
+/// The objects that are blamed for refused resources.
 #[derive(Default)]
-pub(super) struct Blames(VecDeque<Blame>);
+pub(super) struct Blames {
+    /// The oldest first.
+    known: VecDeque<Blame>,
+    /// Content whose search was requested by a report.
+    requested: BTreeSet<(ResourceType, Version)>,
+}
 
 struct Blame {
     resource_type: ResourceType,
@@ -58,7 +63,7 @@ struct Blame {
 impl Blames {
     /// Returns the objects that are blamed for refused content; `None` before they were searched.
     pub(super) fn of(&self, resource_type: ResourceType, version: Version) -> Option<Vec<ObjectName>> {
-        let mut blames = self.0.iter();
+        let mut blames = self.known.iter();
         let blame = blames.find(|blame| (blame.resource_type, blame.version) == (resource_type, version))?;
         let names = blame.objects.iter().map(|(kind, key)| ObjectName::of(*kind, key));
         Some(names.collect())
@@ -67,7 +72,7 @@ impl Blames {
     /// Returns the objects of content that is refused again, if they must be announced again; `None` before they were
     /// searched.
     fn refused_again(&mut self, resource_type: ResourceType, version: Version, now: Instant) -> Option<Vec<Candidate>> {
-        let mut blames = self.0.iter_mut();
+        let mut blames = self.known.iter_mut();
         let blame = blames.find(|blame| (blame.resource_type, blame.version) == (resource_type, version))?;
         if now.saturating_duration_since(blame.announced_at) < ANNOUNCED {
             return Some(Vec::new());
@@ -77,10 +82,16 @@ impl Blames {
     }
 
     fn add(&mut self, blame: Blame) {
-        if self.0.len() >= REMEMBERED {
-            self.0.pop_front();
+        if self.known.len() >= REMEMBERED {
+            self.known.pop_front();
         }
-        self.0.push_back(blame);
+        self.known.push_back(blame);
+    }
+
+    /// Returns true if a report may request the search of content: no other did, and no blame was forgotten, which
+    /// would be searched again and again.
+    fn request(&mut self, resource_type: ResourceType, version: Version) -> bool {
+        self.known.len() < REMEMBERED && self.requested.insert((resource_type, version))
     }
 }
 
@@ -91,6 +102,9 @@ impl Distribution {
     /// Searches the objects of refused resources, one resource after the other.
     pub(super) async fn attribute(self: Arc<Self>, mut refusals: mpsc::Receiver<RefusedResource>) {
         while let Some(RefusedResource { connection, refusal }) = refusals.recv().await {
+            self.blames()
+                .requested
+                .remove(&(refusal.resource_type, refusal.version));
             let started = environment::now();
             let known = self
                 .blames()
@@ -146,10 +160,17 @@ impl Distribution {
     /// Requests a search for a report about a resource that was refused before and is present again: its connection
     /// does not refuse it a second time. What does not fit is requested by the next report.
     pub(super) fn request_search(&self, connection: &Arc<LiveConnection>, refusal: &Arc<Refusal>) {
-        let _ = self.refusals.try_send(RefusedResource {
+        let content = (refusal.resource_type, refusal.version);
+        if !self.blames().request(content.0, content.1) {
+            return;
+        }
+        let sent = self.refusals.try_send(RefusedResource {
             connection: connection.clone(),
             refusal: refusal.clone(),
         });
+        if sent.is_err() {
+            self.blames().requested.remove(&content);
+        }
     }
 
     /// Returns the objects that a refused resource would be different without; `None` if the connection has ended or
@@ -269,6 +290,24 @@ mod tests {
             .map(|(kind, key)| ObjectName::of(*kind, key).to_string())
             .collect();
         assert_eq!(names, ["ServiceEntry default/shop"]);
+    }
+
+    #[test]
+    fn searches_are_requested_once_and_not_for_forgotten_blames() {
+        let blame = |version: &[u8]| Blame {
+            resource_type: ResourceType::Cluster,
+            version: Version::of(version),
+            objects: Vec::new(),
+            announced_at: environment::now(),
+        };
+        let mut blames = Blames::default();
+        let new = Version::of(b"new");
+        assert!(blames.request(ResourceType::Cluster, new));
+        assert!(!blames.request(ResourceType::Cluster, new), "it waits already");
+        for number in 0..=REMEMBERED {
+            blames.add(blame(&number.to_be_bytes()));
+        }
+        assert!(!blames.request(ResourceType::Cluster, Version::of(&0_usize.to_be_bytes())));
     }
 
     #[test]

@@ -85,7 +85,10 @@ impl Pending {
                     self.objects.insert((*kind, key.clone()), change);
                 }
                 Change::Replace(..) | Change::RemoveCluster(_) => {
+                    // What it replaces has waited since then.
+                    let oldest = self.oldest;
                     self.drop_replaced(&change);
+                    self.oldest = oldest;
                     self.sources.push(change);
                 }
             }

@@ -355,8 +355,8 @@ pub(super) fn objects(batch: &Batch) -> (Vec<ChangedObject>, bool) {
     };
     let has_source = batch.iter().any(|change| match change {
         Change::Replace(source, _) => source.kind.is_config(),
-        Change::RemoveCluster(_) => true,
-        Change::Upsert(_) | Change::Remove(..) => false,
+        // Objects of other clusters than the config cluster configure no traffic.
+        Change::RemoveCluster(_) | Change::Upsert(_) | Change::Remove(..) => false,
     });
     let mut objects = batch.iter().filter_map(object);
     let listed = objects.by_ref().take(MAX_OBJECTS).collect();

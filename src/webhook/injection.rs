@@ -62,8 +62,8 @@ pub fn inject(
 
 /// Returns the cluster of a pod: of the path, or of the values if it is known, or the config cluster.
 ///
-/// Parity (pkg/kube/inject/inject.go, extractClusterAndNetwork), except that an unknown cluster in the values does not
-/// count: requests without a cluster in their path then come from the config cluster, under another name.
+/// Parity (pkg/kube/inject/inject.go, extractClusterAndNetwork): but an unknown cluster in the values does not count.
+/// Requests without a cluster in their path then come from the config cluster, under another name.
 fn cluster(
     injector: &Injector,
     environment: &Environment,

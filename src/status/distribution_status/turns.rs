@@ -47,6 +47,9 @@ pub(super) struct Turn {
     /// Cancelled at its end.
     pub(super) stop: CancellationToken,
     has_report: bool,
+    /// The start of the computation of effects.
+    computes_since: Instant,
+    is_computed: bool,
 }
 
 /// See the module documentation.
@@ -146,6 +149,8 @@ impl Turns {
             since: now,
             stop: CancellationToken::new(),
             has_report: false,
+            computes_since: now,
+            is_computed: false,
         };
         Some((key.clone(), self.followed.entry(key).or_insert(turn)))
     }
@@ -153,8 +158,11 @@ impl Turns {
     /// Records a report, which may have taken a computation of effects. Returns the start of the turn, if it goes on.
     pub(super) fn report(&mut self, key: &StatusKey, number: u64, now: Instant, is_computed: bool) -> Option<Instant> {
         let turn = self.followed.get_mut(key).filter(|turn| turn.number == number)?;
-        if !std::mem::replace(&mut turn.has_report, true) && is_computed {
-            self.computed = Some((now, now - turn.since));
+        turn.has_report = true;
+        if !is_computed {
+            turn.computes_since = now;
+        } else if !std::mem::replace(&mut turn.is_computed, true) {
+            self.computed = Some((now, now - turn.computes_since));
         }
         Some(turn.since)
     }
@@ -224,6 +232,20 @@ mod tests {
         assert_eq!(turns.next_time(), Some(computed + TOOK * REST_OF_OTHERS));
         turns.forget(&key("a"));
         assert_eq!(turns.next_time(), None);
+    }
+
+    #[test]
+    fn a_wait_is_no_computation() {
+        let (mut turns, now) = turns();
+        turns.queue(&key("a"), Rank::Changed);
+        let (_, number) = begin(&mut turns, now).expect("a turn");
+        turns.queue(&key("b"), Rank::Changed);
+        turns.report(&key("a"), number, now, false).expect("a turn");
+        assert_eq!(turns.next_time(), Some(turns.started), "others need not wait for it");
+        let waited = now + TURN / 2;
+        turns.report(&key("a"), number, waited, false).expect("a turn");
+        turns.report(&key("a"), number, waited + TOOK, true).expect("a turn");
+        assert_eq!(turns.next_time(), Some(waited + TOOK + TOOK * REST));
     }
 
     #[test]
