@@ -6,10 +6,12 @@
 mod attempt;
 mod fixture;
 
+use std::time::Duration;
+
 use libtest_mimic::{Failed, Trial};
 
 use crate::support::http::RUNTIME;
-use crate::support::kubernetes;
+use crate::support::{kubernetes, wait};
 use attempt::attempt;
 use fixture::{Caller, Fixture};
 
@@ -19,6 +21,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         access_control_matrix,
     )]
 }
+
+/// Time limit for a request on a quiet machine. A request without an answer is a failure that names it.
+const LONGEST: Duration = Duration::from_mins(3);
 
 /// The namespaces of the test; the last is the control plane's.
 const NAMESPACES: [&str; 3] = ["a", "b", SYSTEM];
@@ -110,12 +115,16 @@ fn access_control_matrix(name: &str) -> Result<(), Failed> {
     let mut wrong = Vec::new();
     for round in 1..=2 {
         for chunk in cells.chunks(24) {
-            let tried = chunk
-                .iter()
-                .map(|(caller, endpoint, target)| attempt(&fixture, caller, *endpoint, target));
-            let outcomes = RUNTIME.block_on(futures::future::join_all(tried));
+            let tried = chunk.iter().map(|(caller, endpoint, target)| {
+                tokio::time::timeout(wait::extended(LONGEST), attempt(&fixture, caller, *endpoint, target))
+            });
+            let outcomes = RUNTIME.block_on(async { futures::future::join_all(tried).await });
             for ((caller, endpoint, target), outcome) in chunk.iter().zip(outcomes) {
-                if outcome.is_ok() != rule(caller, *endpoint, target) {
+                let (is_answered, outcome) = match outcome {
+                    Ok(outcome) => (true, outcome),
+                    Err(_) => (false, Err("no answer".to_owned())),
+                };
+                if !is_answered || outcome.is_ok() != rule(caller, *endpoint, target) {
                     let name = caller.name;
                     let was = outcome.map_or_else(|why| format!("refused: {why}"), |()| "given".to_owned());
                     wrong.push(format!("round {round}: {name} × {endpoint:?} × {target}: {was}"));
