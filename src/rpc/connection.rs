@@ -311,7 +311,7 @@ impl<S: Service> Connections<S> {
                 Ok::<_, Infallible>(response)
             })
         });
-        let io = LimitedTransport::new(DataParts::new(io, pre_auth.clone()), pre_auth.clone());
+        let io = LimitedTransport::new(DataParts::new(io), pre_auth.clone());
         let http2 = self.builder(handoff, peer.is_tls);
         let mut connection = pin!(http2.serve_connection(TokioIo::new(io), service));
         let mut close_reasons = self.close_reasons(&pre_auth, expires);

@@ -8,44 +8,33 @@ use std::{
     io::{self, IoSlice},
     mem::MaybeUninit,
     pin::Pin,
-    sync::Arc,
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::{
-    frame::{HEAD_BYTES, Head, PREFACE_BYTES},
-    pre_auth::UnauthenticatedConnection,
-};
+use super::frame::{HEAD_BYTES, Head, PREFACE_BYTES};
 
 /// The maximum size of a part: half of the first read buffer, which therefore seldom has to grow. A frame of this size
 /// is a part of a larger one, or as large.
 pub(super) const PART_BYTES: usize = 4 << 10;
-/// The number of bytes that are read at once until the read limit is lifted, at most as many as the HTTP/2 server has
-/// room for.
+/// The number of bytes that are read at once, at most as many as the HTTP/2 server has room for.
 const BYTES_PER_READ: usize = 8 << 10;
-/// The number of bytes that are read at once afterwards, whatever room the HTTP/2 server has: an ACK that repeats a
-/// thousand names has 60 KiB.
-const BYTES_PER_UNLIMITED_READ: usize = 16 << 10;
 
 /// See the module's documentation.
 pub(super) struct DataParts<I> {
     io: I,
-    pre_auth: Arc<UnauthenticatedConnection>,
     divider: Divider,
-    /// Bytes for which the reader had no room: inserted heads, and what was read ahead.
-    ready: BytesMut,
+    /// Bytes for which the reader had no room: inserted heads are not part of what was read.
+    ready: Vec<u8>,
 }
 
 impl<I> DataParts<I> {
-    pub(super) fn new(io: I, pre_auth: Arc<UnauthenticatedConnection>) -> Self {
+    pub(super) fn new(io: I) -> Self {
         Self {
             io,
-            pre_auth,
             divider: Divider::after(PREFACE_BYTES),
-            ready: BytesMut::new(),
+            ready: Vec::new(),
         }
     }
 }
@@ -118,20 +107,15 @@ impl<I: AsyncRead + Unpin> AsyncRead for DataParts<I> {
             if !this.ready.is_empty() {
                 let len = this.ready.len().min(buffer.remaining());
                 buffer.put_slice(&this.ready[..len]);
-                this.ready.advance(len);
+                this.ready.drain(..len);
                 if this.ready.is_empty() {
                     // Thousands of connections are idle.
-                    this.ready = BytesMut::new();
+                    this.ready = Vec::new();
                 }
                 break;
             }
-            let mut read = [MaybeUninit::uninit(); BYTES_PER_UNLIMITED_READ];
-            let most = if this.pre_auth.is_read_unlimited() {
-                BYTES_PER_UNLIMITED_READ
-            } else {
-                buffer.remaining().min(BYTES_PER_READ)
-            };
-            let mut read = ReadBuf::uninit(&mut read[..most]);
+            let mut read = [MaybeUninit::uninit(); BYTES_PER_READ];
+            let mut read = ReadBuf::uninit(&mut read[..buffer.remaining().min(BYTES_PER_READ)]);
             ready!(Pin::new(&mut this.io).poll_read(cx, &mut read))?;
             if read.filled().is_empty() {
                 break;
@@ -176,15 +160,10 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for DataParts<I> {
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use tokio::io::AsyncReadExt;
 
     use super::*;
-    use crate::rpc::{
-        frame::{kind, tests::frame},
-        pre_auth::PreAuthLimiter,
-    };
+    use crate::rpc::frame::{kind, tests::frame};
 
     const END_STREAM: u8 = 1;
     const PADDED: u8 = 8;
@@ -224,23 +203,17 @@ mod tests {
             numbered(kind::DATA, END_STREAM, 5, PART_BYTES + 1),
         ]
         .concat();
-        // As they are written, as there is room for them, and before or after the read limit is lifted.
-        let sizes = [
+        // As they are written, and as there is room for them.
+        for (written, room) in [
             (1, 1),
             (7, 3),
             (13, 8 << 10),
             (5000, 1),
             (5000, 4099),
             (1 << 20, 1 << 20),
-        ];
-        for ((written, room), is_unlimited) in sizes.into_iter().flat_map(|sizes| [(sizes, false), (sizes, true)]) {
+        ] {
             let (server, mut client) = tokio::io::duplex(written);
-            let pre_auth = PreAuthLimiter::new(1).register(Ipv4Addr::LOCALHOST.into());
-            let pre_auth = pre_auth.expect("an empty limiter");
-            if is_unlimited {
-                pre_auth.lift_read_limit();
-            }
-            let mut server = DataParts::new(server, pre_auth);
+            let mut server = DataParts::new(server);
             let sending = async {
                 tokio::io::AsyncWriteExt::write_all(&mut client, &sent)
                     .await
