@@ -244,7 +244,7 @@ impl Client {
                 if self.publish(batch).await.is_ok() {
                     self.is_synced.send_replace(true);
                 }
-                // What was read is no news: written again, it would seem current.
+                // The file has the same state already. Writing it again would make it look current.
                 self.store_at = None;
             }
             Ok(Err(error)) => {

@@ -85,7 +85,7 @@ impl Pending {
                     self.objects.insert((*kind, key.clone()), change);
                 }
                 Change::Replace(..) | Change::RemoveCluster(_) => {
-                    // What it replaces has waited since then.
+                    // The replaced changes have waited since then, so the new one must not wait longer.
                     let oldest = self.oldest;
                     self.drop_replaced(&change);
                     self.oldest = oldest;

@@ -254,7 +254,7 @@ impl WatchedResource {
         let present = |name: &SmolStr| Some(view?.get(name)?.version);
         self.refused.retain(|name, _| present(name).is_some());
         for resource in accepted.resources.iter() {
-            // What is not present is a placeholder. Another version replaced one that is withheld.
+            // A resource that is not in the view is a placeholder. A different version replaced one that is withheld.
             let version = present(&resource.name).unwrap_or(resource.version);
             if version == resource.version {
                 self.refused.remove(&resource.name);
@@ -281,7 +281,7 @@ impl WatchedResource {
         if self.unacknowledged.is_empty() {
             return;
         }
-        // What does not exist, and is not removed by a later response either, needs no acknowledgement.
+        // A resource that does not exist needs no acknowledgement, unless a later response will remove it.
         let Self {
             acknowledged,
             unacknowledged,

@@ -290,17 +290,17 @@ fn empty_elements_of_export_lists_name_no_namespace() {
              spec: {{clusterIP: 10.0.0.6, ports: [{{name: http, port: 80}}]}}\n"
         )
     };
-    let world = world(&[service("trailing", "shop,"), service("nobody", ",")].concat());
+    let world = world(&[service("for-shop", "shop,"), service("for-none", ",")].concat());
     let (cx, mesh, pool) = (Cx::untracked(), world.snapshot(), ScopePool::default());
     let sees = |scope: &SidecarScope, name: &str| scope.service(&format!("{name}.data.svc.cluster.local")).is_some();
     for of in [ScopeKey::Default as fn(Namespace) -> ScopeKey, ScopeKey::Gateway] {
         let shop = computed(&world, &of("shop".into()));
-        assert!(sees(&shop, "trailing") && !sees(&shop, "nobody"));
+        assert!(sees(&shop, "for-shop") && !sees(&shop, "for-none"));
         let other = of("other".into());
         let common = other.common().expect("a scope without a Sidecar");
         let common = CommonScope::of(&cx, &mesh, &common, &pool).expect("a scope");
         let scope = common.all(&other).expect("the namespace is no exception");
-        assert!(!sees(&scope, "trailing") && !sees(&scope, "nobody"));
+        assert!(!sees(&scope, "for-shop") && !sees(&scope, "for-none"));
         assert!(sees(&scope, "db"));
     }
 }

@@ -242,7 +242,7 @@ impl Watcher {
     fn on_checks(&mut self, mut checks: Vec<Check>) -> Vec<Update> {
         checks.sort_unstable();
         let Some(known) = self.checks.replace(checks) else {
-            // What was read before this answer may have changed before it, too.
+            // A service that was read before this answer may have changed since; this answer does not show it.
             for name in self.names() {
                 self.read(name, Duration::ZERO);
             }
