@@ -55,16 +55,15 @@ pub struct Scope {
     pub analyzers: Vec<String>,
 }
 
-/// Runs the analyzers. Returns messages in the order of cluster, level, code and object, each once.
+/// Runs the analyzers. Returns messages in the order of cluster, level, code and object, each once. The number of those
+/// about one object with one code is limited.
 pub fn analyze(mesh: &Mesh, scope: &Scope) -> Vec<Message> {
     let mut report = message::Report::default();
     for analyzer in table::selected(&scope.analyzers) {
         analyzer.run(mesh, &mut report);
     }
-    let mut messages = report.messages;
+    let mut messages = report.into_messages();
     messages.retain(|message| is_in_scope(message, scope));
-    messages.sort();
-    messages.dedup();
     messages
 }
 

@@ -76,6 +76,7 @@ use crate::{
         Installation, World,
         external_dependencies::ExternalDependencies,
         features::{Features, other::WITHOUT_EFFECT},
+        installation::ProcessVariables,
     },
     otlp::{Clocks, Traces},
     push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
@@ -246,8 +247,10 @@ async fn prepare(environment: &Arc<Environment>) -> Result<Prepared, AppError> {
     let (report, board) = diagnostics::counting_report(&environment.registry)?;
     let access = kubernetes::access(settings)?;
     let mut folder = folder::open(settings, &installation, access.as_ref(), report.clone())?;
-    let variables = folder.as_ref().map(FileSource::env);
-    installation.features = features(settings, variables.unwrap_or(&BTreeMap::new()));
+    let of_folder = folder.as_ref().map(FileSource::env);
+    let variables = variables(settings, of_folder.unwrap_or(&BTreeMap::new()));
+    installation.features = features(&variables);
+    installation.variables = variables.into();
     let client = kubernetes::client(settings, access.as_ref()).await?;
     installation.reviews_access = client.is_some();
     let in_folder = folder.as_ref().and_then(FileSource::mesh_config);
@@ -594,11 +597,12 @@ fn installation(settings: &Settings) -> Installation {
             .map(|registry| ClusterId::new_static(registry.name()))
             .collect(),
         features: Features::default(),
+        variables: ProcessVariables::default(),
     }
 }
 
-/// Parses the feature flags. Process variables override those of `env.yaml`.
-fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
+/// Returns the variables of the process, which override those of `env.yaml`.
+fn variables(settings: &Settings, file: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut variables = file.clone();
     variables.extend(
         settings
@@ -606,7 +610,12 @@ fn features(settings: &Settings, file: &BTreeMap<String, String>) -> Features {
             .iter()
             .map(|(name, value)| (name.clone(), value.clone())),
     );
-    let (features, errors) = Features::parse(&variables);
+    variables
+}
+
+/// Parses the feature flags.
+fn features(variables: &BTreeMap<String, String>) -> Features {
+    let (features, errors) = Features::parse(variables);
     for error in errors {
         tracing::error!("{error}");
     }

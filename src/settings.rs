@@ -390,18 +390,25 @@ impl DiscoveryFlags {
     }
 }
 
+/// Returns the environment variables of this process.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is the one place that reads the environment"
+)]
+pub fn process_variables() -> BTreeMap<String, String> {
+    // Names or values that are not UTF-8 cannot be settings.
+    std::env::vars_os()
+        .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
+        .collect()
+}
+
 impl Settings {
     /// Returns settings with these flags and the variables of this process.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is the one place that reads the environment"
-    )]
     pub fn from_process(flags: DiscoveryFlags) -> Self {
-        // Names or values that are not UTF-8 cannot be settings.
-        let variables = std::env::vars_os()
-            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
-            .collect();
-        Self { flags, variables }
+        Self {
+            flags,
+            variables: process_variables(),
+        }
     }
 
     /// Returns a variable that is set and not empty.

@@ -1,12 +1,14 @@
 //! The test cases of Istio's own conversion of Ingresses, and the statuses of Ingresses. The cases are part of Istio's
 //! conformance set, where it is next to the project.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use istiod::{
     api::{Config, Row, document, folder, yaml},
     base::Shared,
-    model::{Change, Installation, MeshSnapshot, World, ingress::status::IngressStatuses},
+    model::{
+        Change, Installation, MeshSnapshot, World, gateway_api::status::Revisions, ingress::status::IngressStatuses,
+    },
     proto::{
         istio::mesh::v1alpha1::{MeshConfig, mesh_config::IngressControllerMode},
         json,
@@ -29,6 +31,10 @@ pub(crate) fn trials() -> Vec<Trial> {
             written_objects_precede_converted_ones,
         ),
         Trial::test("ingress::statuses_have_the_addresses_of_the_gateway", statuses),
+        Trial::test(
+            "ingress::statuses_are_those_of_the_own_revision",
+            statuses_are_those_of_the_own_revision,
+        ),
     ]
 }
 
@@ -195,7 +201,7 @@ fn statuses() -> Result<(), Failed> {
     ];
     for (objects, config, wanted) in cases {
         let mut world = world(&[INGRESS, &objects].concat(), config);
-        let mut statuses = IngressStatuses::default();
+        let mut statuses = IngressStatuses::new(Revisions::default());
         let changed = statuses.update(&world.snapshot());
         let [key] = changed.as_slice() else {
             return Err(format!("{changed:?}: one Ingress is served").into());
@@ -209,6 +215,57 @@ fn statuses() -> Result<(), Failed> {
         statuses.update(&world.snapshot());
         assert_eq!(statuses.get(key), None);
     }
+    Ok(())
+}
+
+/// The label of the Ingress names its revision, or else that of its namespace. Without any, it is the default one.
+fn statuses_are_those_of_the_own_revision() -> Result<(), Failed> {
+    let labelled = |revision: Option<&str>| match revision {
+        Some(revision) => format!("labels: {{istio.io/rev: {revision}}}"),
+        None => "labels: {}".to_owned(),
+    };
+    let namespace = |label: Option<&str>| {
+        format!(
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: app, {}}}\n---\n",
+            labelled(label)
+        )
+    };
+    let ingress = |label: Option<&str>| {
+        let meta = "name: web, namespace: app";
+        INGRESS.replace(meta, &format!("{meta}, {}", labelled(label)))
+    };
+    // The own revision is `default`, so it is responsible for objects without a label.
+    let tagged = Revisions {
+        tags: BTreeSet::from(["stable".into()]),
+        ..Revisions::default()
+    };
+    let cases = [
+        (None, None, true),
+        (None, Some("canary"), false),
+        (None, Some("stable"), true),
+        (Some("canary"), None, false),
+        (Some("canary"), Some("stable"), false),
+        (Some("stable"), Some("canary"), true),
+    ];
+    for (own, of_namespace, is_written) in cases {
+        let objects = [namespace(of_namespace), ingress(own)].concat();
+        let mut statuses = IngressStatuses::new(tagged.clone());
+        let changed = statuses.update(&world(&objects, &empty()).snapshot());
+        let key = changed.first().ok_or("no Ingress is served")?;
+        assert_eq!(statuses.get(key).is_some(), is_written, "{own:?}, {of_namespace:?}");
+    }
+    // A label of the namespace changes what belongs to the revision.
+    let mut world = world(&[namespace(Some("canary")), ingress(None)].concat(), &empty());
+    let mut statuses = IngressStatuses::new(tagged);
+    let changed = statuses.update(&world.snapshot());
+    let key = changed.first().ok_or("no Ingress is served")?;
+    assert_eq!(statuses.get(key), None);
+    let row = document::parse(&key.cluster, &yaml_value(&namespace(None))?)
+        .rows
+        .remove(0);
+    world.commit(vec![Change::Upsert(row)]);
+    assert_eq!(statuses.update(&world.snapshot()), std::slice::from_ref(key));
+    assert!(statuses.get(key).is_some());
     Ok(())
 }
 

@@ -76,6 +76,18 @@ impl Access {
 
     /// Returns the scope of a caller with these identities; `None` for no access.
     pub(super) fn scope(&self, identities: &[SmolStr]) -> Option<DebugScope> {
+        if !self.is_enforced() {
+            return Some(DebugScope::All);
+        }
+        self.scope_of_identities(identities)
+    }
+
+    /// Returns true if a caller with these identities is of the control plane, also where access does not depend on it.
+    pub(super) fn is_of_control_plane(&self, identities: &[SmolStr]) -> bool {
+        self.scope_of_identities(identities) == Some(DebugScope::All)
+    }
+
+    fn scope_of_identities(&self, identities: &[SmolStr]) -> Option<DebugScope> {
         let mesh = self.mesh.borrow().clone();
         scope(&mesh, identities)
     }
@@ -152,10 +164,6 @@ async fn guard(State((access, readers_of)): State<(Access, ReadersOf)>, request:
 /// Returns the scope of a caller. The first identity that is a service account counts; one of a foreign trust domain
 /// has no access, whatever its namespace.
 fn scope(mesh: &MeshSnapshot, identities: &[SmolStr]) -> Option<DebugScope> {
-    let features = &mesh.installation.features;
-    if !features.enable_debug_endpoint_auth {
-        return Some(DebugScope::All);
-    }
     let id = identities.iter().find_map(|id| id.parse::<SpiffeId>().ok())?;
     let cx = Cx::untracked();
     let config = mesh.mesh_config(&cx);
@@ -163,7 +171,7 @@ fn scope(mesh: &MeshSnapshot, identities: &[SmolStr]) -> Option<DebugScope> {
     if id.namespace.is_empty() || !domains.any(|domain| domain.replace('@', ".") == id.trust_domain) {
         return None;
     }
-    let allowed = &features.debug_endpoint_auth_allowed_namespaces;
+    let allowed = &mesh.installation.features.debug_endpoint_auth_allowed_namespaces;
     let is_system = id.namespace == root_namespace(&cx, mesh)
         || allowed
             .iter()

@@ -3,15 +3,13 @@
 use super::{
     json::{items, text},
     mesh::Mesh,
-    message::{Report, UNRESTRICTED_JWKS},
+    message::{Report, UNRESTRICTED_JWKS, listed},
     object::{Object, Type},
 };
 use crate::api::Kind;
 
 /// The environment variable of istiod with the address ranges that it must not fetch keys from.
 const VARIABLE: &str = "BLOCKED_CIDRS_IN_JWKS_URIS";
-/// The maximum number of names in a message.
-const MAX_NAMES: usize = 5;
 
 /// Reports control planes that fetch keys from any address.
 ///
@@ -21,10 +19,7 @@ pub(super) fn blocked_ranges(mesh: &Mesh, report: &mut Report) {
     if all.is_empty() {
         return;
     }
-    let mut names: Vec<String> = all.iter().take(MAX_NAMES).map(Object::full_name).collect();
-    if all.len() > MAX_NAMES {
-        names.push(format!("and {} more", all.len() - MAX_NAMES));
-    }
+    let names = listed(all.iter().map(Object::full_name));
     for istiod in mesh
         .of(Type::Deployment)
         .iter()
@@ -34,10 +29,9 @@ pub(super) fn blocked_ranges(mesh: &Mesh, report: &mut Report) {
         let mut variables = containers.iter().flat_map(|container| items(&container["env"]));
         if !variables.any(|variable| text(&variable["name"]) == VARIABLE && !text(&variable["value"]).is_empty()) {
             let text = format!(
-                "{VARIABLE} is not set, so the key sets of {} RequestAuthentications ({}) may come from any address, \
-                 also inside the cluster",
-                all.len(),
-                names.join(", ")
+                "{VARIABLE} is not set, so the key sets of {} RequestAuthentications ({names}) may come from any \
+                 address, also inside the cluster",
+                all.len()
             );
             report.add(UNRESTRICTED_JWKS, istiod, text);
         }

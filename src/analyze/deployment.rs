@@ -8,7 +8,7 @@ use super::{
     json::{items, labels, text},
     membership::makes_sidecars,
     mesh::Mesh,
-    message::{DEPLOYMENT_PORTS, DEPLOYMENT_PROTOCOLS, RESERVED_USER, Report},
+    message::{DEPLOYMENT_PORTS, DEPLOYMENT_PROTOCOLS, RESERVED_USER, Report, listed},
     object::{Object, Type},
     service::is_of_istio,
 };
@@ -60,7 +60,7 @@ fn protocols(deployment: &Object, services: &[&Object], report: &mut Report) {
             names.sort();
             let text = format!(
                 "services use port {port} with different protocols: {}",
-                names.join(", ")
+                listed(names.iter())
             );
             report.add(DEPLOYMENT_PROTOCOLS, deployment, text);
         }
@@ -79,13 +79,12 @@ fn target_ports(deployment: &Object, services: &[&Object], report: &mut Report) 
     }
     for (target, ports) in targets {
         if ports.len() > 1 {
-            let numbers: Vec<String> = ports.keys().map(ToString::to_string).collect();
+            let numbers = listed(ports.keys());
             let mut names: Vec<String> = ports.into_values().collect();
             names.sort();
             let text = format!(
-                "services {} have one target port, {target}, for different ports: {}",
-                names.join(", "),
-                numbers.join(", ")
+                "services {} have one target port, {target}, for different ports: {numbers}",
+                listed(names.iter())
             );
             report.add(DEPLOYMENT_PORTS, deployment, text);
         }

@@ -19,6 +19,8 @@ pub struct Settings {
     pub networks: Value,
     /// The namespace of the control plane.
     pub istio_namespace: String,
+    /// True if Gateways select pods of their own namespace alone (`PILOT_SCOPE_GATEWAY_TO_NAMESPACE`).
+    pub scopes_gateways: bool,
     /// The time in seconds since 1970, for the validity of certificates.
     pub now: i64,
 }

@@ -1,6 +1,9 @@
 //! Messages and their codes.
 
-use std::fmt;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use serde_json::{Map, Value, json};
 
@@ -298,16 +301,25 @@ impl fmt::Display for Message {
     }
 }
 
-/// The messages of an analysis.
+/// The maximum number of messages with one code about one object. An object may be wrong in tens of thousands of places,
+/// and its status has to hold all of them.
+const MAX_MESSAGES: usize = 100;
+/// The maximum bytes of a text.
+const MAX_TEXT: usize = 4096;
+/// The maximum number of names in a text.
+const MAX_NAMES: usize = 10;
+
+/// The messages of an analysis, each once.
 #[derive(Debug, Default)]
 pub(super) struct Report {
-    pub(super) messages: Vec<Message>,
+    /// By cluster, object and code.
+    messages: BTreeMap<(SmolStr, Resource, &'static str), BTreeSet<Message>>,
 }
 
 impl Report {
     /// Adds a message about an object.
     pub(super) fn add(&mut self, code: Code, object: &Object, text: impl Into<String>) {
-        self.messages.push(Message {
+        self.push(Message {
             cluster: object.cluster.clone(),
             level: code.level,
             code: code.id,
@@ -325,7 +337,7 @@ impl Report {
 
     /// Adds a message about the mesh networks, which are no object.
     pub(super) fn add_about(&mut self, code: Code, kind: Type, namespace: &str, name: &str, text: String) {
-        self.messages.push(Message {
+        self.push(Message {
             cluster: SmolStr::default(),
             level: code.level,
             code: code.id,
@@ -340,4 +352,37 @@ impl Report {
             suppressed: SmolStr::default(),
         });
     }
+
+    fn push(&mut self, mut message: Message) {
+        if message.text.len() > MAX_TEXT {
+            message.text.truncate(message.text.floor_char_boundary(MAX_TEXT));
+            message.text.push('…');
+        }
+        let key = (message.cluster.clone(), message.resource.clone(), message.code);
+        let messages = self.messages.entry(key).or_default();
+        if messages.len() == MAX_MESSAGES && !messages.contains(&message) {
+            message.text = "more messages with this code are omitted".to_owned();
+        }
+        if messages.len() <= MAX_MESSAGES {
+            messages.insert(message);
+        }
+    }
+
+    /// Returns the messages in the order of cluster, level, code and object.
+    pub(super) fn into_messages(self) -> Vec<Message> {
+        let mut messages: Vec<Message> = self.messages.into_values().flatten().collect();
+        messages.sort();
+        messages
+    }
+}
+
+/// Joins names for a text: the first ones, and the number of the others. All names may belong to one tenant, and each of
+/// its mistakes names them.
+pub(super) fn listed<T: fmt::Display>(names: impl ExactSizeIterator<Item = T>) -> String {
+    let others = names.len().saturating_sub(MAX_NAMES);
+    let mut listed: Vec<String> = names.take(MAX_NAMES).map(|name| name.to_string()).collect();
+    if others > 0 {
+        listed.push(format!("and {others} more"));
+    }
+    listed.join(", ")
 }

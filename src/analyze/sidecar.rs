@@ -6,7 +6,9 @@ use super::{
     json::{labels, selector_text},
     membership::{is_ambient, is_ambient_namespace},
     mesh::Mesh,
-    message::{CONFLICTING_SIDECARS, Code, INEFFECTIVE_POLICY, REFERENCE_NOT_FOUND, Report, SEVERAL_DEFAULT_SIDECARS},
+    message::{
+        CONFLICTING_SIDECARS, Code, INEFFECTIVE_POLICY, REFERENCE_NOT_FOUND, Report, SEVERAL_DEFAULT_SIDECARS, listed,
+    },
     object::Object,
 };
 use crate::{api::Kind, base::Labels};
@@ -75,8 +77,9 @@ pub(super) fn conflict(code: Code, pod: &Object, objects: &[&Object], report: &m
     if objects.len() < 2 {
         return;
     }
+    let names = listed(objects.iter().map(|object| &object.name));
     for object in objects {
-        let text = format!("pod {} is selected by several: {}", pod.name, names(objects));
+        let text = format!("pod {} is selected by several: {names}", pod.name);
         report.add(code, object, text);
     }
 }
@@ -86,8 +89,9 @@ pub(super) fn several(code: Code, objects: &[&Object], report: &mut Report) {
     if objects.len() < 2 {
         return;
     }
+    let names = listed(objects.iter().map(|object| &object.name));
     for object in objects {
-        let text = format!("several of the namespace have no selector: {}", names(objects));
+        let text = format!("several of the namespace have no selector: {names}");
         report.add(code, object, text);
     }
 }
@@ -99,19 +103,4 @@ pub(super) fn by_namespace<'a>(objects: impl Iterator<Item = &'a Object>) -> BTr
         grouped.entry(&object.namespace).or_default().push(object);
     }
     grouped
-}
-
-/// The maximum number of names in a message.
-const MAX_NAMES: usize = 10;
-
-fn names(objects: &[&Object]) -> String {
-    let mut names: Vec<String> = objects
-        .iter()
-        .take(MAX_NAMES)
-        .map(|object| object.name.to_string())
-        .collect();
-    if objects.len() > MAX_NAMES {
-        names.push(format!("and {} more", objects.len() - MAX_NAMES));
-    }
-    names.join(", ")
 }

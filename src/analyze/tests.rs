@@ -189,3 +189,81 @@ fn large_meshes_are_analyzed() {
     assert!(messages.iter().all(|it| it.code != "IST0173"), "every subset has a pod");
     assert!(messages.iter().any(|it| it.code == "IST0132"));
 }
+
+/// One object with many mistakes has few messages of bounded size. Their number times the size of the object would be
+/// gigabytes for the largest object that an API server accepts.
+#[test]
+fn large_objects_have_few_messages() {
+    use crate::api::Kind;
+    let object = |kind: Kind, name: &str, spec: Value| {
+        let metadata = json!({"name": name, "namespace": "n", "labels": {"app": "g"}});
+        Object::of(kind.into(), json!({"metadata": metadata, "spec": spec}), "").unwrap()
+    };
+    let hosts: Vec<String> = (0..2000).map(|number| format!("a{number}.example.com")).collect();
+    let mut gateways: Vec<String> = (0..3000).map(|number| format!("absent{number}")).collect();
+    gateways.extend((0..3000).map(|_| "g".to_owned()));
+    let claim = json!({"headers": {"@request.auth.claims.group": {"exact": "a"}}});
+    let routes: Vec<Value> = (0..2000).map(|_| json!({"destination": {"host": "many"}})).collect();
+    let http = json!([{"match": [claim], "route": routes}]);
+    let ports: Vec<Value> = (1..3000)
+        .map(|number| json!({"name": "http", "port": number}))
+        .collect();
+    let mut objects = vec![
+        object(
+            Kind::VirtualService,
+            "v",
+            json!({"hosts": hosts, "gateways": gateways, "http": http}),
+        ),
+        object(Kind::Service, "many", json!({"ports": ports})),
+        object(Kind::Gateway, "g", json!({"selector": {"app": "g"}})),
+    ];
+    objects.extend((0..50).map(|number| object(Kind::Pod, &format!("p{number}"), json!({}))));
+    let messages = analyze(&Mesh::new(objects, Settings::default()), &Scope::default());
+    let of = |code: &str| -> Vec<&Message> {
+        let found = messages.iter();
+        found.filter(|it| it.code == code && it.resource.name == "v").collect()
+    };
+    for (code, count) in [("IST0101", 101), ("IST0132", 101), ("IST0112", 101), ("IST0149", 10)] {
+        let found = of(code);
+        assert_eq!(found.len(), count, "{code}");
+        let omitted = found.iter().filter(|it| it.text.ends_with("are omitted"));
+        assert_eq!(omitted.count(), usize::from(count == 101), "{code}");
+    }
+    let serves_none = of("IST0132").iter().any(|it| it.text.ends_with(", and 1990 more"));
+    assert!(serves_none, "{:?}", of("IST0132"));
+    let bytes: usize = messages.iter().map(|it| it.text.len()).sum();
+    assert!(bytes < 1_000_000, "{bytes}");
+}
+
+/// With `PILOT_SCOPE_GATEWAY_TO_NAMESPACE`, Gateways of other namespaces select other pods.
+#[test]
+fn certificates_are_compared_where_gateways_select_the_same_pods() {
+    use crate::api::Kind;
+    let gateway = |namespace: &str, name: &str| {
+        let server = json!({"port": {"number": 443}, "hosts": ["*"], "tls": {"credentialName": "c"}});
+        let manifest = json!({
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": {"selector": {"app": "g"}, "servers": [server]},
+        });
+        Object::of(Kind::Gateway.into(), manifest, "").unwrap()
+    };
+    let objects = [gateway("a", "g"), gateway("b", "g"), gateway("b", "h")];
+    for (scopes_gateways, want) in [
+        (false, &["a/g", "a/g", "b/g", "b/g", "b/h", "b/h"][..]),
+        (true, &["b/g", "b/h"]),
+    ] {
+        let settings = Settings {
+            scopes_gateways,
+            ..Settings::default()
+        };
+        let messages = analyze(
+            &Mesh::new(objects.clone(), settings),
+            &only("gateway.CertificateAnalyzer"),
+        );
+        let about: Vec<String> = messages
+            .iter()
+            .map(|it| format!("{}/{}", it.resource.namespace, it.resource.name))
+            .collect();
+        assert_eq!(about, want, "{messages:?}");
+    }
+}

@@ -18,9 +18,10 @@
 macro_rules! with_kinds {
     ($callback:ident) => {
         $callback! {
-            /// The mesh configuration as a whole (a file, or the key `mesh` of a ConfigMap).
+            /// The mesh configuration as a whole (a file, or the key `mesh` of a ConfigMap). That of a remote cluster
+            /// has only the trust domain.
             MeshConfig: Config<mesh::MeshConfig> {
-                table: mesh_config, class: Internal, parser: internal(),
+                table: mesh_config, class: Internal, parser: kube(),
                 resource: "mesh.istio.io" ["v1alpha1"] "meshconfigs" Namespaced,
                 names: "MeshConfig" "mesh-config"
             }

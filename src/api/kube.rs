@@ -6,6 +6,7 @@ pub mod ingress;
 pub mod namespace;
 pub mod node;
 pub mod pod;
+mod remote_mesh;
 pub mod secret;
 pub mod service;
 

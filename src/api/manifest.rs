@@ -11,10 +11,11 @@ use super::{
     Config, Kind, Meta, Row,
     kube::{EndpointSlice, Node, Pod, Service, endpoint_slice::SliceEndpoint, service},
 };
-use crate::proto::json::to_json;
+use crate::proto::{istio::mesh::v1alpha1::MeshConfig, json::to_json};
 
 /// Kinds with a manifest.
-pub const KINDS: [Kind; 9] = [
+pub const KINDS: [Kind; 10] = [
+    Kind::MeshConfig,
     Kind::Namespace,
     Kind::Node,
     Kind::Pod,
@@ -29,6 +30,7 @@ pub const KINDS: [Kind; 9] = [
 /// Returns the manifest of a row; `None` for kinds that are not in [`KINDS`].
 pub fn manifest(row: &Row) -> Option<Value> {
     Some(match row {
+        Row::MeshConfig(row) => object(&row.meta, metadata(&row.meta), remote_mesh(&row.spec)),
         Row::Namespace(namespace) => object(&namespace.meta, metadata(&namespace.meta), Map::new()),
         Row::Node(row) => object(&row.meta, metadata(&row.meta), node(row)),
         Row::Pod(row) => object(&row.meta, pod_metadata(row), pod(row)),
@@ -99,6 +101,12 @@ fn metadata(meta: &Meta) -> Map<String, Value> {
     fields
 }
 
+/// Returns the fields of a ConfigMap with the mesh config of a remote cluster.
+fn remote_mesh(config: &MeshConfig) -> Map<String, Value> {
+    let text = json!({ "trustDomain": config.trust_domain }).to_string();
+    Map::from_iter([("data".to_owned(), json!({ "mesh": text }))])
+}
+
 fn node(node: &Node) -> Map<String, Value> {
     let address = |address| json!({ "type": "ExternalIP", "address": address });
     let addresses: Vec<Value> = node.external_ips.iter().map(address).collect();
@@ -139,7 +147,7 @@ fn pod_metadata(pod: &Pod) -> Map<String, Value> {
 
 fn pod(pod: &Pod) -> Map<String, Value> {
     let mut ports = Vec::new();
-    for (name, (number, protocol)) in &pod.named_ports {
+    for ((name, protocol), number) in &pod.named_ports {
         ports.push(json!({ "name": name, "containerPort": number, "protocol": protocol }));
     }
     let ips: Vec<Value> = pod.ips.iter().map(|ip| json!({ "ip": ip })).collect();
@@ -269,8 +277,11 @@ fn endpoint(endpoint: &SliceEndpoint) -> Value {
             fields.insert(name.to_owned(), text.as_str().into());
         }
     }
-    if let Some((namespace, name)) = &endpoint.pod {
-        let target = json!({ "kind": "Pod", "namespace": namespace, "name": name });
+    if let Some(pod) = &endpoint.pod {
+        let mut target = json!({ "kind": "Pod", "namespace": pod.namespace, "name": pod.name });
+        if !pod.uid.is_empty() {
+            target["uid"] = pod.uid.as_str().into();
+        }
         fields.insert("targetRef".to_owned(), target);
     }
     Value::Object(fields)

@@ -32,6 +32,14 @@ use crate::{
     },
 };
 
+/// Returns the name of the ConfigMap with mesh config and networks of a revision.
+pub fn map_name(revision: &str) -> SmolStr {
+    match revision {
+        "" | "default" => SmolStr::new_static("istio"),
+        revision => SmolStr::from(format!("istio-{revision}")),
+    }
+}
+
 /// Returns the default mesh config.
 pub fn defaults() -> MeshConfig {
     from_json(&default_values(), Unknown::Deny).expect("because a test reads the defaults")

@@ -75,7 +75,7 @@ pub struct ConfigClusterInputs {
     pub gateways: Option<GatewayInputs>,
 }
 
-/// The inputs of the statuses of Gateways that the mesh does not contain.
+/// The inputs of the statuses of Ingresses and of objects of the Gateway API that the mesh does not contain.
 pub struct StatusInputs {
     /// Tags of the own revision; `None` while unknown.
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
@@ -383,7 +383,7 @@ impl Controllers {
             let inputs = gateway_status::Inputs {
                 watches: config.watches(),
                 mesh: self.mesh.clone(),
-                tags: inputs.tags,
+                tags: inputs.tags.clone(),
                 served: inputs.served,
                 only: only.clone(),
             };
@@ -392,9 +392,15 @@ impl Controllers {
                 gateway_status::run(&election, inputs).await;
             });
         }
-        let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        let inputs = ingress_status::Inputs {
+            watches: config.watches(),
+            mesh: self.mesh.clone(),
+            tags: inputs.tags,
+            only,
+        };
+        let election = election.clone();
         tasks.spawn("Ingress statuses", async move {
-            ingress_status::run(&election, watches, mesh, only).await;
+            ingress_status::run(&election, inputs).await;
         });
     }
 

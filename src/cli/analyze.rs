@@ -21,7 +21,9 @@ use crate::{
     base::{boolean, duration},
     environment,
     kube::client::ClientError,
+    model::features::Features,
     proto::json::to_json,
+    settings::process_variables,
 };
 
 /// Exit code of wrong flags.
@@ -54,7 +56,7 @@ pub struct AnalyzeFlags {
     /// Contexts of further clusters of the mesh. May be repeated.
     #[arg(long)]
     remote_contexts: Vec<String>,
-    /// Namespace whose messages are shown, and of objects in files that name none.
+    /// Namespace whose messages are shown, and of objects in files that name none (default: that of the context).
     #[arg(short, long)]
     namespace: Option<String>,
     /// Show the messages of all namespaces.
@@ -152,6 +154,8 @@ enum AnalyzeError {
     Request { what: String, message: String },
     #[error("the cluster did not answer within {}", duration::format_seconds(*.0))]
     Timeout(Duration),
+    #[error("namespace {0:?} not found")]
+    NoNamespace(String),
 }
 
 impl AnalyzeError {
@@ -172,6 +176,8 @@ struct Source {
 
 /// The result of an analysis.
 struct Outcome {
+    /// The namespace whose messages are shown; `None` for all.
+    namespace: Option<String>,
     messages: Vec<Message>,
     /// Documents of files that cannot be read.
     problems: Vec<String>,
@@ -185,6 +191,11 @@ pub fn run(flags: &AnalyzeFlags) -> ExitCode {
     }
     match analysis(flags) {
         Ok(outcome) => ExitCode::from(finish(flags, &outcome)),
+        // Parity (istioctl/pkg/analyze/analyze.go): a sentence in place of a result.
+        Err(error @ AnalyzeError::NoNamespace(_)) => {
+            eprintln!("{error}");
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(FAILED)
@@ -193,14 +204,17 @@ pub fn run(flags: &AnalyzeFlags) -> ExitCode {
 }
 
 fn analysis(flags: &AnalyzeFlags) -> Result<Outcome, AnalyzeError> {
-    let scope = scope(flags)?;
     if flags.paths.is_empty() && !flags.use_kube {
         return Err(AnalyzeError::NoSource);
     }
-    let default_namespace = scope.namespace.as_deref().unwrap_or_default();
-    let files = files::read(&flags.paths, default_namespace)?;
+    let scope = scope(flags)?;
+    let files = files::read(
+        &flags.paths,
+        scope.namespace.as_deref().unwrap_or_default(),
+        cluster::own_cluster(flags),
+    )?;
     let source = if flags.use_kube {
-        cluster::read(flags)?
+        cluster::read(flags, scope.namespace.as_deref())?
     } else {
         Source::default()
     };
@@ -216,11 +230,11 @@ fn analysis(flags: &AnalyzeFlags) -> Result<Outcome, AnalyzeError> {
     Ok(Outcome {
         messages: analyze::analyze(&mesh, &scope),
         problems: files.problems,
+        namespace: scope.namespace,
     })
 }
 
 fn scope(flags: &AnalyzeFlags) -> Result<Scope, AnalyzeError> {
-    let namespace = flags.namespace.clone().unwrap_or_else(|| "default".to_owned());
     let suppressions = flags.suppress.iter().map(|text| Suppression::parse(text));
     let suppressions: Vec<Suppression> = suppressions.collect::<Result<_, _>>()?;
     for suppression in suppressions.iter().filter(|it| !message::is_known(&it.code)) {
@@ -235,10 +249,23 @@ fn scope(flags: &AnalyzeFlags) -> Result<Scope, AnalyzeError> {
         eprintln!("warning: --analyzer: there is no {name} (hint: --list-analyzers)");
     }
     Ok(Scope {
-        namespace: (!flags.all_namespaces).then_some(namespace),
+        namespace: namespace(flags)?,
         suppressions,
         analyzers: flags.analyzer.clone(),
     })
+}
+
+/// Returns the namespace whose messages are shown; `None` for all.
+///
+/// Parity (istioctl/pkg/cli/option.go): without a flag, it is that of the kubeconfig's context.
+fn namespace(flags: &AnalyzeFlags) -> Result<Option<String>, AnalyzeError> {
+    let given = flags.namespace.as_ref().filter(|namespace| !namespace.is_empty());
+    match given {
+        _ if flags.all_namespaces => Ok(None),
+        Some(namespace) => Ok(Some(namespace.clone())),
+        None if flags.use_kube => cluster::default_namespace(flags).map(Some),
+        None => Ok(Some("default".to_owned())),
+    }
 }
 
 fn settings(flags: &AnalyzeFlags, source: &Source) -> Result<Settings, AnalyzeError> {
@@ -252,10 +279,13 @@ fn settings(flags: &AnalyzeFlags, source: &Source) -> Result<Settings, AnalyzeEr
     let networks = value("mesh networks", source.mesh_networks.as_ref())?;
     let networks = mesh_networks::parse(&networks).map_err(fields("mesh networks"))?;
     let now = environment::wall_clock().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // An invalid variable has its default, as for the control plane.
+    let (features, _) = Features::parse(&process_variables());
     Ok(Settings {
         config: to_json(&config.config),
         networks: to_json(&networks.networks),
         istio_namespace: flags.istio_namespace.clone(),
+        scopes_gateways: features.pilot_scope_gateway_to_namespace,
         now: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
     })
 }
@@ -281,12 +311,12 @@ fn finish(flags: &AnalyzeFlags, outcome: &Outcome) -> u8 {
     let is_coloured = flags.color.unwrap_or_else(|| std::io::stdout().is_terminal());
     output::print(&shown, flags.output, is_coloured);
     if shown.is_empty() {
-        eprintln!("No issues found in {}.", target(flags));
+        eprintln!("No issues found in {}.", target(outcome));
     }
     let fails = outcome.messages.iter().any(|it| it.level <= flags.failure_threshold);
     match flags.output {
         Format::Log if fails => {
-            eprintln!("error: issues found in {}", target(flags));
+            eprintln!("error: issues found in {}", target(outcome));
             FOUND_ISSUES
         }
         Format::Log if !outcome.problems.is_empty() && !flags.ignore_unknown => BAD_DATA,
@@ -294,10 +324,9 @@ fn finish(flags: &AnalyzeFlags, outcome: &Outcome) -> u8 {
     }
 }
 
-fn target(flags: &AnalyzeFlags) -> String {
-    match (&flags.namespace, flags.all_namespaces) {
-        (_, true) => "all namespaces".to_owned(),
-        (Some(namespace), false) => format!("namespace {namespace}"),
-        (None, false) => "namespace default".to_owned(),
+fn target(outcome: &Outcome) -> String {
+    match &outcome.namespace {
+        None => "all namespaces".to_owned(),
+        Some(namespace) => format!("namespace {namespace}"),
     }
 }

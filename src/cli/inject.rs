@@ -25,6 +25,8 @@ use crate::{
         workload::inject_text,
     },
     kube::client::ClientError,
+    settings::process_variables,
+    webhook::host::ProcessHost,
 };
 
 /// Flags of `inject`.
@@ -227,6 +229,7 @@ fn environment(flags: &InjectFlags, sources: &Sources) -> Result<Environment, In
             _ => Platform::Other,
         },
         compliance_policy: flags.compliance_policy.clone(),
+        host: Arc::new(ProcessHost::new(Arc::new(process_variables()), None)),
         ..Environment::default()
     })
 }

@@ -101,6 +101,7 @@ pub fn render(input: &Path, out: &Path) -> Result<Report, RenderError> {
     let folder = folder::read(&files, &installation.cluster, &installation.mesh_config_key());
     let (features, _) = Features::parse(&folder.env);
     installation.features = features;
+    installation.variables = folder.env.clone().into();
     let mut report = Report {
         diagnostics: folder.diagnostics.clone(),
         ..Report::default()

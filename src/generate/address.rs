@@ -227,7 +227,7 @@ impl AddressKey {
                     Vec::new()
                 };
                 let message = Address {
-                    r#type: Some(address::Type::Service(service.message.clone())),
+                    r#type: Some(address::Type::Service(service.sent())),
                 };
                 EncodedResource::with_aliases(resource_name(key), &message, aliases)
             }),

@@ -70,7 +70,8 @@ pub struct EndpointProxyView {
     pub locality: Option<SmolStr>,
     /// Labels of the proxy that failover priorities compare; `None` without labels or comparison.
     pub labels: Option<Labels>,
-    /// Service address that the waypoint needs, if the proxy reaches the service through its waypoint.
+    /// Service address for waypoints of clusters in which the service has none of its own, if the proxy reaches the
+    /// service through its waypoint.
     pub through_waypoint: Option<SmolStr>,
     /// True if the proxy never sends HBONE, even to endpoints that request it.
     pub no_tunnels: bool,
@@ -118,19 +119,11 @@ impl EndpointProxyView {
             ..Self::default()
         };
         if let Some((location, needs)) = location {
-            let compared = |labels: &Labels| {
-                let compared = labels.iter().filter(|(key, _)| needs.labels.contains(*key));
-                compared.map(|(key, value)| (key.clone(), value.clone())).collect()
-            };
             projection.node = needs.node.then(|| location.node.clone());
             // The locality of a waypoint says nothing about the locality of the endpoints.
             let balances = needs.locality && projection.through_waypoint.is_none();
             projection.locality = balances.then(|| location.locality.clone());
-            projection.labels = location
-                .labels
-                .as_ref()
-                .filter(|_| !needs.labels.is_empty())
-                .map(compared);
+            projection.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
         }
         projection
     }
@@ -156,17 +149,22 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Upst
     let label = waypoint::ingress_label(ctx.cx, ctx.mesh, &service.labels, &service.key.namespace);
     label.filter(|is_on| *is_on)?;
     ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
-    let own = service.cluster_vips.get(&client.cluster).into_iter().flatten();
     let auto = match client.ip_mode {
         IpMode::V6 => &service.auto_ipv6,
         IpMode::V4 | IpMode::Dual => &service.auto_ipv4,
     };
-    let others = [&service.default_address, auto].into_iter();
+    let mut assigned = [&service.default_address, auto].into_iter();
+    let assigned = assigned.find(|address| !address.is_empty() && **address != UNSPECIFIED_IP);
     // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): the waypoint of a headless Service is asked for 0.0.0.0, an
     // address that its listener matches.
-    own.chain(others.filter(|address| **address != UNSPECIFIED_IP))
-        .find(|address| !address.is_empty())
-        .cloned()
+    let headless = || address_in(service, &client.cluster).map(|_| SmolStr::new_static(UNSPECIFIED_IP));
+    assigned.cloned().or_else(headless)
+}
+
+/// Returns the address that a Kubernetes Service has in a cluster.
+fn address_in<'a>(service: &'a Service, cluster: &ClusterId) -> Option<&'a SmolStr> {
+    let mut addresses = service.cluster_vips.get(cluster).into_iter().flatten();
+    addresses.find(|address| !address.is_empty())
 }
 
 impl EndpointKey {
@@ -187,7 +185,7 @@ impl EndpointKey {
             subset: &self.subset,
             mode: self.mode,
             rule: rule.as_ref(),
-            waypoint_target: None,
+            through_waypoint: None,
         });
         let groups = target.map(|target| target.discovered(ctx, &self.client));
         Built::new(EncodedResource::write(name.as_str().into(), |out| {

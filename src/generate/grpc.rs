@@ -189,8 +189,10 @@ impl GrpcPart {
         let policy = found
             .as_ref()
             .and_then(|(_, rule)| traffic_policy::policy_of(rule, name.port, name.subset));
-        let needs = endpoint::needs(ctx, service, policy.as_ref());
+        let needs = endpoint::needs(ctx, service, policy);
         let location = self.client.location.as_ref().filter(|_| needs.any());
+        let location = location.map(|location| (location, &needs));
+        let client = EndpointProxyView::of(ctx, service, &self.client.outbound, location);
         let key = EndpointKey {
             service: service.key.clone(),
             port: name.port,
@@ -198,12 +200,7 @@ impl GrpcPart {
             subset: name.subset.into(),
             mode: ClusterMode::Default,
             rule: found.map(|(rule, _)| rule),
-            client: EndpointProxyView::of(
-                ctx,
-                service,
-                &self.client.outbound,
-                location.map(|location| (location, &needs)),
-            ),
+            client,
         };
         (key.name() == asked).then_some(key)
     }

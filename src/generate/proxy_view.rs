@@ -25,6 +25,8 @@ use crate::{
 pub struct SocketProxyView {
     /// True if the proxy is a gateway, where headless services use EDS and undeclared protocols are not followed.
     pub is_router: bool,
+    /// True if the proxy is a sidecar, which may not read all credentials that rules name.
+    pub is_sidecar: bool,
     /// True if the proxy is a gateway between networks, which forwards tunnels.
     pub is_east_west: bool,
     /// True if it runs the TCP metadata exchange, and so offers its ALPN.
@@ -43,7 +45,8 @@ pub struct SocketProxyView {
     pub keeps_header_case: bool,
     /// True if it uses tunnels to endpoints that accept them.
     ///
-    /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints only.
+    /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints, and the cluster of
+    /// tunnels itself, but not the sockets of other clusters.
     pub sends_tunnels: bool,
     /// True if tunnels carry peer metadata as baggage and the proxy has the filters for it.
     pub baggage: bool,
@@ -164,6 +167,7 @@ impl SocketProxyView {
         let chain = proxy.metadata_value(MetadataKey::TlsClientCertChain);
         Self {
             is_router: proxy.proxy_type == ProxyType::Router,
+            is_sidecar: proxy.proxy_type == ProxyType::Sidecar,
             is_east_west: selected.serves == ServingRole::EastWest,
             metadata_exchange: features.pilot_enable_metadata_exchange && proxy.extensions.has(METADATA_EXCHANGE),
             alpn_filter: proxy.extensions.has(ALPN_FILTER),
@@ -239,9 +243,9 @@ impl ProxyLocation {
     /// Returns the location of a proxy, if anything depends on it.
     pub fn of(ctx: &BuildContext, selected: &Selected) -> Option<Self> {
         let needs = ctx.mesh.locality_dependencies.get(ctx.cx, &())?;
-        let labels = needs.labels.iter();
-        let labels = labels.filter_map(|key| Some((key.clone(), selected.labels.get(key)?.clone())));
-        let labels = labels.collect();
+        // A tenant may make the mesh compare many labels; a proxy has few.
+        let labels = selected.labels.iter().filter(|(key, _)| needs.labels.contains(*key));
+        let labels = labels.map(|(key, value)| (key.clone(), value.clone())).collect();
         let where_needed = |needed: bool, value: &SmolStr| if needed { value.clone() } else { SmolStr::default() };
         (needs.node || needs.locality).then(|| Self {
             node: where_needed(needs.node, &selected.class.node_name),

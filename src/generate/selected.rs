@@ -215,6 +215,7 @@ fn gateways(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels, targets: 
 /// Returns the extensions of a workload in the order of application.
 pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[ExtensionId]> {
     let (cx, mesh) = (ctx.cx, ctx.mesh);
+    let root = policy::root_namespace(cx, mesh);
     let plugins = policy::attached::<WasmPlugin>(cx, mesh, subject);
     let extensions = policy::attached::<TrafficExtension>(cx, mesh, subject);
     let plugins = plugins.into_iter().map(ExtensionId::WasmPlugin);
@@ -223,14 +224,22 @@ pub fn attached_extensions(ctx: &BuildContext, subject: &Subject) -> Shared<[Ext
         .chain(extensions)
         .filter_map(|id| mesh.extension_filters.get(cx, &id).map(|row| (id, row)))
         .collect();
-    found.sort_by(|(a, a_row), (b, b_row)| extension_order(subject, a, a_row).cmp(&extension_order(subject, b, b_row)));
+    let order = |id: &ExtensionId| namespace_order(subject, &root, id.namespace());
+    found.sort_by(|(a, a_row), (b, b_row)| extension_order(order(a), a_row).cmp(&extension_order(order(b), b_row)));
     found.into_iter().map(|(id, _)| id).collect::<Vec<_>>().into()
 }
 
-/// Returns the sort key: phase; higher priority first, no priority last; the workload's namespace before the root
-/// namespace; age and name.
-fn extension_order<'a>(subject: &Subject, id: &ExtensionId, row: &'a ExtensionFilter) -> impl Ord + use<'a> {
-    let is_foreign = *id.namespace() != subject.namespace;
+/// Returns the sort key: phase; higher priority first, no priority last; namespace; age and name.
+fn extension_order(namespace: usize, row: &ExtensionFilter) -> impl Ord {
     let priority = Reverse(row.priority.unwrap_or(i32::MIN));
-    (row.phase, priority, is_foreign, row.creation, &row.name)
+    (row.phase, priority, namespace, row.creation, &row.name)
+}
+
+/// Returns the position of a namespace: that of the workload, the root namespace, then those of the services.
+///
+/// Parity (pilot/pkg/model/push_context.go, TrafficExtensionsByListenerInfo).
+fn namespace_order(subject: &Subject, root: &Namespace, namespace: &Namespace) -> usize {
+    let services = subject.services.iter().map(|service| &service.namespace);
+    let mut order = [&subject.namespace, root].into_iter().chain(services);
+    order.position(|known| known == namespace).unwrap_or(usize::MAX)
 }

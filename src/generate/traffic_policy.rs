@@ -2,19 +2,63 @@
 
 use crate::{
     model::{Service, destination_rule::DestinationRule, service::Registry},
-    proto::istio::networking::v1alpha3::{TrafficPolicy, traffic_policy::PortTrafficPolicy},
+    proto::istio::networking::v1alpha3::{
+        ClientTlsSettings, ConnectionPoolSettings, LoadBalancerSettings, OutlierDetection, TrafficPolicy,
+        traffic_policy::{PortTrafficPolicy, ProxyProtocol, RetryBudget},
+    },
 };
 
-/// The policy that holds for a port, and for a subset unless `subset` is empty.
-pub fn policy_of(rule: &DestinationRule, port: u32, subset_name: &str) -> Option<TrafficPolicy> {
-    let general = rule.spec.traffic_policy.as_ref().map(|policy| for_port(policy, port));
-    match rule
-        .subset(subset_name)
-        .and_then(|subset| subset.traffic_policy.as_ref())
-    {
-        Some(own) => Some(overlaid(general.unwrap_or_default(), own, port)),
-        None => general,
+/// The settings that hold for a port or subset. They stay in the rule: a rule with thousands of subsets and ports would
+/// otherwise be copied for each cluster.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EffectivePolicy<'a> {
+    /// Load balancing.
+    pub load_balancer: Option<&'a LoadBalancerSettings>,
+    /// Connection pool.
+    pub connection_pool: Option<&'a ConnectionPoolSettings>,
+    /// Outlier detection.
+    pub outlier_detection: Option<&'a OutlierDetection>,
+    /// TLS towards the servers.
+    pub tls: Option<&'a ClientTlsSettings>,
+    /// PROXY protocol.
+    pub proxy_protocol: Option<&'a ProxyProtocol>,
+    /// Retry budget.
+    pub retry_budget: Option<&'a RetryBudget>,
+}
+
+/// The policies of a rule for one port, from which those of its subsets follow.
+#[derive(Clone, Copy)]
+pub struct PortPolicies<'a> {
+    rule: Option<&'a DestinationRule>,
+    port: u32,
+    /// Policy without a subset, looked up once for all subsets.
+    pub general: Option<EffectivePolicy<'a>>,
+}
+
+impl<'a> PortPolicies<'a> {
+    /// Returns the policies of a rule, if there is one.
+    pub fn of(rule: Option<&'a DestinationRule>, port: u32) -> Self {
+        let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
+        Self {
+            rule,
+            port,
+            general: policy.map(|policy| for_port(policy, port)),
+        }
     }
+
+    /// Returns the policy of a subset, or the general one if the name is empty.
+    pub fn of_subset(&self, name: &str) -> Option<EffectivePolicy<'a>> {
+        let own = self.rule.and_then(|rule| rule.subset(name)?.traffic_policy.as_ref());
+        match own {
+            Some(own) => Some(overlaid(self.general.unwrap_or_default(), own, self.port)),
+            None => self.general,
+        }
+    }
+}
+
+/// Returns the policy that holds for a port, and for a subset unless its name is empty.
+pub fn policy_of<'a>(rule: &'a DestinationRule, port: u32, subset_name: &str) -> Option<EffectivePolicy<'a>> {
+    PortPolicies::of(Some(rule), port).of_subset(subset_name)
 }
 
 fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
@@ -24,19 +68,36 @@ fn port_entry(policy: &TrafficPolicy, port: u32) -> Option<&PortTrafficPolicy> {
 
 /// Returns the policy for a port. A port-level entry replaces the whole policy: the fields that it does not set take
 /// the defaults.
+fn for_port(policy: &TrafficPolicy, port: u32) -> EffectivePolicy<'_> {
+    port_entry(policy, port).map_or_else(|| of_all_ports(policy), of_port_entry)
+}
+
+/// Returns the settings outside of port-level entries.
 ///
-/// Note: messages are built and taken apart without `..` here, so that a new field cannot be forgotten.
-fn for_port(policy: &TrafficPolicy, port: u32) -> TrafficPolicy {
-    match port_entry(policy, port).cloned() {
-        Some(entry) => of_port_entry(entry),
-        None => TrafficPolicy {
-            port_level_settings: Vec::new(),
-            ..policy.clone()
-        },
+/// Note: messages are taken apart without `..` here, so that a new field cannot be forgotten. `tunnel` is a setting of
+/// TCP routes.
+fn of_all_ports(policy: &TrafficPolicy) -> EffectivePolicy<'_> {
+    let TrafficPolicy {
+        load_balancer,
+        connection_pool,
+        outlier_detection,
+        tls,
+        port_level_settings: _,
+        tunnel: _,
+        proxy_protocol,
+        retry_budget,
+    } = policy;
+    EffectivePolicy {
+        load_balancer: load_balancer.as_ref(),
+        connection_pool: connection_pool.as_ref(),
+        outlier_detection: outlier_detection.as_ref(),
+        tls: tls.as_ref(),
+        proxy_protocol: proxy_protocol.as_ref(),
+        retry_budget: retry_budget.as_ref(),
     }
 }
 
-fn of_port_entry(entry: PortTrafficPolicy) -> TrafficPolicy {
+fn of_port_entry(entry: &PortTrafficPolicy) -> EffectivePolicy<'_> {
     let PortTrafficPolicy {
         port: _,
         load_balancer,
@@ -44,13 +105,11 @@ fn of_port_entry(entry: PortTrafficPolicy) -> TrafficPolicy {
         outlier_detection,
         tls,
     } = entry;
-    TrafficPolicy {
-        load_balancer,
-        connection_pool,
-        outlier_detection,
-        tls,
-        port_level_settings: Vec::new(),
-        tunnel: None,
+    EffectivePolicy {
+        load_balancer: load_balancer.as_ref(),
+        connection_pool: connection_pool.as_ref(),
+        outlier_detection: outlier_detection.as_ref(),
+        tls: tls.as_ref(),
         proxy_protocol: None,
         retry_budget: None,
     }
@@ -58,30 +117,22 @@ fn of_port_entry(entry: PortTrafficPolicy) -> TrafficPolicy {
 
 /// Returns the policy of a subset. Its policy overrides that of the rule field by field. Its port-level entry replaces
 /// the fields that such an entry has, even where the entry does not set them.
-fn overlaid(general: TrafficPolicy, own: &TrafficPolicy, port: u32) -> TrafficPolicy {
-    if let Some(entry) = port_entry(own, port).cloned() {
-        let of_port = of_port_entry(entry);
-        return TrafficPolicy {
-            load_balancer: of_port.load_balancer,
-            connection_pool: of_port.connection_pool,
-            outlier_detection: of_port.outlier_detection,
-            tls: of_port.tls,
-            tunnel: general.tunnel,
+fn overlaid<'a>(general: EffectivePolicy<'a>, own: &'a TrafficPolicy, port: u32) -> EffectivePolicy<'a> {
+    if let Some(entry) = port_entry(own, port) {
+        return EffectivePolicy {
             proxy_protocol: general.proxy_protocol,
             retry_budget: general.retry_budget,
-            port_level_settings: general.port_level_settings,
+            ..of_port_entry(entry)
         };
     }
-    let own = own.clone();
-    TrafficPolicy {
+    let own = of_all_ports(own);
+    EffectivePolicy {
         load_balancer: own.load_balancer.or(general.load_balancer),
         connection_pool: own.connection_pool.or(general.connection_pool),
         outlier_detection: own.outlier_detection.or(general.outlier_detection),
         tls: own.tls.or(general.tls),
-        tunnel: own.tunnel.or(general.tunnel),
         proxy_protocol: own.proxy_protocol.or(general.proxy_protocol),
         retry_budget: own.retry_budget.or(general.retry_budget),
-        port_level_settings: general.port_level_settings,
     }
 }
 
@@ -95,5 +146,80 @@ pub fn service_name(service: &Service) -> &str {
     match service.registry {
         Registry::Kubernetes => &service.name,
         Registry::External => &service.key.hostname,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::istio::networking::v1alpha3::PortSelector;
+
+    fn pool() -> Option<ConnectionPoolSettings> {
+        Some(ConnectionPoolSettings::default())
+    }
+
+    fn balancer(warmup_seconds: i64) -> Option<LoadBalancerSettings> {
+        Some(LoadBalancerSettings {
+            warmup_duration_secs: Some(prost_types::Duration {
+                seconds: warmup_seconds,
+                nanos: 0,
+            }),
+            ..Default::default()
+        })
+    }
+
+    fn entry(number: u32) -> PortTrafficPolicy {
+        PortTrafficPolicy {
+            port: Some(PortSelector { number }),
+            outlier_detection: Some(OutlierDetection::default()),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn an_entry_of_the_port_replaces_the_policy() {
+        let policy = TrafficPolicy {
+            connection_pool: pool(),
+            retry_budget: Some(RetryBudget::default()),
+            port_level_settings: vec![PortTrafficPolicy::default(), entry(90)],
+            ..Default::default()
+        };
+        let general = for_port(&policy, 80);
+        assert_eq!(general.connection_pool, policy.connection_pool.as_ref());
+        assert_eq!(general.retry_budget, policy.retry_budget.as_ref());
+        assert_eq!(general.outlier_detection, None);
+        let of_entry = EffectivePolicy {
+            outlier_detection: policy.port_level_settings[1].outlier_detection.as_ref(),
+            ..Default::default()
+        };
+        assert_eq!(for_port(&policy, 90), of_entry);
+    }
+
+    #[test]
+    fn a_subset_overrides_by_field_and_its_entry_all_fields_of_entries() {
+        let policy = TrafficPolicy {
+            connection_pool: pool(),
+            load_balancer: balancer(1),
+            retry_budget: Some(RetryBudget::default()),
+            ..Default::default()
+        };
+        let own = TrafficPolicy {
+            load_balancer: balancer(2),
+            proxy_protocol: Some(ProxyProtocol::default()),
+            port_level_settings: vec![entry(90)],
+            ..Default::default()
+        };
+        let general = for_port(&policy, 80);
+        let by_field = overlaid(general, &own, 80);
+        assert_eq!(by_field.load_balancer, own.load_balancer.as_ref());
+        assert_eq!(by_field.connection_pool, policy.connection_pool.as_ref());
+        assert_eq!(by_field.retry_budget, policy.retry_budget.as_ref());
+        assert_eq!(by_field.proxy_protocol, own.proxy_protocol.as_ref());
+        let of_entry = EffectivePolicy {
+            outlier_detection: own.port_level_settings[0].outlier_detection.as_ref(),
+            retry_budget: policy.retry_budget.as_ref(),
+            ..Default::default()
+        };
+        assert_eq!(overlaid(general, &own, 90), of_entry);
     }
 }

@@ -278,7 +278,7 @@ impl Cluster {
         missing.extend((!self.has_filters).then_some("mesh config and revision tags"));
         missing.extend((!self.has_served).then_some("CustomResourceDefinitions"));
         let unlisted = self.watching.iter().filter(|(_, watching)| !watching.listed);
-        missing.extend(unlisted.map(|((kind, _), _)| kind.plural()));
+        missing.extend(unlisted.map(|(_, watching)| watching.resource.plural.as_str()));
         tracing::warn!(cluster = %self.settings.id, missing = missing.join(", "), "cluster not synced yet");
     }
 
@@ -421,6 +421,13 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
                 )],
             )
         }
+    };
+    let findings = if kind == Kind::MeshConfig {
+        // The config cluster has one of the same name.
+        let place = SmolStr::from(format!("cluster {cluster}, ConfigMap {key}, key mesh"));
+        findings.into_iter().map(|finding| finding.at(&place)).collect()
+    } else {
+        findings
     };
     WatchedObject {
         kind,

@@ -202,7 +202,9 @@ impl DiscoveryFilter {
         // and deployment belong to one revision.
         let has_listeners = matches!(kind, Kind::KubeGateway | Kind::ListenerSet);
         let has_revision = kind.is_istio() || kind.is_gateway_api() && !has_listeners;
-        (of_revision || !has_revision) && (kind.is_cluster_scoped() || self.selects(&key.namespace))
+        // The mesh config is that of the cluster, wherever it is.
+        let has_namespace = !kind.is_cluster_scoped() && kind != Kind::MeshConfig;
+        (of_revision || !has_revision) && (!has_namespace || self.selects(&key.namespace))
     }
 
     /// Returns true if the namespace is visible. A namespace that is not known yet has no labels.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ::kube::core::ApiResource;
 
 use crate::{
-    api::Kind,
+    api::{Kind, mesh_config},
     base::{Namespace, SmolStr},
     kube::watch::WatchTarget,
 };
@@ -55,6 +55,10 @@ impl Rules {
     }
 
     fn reads(&self, role: Role, kind: Kind) -> bool {
+        if kind == Kind::MeshConfig {
+            // That of the config cluster has a source of its own.
+            return role == Role::Remote;
+        }
         let in_role = match role {
             Role::Config => self.config_kinds || !kind.is_config(),
             // CA certificates in ConfigMaps count in the config cluster only.
@@ -97,8 +101,11 @@ impl Rules {
         }
     }
 
-    /// Returns the kind in its preferred version.
+    /// Returns the kind in its preferred version. A mesh config is a ConfigMap.
     pub fn resource(&self, kind: Kind) -> ApiResource {
+        if kind == Kind::MeshConfig {
+            return resource("ConfigMap", "configmaps", "", "v1");
+        }
         let (group, versions) = self.group_and_versions(kind);
         resource(
             kind.name(),
@@ -110,6 +117,9 @@ impl Rules {
 
     /// Returns the namespaces with a watch each; `None` is one watch for all.
     pub fn namespaces(&self, kind: Kind) -> Vec<Option<SmolStr>> {
+        if kind == Kind::MeshConfig {
+            return vec![Some(SmolStr::new(self.system_namespace.as_str()))];
+        }
         if kind.is_cluster_scoped() || self.watch_namespaces.is_empty() {
             return vec![None];
         }
@@ -121,12 +131,15 @@ impl Rules {
     pub fn target(&self, kind: Kind, resource: ApiResource, namespace: Option<&SmolStr>) -> WatchTarget {
         let fields = match kind {
             Kind::Secret => Some(SECRET_FIELDS.to_owned()),
+            Kind::MeshConfig => Some(format!("metadata.name={}", mesh_config::map_name(&self.revision))),
             _ => None,
         };
         WatchTarget {
             fields,
             namespace: namespace.map(SmolStr::to_string),
             metadata_only: kind == Kind::Namespace,
+            // Roles for control planes of other clusters lacked this right once, and may get it at any time.
+            may_be_forbidden: kind == Kind::MeshConfig,
             ..WatchTarget::all(resource)
         }
     }
@@ -172,6 +185,7 @@ mod tests {
         };
         use Kind::*;
         let want = [
+            MeshConfig,
             Namespace,
             Node,
             Pod,
@@ -190,6 +204,22 @@ mod tests {
         assert_eq!(beside_a_folder, want.into());
         let secrets = remote.target(Secret, remote.resource(Secret), None);
         assert!(secrets.fields.is_some() && !secrets.metadata_only);
+    }
+
+    #[test]
+    fn one_config_map_of_a_remote_cluster_is_its_mesh_config() {
+        let rules = Rules {
+            system_namespace: "istio-system".into(),
+            revision: "v2".into(),
+            watch_namespaces: ["a".into()].into(),
+            ..rules()
+        };
+        assert_eq!(rules.namespaces(Kind::MeshConfig), [Some("istio-system".into())]);
+        let resource = rules.resource(Kind::MeshConfig);
+        let target = rules.target(Kind::MeshConfig, resource, Some(&"istio-system".into()));
+        assert_eq!(target.name(), "configmaps/istio-system?metadata.name=istio-v2");
+        assert!(target.may_be_forbidden && !target.metadata_only);
+        assert!(!rules.kinds(Role::Config).contains(&Kind::MeshConfig));
     }
 
     #[test]

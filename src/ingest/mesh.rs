@@ -161,7 +161,7 @@ pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
     if settings.mesh_file.exists() {
         texts.insert(Part::Mesh, text_of_file(&settings.mesh_file));
     }
-    let own = (!texts.contains_key(&Part::Mesh)).then(|| (Part::Mesh, map_name(&settings.revision)));
+    let own = (!texts.contains_key(&Part::Mesh)).then(|| (Part::Mesh, mesh_config::map_name(&settings.revision)));
     let shared = settings.shared_map.clone().map(|name| (Part::Shared, name));
     for (part, name) in own.into_iter().chain(shared) {
         let map = loop {
@@ -205,7 +205,7 @@ fn begin(
     let mut maps = Vec::new();
     maps.extend(settings.shared_map.clone().map(|name| (name, vec![Part::Shared])));
     if !own.is_empty() {
-        maps.push((map_name(&settings.revision), own));
+        maps.push((mesh_config::map_name(&settings.revision), own));
     }
     let expected_texts = files.len() + maps.iter().map(|(_, parts)| parts.len()).sum::<usize>();
     let tasks = &shared.environment.tasks;
@@ -228,14 +228,6 @@ fn begin(
         tasks.spawn_until_shutdown("mesh config", follow_map(events, parts, out.clone()));
     }
     expected_texts
-}
-
-/// Returns the name of the ConfigMap.
-fn map_name(revision: &str) -> SmolStr {
-    match revision {
-        "" | "default" => SmolStr::new_static("istio"),
-        revision => SmolStr::from(format!("istio-{revision}")),
-    }
 }
 
 async fn follow_map(mut events: mpsc::Receiver<WatchEvent>, parts: Vec<Part>, out: mpsc::Sender<(Part, Text)>) {

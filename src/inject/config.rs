@@ -6,8 +6,15 @@ use serde_json::Value as Json;
 
 use super::{functions::functions, overlays::Overlays};
 use crate::{
-    api::yaml,
-    base::{Labels, select::LabelSelector},
+    api::{
+        FieldError,
+        field::{self, FieldErrors},
+        yaml,
+    },
+    base::{
+        Labels,
+        select::{LabelSelector, Requirement},
+    },
     template::{Limits, Templates, Value},
 };
 
@@ -73,12 +80,13 @@ pub(super) struct Config {
 
 impl Config {
     pub(super) fn parse(config: &str, values: &str, limits: &Limits) -> Result<Self, ConfigError> {
-        let fields = Fields(document("config", config)?);
+        let fields = Fields(Json::Object(document("config", config)?));
         let mut default_templates = fields.strings("defaultTemplates")?;
         if default_templates.is_empty() {
             default_templates.push("sidecar".to_owned());
         }
-        let policy = fields.get("policy").and_then(Json::as_str).unwrap_or_default();
+        let policy = fields.0.get("policy").and_then(Json::as_str).unwrap_or_default();
+        let texts = fields.map("templates")?;
         Ok(Self {
             policy: match policy {
                 "enabled" => Policy::Enabled,
@@ -87,8 +95,8 @@ impl Config {
             },
             default_templates,
             aliases: fields.aliases()?,
-            templates: fields.templates(limits)?,
-            texts: fields.texts()?,
+            templates: compiled(&texts, limits)?,
+            texts,
             never: fields.selectors("neverInjectSelector")?,
             always: fields.selectors("alwaysInjectSelector")?,
             injected_annotations: fields.map("injectedAnnotations")?,
@@ -129,94 +137,90 @@ fn document(key: &'static str, text: &str) -> Result<serde_json::Map<String, Jso
 }
 
 /// The fields of the key `config`.
-struct Fields(serde_json::Map<String, Json>);
+struct Fields(Json);
 
 impl Fields {
-    fn get(&self, name: &str) -> Option<&Json> {
-        self.0.get(name).filter(|value| !value.is_null())
-    }
-
-    fn invalid(field: String, message: impl Into<String>) -> ConfigError {
-        ConfigError {
-            key: "config",
-            field: Some(field),
-            line: 0,
-            column: 0,
-            message: message.into(),
-        }
-    }
-
-    fn object(&self, name: &str) -> Result<impl Iterator<Item = (&String, &Json)>, ConfigError> {
-        match self.get(name) {
-            None => Ok(None),
-            Some(Json::Object(entries)) => Ok(Some(entries)),
-            Some(_) => Err(Self::invalid(name.to_owned(), "must be a mapping")),
-        }
-        .map(|entries| entries.into_iter().flatten())
+    /// Reads fields. Numbers and booleans become text where text is wanted, and null is an absent value.
+    ///
+    /// Parity (pkg/kube/inject/inject.go, UnmarshalConfig): `sigs.k8s.io/yaml` converts to the types of Go. Charts
+    /// write labels such as `no-sidecar: true` without quotes.
+    fn read<T>(&self, read: impl FnOnce(&field::Fields<'_>) -> T) -> Result<T, ConfigError> {
+        let errors = FieldErrors::default();
+        let value = read(&field::Fields::root(&self.0, &errors));
+        errors.finish(value).map_err(|mut errors| {
+            let FieldError { field, message } = errors.swap_remove(0);
+            invalid(field, message)
+        })
     }
 
     fn strings(&self, name: &str) -> Result<Vec<String>, ConfigError> {
-        match self.get(name) {
-            None => Ok(Vec::new()),
-            Some(value) => strings(value).ok_or_else(|| Self::invalid(name.to_owned(), "must be a list of strings")),
-        }
+        self.read(|fields| strings(fields, name))
     }
 
     fn map(&self, name: &str) -> Result<BTreeMap<String, String>, ConfigError> {
-        let entry = |(key, value): (&String, &Json)| match value {
-            Json::String(value) => Ok((key.clone(), value.clone())),
-            _ => Err(Self::invalid(
-                format!("{name}[{key:?}]"),
-                "must be a string (hint: quote it)",
-            )),
-        };
-        self.object(name)?.map(entry).collect()
+        self.read(|fields| {
+            let entries = fields.labels(name);
+            entries
+                .iter()
+                .map(|(key, value)| (key.to_string(), value.to_string()))
+                .collect()
+        })
     }
 
     fn aliases(&self) -> Result<BTreeMap<String, Vec<String>>, ConfigError> {
-        let alias = |(name, names): (&String, &Json)| match strings(names) {
-            Some(names) => Ok((name.clone(), names)),
-            None => Err(Self::invalid(format!("aliases.{name}"), "must be a list of strings")),
-        };
-        self.object("aliases")?.map(alias).collect()
+        let names = self.0.get("aliases").and_then(Json::as_object);
+        let names = names.into_iter().flat_map(serde_json::Map::keys);
+        self.read(|fields| {
+            let aliases = fields.object("aliases");
+            names.map(|name| (name.clone(), strings(&aliases, name))).collect()
+        })
     }
 
     fn selectors(&self, name: &str) -> Result<Vec<LabelSelector>, ConfigError> {
-        match self.get(name) {
-            None => Ok(Vec::new()),
-            Some(value) => serde_json::from_value(value.clone())
-                .map_err(|error| Self::invalid(name.to_owned(), format!("must be a list of label selectors: {error}"))),
-        }
-    }
-
-    fn texts(&self) -> Result<BTreeMap<String, String>, ConfigError> {
-        let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
-        Ok(self.object("templates")?.filter_map(text).collect())
-    }
-
-    fn templates(&self, limits: &Limits) -> Result<BTreeMap<String, Templates>, ConfigError> {
-        let compile = |(name, text): (&String, &Json)| {
-            let field = format!("templates.{name}");
-            let Json::String(text) = text else {
-                return Err(Self::invalid(field, "must be a string (hint: begin the block with |)"));
-            };
-            let mut templates = Templates::new(functions(), limits.clone());
-            match templates.parse(name, text) {
-                Ok(()) => Ok((name.clone(), templates)),
-                Err(error) => Err(ConfigError {
-                    line: error.line as u64,
-                    column: error.column as u64,
-                    ..Self::invalid(field, error.message)
-                }),
-            }
-        };
-        self.object("templates")?.map(compile).collect()
+        self.read(|fields| fields.objects(name).iter().map(selector).collect())
     }
 }
 
-fn strings(value: &Json) -> Option<Vec<String>> {
-    let items = value.as_array()?.iter();
-    items.map(|item| item.as_str().map(str::to_owned)).collect()
+fn strings(fields: &field::Fields<'_>, name: &str) -> Vec<String> {
+    fields.texts(name).into_iter().map(String::from).collect()
+}
+
+fn selector(fields: &field::Fields<'_>) -> LabelSelector {
+    let requirement = |fields: &field::Fields<'_>| Requirement {
+        key: fields.text("key"),
+        operator: fields.text("operator"),
+        values: fields.texts("values"),
+    };
+    LabelSelector {
+        match_labels: fields.labels("matchLabels"),
+        match_expressions: fields.objects("matchExpressions").iter().map(requirement).collect(),
+    }
+}
+
+fn invalid(field: String, message: String) -> ConfigError {
+    ConfigError {
+        key: "config",
+        field: Some(field),
+        line: 0,
+        column: 0,
+        message,
+    }
+}
+
+/// Compiles templates by their names.
+fn compiled(texts: &BTreeMap<String, String>, limits: &Limits) -> Result<BTreeMap<String, Templates>, ConfigError> {
+    let compile = |(name, text): (&String, &String)| {
+        let mut templates = Templates::new(functions(), limits.clone());
+        match templates.parse(name, text) {
+            Ok(()) => Ok((name.clone(), templates)),
+            Err(error) => Err(ConfigError {
+                line: error.line as u64,
+                column: error.column as u64,
+                ..invalid(format!("templates.{name}"), error.message)
+            }),
+        }
+    };
+    texts.iter().map(compile).collect()
 }
 
 /// The parsed key `values`: the values of the chart that templates read.
@@ -350,13 +354,48 @@ mod tests {
             "{}",
             error("policy: [", "")
         );
-        assert_eq!(error("templates: [a]", ""), "config: templates: must be a mapping");
         assert_eq!(
-            error("injectedAnnotations: {a: 1}", ""),
-            "config: injectedAnnotations[\"a\"]: must be a string (hint: quote it)"
+            error("templates: [a]", ""),
+            "config: templates: expected an object, got a list"
+        );
+        assert_eq!(
+            error("injectedAnnotations: {a: [1]}", ""),
+            "config: injectedAnnotations.a: expected a string, got a list"
         );
         assert_eq!(error("", "global: {hub: [a]}"), "values: global.hub: must be a string");
         assert_eq!(error("", ""), "valid");
+    }
+
+    #[test]
+    fn scalars_become_text() {
+        let text =
+            "{injectedAnnotations: {a: 1, b: null}, defaultTemplates: [1], aliases: {both: [true, x], none: null},
+                     alwaysInjectSelector: null, neverInjectSelector: [{matchLabels: {a: true, b: 1, c: 1.5, d: null}},
+                     {matchLabels: null, matchExpressions: [{key: e, operator: In, values: [false, 2]},
+                      {key: 1, operator: Exists, values: null}]}, null]}";
+        let config = Config::parse(text, "", &Limits::default()).expect("the configuration is valid");
+        let map = |entries: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let entries = entries.iter();
+            entries
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        assert_eq!(config.injected_annotations, map(&[("a", "1"), ("b", "")]));
+        assert_eq!(config.default_templates, ["1"]);
+        let both = vec!["true".to_owned(), "x".to_owned()];
+        assert_eq!(
+            config.aliases,
+            BTreeMap::from([("both".to_owned(), both), ("none".to_owned(), Vec::new())])
+        );
+        assert!(config.always.is_empty());
+        let expected: Vec<LabelSelector> = serde_json::from_value(serde_json::json!([
+            {"matchLabels": {"a": "true", "b": "1", "c": "1.5", "d": ""}},
+            {"matchExpressions": [{"key": "e", "operator": "In", "values": ["false", "2"]},
+                                  {"key": "1", "operator": "Exists"}]},
+            {},
+        ]))
+        .expect("the selectors are valid");
+        assert_eq!(config.never, expected);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 mod kube;
 mod message;
+mod quantity;
 
 use std::sync::Arc;
 
 use serde_json::Value as Json;
 
-use crate::template::{Context, Escapes, Failure, Layout, Limits, NoHost, Object, Type, Value, encode_json};
+use crate::template::{Context, Escapes, Failure, Function, Layout, Limits, NoHost, Object, Type, Value, encode_json};
 
 pub(super) use kube::{list as kube_list, value as kube_value};
 pub(super) use message::{call, message};
@@ -16,12 +17,34 @@ pub(super) use message::{call, message};
 pub(super) struct Fields {
     type_name: &'static str,
     fields: Vec<(&'static str, Value)>,
+    /// An embedded struct, whose fields and methods are also those of this one.
+    embedded: Option<Value>,
 }
 
 impl Fields {
     /// Returns a pointer to a struct.
     pub(super) fn pointer(type_name: &'static str, fields: Vec<(&'static str, Value)>) -> Value {
-        Value::object(Self { type_name, fields })
+        Value::object(Self {
+            type_name,
+            fields,
+            embedded: None,
+        })
+    }
+
+    /// Returns a pointer to a struct that embeds another one.
+    pub(super) fn embedding(embedded: Value, type_name: &'static str, fields: Vec<(&'static str, Value)>) -> Value {
+        Value::object(Self {
+            type_name,
+            fields,
+            embedded: Some(embedded),
+        })
+    }
+
+    fn embedded(&self) -> Option<&Arc<dyn Object>> {
+        match &self.embedded {
+            Some(Value::Object(object)) => Some(object),
+            _ => None,
+        }
     }
 }
 
@@ -35,12 +58,59 @@ impl Object for Fields {
     }
 
     fn field(&self, name: &str) -> Option<Value> {
-        let found = self.fields.iter().find(|(field, _)| *field == name);
-        found.map(|(_, value)| value.clone())
+        match self.fields.iter().find(|(field, _)| *field == name) {
+            Some((_, value)) => Some(value.clone()),
+            None => self.embedded()?.field(name),
+        }
+    }
+
+    fn method(&self, name: &str) -> Option<Arc<Function>> {
+        self.embedded()?.method(name)
     }
 }
 
-/// A value of a named type that prints as text, such as a quantity.
+/// A name with its namespace.
+struct NamespacedName {
+    namespace: String,
+    name: String,
+}
+
+/// Returns a name with its namespace.
+pub(super) fn namespaced_name(namespace: &str, name: &str) -> Value {
+    Value::object(NamespacedName {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    })
+}
+
+impl Object for NamespacedName {
+    fn type_of(&self) -> Type {
+        Type::named("types.NamespacedName")
+    }
+
+    fn field_names(&self) -> Vec<&str> {
+        vec!["Namespace", "Name"]
+    }
+
+    fn field(&self, name: &str) -> Option<Value> {
+        match name {
+            "Namespace" => Some(self.namespace.as_str().into()),
+            "Name" => Some(self.name.as_str().into()),
+            _ => None,
+        }
+    }
+
+    fn method(&self, name: &str) -> Option<Arc<Function>> {
+        let text = self.to_text()?;
+        (name == "String").then(|| Arc::new(Function::getter(name, text.into())))
+    }
+
+    fn to_text(&self) -> Option<String> {
+        Some(format!("{}/{}", self.namespace, self.name))
+    }
+}
+
+/// A value of a named type that prints as text, such as an enum.
 struct Scalar {
     type_name: &'static str,
     text: Arc<str>,
@@ -65,9 +135,9 @@ impl Object for Scalar {
         Some(self.json.clone())
     }
 
-    fn method(&self, name: &str) -> Option<Arc<crate::template::Function>> {
+    fn method(&self, name: &str) -> Option<Arc<Function>> {
         let text = self.text.as_ref();
-        (name == "String").then(|| Arc::new(crate::template::Function::getter(name, text.into())))
+        (name == "String").then(|| Arc::new(Function::getter(name, text.into())))
     }
 }
 

@@ -14,7 +14,8 @@ use crate::{
     api::{mesh_config, yaml},
     proto::json::to_json,
     template::{
-        Context, Escapes, Failure, Function, Functions, Layout, Map, Type, Value, encode_json, print, sprig_functions,
+        Context, Escapes, Failure, Function, Functions, Layout, Map, Type, Value, decode_json, encode_json, print,
+        sprig_functions,
     },
 };
 
@@ -127,13 +128,18 @@ fn maps() -> [Function; 7] {
             Ok(encode_json(context, &merged, Layout::Compact, Escapes::Html)?.into())
         }),
         Function::new("omitNil", &[Any], Any, |context, arguments| {
-            without_nil(context, arguments[0], 0)
+            let changed = without_nil(context, arguments[0], 0)?;
+            Ok(changed.unwrap_or_else(|| arguments[0].clone()))
         }),
         Function::new("fromJSON", &[Text], Any, |context, arguments| {
-            let text = text(arguments[0]);
-            context.allocate(text.len().saturating_mul(8))?;
-            // As in Istio, a text that is not JSON becomes the text of an empty object.
-            Ok(serde_json::from_str::<Json>(&text).map_or_else(|_| "{}".into(), |json| Value::from_json(&json)))
+            let Value::String(text) = arguments[0] else {
+                return Ok("{}".into());
+            };
+            match decode_json(context, text.bytes()) {
+                // As in Istio, a text that is not JSON becomes the text of an empty object.
+                Err(Failure::Message(_)) => Ok("{}".into()),
+                outcome => outcome,
+            }
         }),
     ]
 }
@@ -143,10 +149,9 @@ fn formats() -> [Function; 4] {
     [
         Function::new("toYaml", &[Any], Text, |context, arguments| {
             let json = encode_json(context, arguments[0], Layout::Compact, Escapes::Necessary)?;
+            pay_for_yaml(context, &json)?;
             let value: Json = serde_json::from_slice(&json).map_err(|error| Failure::message(error.to_string()))?;
-            let text = yaml::to_text(&value);
-            context.allocate(text.len())?;
-            Ok(text.into())
+            Ok(yaml::to_text(&value).into())
         }),
         Function::new("toJSON", &[Text.map()], Text, |context, arguments| match arguments[0] {
             Value::Map(map) if map.is_nil() => Ok("{}".into()),
@@ -164,7 +169,7 @@ fn formats() -> [Function; 4] {
             let is_proxy_config = message.type_of().to_string() == "*v1alpha1.ProxyConfig";
             let mut text = String::from("{");
             for (name, value) in members {
-                let encoded = encode_json(context, &value, Layout::Compact, Escapes::Necessary)?;
+                let encoded = encode_json(context, &value, Layout::Compact, Escapes::Html)?;
                 if is_proxy_config && is_default(name, &encoded) {
                     continue;
                 }
@@ -177,6 +182,37 @@ fn formats() -> [Function; 4] {
             Ok(text.into())
         }),
     ]
+}
+
+/// Takes the memory of the values in a JSON text, and of the YAML text with their indentation.
+fn pay_for_yaml(context: &mut Context<'_>, json: &[u8]) -> Result<(), Failure> {
+    let (mut values, mut breaks, mut depth, mut deepest) = (1_usize, 0_usize, 0_usize, 0_usize);
+    let mut is_string = false;
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'"' => is_string = !is_string,
+            b'\\' => {
+                // A line break of a string may become one of a block.
+                breaks += 1;
+                bytes.next();
+            }
+            _ if is_string => {}
+            b'[' | b'{' => {
+                values += 1;
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth -= 1,
+            b',' => values += 1,
+            _ => {}
+        }
+    }
+    context.allocate_elements(values)?;
+    // A line has two spaces for each level, and a dash.
+    let indentation = values.saturating_add(breaks).saturating_mul(2 * deepest + 2);
+    context.allocate(json.len().saturating_add(indentation))?;
+    Ok(())
 }
 
 /// Fields of ProxyConfig that are left out of the pod if they have their default.
@@ -225,21 +261,42 @@ fn merged(context: &mut Context<'_>, maps: &[&Value]) -> Result<Value, Failure> 
     Ok(Value::Map(Map::of(element.unwrap_or(Type::String), entries)))
 }
 
-/// Returns a value without the nil entries of its maps.
-fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<Value, Failure> {
-    let Value::Map(map) = value else {
-        return Ok(value.clone());
+/// Returns a value without nil in its maps and lists; `None` if they have none. What loses its last member becomes nil
+/// as well.
+fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<Option<Value>, Failure> {
+    let mut is_changed = false;
+    let mut member = |context: &mut Context<'_>, value: &Value, depth| {
+        let changed = without_nil(context, value, depth)?;
+        is_changed |= changed.is_some();
+        let value = changed.unwrap_or_else(|| value.clone());
+        Ok::<_, Failure>(Some(value).filter(|value| !matches!(value, Value::Nil)))
     };
-    let depth = context.deeper(depth)?;
-    let entries = context.snapshot(map);
-    context.allocate_elements(entries.len())?;
-    let mut kept = std::collections::BTreeMap::new();
-    for (key, value) in entries.as_ref() {
-        if !matches!(value, Value::Nil | Value::Missing) {
-            kept.insert(key.clone(), without_nil(context, value, depth)?);
+    let kept = match value {
+        Value::Missing | Value::Nil => return Ok(Some(Value::Nil)),
+        Value::Map(map) if *map.element() == Type::Any => {
+            let depth = context.deeper(depth)?;
+            let entries = context.snapshot(map);
+            context.allocate_elements(entries.len())?;
+            let mut kept = std::collections::BTreeMap::new();
+            for (key, value) in entries.as_ref() {
+                if let Some(value) = member(context, value, depth)? {
+                    kept.insert(key.clone(), value);
+                }
+            }
+            Some(kept).filter(|kept| !kept.is_empty()).map(Map::new).map(Value::Map)
         }
-    }
-    Ok(Value::Map(Map::of(map.element().clone(), kept)))
+        Value::List(list) if *list.element() == Type::Any => {
+            let depth = context.deeper(depth)?;
+            context.allocate_elements(list.items().len())?;
+            let mut kept = Vec::new();
+            for value in list.items() {
+                kept.extend(member(context, value, depth)?);
+            }
+            Some(kept).filter(|kept| !kept.is_empty()).map(Value::list)
+        }
+        _ => return Ok(None),
+    };
+    Ok(is_changed.then(|| kept.unwrap_or(Value::Nil)))
 }
 
 fn entry(context: &Context<'_>, map: &Value, key: &Value) -> Option<Value> {

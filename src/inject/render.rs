@@ -105,7 +105,7 @@ fn data(request: &Request<'_>, pod: &Json) -> Value {
     let (uid, gid) = proxy_ids(environment);
     let image_type = pod::annotation(pod, "sidecar.istio.io/proxyImageType").or_else(|| {
         let image = request.proxy_config().image.as_ref();
-        image.map(|image| image.image_type.as_str()).filter(|it| !it.is_empty())
+        image.map(|image| image.image_type.as_str())
     });
     let type_meta = Fields::pointer(
         "v1.TypeMeta",
@@ -114,14 +114,13 @@ fn data(request: &Request<'_>, pod: &Json) -> Value {
             ("APIVersion", owner.api_version.as_str().into()),
         ],
     );
-    let owner_meta = json!({"name": owner.name, "namespace": owner.namespace});
     let native = environment.uses_native_sidecars(pod.pointer("/spec/nodeName").and_then(Json::as_str));
     let none = Json::Null;
     Fields::pointer(
         "inject.SidecarTemplateData",
         vec![
             ("TypeMeta", type_meta),
-            ("DeploymentMeta", data::kube_value("ObjectMeta", &owner_meta)),
+            ("DeploymentMeta", data::namespaced_name(&owner.namespace, &owner.name)),
             (
                 "ObjectMeta",
                 data::kube_value("ObjectMeta", pod.get("metadata").unwrap_or(&none)),

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::LazyLock};
 
 pub use canonical::TypeError;
 pub(super) use canonical::{Form, canonical};
-pub(super) use quantity::canonical as canonical_quantity;
+pub(super) use quantity::{canonical as canonical_quantity, in_nanos as quantity_in_nanos};
 
 /// A struct of Kubernetes' API.
 pub(super) struct Struct {

@@ -326,6 +326,86 @@ fn path_sets_variables_of_the_proxy() {
     );
 }
 
+#[test]
+fn templates_see_the_types_of_go() {
+    let pod = json!({
+        "metadata": {"name": "web", "namespace": "ns", "labels": {"app": "x"}, "ownerReferences": [
+            {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]},
+        "spec": {
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
+            "containers": [{"name": "web", "resources": {"limits": {"memory": "512Mi"}, "requests": {"cpu": "1500u"}},
+                "readinessProbe": {"httpGet": {"port": 8080}}, "livenessProbe": {"httpGet": {"port": "http"}}}],
+        },
+    });
+    for (template, expected) in [
+        (
+            "{{ $resources.Limits.Memory }} {{ $resources.Limits.Memory.Value }}",
+            "512Mi 536870912",
+        ),
+        (
+            "{{ $resources.Limits.Cpu }} {{ $resources.Limits.Cpu.IsZero }}",
+            "0 true",
+        ),
+        (
+            "{{ $resources.Requests.Cpu.IsZero }} {{ $resources.Requests.Cpu.MilliValue }}",
+            "false 2",
+        ),
+        (
+            "{{ range $name, $value := $resources.Requests }}{{ $name }}={{ $value }}{{ end }}",
+            "cpu=1500u",
+        ),
+        (
+            "{{ if $resources.Limits }}limited {{ len $resources.Limits }}{{ end }}",
+            "limited 1",
+        ),
+        (
+            "{{ if .Spec.Overhead }}overhead{{ end }}{{ toJson $resources }}",
+            "{\"limits\":{\"memory\":\"512Mi\"},\"requests\":{\"cpu\":\"1500u\"}}",
+        ),
+        (
+            "{{ with $container.ReadinessProbe.HTTPGet }}{{ .Port }} {{ .Port.Type }} {{ .Port.IntVal }}{{ end }} \
+             {{ $container.ReadinessProbe.HTTPGet.Port.IntValue }}",
+            "8080 0 8080 8080",
+        ),
+        (
+            "{{ with $container.LivenessProbe.HTTPGet }}{{ .Port }} {{ .Port.Type }} {{ .Port.StrVal }}{{ end }} \
+             {{ $container.LivenessProbe.HTTPGet.Port.IntValue }}",
+            "http 1 http 0",
+        ),
+        (
+            "{{ .ObjectMeta.GetNamespace }}/{{ .ObjectMeta.GetName }} {{ .ObjectMeta.GetLabels.app }}",
+            "ns/web x",
+        ),
+        ("{{ (index .ObjectMeta.GetOwnerReferences 0).Kind }}", "Node"),
+        (
+            "{{ .DeploymentMeta }} {{ .DeploymentMeta.String }} {{ .DeploymentMeta.Name }}",
+            "ns/web ns/web web",
+        ),
+        (
+            "{{ with .Spec.Affinity.NodeAffinity }}\
+             {{ range .RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms }}\
+             {{ range .MatchExpressions }}{{ .Key }}{{ .Values }}{{ end }}{{ end }}{{ end }}\
+             {{ if .Spec.Affinity.PodAffinity }}pods{{ end }}",
+            "zone[a]",
+        ),
+    ] {
+        let variables = "{{ $container := index .Spec.Containers 0 }}{{ $resources := $container.Resources }}";
+        let sidecar = format!(
+            "metadata:\n  annotations:\n    seen: '{variables}{template}'\n\
+             spec:\n  containers:\n  - name: istio-proxy\n"
+        );
+        let config = json!({"policy": "enabled", "templates": {"sidecar": sidecar}});
+        let injector =
+            Injector::parse(&config.to_string(), "global: {hub: hub, tag: v1}").expect("the configuration is valid");
+        let seen = match injector.inject(&pod, &environment()) {
+            Ok(Outcome::Patch(patch)) => applied(pod.clone(), &patch)["metadata"]["annotations"]["seen"].clone(),
+            other => panic!("{template}: {other:?}"),
+        };
+        assert_eq!(seen, expected, "{template}");
+    }
+}
+
 /// Returns an environment with ProxyConfig resources of these namespaces.
 fn with_proxy_configs<const N: usize>(resources: [(&str, Json); N]) -> Environment {
     let resource = |(namespace, json): (&str, Json)| {
@@ -367,6 +447,20 @@ fn proxy_config_resources_apply_by_scope() {
         image(json!({"annotations": annotations, "labels": selected})),
         Some(json!("hub/proxyv2:v1-distroless"))
     );
+}
+
+#[test]
+fn empty_image_type_replaces_the_variant() {
+    let values = VALUES.replace("tag: v1", "tag: v1, variant: distroless");
+    let injector = Injector::parse(SIDECAR, &values).expect("the configuration is valid");
+    let pod = json!({"spec": {"containers": []}});
+    let image = |environment: &Environment| match injector.inject(&pod, environment) {
+        Ok(Outcome::Patch(patch)) => pod::sidecar(&applied(pod.clone(), &patch)).map(|it| it["image"].clone()),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(image(&environment()), Some(json!("hub/proxyv2:v1-distroless")));
+    let empty = with_proxy_configs([("ns", json!({"image": {"imageType": ""}}))]);
+    assert_eq!(image(&empty), Some(json!("hub/proxyv2:v1")));
 }
 
 #[test]

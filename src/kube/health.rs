@@ -300,6 +300,17 @@ impl WatchHealth {
         }
     }
 
+    /// Records a refused list of objects that need not exist. It does not count as an error, and is logged once.
+    pub(super) fn not_permitted(&self, error: &str) {
+        let mut facts = self.facts();
+        let is_known = facts.last_error == error;
+        error.clone_into(&mut facts.last_error);
+        drop(facts);
+        if !is_known {
+            tracing::warn!(cluster = %self.cluster, resource = %self.resource, error, "watch not permitted, retrying");
+        }
+    }
+
     pub(super) fn silent(&self) {
         self.silent.inc();
         let mut facts = self.facts();

@@ -61,6 +61,8 @@ pub struct WatchTarget {
     pub fields: Option<String>,
     /// True if only `metadata` is requested.
     pub metadata_only: bool,
+    /// True if a refusal for lack of a permission (403) counts as an empty list until the first list.
+    pub may_be_forbidden: bool,
 }
 
 impl WatchTarget {
@@ -72,6 +74,7 @@ impl WatchTarget {
             labels: None,
             fields: None,
             metadata_only: false,
+            may_be_forbidden: false,
         }
     }
 
@@ -202,6 +205,8 @@ struct Watch<T, C> {
     health: Arc<WatchHealth>,
     convert: C,
     out: mpsc::Sender<WatchEvent<T>>,
+    /// True once a refused list was sent as an empty one.
+    is_refusal_sent: bool,
     /// Duration of a second; shorter in tests.
     second: Duration,
 }
@@ -224,6 +229,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             health,
             convert,
             out,
+            is_refusal_sent: false,
             second: Duration::from_secs(1),
         }
     }
@@ -249,12 +255,20 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 (Ask::List { .. }, Ok(())) => Duration::ZERO,
                 (Ask::Watch { .. }, Ok(())) => self.machine.ended(began.elapsed()),
                 (_, Err(failure)) => {
+                    let is_absent = self.is_absent(&failure);
                     match &failure {
                         Failure::Silent => self.health.silent(),
                         Failure::Gone(_) | Failure::Dropped(_) => {
                             tracing::debug!(watch = %self.target.name(), "{failure}");
                         }
+                        Failure::Refused { .. } if is_absent => self.health.not_permitted(&failure.to_string()),
                         Failure::Refused { .. } | Failure::Unreachable(_) => self.health.failed(&failure.to_string()),
+                    }
+                    if is_absent && !self.is_refusal_sent {
+                        self.is_refusal_sent = true;
+                        if self.send_event(WatchEvent::Restarted(Vec::new())).await.is_err() {
+                            return;
+                        }
                     }
                     self.machine.failed(&failure)
                 }
@@ -267,6 +281,13 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                 }
             }
         }
+    }
+
+    /// Returns true if a failure means that there is nothing to read, which is no error. What was listed stays known if
+    /// the permission is lost later.
+    fn is_absent(&self, failure: &Failure) -> bool {
+        let is_forbidden = matches!(failure, Failure::Refused { code: 403, .. });
+        is_forbidden && self.target.may_be_forbidden && !self.health.has_listed()
     }
 
     /// Reads one page.

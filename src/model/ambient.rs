@@ -17,7 +17,7 @@ pub mod workload;
 
 use std::net::IpAddr;
 
-use smol_str::{SmolStr, format_smolstr};
+use smol_str::SmolStr;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{MeshSnapshot, inputs::Inputs, network, policy::root_namespace};
@@ -80,11 +80,6 @@ pub fn settings(cx: &Cx, mesh: &MeshSnapshot, _: &()) -> Option<AmbientMesh> {
         },
         root_namespace: root_namespace(cx, mesh),
     })
-}
-
-/// Returns the name by which a ztunnel requests an address.
-fn address_name(network: &str, address: IpAddr) -> SmolStr {
-    format_smolstr!("{network}/{address}")
 }
 
 fn network_address(network: &NetworkId, address: IpAddr) -> NetworkAddress {

@@ -4,11 +4,14 @@
 //! set. Note: the first namespace with any rule for a host ends the search, even if a workload selector then excludes
 //! all of them.
 
+mod units;
+
 use std::collections::BTreeSet;
 
 use rustc_hash::FxHashMap;
 use smol_str::SmolStr;
 
+pub use self::units::PolicySize;
 use super::{
     MeshSnapshot,
     installation::Installation,
@@ -120,20 +123,38 @@ pub struct RuleRef {
     pub first: ObjectKey,
 }
 
+/// Raw rules.
+type RawRules = TableWriter<ObjectKey, Config<networking::DestinationRule>>;
+
 /// Returns the (namespace, host) pairs that changed DestinationRules affect.
-pub fn candidates(
+pub fn candidates(installation: &Installation, rules: &RawRules) -> Vec<RuleKey> {
+    affected(installation, rules, |_| true)
+}
+
+/// Returns the (namespace, host) pairs of changed DestinationRules with large policies.
+pub fn large_policy_candidates(installation: &Installation, rules: &RawRules) -> Vec<RuleKey> {
+    affected(installation, rules, |rule| PolicySize::of_rule(rule).is_large())
+}
+
+/// Returns the (namespace, host) pairs of changed DestinationRules that meet a condition.
+fn affected(
     installation: &Installation,
-    rules: &TableWriter<ObjectKey, Config<networking::DestinationRule>>,
+    rules: &RawRules,
+    condition: impl Fn(&networking::DestinationRule) -> bool,
 ) -> Vec<RuleKey> {
     let changes = rules.changes().iter();
-    changes
-        .flat_map(|(key, old, new)| {
-            [old, new].into_iter().flatten().map(|rule| RuleKey {
-                namespace: key.namespace.clone(),
-                host: resolve_host(installation, &rule.spec.host, &key.namespace),
-            })
-        })
-        .collect()
+    let versions = changes.flat_map(|(_, old, new)| [old, new].into_iter().flatten());
+    let versions = versions.filter(|rule| condition(&rule.spec));
+    versions.map(|rule| rule_key(installation, rule)).collect()
+}
+
+/// Returns the key under which a rule is merged.
+fn rule_key(installation: &Installation, rule: &Config<networking::DestinationRule>) -> RuleKey {
+    let namespace = rule.meta.namespace();
+    RuleKey {
+        namespace: namespace.clone(),
+        host: resolve_host(installation, &rule.spec.host, namespace),
+    }
 }
 
 /// Returns the fully qualified host: names without a dot are services of that namespace.
@@ -203,9 +224,10 @@ pub fn host_rules(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<HostRul
     raw.sort_by_key(|rule| (rule.spec.workload_selector.is_none(), rule.meta.age_order()));
     let private_by_default = has(&mesh.mesh_config(cx).default_destination_rule_export_to, ".");
     let enhanced = mesh.installation.features.enable_enhanced_destinationrule_merge;
+    let inherits = mesh.large_policies.get(cx, key).is_some();
     let [mut local, mut exported, mut private] = [(); 3].map(|()| ConsolidatedRules::new(enhanced));
     for rule in raw {
-        let candidate = Candidate::new(rule, key, applied_subsets(cx, mesh, rule));
+        let candidate = Candidate::new(rule, key, applied_subsets(cx, mesh, rule, inherits));
         if candidate.is_local(&key.namespace) {
             local.add(&candidate);
         }
@@ -247,33 +269,70 @@ fn raw_rules<'a>(
         .collect()
 }
 
-/// Returns true if the rule has more subsets than a small object.
-pub fn may_be_large(rule: &networking::DestinationRule) -> bool {
-    rule.subsets.len() as u64 > SMALL
+/// Derives the size of the large policies of a (namespace, host), which the subsets of all its rules may inherit; no
+/// row without any.
+pub fn large_policy(cx: &Cx, mesh: &MeshSnapshot, key: &RuleKey) -> Option<PolicySize> {
+    let rules = raw_rules(cx, mesh, key).into_iter();
+    let sizes = rules.map(|rule| PolicySize::of_rule(&rule.spec));
+    sizes.filter(|size| size.is_large()).reduce(PolicySize::largest)
 }
 
-/// Derives the number of subsets of one rule that is not small.
+/// Returns true if the subsets of a rule count more than those of a small object, as far as the rule alone shows.
+fn may_be_large(rule: &networking::DestinationRule) -> bool {
+    units::of_subsets(rule, PolicySize::of_rule(rule)).sum::<u64>() > SMALL
+}
+
+/// Returns the changed rules whose subsets may count more than those of a small object, and the rules for which other
+/// large policies hold than before.
+pub fn demand_candidates(
+    mesh: &MeshSnapshot,
+    rules: &RawRules,
+    policies: &TableWriter<RuleKey, PolicySize>,
+) -> Vec<ObjectKey> {
+    let cx = Cx::untracked();
+    let is_concerned = |rule: &Config<networking::DestinationRule>| {
+        let key = rule_key(&mesh.installation, rule);
+        may_be_large(&rule.spec) || mesh.large_policies.get(&cx, &key).is_some()
+    };
+    let changed = rules.changes().iter().filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|rule| is_concerned(rule))
+    });
+    let policies = policies.changes().iter();
+    let heirs = policies.flat_map(|(key, ..)| raw_rules(&cx, mesh, key));
+    let heirs = heirs.map(|rule| rule.meta.key.clone());
+    changed.map(|(key, ..)| key.clone()).chain(heirs).collect()
+}
+
+/// Derives what the subsets of one rule count, unless it is small.
 pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     let raw = mesh.raw_destination_rules.get(cx, key)?;
-    let declared = raw.spec.subsets.len() as u64;
-    let applied = declared.min(Limits::of(mesh, Kind::DestinationRule).object);
-    may_be_large(&raw.spec).then(|| Demand {
+    let own = PolicySize::of_rule(&raw.spec);
+    let large = mesh.large_policies.get(cx, &rule_key(&mesh.installation, raw));
+    let inherited = large.map_or(own, |large| own.largest(**large));
+    let limit = Limits::of(mesh, Kind::DestinationRule).object;
+    let (mut declared, mut applied, mut kept) = (0, 0, 0);
+    for (position, units) in units::of_subsets(&raw.spec, inherited).enumerate() {
+        declared += units;
+        if declared <= limit {
+            (applied, kept) = (declared, position + 1);
+        }
+    }
+    (declared > SMALL).then(|| Demand {
         meta: raw.meta.clone(),
         declared,
         applied,
         parts: raw.spec.subsets.len(),
-        kept: applied as usize,
+        kept,
         shares: Default::default(),
     })
 }
 
-/// Returns how many subsets of a rule apply.
-fn applied_subsets(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::DestinationRule>) -> usize {
-    if !may_be_large(&raw.spec) {
-        return raw.spec.subsets.len();
-    }
-    let kept = output_limit::kept(cx, mesh, Kind::DestinationRule, &raw.meta.key);
-    kept.unwrap_or(raw.spec.subsets.len())
+/// Returns how many subsets of a rule apply. `inherits` is true if they may inherit a large policy.
+fn applied_subsets(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::DestinationRule>, inherits: bool) -> usize {
+    let is_small = !inherits && !may_be_large(&raw.spec);
+    let kept = (!is_small).then(|| output_limit::kept(cx, mesh, Kind::DestinationRule, &raw.meta.key));
+    kept.flatten().unwrap_or(raw.spec.subsets.len())
 }
 
 fn has(values: &[String], expected: &str) -> bool {
@@ -438,7 +497,6 @@ pub struct OwnRules<'a> {
     /// By host. True if clients of all namespaces see the same rule for a service of this namespace.
     exact: FxHashMap<&'a Hostname, bool>,
     wildcards: Vec<&'a Hostname>,
-    has_consistent_hash: bool,
 }
 
 impl<'a> OwnRules<'a> {
@@ -448,11 +506,8 @@ impl<'a> OwnRules<'a> {
             client,
             exact: FxHashMap::default(),
             wildcards: Vec::new(),
-            has_consistent_hash: false,
         };
         for (key, rules) in mesh.rules_by_client.get(cx, client) {
-            let mut all = rules.local.iter().chain(&rules.exported);
-            own.has_consistent_hash |= all.any(|rule| has_consistent_hash(&rule.spec));
             if host::is_wildcard(&key.host) {
                 own.wildcards.push(&key.host);
             } else {
@@ -473,9 +528,16 @@ impl<'a> OwnRules<'a> {
         !self.exact.get(host).is_none_or(is_general) || self.wildcards.iter().any(|wild| host::subset_of(host, wild))
     }
 
-    /// Returns true if one has a consistent hash.
-    pub fn have_consistent_hash(&self) -> bool {
-        self.has_consistent_hash
+    /// Returns true if one may concern a service to which a rule with a consistent hash applies: either it has the hash
+    /// itself, or it takes precedence over the rule that has it.
+    pub fn may_decide_consistent_hash(&self, cx: &Cx, mesh: &MeshSnapshot) -> bool {
+        let is_covered = |hashed: &Option<Hostname>| match hashed {
+            Some(host) => self.wildcards.iter().any(|wild| host::subset_of(host, wild)),
+            None => true,
+        };
+        let mut exact = self.exact.keys();
+        exact.any(|host| may_have_consistent_hash(cx, mesh, host))
+            || !self.wildcards.is_empty() && mesh.consistent_hash_rules.keys(cx).any(is_covered)
     }
 }
 

@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 use super::{
     MeshSnapshot,
     service::{Registry, Resolution, Service, ServiceKey, ServicePort},
-    workload::{Origin, TUNNEL_HTTP, TUNNEL_LABEL, Workload},
+    workload::{Origin, TUNNEL_HTTP, TUNNEL_LABEL, Workload, address_name},
 };
 use crate::{
     base::{ClusterId, NetworkId, Shared},
@@ -53,6 +53,8 @@ pub struct Endpoint {
     pub health: Health,
     /// True if only clients of the same cluster may use it, because its cluster does not export the service.
     pub cluster_local: bool,
+    /// True if ztunnels know a workload at one of the addresses that accepts HBONE.
+    pub at_tunnelled_address: bool,
     /// Workload.
     pub origin: Shared<Origin>,
 }
@@ -117,7 +119,7 @@ pub fn addresses(_key: &ServiceKey, endpoints: &ServiceEndpoints, emit: &mut dyn
     endpoints
         .endpoints
         .iter()
-        .flat_map(|endpoint| std::iter::once(&endpoint.address).chain(&*endpoint.extra_addresses))
+        .flat_map(Endpoint::addresses)
         .for_each(|address| emit(address.clone()));
 }
 
@@ -139,10 +141,35 @@ pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Servi
         endpoints.extend(own);
         pending = missing;
     }
+    if mesh.installation.features.pilot_enable_ambient {
+        mark_tunnelled(cx, mesh, &mut endpoints);
+    }
     Some(ServiceEndpoints {
         endpoints: endpoints.into(),
         pending,
     })
+}
+
+/// Marks the endpoints at tunnelled addresses. The address may belong to another workload than the endpoint's own: a
+/// ServiceEntry or a slice may list the address of any pod.
+///
+/// Parity (pilot/pkg/model/push_context.go, `SupportsTunnel`): workloads are known by the canonical form of an address,
+/// in the network that ztunnels have for them.
+fn mark_tunnelled(cx: &Cx, mesh: &MeshSnapshot, endpoints: &mut [Endpoint]) {
+    // The ports of a workload are usually neighbours.
+    let is_same_place = |one: &Endpoint, other: &Endpoint| {
+        one.addresses().eq(other.addresses()) && one.origin.network == other.origin.network
+    };
+    for place in endpoints.chunk_by_mut(is_same_place) {
+        let network = &place[0].origin.network;
+        let is_tunnelled = place[0].addresses().any(|address| {
+            let name = address_name(network, address);
+            mesh.tunnelled_addresses.get(cx, &name).is_some()
+        });
+        for endpoint in place {
+            endpoint.at_tunnelled_address = is_tunnelled;
+        }
+    }
 }
 
 /// Derives the traits of one service's endpoints.
@@ -202,7 +229,13 @@ impl Endpoint {
     /// Returns true if the endpoint itself accepts HBONE.
     pub fn supports_tunnel(&self) -> bool {
         let label = self.origin.labels.get(TUNNEL_LABEL);
-        label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == TUNNEL_HTTP))
+        self.at_tunnelled_address
+            || label.is_some_and(|protocols| protocols.split(',').any(|protocol| protocol == TUNNEL_HTTP))
+    }
+
+    /// Returns all addresses, the main one first.
+    fn addresses(&self) -> impl Iterator<Item = &SmolStr> {
+        std::iter::once(&self.address).chain(&*self.extra_addresses)
     }
 
     /// Returns an endpoint for one service port.
@@ -215,6 +248,7 @@ impl Endpoint {
             port,
             health,
             cluster_local: false,
+            at_tunnelled_address: false,
             origin: origin.clone(),
         }
     }

@@ -453,19 +453,21 @@ features! {
         /// Not Istio's. Lets a VirtualService of gateway `mesh` route clients of other namespaces only if its namespace
         /// owns all its hosts, or is the root namespace.
         PILOT_STRICT_HOST_OWNERSHIP pilot_strict_host_ownership: bool = false;
-        /// Not Istio's. Routes of one VirtualService, over all its hosts and servers of Gateways; requests to hosts
-        /// beyond it are refused. 0 for no limit.
+        /// Not Istio's. Routes of one VirtualService, over all its hosts and servers of Gateways; large ones count
+        /// several times. Requests to hosts beyond the limit are refused. 0 for no limit.
         PILOT_MAX_ROUTES_PER_OBJECT pilot_max_routes_per_object: u32 = 10_000;
         /// Not Istio's. Routes of the VirtualServices of one namespace, except those with at most 20 routes; requests
         /// to the hosts of later ones are refused. 0 for no limit.
         PILOT_MAX_ROUTES_PER_NAMESPACE pilot_max_routes_per_namespace: u32 = 30_000;
-        /// Not Istio's. Subsets of one DestinationRule; those beyond it have no clusters. 0 for no limit.
+        /// Not Istio's. Subsets of one DestinationRule; those with large policies count several times. Those beyond the
+        /// limit have no clusters. 0 for no limit.
         PILOT_MAX_SUBSETS_PER_OBJECT pilot_max_subsets_per_object: u32 = 1000;
         /// Not Istio's. Subsets of the DestinationRules of one namespace, except those with at most 20 subsets; the
         /// subsets of later ones have no clusters. 0 for no limit.
         PILOT_MAX_SUBSETS_PER_NAMESPACE pilot_max_subsets_per_namespace: u32 = 10_000;
-        /// Not Istio's. Ports and endpoints of one ServiceEntry, for each of its addresses and hosts; hosts beyond it
-        /// do not apply, except the first one up to ten times the limit. 0 for no limit.
+        /// Not Istio's. Ports and endpoints of one ServiceEntry, for each of its addresses and hosts, and its
+        /// `subjectAltNames` and `exportTo`, for each of its hosts; hosts beyond it do not apply, except the first one
+        /// up to ten times the limit. 0 for no limit.
         PILOT_MAX_ENDPOINTS_PER_OBJECT pilot_max_endpoints_per_object: u32 = 100_000;
         /// Not Istio's. Ports and endpoints of the ServiceEntries of one namespace, except those with at most 20; later
         /// ones do not apply. 0 for no limit.

@@ -305,6 +305,8 @@ impl<'a> PortMap<'a> {
 struct Merge {
     quic: bool,
     result: MergedGateway,
+    /// Positions of the ports in the result. One Gateway may have thousands.
+    places: BTreeMap<ServerPort, usize>,
     /// Ports with a server.
     occupied: BTreeSet<u32>,
     /// Plaintext server that determines a port.
@@ -392,7 +394,7 @@ impl Merge {
         };
         match self.port_mut(&at) {
             Some(existing) => *existing = servers,
-            None => self.result.ports.push((at.clone(), servers)),
+            None => self.push_port(at.clone(), servers),
         }
         if http3 {
             self.advertise(index, &at, route);
@@ -453,7 +455,7 @@ impl Merge {
                     servers: vec![index],
                     ..Default::default()
                 };
-                self.result.ports.push((at.clone(), servers));
+                self.push_port(at.clone(), servers);
             }
         }
         if http3 {
@@ -474,9 +476,14 @@ impl Merge {
         self.result.servers.len() - 1
     }
 
+    fn push_port(&mut self, at: ServerPort, servers: PortServers) {
+        self.places.insert(at.clone(), self.result.ports.len());
+        self.result.ports.push((at, servers));
+    }
+
     fn port_mut(&mut self, at: &ServerPort) -> Option<&mut PortServers> {
-        let ports = self.result.ports.iter_mut();
-        ports.filter(|(port, _)| port == at).map(|(_, servers)| servers).next()
+        let place = *self.places.get(at)?;
+        Some(&mut self.result.ports[place].1)
     }
 }
 

@@ -75,20 +75,26 @@ pub fn served(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<ServedIng
 }
 
 /// Returns true if an Ingress is served: the class annotation decides alone, else an existing IngressClass, else the
-/// mode.
+/// mode. None is served if the mode is `OFF`.
+///
+/// Parity (pilot/pkg/bootstrap/configcontroller.go): with `OFF`, Istio has no controller of Ingresses.
 fn is_served(cx: &Cx, mesh: &MeshSnapshot, ingress: &Config<kube::Ingress>) -> bool {
     if *ingress.meta.cluster() != mesh.installation.cluster {
         return false;
     }
     let config = mesh.mesh_config(cx);
+    let mode = config.ingress_controller_mode();
+    if mode == IngressControllerMode::Off {
+        return false;
+    }
     if let Some(class) = ingress.meta.annotations.get(CLASS_ANNOTATION) {
-        return config.ingress_controller_mode() != IngressControllerMode::Off && *class == config.ingress_class;
+        return *class == config.ingress_class;
     }
     let class = ingress.spec.ingress_class_name.as_ref();
     let key = class.map(|name| ObjectKey::new(ingress.meta.cluster(), "", name.clone()));
     match key.and_then(|key| mesh.ingress_classes.get(cx, &key)) {
         Some(class) => class.spec.controller == CONTROLLER,
-        None => config.ingress_controller_mode() == IngressControllerMode::Default,
+        None => mode == IngressControllerMode::Default,
     }
 }
 

@@ -1,11 +1,13 @@
-//! Settings that are fixed while the process runs: identity and features. An input of every pure function.
+//! Settings that are fixed while the process runs: identity, features and environment. An input of every pure function.
+
+use std::{collections::BTreeMap, fmt};
 
 use smol_str::SmolStr;
 
 use super::features::Features;
 use crate::base::{ClusterId, Namespace, ObjectKey};
 
-/// The identity of this control plane and its feature variables.
+/// The identity of this control plane, its feature variables and its environment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Installation {
     /// `--clusterID`: the config cluster.
@@ -23,6 +25,31 @@ pub struct Installation {
     pub registries: Vec<ClusterId>,
     /// Feature variables.
     pub features: Features,
+    /// The environment of the process, for settings that refer to variables.
+    pub variables: ProcessVariables,
+}
+
+/// Environment variables of the process. Values may be secrets, so debug output omits them.
+#[derive(Clone, Default, PartialEq)]
+pub struct ProcessVariables(BTreeMap<String, String>);
+
+impl ProcessVariables {
+    /// Returns the value of a variable; empty if it is not set.
+    pub fn value(&self, name: &str) -> &str {
+        self.0.get(name).map_or("", String::as_str)
+    }
+}
+
+impl From<BTreeMap<String, String>> for ProcessVariables {
+    fn from(variables: BTreeMap<String, String>) -> Self {
+        Self(variables)
+    }
+}
+
+impl fmt::Debug for ProcessVariables {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessVariables").finish_non_exhaustive()
+    }
 }
 
 impl Default for Installation {
@@ -35,6 +62,7 @@ impl Default for Installation {
             reviews_access: false,
             registries: Vec::new(),
             features: Features::default(),
+            variables: ProcessVariables::default(),
         }
     }
 }

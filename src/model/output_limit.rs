@@ -3,7 +3,9 @@
 //!
 //! An object beyond its limit applies in part, and the objects of a namespace apply in order of age until the limit of
 //! the namespace is reached. Small objects always apply and count nothing. The decision depends on the objects alone,
-//! so every replica takes the same one.
+//! so every replica takes the same one. Where the services that a proxy sees multiply TCP and TLS routes, these are
+//! counted again for the proxy ([`RouteBudget`]). HTTP routes, which services multiply as well, are not: wildcards with
+//! few routes would exceed the limit in large meshes.
 //!
 //! A cut never opens anything: requests and connections that the surplus of a VirtualService would route are refused
 //! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are two exceptions.
@@ -22,8 +24,8 @@ use crate::{
 
 /// The number of routes, subsets or endpoints up to which an object always applies.
 pub const SMALL: u64 = 20;
-/// The code of the diagnostics.
-const CODE: &str = "OutputLimitExceeded";
+/// The code of diagnostics and notes.
+pub const CODE: &str = "OutputLimitExceeded";
 /// The end of the name of the row that refuses the surplus of a VirtualService. No object has such a name.
 const SURPLUS: &str = "~surplus";
 
@@ -101,6 +103,38 @@ impl Limits {
             object: limit(object),
             namespace: limit(namespace),
         }
+    }
+}
+
+/// Counts the routes that VirtualServices add to the configuration of one proxy, where the number of places depends on
+/// the services that the proxy sees.
+pub struct RouteBudget {
+    limits: Limits,
+    objects: BTreeMap<ObjectKey, u64>,
+    namespaces: BTreeMap<Namespace, u64>,
+}
+
+impl RouteBudget {
+    /// Returns the whole budget.
+    pub fn of(mesh: &MeshSnapshot) -> Self {
+        Self {
+            limits: Limits::of(mesh, Kind::VirtualService),
+            objects: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+        }
+    }
+
+    /// Counts further routes of a VirtualService. Returns false, and counts nothing, if they exceed its limit or that
+    /// of its namespace.
+    pub fn take(&mut self, object: &ObjectKey, routes: u64) -> bool {
+        let of_object = routes + self.objects.get(object).unwrap_or(&0);
+        let of_namespace = routes + self.namespaces.get(&object.namespace).unwrap_or(&0);
+        if of_object > self.limits.object || of_namespace > self.limits.namespace {
+            return false;
+        }
+        self.objects.insert(object.clone(), of_object);
+        self.namespaces.insert(object.namespace.clone(), of_namespace);
+        true
     }
 }
 

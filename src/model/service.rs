@@ -3,6 +3,7 @@
 mod alias;
 pub mod auto_allocation;
 pub(super) mod entry;
+pub mod entry_lists;
 pub(super) mod kube;
 pub mod mcs;
 pub mod member;
@@ -90,6 +91,8 @@ pub enum TrafficDistribution {
 }
 
 /// A service as all proxies see it. Endpoints are separate: this row does not change with pods.
+///
+/// The lists without a limit are shared: a small ServiceEntry may have 65,536 services.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     /// Host and namespace.
@@ -123,15 +126,15 @@ pub struct Service {
     /// True if it is outside the mesh: `MESH_EXTERNAL`, or a Kubernetes ExternalName.
     pub mesh_external: bool,
     /// Visibility.
-    pub export_to: ExportTo,
+    pub export_to: Shared<ExportTo>,
     /// Additional accounts from annotations or `subjectAltNames`, sorted.
-    pub service_accounts: Vec<SmolStr>,
+    pub service_accounts: Shared<[SmolStr]>,
     /// Labels of the object.
     pub labels: Shared<Labels>,
     /// Label selector of the Kubernetes Service or `workloadSelector` of the ServiceEntry.
-    pub selector: Labels,
+    pub selector: Shared<Labels>,
     /// ExternalName services that resolve to this one, sorted.
-    pub aliases: Vec<ServiceKey>,
+    pub aliases: Shared<[ServiceKey]>,
     /// The external name of a Kubernetes ExternalName service, empty otherwise.
     pub external_name: Hostname,
     /// `internalTrafficPolicy: Local`.
@@ -144,9 +147,10 @@ pub struct Service {
     pub race_first_tcp_connect: bool,
     /// The service is headless (`clusterIP: None`).
     pub headless: bool,
-    /// External addresses by cluster (load balancer, externalIPs, nodes of a NodePort), for gateways.
+    /// External addresses (load balancer, externalIPs, nodes of a NodePort) in the first cluster that has the Service,
+    /// for gateways.
     pub external_addresses: BTreeMap<ClusterId, Vec<SmolStr>>,
-    /// Service port → node port by cluster, where external addresses are nodes.
+    /// Service port → node port in that cluster, if its external addresses are those of nodes.
     pub external_ports: BTreeMap<ClusterId, BTreeMap<u32, u32>>,
 }
 
@@ -164,7 +168,7 @@ impl Service {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visibility {
     /// Visibility.
-    pub export_to: ExportTo,
+    pub export_to: Shared<ExportTo>,
     /// The registry.
     pub registry: Registry,
     /// Creation time.
@@ -174,7 +178,7 @@ pub struct Visibility {
     /// The port numbers, sorted (an egress listener may name one); those of a row with members include merged ones.
     pub ports: Vec<u32>,
     /// ExternalName services that resolve to this one.
-    pub aliases: Vec<ServiceKey>,
+    pub aliases: Shared<[ServiceKey]>,
     /// The external name of a Kubernetes ExternalName service, empty otherwise.
     pub external_name: Hostname,
     /// Services of one row and class agree in all that prevents merging their ports.
@@ -273,12 +277,12 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service
     } else {
         Vec::new()
     };
-    member::combined(own, entries, &aliases)
+    member::combined(own, entries, &aliases.into())
 }
 
 /// Returns the visibility of a service, by default the mesh's.
-fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) -> ExportTo {
-    export::read(written, &mesh.mesh_config(cx).default_service_export_to, own)
+fn export_to(cx: &Cx, mesh: &MeshSnapshot, written: &[String], own: &Namespace) -> Shared<ExportTo> {
+    export::read(written, &mesh.mesh_config(cx).default_service_export_to, own).into()
 }
 
 /// Returns the traffic distribution: the Service's field, or else the object's annotation, or else that of its

@@ -1,7 +1,8 @@
 //! Services and VirtualServices visible to a namespace or to the workloads of a Sidecar.
 //!
 //! Note: a scope may show only a part of a service. An egress listener with a port shows that port. A service that is
-//! visible only because a VirtualService refers to it shows the ports of these references ([`PortFilter`]).
+//! visible only because a VirtualService refers to it shows the ports of these references ([`PortFilters`]). The names
+//! of ExternalName services that are aliases of a service need imports of their own ([`AliasFilters`]).
 
 mod collect;
 mod common;
@@ -17,7 +18,7 @@ use smol_str::SmolStr;
 
 use super::{
     MeshSnapshot,
-    service::{MergedPort, MergedService, Protocol, ScopedService, Service, ServiceKey, ServiceRef},
+    service::{MergedPort, MergedService, Protocol, ScopedService, ServiceKey, ServiceRef},
     virtual_service,
 };
 use crate::{
@@ -62,17 +63,11 @@ impl ScopeKey {
     }
 }
 
-/// Part of a service that a scope shows.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
-pub struct PortFilter {
-    /// Visible ports, sorted; `None` for all.
-    pub ports: Option<Vec<u32>>,
-    /// Visible aliases; `None` for all.
-    pub aliases: Option<Vec<ServiceKey>>,
-}
+/// The visible ports, sorted, of services of a scope or listener that do not show all of theirs.
+pub type PortFilters = Shared<BTreeMap<ServiceKey, Vec<u32>>>;
 
-/// Services of a scope or listener that are only partly visible.
-pub type PortFilters = Shared<BTreeMap<ServiceKey, PortFilter>>;
+/// The visible aliases of services of a listener that do not show all of theirs.
+pub type AliasFilters = Shared<BTreeMap<ServiceKey, Shared<[ServiceKey]>>>;
 
 /// One egress listener of a scope. Holds keys, not rows: a scope changes only with its members.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -88,8 +83,10 @@ pub struct EgressListener {
     /// Services: of one namespace per host, in a fixed order (exported to this namespace alone before public, then
     /// creation time, name and namespace). A host with several services occurs once for each.
     pub services: Shared<[ServiceRef]>,
-    /// Restrictions of partly visible services.
+    /// Services with hidden ports.
     pub port_filters: PortFilters,
+    /// Services with hidden aliases.
+    pub alias_filters: AliasFilters,
     /// The VirtualServices that apply (gateway `mesh`), in order of precedence.
     pub virtual_services: Shared<[ObjectKey]>,
 }
@@ -98,13 +95,6 @@ impl EgressListener {
     /// Returns true if the listener shows this port of one of its services.
     pub fn shows_port(&self, service: &ServiceKey, port: u32) -> bool {
         shows_port(&self.port_filters, service, port)
-    }
-
-    /// Returns the visible aliases of a service.
-    pub fn aliases<'a>(&'a self, service: &'a Service) -> &'a [ServiceKey] {
-        let trim = self.port_filters.get(&service.key);
-        trim.and_then(|trim| trim.aliases.as_deref())
-            .unwrap_or(&service.aliases)
     }
 }
 
@@ -128,7 +118,7 @@ pub struct SidecarScope {
     pub egress: Vec<EgressListener>,
     /// All services with clusters: the union over listeners and the destinations of VirtualServices.
     pub services: Shared<[ServiceKey]>,
-    /// Restrictions of partly visible services.
+    /// Services with hidden ports.
     pub port_filters: PortFilters,
     /// The services that clusters serve for hosts with several.
     pub merged: Shared<BTreeMap<ServiceKey, Shared<MergedService>>>,
@@ -275,7 +265,7 @@ impl SidecarScope {
 }
 
 fn shows_port(port_filters: &PortFilters, service: &ServiceKey, port: u32) -> bool {
-    let ports = port_filters.get(service).and_then(|trim| trim.ports.as_ref());
+    let ports = port_filters.get(service);
     ports.is_none_or(|ports| ports.contains(&port))
 }
 
@@ -329,7 +319,7 @@ fn sidecar_scope(
         let selected = imports.services(cx, mesh, namespace, port_wanted);
         let reaches = imports.virtual_services(cx, mesh, namespace);
         for import in &selected {
-            collector.add(import.service, import.trim.ports.as_deref());
+            collector.add(import.service, import.ports.as_deref());
         }
         for (_, summary) in &reaches {
             collector.add_destinations(cx, mesh, namespace, summary, port_wanted);
@@ -354,6 +344,7 @@ fn sidecar_scope(
                 .collect::<Vec<_>>()
                 .into(),
             port_filters: imports::port_filters(&selected),
+            alias_filters: imports::alias_filters(&selected),
             virtual_services: reaches.into_iter().map(|(vs, _)| vs.clone()).collect::<Vec<_>>().into(),
         });
     }

@@ -2,17 +2,20 @@
 
 mod delegate;
 mod output;
+mod ownership;
 #[cfg(test)]
 mod tests;
+mod units;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
-pub use self::output::{demand, may_be_large};
-use super::{
-    MeshSnapshot, destination_rule::resolve_host, export, installation::Installation, policy, service::Registry,
+pub use self::{
+    output::{PortRoutes, demand, may_be_large},
+    ownership::{WildcardOwners, wildcard_owners},
 };
+use super::{MeshSnapshot, destination_rule::resolve_host, export, installation::Installation};
 use crate::{
     api::{Config, Meta},
     base::{Hostname, Namespace, ObjectKey, Shared, host},
@@ -71,7 +74,7 @@ pub struct VirtualServiceSummary {
     /// Destinations.
     pub destinations: BTreeSet<Destination>,
     /// True if as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
-    /// that others own ([`owns`]).
+    /// that its namespace does not own ([`ownership::owns`]).
     pub only_own_clients: bool,
     /// True if some HTTP match depends on the client.
     pub by_source: bool,
@@ -134,11 +137,54 @@ pub fn tcp_entry(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(())) 
     }
 }
 
-/// Emits the index keys of a VirtualService with TCP or TLS routes: its hosts.
+/// Emits the index keys of a VirtualService with TCP or TLS routes: its hosts, and two marks of each partial wildcard
+/// (`*-a.b.c`): that there is one, and that there is one with these whole labels (`.b.c`).
 pub fn tcp_hosts(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(Hostname)) {
     if row.routes_tcp() {
-        row.hosts.iter().for_each(|host| emit(host.clone()));
+        let partial = row.hosts.iter().filter_map(|host| {
+            let suffix = host.strip_prefix('*')?;
+            let is_partial = !suffix.is_empty() && !suffix.starts_with('.');
+            is_partial.then(|| suffix.find('.').map_or("", |dot| &suffix[dot..]))
+        });
+        let marks = partial.flat_map(|labels| ["", labels]).map(mark_of);
+        let keys: BTreeSet<Hostname> = row.hosts.iter().cloned().chain(marks).collect();
+        keys.into_iter().for_each(emit);
     }
+}
+
+fn wildcard_of(suffix: &str) -> Hostname {
+    Hostname::from(format!("*{suffix}"))
+}
+
+/// Returns the index key of all partial wildcards with these whole labels.
+fn mark_of(labels: &str) -> Hostname {
+    Hostname::from(format!("**{labels}"))
+}
+
+/// Returns the VirtualServices with TCP or TLS routes for a host without wildcard. There may be thousands of hosts in
+/// each, so the index is asked for every pattern instead; partial ones are rare.
+pub fn tcp_for_host<'a>(cx: &Cx, mesh: &'a MeshSnapshot, hostname: &Hostname) -> BTreeSet<&'a ObjectKey> {
+    let index = &mesh.tcp_virtual_services_by_host;
+    let dots = || hostname.match_indices('.').map(|(dot, _)| dot);
+    let mut patterns = vec![hostname.clone(), wildcard_of("")];
+    patterns.extend(dots().map(|dot| wildcard_of(&hostname[dot..])));
+    if index.contains(cx, &mark_of("")) {
+        let mut begin = 0;
+        for end in dots().chain([hostname.len()]) {
+            if index.contains(cx, &mark_of(&hostname[end..])) {
+                let label = hostname[begin..end].char_indices();
+                patterns.extend(label.map(|(at, _)| wildcard_of(&hostname[begin + at..])));
+            }
+            begin = end + 1;
+        }
+    }
+    let rows = patterns.into_iter().flat_map(|pattern| index.get(cx, &pattern));
+    rows.map(|(key, _)| key).collect()
+}
+
+/// Returns the number of routes that HTTP routes count as.
+pub fn counted_routes(http: &[networking::HttpRoute]) -> u64 {
+    units::sum(http.iter().map(units::of_http))
 }
 
 impl VirtualService {
@@ -200,16 +246,22 @@ pub(super) fn for_sidecars<'a>(
 }
 
 /// Returns the VirtualServices of gateway `mesh` for one host that a namespace sees, in the order of [`for_gateway`].
+/// Those for a wildcard include those for names below it.
 pub fn for_host<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     hostname: &Hostname,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
+    let overlaps = |summary: &VirtualServiceSummary| summary.hosts.iter().any(|one| host::overlaps(one, hostname));
+    if host::is_wildcard(hostname) {
+        let all = seen(cx, mesh, namespace, MESH_GATEWAY);
+        let mut rows: Vec<_> = all.filter(|(_, summary)| overlaps(summary)).collect();
+        sort(&mut rows, namespace, Overriding::Public);
+        return rows;
+    }
     let index = &mesh.virtual_services_by_mesh_host;
-    let covers = |one: &Hostname| host::is_wildcard(one) && host::subset_of(hostname, one);
-    let wildcards = index.get(cx, &None);
-    let wildcards = wildcards.filter(|(_, summary)| summary.hosts.iter().any(covers));
+    let wildcards = index.get(cx, &None).filter(|(_, summary)| overlaps(summary));
     let is_seen = |summary: &VirtualServiceSummary| {
         let mut found = false;
         summary.export_namespaces(MESH_GATEWAY, &mut |audience| {
@@ -239,11 +291,21 @@ fn ordered<'a>(
     gateway: &str,
     overriding: Overriding,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
-    let index = &mesh.virtual_services_by_gateway;
-    let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
-    let mut rows: Vec<_> = of(Some(namespace.clone())).chain(of(None)).collect();
+    let mut rows: Vec<_> = seen(cx, mesh, namespace, gateway).collect();
     sort(&mut rows, namespace, overriding);
     rows
+}
+
+/// Returns the VirtualServices of a gateway that a namespace sees.
+fn seen<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    namespace: &Namespace,
+    gateway: &str,
+) -> impl Iterator<Item = (&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> + use<'a> {
+    let index = &mesh.virtual_services_by_gateway;
+    let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
+    of(Some(namespace.clone())).chain(of(None))
 }
 
 fn sort<'a>(
@@ -312,7 +374,10 @@ pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualS
         semantics: row.semantics,
         destinations: destinations(&row.spec),
         only_own_clients: mesh.installation.features.pilot_strict_host_ownership
-            && !row.hosts.iter().all(|host| owns(cx, mesh, row.meta.namespace(), host)),
+            && !row
+                .hosts
+                .iter()
+                .all(|host| ownership::owns(cx, mesh, row.meta.namespace(), host)),
         by_source: row
             .spec
             .http
@@ -346,15 +411,6 @@ fn mentions_port(http: &networking::HttpRoute) -> bool {
         || http.r#match.iter().any(|condition| condition.port != 0)
 }
 
-/// Returns true if a namespace may decide about requests of other namespaces' clients to a host: its service has
-/// exactly that name and precedes those of others, or it is the root namespace.
-fn owns(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, host: &Hostname) -> bool {
-    let services = mesh.services_by_host.get(cx, host);
-    // Declaring the name of a Kubernetes service does not make its owner.
-    let first = services.min_by_key(|(key, row)| (row.registry != Registry::Kubernetes, row.creation, &key.namespace));
-    first.is_some_and(|(key, _)| key.namespace == *namespace) || policy::root_namespace(cx, mesh) == *namespace
-}
-
 fn exported(cx: &Cx, mesh: &MeshSnapshot, raw: &Config<networking::VirtualService>) -> ExportTo {
     let default = &mesh.mesh_config(cx).default_virtual_service_export_to;
     export::read(&raw.spec.export_to, default, raw.meta.namespace())
@@ -375,38 +431,53 @@ fn delegated(
     root: &ObjectKey,
     routes: &[networking::HttpRoute],
 ) -> Vec<networking::HttpRoute> {
+    let routes_of = |raw: &Config<networking::VirtualService>| {
+        let mut spec = networking::VirtualService {
+            http: raw.spec.http.clone(),
+            ..Default::default()
+        };
+        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
+        spec.http
+    };
+    let delegates = delegates(cx, mesh, root, routes).into_iter();
+    let delegates: BTreeMap<_, _> = delegates.map(|(key, raw)| (key, routes_of(raw))).collect();
     let mut merged = Vec::new();
     for route in routes {
-        if route.delegate.is_none() {
+        let Some(key) = delegate_key(root, route) else {
             merged.push(route.clone());
             continue;
-        }
-        let Some(raw) = delegate_of(cx, mesh, root, route) else {
-            continue;
         };
-        let mut spec = raw.spec.clone();
-        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
-        merged.extend(delegate::merged(route, &spec.http));
+        if let Some(own) = delegates.get(&key) {
+            merged.extend(delegate::merged(route, own));
+        }
     }
     merged
 }
 
-/// Returns the delegate of a route, if there is one that the root may use.
-fn delegate_of<'a>(
-    cx: &Cx,
-    mesh: &'a MeshSnapshot,
-    root: &ObjectKey,
-    route: &networking::HttpRoute,
-) -> Option<&'a Shared<Config<networking::VirtualService>>> {
+/// Returns the key of the delegate of a route.
+fn delegate_key(root: &ObjectKey, route: &networking::HttpRoute) -> Option<ObjectKey> {
     let delegate = route.delegate.as_ref()?;
     let namespace = match delegate.namespace.as_str() {
         "" => root.namespace.clone(),
         namespace => Namespace::new(namespace),
     };
-    let key = ObjectKey::new(&root.cluster, namespace, delegate.name.as_str());
-    let raw = mesh.raw_virtual_services.get(cx, &key)?;
-    let may_use = raw.spec.hosts.is_empty() && exported(cx, mesh, raw).visible_to(&root.namespace);
-    may_use.then_some(raw)
+    Some(ObjectKey::new(&root.cluster, namespace, delegate.name.as_str()))
+}
+
+/// Returns the delegates of some routes that exist and that the root may use. Many routes may have the same one.
+fn delegates<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    root: &ObjectKey,
+    routes: &[networking::HttpRoute],
+) -> BTreeMap<ObjectKey, &'a Shared<Config<networking::VirtualService>>> {
+    let keys: BTreeSet<ObjectKey> = routes.iter().filter_map(|route| delegate_key(root, route)).collect();
+    let usable = keys.into_iter().filter_map(|key| {
+        let raw = mesh.raw_virtual_services.get(cx, &key)?;
+        let may_use = raw.spec.hosts.is_empty() && exported(cx, mesh, raw).visible_to(&root.namespace);
+        may_use.then_some((key, raw))
+    });
+    usable.collect()
 }
 
 /// Expands names, as seen from the namespace of an object.

@@ -375,6 +375,18 @@ pub fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Na
     }
 }
 
+/// Returns true if the labels of an object or of its namespace name any waypoint.
+///
+/// Parity (pilot/pkg/config/kube/gateway/conversion.go, `waypointConfigured`): the status of a route reads the label
+/// differently from clients. An empty text and `none` in any case leave the decision to the namespace.
+pub fn is_named(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> bool {
+    let names = |labels: &Labels| {
+        let name = labels.get(USE_WAYPOINT);
+        name.is_some_and(|name| !name.is_empty() && !name.eq_ignore_ascii_case(NO_WAYPOINT))
+    };
+    names(labels) || namespace_labels(cx, mesh, own).is_none_or(names)
+}
+
 /// Returns the labels of a namespace of the config cluster.
 pub fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Option<&'a Labels> {
     let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
@@ -391,13 +403,15 @@ enum Choice {
 
 impl Choice {
     /// Parses labels; `None` without a label. `own` is the namespace of the object.
+    ///
+    /// Parity (pilot/pkg/serviceregistry/ambient/waypoints.go): only [`NO_WAYPOINT`] as written means none, and empty
+    /// labels name a waypoint that does not exist.
     fn of(labels: &Labels, own: &Namespace) -> Option<Self> {
         let name = labels.get(USE_WAYPOINT)?;
-        if name.is_empty() || name.eq_ignore_ascii_case(NO_WAYPOINT) {
+        if name == NO_WAYPOINT {
             return Some(Self::Nothing);
         }
         let namespace = labels.get(USE_WAYPOINT_NAMESPACE);
-        let namespace = namespace.filter(|namespace| !namespace.is_empty());
         Some(Self::Named {
             namespace: namespace.map_or_else(|| own.clone(), Namespace::new),
             name: name.clone(),

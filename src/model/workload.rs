@@ -1,16 +1,21 @@
 //! Workloads: pods and WorkloadEntries in one form, with the attributes that their endpoints inherit.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Display};
 
-use smol_str::SmolStr;
+use smol_str::{SmolStr, format_smolstr};
 
-use super::{MeshSnapshot, identity::spiffe_id, inputs::Inputs, network};
+use super::{
+    MeshSnapshot,
+    identity::{spiffe_id, trust_domain},
+    inputs::Inputs,
+    network,
+};
 use crate::{
     api::{
         Config,
         kube::{Node, Pod},
     },
-    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
+    base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
     proto::istio::networking::v1alpha3::WorkloadEntry,
     table::Cx,
 };
@@ -108,6 +113,11 @@ pub const TUNNEL_LABEL: &str = "networking.istio.io/tunnel";
 /// HBONE as a tunnel protocol.
 pub const TUNNEL_HTTP: &str = "http";
 
+/// Returns the name by which ztunnels request an address.
+pub fn address_name(network: &str, address: &impl Display) -> SmolStr {
+    format_smolstr!("{network}/{address}")
+}
+
 /// Derives one workload.
 pub fn workload(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey) -> Option<Workload> {
     match key.source {
@@ -129,17 +139,8 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     let ip = pod.ips.first().map_or("", SmolStr::as_str);
     let own = network::label(&meta.labels).or_else(|| network::label(&node(cx, mesh, pod)?.meta.labels));
     let network = own.unwrap_or_else(|| network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip));
-    let trust_domain = &mesh.mesh_config(cx).trust_domain;
-    let mut labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
-    let redirected = meta
-        .annotations
-        .get(REDIRECTION)
-        .is_some_and(|value| value == "enabled");
-    // Parity (pilot/pkg/model/push_context.go): the ambient index knows addresses in their canonical form only.
-    let is_known = |address: &SmolStr| cidr::parse_ip(address).is_some_and(|ip| ip.to_string() == *address);
-    if redirected && mesh.installation.features.pilot_enable_ambient && pod.ips.iter().any(is_known) {
-        labels.insert(SmolStr::new_static(TUNNEL_LABEL), SmolStr::new_static(TUNNEL_HTTP));
-    }
+    let trust_domain = trust_domain(cx, mesh, meta.cluster());
+    let labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
     let origin = Origin {
         labels: Shared::new(labels),
         identity: spiffe_id(trust_domain, meta.namespace(), &pod.service_account),
@@ -177,8 +178,8 @@ fn dns_hostname(pod: &Pod) -> SmolStr {
 }
 
 fn tcp_ports(pod: &Pod) -> BTreeMap<SmolStr, u32> {
-    let tcp = pod.named_ports.iter().filter(|(_, (_, protocol))| protocol == "TCP");
-    tcp.map(|(name, (number, _))| (name.clone(), *number)).collect()
+    let tcp = pod.named_ports.iter().filter(|((_, protocol), _)| protocol == "TCP");
+    tcp.map(|((name, _), number)| (name.clone(), *number)).collect()
 }
 
 /// Returns a workload from the specification of a WorkloadEntry: an object of its own, or an endpoint of a
@@ -204,6 +205,8 @@ pub(super) fn of_entry(
         "" => network::of_endpoint(cx, mesh, &object.cluster, &labels, &entry.address),
         given => NetworkId::new(given),
     };
+    // Parity (pilot/pkg/serviceregistry/kube/controller/multicluster.go): the trust domain of entries is that of the
+    // config cluster, whatever their own cluster.
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
     let identity = match entry.service_account.as_str() {
         "" => SmolStr::default(),

@@ -71,38 +71,23 @@ pub async fn run(election: &Election, inputs: Inputs) {
 
 /// Writes until the token is cancelled. `default_tag` is the revision that the tag `default` points to.
 async fn write(inputs: Inputs, default_tag: watch::Receiver<SmolStr>, token: CancellationToken) {
-    let (out, revisions) = watch::channel(None);
-    let following = revisions::follow(inputs.watches.clone(), inputs.tags.clone(), default_tag, out);
-    tokio::select! {
-        () = token.cancelled() => {}
-        () = Box::pin(following) => {}
-        () = write_own(inputs, revisions) => {}
-    }
+    let (watches, tags) = (inputs.watches.clone(), inputs.tags.clone());
+    let writing = revisions::run_with(watches, tags, default_tag, move |revisions| {
+        write_own(inputs.clone(), revisions)
+    });
+    token.run_until_cancelled(Box::pin(writing)).await;
 }
 
-/// Writes until a source ends. Other revisions change what belongs to this one, so everything starts anew.
-async fn write_own(inputs: Inputs, mut revisions: watch::Receiver<Option<Revisions>>) {
-    loop {
-        let Some(known) = revisions.borrow_and_update().clone() else {
-            if revisions.changed().await.is_err() {
-                return;
-            }
-            continue;
-        };
-        let (watches, mesh) = (inputs.watches.clone(), inputs.mesh.clone());
-        let has_pools = mesh
-            .borrow()
-            .installation
-            .features
-            .enable_gateway_api_inference_extension;
-        let statuses = Statuses::new(known);
-        let statuses = GatewayStatuses { statuses, has_pools };
-        let writer = Writer::new(watches, mesh, (inputs.served)(), inputs.only.clone(), statuses);
-        tokio::select! {
-            changed = revisions.changed() => if changed.is_err() { return },
-            () = Box::pin(writer.run()) => return,
-        }
-    }
+/// Writes until a source ends.
+async fn write_own(inputs: Inputs, revisions: Revisions) {
+    let has_pools = {
+        let mesh = inputs.mesh.borrow();
+        mesh.installation.features.enable_gateway_api_inference_extension
+    };
+    let statuses = Statuses::new(revisions);
+    let statuses = GatewayStatuses { statuses, has_pools };
+    let writer = Writer::new(inputs.watches, inputs.mesh, (inputs.served)(), inputs.only, statuses);
+    Box::pin(writer.run()).await;
 }
 
 /// The statuses, and whether InferencePools have some.

@@ -1,6 +1,9 @@
 //! Writes the addresses of the ingress gateway into the statuses of Ingresses.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use ::kube::core::ApiResource;
 use serde_json::Value;
@@ -10,30 +13,53 @@ use tokio::sync::watch;
 use super::{
     leader::{Election, Lock},
     object_status::{Observed, Statuses, Writer, is_equal},
-    store,
+    revisions, store,
     watching::Watches,
 };
 use crate::{
     api::Kind,
     model::{
-        gateway_api::status::{StatusKey, Written},
+        gateway_api::status::{Revisions, StatusKey, Written},
         ingress::status::IngressStatuses,
         snapshot::MeshSnapshot,
     },
 };
 
-/// Writes while this replica leads. `only` is `ISTIO_WATCH_NAMESPACE`; empty for all.
-pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>, only: SmolStr) {
+/// Inputs of the writer.
+#[derive(Clone)]
+pub struct Inputs {
+    /// Watches in the config cluster.
+    pub watches: Watches,
+    /// The mesh.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// Tags of the own revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
+    pub only: SmolStr,
+}
+
+/// Writes while this replica leads. All revisions have one lock, and the leader writes for its own revision only.
+pub async fn run(election: &Election, inputs: Inputs) {
     election
         .run(Lock::INGRESS, |token| {
-            let (watches, mesh, only) = (watches.clone(), mesh.clone(), only.clone());
+            let (inputs, default_tag) = (inputs.clone(), election.default_revision.clone());
             async move {
-                let (_held, served) = watch::channel(Some(BTreeMap::from([(Kind::Ingress, resource())])));
-                let writer = Writer::new(watches, mesh, served, only, IngressStatuses::default());
-                token.run_until_cancelled(Box::pin(writer.run())).await;
+                let (watches, tags) = (inputs.watches.clone(), inputs.tags.clone());
+                let writing = revisions::run_with(watches, tags, default_tag, move |revisions| {
+                    write(inputs.clone(), revisions)
+                });
+                token.run_until_cancelled(Box::pin(writing)).await;
             }
         })
         .await;
+}
+
+/// Writes until a source ends.
+async fn write(inputs: Inputs, revisions: Revisions) {
+    let (_held, served) = watch::channel(Some(BTreeMap::from([(Kind::Ingress, resource())])));
+    let statuses = IngressStatuses::new(revisions);
+    let writer = Writer::new(inputs.watches, inputs.mesh, served, inputs.only, statuses);
+    Box::pin(writer.run()).await;
 }
 
 fn resource() -> ApiResource {

@@ -1,4 +1,4 @@
-//! Follows the revisions that decide which objects of the Gateway API belong to this control plane.
+//! Follows the revisions that decide which Ingresses and objects of the Gateway API belong to this control plane.
 
 use std::collections::BTreeSet;
 
@@ -17,6 +17,39 @@ use crate::{
 
 /// The validating webhook configuration whose revision is the default one.
 const DEFAULT_VALIDATOR: &str = "istiod-default-validator";
+
+/// Runs a task with the revisions once all are known, and anew whenever they change, because this changes what belongs
+/// to this control plane. Ends with the task, or if a source ends. For the sources, see [`follow`].
+pub(super) async fn run_with<T: Future<Output = ()>>(
+    watches: Watches,
+    tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
+    default_tag: watch::Receiver<SmolStr>,
+    task: impl Fn(Revisions) -> T,
+) {
+    let (out, revisions) = watch::channel(None);
+    tokio::select! {
+        () = Box::pin(follow(watches, tags, default_tag, out)) => {}
+        () = restart(revisions, task) => {}
+    }
+}
+
+async fn restart<T: Future<Output = ()>>(
+    mut revisions: watch::Receiver<Option<Revisions>>,
+    task: impl Fn(Revisions) -> T,
+) {
+    loop {
+        let Some(known) = revisions.borrow_and_update().clone() else {
+            if revisions.changed().await.is_err() {
+                return;
+            }
+            continue;
+        };
+        tokio::select! {
+            changed = revisions.changed() => if changed.is_err() { return },
+            () = Box::pin(task(known)) => return,
+        }
+    }
+}
 
 /// Publishes the revisions once all are known, and whenever they change. `tags` are those of the own revision, and
 /// `default_tag` is the revision that the tag `default` points to.

@@ -8,6 +8,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use memchr::memmem;
 use regex::Regex;
 
 /// An immutable string of bytes. Functions of Go cut strings at any byte, so it need not be UTF-8.
@@ -187,34 +188,40 @@ pub(super) fn push_char(bytes: &mut Vec<u8>, character: char) {
     bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
 }
 
-/// Returns the position of a substring.
+/// Returns the position of a substring, in linear time.
 pub(super) fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
-    if part.is_empty() {
-        return Some(0);
-    }
-    bytes.windows(part.len()).position(|window| window == part)
+    memmem::find(bytes, part)
 }
 
-/// Returns the parts between separators, at most `most` of them. An empty separator splits into characters.
+/// Returns the number of times that a substring, which is not empty, occurs without overlaps, in linear time.
+pub(super) fn count(bytes: &[u8], part: &[u8]) -> usize {
+    memmem::find_iter(bytes, part).count()
+}
+
+/// Returns the parts between separators, at most `most` of them, in linear time. An empty separator splits into
+/// characters.
 pub(super) fn split<'a>(bytes: &'a [u8], separator: &[u8], most: usize) -> Vec<&'a [u8]> {
     let mut parts = Vec::new();
     let mut rest = bytes;
-    while parts.len() + 1 < most {
-        let cut = if separator.is_empty() {
-            match first_char(rest) {
-                Some((_, length)) if length < rest.len() => Some((length, length)),
-                _ => None,
-            }
-        } else {
-            find(rest, separator).map(|position| (position, position + separator.len()))
-        };
-        let Some((end, next)) = cut else { break };
-        parts.push(&rest[..end]);
-        rest = &rest[next..];
+    if separator.is_empty() {
+        while parts.len() + 1 < most
+            && let Some((_, length)) = first_char(rest)
+            && length < rest.len()
+        {
+            parts.push(&rest[..length]);
+            rest = &rest[length..];
+        }
+        if !bytes.is_empty() {
+            parts.push(rest);
+        }
+        return parts;
     }
-    if !(separator.is_empty() && bytes.is_empty()) {
-        parts.push(rest);
+    let mut start = 0;
+    for position in memmem::find_iter(bytes, separator).take(most.saturating_sub(1)) {
+        parts.push(&bytes[start..position]);
+        start = position + separator.len();
     }
+    parts.push(&bytes[start..]);
     parts
 }
 

@@ -1,10 +1,6 @@
 //! The HTTP handlers of the webhooks.
 
-use std::{
-    collections::BTreeMap,
-    sync::Arc,
-    time::{Duration, Instant, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
@@ -18,6 +14,7 @@ use tokio::sync::watch;
 
 use super::{
     body::{Bodies, Body},
+    host::ProcessHost,
     injection::{self, Injection},
     injector::{InjectorReceiver, InjectorState},
     metrics::{InjectionMetrics, ValidationMetrics},
@@ -30,7 +27,6 @@ use crate::{
     inject::{self, Injector},
     model::MeshSnapshot,
     rpc::PreAuthLimiter,
-    template::Host,
 };
 
 /// The time limit for the injection of one pod. An API server waits 10 s by default.
@@ -59,27 +55,6 @@ struct Injecting {
     bodies: Bodies,
     metrics: InjectionMetrics,
     inputs: InjectionInputs,
-}
-
-/// The host of the templates of one request.
-struct RequestHost {
-    deadline: Instant,
-    variables: Arc<BTreeMap<String, String>>,
-}
-
-impl Host for RequestHost {
-    fn is_expired(&self) -> bool {
-        environment::now() >= self.deadline
-    }
-
-    fn now(&self) -> i128 {
-        let since = environment::wall_clock().duration_since(UNIX_EPOCH);
-        since.map_or(0, |since| since.as_nanos().cast_signed())
-    }
-
-    fn variable(&self, name: &str) -> Option<String> {
-        self.variables.get(name).cloned()
-    }
 }
 
 /// Returns the pages of the webhooks. `limiter` has the connections of their server. Without inputs of injection there
@@ -154,10 +129,8 @@ async fn answer(injecting: &Injecting, injector: &Injector, path: &str, body: Bo
     let started = environment::now();
     let response = body.process(|body| match Review::parse(body) {
         Ok(review) => {
-            let host = RequestHost {
-                deadline: started + INJECTION_TIMEOUT,
-                variables: injecting.inputs.variables.clone(),
-            };
+            let variables = injecting.inputs.variables.clone();
+            let host = ProcessHost::new(variables, Some(started + INJECTION_TIMEOUT));
             let environment = inject::Environment {
                 host: Arc::new(host),
                 ..injecting.inputs.environment.borrow().clone()

@@ -79,6 +79,7 @@ impl Case {
             config: to_json(&config.config),
             networks: to_json(&networks.networks),
             istio_namespace: "istio-system".to_owned(),
+            scopes_gateways: false,
             now: i64::try_from(environment::wall_clock().duration_since(UNIX_EPOCH)?.as_secs())?,
         })
     }

@@ -276,5 +276,40 @@ fn clusters_are_read(name: &str) -> Result<(), Failed> {
     let output = run(&["-n", "shop", "--kubeconfig", &kubeconfig, "--context", "nowhere"])?;
     assert_eq!(output.code, Some(1), "{}", output.errors);
     assert!(output.errors.contains("nowhere"), "{}", output.errors);
+    contexts_count(&kubeconfig, &path)
+}
+
+/// The context names the namespace, and files replace the objects of the config cluster beside further clusters.
+fn contexts_count(kubeconfig: &str, path: &str) -> Result<(), Failed> {
+    let mut several: Value = serde_json::from_str(&fs::read_to_string(kubeconfig)?)?;
+    let mut other = several["contexts"][0].clone();
+    other["name"] = json!("other");
+    other["context"]["namespace"] = json!("shop");
+    several["contexts"].as_array_mut().ok_or("no contexts")?.push(other);
+    let kubeconfig = file("contexts", &several.to_string())?.display().to_string();
+    let output = run(&["--kubeconfig", &kubeconfig, "--context", "other"])?;
+    assert!(output.text.contains("[IST0102] (Namespace shop) "), "{}", output.text);
+    let output = run(&["--kubeconfig", &kubeconfig])?;
+    assert!(!output.text.contains("Namespace shop"), "{}", output.text);
+    let output = run(&["--kubeconfig", &kubeconfig, "-n", "shpo"])?;
+    assert_eq!((output.code, output.text.as_str()), (Some(0), ""), "as in Istio");
+    assert_eq!(output.errors, "namespace \"shpo\" not found\n");
+    let output = run(&[
+        "-n",
+        "shop",
+        "--kubeconfig",
+        &kubeconfig,
+        "--remote-contexts",
+        "other",
+        path,
+    ])?;
+    assert_eq!(output.code, Some(79), "{}", output.errors);
+    for (message, is_shown) in [
+        ("[IST0101] [cluster-default] (VirtualService shop/web ", true),
+        ("[IST0102] [cluster-default] ", false),
+        ("[IST0102] [cluster-other] (Namespace shop) ", true),
+    ] {
+        assert_eq!(output.text.contains(message), is_shown, "{message}: {}", output.text);
+    }
     Ok(())
 }

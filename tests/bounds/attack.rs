@@ -219,8 +219,20 @@ fn attacks(scale: Scale) -> Vec<Attack> {
             stalled().at("large requests that stall with TLS", Ports::Secure),
             settings().at("settings with TLS", Ports::Secure),
             attack("tenant: subsets", |target, _| Box::pin(tenant::many_subsets(target))),
+            attack("tenant: settings of ports", |target, _| {
+                Box::pin(tenant::many_port_settings(target))
+            }),
+            attack("tenant: failover labels", |target, _| {
+                Box::pin(tenant::many_failover_labels(target))
+            }),
             attack("tenant: filter chains", |target, _| {
                 Box::pin(tenant::many_chains(target))
+            }),
+            attack("tenant: listeners", |target, _| {
+                Box::pin(tenant::many_listeners(target))
+            }),
+            attack("tenant: large routes", |target, _| {
+                Box::pin(tenant::large_routes(target))
             }),
             attack("tenant: endpoints", |target, _| {
                 Box::pin(tenant::many_endpoints(target))

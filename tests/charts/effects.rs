@@ -415,12 +415,27 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
             ),
         ],
     )?;
+    annotations_of_pods_are_texts()?;
     let objects = helm::objects("istiod", &[])?;
     let deployment = find(&objects, "Deployment", "istiod");
     let mount = at(at(deployment, CONTAINER), "volumeMounts istio-kubeconfig mountPath");
     assert_eq!(*mount, "/var/run/secrets/remote", "the folder of KUBECONFIG");
     let secret = json!({ "secretName": "istio-kubeconfig", "optional": true });
     assert_eq!(*at(at(deployment, POD), "volumes istio-kubeconfig secret"), secret);
+    Ok(())
+}
+
+/// Helm reads `true` and `1` as other types than text; an annotation that is no text would invalidate the injector.
+fn annotations_of_pods_are_texts() -> Result<(), Failed> {
+    let value = r#"sidecarInjectorWebhook.injectedAnnotations={"a": true, "b": 1000000, "c": "d", "e": null}"#;
+    let text = helm::run(&["template", "mesh", "istiod", "--set-json", value])?;
+    let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
+    let objects = documents?;
+    let config = data(&objects, "istio-sidecar-injector", "config")?;
+    let want = json!({ "a": "true", "b": "1000000", "c": "d", "e": "" });
+    assert_eq!(config["injectedAnnotations"], want);
+    let [config, values] = helm::injector(&objects)?;
+    Injector::parse(config, values)?;
     Ok(())
 }
 
@@ -613,6 +628,15 @@ fn injection_has_all_global_values() -> Result<(), Failed> {
     assert_eq!(injection["pilot"]["env"]["ENABLE_CLUSTER_TRUST_BUNDLE_API"], true);
     let gateways = json!({ "securityContext": {}, "seccompProfile": { "type": "RuntimeDefault" } });
     assert_eq!(injection["gateways"], gateways, "as in Istio's chart");
+    for (value, is_on) in [("True", json!(true)), ("1", json!(true)), ("f", Value::Null)] {
+        let value = format!("env.ENABLE_CLUSTER_TRUST_BUNDLE_API={value}");
+        let objects = helm::objects("istiod", &[&value])?;
+        let injection = data(&objects, "istio-sidecar-injector", "values")?;
+        assert_eq!(
+            injection["pilot"]["env"]["ENABLE_CLUSTER_TRUST_BUNDLE_API"], is_on,
+            "{value}"
+        );
+    }
     Ok(())
 }
 

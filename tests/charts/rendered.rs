@@ -108,7 +108,9 @@ fn base_installs_the_crds() -> Result<(), Failed> {
     for objects in [plain, templated] {
         assert_eq!(objects.len(), crd::definitions().len() + 2, "{:?}", names(&objects));
         find(&objects, "ServiceAccount", "istio-reader-service-account");
-        find(&objects, "ValidatingWebhookConfiguration", "istiod-default-validator");
+        let validator = find(&objects, "ValidatingWebhookConfiguration", "istiod-default-validator");
+        let selector = &validator["webhooks"][0]["objectSelector"];
+        assert!(selector.is_null(), "objects with the label of a tag are validated, too");
     }
     Ok(())
 }
@@ -359,6 +361,13 @@ fn roles_allow_all_watched_kinds() -> Result<(), Failed> {
             assert!(allows("list") && allows("watch"), "{name}: {group} {plural}");
         }
     }
+    // Of ConfigMaps, other control planes read only the mesh config: that of the revision, or the default one.
+    let objects = helm::objects("istiod", &["revision=canary"])?;
+    let rules = &find(&objects, "ClusterRole", "istio-reader-clusterrole-canary-istio-system")["rules"];
+    let mut rules = rules.as_array().into_iter().flatten();
+    let of_maps = rules.find(|rule| rule["resources"] == json!(["configmaps"]));
+    let names = of_maps.map(|rule| &rule["resourceNames"]);
+    assert_eq!(names, Some(&json!(["istio", "istio-canary"])));
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use istiod::api::yaml;
 use libtest_mimic::{Completion, Failed, Trial};
 use serde_json::{Value, json};
 
@@ -24,6 +25,10 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial(
             "charts::istiod::accounts_may_serve_a_cluster",
             accounts_may_serve_a_cluster,
+        ),
+        helm::trial(
+            "charts::istiod::rights_follow_variables_in_all_forms",
+            rights_follow_variables_in_all_forms,
         ),
     ]
 }
@@ -97,18 +102,147 @@ fn accounts_may_serve_a_cluster() -> Result<(), Failed> {
     for role in ["istiod-clusterrole", "istio-reader-clusterrole"] {
         let rules = &find(&objects, "ClusterRole", &format!("{role}-{NAMESPACE}"))["rules"];
         for (group, resource, name, verbs) in SERVING {
-            let allows = |verb: &str| {
-                let holds = |value: &Value, text: &str| value.as_array().is_some_and(|all| all.contains(&json!(text)));
-                rules.as_array().into_iter().flatten().any(|rule| {
-                    holds(&rule["apiGroups"], group)
-                        && holds(&rule["resources"], resource)
-                        && holds(&rule["verbs"], verb)
-                        && (rule["resourceNames"].is_null() || holds(&rule["resourceNames"], name))
-                })
-            };
             for verb in *verbs {
-                assert!(allows(verb), "{role} must {verb} {group} {resource} {name}");
+                assert!(
+                    allows(rules, verb, group, resource, name),
+                    "{role} must {verb} {group} {resource} {name}"
+                );
             }
+        }
+    }
+    Ok(())
+}
+
+/// Reports whether rules allow a request. An empty name is that of no object.
+fn allows(rules: &Value, verb: &str, group: &str, resource: &str, name: &str) -> bool {
+    let holds = |value: &Value, text: &str| value.as_array().is_some_and(|all| all.contains(&json!(text)));
+    rules.as_array().into_iter().flatten().any(|rule| {
+        holds(&rule["apiGroups"], group)
+            && holds(&rule["resources"], resource)
+            && holds(&rule["verbs"], verb)
+            && (rule["resourceNames"].is_null() || holds(&rule["resourceNames"], name))
+    })
+}
+
+/// Variables that take rights: name, default, and a permission that only the variable grants: role, verb, group,
+/// resource.
+const SWITCHES: &[(&str, bool, &str)] = &[
+    (
+        "ENABLE_GATEWAY_API_INFERENCE_EXTENSION",
+        false,
+        "istiod-clusterrole list inference.networking.k8s.io inferencepools",
+    ),
+    (
+        "PILOT_ENABLE_AMBIENT",
+        false,
+        "istiod-clusterrole patch  services/status",
+    ),
+    (
+        "ENABLE_MCS_AUTO_EXPORT",
+        false,
+        "istiod-clusterrole create multicluster.x-k8s.io serviceexports",
+    ),
+    (
+        "ENABLE_MCS_AUTO_EXPORT",
+        false,
+        "istio-reader-clusterrole create multicluster.x-k8s.io serviceexports",
+    ),
+    (
+        "PILOT_ENABLE_STATUS",
+        false,
+        "istiod-clusterrole patch networking.istio.io */status",
+    ),
+    (
+        "PILOT_ENABLE_ANALYSIS",
+        false,
+        "istiod-clusterrole list apps deployments",
+    ),
+    (
+        "PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS",
+        false,
+        "istiod-clusterrole patch  nodes",
+    ),
+    (
+        "PILOT_ENABLE_ALPHA_GATEWAY_API",
+        false,
+        "istiod-clusterrole patch gateway.networking.x-k8s.io */status",
+    ),
+    (
+        "ENABLE_CLUSTER_TRUST_BUNDLE_API",
+        false,
+        "istiod-clusterrole list certificates.k8s.io clustertrustbundles",
+    ),
+    (
+        "PILOT_ENABLE_GATEWAY_API_STATUS",
+        true,
+        "istiod-clusterrole patch gateway.networking.k8s.io */status",
+    ),
+    (
+        "PILOT_ENABLE_GATEWAY_API_GATEWAYCLASS_CONTROLLER",
+        true,
+        "istiod-clusterrole create gateway.networking.k8s.io gatewayclasses",
+    ),
+    ("PILOT_ENABLE_REFUSAL_EVENTS", true, "istiod-clusterrole create  events"),
+];
+
+/// istiod reads more spellings of booleans than `true`, and the variables of `envVarFrom` after those of `env`.
+fn rights_follow_variables_in_all_forms() -> Result<(), Failed> {
+    let value = |text: &str| json!({ "value": text });
+    let elsewhere = json!({ "valueFrom": { "configMapKeyRef": { "name": "settings", "key": "switch" } } });
+    for (is_on, text, entry) in [
+        (None, Value::Null, Value::Null),
+        (None, json!("maybe"), Value::Null),
+        (Some(true), json!(true), Value::Null),
+        (Some(true), json!("True"), Value::Null),
+        (Some(true), json!("t"), Value::Null),
+        (Some(true), json!(1), Value::Null),
+        (Some(true), Value::Null, value("true")),
+        (Some(true), json!(false), elsewhere),
+        (Some(false), json!("FALSE"), Value::Null),
+        (Some(false), json!(0), Value::Null),
+        (Some(false), Value::Null, value("0")),
+        (Some(false), json!(true), value("F")),
+    ] {
+        let (mut variables, mut entries) = (json!({}), Vec::new());
+        for (name, ..) in SWITCHES {
+            if !text.is_null() {
+                variables[*name] = text.clone();
+            }
+            if !entry.is_null() {
+                let mut entry = entry.clone();
+                entry["name"] = json!(name);
+                entries.push(entry);
+            }
+        }
+        let values = [
+            format!("env={variables}"),
+            format!("envVarFrom={}", Value::Array(entries)),
+        ];
+        let [variables, entries] = &values;
+        let text = helm::run(&[
+            "template",
+            "mesh",
+            "istiod",
+            "--namespace",
+            NAMESPACE,
+            "--set-json",
+            variables,
+            "--set-json",
+            entries,
+        ])?;
+        let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
+        let objects = documents?;
+        for (name, default, permission) in SWITCHES {
+            let words: Vec<&str> = permission.split(' ').collect();
+            let [role, verb, group, resource] = words[..] else {
+                return Err(permission.into());
+            };
+            let rules = &find(&objects, "ClusterRole", &format!("{role}-{NAMESPACE}"))["rules"];
+            assert_eq!(
+                allows(rules, verb, group, resource, ""),
+                is_on.unwrap_or(*default),
+                "{name}, {values:?}"
+            );
         }
     }
     Ok(())

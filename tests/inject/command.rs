@@ -38,6 +38,14 @@ pub(super) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("inject::command::files_are_injected", files_are_injected),
         Trial::test("inject::command::errors_end_the_command", errors_end_the_command),
+        Trial::test(
+            "inject::command::templates_have_clock_randomness_and_variables",
+            templates_have_clock_randomness_and_variables,
+        ),
+        helm::trial(
+            "inject::command::labels_of_selectors_need_no_quotes",
+            labels_of_selectors_need_no_quotes,
+        ),
         helm::trial("inject::command::built_in_templates_are_those_of_the_chart", || {
             built_in_templates_are_those_of_the_chart()
         }),
@@ -48,6 +56,22 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial(
             "inject::command::cni_plugin_gets_empty_lists_of_inbound_ports",
             cni_plugin_gets_empty_lists_of_inbound_ports,
+        ),
+        helm::trial(
+            "inject::command::native_sidecars_end_only_with_false",
+            native_sidecars_end_only_with_false,
+        ),
+        helm::trial(
+            "inject::command::values_hold_applications_whatever_the_mesh_says",
+            values_hold_applications_whatever_the_mesh_says,
+        ),
+        helm::trial(
+            "inject::command::gateways_and_agents_honour_annotations",
+            gateways_and_agents_honour_annotations,
+        ),
+        helm::trial(
+            "inject::command::lightstep_has_its_ca_certificate",
+            lightstep_has_its_ca_certificate,
         ),
         kubernetes::optional_trial("inject::command::clusters_have_templates", |name| {
             if !helm::is_installed() {
@@ -60,13 +84,22 @@ pub(super) fn trials() -> Vec<Trial> {
 
 /// Runs `istiod inject` with these arguments. Returns the exit code, the output, and the errors.
 fn run(arguments: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
-    let output = istiod().arg("inject").args(arguments).output()?;
+    run_with(&[], arguments)
+}
+
+/// Like [`run`], with environment variables.
+fn run_with(environment: &[(&str, &str)], arguments: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
+    let output = istiod()
+        .arg("inject")
+        .args(arguments)
+        .envs(environment.iter().copied())
+        .output()?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
 }
 
-/// Runs `istiod inject` with files of a folder.
-fn inject(folder: &Path, more: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
+/// Returns the arguments of `istiod inject` for the files of a folder.
+fn files(folder: &Path) -> Vec<String> {
     let files = [
         ("-f", "pod.yaml"),
         ("--injectConfigFile", "config.yaml"),
@@ -74,7 +107,13 @@ fn inject(folder: &Path, more: &[&str]) -> Result<(Option<i32>, String, String),
         ("--meshConfigFile", "mesh.yaml"),
     ];
     let files = files.map(|(flag, file)| [flag.to_owned(), folder.join(file).display().to_string()]);
-    let files = files.iter().flatten().map(String::as_str);
+    files.into_iter().flatten().collect()
+}
+
+/// Runs `istiod inject` with files of a folder.
+fn inject(folder: &Path, more: &[&str]) -> Result<(Option<i32>, String, String), Failed> {
+    let files = files(folder);
+    let files = files.iter().map(String::as_str);
     run(&files.chain(more.iter().copied()).collect::<Vec<_>>())
 }
 
@@ -133,6 +172,33 @@ fn errors_end_the_command() -> Result<(), Failed> {
         assert_eq!(code, Some(255), "{errors}");
         assert!(errors.contains(expected), "{errors}");
     }
+    Ok(())
+}
+
+fn templates_have_clock_randomness_and_variables() -> Result<(), Failed> {
+    let folder = scratch("inject-command-host");
+    let text = "{{ uuidv4 | len }}-{{ env `INJECT_TEST` `none` }}-{{ now | date `2006` }}";
+    write(&folder, &CONFIG.replace("{{ .ProxyImage }}", text))?;
+    let files = files(&folder);
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    let (code, output, errors) = run_with(&[("INJECT_TEST", "set")], &files)?;
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(output.contains("36-set-"), "{output}");
+    assert!(!output.contains("36-set-1970"), "{output}");
+    Ok(())
+}
+
+/// Helm writes selectors as it reads them from values: with numbers and booleans in place of texts.
+fn labels_of_selectors_need_no_quotes() -> Result<(), Failed> {
+    let folder = scratch("inject-command-selectors");
+    let label = "sidecarInjectorWebhook.neverInjectSelector[0].matchLabels.no-sidecar=true";
+    let objects = helm::objects("istiod", &[label])?;
+    let [config, _] = helm::injector(&objects)?;
+    assert!(config.contains("no-sidecar: true"), "{config}");
+    write_chart(&folder, &objects)?;
+    let (code, output, errors) = inject(&folder, &[])?;
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(output.contains("name: istio-init"), "{output}");
     Ok(())
 }
 
@@ -207,6 +273,121 @@ fn cni_plugin_gets_empty_lists_of_inbound_ports() -> Result<(), Failed> {
     for name in ["includeInboundPorts", "excludeInboundPorts"] {
         let name = format!("traffic.sidecar.istio.io/{name}");
         assert_eq!(pod["metadata"]["annotations"][&name], "", "{name}: {output}");
+    }
+    Ok(())
+}
+
+/// Returns a pod with these annotations, injected by the templates and the mesh config of the chart with values.
+fn injected_by_chart(
+    name: &str,
+    values: &[&str],
+    environment: &[(&str, &str)],
+    annotations: &Value,
+    containers: &Value,
+) -> Result<Value, Failed> {
+    let folder = scratch(name);
+    write_chart(&folder, &helm::objects("istiod", values)?)?;
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "web", "annotations": annotations },
+        "spec": { "containers": containers } });
+    fs::write(folder.join("pod.yaml"), pod.to_string())?;
+    let files = files(&folder);
+    let (code, output, errors) = run_with(environment, &files.iter().map(String::as_str).collect::<Vec<_>>())?;
+    assert_eq!(code, Some(0), "{errors}");
+    Ok(yaml::documents(&output).first().ok_or("no pod")?.parse()?)
+}
+
+/// Returns the item of a list that has this name.
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let mut items = list.as_array().into_iter().flatten();
+    items.find(|item| item["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// As in Istio, texts other than `false` do not turn native sidecars off.
+fn native_sidecars_end_only_with_false() -> Result<(), Failed> {
+    let web = json!([{ "name": "web" }]);
+    for (text, default, is_native) in [
+        ("True", "true", true),
+        ("1", "false", true),
+        ("", "true", true),
+        ("", "false", false),
+        ("false", "true", false),
+    ] {
+        let annotations = json!({ "sidecar.istio.io/nativeSidecar": text });
+        let environment = [("ENABLE_NATIVE_SIDECARS", default)];
+        let pod = injected_by_chart("inject-command-native", &[], &environment, &annotations, &web)?;
+        let native = named(&pod["spec"]["initContainers"], "istio-proxy");
+        assert_eq!(native["restartPolicy"] == "Always", is_native, "{text:?}, {default}");
+        let plain = named(&pod["spec"]["containers"], "istio-proxy");
+        assert_eq!(plain.is_null(), is_native, "{text:?}, {default}");
+    }
+    Ok(())
+}
+
+/// The value and the mesh config are joined by "or", for the order of containers and for the hook.
+fn values_hold_applications_whatever_the_mesh_says() -> Result<(), Failed> {
+    let values = [
+        "global.proxy.holdApplicationUntilProxyStarts=true",
+        "meshConfig.defaultConfig.holdApplicationUntilProxyStarts=false",
+    ];
+    let environment = [("ENABLE_NATIVE_SIDECARS", "false")];
+    let web = json!([{ "name": "web" }]);
+    let pod = injected_by_chart("inject-command-hold", &values, &environment, &json!({}), &web)?;
+    let first = &pod["spec"]["containers"][0];
+    assert_eq!(first["name"], "istio-proxy");
+    let command = &first["lifecycle"]["postStart"]["exec"]["command"];
+    assert_eq!(*command, json!(["pilot-agent", "wait"]));
+    Ok(())
+}
+
+fn gateways_and_agents_honour_annotations() -> Result<(), Failed> {
+    let annotations = json!({ "inject.istio.io/templates": "gateway",
+        "sidecar.istio.io/bootstrapOverride": "overload-bootstrap" });
+    let containers = json!([{ "name": "istio-proxy", "image": "auto" }, { "name": "metrics" }]);
+    let pod = injected_by_chart("inject-command-gateway", &[], &[], &annotations, &containers)?;
+    for name in ["default-container", "default-logs-container"] {
+        let name = format!("kubectl.kubernetes.io/{name}");
+        assert_eq!(pod["metadata"]["annotations"][&name], "metrics", "{name}");
+    }
+    let proxy = named(&pod["spec"]["containers"], "istio-proxy");
+    let file = &named(&proxy["env"], "ISTIO_BOOTSTRAP_OVERRIDE")["value"];
+    assert_eq!(*file, "/etc/istio/custom-bootstrap/custom_bootstrap.json");
+    let mount = named(&proxy["volumeMounts"], "custom-bootstrap-volume");
+    assert_eq!(mount["mountPath"], "/etc/istio/custom-bootstrap");
+    let volume = named(&pod["spec"]["volumes"], "custom-bootstrap-volume");
+    assert_eq!(volume["configMap"], json!({ "name": "overload-bootstrap" }));
+
+    let annotations = json!({ "inject.istio.io/templates": "grpc-agent",
+        "sidecar.istio.io/userVolume": r#"{"more": {"secret": {"secretName": "more"}}}"#,
+        "sidecar.istio.io/userVolumeMount": r#"{"more": {"mountPath": "/more"}}"# });
+    let web = json!([{ "name": "web" }]);
+    let pod = injected_by_chart("inject-command-agent", &[], &[], &annotations, &web)?;
+    let agent = named(&pod["spec"]["containers"], "istio-proxy");
+    assert_eq!(named(&agent["volumeMounts"], "more")["mountPath"], "/more");
+    let volume = named(&pod["spec"]["volumes"], "more");
+    assert_eq!(volume["secret"], json!({ "secretName": "more" }));
+    Ok(())
+}
+
+fn lightstep_has_its_ca_certificate() -> Result<(), Failed> {
+    let values = [
+        "global.proxy.tracer=lightstep",
+        "global.tracer.lightstep.address=collector:443",
+        "meshConfig.defaultConfig.tracing.tlsSettings.mode=SIMPLE",
+        "meshConfig.defaultConfig.tracing.tlsSettings.caCertificates=/etc/lightstep/cacert.pem",
+    ];
+    let environment = [("ENABLE_NATIVE_SIDECARS", "false")];
+    let web = json!([{ "name": "web" }]);
+    for (values, is_mounted) in [(&values[..], true), (&values[..2], false)] {
+        let pod = injected_by_chart("inject-command-lightstep", values, &environment, &json!({}), &web)?;
+        let proxy = named(&pod["spec"]["containers"], "istio-proxy");
+        let mount = named(&proxy["volumeMounts"], "lightstep-certs");
+        assert_eq!(mount["mountPath"] == "/etc/lightstep/", is_mounted, "{mount}");
+        let volume = named(&pod["spec"]["volumes"], "lightstep-certs");
+        assert_eq!(
+            volume["secret"]["secretName"] == "lightstep.cacert",
+            is_mounted,
+            "{volume}"
+        );
     }
     Ok(())
 }

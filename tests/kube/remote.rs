@@ -21,6 +21,10 @@ pub(super) fn trials() -> Vec<Trial> {
             "kube::remote::secret_is_corrected_rotated_removed",
             secret_is_corrected_rotated_removed,
         ),
+        kubernetes::trial(
+            "kube::remote::identities_follow_the_remote_mesh_config",
+            identities_follow_the_remote_mesh_config,
+        ),
     ]
 }
 
@@ -75,6 +79,11 @@ impl TwoClusters {
 
     /// A kubeconfig of a remote account with read access.
     pub(super) fn kubeconfig(&self, account: &str, port: u16) -> Result<Value, String> {
+        self.kubeconfig_for(account, port, &["*"])
+    }
+
+    /// A kubeconfig of a remote account with read access to some resources.
+    fn kubeconfig_for(&self, account: &str, port: u16, resources: &[&str]) -> Result<Value, String> {
         let tenant = &self.tenant;
         let api = &self.remote.api;
         let metadata = json!({ "namespace": tenant.system, "name": account });
@@ -82,7 +91,7 @@ impl TwoClusters {
         let name = format!("{}-{account}", tenant.trial);
         api.apply(
             &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": { "name": name },
-            "rules": [{ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get", "list", "watch"] }] }),
+            "rules": [{ "apiGroups": ["*"], "resources": resources, "verbs": ["get", "list", "watch"] }] }),
         )?;
         api.apply(
             &json!({ "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding",
@@ -205,5 +214,51 @@ fn secret_is_corrected_rotated_removed(name: &str) -> Result<(), Failed> {
         "endpoints of the other cluster must stay: {:?}",
         proxy.lost()
     );
+    Ok(())
+}
+
+/// Clients expect identities in the trust domain of the remote mesh config, from the time at which it may be read: a
+/// role of an earlier release lacks this right.
+fn identities_follow_the_remote_mesh_config(name: &str) -> Result<(), Failed> {
+    let two = TwoClusters::new(name)?;
+    let api = &two.remote.api;
+    let set_domain = |domain: &str| {
+        api.apply(&json!({ "apiVersion": "v1", "kind": "ConfigMap",
+            "metadata": { "namespace": two.tenant.system, "name": "istio" },
+            "data": { "mesh": format!("trustDomain: {domain}\n") } }))
+    };
+    set_domain("td2")?;
+    let there = Reference::new("v1", "Service", &two.tenant.app, "there");
+    let accounts = json!({ "alpha.istio.io/kubernetes-serviceaccounts": "sa" });
+    api.patch(&there, &json!({ "metadata": { "annotations": accounts } }))?;
+    let resources = [
+        "customresourcedefinitions",
+        "endpointslices",
+        "gateways",
+        "namespaces",
+        "nodes",
+        "pods",
+        "secrets",
+        "services",
+        "workloadentries",
+    ];
+    two.set_secret(&two.kubeconfig_for("reader", two.remote.port(), &resources)?)?;
+    let daemon = two.tenant.daemon("istiod")?;
+    let proxy = AdsClient::connect(daemon.xds, &two.tenant.sidecar(&json!({})));
+    let cluster = (Type::Cluster, two.tenant.outbound(80, "there"));
+    let until = |domain: &str| {
+        let identity = format!("spiffe://{domain}/ns/{}/sa/sa", two.tenant.app);
+        proxy.until(&identity, TIMEOUT, |resources| {
+            let body = &resources.get(&cluster)?.body;
+            let mut texts = body.windows(identity.len());
+            texts.any(|text| text == identity.as_bytes()).then_some(())
+        })
+    };
+    until("cluster.local")?;
+    // Access is added, as with a newer chart.
+    two.kubeconfig("reader", two.remote.port())?;
+    until("td2")?;
+    set_domain("td3")?;
+    until("td3")?;
     Ok(())
 }

@@ -27,6 +27,14 @@ kind: ServiceEntry
 metadata: {name: pretends, namespace: evil}
 spec: {hosts: [other.bar.svc.cluster.local], ports: [{name: http, number: 80, protocol: HTTP}], resolution: STATIC}
 ---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: covers, namespace: evil}
+spec:
+  hosts: ['*.bar.svc.cluster.local', '*er.bar.svc.cluster.local']
+  ports: [{name: http, number: 80, protocol: HTTP}]
+  resolution: NONE
+---
 ";
 
 fn redirect(namespace: &str, host: &str, to: &str) -> String {
@@ -69,6 +77,7 @@ pub(super) fn r17_strict_ownership_limits_virtual_services() -> Result<(), Faile
         ("evil", other, evil, false),
         ("evil", "httpbin.foo.svc.cluster.local", evil, false),
         ("evil", "*.bar.svc.cluster.local", evil, false),
+        ("evil", "*er.bar.svc.cluster.local", evil, false),
         ("bar", other, evil, true),
         ("istio-system", other, evil, true),
         // A VirtualService in the clients' own namespace may redirect them.

@@ -13,6 +13,7 @@ pub(super) fn trials() -> Vec<Trial> {
         Trial::test("template::bounds::limits_end_templates", limits_end_templates),
         Trial::test("template::bounds::texts_are_bounded", texts_are_bounded),
         Trial::test("template::bounds::deadline_ends_templates", deadline_ends_templates),
+        Trial::test("template::bounds::searches_are_linear", searches_are_linear),
         Trial::test(
             "template::bounds::maps_do_not_contain_themselves",
             maps_do_not_contain_themselves,
@@ -339,6 +340,16 @@ fn deadline_ends_templates() -> Result<(), Failed> {
     assert_eq!((error.template.as_str(), error.line), ("main", 2));
     let text = "template: main:2:8: executing \"main\" at <1000000000>: rendering takes too long";
     assert_eq!(error.message, text);
+    Ok(())
+}
+
+/// Each try of a plain search would compare millions of equal bytes before the last one differs.
+fn searches_are_linear() -> Result<(), Failed> {
+    let text = r#"{{$part := print (repeat 4000000 "a") "b"}}{{$whole := repeat 8000000 "a"}}{{contains $part $whole}} {{replace $part "" $whole | len}}"#;
+    let started_at = wait::now();
+    assert_eq!(render(text, Limits::default(), &NoHost)?, "false 8000000");
+    let elapsed = started_at.elapsed();
+    assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
     Ok(())
 }
 

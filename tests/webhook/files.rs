@@ -205,9 +205,15 @@ fn edits_take_effect_if_valid() -> Result<(), Failed> {
     wait::until("the second configuration", TIMEOUT, || {
         (injecting.image().ok()? == "second").then_some(())
     })?;
+    // Templates have the variables and randomness of the process.
+    let random = config("{{ env `ROOT_CA_DIR` `none` | base }}-{{ uuidv4 | len }}");
+    write(&injecting.folder, "config", &random)?;
+    wait::until("the random configuration", TIMEOUT, || {
+        (injecting.image().ok()? == "cacerts-36").then_some(())
+    })?;
     // A removed file is no empty one.
     std::fs::remove_file(injecting.folder.join("config"))?;
     until_counted(&injecting.daemon, "istiod_injector_configuration_errors_total 5")?;
-    assert_eq!(injecting.image()?, "second");
+    assert_eq!(injecting.image()?, "cacerts-36");
     Ok(())
 }

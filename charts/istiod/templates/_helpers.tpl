@@ -160,6 +160,24 @@ istio: pilot
 {{ mustMergeOverwrite $environment .Values.env | toYaml }}
 {{- end -}}
 
+{{/* True if a boolean variable of istiod is on, in all spellings that istiod reads. An entry of `envVarFrom` replaces
+`env`; one whose value is not known here counts as on. Parameters: root, name, default. */}}
+{{- define "istiod.isOn" -}}
+{{- $root := index . 0 -}}
+{{- $name := index . 1 -}}
+{{- $text := include "istio.text" (get (include "istiod.environment" $root | fromYaml) $name) -}}
+{{- range $root.Values.envVarFrom -}}
+{{- if eq (toString .name) $name -}}
+{{- $text = ternary "true" (toString .value) (hasKey . "valueFrom") -}}
+{{- end -}}
+{{- end -}}
+{{- if has $text (list "1" "t" "T" "TRUE" "true" "True") -}}
+true
+{{- else if and (index . 2) (not (has $text (list "0" "f" "F" "FALSE" "false" "False"))) -}}
+true
+{{- end -}}
+{{- end -}}
+
 {{/* MeshConfig: settings that follow from other values, with meshConfig merged over them. */}}
 {{- define "istiod.mesh" -}}
 {{- $name := printf "istiod%s" (include "istiod.suffix" .) -}}
@@ -197,9 +215,15 @@ istio: pilot
 {{ mustMergeOverwrite $mesh .Values.meshConfig | toYaml }}
 {{- end -}}
 
-{{/* The values that injection templates read, as JSON: what Istio's chart passes, at the same places. */}}
+{{/* The values that injection templates read, as JSON: what Istio's chart passes, at the same places. Templates know one
+spelling of the variable that decides what pods mount. */}}
 {{- define "istiod.injectionValues" -}}
-{{- $pilot := dict "cni" .Values.cni "env" .Values.env "crlConfigMapName" .Values.crlConfigMapName -}}
+{{- $bundles := "ENABLE_CLUSTER_TRUST_BUNDLE_API" -}}
+{{- $environment := omit .Values.env $bundles -}}
+{{- if include "istiod.isOn" (list . $bundles false) -}}
+{{- $_ := set $environment $bundles true -}}
+{{- end -}}
+{{- $pilot := dict "cni" .Values.cni "env" $environment "crlConfigMapName" .Values.crlConfigMapName -}}
 {{- dict
   "global" .Values.global
   "gateways" (pick .Values.gateways "securityContext" "seccompProfile")

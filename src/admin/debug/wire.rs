@@ -19,7 +19,7 @@ use tower::ServiceExt;
 use super::{Sources, table};
 use crate::{
     admin::{
-        access::{Access, DebugScope, PREFIX},
+        access::{Access, DebugScope, PREFIX, Readers},
         metrics::ISTIO_VERSION,
         renderer::{Busy, Renderer},
     },
@@ -98,6 +98,9 @@ impl Wire {
     }
 
     /// Returns a debug page, named by its path after `/debug/`.
+    ///
+    /// Parity (pilot/pkg/xds/debuggen.go): pages about more than one proxy are for the control plane, also where access
+    /// is not enforced.
     async fn page(&self, question: &DebugRequest) -> Result<Arc<EncodedResource>, DebugError> {
         let scope = self.scope(question)?;
         let [name] = question.names.as_slice() else {
@@ -107,9 +110,10 @@ impl Wire {
         let mut request = request.map_err(|_| DebugError::Malformed("the name is no address of a debug page"))?;
         // Access check and lookup use the same path.
         let page = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
-        if !scope.permits(table::readers_of(page)) {
-            let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
-            return Err(DebugError::Forbidden(identities.unwrap_or_default()));
+        let identities = question.caller.as_ref().map(|caller| caller.identities.clone());
+        let identities = identities.unwrap_or_default();
+        if table::readers_of(page) == Readers::ControlPlane && !self.access.is_of_control_plane(&identities) {
+            return Err(DebugError::Forbidden(identities));
         }
         request.extensions_mut().insert(scope);
         let response = self.pages.clone().oneshot(request).await;

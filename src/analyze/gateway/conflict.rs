@@ -162,7 +162,10 @@ pub(in crate::analyze) fn duplicate_certificates(mesh: &Mesh, report: &mut Repor
         let mut others: BTreeSet<String> = BTreeSet::new();
         for certificate in certificates(gateway) {
             let users = users.get(&certificate).into_iter().flatten();
-            let of_same_pods = users.filter(|(_, other)| select::subset(&selector, other));
+            let of_same_pods = users.filter(|(other, of_other)| {
+                let is_apart = mesh.settings.scopes_gateways && other.namespace != gateway.namespace;
+                !is_apart && select::subset(&selector, of_other)
+            });
             let of_others = of_same_pods
                 .map(|(other, _)| other.full_name())
                 .filter(|other| *other != name);

@@ -1,5 +1,7 @@
 //! Routes by JWT claims.
 
+use std::collections::BTreeSet;
+
 use serde_json::Value;
 
 use crate::{
@@ -14,6 +16,9 @@ use crate::{
     base::select,
 };
 
+/// The maximum number of pods of a Gateway that messages about a VirtualService name.
+const MAX_PODS: usize = 10;
+
 /// Reports routes by claims at gateways without a RequestAuthentication.
 ///
 /// Parity (pkg/config/analysis/analyzers/virtualservice/jwtclaimroute.go).
@@ -22,13 +27,15 @@ pub(in crate::analyze) fn claims(mesh: &Mesh, report: &mut Report) {
         let Some(claim) = claim(service) else {
             continue;
         };
-        for written in texts(service.spec("gateways")).filter(|name| *name != "mesh") {
+        let gateways: BTreeSet<&str> = texts(service.spec("gateways")).collect();
+        for written in gateways.into_iter().filter(|name| *name != "mesh") {
             let (namespace, name) = reference(&service.namespace, written);
             let Some(gateway) = mesh.find(Kind::Gateway, namespace, name) else {
                 continue;
             };
             let selector = labels(gateway.spec("selector"));
-            for pod in mesh.pods(None, &selector).filter(|pod| !is_authenticated(mesh, pod)) {
+            let pods = mesh.pods(None, &selector).filter(|pod| !is_authenticated(mesh, pod));
+            for pod in pods.take(MAX_PODS) {
                 let text = format!(
                     "routes by {claim}, but no RequestAuthentication selects pod {} of Gateway {}",
                     pod.name,

@@ -10,7 +10,7 @@ use crate::{
         hosts::{Destination, Hosts, service_name},
         json::{indexed, is_set, items, text, texts},
         mesh::Mesh,
-        message::{PORT_REQUIRED, REFERENCE_NOT_FOUND, Report, SUBSET_WITHOUT_EFFECT},
+        message::{PORT_REQUIRED, REFERENCE_NOT_FOUND, Report, SUBSET_WITHOUT_EFFECT, listed},
         object::Object,
     },
     api::Kind,
@@ -78,10 +78,9 @@ fn port(service: &Object, path: &str, to: &Value, destination: &Destination, rep
     let host = text(&to["host"]);
     if !is_set(&to["port"]) {
         if destination.ports.len() > 1 {
-            let ports: Vec<String> = destination.ports.iter().map(ToString::to_string).collect();
             let text = format!(
                 "{path}: a port is required, because {host} has several: {}",
-                ports.join(", ")
+                listed(destination.ports.iter())
             );
             report.add(PORT_REQUIRED, service, text);
         }
@@ -129,7 +128,7 @@ fn ignored_subsets(service: &Object, subsets: &BTreeMap<&str, BTreeSet<String>>,
         }
     }
     for (other, hosts) in ignored {
-        let hosts = hosts.join(", ");
+        let hosts = listed(hosts.iter());
         let text = format!("requests through gateways ignore the subsets of {hosts} in VirtualService {other}");
         report.add(SUBSET_WITHOUT_EFFECT, service, text);
     }

@@ -27,10 +27,16 @@ use crate::{
                 envoy_config_object_match::ObjectTypes, patch::Operation,
             },
         },
-        json::{JsonError, Unknown, encode_json, struct_to_json},
+        json::{JsonError, Unknown, descriptor_by_url, encode_json, struct_to_json},
         message_descriptor,
     },
 };
+
+/// Names of the connection manager, today's and an old one, whose filters are matched by `subFilter`.
+const CONNECTION_MANAGERS: [&str; 2] = [
+    "envoy.filters.network.http_connection_manager",
+    "envoy.http_connection_manager",
+];
 
 /// Parses the value of a patch as the message that `applyTo` implies. Unknown fields are skipped: they may belong to a
 /// newer Envoy.
@@ -84,10 +90,10 @@ pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
 fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
     let apply_to = ApplyTo::try_from(patch.apply_to).unwrap_or(ApplyTo::Invalid);
     at.field("applyTo").require(apply_to != ApplyTo::Invalid, "is required");
-    let context = patch.r#match.as_ref().map(|matched| matched.context);
+    // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): patches of waypoints are not checked.
+    let is_waypoint = patch.r#match.as_ref().is_some_and(is_of_waypoints);
     match &patch.patch {
-        // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): those of waypoints are not checked.
-        None if context == Some(PatchContext::Waypoint as i32) => at.field("patch").warning("is missing"),
+        None if is_waypoint => at.field("patch").warning("is missing"),
         None => at.field("patch").error("is required"),
         Some(patch) => {
             let at = at.field("patch");
@@ -100,9 +106,16 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
             if removes && patch.value.is_some() {
                 at.field("value").warning("has no effect with REMOVE");
             }
-            if let Some(Err(error)) = patch.value.as_ref().map(|found| value(apply_to, found)) {
+            if let Some(found) = &patch.value
+                && let Err(error) = value(apply_to, found)
+            {
                 // The other patches of the object apply.
-                at.field("value").warning(format!("is left out: {error}"));
+                let message = format!("is left out: {error}");
+                if is_waypoint || has_unknown_type(found) {
+                    at.field("value").warning(message);
+                } else {
+                    at.field("value").refuse(message);
+                }
             }
             let filters = matches!(apply_to, ApplyTo::HttpFilter);
             let filtered = patch.filter_class != 0;
@@ -113,6 +126,27 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
     if let Some(matched) = &patch.r#match {
         self::matched(&at.field("match"), matched, apply_to);
     }
+}
+
+fn is_of_waypoints(matched: &EnvoyConfigObjectMatch) -> bool {
+    matched.context == PatchContext::Waypoint as i32
+}
+
+/// Returns true if a value contains a type that has no descriptor here, but may have one in Istio: that of an extension
+/// in Envoy's `contrib`. Types of the xDS API v2 are unknown to both.
+fn has_unknown_type(value: &Struct) -> bool {
+    fn is_within(value: &serde_json::Value) -> bool {
+        match value {
+            serde_json::Value::Object(fields) => {
+                let url = fields.get("@type").and_then(serde_json::Value::as_str);
+                let is_unknown = |url: &str| !url.contains(".v2.") && descriptor_by_url(url).is_none();
+                url.is_some_and(is_unknown) || fields.values().any(is_within)
+            }
+            serde_json::Value::Array(items) => items.iter().any(is_within),
+            _ => false,
+        }
+    }
+    struct_to_json(value).values().any(is_within)
 }
 
 fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
@@ -129,7 +163,8 @@ fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: Apply
             | ApplyTo::HttpFilter
             | ApplyTo::ListenerFilter,
         ) => {
-            listener_match(&at.field("listener"), listener, apply_to);
+            let checks_names = apply_to != ApplyTo::ListenerFilter && !is_of_waypoints(matched);
+            listener_match(&at.field("listener"), listener, apply_to, checks_names);
             true
         }
         (
@@ -163,7 +198,9 @@ fn metadata(at: &FieldPath<'_>, metadata: &BTreeMap<String, String>) {
     at.require(metadata.keys().all(|key| !key.is_empty()), "a key is empty");
 }
 
-fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyTo) {
+/// Checks the filters of a match. Parity (pkg/config/validation/envoyfilter/envoyfilter.go): names are not checked for
+/// waypoints and listener filters.
+fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyTo, checks_names: bool) {
     let Some(filter) = listener.filter_chain.as_ref().and_then(|chain| chain.filter.as_ref()) else {
         return;
     };
@@ -173,10 +210,18 @@ fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyT
     if class {
         at.warning("a match of filters has no effect with this applyTo");
     }
-    let Some(sub_filter) = &filter.sub_filter else { return };
+    let name = filter.name.as_str();
+    let Some(sub_filter) = &filter.sub_filter else {
+        at.field("name")
+            .require_on_admission(!checks_names || !name.is_empty(), "is required");
+        return;
+    };
     let sub_at = at.field("subFilter");
     sub_at.require_on_admission(apply_to == ApplyTo::HttpFilter, "counts for HTTP_FILTER only");
-    at.field("name")
-        .require(!filter.name.is_empty(), "is required with subFilter");
+    at.field("name").require(!name.is_empty(), "is required with subFilter");
+    at.field("name").require_on_admission(
+        !checks_names || name.is_empty() || CONNECTION_MANAGERS.contains(&name),
+        "must be envoy.filters.network.http_connection_manager with subFilter",
+    );
     sub_at.field("name").require(!sub_filter.name.is_empty(), "is required");
 }

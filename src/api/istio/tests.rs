@@ -372,6 +372,21 @@ fn destination_rules() {
             &[&format!(".trafficPolicy.loadBalancer.consistentHash.{field}")],
         );
     }
+    let hash = |key: &str| policy(&format!("loadBalancer: {{consistentHash: {{{key}}}}}"));
+    let text = "x".repeat(1024);
+    good("DestinationRule", &hash(&format!("httpHeaderName: {text}")));
+    for (key, field) in [
+        (format!("httpHeaderName: x{text}"), "httpHeaderName"),
+        (format!("httpQueryParameterName: x{text}"), "httpQueryParameterName"),
+        (format!("httpCookie: {{name: c, ttl: 1s, path: /{text}}}"), "httpCookie"),
+        (
+            format!("httpCookie: {{name: c, ttl: 1s, attributes: [{{name: a, value: {text}}}]}}"),
+            "httpCookie",
+        ),
+    ] {
+        let at = format!(".trafficPolicy.loadBalancer.consistentHash.{field}");
+        bad("DestinationRule", &hash(&key), &[&at]);
+    }
     bad(
         "DestinationRule",
         &policy("loadBalancer: {simple: FASTEST}"),
@@ -655,4 +670,35 @@ fn admission_refuses_more_than_parsing() {
     good("ServiceEntry", &entry("HTTP"));
     let socket = "{address: 'unix:///a/'}";
     refused("WorkloadEntry", socket, "spec.address");
+    let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
+    let value = "spec.configPatches[0].patch.value";
+    let add = |value: &str| format!("patch: {{operation: ADD, value: {value}}}");
+    let typed = |name: &str| {
+        add(&format!(
+            "{{name: x, typed_config: {{'@type': type.googleapis.com/{name}}}}}"
+        ))
+    };
+    let v2 = typed("envoy.config.filter.http.lua.v2.Lua");
+    refused("EnvoyFilter", &patch("HTTP_FILTER", &v2), value);
+    refused("EnvoyFilter", &patch("CLUSTER", &add("{connect_timeout: abc}")), value);
+    // Istio knows the types of contributed extensions, and does not check patches of waypoints.
+    let unknown = typed("envoy.extensions.filters.http.golang.v3alpha.Config");
+    let place = ".configPatches[0].patch.value";
+    let of_waypoints = format!("match: {{context: WAYPOINT}}, {v2}");
+    for more in [&unknown, &of_waypoints] {
+        warned("EnvoyFilter", &patch("HTTP_FILTER", more), &[place, ""]);
+    }
+    let matched = |filter: &str, context: &str| {
+        let filter = format!("{{listener: {{filterChain: {{filter: {{{filter}}}}}}}, context: {context}}}");
+        format!("match: {filter}, patch: {{operation: REMOVE}}")
+    };
+    let (unnamed, tcp) = ("", "name: envoy.tcp_proxy, subFilter: {name: x}");
+    let name = "spec.configPatches[0].match.listener.filterChain.filter.name";
+    for (apply_to, filter) in [("NETWORK_FILTER", unnamed), ("HTTP_FILTER", tcp)] {
+        refused("EnvoyFilter", &patch(apply_to, &matched(filter, "ANY")), name);
+        let of_waypoints = patch(apply_to, &matched(filter, "WAYPOINT"));
+        warned("EnvoyFilter", &of_waypoints, &[""]);
+    }
+    let of_listeners = patch("LISTENER_FILTER", &matched(unnamed, "ANY"));
+    warned("EnvoyFilter", &of_listeners, &[""]);
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use prost::Message;
+
 use super::{common, field_path::FieldPath};
 use crate::{
     api::names::{is_fqdn, is_header_or_pseudo_header},
@@ -23,6 +25,8 @@ use crate::{
 const MAX_MAGLEV: u64 = 5_000_011;
 /// The limit of localities that are compared with each other. The weights of more cannot add up to 100.
 const MAX_COMPARED: usize = 100;
+/// The maximum size in bytes of the key of a consistent hash, which is part of every route to the host.
+const MAX_HASH_KEY: usize = 1024;
 
 /// Checks the policy of a rule or of a subset.
 pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
@@ -209,13 +213,16 @@ fn load_balancer(at: &FieldPath<'_>, settings: &LoadBalancerSettings, has_outlie
 }
 
 fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
+    let limit = |at: &FieldPath<'_>, size: usize| at.require(size <= MAX_HASH_KEY, "has more than 1024 bytes");
     match &hash.hash_key {
         Some(HashKey::HttpHeaderName(name)) => {
-            at.field("httpHeaderName")
-                .require(is_header_or_pseudo_header(name), "is not a header name");
+            let at = at.field("httpHeaderName");
+            at.require(is_header_or_pseudo_header(name), "is not a header name");
+            limit(&at, name.len());
         }
         Some(HashKey::HttpCookie(cookie)) => {
             let at = at.field("httpCookie");
+            limit(&at, cookie.encoded_len());
             at.field("name").require(!cookie.name.is_empty(), "is required");
             let mut seen = BTreeSet::new();
             at.each("attributes", &cookie.attributes, |at, attribute| {
@@ -226,8 +233,9 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             });
         }
         Some(HashKey::HttpQueryParameterName(name)) => {
-            at.field("httpQueryParameterName")
-                .require(!name.is_empty(), "is required");
+            let at = at.field("httpQueryParameterName");
+            at.require(!name.is_empty(), "is required");
+            limit(&at, name.len());
         }
         Some(HashKey::UseSourceIp(_)) => {}
         None => at.error("needs a key to hash"),

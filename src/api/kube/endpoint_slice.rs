@@ -44,8 +44,19 @@ pub struct SliceEndpoint {
     pub hostname: SmolStr,
     /// `nodeName`.
     pub node_name: SmolStr,
-    /// `targetRef` if it is a Pod, as (namespace, name).
-    pub pod: Option<(SmolStr, SmolStr)>,
+    /// `targetRef` if it is a Pod.
+    pub pod: Option<PodReference>,
+}
+
+/// A reference to a pod.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodReference {
+    /// `namespace`.
+    pub namespace: SmolStr,
+    /// `name`.
+    pub name: SmolStr,
+    /// `uid`.
+    pub uid: SmolStr,
 }
 
 impl EndpointSlice {
@@ -88,7 +99,11 @@ impl SliceEndpoint {
             terminating: conditions.flag("terminating"),
             hostname: fields.text("hostname"),
             node_name: fields.text("nodeName"),
-            pod: (target.text("kind") == "Pod").then(|| (target.text("namespace"), target.text("name"))),
+            pod: (target.text("kind") == "Pod").then(|| PodReference {
+                namespace: target.text("namespace"),
+                name: target.text("name"),
+                uid: target.text("uid"),
+            }),
         }
     }
 }

@@ -33,9 +33,9 @@ pub struct Pod {
     pub subdomain: SmolStr,
     /// `spec.hostNetwork`.
     pub host_network: bool,
-    /// Named container ports as name → (number, protocol), including init containers with restartPolicy Always. Of
-    /// equal names the first container wins.
-    pub named_ports: BTreeMap<SmolStr, (u32, SmolStr)>,
+    /// Named container ports as (name, protocol) → number, including init containers with restartPolicy Always. Of
+    /// equal names and protocols the first container wins.
+    pub named_ports: BTreeMap<(SmolStr, SmolStr), u32>,
     /// The workload that owns the pod, such as the name of a Deployment, unless a label names it.
     pub workload_name: SmolStr,
     /// The kind of the owner (`Deployment`, `CronJob`, …); `Pod` without owner.
@@ -85,6 +85,12 @@ impl Pod {
         errors.finish(pod)
     }
 
+    /// Returns the port with a name and a protocol (`TCP`, …). Names are unique only within a container.
+    pub fn named_port(&self, name: &str, protocol: &str) -> Option<u32> {
+        let key = (SmolStr::new(name), SmolStr::new(protocol));
+        self.named_ports.get(&key).copied()
+    }
+
     /// Returns cluster, node, namespace and service account of a pod that is scheduled and has not failed.
     pub fn place(&self, key: &ObjectKey) -> Option<(ClusterId, SmolStr, Namespace, SmolStr)> {
         let is_somewhere = !self.node_name.is_empty() && !self.service_account.is_empty() && self.phase != "Failed";
@@ -106,7 +112,7 @@ impl Pod {
 }
 
 /// Returns the named ports of containers, and of init containers that keep running (sidecar containers).
-fn named_ports(spec: &Fields<'_>) -> BTreeMap<SmolStr, (u32, SmolStr)> {
+fn named_ports(spec: &Fields<'_>) -> BTreeMap<(SmolStr, SmolStr), u32> {
     let mut containers = spec.objects("containers");
     let sidecars = spec.objects("initContainers").into_iter();
     containers.extend(sidecars.filter(|container| container.text("restartPolicy") == "Always"));
@@ -120,7 +126,7 @@ fn named_ports(spec: &Fields<'_>) -> BTreeMap<SmolStr, (u32, SmolStr)> {
             protocol if protocol.is_empty() => SmolStr::new_static("TCP"),
             protocol => protocol,
         };
-        named.entry(name).or_insert((port.port("containerPort"), protocol));
+        named.entry((name, protocol)).or_insert(port.port("containerPort"));
     }
     named
 }

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{service::TargetPort, *};
+use super::{endpoint_slice::PodReference, service::TargetPort, *};
 use crate::{
     api::{FieldError, Kind, Meta},
     base::{ClusterId, Shared},
@@ -109,7 +109,7 @@ fn pod_has_the_name_of_its_workload() {
 fn named_ports_and_readiness_of_a_pod() {
     let object = json!({"metadata": {"name": "p"}, "spec": {
         "containers": [{"ports": [{"name": "web", "containerPort": 8080}, {"containerPort": 9}]},
-            {"ports": [{"name": "web", "containerPort": 1}]}],
+            {"ports": [{"name": "web", "containerPort": 1}, {"name": "web", "containerPort": 4, "protocol": "UDP"}]}],
         "initContainers": [{"ports": [{"name": "once", "containerPort": 2}]},
             {"restartPolicy": "Always", "ports": [{"name": "side", "containerPort": 3}]}]},
         "status": {"phase": "Running", "podIP": "10.1.1.1", "conditions": [{"type": "Ready", "status": "True"}]}});
@@ -117,9 +117,13 @@ fn named_ports_and_readiness_of_a_pod() {
     let ports: Vec<_> = pod
         .named_ports
         .iter()
-        .map(|(name, port)| (name.as_str(), port.0))
+        .map(|((name, protocol), number)| (name.as_str(), protocol.as_str(), *number))
         .collect();
-    assert_eq!(ports, [("side", 3), ("web", 8080)]);
+    assert_eq!(ports, [("side", "TCP", 3), ("web", "TCP", 8080), ("web", "UDP", 4)]);
+    assert_eq!(
+        (pod.named_port("web", "TCP"), pod.named_port("side", "UDP")),
+        (Some(8080), None)
+    );
     assert!(pod.is_serving());
     assert_eq!((pod.workload_kind.as_str(), pod.workload_name.as_str()), ("Pod", "p"));
 }
@@ -160,11 +164,16 @@ fn slices_nodes_and_config_maps_are_parsed() {
     let object = json!({"metadata": {"name": "s", "labels": {"kubernetes.io/service-name": "web"}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": 80}, {}],
         "endpoints": [{"addresses": ["10.1.1.1"], "conditions": {"ready": true, "serving": null},
-            "targetRef": {"kind": "Pod", "name": "p", "namespace": "n"}}, {"targetRef": {"kind": "Node"}}]});
+            "targetRef": {"kind": "Pod", "name": "p", "namespace": "n", "uid": "u"}}, {"targetRef": {"kind": "Node"}}]});
     let slice = EndpointSlice::parse(meta(Kind::EndpointSlice, &object), &object).unwrap();
     assert_eq!(slice.service_name, "web");
     assert_eq!(slice.ports, [("http".into(), 80), ("".into(), 0)]);
-    assert_eq!(slice.endpoints[0].pod, Some(("n".into(), "p".into())));
+    let pod = PodReference {
+        namespace: "n".into(),
+        name: "p".into(),
+        uid: "u".into(),
+    };
+    assert_eq!(slice.endpoints[0].pod, Some(pod));
     assert_eq!(
         (slice.endpoints[0].ready, slice.endpoints[0].serving),
         (Some(true), None)

@@ -26,7 +26,8 @@ fn every_kind_has_a_manifest_that_parses_to_the_same_row() {
     let pod = json!({ "metadata": metadata("a"), "spec": {
             "nodeName": "n", "serviceAccountName": "s", "hostname": "h", "subdomain": "d", "hostNetwork": true,
             "containers": [{ "ports": [{ "name": "web", "containerPort": 80 },
-                { "name": "dns", "containerPort": 53, "protocol": "UDP" }, { "containerPort": 1 }] }],
+                { "name": "dns", "containerPort": 53, "protocol": "UDP" },
+                { "name": "dns", "containerPort": 54 }, { "containerPort": 1 }] }],
             "initContainers": [{ "restartPolicy": "Always", "ports": [{ "name": "side", "containerPort": 9 }] }] },
         "status": { "phase": "Running", "podIPs": [{ "ip": "10.0.0.1" }, { "ip": "fd00::1" }],
             "conditions": [{ "type": "Ready", "status": "True" }] } });
@@ -44,7 +45,9 @@ fn every_kind_has_a_manifest_that_parses_to_the_same_row() {
         "addressType": "IPv4", "ports": [{ "name": "http", "port": 80 }, {}], "endpoints": [
             { "addresses": ["10.0.0.1"], "conditions": { "ready": true, "serving": true, "terminating": false },
                 "hostname": "h", "nodeName": "n", "targetRef": { "kind": "Pod", "namespace": "shop", "name": "a" } },
-            { "addresses": ["10.0.0.2", "10.0.0.3"], "conditions": { "ready": false } }, { "addresses": [] }] });
+            { "addresses": ["10.0.0.2", "10.0.0.3"], "conditions": { "ready": false } }, { "addresses": [] },
+            { "addresses": ["10.0.0.4"],
+                "targetRef": { "kind": "Pod", "namespace": "shop", "name": "b", "uid": "u-2" } }] });
     let node = json!({ "metadata": { "name": "n", "labels": { "topology.kubernetes.io/zone": "z" } },
         "status": { "addresses": [{ "type": "InternalIP", "address": "1.1.1.1" },
             { "type": "ExternalIP", "address": "5.5.5.5" }] } });
@@ -64,7 +67,9 @@ fn every_kind_has_a_manifest_that_parses_to_the_same_row() {
         "status": { "addresses": [{ "type": "IPAddress", "value": "4.4.4.4" }] } });
     let import = json!({ "metadata": metadata("a"), "spec": { "type": "ClusterSetIP", "ips": ["6.6.6.6"] } });
     let plain = json!({ "metadata": metadata("a") });
+    let mesh = json!({ "metadata": metadata("istio"), "data": { "mesh": "trustDomain: td2\n" } });
     let objects = [
+        (Kind::MeshConfig, &mesh),
         (Kind::Namespace, &plain),
         (Kind::Node, &node),
         (Kind::Pod, &pod),

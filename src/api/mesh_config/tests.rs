@@ -168,7 +168,8 @@ fn resources_change_the_config_of_a_proxy() {
 fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     let file = json!({"dnsRefreshRate": "0s", "protocolDetectionTimeout": "-5s", "trustDomain": "t",
         "discoverySelectors": [{"matchLabels": {"a": "b"}}, {"matchExpressions": [{"key": "a", "operator": "NotIn"}]}],
-        "defaultConfig": {"tracing": {"sampling": 150}, "proxyHeaders": {"server": {"value": "a\n"}}}});
+        "defaultConfig": {"tracing": {"sampling": 150, "customTags": {"a": {}, "b": {"literal": {"value": "x"}}}},
+            "proxyHeaders": {"server": {"value": "a\n"}}}});
     let parsed = parse(&file).expect("a mesh config with warnings");
     let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
     assert_eq!(
@@ -177,6 +178,7 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
             "protocolDetectionTimeout",
             "dnsRefreshRate",
             "discoverySelectors[1]",
+            "defaultConfig.tracing.customTags.a",
             "defaultConfig.tracing.sampling",
             "defaultConfig.proxyHeaders.server.value"
         ]
@@ -191,4 +193,9 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
         config.protocol_detection_timeout,
         Some(prost_types::Duration::default())
     );
+}
+
+#[test]
+fn the_map_is_named_after_the_revision() {
+    assert_eq!(["", "default", "v2"].map(map_name), ["istio", "istio", "istio-v2"]);
 }

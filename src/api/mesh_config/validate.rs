@@ -12,8 +12,11 @@ use crate::{
     },
     base::cidr,
     proto::istio::mesh::v1alpha1::{
-        MeshConfig, ProxyConfig, mesh_config::ExtensionProvider, private_key_provider::Provider,
-        proxy_config::ClusterName, tracing::Tracer,
+        MeshConfig, ProxyConfig,
+        mesh_config::ExtensionProvider,
+        private_key_provider::Provider,
+        proxy_config::ClusterName,
+        tracing::{Tracer, custom_tag::Type},
     },
 };
 
@@ -227,6 +230,19 @@ fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
         address.is_empty() || is_host_and_port(address),
         "the address: want host:port",
     );
+    let tags = at.field("customTags");
+    for (name, tag) in &tracing.custom_tags {
+        let text = match &tag.r#type {
+            Some(Type::Literal(literal)) => literal.value.as_str(),
+            Some(Type::Environment(environment)) => &environment.name,
+            Some(Type::Header(header)) => &header.name,
+            None => "",
+        };
+        if name.is_empty() || text.is_empty() {
+            tags.field(name)
+                .warning("has no effect: want a name, and a literal, environment or header with a value");
+        }
+    }
     let at = at.field("sampling");
     at.require(tracing.sampling >= 0.0, "must not be negative");
     if tracing.sampling > 100.0 {

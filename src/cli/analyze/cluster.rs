@@ -1,7 +1,7 @@
 //! Reads the objects of clusters.
 
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{DynamicObject, ListParams},
 };
 
@@ -24,23 +24,51 @@ const CONFIG_CLUSTER: &str = "default";
 /// The kinds that are read from further clusters.
 const REMOTE: [Kind; 4] = [Kind::Namespace, Kind::Node, Kind::Pod, Kind::Service];
 
-/// Reads the objects of the config cluster and of further clusters, the mesh config and the networks.
-pub(super) fn read(flags: &AnalyzeFlags) -> Result<Source, AnalyzeError> {
+/// Returns the name of the config cluster, to which files belong, too; empty without further clusters.
+pub(super) fn own_cluster(flags: &AnalyzeFlags) -> &'static str {
+    if flags.use_kube && !flags.remote_contexts.is_empty() {
+        CONFIG_CLUSTER
+    } else {
+        ""
+    }
+}
+
+/// Returns the namespace of the kubeconfig's context.
+pub(super) fn default_namespace(flags: &AnalyzeFlags) -> Result<String, AnalyzeError> {
+    let config = block_on(flags, config(flags, flags.context.as_deref()))?;
+    let named = Some(config.default_namespace).filter(|namespace| !namespace.is_empty());
+    Ok(named.unwrap_or_else(|| "default".to_owned()))
+}
+
+/// Reads the objects of the config cluster and of further clusters, the mesh config and the networks. Fails if the
+/// config cluster has no such namespace.
+pub(super) fn read(flags: &AnalyzeFlags, namespace: Option<&str>) -> Result<Source, AnalyzeError> {
+    block_on(flags, clusters(flags, namespace))
+}
+
+fn block_on<T>(
+    flags: &AnalyzeFlags,
+    reading: impl Future<Output = Result<T, AnalyzeError>>,
+) -> Result<T, AnalyzeError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(AnalyzeError::file(std::path::Path::new("tokio")))?;
     runtime.block_on(async {
-        let reading = tokio::time::timeout(flags.timeout, clusters(flags));
+        let reading = tokio::time::timeout(flags.timeout, reading);
         reading.await.unwrap_or(Err(AnalyzeError::Timeout(flags.timeout)))
     })
 }
 
-async fn clusters(flags: &AnalyzeFlags) -> Result<Source, AnalyzeError> {
+async fn clusters(flags: &AnalyzeFlags, namespace: Option<&str>) -> Result<Source, AnalyzeError> {
     let mut source = Source::default();
     let client = connect(flags, flags.context.as_deref()).await?;
-    let has_several = !flags.remote_contexts.is_empty();
+    if let Some(namespace) = namespace
+        && !exists(&client, namespace).await?
+    {
+        return Err(AnalyzeError::NoNamespace(namespace.to_owned()));
+    }
     for kind in Type::all() {
-        let own = if has_several { CONFIG_CLUSTER } else { "" };
-        source.objects.extend(list(&client, kind, flags, own).await?);
+        let objects = list(&client, kind, flags, own_cluster(flags)).await?;
+        source.objects.extend(objects);
     }
     for context in &flags.remote_contexts {
         let client = connect(flags, Some(context)).await?;
@@ -59,14 +87,38 @@ async fn clusters(flags: &AnalyzeFlags) -> Result<Source, AnalyzeError> {
     Ok(source)
 }
 
+async fn config(flags: &AnalyzeFlags, context: Option<&str>) -> Result<Config, AnalyzeError> {
+    Ok(selected_config(flags.kubeconfig.as_deref(), context).await?)
+}
+
 async fn connect(flags: &AnalyzeFlags, context: Option<&str>) -> Result<Client, AnalyzeError> {
     client::install_cryptography();
-    let config = selected_config(flags.kubeconfig.as_deref(), context).await?;
+    let config = config(flags, context).await?;
     let unlimited = Rate {
         per_second: 0.0,
         burst: 0,
     };
     Ok(client::client(&Access::Given(Box::new(config)), unlimited).await?)
+}
+
+/// Returns true if the cluster has this namespace.
+async fn exists(client: &Client, namespace: &str) -> Result<bool, AnalyzeError> {
+    let kind = Kind::Namespace;
+    let resource = resource(kind.group(), "v1", kind.name(), kind.plural());
+    let namespaces: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
+    let found = namespaces.get_opt(namespace).await;
+    let found = found.map_err(|error| unreadable(&format!("namespace {namespace}"), error))?;
+    Ok(found.is_some())
+}
+
+fn unreadable(what: &str, error: kube::Error) -> AnalyzeError {
+    AnalyzeError::Request {
+        what: what.to_owned(),
+        message: match error {
+            kube::Error::Api(status) => status.message.clone(),
+            other => other.to_string(),
+        },
+    }
 }
 
 /// Lists the objects of a kind in the first version that the cluster serves; none if it serves no version.
@@ -87,15 +139,7 @@ async fn list(client: &Client, kind: Type, flags: &AnalyzeFlags, cluster: &str) 
                     .collect());
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {}
-            Err(error) => {
-                return Err(AnalyzeError::Request {
-                    what: kind.plural().to_owned(),
-                    message: match error {
-                        kube::Error::Api(status) => status.message.clone(),
-                        other => other.to_string(),
-                    },
-                });
-            }
+            Err(error) => return Err(unreadable(kind.plural(), error)),
         }
     }
     Ok(Vec::new())

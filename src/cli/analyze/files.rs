@@ -8,8 +8,9 @@ use std::{
 
 use super::AnalyzeError;
 use crate::{
-    analyze::{self, object::Content},
+    analyze::{self, Object, object::Content},
     api::yaml::MAX_FILE_BYTES,
+    base::SmolStr,
 };
 
 /// The extensions of files that are read.
@@ -17,8 +18,8 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 /// The maximum depth of folders.
 const MAX_DEPTH: usize = 32;
 
-/// Reads the files, those of the folders, and standard input for `-`.
-pub(super) fn read(paths: &[PathBuf], default_namespace: &str) -> Result<Content, AnalyzeError> {
+/// Reads the files, those of the folders, and standard input for `-`, as objects of this cluster.
+pub(super) fn read(paths: &[PathBuf], default_namespace: &str, cluster: &str) -> Result<Content, AnalyzeError> {
     let mut files = Vec::new();
     for path in paths {
         if path == Path::new("-") {
@@ -31,7 +32,10 @@ pub(super) fn read(paths: &[PathBuf], default_namespace: &str) -> Result<Content
     for path in files {
         let bytes = bytes(&path).map_err(AnalyzeError::file(&path))?;
         let file = analyze::read(&path.display().to_string(), &bytes, default_namespace);
-        content.objects.extend(file.objects);
+        content.objects.extend(file.objects.into_iter().map(|object| Object {
+            cluster: SmolStr::new(cluster),
+            ..object
+        }));
         content.problems.extend(file.problems);
     }
     Ok(content)

@@ -215,8 +215,11 @@ fn rules() -> Value {
     let rule = |group: &str, resources: &[&str]| json!({ "apiGroups": [group], "resources": resources, "verbs": ["get", "list", "watch"] });
     let question =
         |group: &str, resource: &str| json!({ "apiGroups": [group], "resources": [resource], "verbs": ["create"] });
+    let mut mesh = rule("", &["configmaps"]);
+    mesh["resourceNames"] = json!(["istio"]);
     json!([
         rule("", &["namespaces", "nodes", "pods", "secrets", "services"]),
+        mesh,
         question("authentication.k8s.io", "tokenreviews"),
         question("authorization.k8s.io", "subjectaccessreviews"),
         rule("discovery.k8s.io", &["endpointslices"]),

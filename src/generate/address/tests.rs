@@ -183,8 +183,9 @@ spec:
   workloadSelector: {labels: {app: x}}
   ports: [{number: 90, name: web, protocol: TCP}, {number: 91, name: t, protocol: TCP, targetPort: 7}]
 ";
-    let spec = "spec: {containers: [{ports: [{name: web, containerPort: 8080}, {name: gone, containerPort: 1, \
-                protocol: UDP}]}]}\nstatus: {phase: Running, podIP: 10.1.0.1}\n";
+    let spec = "spec: {containers: [{ports: [{name: web, containerPort: 53, protocol: UDP}]}, {ports: [{name: web, \
+                containerPort: 8080}, {name: gone, containerPort: 1, protocol: UDP}]}]}\n\
+                status: {phase: Running, podIP: 10.1.0.1}\n";
     let pod = POD.replace("namespace: a}", "namespace: a, labels: {app: x}}");
     let found = all(&format!("{objects}---\n{pod}{spec}"));
     let want = json!({
@@ -243,6 +244,36 @@ endpoints:
     );
     let slices = found.keys().filter(|name| name.contains("EndpointSlice")).count();
     assert_eq!(slices, 2);
+}
+
+#[test]
+fn slices_refer_to_pods_by_uid() {
+    let pod = pod("p", "app: x", "10.1.0.1", "").replace("name: p,", "name: p, uid: u1,");
+    let of = |selector: &str, namespace: &str, reference: &str| {
+        let objects = format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s, namespace: {namespace}}}\n\
+             spec: {{clusterIP: 10.0.0.9, selector: {selector}, ports: [{{name: web, port: 80}}]}}\n\
+             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
+             metadata: {{name: s-1, namespace: {namespace}, labels: {{kubernetes.io/service-name: s}}}}\n\
+             addressType: IPv4\nports: [{{name: web, port: 80, protocol: TCP}}]\n\
+             endpoints: [{{addresses: [10.1.0.1], targetRef: {{kind: Pod, name: p, namespace: a{reference}}}}}]\n"
+        );
+        let found = all(&[pod.as_str(), &objects].concat());
+        let services = services(&found["Kubernetes//Pod/a/p"]["workload"]);
+        services.as_object().map_or(0, serde_json::Map::len)
+    };
+    let own = ", uid: u1";
+    // Without a selector, or with one that does not match.
+    for selector in ["{}", "{app: other}"] {
+        for namespace in ["a", "b"] {
+            assert_eq!(of(selector, namespace, own), 1, "{selector} in {namespace}");
+            assert_eq!(of(selector, namespace, ", uid: u2"), 0, "an earlier pod of the name");
+            assert_eq!(of(selector, namespace, ""), 0);
+        }
+    }
+    assert_eq!(of("{app: x}", "a", ""), 1, "the selector matches");
+    assert_eq!(of("{app: x}", "b", own), 1, "a selector of another namespace");
+    assert_eq!(of("{app: x}", "b", ""), 0);
 }
 
 #[test]
@@ -629,7 +660,9 @@ fn workloads_list_the_policies_that_select_them() {
 #[test]
 fn waypoints_are_admitted_by_implicit_policies() {
     let mut installation = ambient();
-    let objects = waypoint("a", "all", "Same");
+    let failed = pod("wp-1", "gateway.networking.k8s.io/gateway-name: wp", "10.1.9.8", "");
+    let failed = failed.replace("Running", "Failed").replace("Name: sa", "Name: old");
+    let objects = [waypoint("a", "all", "Same"), failed].concat();
     assert_eq!(policies(installation.clone(), &objects), [""; 0]);
     installation.features.pilot_auto_allow_waypoint_policy = true;
     let name = "a/istio_allow_waypoint_a_wp";

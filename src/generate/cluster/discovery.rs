@@ -3,7 +3,12 @@
 use super::{dynamic, load_balancer};
 use crate::{
     base::Shared,
-    generate::{BuildContext, name::ClusterMode, proxy_view::SocketProxyView, traffic_policy},
+    generate::{
+        BuildContext,
+        name::ClusterMode,
+        proxy_view::SocketProxyView,
+        traffic_policy::{EffectivePolicy, PortPolicies},
+    },
     model::{
         Service,
         destination_rule::DestinationRule,
@@ -19,9 +24,10 @@ use crate::{
 pub(super) struct DiscoveryTypes {
     /// Type by the service's resolution.
     declared: DiscoveryType,
+    /// Final type of the default cluster, which determines those of its subsets.
+    default: DiscoveryType,
     /// True if the load balancing policy is ignored.
     fixed_policy: bool,
-    port: u32,
 }
 
 /// Discovery type of one cluster.
@@ -40,11 +46,14 @@ impl DiscoveryTypes {
         port: &ServicePort,
         mode: ClusterMode,
         client: &SocketProxyView,
+        policies: &PortPolicies,
     ) -> Self {
+        let declared = discovery_type(ctx, service, mode, client.is_router);
+        let fixed_policy = is_redis(ctx, port);
         Self {
-            declared: discovery_type(ctx, service, mode, client.is_router),
-            fixed_policy: is_redis(ctx, port),
-            port: port.number,
+            declared,
+            default: resolved(declared, policies.general, fixed_policy),
+            fixed_policy,
         }
     }
 
@@ -53,13 +62,17 @@ impl DiscoveryTypes {
         matches!(self.declared, DiscoveryType::StrictDns | DiscoveryType::LogicalDns)
     }
 
-    /// Returns the type of a subset's cluster. The final type of the default cluster determines those of its subsets.
-    pub(super) fn of(&self, rule: Option<&Shared<DestinationRule>>, subset: &str) -> ClusterDiscovery {
-        let default = self.resolved(self.declared, rule, "");
+    /// Returns the type of a subset's cluster, for which the policy holds.
+    pub(super) fn of(
+        &self,
+        rule: Option<&Shared<DestinationRule>>,
+        subset: &str,
+        policy: Option<EffectivePolicy>,
+    ) -> ClusterDiscovery {
         if subset.is_empty() {
             return ClusterDiscovery {
                 initial: self.declared,
-                resolved: default,
+                resolved: self.default,
             };
         }
         let own = rule
@@ -68,22 +81,22 @@ impl DiscoveryTypes {
         let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_ref()));
         let initial = match own {
             SimpleLb::Passthrough => DiscoveryType::OriginalDst,
-            _ => default,
+            _ => self.default,
         };
         ClusterDiscovery {
             initial,
-            resolved: self.resolved(initial, rule, subset),
+            resolved: resolved(initial, policy, self.fixed_policy),
         }
     }
+}
 
-    fn resolved(&self, initial: DiscoveryType, rule: Option<&Shared<DestinationRule>>, subset: &str) -> DiscoveryType {
-        let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, self.port, subset));
-        let simple = load_balancer::simple(policy.as_ref().and_then(|policy| policy.load_balancer.as_ref()));
-        if simple == SimpleLb::Passthrough && !self.fixed_policy {
-            DiscoveryType::OriginalDst
-        } else {
-            initial
-        }
+/// Returns the final type of a cluster with this initial type and policy.
+fn resolved(initial: DiscoveryType, policy: Option<EffectivePolicy>, fixed_policy: bool) -> DiscoveryType {
+    let simple = load_balancer::simple(policy.and_then(|policy| policy.load_balancer));
+    if simple == SimpleLb::Passthrough && !fixed_policy {
+        DiscoveryType::OriginalDst
+    } else {
+        initial
     }
 }
 

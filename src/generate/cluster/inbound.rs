@@ -78,6 +78,8 @@ pub struct InboundKey {
     pub services: Shared<[(ServiceKey, u32)]>,
     /// Sidecar, for its connection pools.
     pub sidecar: Option<ObjectKey>,
+    /// Namespace of the workload.
+    pub namespace: Namespace,
     /// True if the cluster belongs to a listener of the Sidecar.
     pub is_listener: bool,
     /// Rule of the first service.
@@ -187,6 +189,7 @@ impl InboundPart {
             endpoint,
             services: Shared::from(Vec::new()),
             sidecar: self.sidecar.clone(),
+            namespace: self.namespace.clone(),
             is_listener: false,
             rule: None,
             ip_mode: self.ip_mode,
@@ -326,9 +329,11 @@ impl InboundKey {
     }
 
     /// Returns the host in statistics for a listener on a port without a service.
+    ///
+    /// Parity (pilot/pkg/model/sidecar.go): a Sidecar of the root namespace counts as one of the workload's namespace.
     fn synthetic_host(&self) -> String {
         let key = self.sidecar.as_ref();
-        key.map(|key| format!("{}.{}", key.name, key.namespace))
+        key.map(|key| format!("{}.{}", key.name, self.namespace))
             .unwrap_or_default()
     }
 
@@ -384,16 +389,18 @@ impl InboundKey {
         {
             builder.set_text("config", &rule.meta.config_path());
         }
-        let policy = policy.and_then(|rule| traffic_policy::policy_of(&rule, port, ""));
+        let policy = policy
+            .as_ref()
+            .and_then(|rule| traffic_policy::policy_of(rule, port, ""));
         let of_listener = |sidecar: &Sidecar| {
             let mut listeners = sidecar.ingress.iter().filter(|listener| port_of(listener) == self.port);
             listeners.find_map(|listener| listener.connection_pool)
         };
         let own = sidecar.and_then(|sidecar| of_listener(sidecar).or(sidecar.inbound_connection_pool));
-        let of_rule = policy.as_ref().and_then(|policy| policy.connection_pool);
+        let of_rule = policy.and_then(|policy| policy.connection_pool);
         Pool {
-            settings: own.or(of_rule).unwrap_or_default(),
-            budget: policy.and_then(|policy| policy.retry_budget),
+            settings: own.or(of_rule.copied()).unwrap_or_default(),
+            budget: policy.and_then(|policy| policy.retry_budget).copied(),
         }
     }
 

@@ -23,7 +23,7 @@ use crate::{
         proxy_view::{ProxyLocation, UpstreamProxyView},
         resource::{Built, Note},
         selected::Selected,
-        traffic_policy,
+        traffic_policy::{self, EffectivePolicy, PortPolicies},
     },
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
@@ -126,26 +126,23 @@ impl OutboundPart {
         &self,
         ctx: &BuildContext,
         service: &Service,
-        rule: Option<&Shared<DestinationRule>>,
-        key: &OutboundKey,
+        policy: Option<EffectivePolicy>,
     ) -> Option<EndpointProxyView> {
-        self.client.endpoints(ctx, self.location.as_ref(), service, rule, key)
+        self.client.endpoints(ctx, self.location.as_ref(), service, policy)
     }
 }
 
 impl UpstreamProxyView {
     /// Returns the view that a cluster's endpoints depend on, for a part with a location or the general one; `None` if
-    /// they belong to the other part.
+    /// they belong to the other part. The policy is that of the port or subset.
     pub(super) fn endpoints(
         &self,
         ctx: &BuildContext,
         location: Option<&ProxyLocation>,
         service: &Service,
-        rule: Option<&Shared<DestinationRule>>,
-        key: &OutboundKey,
+        policy: Option<EffectivePolicy>,
     ) -> Option<EndpointProxyView> {
-        let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, key.port, &key.subset));
-        let needs = endpoint::needs(ctx, service, policy.as_ref());
+        let needs = endpoint::needs(ctx, service, policy);
         match (location, needs.any()) {
             (None, false) => Some(EndpointProxyView::of(ctx, service, self, None)),
             (Some(location), true) => Some(EndpointProxyView::of(ctx, service, self, Some((location, &needs)))),
@@ -226,7 +223,7 @@ impl<'a> Listing<'a> {
     }
 
     /// Returns the ports of a service that have clusters. For gateways, an InferencePool has one cluster for all its
-    /// ports. Sidecars, which have routes for each port, keep a cluster for each, in difference to Istio.
+    /// ports. Sidecars, which have routes for each port, keep a cluster for each, unlike in Istio.
     fn clustered_ports<'s>(&self, service: &'s Service) -> &'s [ServicePort] {
         let is_pool = service.ports.len() > 1
             && self.part.mode == ClusterMode::Default
@@ -253,9 +250,11 @@ impl<'a> Listing<'a> {
             .filter(|_| !dynamic)
             .into_iter()
             .flat_map(|rule| traffic_policy::subset_names(rule));
-        let kinds = DiscoveryTypes::new(ctx, service, port, part.mode, &part.client.socket);
+        let policies = PortPolicies::of(rule.map(|rule| &**rule), port.number);
+        let kinds = DiscoveryTypes::new(ctx, service, port, part.mode, &part.client.socket, &policies);
         for subset in std::iter::once("").chain(subsets) {
-            let kind = kinds.of(rule, subset);
+            let policy = policies.of_subset(subset);
+            let kind = kinds.of(rule, subset, policy);
             let key = self.patched(OutboundKey {
                 service: service.key.clone(),
                 port: port.number,
@@ -267,7 +266,7 @@ impl<'a> Listing<'a> {
                 inline: None,
                 patches: self.patches.none(),
             });
-            let endpoints = || part.endpoint_client(ctx, service, rule, &key);
+            let endpoints = || part.endpoint_client(ctx, service, policy);
             if kinds.inline() {
                 if let Some(endpoints) = endpoints() {
                     let ip_mode = part.client.ip_mode;
@@ -280,7 +279,7 @@ impl<'a> Listing<'a> {
                 if !self.asked.is_empty() {
                     self.asked.remove(&key.name());
                 }
-                listed.extend(endpoints().map(|client| key.endpoints(client)));
+                listed.extend(endpoints().map(|client| key.endpoints(key.rule.clone(), client)));
             }
             if part.location.is_none() {
                 listed.push(key.listed());
@@ -324,9 +323,11 @@ impl<'a> Listing<'a> {
             if key.name() != name {
                 continue;
             }
-            let rule = found.as_ref().map(|(_, rule)| rule);
-            let client = self.part.endpoint_client(ctx, service, rule, &key);
-            listed.extend(client.map(|client| key.endpoints(client)));
+            let policy = found
+                .as_ref()
+                .and_then(|(_, rule)| traffic_policy::policy_of(rule, key.port, &key.subset));
+            let client = self.part.endpoint_client(ctx, service, policy);
+            listed.extend(client.map(|client| key.endpoints(key.rule.clone(), client)));
         }
     }
 }
@@ -348,15 +349,15 @@ impl OutboundKey {
         ClusterResource::Cluster(ClusterKey::Outbound(self))
     }
 
-    /// Returns the load assignment of an EDS cluster.
-    pub(super) fn endpoints(&self, client: EndpointProxyView) -> ClusterResource {
+    /// Returns the load assignment of an EDS cluster, with the rule that applies to it.
+    pub(super) fn endpoints(&self, rule: Option<RuleRef>, client: EndpointProxyView) -> ClusterResource {
         let key = EndpointKey {
             service: self.service.clone(),
             port: self.port,
             merged: self.merged,
             subset: self.subset.clone(),
             mode: self.mode,
-            rule: self.rule.clone(),
+            rule,
             client,
         };
         ClusterResource::Endpoint(key)
@@ -369,15 +370,15 @@ impl OutboundKey {
         };
         let rule = self.rule.as_ref();
         let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
+        let policies = PortPolicies::of(rule.as_deref(), self.port);
         let context = Context {
             key: self,
             ctx,
             service,
             port,
             rule: rule.as_ref(),
-            policy: rule
-                .as_ref()
-                .and_then(|rule| traffic_policy::policy_of(rule, self.port, &self.subset)),
+            policies,
+            policy: policies.of_subset(&self.subset),
             known: OnceCell::new(),
         };
         match context.cluster() {

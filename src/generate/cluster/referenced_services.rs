@@ -138,8 +138,7 @@ fn by_host(host: Hostname) -> ReferencedService {
 
 /// Returns the hosts that the proxy fetches JWT keys from.
 fn key_servers(ctx: &BuildContext, selected: &Selected) -> Vec<ReferencedService> {
-    let subject = policy::Subject::workload(selected.proxy.namespace.clone(), (*selected.labels).clone());
-    let attached = policy::attached::<RequestAuthentication>(ctx.cx, ctx.mesh, &subject);
+    let attached = policy::attached::<RequestAuthentication>(ctx.cx, ctx.mesh, &selected.subject);
     let rows = attached
         .iter()
         .filter_map(|key| ctx.mesh.request_authentications.get(ctx.cx, key));

@@ -20,6 +20,7 @@ use crate::{
     generate::{
         BuildContext, constant, endpoint,
         name::{self, ClusterMode},
+        traffic_policy::{EffectivePolicy, PortPolicies},
     },
     model::{
         EndpointTraits, Service,
@@ -41,7 +42,7 @@ use crate::{
             },
             extensions::network::dns_resolver::cares::v3::CaresDnsResolverConfig,
         },
-        istio::networking::v1alpha3::{TrafficPolicy, client_tls_settings::TlSmode, load_balancer_settings::SimpleLb},
+        istio::networking::v1alpha3::{client_tls_settings::TlSmode, load_balancer_settings::SimpleLb},
     },
 };
 
@@ -54,7 +55,9 @@ pub(super) struct Context<'a> {
     pub(super) service: &'a Service,
     pub(super) port: &'a ServicePort,
     pub(super) rule: Option<&'a Shared<DestinationRule>>,
-    pub(super) policy: Option<TrafficPolicy>,
+    pub(super) policies: PortPolicies<'a>,
+    /// Policy of the port or subset.
+    pub(super) policy: Option<EffectivePolicy<'a>>,
     /// Traits of the service's endpoints, read on first use.
     pub(super) known: OnceCell<Option<&'a EndpointTraits>>,
 }
@@ -74,7 +77,10 @@ impl Context<'_> {
         if self.key.client.metadata_exchange && !self.key.mode.is_vip() {
             builder.exchange_metadata(&self.ctx.mesh.installation.features.pilot_mx_additional_labels);
         }
-        if self.key.client.baggage && self.key.client.sends_tunnels && builder.is_eds() {
+        // Parity (pilot/pkg/networking/core/cluster_waypoint.go): a gateway between networks passes the baggage of the
+        // tunnels that it forwards.
+        let is_forwarded = self.key.client.is_east_west && self.key.mode.is_vip();
+        if self.key.client.baggage && self.key.client.sends_tunnels && builder.is_eds() && !is_forwarded {
             builder.read_baggage();
         }
         self.set_metadata(&mut builder, true);
@@ -92,8 +98,9 @@ impl Context<'_> {
     /// Returns the cluster with its discovery type.
     fn discovery(&self) -> Option<ClusterBuilder> {
         let name = self.key.name();
-        let kinds = DiscoveryTypes::new(self.ctx, self.service, self.port, self.key.mode, &self.key.client);
-        let initial = kinds.of(self.rule, &self.key.subset).initial;
+        let (mode, client) = (self.key.mode, &self.key.client);
+        let kinds = DiscoveryTypes::new(self.ctx, self.service, self.port, mode, client, &self.policies);
+        let initial = kinds.of(self.rule, &self.key.subset, self.policy).initial;
         if kinds.inline() && initial == DiscoveryType::OriginalDst {
             self.inline_assignment(&name, "")?;
         }
@@ -155,7 +162,7 @@ impl Context<'_> {
             subset,
             mode: self.key.mode,
             rule: self.rule,
-            waypoint_target: None,
+            through_waypoint: None,
         };
         endpoint::inline_assignment(self.ctx, name, &target, &inline.endpoints)
     }
@@ -176,7 +183,7 @@ impl Context<'_> {
 
     fn apply_policy(&self, builder: &mut ClusterBuilder) {
         let features = &self.ctx.mesh.installation.features;
-        let policy = self.policy.as_ref();
+        let policy = self.policy;
         self.apply_pool(builder);
         self.apply_outlier(builder);
         if outlier::sends_unhealthy(self.service, features) {
@@ -186,7 +193,7 @@ impl Context<'_> {
         if features.enable_locality_weighted_lb_config || locality.is_some_and(|locality| locality.weighs()) {
             load_balancer::weigh_localities(builder);
         }
-        let settings = policy.and_then(|policy| policy.load_balancer.as_ref());
+        let settings = policy.and_then(|policy| policy.load_balancer);
         load_balancer::apply(builder, settings, discovery::is_redis(self.ctx, self.port));
         match self.key.mode {
             ClusterMode::Default => self.apply_tls(builder),
@@ -207,12 +214,12 @@ impl Context<'_> {
     /// Parity (pilot/pkg/networking/core/cluster_waypoint.go): certificates in files that the node names do not count,
     /// and the PROXY protocol is inside the tunnel too.
     pub(super) fn apply_tunnel(&self, builder: &mut ClusterBuilder) {
-        let policy = self.policy.as_ref();
-        let settings = policy.and_then(|policy| policy.tls.as_ref());
+        let policy = self.policy;
+        let settings = policy.and_then(|policy| policy.tls);
         if let Some(settings) = settings.filter(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
             tls::apply_rule(builder, &self.tls_inputs(), settings);
         }
-        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol) {
             tls::apply_proxy_protocol(builder, settings);
         }
         if builder.cluster.transport_socket.is_some() && self.key.client.baggage {
@@ -222,37 +229,33 @@ impl Context<'_> {
     }
 
     pub(super) fn apply_outlier(&self, builder: &mut ClusterBuilder) {
-        let settings = self
-            .policy
-            .as_ref()
-            .and_then(|policy| policy.outlier_detection.as_ref());
-        if let Some(settings) = settings {
+        if let Some(settings) = self.policy.and_then(|policy| policy.outlier_detection) {
             let sends_unhealthy = outlier::sends_unhealthy(self.service, &self.ctx.mesh.installation.features);
             outlier::apply(builder, settings, sends_unhealthy);
         }
     }
 
     pub(super) fn apply_pool(&self, builder: &mut ClusterBuilder) {
-        let policy = self.policy.as_ref();
-        let pool = policy.and_then(|policy| policy.connection_pool.as_ref());
+        let policy = self.policy;
+        let pool = policy.and_then(|policy| policy.connection_pool);
         let pool = pool.copied().unwrap_or_default();
         // A gateway between networks passes bytes.
         if !self.key.client.is_east_west {
             connection_pool::upgrade(builder, self.ctx.mesh_config(), &pool, self.port.protocol);
         }
-        let budget = policy.and_then(|policy| policy.retry_budget.as_ref());
+        let budget = policy.and_then(|policy| policy.retry_budget);
         connection_pool::apply(builder, self.ctx, &pool, budget);
     }
 
     /// Applies the transport sockets of a cluster whose traffic does not come from a waypoint.
     pub(super) fn apply_tls(&self, builder: &mut ClusterBuilder) {
-        let policy = self.policy.as_ref();
-        let settings = policy.and_then(|policy| policy.tls.as_ref());
+        let policy = self.policy;
+        let settings = policy.and_then(|policy| policy.tls);
         let origin = tls::apply(builder, &self.tls_inputs(), settings);
         if self.key.client.sends_tunnels {
             tunnel::prefer(builder, origin, self.key.client.baggage);
         }
-        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol.as_ref()) {
+        if let Some(settings) = policy.and_then(|policy| policy.proxy_protocol) {
             if self.key.client.sends_tunnels && self.key.client.baggage {
                 builder.disable_baggage();
             }
@@ -282,7 +285,7 @@ impl Context<'_> {
             } else {
                 name::sni_cluster(self.key.port, &self.key.subset, &self.service.key.hostname)
             },
-            rule_selects: is_vip || self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
+            rule_selects: self.rule.is_some_and(|rule| rule.spec.workload_selector.is_some()),
             exchange_alpn: self.key.client.metadata_exchange && !features.pilot_disable_mx_alpn,
             is_http: self.port.protocol.is_http(),
             defaults: mesh.tls_defaults.as_ref(),
@@ -341,7 +344,7 @@ impl Context<'_> {
         if !is_default {
             builder.set_text("subset", &self.key.subset);
         }
-        let tls = self.policy.as_ref().and_then(|policy| policy.tls.as_ref());
+        let tls = self.policy.and_then(|policy| policy.tls);
         if tls.is_some_and(|tls| matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual)) {
             builder.set_text("alpn_override", "false");
         }
@@ -358,7 +361,7 @@ fn identities_of(ctx: &BuildContext, service: &Service, traits: Option<&Endpoint
     let known = traits.map_or(&[][..], |traits| &traits.identities);
     let aliases = &ctx.mesh_config().trust_domain_aliases;
     let mut identities: BTreeSet<String> = BTreeSet::new();
-    for identity in known.iter().chain(&service.service_accounts) {
+    for identity in known.iter().chain(service.service_accounts.iter()) {
         identities.insert(identity.to_string());
         let workload = identity.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
         if let Some((_, workload)) = workload.filter(|(_, workload)| workload.starts_with("ns/")) {

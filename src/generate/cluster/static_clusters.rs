@@ -10,7 +10,7 @@ use crate::{
         constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
         filter::tls::ServerCertificates,
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
-        proxy::ProxyType,
+        proxy::{MetadataKey, ProxyType},
         proxy_view,
         resource::{Built, Note},
         selected::Selected,
@@ -179,7 +179,9 @@ fn of_waypoint(ctx: &BuildContext, selected: &Selected) -> Vec<StaticCluster> {
         return std::iter::once(StaticCluster::BlackHole).chain(tunnels).collect();
     }
     let features = &ctx.mesh.installation.features;
-    let peers_of = Some(selected.proxy.namespace.clone());
+    // Parity (pilot/pkg/networking/core/cluster_waypoint.go): with any identity accepted, none may be listed.
+    let names_peers = !features.pilot_skip_validate_trust_domain;
+    let peers_of = names_peers.then(|| selected.proxy.namespace.clone());
     let certificates = ServerCertificates::of(selected.proxy);
     let originate = TunnelCluster::Originate {
         peers_of,
@@ -208,7 +210,8 @@ fn originate(ctx: &BuildContext, selected: &Selected) -> Option<StaticCluster> {
         peers_of: None,
         certificates: ServerCertificates::of(selected.proxy),
     };
-    let sends = ctx.mesh.installation.features.pilot_enable_sending_hbone;
+    let features = &ctx.mesh.installation.features;
+    let sends = features.pilot_enable_sending_hbone && !selected.proxy.has(MetadataKey::DisableHboneSend);
     sends.then(|| StaticCluster::Tunnel(originate()))
 }
 
@@ -295,7 +298,6 @@ fn passthrough(ctx: &BuildContext, name: &str, keeps_header_case: bool) -> Clust
 
 fn external_sds(ctx: &BuildContext) -> ClusterBuilder {
     let mut builder = ClusterBuilder::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
-    builder.cluster.alt_stat_name = String::new();
     builder.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
     builder.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
     builder.use_http2();

@@ -338,8 +338,10 @@ impl TlsInputs<'_> {
             TlSmode::Disable => None,
             TlSmode::IstioMutual => Some(self.mesh_context(builder, settings)),
             // A rule for all sidecars must not make each of them request a credential that few may read.
+            //
+            // Parity (pilot/pkg/networking/core/cluster_tls.go): gateways and waypoints request it.
             TlSmode::Simple | TlSmode::Mutual
-                if is_guarded(&settings.credential_name) && !self.client.is_router && !self.rule_selects =>
+                if is_guarded(&settings.credential_name) && self.client.is_sidecar && !self.rule_selects =>
             {
                 None
             }
@@ -443,8 +445,8 @@ impl TlsInputs<'_> {
     }
 }
 
-/// Returns true for credentials that need a permission. ConfigMaps are not secret, and `invalid://` fails for every
-/// proxy.
+/// Returns true for credentials that need a permission. ConfigMaps are not secret. `invalid://` fails for every proxy;
+/// in Istio, sidecars send such requests without TLS.
 fn is_guarded(credential: &str) -> bool {
     !credential.is_empty() && !credential.starts_with("configmap://") && credential != "invalid://"
 }

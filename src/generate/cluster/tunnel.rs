@@ -72,7 +72,8 @@ const WAYPOINT: &str = "waypoint";
 pub enum TunnelCluster {
     /// [`CONNECT_ORIGINATE`]: the peers of tunnels.
     Originate {
-        /// Namespace of which any workload may be the peer, whatever its trust domain.
+        /// Namespace of which any workload may be the peer, besides the workloads of the mesh's trust domains. `None`
+        /// adds no peers; with `PILOT_SKIP_VALIDATE_TRUST_DOMAIN` the list must stay empty, which accepts all.
         peers_of: Option<Namespace>,
         /// Certificates of the proxy.
         certificates: ServerCertificates,

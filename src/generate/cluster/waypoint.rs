@@ -15,7 +15,7 @@ use crate::{
         patch::{PatchContext, cluster::ClusterPatches},
         proxy_view::{ProxyLocation, UpstreamProxyView},
         selected::Selected,
-        traffic_policy,
+        traffic_policy::{self, PortPolicies},
         waypoint::WaypointView,
     },
     model::{
@@ -62,9 +62,7 @@ impl WaypointPart {
                 continue;
             }
             // A waypoint acts for the service: rules that select clients do not apply.
-            // Parity (pilot/pkg/networking/core/cluster_waypoint.go): none applies to gateways between networks.
-            let find = || destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
-            let rule = if self.waypoint.is_east_west() { None } else { find() };
+            let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
             let features = &ctx.mesh.installation.features;
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
@@ -96,8 +94,14 @@ impl WaypointPart {
         listed: &mut Vec<ClusterResource>,
     ) {
         let mode = ClusterMode::Vip(traffic);
-        let rule = found.map(|(_, rule)| rule);
-        let kinds = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket);
+        // Parity (pilot/pkg/networking/core/cluster_waypoint.go, pilot/pkg/xds/endpoints/endpoint_builder.go): of
+        // gateways between networks, the rule affects the endpoints of EDS and not the clusters.
+        let of_clusters = found.filter(|_| !self.waypoint.is_east_west());
+        let rule = of_clusters.map(|(_, rule)| rule);
+        let policies = PortPolicies::of(rule.map(|rule| &**rule), port.number);
+        let kinds = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket, &policies);
+        let of_endpoints = if kinds.inline() { of_clusters } else { found };
+        let endpoint_policies = PortPolicies::of(of_endpoints.map(|(_, rule)| &**rule), port.number);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
             let mut key = OutboundKey {
@@ -106,7 +110,7 @@ impl WaypointPart {
                 merged: None,
                 subset: subset.into(),
                 mode,
-                rule: found.map(|(found, _)| found.clone()),
+                rule: of_clusters.map(|(found, _)| found.clone()),
                 client: self.client.socket.clone(),
                 inline: None,
                 patches: patches.none(),
@@ -114,7 +118,8 @@ impl WaypointPart {
             if !patches.is_empty() {
                 key.patches = patches.concerning(&key.name(), &[]);
             }
-            let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, rule, &key);
+            let policy = endpoint_policies.of_subset(subset);
+            let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, policy);
             if kinds.inline() {
                 if let Some(endpoints) = endpoints {
                     let ip_mode = self.client.ip_mode;
@@ -123,8 +128,9 @@ impl WaypointPart {
                 }
                 continue;
             }
-            if kinds.of(rule, subset).resolved == DiscoveryType::Eds {
-                listed.extend(endpoints.map(|client| key.endpoints(client)));
+            if kinds.of(rule, subset, policies.of_subset(subset)).resolved == DiscoveryType::Eds {
+                let rule = of_endpoints.map(|(found, _)| found.clone());
+                listed.extend(endpoints.map(|client| key.endpoints(rule, client)));
             }
             if self.location.is_none() {
                 listed.push(key.listed());

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::{
-    EndpointProxyView,
+    EndpointProxyView, address_in,
     lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, socket_address, write_address, write_metadata},
     locality,
     network::{self, Destination},
 };
 use crate::{
-    base::{Namespace, Shared, cidr, select},
+    base::{Namespace, Shared, SmolStr, cidr, select},
     generate::{
         BuildContext,
         name::ClusterMode,
-        traffic_policy,
+        traffic_policy::{self, EffectivePolicy},
         tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, FORWARD_INNER_CONNECT, HBONE_PORT, internal_address},
         wire::Encoded,
     },
@@ -49,8 +49,8 @@ pub struct Target<'a> {
     pub mode: ClusterMode,
     /// DestinationRule, if there is one.
     pub rule: Option<&'a Shared<DestinationRule>>,
-    /// Address and port that the endpoints, which are waypoints, should connect to.
-    pub waypoint_target: Option<String>,
+    /// [`EndpointProxyView::through_waypoint`], if the endpoints are those of the service's waypoint.
+    pub through_waypoint: Option<&'a SmolStr>,
 }
 
 impl Target<'_> {
@@ -86,20 +86,21 @@ impl Target<'_> {
     }
 
     /// Returns the endpoints of the service's waypoint; none if its address is unknown.
-    fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &str) -> Vec<LocalityEndpoints> {
+    ///
+    /// Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): they are endpoints of the service, by which gateways of
+    /// other networks know it too; only subsets do not apply.
+    fn waypoints(&self, ctx: &BuildContext, client: &EndpointProxyView, address: &SmolStr) -> Vec<LocalityEndpoints> {
         let found = || {
             let through = ctx.mesh.service_waypoints.get(ctx.cx, &self.service.key)?;
             let waypoint = ctx.mesh.waypoints.get(ctx.cx, &through.gateway)?;
-            let service = ctx.service(waypoint.service.as_ref()?)?;
-            let port = service.port(HBONE_PORT)?;
-            let endpoints = ctx.mesh.endpoints.get(ctx.cx, &service.key)?;
+            let waypoint = ctx.service(waypoint.service.as_ref()?)?;
+            let port = waypoint.port(HBONE_PORT)?;
+            let endpoints = ctx.mesh.endpoints.get(ctx.cx, &waypoint.key)?;
             let target = Target {
-                service,
-                port,
                 subset: "",
-                mode: ClusterMode::Default,
                 rule: None,
-                waypoint_target: Some(socket_address(address, self.port.number)),
+                through_waypoint: Some(address),
+                ..*self
             };
             let served = endpoints.endpoints.iter();
             let served = served.filter(|endpoint| endpoint.port_name == port.name && !endpoint.address.is_empty());
@@ -130,7 +131,7 @@ impl Target<'_> {
     ) -> Vec<LocalityEndpoints> {
         if let Some(locality) = &client.locality
             && !groups.is_empty()
-            && let Some(setting) = locality::locality_setting(ctx, self.service, self.policy().as_ref())
+            && let Some(setting) = locality::locality_setting(ctx, self.service, self.policy())
         {
             let labels = client.labels.as_ref().filter(|_| by_labels);
             groups = setting.apply(groups, locality, labels);
@@ -138,7 +139,7 @@ impl Target<'_> {
         groups
     }
 
-    fn policy(&self) -> Option<TrafficPolicy> {
+    fn policy(&self) -> Option<EffectivePolicy<'_>> {
         self.rule
             .and_then(|rule| traffic_policy::policy_of(rule, self.port.number, self.subset))
     }
@@ -154,7 +155,7 @@ impl Target<'_> {
         let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
         for endpoint in endpoints.filter(|endpoint| self.allowed_namespaces(ctx, client, endpoint)) {
             let mtls = peers.use_mtls(ctx, endpoint);
-            let tunnelled = self.waypoint_target.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
+            let tunnelled = self.through_waypoint.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
             let listener = if client.forwards {
                 FORWARD_INNER_CONNECT
             } else {
@@ -270,8 +271,10 @@ struct MtlsChecker {
 
 impl MtlsChecker {
     fn new(target: &Target) -> Self {
-        // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read.
+        // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read. The default cluster
+        // behind a waypoint counts as a subset, `http` or `tcp`.
         let policy = target.rule.and_then(|rule| match target.subset {
+            "" if target.mode.is_vip() => None,
             "" => rule.spec.traffic_policy.as_ref(),
             name => rule.subset(name)?.traffic_policy.as_ref(),
         });
@@ -359,10 +362,12 @@ fn member(
             if let Some((_, address)) = &tunnel {
                 // Destination of the tunnel.
                 out.entry(metadata::FILTER_METADATA, DESTINATION_METADATA, |out| {
-                    match &target.waypoint_target {
+                    match target.through_waypoint {
                         None => out.text_field("local", address),
-                        Some(local) => {
-                            out.text_field("local", local);
+                        // A waypoint knows the address of the service in its own cluster.
+                        Some(elsewhere) => {
+                            let own = address_in(target.service, &endpoint.origin.cluster).unwrap_or(elsewhere);
+                            out.text_field("local", &socket_address(own, target.port.number));
                             out.text_field("waypoint", address);
                         }
                     }

@@ -85,9 +85,12 @@ fn split(
         let weight = member.weight.saturating_mul(networks.scale.max(1));
         let gateways = gateways(networks, &member, crossing);
         if !is_shared(&member.network, &client.network) {
+            let has_gateway = || gateways.iter().any(|gateway| is_reachable(client, gateway));
+            // Parity (pilot/pkg/xds/endpoints/ep_filters.go): in the ambient mode of several networks, sidecars do not
+            // try endpoints of networks without a gateway either.
             let is_unreachable = match crossing {
-                NetworkCrossing::MutualTls => false,
-                NetworkCrossing::Tunnels => !gateways.iter().any(|gateway| is_reachable(client, gateway)),
+                NetworkCrossing::MutualTls => features.ambient_enable_multi_network && !has_gateway(),
+                NetworkCrossing::Tunnels => !has_gateway(),
                 NetworkCrossing::Never => true,
             };
             if is_unreachable {
@@ -155,8 +158,8 @@ fn gateways<'a>(networks: &'a GatewayIndex, member: &LbEndpoint, crossing: Netwo
         .collect()
 }
 
-/// Returns true if the proxy can reach the gateway: they share an address family, or the gateway has a host name, whose
-/// family is unknown.
+/// Returns true if the proxy can reach the gateway: it has both address families, or they share one. The family of a
+/// host name is unknown.
 fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
     client.ip_mode == IpMode::Dual
         || cidr::parse_ip(&gateway.address).is_some_and(|ip| client.ip_mode.serves(&ip.to_canonical()))

@@ -197,20 +197,19 @@ impl FilterStack<'_> {
     }
 
     fn provider_file_log(&self, provider: &EnvoyFileAccessLogProvider) -> Option<Any> {
-        let format = provider
-            .log_format
-            .as_ref()
-            .and_then(|format| format.log_format.as_ref());
-        let format = match format {
-            Some(LogFormat::Labels(labels)) if labels.fields.is_empty() => json_format(default_json()),
-            Some(LogFormat::Labels(labels)) => json_format(labels.clone()),
-            Some(LogFormat::Text(text)) => text_format(text),
+        let path = or(&provider.path, "/dev/stdout");
+        let format = match provider.log_format.as_ref().map(|format| &format.log_format) {
             None => text_format(""),
-        };
-        let path = if provider.path.is_empty() {
-            "/dev/stdout"
-        } else {
-            &provider.path
+            Some(Some(LogFormat::Labels(labels))) if labels.fields.is_empty() => json_format(default_json()),
+            Some(Some(LogFormat::Labels(labels))) => json_format(labels.clone()),
+            Some(Some(LogFormat::Text(text))) => text_format(text),
+            // Parity (pilot/pkg/model/telemetry_logging.go): Envoy's own format applies.
+            Some(None) => {
+                return Some(Any::pack(&FileAccessLog {
+                    path: path.to_owned(),
+                    access_log_format: None,
+                }));
+            }
         };
         self.file_log(path, format, provider.omit_empty_values)
     }
@@ -472,4 +471,45 @@ fn or_peers(names: &[String]) -> Vec<String> {
 
 fn owned(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::{
+        generate::{ResourceType, fixture},
+        model::Installation,
+    };
+
+    const TELEMETRY: &str = "
+apiVersion: telemetry.istio.io/v1
+kind: Telemetry
+metadata: {name: mesh, namespace: istio-system}
+spec: {accessLogging: [{providers: [{name: log}]}]}
+";
+
+    /// Returns the format of a file access log with these settings.
+    fn format(settings: &str) -> Value {
+        let provider = format!("{{name: log, envoyFileAccessLog: {{path: /tmp/log{settings}}}}}");
+        let mesh = format!("proxyListenPort: 15001\nextensionProviders: [{provider}]\n");
+        let files = [
+            ("mesh.yaml", mesh.as_str()),
+            ("kube.yaml", fixture::APP),
+            ("config.yaml", TELEMETRY),
+        ];
+        let proxy = fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &json!({}));
+        let store = fixture::store(Installation::default(), &files, vec![proxy]);
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, "virtualOutbound");
+        let log = &listener["accessLog"][0]["typedConfig"];
+        assert_eq!(log["path"], "/tmp/log");
+        log["logFormat"].clone()
+    }
+
+    #[test]
+    fn a_log_format_without_a_member_is_that_of_envoy() {
+        assert_eq!(format(", logFormat: {}"), Value::Null);
+        assert_eq!(format(", logFormat: {labels: null}"), Value::Null);
+        assert!(format("")["textFormatSource"].is_object());
+    }
 }

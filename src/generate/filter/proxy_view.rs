@@ -205,8 +205,9 @@ impl FilterProxyView {
 /// Returns the Telemetries of a workload: the oldest general one of the root namespace and of its own namespace, then
 /// those of its own that select or refer to it.
 ///
-/// Parity (pilot/pkg/model/telemetry.go, applicableTelemetries): for a service behind a waypoint, the general one of
-/// the service's namespace follows, and those with references come from that namespace alone.
+/// Parity (pilot/pkg/model/telemetry.go, applicableTelemetries): for a service behind a waypoint of another namespace,
+/// the general one of the service's namespace follows, also where that is the root namespace again, and those with
+/// references come from that namespace alone.
 fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &ctx.mesh.telemetries_by_namespace;
     let general = |namespace: &Namespace| {
@@ -218,13 +219,10 @@ fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     };
     let root = policy::root_namespace(ctx.cx, ctx.mesh);
     let of_root = general(&root);
-    let mut own = vec![&subject.namespace];
-    own.extend(subject.services.iter().map(|service| &service.namespace));
-    own.dedup();
-    let of_own = own
-        .iter()
-        .filter(|namespace| ***namespace != root)
-        .filter_map(|namespace| general(namespace));
+    let own = Some(&subject.namespace).filter(|namespace| **namespace != root);
+    let services = subject.services.iter().map(|service| &service.namespace);
+    let others = services.filter(|namespace| **namespace != subject.namespace);
+    let of_own = own.into_iter().chain(others).filter_map(general);
     let service = subject.services.last();
     let attaching = service.map_or(&subject.namespace, |service| &service.namespace);
     let special = policy::attached::<Telemetry>(ctx.cx, ctx.mesh, subject)
@@ -363,8 +361,12 @@ spec: {targetRefs: [{group: '', kind: Service, name: db}]}
         assert_eq!(found(&waypoint), own);
         assert_eq!(found(&waypoint.clone().with_service(service("shop", "web"))), own);
         assert_eq!(
-            found(&waypoint.with_service(service("data", "db"))),
+            found(&waypoint.clone().with_service(service("data", "db"))),
             ["istio-system/mesh", "shop/general", "data/general", "data/service"]
+        );
+        assert_eq!(
+            found(&waypoint.with_service(service("istio-system", "ingress"))),
+            ["istio-system/mesh", "shop/general", "istio-system/mesh"]
         );
     }
 }

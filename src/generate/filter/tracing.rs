@@ -172,8 +172,8 @@ impl FilterStack<'_> {
                 tags.extend(user.iter().filter_map(tag));
             }
             None => {
-                let legacy = &self.client.tracing.custom_tags;
-                tags.extend(legacy.iter().map(|(tag, how)| encoded(legacy_tag(tag, how))));
+                let legacy = self.client.tracing.custom_tags.iter();
+                tags.extend(legacy.filter_map(|(tag, how)| legacy_tag(tag, how).map(encoded)));
             }
         }
         tags.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -255,9 +255,8 @@ impl FilterStack<'_> {
         };
         // Older proxies lack `collector_service`.
         if self.client.version.at_least(1, 29) {
-            let timeout = zipkin.timeout.unwrap_or(prost_types::Duration { seconds: 5, nanos: 0 });
             let uri = format!("http://{}{path}", upstream.host);
-            config.collector_service = Some(http_service(uri, upstream, Some(timeout), &zipkin.headers));
+            config.collector_service = Some(self.http_service(uri, upstream, zipkin.timeout, &zipkin.headers));
         } else {
             config.collector_cluster = upstream.cluster;
             path.clone_into(&mut config.collector_endpoint);
@@ -288,12 +287,13 @@ impl FilterStack<'_> {
         }
         if let Some(http) = &otel.http {
             let uri = join_path(&upstream.host, &http.path);
-            config.http_service = Some(http_service(uri, upstream, http.timeout, &http.headers));
+            config.http_service = Some(self.http_service(uri, upstream, http.timeout, &http.headers));
         } else {
             let mut service = envoy_grpc(&upstream.cluster, &upstream.host);
             if let Some(grpc) = &otel.grpc {
                 service.timeout = grpc.timeout;
-                service.initial_metadata = grpc.initial_metadata.iter().map(header).collect();
+                let metadata = grpc.initial_metadata.iter();
+                service.initial_metadata = metadata.map(|from| self.header(from)).collect();
             }
             config.grpc_service = Some(service);
         }
@@ -310,7 +310,7 @@ impl FilterStack<'_> {
             let http: &ProviderHttpService = api.http.as_ref()?;
             let upstream = self.provider_cluster("dynatrace", &api.service, api.port)?;
             let uri = join_path(&upstream.host, &http.path);
-            http_service(uri, upstream, http.timeout, &http.headers)
+            self.http_service(uri, upstream, http.timeout, &http.headers)
         } else {
             let http = otel.http.as_ref()?;
             let upstream = ProviderCluster {
@@ -318,7 +318,7 @@ impl FilterStack<'_> {
                 cluster: upstream.cluster.clone(),
             };
             let uri = join_path(&upstream.host, "api/v2/samplingConfiguration");
-            http_service(uri, upstream, http.timeout, &http.headers)
+            self.http_service(uri, upstream, http.timeout, &http.headers)
         };
         Some(TypedExtensionConfig {
             name: "envoy.tracers.opentelemetry.samplers.dynatrace".to_owned(),
@@ -329,6 +329,48 @@ impl FilterStack<'_> {
                 root_spans_per_minute: sampler.root_spans_per_minute,
             })),
         })
+    }
+
+    fn http_service(
+        &self,
+        uri: String,
+        upstream: ProviderCluster,
+        declared_timeout: Option<prost_types::Duration>,
+        headers: &[HttpHeader],
+    ) -> HttpService {
+        HttpService {
+            http_uri: Some(HttpUri {
+                uri,
+                timeout: Some(timeout(declared_timeout)),
+                http_upstream_type: Some(http_uri::HttpUpstreamType::Cluster(upstream.cluster)),
+            }),
+            request_headers_to_add: headers
+                .iter()
+                .map(|from| HeaderValueOption {
+                    header: Some(self.header(from)),
+                    append_action: header_value_option::HeaderAppendAction::OverwriteIfExistsOrAdd as i32,
+                    ..Default::default()
+                })
+                .collect(),
+            ..Default::default()
+        }
+    }
+
+    /// Returns a configured header. `envName` is a variable of the control plane.
+    ///
+    /// Parity (pilot/pkg/networking/core/tracing.go): a variable that is not set is an empty value.
+    fn header(&self, from: &HttpHeader) -> HeaderValue {
+        let variables = &self.ctx.mesh.installation.variables;
+        let value = match &from.header_value {
+            Some(http_header::HeaderValue::Value(value)) => value.as_str(),
+            Some(http_header::HeaderValue::EnvName(name)) => variables.value(name),
+            None => "",
+        };
+        HeaderValue {
+            key: from.name.clone(),
+            value: value.to_owned(),
+            ..Default::default()
+        }
     }
 }
 
@@ -350,42 +392,13 @@ fn resource_detectors(otel: &OpenTelemetryTracingProvider, enriched: bool) -> Ve
     [first, second, added].into_iter().flatten().collect()
 }
 
-fn http_service(
-    uri: String,
-    upstream: ProviderCluster,
-    timeout: Option<prost_types::Duration>,
-    headers: &[HttpHeader],
-) -> HttpService {
-    HttpService {
-        http_uri: Some(HttpUri {
-            uri,
-            timeout,
-            http_upstream_type: Some(http_uri::HttpUpstreamType::Cluster(upstream.cluster)),
-        }),
-        request_headers_to_add: headers
-            .iter()
-            .map(|from| HeaderValueOption {
-                header: Some(header(from)),
-                append_action: header_value_option::HeaderAppendAction::OverwriteIfExistsOrAdd as i32,
-                ..Default::default()
-            })
-            .collect(),
-        ..Default::default()
-    }
-}
-
-/// Returns a configured header. Values from the control plane's environment (`envName`) are not disclosed and stay
-/// empty.
-fn header(from: &HttpHeader) -> HeaderValue {
-    let value = match &from.header_value {
-        Some(http_header::HeaderValue::Value(value)) => value.clone(),
-        Some(http_header::HeaderValue::EnvName(_)) | None => String::new(),
-    };
-    HeaderValue {
-        key: from.name.clone(),
-        value,
-        ..Default::default()
-    }
+/// Returns the timeout of requests to a collector. Envoy refuses an `HttpUri` without one, or with a value out of range.
+///
+/// Parity (pilot/pkg/networking/core/tracing.go): the default of Zipkin. Istio sends other collectors none.
+fn timeout(declared: Option<prost_types::Duration>) -> prost_types::Duration {
+    let is_valid = |timeout: &prost_types::Duration| (0..1 << 32).contains(&timeout.seconds) && timeout.nanos >= 0;
+    let default = prost_types::Duration { seconds: 5, nanos: 0 };
+    declared.filter(is_valid).unwrap_or(default)
 }
 
 /// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments are removed, a trailing slash stays.
@@ -493,18 +506,17 @@ fn waypoint_tags() -> impl Iterator<Item = CustomTag> {
         })
 }
 
-fn legacy_tag(tag: &str, how: &legacy::CustomTag) -> CustomTag {
+/// Returns a tag of a ProxyConfig; `None` if Envoy would refuse it, and the listener with it.
+///
+/// Parity (pilot/pkg/networking/core/tracing.go): tags without a known type are omitted. Istio sends empty texts.
+fn legacy_tag(tag: &str, how: &legacy::CustomTag) -> Option<CustomTag> {
     use legacy::custom_tag::Type;
-    let r#type = match &how.r#type {
-        Some(Type::Literal(literal)) => Some(literal_tag(&literal.value)),
-        Some(Type::Environment(from)) => Some(environment_tag(&from.name, &from.default_value)),
-        Some(Type::Header(from)) => Some(header_tag(&from.name, &from.default_value)),
-        None => None,
+    let (text, r#type) = match how.r#type.as_ref()? {
+        Type::Literal(literal) => (&literal.value, literal_tag(&literal.value)),
+        Type::Environment(from) => (&from.name, environment_tag(&from.name, &from.default_value)),
+        Type::Header(from) => (&from.name, header_tag(&from.name, &from.default_value)),
     };
-    CustomTag {
-        tag: tag.to_owned(),
-        r#type,
-    }
+    (!tag.is_empty() && !text.is_empty()).then(|| custom_tag(tag, r#type))
 }
 
 fn custom_tag(tag: &str, r#type: custom_tag::Type) -> CustomTag {
@@ -535,13 +547,4 @@ fn header_tag(name: &str, default: &str) -> custom_tag::Type {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_are_joined_as_in_go() {
-        assert_eq!(join_path("h", ""), "h");
-        assert_eq!(join_path("h", "/"), "h/");
-        assert_eq!(join_path("h", "//v1/./a/../traces"), "h/v1/traces");
-    }
-}
+mod tests;

@@ -4,7 +4,11 @@ use smol_str::SmolStr;
 
 use super::tls;
 use crate::{
-    generate::{BuildContext, EncodedResource, cluster, constant, name, resource::Built, traffic_policy},
+    generate::{
+        BuildContext, EncodedResource, cluster, constant, name,
+        resource::Built,
+        traffic_policy::{self, EffectivePolicy},
+    },
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
@@ -16,7 +20,7 @@ use crate::{
             cluster::{ClusterDiscoveryType, DiscoveryType, EdsClusterConfig, LbPolicy},
         },
         istio::networking::v1alpha3::{
-            ConnectionPoolSettings, LoadBalancerSettings, TrafficPolicy,
+            ConnectionPoolSettings, LoadBalancerSettings,
             client_tls_settings::TlSmode,
             load_balancer_settings::{LbPolicy as Declared, SimpleLb},
         },
@@ -58,8 +62,11 @@ impl ClusterKey {
             let common = cluster.common_lb_config.get_or_insert_default();
             common.override_host_status = Some(cluster::statuses_of_sessions());
         }
-        if let Some(policy) = rule.and_then(|rule| traffic_policy::policy_of(&rule, self.port, &self.subset)) {
-            apply(&mut cluster, &policy, ctx, service);
+        let policy = rule
+            .as_ref()
+            .and_then(|rule| traffic_policy::policy_of(rule, self.port, &self.subset));
+        if let Some(policy) = policy {
+            apply(&mut cluster, policy, ctx, service);
         }
         Built::new(EncodedResource::new(cluster.name.as_str(), &cluster))
     }
@@ -81,18 +88,14 @@ impl ClusterKey {
 
 /// Applies a traffic policy. Mutual TLS is never assumed: only the application knows whether client and server support
 /// it.
-fn apply(cluster: &mut Cluster, policy: &TrafficPolicy, ctx: &BuildContext, service: &Service) {
-    if policy
-        .tls
-        .as_ref()
-        .is_some_and(|tls| tls.mode() == TlSmode::IstioMutual)
-    {
+fn apply(cluster: &mut Cluster, policy: EffectivePolicy, ctx: &BuildContext, service: &Service) {
+    if policy.tls.is_some_and(|tls| tls.mode() == TlSmode::IstioMutual) {
         cluster.transport_socket = Some(tls::client_socket(cluster::identities(ctx, service)));
     }
-    if let Some(settings) = &policy.load_balancer {
+    if let Some(settings) = policy.load_balancer {
         balance(cluster, settings);
     }
-    if let Some(settings) = &policy.connection_pool {
+    if let Some(settings) = policy.connection_pool {
         cluster.circuit_breakers = circuit_breakers(settings);
     }
 }

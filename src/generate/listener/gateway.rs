@@ -28,7 +28,6 @@ use crate::{
             tls::{InnerProtocol, ServerCertificates},
         },
         labels, name,
-        patch::PatchContext,
         proxy::MetadataKey,
         resource::Built,
         route::destination::Target,
@@ -217,7 +216,7 @@ impl GatewayKey {
             return Built::none().with_notes(making.stack.into_notes());
         }
         let listener = making.listener(chains);
-        listener.finish(ctx, making.stack, PatchContext::Gateway)
+        listener.finish(ctx, making.stack, self.client.filters.gateway_patch_context())
     }
 }
 

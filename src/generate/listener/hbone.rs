@@ -27,7 +27,7 @@ use crate::{
             tls::ServerCertificates,
         },
         patch::{self, PatchContext},
-        proxy::IstioVersion,
+        proxy::{IstioVersion, ProxyType},
         resource::Built,
         selected::Selected,
         tunnel::{
@@ -170,7 +170,9 @@ impl HbonePart {
 }
 
 impl OriginateKey {
-    /// Builds the listener. Patches do not apply to it.
+    /// Builds the listener.
+    ///
+    /// Parity (pilot/pkg/networking/core/listener.go): patches apply to that of a waypoint only.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let stack = FilterStack::new(ctx, &self.filters, self.class);
         let mut tunnel = TunnelingConfig {
@@ -194,6 +196,9 @@ impl OriginateKey {
             access_log: stack.access_logs(LogPosition::Listener),
             ..internal(CONNECT_ORIGINATE)
         };
+        if self.class == ListenerClass::SidecarInbound {
+            return patched(stack, PatchContext::SidecarInbound, listener);
+        }
         Built::new(EncodedResource::new(CONNECT_ORIGINATE, &listener)).with_notes(stack.into_notes())
     }
 }
@@ -217,12 +222,18 @@ impl TerminateKey {
             access_log: stack.access_logs(LogPosition::Listener),
             ..Default::default()
         };
-        let mut notes = stack.into_notes();
-        let patches = (&*self.filters.listener_patches, &self.filters.extensions);
-        match patch::listener(ctx, patches, PatchContext::SidecarInbound, listener, &mut notes) {
-            Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-            None => Built::none().with_notes(notes),
-        }
+        patched(stack, PatchContext::SidecarInbound, listener)
+    }
+}
+
+/// Patches and encodes a listener.
+pub(super) fn patched(stack: FilterStack, context: PatchContext, listener: Listener) -> Built {
+    let (ctx, client) = (stack.ctx, stack.client);
+    let mut notes = stack.into_notes();
+    let patches = (&*client.listener_patches, &client.extensions);
+    match patch::listener(&ctx, patches, context, listener, &mut notes) {
+        Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+        None => Built::none().with_notes(notes),
     }
 }
 
@@ -268,6 +279,15 @@ impl FilterProxyView {
             HASHABLE_STRING
         } else {
             "envoy.string"
+        }
+    }
+
+    /// Returns the context of patches of the listeners of a gateway or waypoint. A gateway between networks is a
+    /// waypoint.
+    pub(super) fn gateway_patch_context(&self) -> PatchContext {
+        match self.proxy_type {
+            ProxyType::Router => PatchContext::Gateway,
+            _ => PatchContext::SidecarInbound,
         }
     }
 }

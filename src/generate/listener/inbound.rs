@@ -177,7 +177,8 @@ impl InboundProxyView {
 
     /// Returns the ports of services; the oldest service owns a port that several services target.
     fn service_ports(&self, stack: &FilterStack, taken: &[u32]) -> BTreeMap<u32, InboundPort> {
-        let bind = wildcards(self.ip_mode)[0];
+        let binds = wildcards(self.ip_mode);
+        let bind = binds[0];
         let bind_to_port = self.interception == InterceptionMode::None;
         let mut ports: BTreeMap<u32, InboundPort> = BTreeMap::new();
         for target in self.targets.iter() {
@@ -197,7 +198,7 @@ impl InboundProxyView {
             {
                 continue;
             }
-            let port = InboundPort::of_service(service, port, number, bind, bind_to_port);
+            let port = InboundPort::of_service(service, port, number, binds, bind_to_port);
             if let Some(other) = ports.get(&number) {
                 if other.protocol != port.protocol && other.hostname != port.hostname {
                     let detail = format!("port {number}: {} rejected {}", other.hostname, port.hostname);
@@ -268,13 +269,18 @@ impl InboundProxyView {
     }
 
     /// Returns ports with a policy of their own but without a chain.
-    fn unserved_policy_ports(&self, ctx: &BuildContext) -> Vec<u32> {
+    ///
+    /// Unlike Istio, which forgets ports of services beside those of a Sidecar: Envoy refuses a listener of which two
+    /// chains have the same match.
+    fn unserved_policy_ports(&self, ctx: &BuildContext, with_chains: &BTreeMap<u32, InboundPort>) -> Vec<u32> {
         let served: Vec<u32> = match self.ingress_row(ctx) {
             Some(sidecar) => sidecar.spec.ingress.iter().map(port_number).collect(),
             None => self.targets.iter().map(|target| target.target_port).collect(),
         };
         let ports = self.peers.ports.keys().copied();
-        ports.filter(|port| !served.contains(port)).collect()
+        ports
+            .filter(|port| !served.contains(port) && !with_chains.contains_key(port))
+            .collect()
     }
 }
 
@@ -382,7 +388,7 @@ impl InboundListener<'_> {
         let mut chains = Chains::default();
         self.add_black_hole(&mut chains);
         self.add_passthrough(&mut chains, 0, self.client.peers.mode);
-        for port in self.client.unserved_policy_ports(&self.stack.ctx) {
+        for port in self.client.unserved_policy_ports(&self.stack.ctx, ports) {
             self.add_passthrough(&mut chains, port, self.client.peers.mode_on(port));
         }
         for port in ports.values().filter(|port| !port.bind_to_port) {

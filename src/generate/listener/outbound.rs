@@ -15,7 +15,7 @@ use smol_str::SmolStr;
 
 use super::ListenerKey;
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, cidr, host},
+    base::{Hashed, ObjectKey, cidr, host},
     generate::{
         BuildContext,
         constant::{loopbacks, wildcards},
@@ -24,8 +24,10 @@ use crate::{
     model::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
+        output_limit::RouteBudget,
         service::{Protocol, Registry, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::{EgressListener, OutboundPolicy},
+        virtual_service::{self, PortRoutes},
     },
 };
 use listener::{ChainKind, ListenPort, ListenerService, OutboundKey};
@@ -99,6 +101,7 @@ impl OutboundPart {
             };
             lister.add_egress(egress, &binds, bind_to_port);
         }
+        lister.refuse_surplus();
         let catch_all = catch_all_cluster(&scope.outbound_policy);
         // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
@@ -316,7 +319,9 @@ impl<'a> Lister<'a> {
             sniffs,
             ranges,
             rule: None,
+            aliases: None,
             virtual_services: Vec::new(),
+            is_surplus: false,
             destinations: Vec::new(),
         };
         if kind == ChainKind::Http {
@@ -328,6 +333,7 @@ impl<'a> Lister<'a> {
             return member;
         }
         member.rule = self.rule(&request.service.key);
+        member.aliases = request.egress.alias_filters.get(&request.service.key).cloned();
         member.virtual_services = self.virtual_services(request.service, request.egress);
         for key in &member.virtual_services {
             let Some(row) = self.ctx.mesh.virtual_services.get(self.ctx.cx, key) else {
@@ -354,6 +360,48 @@ impl<'a> Lister<'a> {
         found.map(|(rule, _)| rule)
     }
 
+    /// Refuses connections to services whose TCP and TLS routes exceed the limit of a VirtualService or of its
+    /// namespace. Each listener has the routes again. Older services come first, so that new ones, which may be those
+    /// of another tenant, take nothing from them.
+    fn refuse_surplus(&mut self) {
+        let ctx = self.ctx;
+        let mut members: Vec<(usize, &mut ListenerService)> = Vec::new();
+        for (listener, entry) in self.entries.values_mut().enumerate() {
+            let all = entry.services.iter_mut();
+            let routed = all.filter(|member| !member.virtual_services.is_empty());
+            members.extend(routed.map(|member| (listener, member)));
+        }
+        members.sort_by_cached_key(|(_, member)| {
+            let service = member.service.as_ref().and_then(|listed| ctx.member(listed));
+            service.map(|service| service.creation)
+        });
+        let mut budget = RouteBudget::of(ctx.mesh);
+        let mut numbers: BTreeMap<(&ObjectKey, bool), PortRoutes> = BTreeMap::new();
+        let mut counted: BTreeMap<(usize, &ObjectKey, bool), bool> = BTreeMap::new();
+        for (listener, member) in members {
+            let has_ranges = !member.ranges.is_empty();
+            let is_tls = member.port.protocol.is_tls();
+            let port = member.port.number;
+            for key in &member.virtual_services {
+                // Chains with equal matches occur once in a listener.
+                let place = (listener, key, is_tls);
+                let known = counted.get(&place).filter(|_| !has_ranges);
+                let fits = known.copied().unwrap_or_else(|| {
+                    let routes = numbers.entry((key, is_tls)).or_insert_with(|| {
+                        match ctx.mesh.virtual_services.get(ctx.cx, key) {
+                            Some(row) if is_tls => row.tls_routes(),
+                            Some(row) => row.tcp_routes(),
+                            None => PortRoutes::default(),
+                        }
+                    });
+                    budget.take(key, routes.on(port))
+                });
+                counted.insert(place, fits);
+                member.is_surplus |= !fits;
+            }
+        }
+    }
+
     /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order.
     fn virtual_services(&self, service: &Service, egress: &EgressListener) -> Vec<ObjectKey> {
         if egress.virtual_services.is_empty() {
@@ -368,20 +416,7 @@ impl<'a> Lister<'a> {
             };
             return egress.virtual_services.iter().filter(overlaps).cloned().collect();
         }
-        let suffixes = name
-            .match_indices('.')
-            .map(|(dot, _)| Hostname::from(format!("*{}", &name[dot..])));
-        let patterns = [service.key.hostname.clone(), Hostname::new("*")];
-        let found: std::collections::BTreeSet<&ObjectKey> = patterns
-            .into_iter()
-            .chain(suffixes)
-            .flat_map(|pattern| {
-                mesh.tcp_virtual_services_by_host
-                    .get(cx, &pattern)
-                    .map(|(key, _)| key)
-                    .collect::<Vec<_>>()
-            })
-            .collect();
+        let found = virtual_service::tcp_for_host(cx, mesh, &service.key.hostname);
         if found.is_empty() {
             return Vec::new();
         }

@@ -241,6 +241,38 @@ spec:
 }
 
 #[test]
+fn server_names_include_the_imported_aliases_of_a_service() {
+    let names = |hosts: &str| -> BTreeSet<String> {
+        let config = format!(
+            "
+apiVersion: v1
+kind: Service
+metadata: {{name: secure}}
+spec: {{clusterIP: None, ports: [{{name: tls, port: 443}}]}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: old, namespace: legacy}}
+spec: {{type: ExternalName, externalName: secure.default.svc.cluster.local}}
+---
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {{name: default}}
+spec: {{egress: [{{port: {{number: 443, name: tls, protocol: TLS}}, bind: 0.0.0.0, hosts: {hosts}}}]}}
+"
+        );
+        let listener = Fixture::of(&config).get("0.0.0.0_443");
+        let names = chains(&listener)[0].0["serverNames"].clone();
+        let names = names.as_array().expect("server names").iter();
+        names.map(|name| name.as_str().expect("a text").to_owned()).collect()
+    };
+    let own = "secure.default.svc.cluster.local".to_owned();
+    let all = names("[./*]");
+    assert!(all.contains(&own) && all.contains("old.legacy.svc.cluster.local") && all.contains("old.legacy"));
+    assert_eq!(names(&format!("[./{own}]")), BTreeSet::from([own]));
+}
+
+#[test]
 fn chains_of_a_listener_have_server_names_of_their_own() {
     let config = "
 apiVersion: networking.istio.io/v1
@@ -275,6 +307,111 @@ spec:
 }
 
 #[test]
+fn routes_of_partial_wildcards_apply() {
+    let config = "
+apiVersion: v1
+kind: Service
+metadata: {name: orders-db}
+spec: {clusterIP: 10.0.0.6, ports: [{name: tcp-pg, port: 5432}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: out}
+spec:
+  hosts: [out.example.com]
+  addresses: [240.0.0.1]
+  resolution: DNS
+  ports: [{number: 443, name: tls, protocol: TLS}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: db}
+spec:
+  hosts: ['*-db.default.svc.cluster.local']
+  tcp: [{route: [{destination: {host: headless.default.svc.cluster.local, port: {number: 70}}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: out}
+spec:
+  hosts: ['*example.com']
+  tls: [{match: [{sniHosts: [out.example.com]}], route: [{destination: {host: out.example.com, subset: v1}}]}]
+";
+    let fixture = Fixture::of(config);
+    let leads_to = |listener: &str, cluster: &str| fixture.get(listener).to_string().contains(cluster);
+    assert!(leads_to("10.0.0.6_5432", "outbound|70||headless.default"));
+    assert!(!leads_to("10.0.0.6_5432", "orders-db"));
+    assert!(leads_to("240.0.0.1_443", "outbound|443|v1|out.example.com"));
+    assert!(leads_to("10.0.0.1_90", "outbound|90||a.default"), "of the same domain");
+    assert!(!leads_to("10.0.0.1_90", "headless"));
+}
+
+#[test]
+fn r21_routes_of_connections_count_for_each_listener() {
+    let service = |name: &str, day: u32, last: u32| {
+        format!(
+            "
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}
+spec: {{clusterIP: 10.0.1.{last}, ports: [{{name: tcp, port: 90}}, {{name: tcp-2, port: 91}}]}}
+---"
+        )
+    };
+    let route = |last: u32| {
+        format!(
+            "  - match: [{{destinationSubnets: [10.9.0.{last}]}}]\n    \
+             route: [{{destination: {{host: old, port: {{number: 90}}}}}}]\n"
+        )
+    };
+    let routes: String = (0..4).map(route).collect();
+    // The last one and the TLS route are for none of the listeners.
+    let to = "{destination: {host: old, port: {number: 90}}}";
+    let declared = format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: r}}
+spec:
+  hosts: ['*.default.svc.cluster.local']
+  tls: [{{match: [{{sniHosts: [new.default.svc.cluster.local]}}], route: [{to}]}}]
+  tcp:
+{routes}
+  - {{match: [{{port: 92}}], route: [{to}]}}
+"
+    );
+    let config = [service("new", 2, 1), service("old", 1, 2), declared].concat();
+    let listeners = ["10.0.1.2_90", "10.0.1.2_91", "10.0.1.1_90", "10.0.1.1_91"];
+    let refused = |limit: u32| {
+        let installation = Installation {
+            features: Features {
+                pilot_max_routes_per_object: limit,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let files = [("mesh.yaml", MESH), ("config.yaml", config.as_str())];
+        let store = fixture::store(installation, &files, vec![sidecar("10.1.0.1", json!({}), None)]);
+        let notes = store.notes();
+        let noted = notes.iter().filter(|note| note.code == "OutputLimitExceeded").count();
+        let fixture = Fixture { store };
+        let is_refused = listeners.map(|name| {
+            let listener = fixture.get(name);
+            let chains = chains(&listener).len();
+            let closes = listener.to_string().contains("\"cluster\":\"BlackHoleCluster\"");
+            assert_eq!(chains, if closes { 1 } else { 4 }, "{name}: {listener}");
+            closes
+        });
+        assert_eq!(noted, is_refused.iter().filter(|is_refused| **is_refused).count());
+        is_refused
+    };
+    assert_eq!(refused(0), [false; 4], "no limit");
+    assert_eq!(refused(16), [false; 4]);
+    assert_eq!(refused(15), [false, false, false, true]);
+    assert_eq!(refused(8), [false, false, true, true], "older services first");
+}
+
+#[test]
 fn modes_of_mutual_tls_differ_by_port() {
     let config = "
 apiVersion: security.istio.io/v1
@@ -297,6 +434,65 @@ spec:
     assert_eq!(on(9090), [pair("tls", TCP)]);
     // None serves this port, so both kinds of traffic pass.
     assert_eq!(on(7777), [pair("raw_buffer", HTTP), pair("raw_buffer", TCP)]);
+}
+
+/// Returns a mesh in which the sidecar of a serves port 9000 of a Sidecar beside the ports of its services.
+fn merging(config: &str, metadata: Value) -> Fixture {
+    let ingress = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: a}
+spec:
+  workloadSelector: {labels: {app: a}}
+  ingress: [{port: {number: 9000, protocol: HTTP, name: http}, defaultEndpoint: '127.0.0.1:9000'}]
+---";
+    let installation = Installation {
+        features: Features {
+            pilot_allow_sidecar_service_inbound_listener_merge: true,
+            istio_dual_stack: true,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let config = [ingress, config].concat();
+    let files = [
+        ("mesh.yaml", MESH),
+        ("kube.yaml", WORKLOAD),
+        ("config.yaml", config.as_str()),
+    ];
+    let store = fixture::store(installation, &files, vec![sidecar("10.1.0.1", metadata, None)]);
+    Fixture { store }
+}
+
+#[test]
+fn ports_of_services_beside_a_sidecar_resource_have_chains_once() {
+    let config = "
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: a}
+spec:
+  selector: {matchLabels: {app: a}}
+  portLevelMtls: {8080: {mode: STRICT}, 7777: {mode: STRICT}}
+";
+    let listener = merging(config, json!({})).get("virtualInbound");
+    let chains = chains(&listener);
+    let matches: BTreeSet<String> = chains.iter().map(|(by, _)| by.to_string()).collect();
+    assert_eq!(matches.len(), chains.len(), "{chains:?}");
+    let on = |port: u32| {
+        let of_port = chains.iter().filter(|(by, _)| by["destinationPort"] == json!(port));
+        of_port.map(|(_, last)| last.as_str()).collect::<Vec<_>>()
+    };
+    assert_eq!(on(8080), [HTTP]);
+    assert!(on(7777).contains(&TCP), "none serves it: {chains:?}");
+}
+
+#[test]
+fn ports_of_services_beside_a_sidecar_resource_bind_both_address_families() {
+    let metadata = json!({"INTERCEPTION_MODE": "NONE", "INSTANCE_IPS": "10.1.0.1,fd00::1"});
+    let listener = merging("", metadata).get("0.0.0.0_8080");
+    let further = &listener["additionalAddresses"][0]["address"]["socketAddress"];
+    assert_eq!(further["address"], "::");
+    assert_eq!(further["portValue"], 8080);
 }
 
 #[test]

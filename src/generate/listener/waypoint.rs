@@ -17,7 +17,7 @@ use prost::Message;
 use super::{
     ListenerKey,
     filter_chain::plaintext_http_alpns,
-    hbone::{OriginateKey, TerminateKey, added_header, internal, state_value},
+    hbone::{OriginateKey, TerminateKey, added_header, internal, patched, state_value},
     inbound::BLACK_HOLE_CHAIN,
     inspector::{self, original_destination},
     outbound::listener::ChainKind,
@@ -25,7 +25,7 @@ use super::{
 use crate::{
     base::{Hashed, Hostname, NetworkId, cidr::IpMode},
     generate::{
-        BuildContext, EncodedResource, VipView,
+        BuildContext, VipView,
         constant::network_filter,
         filter::{
             chain_fields::{EncodedListener, NetworkFilters},
@@ -40,14 +40,13 @@ use crate::{
         proxy::ProxyType,
         proxy_view::{gateway_spans_networks, waypoint_spans_networks},
         resource::Built,
-        route::waypoint::{self as route, WaypointHost},
+        route::waypoint::{self as route, WaypointHost, WaypointRoutes},
         selected::Selected,
         tunnel::{
             DESTINATION_METADATA, ENCAP, FORWARD_INNER_CONNECT, FROM_GATEWAY, FROM_WAYPOINT, INNER_CONNECT_ORIGINATE,
             MAIN_INTERNAL, OUTER_CONNECT_ORIGINATE, SOURCE_HEADER,
         },
         waypoint::{Served, WaypointView},
-        wire::Encoded,
     },
     model::{
         policy::Subject,
@@ -60,7 +59,6 @@ use crate::{
             config::{
                 core::v3::{Http2ProtocolOptions, TrafficDirection, TypedExtensionConfig},
                 listener::v3::{Filter, FilterChain, Listener, ListenerFilter},
-                route::v3::RouteConfiguration,
             },
             extensions::{
                 filters::{
@@ -271,7 +269,7 @@ impl WaypointKey {
     }
 }
 
-/// Returns an internal listener with one chain. Patches do not apply to it.
+/// Returns an internal listener with one chain.
 fn finished(stack: FilterStack, name: &str, filters: Vec<Filter>, listener_filters: Vec<ListenerFilter>) -> Built {
     let listener = Listener {
         use_original_dst: Some(false),
@@ -283,7 +281,8 @@ fn finished(stack: FilterStack, name: &str, filters: Vec<Filter>, listener_filte
         access_log: stack.access_logs(LogPosition::Listener),
         ..internal(name)
     };
-    Built::new(EncodedResource::new(name, &listener)).with_notes(stack.into_notes())
+    let context = stack.client.gateway_patch_context();
+    patched(stack, context, listener)
 }
 
 impl FilterStack<'_> {
@@ -473,17 +472,19 @@ fn http_filters(
     mut filters: NetworkFilters,
     protocol: Protocol,
     port: u32,
-    routes: Encoded<RouteConfiguration>,
+    routes: WaypointRoutes,
     wildcard: Option<&Hostname>,
 ) -> NetworkFilters {
     let client = stack.client;
     let stat_prefix = name::delimited_stat(&["inbound_0.0.0.0_", itoa::Buffer::new().format(port)].concat());
-    let routes = if client.route_patches.is_empty() {
-        HttpRoutes::Encoded(routes)
+    // Parity (pilot/pkg/networking/core/listener_waypoint.go): patches do not apply to routes of VirtualServices.
+    let routes = if routes.declared || client.route_patches.is_empty() {
+        HttpRoutes::Encoded(routes.configuration)
     } else {
-        HttpRoutes::Inline(Box::new(stack.patched_routes(routes.decode())))
+        HttpRoutes::Inline(Box::new(stack.patched_routes(routes.configuration.decode())))
     };
-    let mut http = HttpConnection::new(stat_prefix, routes, protocol, port);
+    // Parity (pilot/pkg/networking/core/listener_waypoint.go): extensions for certain ports do not apply to requests.
+    let mut http = HttpConnection::new(stat_prefix, routes, protocol, 0);
     http.tunneled = true;
     http.exchanges_metadata = false;
     http.dynamic_dns = wildcard.cloned();

@@ -132,10 +132,7 @@ fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl F
 fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
     match &port.target {
         TargetPort::Number(number) => Some(*number),
-        TargetPort::Name(name) => {
-            let (number, protocol) = pod.named_ports.get(name)?;
-            (*protocol == port.protocol).then_some(*number)
-        }
+        TargetPort::Name(name) => pod.named_port(name, &port.protocol),
     }
 }
 

@@ -54,13 +54,12 @@ pub(super) struct Server {
 
 impl Server {
     /// Removes the attributes that make no difference to the routes of a VirtualService, so that many servers share
-    /// them. `sole_port` returns true for services with a single port.
-    pub(super) fn reduced(mut self, summary: &VirtualServiceSummary, sole_port: impl Fn(&Hostname) -> bool) -> Self {
+    /// them. `infers_ports` returns true if the server's port is that of some destination.
+    pub(super) fn reduced(mut self, summary: &VirtualServiceSummary, infers_ports: impl FnOnce() -> bool) -> Self {
         if !summary.by_gateway {
             self.gateway = SmolStr::default();
         }
-        let mut inferred = summary.destinations.iter().filter(|destination| destination.port == 0);
-        if !self.http3 && !summary.by_port && inferred.all(|destination| sole_port(&destination.host)) {
+        if !self.http3 && !summary.by_port && !infers_ports() {
             self.port = 0;
             self.tls = false;
         }
@@ -173,6 +172,7 @@ impl Fragment {
         let translation = Translation {
             ctx,
             client: &self.client,
+            clients_are_unknown: false,
             gateway: &server.gateway,
             port: server.port,
             tls: server.tls,

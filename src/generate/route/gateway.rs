@@ -2,7 +2,10 @@
 
 mod misdirected;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use rustc_hash::FxHashMap;
 
@@ -203,8 +206,11 @@ struct ServerOfRoute<'a> {
 struct GatewayVirtualService<'a> {
     key: &'a ObjectKey,
     summary: &'a VirtualServiceSummary,
-    /// Destinations.
+    /// Destinations, sorted by host.
     targets: Vec<Target>,
+    /// Cached result of [`GatewayVirtualService::infers_ports`], because there may be thousands of destinations and
+    /// servers.
+    infers_ports: OnceCell<bool>,
     /// Routes by the server attributes that they depend on; most servers share them.
     routes: Vec<(Server, FragmentKey)>,
 }
@@ -225,6 +231,7 @@ impl<'a> GatewayVirtualService<'a> {
             key,
             summary,
             targets: targets.collect(),
+            infers_ports: OnceCell::new(),
             routes: Vec::new(),
         }
     }
@@ -266,18 +273,7 @@ impl<'a> GatewayVirtualService<'a> {
     }
 
     fn routes(&mut self, part: &GatewayPart, ctx: &BuildContext, at: &Server) -> FragmentKey {
-        let sole_port = |host: &Hostname| {
-            let target = self.targets.iter().find(|target| target.host == *host);
-            let service = target.and_then(|target| target.service.as_ref());
-            service.is_some_and(|service| match &service.merged {
-                Some(merged) => merged.ports.len() == 1,
-                None => {
-                    let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
-                    row.is_some_and(|row| row.ports.len() == 1)
-                }
-            })
-        };
-        let server = at.clone().reduced(self.summary, sole_port);
+        let server = at.clone().reduced(self.summary, || self.infers_ports(ctx));
         if let Some((_, known)) = self.routes.iter().find(|(known, _)| *known == server) {
             return known.clone();
         }
@@ -290,6 +286,26 @@ impl<'a> GatewayVirtualService<'a> {
         let routes = Fragment::declared(ctx, declared, &part.client.routes);
         self.routes.push((server, routes.clone()));
         routes
+    }
+
+    /// Returns true if a destination without a port has not exactly one, so that the server's port is meant.
+    fn infers_ports(&self, ctx: &BuildContext) -> bool {
+        *self.infers_ports.get_or_init(|| {
+            let mut inferred = self.summary.destinations.iter().filter(|one| one.port == 0);
+            inferred.any(|destination| !self.has_sole_port(ctx, &destination.host))
+        })
+    }
+
+    fn has_sole_port(&self, ctx: &BuildContext, host: &Hostname) -> bool {
+        let target = self.targets.binary_search_by(|target| target.host.cmp(host)).ok();
+        let service = target.and_then(|at| self.targets[at].service.as_ref());
+        service.is_some_and(|service| match &service.merged {
+            Some(merged) => merged.ports.len() == 1,
+            None => {
+                let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
+                row.is_some_and(|row| row.ports.len() == 1)
+            }
+        })
     }
 
     /// Returns the destinations that are also hosts of a server and may use sessions.

@@ -301,6 +301,10 @@ fn applies(translation: &Translation, condition: &HttpMatchRequest) -> bool {
     if condition.port != 0 && condition.port != translation.port {
         return false;
     }
+    // Parity (pilot/pkg/networking/core/listener_waypoint.go): even if the match names gateways.
+    if translation.clients_are_unknown && !condition.source_labels.is_empty() {
+        return false;
+    }
     if !condition.gateways.is_empty() {
         return condition.gateways.iter().any(|gateway| gateway == translation.gateway);
     }

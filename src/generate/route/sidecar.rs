@@ -6,6 +6,7 @@ pub(crate) mod single;
 mod visible_host;
 
 use std::{
+    borrow::Cow,
     cell::LazyCell,
     collections::{BTreeMap, BTreeSet},
     sync::{Mutex, PoisonError},
@@ -45,7 +46,7 @@ use crate::{
         ScopeKey, Service, ServiceKey,
         destination_rule::{self, RuleRef},
         service::{Protocol, ServicePort, ServiceRef},
-        sidecar_scope::OutboundPolicy,
+        sidecar_scope::{AliasFilters, OutboundPolicy},
     },
 };
 
@@ -96,6 +97,8 @@ pub struct SidecarRoutes {
     /// HTTP services of the port by host, except those that a VirtualService takes unconditionally. They get a default
     /// route if no VirtualService takes them.
     services: Hashed<Vec<DefaultHost>>,
+    /// Services that the egress listener does not show under all their names.
+    alias_filters: AliasFilters,
     /// Set for a single host: a proxyless client subscribes to each host separately.
     single: Option<single::Single>,
     /// EnvoyFilter patches that apply.
@@ -136,7 +139,7 @@ struct DefaultHost {
 /// Virtual hosts of one port that share their routes.
 struct HostGroup<'a> {
     port: u32,
-    services: Vec<&'a Shared<Service>>,
+    services: Vec<Cow<'a, Shared<Service>>>,
     hosts: &'a [Hostname],
     routes: [Block; 2],
 }
@@ -307,10 +310,10 @@ impl SidecarRoutes {
                 continue;
             }
             let services = binding.services.iter().filter_map(|listed| ctx.member(listed));
-            let mut by_port: BTreeMap<u32, Vec<&Shared<Service>>> = BTreeMap::new();
+            let mut by_port: BTreeMap<u32, Vec<Cow<Shared<Service>>>> = BTreeMap::new();
             for service in services {
                 for port in self.routed_ports(service) {
-                    by_port.entry(port.number).or_default().push(service);
+                    by_port.entry(port.number).or_default().push(self.shown(service));
                     // Only services with default routes are looked up.
                     if !self.services.is_empty() {
                         taken.insert(&service.key);
@@ -336,13 +339,24 @@ impl SidecarRoutes {
                     .filter(|service| self.is_routed(service, host.port))
                     .map(|service| HostGroup {
                         port: host.port,
-                        services: vec![service],
+                        services: vec![self.shown(service)],
                         hosts: &[],
                         routes: host.routes(ctx, &routes).parts(),
                     }),
             );
         }
         groups
+    }
+
+    /// Returns a service with the aliases that the egress listener shows.
+    fn shown<'s>(&self, service: &'s Shared<Service>) -> Cow<'s, Shared<Service>> {
+        match self.alias_filters.get(&service.key) {
+            None => Cow::Borrowed(service),
+            Some(aliases) => Cow::Owned(Shared::new(Service {
+                aliases: aliases.clone(),
+                ..Service::clone(service)
+            })),
+        }
     }
 
     /// Returns true if this route configuration includes the service port with this number.

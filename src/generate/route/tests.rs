@@ -240,6 +240,38 @@ fn consistent_hash_gives_a_policy_and_keeps_retries_in_place() {
 }
 
 #[test]
+fn a_rule_of_the_clients_namespace_hides_a_consistent_hash() {
+    let rule = |namespace: &str, balancer: &str| {
+        format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: DestinationRule\n\
+             metadata: {{name: a, namespace: {namespace}}}\n\
+             spec: {{host: {A}, trafficPolicy: {{loadBalancer: {balancer}}}}}\n"
+        )
+    };
+    let config = virtual_service("vs", "{hosts: [b], http: [{route: [{destination: {host: a}}]}]}")
+        + &rule("default", "{consistentHash: {httpHeaderName: x-user}}")
+        + &rule("other", "{simple: ROUND_ROBIN}");
+    let clients = ["default", "other", "third"].map(|name| proxy("sidecar~10.1.0.1~client-0", name, &json!({})));
+    let fixture = Fixture::new(&config, clients.into());
+    for (client, is_hashed) in [(0, true), (1, false), (2, true)] {
+        let routes = fixture.get(client, ResourceType::Route, "80");
+        let hosts = routes["virtualHosts"].as_array().expect("virtual hosts");
+        let action = |name: &str| {
+            let host = hosts.iter().find(|host| host["name"] == format!("{name}:80"));
+            host.expect(name)["routes"][0]["route"].clone()
+        };
+        for host in [A, B] {
+            assert_eq!(action(host)["hashPolicy"].is_array(), is_hashed, "{client}: {host}");
+        }
+        assert_eq!(
+            action(B)["retryPolicy"]["retryHostPredicate"].is_array(),
+            !is_hashed,
+            "{client}"
+        );
+    }
+}
+
+#[test]
 fn routes_after_a_catch_all_are_omitted() {
     let spec = "{hosts: [a], http: [{match: [{uri: {prefix: /x}}, {uri: {prefix: /}}, {uri: {exact: /y}}], \
                 route: [{destination: {host: a}}]}, {route: [{destination: {host: b}}]}]}";
@@ -286,6 +318,41 @@ fn registry_only_refuses_unknown_traffic() {
     let fixture = Fixture::new(sidecar_config, vec![sidecar(&json!({}))]);
     let last = fixture.host("80", "block_all");
     assert_eq!(last["routes"][0]["directResponse"], json!({"status": 502}));
+}
+
+#[test]
+fn a_sidecar_shows_services_under_the_aliases_that_it_imports() {
+    let alias = |name: &str, target: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: legacy}}\n\
+             spec: {{type: ExternalName, externalName: {target}}}\n"
+        )
+    };
+    let config = [
+        alias("old-a", A),
+        alias("old-b", B),
+        virtual_service("vs", "{hosts: [b], http: [{route: [{destination: {host: a}}]}]}"),
+    ]
+    .concat();
+    let shown = |hosts: &str| {
+        let imports = format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {{name: default}}\n\
+             spec: {{egress: [{{hosts: {hosts}}}]}}\n"
+        );
+        let fixture = Fixture::new(&[config.as_str(), &imports].concat(), vec![sidecar(&json!({}))]);
+        let hosts = fixture.hosts("80");
+        [(A, "old-a.legacy"), (B, "old-b.legacy")].map(|(host, alias)| {
+            let (_, domains) = hosts
+                .iter()
+                .find(|(name, _)| *name == format!("{host}:80"))
+                .expect(host);
+            [alias.to_owned(), format!("{alias}.svc.cluster.local")].map(|name| domains.contains(&name))
+        })
+    };
+    assert_eq!(shown("[./*]"), [[true; 2]; 2]);
+    assert_eq!(shown(&format!("[./{A}, ./{B}]")), [[false; 2]; 2]);
+    let with_alias = format!("[./{A}, ./{B}, ./old-b.legacy.svc.cluster.local]");
+    assert_eq!(shown(&with_alias), [[false; 2], [true; 2]]);
 }
 
 #[test]
@@ -369,6 +436,39 @@ fn routes_of_a_gateway_follow_the_port_of_the_server_where_they_depend_on_it() {
     }
     assert_eq!(fixture.host("http.8080", "asked.example.com:80"), Value::Null);
     assert_ne!(route(90, "asked"), Value::Null);
+}
+
+/// Looking up each destination among all of them, again for each server, would take quadratic time.
+#[test]
+fn a_virtual_service_may_have_many_destinations_and_servers() {
+    let (destinations, servers) = (4000, 8);
+    let list = |count: usize, item: &dyn Fn(usize) -> String| (0..count).map(item).collect::<Vec<_>>().join(", ");
+    let hosts = list(destinations, &|number| format!("a{number}.example"));
+    let mirrors = list(destinations, &|number| {
+        format!("{{destination: {{host: a{number}.example}}, percentage: {{value: 1}}}}")
+    });
+    let servers = list(servers, &|number| {
+        format!("{{port: {{number: 80, name: http-{number}, protocol: HTTP}}, hosts: ['*']}}")
+    });
+    let spec = format!(
+        "{{hosts: [x.example.com], gateways: [istio-system/gw], \
+         http: [{{route: [{{destination: {{host: a0.example}}}}], mirrors: [{mirrors}]}}]}}"
+    );
+    let entry = format!(
+        "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: many}}\n\
+         spec: {{hosts: [{hosts}], resolution: DNS, ports: [{{number: 8000, name: http, protocol: HTTP}}]}}\n"
+    );
+    let config = gateway_config(&format!("[{servers}]")) + &virtual_service("vs", &spec) + &entry;
+    let features = Features {
+        pilot_max_routes_per_object: 0,
+        pilot_max_routes_per_namespace: 0,
+        ..Features::default()
+    };
+    let fixture = Fixture::with_mesh("accessLogFile: ''\n", &config, features, vec![gateway(&json!({}))]);
+    let action = fixture.host("http.8080", "x.example.com:80")["routes"][0]["route"].clone();
+    let mirrors = action["requestMirrorPolicies"].as_array().expect("mirrors");
+    assert_eq!(mirrors.len(), destinations);
+    assert_eq!(mirrors[1]["cluster"], "outbound|8000||a1.example");
 }
 
 #[test]

@@ -12,6 +12,8 @@ pub(crate) struct Translation<'a> {
     pub(crate) ctx: &'a BuildContext<'a>,
     /// Attributes of the proxy.
     pub(crate) client: &'a RouteProxyView,
+    /// True if the labels of the requests' clients are unknown, so that no match of labels applies.
+    pub(crate) clients_are_unknown: bool,
     /// [`MESH_GATEWAY`](super::http::MESH_GATEWAY), or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
     /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.

@@ -44,11 +44,21 @@ pub(crate) struct WaypointHost<'a> {
     pub(crate) domain: &'a str,
 }
 
+/// Routes of a waypoint.
+pub(crate) struct WaypointRoutes {
+    /// The route configuration.
+    pub(crate) configuration: Encoded<RouteConfiguration>,
+    /// True if they are those of VirtualServices.
+    pub(crate) declared: bool,
+}
+
 /// A service port behind a waypoint.
 #[derive(Clone, Copy)]
 pub(crate) struct ServedPort<'a> {
     /// Services of the waypoint.
     pub(crate) served: &'a Served<'a>,
+    /// Labels of the waypoint.
+    pub(crate) labels: &'a Labels,
     /// VirtualServices of the service, in order of precedence.
     pub(crate) declared: &'a [&'a Shared<VirtualService>],
     /// Service.
@@ -62,11 +72,7 @@ pub(crate) struct ServedPort<'a> {
 /// Encodes the routes of a service port: those of its VirtualServices, or else one route to its cluster.
 ///
 /// Parity (pilot/pkg/networking/core/listener_waypoint.go): the routes of all VirtualServices follow each other.
-pub(crate) fn of_port(
-    ctx: &BuildContext,
-    port: &ServedPort,
-    append_forwarded_host: bool,
-) -> Encoded<RouteConfiguration> {
+pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_host: bool) -> WaypointRoutes {
     let hostname = &port.service.key.hostname;
     // Clients of a dynamic host must not choose another host.
     let domain = match port.service.resolution {
@@ -86,10 +92,11 @@ pub(crate) fn of_port(
         proxyless: false,
     };
     let of_declared = |declared: &&Shared<VirtualService>| {
-        let targets = targets(ctx, port.served, declared);
+        let targets = targets(ctx, port, declared);
         let translation = Translation {
             ctx,
             client: &client,
+            clients_are_unknown: true,
             gateway: MESH_GATEWAY,
             port: port.port,
             tls: false,
@@ -104,26 +111,33 @@ pub(crate) fn of_port(
         let operation = format!("{hostname}:{}/*", port.port);
         return to_cluster(ctx, &host, &operation);
     }
-    configuration(&host, &routes, false)
+    WaypointRoutes {
+        configuration: configuration(&host, &routes, false),
+        declared: true,
+    }
 }
 
 /// Encodes routes that send every request for the host to its cluster. `operation` names them in traces.
-pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &str) -> Encoded<RouteConfiguration> {
+pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &str) -> WaypointRoutes {
     let routes = DefaultRoutes::shared(ctx).route(host.cluster, operation, None);
-    configuration(host, &[routes], true)
+    WaypointRoutes {
+        configuration: configuration(host, &[routes], true),
+        declared: false,
+    }
 }
 
 /// Resolves the destinations of a VirtualService.
-fn targets(ctx: &BuildContext, served: &Served, declared: &VirtualService) -> TargetMap {
+fn targets(ctx: &BuildContext, port: &ServedPort, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
     let rows = declared.destinations.iter();
-    rows.map(|host| (host.clone(), target(ctx, served, host, namespace)))
+    rows.map(|host| (host.clone(), target(ctx, port, host, namespace)))
         .collect()
 }
 
 /// Resolves a destination of a VirtualService: through the waypoint itself if it serves the host, or if the host is
 /// unknown.
-fn target(ctx: &BuildContext, served: &Served, host: &Hostname, namespace: &Namespace) -> TargetRows {
+fn target(ctx: &BuildContext, port: &ServedPort, host: &Hostname, namespace: &Namespace) -> TargetRows {
+    let served = port.served;
     let elsewhere = || {
         let scope = ctx.tcp_scope(&ScopeKey::Gateway(served.namespace().clone()));
         ctx.service(&scope.service_for(ctx.cx, ctx.mesh, host, namespace)?)
@@ -138,14 +152,18 @@ fn target(ctx: &BuildContext, served: &Served, host: &Hostname, namespace: &Name
     };
     TargetRows {
         service: service.cloned(),
-        rule: service.and_then(|service| rule(ctx, served, service)),
+        rule: service.and_then(|service| rule(ctx, port, service)),
         mode,
     }
 }
 
-/// Returns the rule for a service. A waypoint acts for the service, so rules that select clients do not apply.
-pub(crate) fn rule(ctx: &BuildContext, served: &Served, service: &Service) -> Option<Shared<DestinationRule>> {
-    destination_rule::find(ctx.cx, ctx.mesh, served.namespace(), None, &service.key).map(|(_, rule)| rule)
+/// Returns the rule for a service, with the waypoint as its client.
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): unlike for the clusters of its services, a rule may select
+/// the waypoint.
+pub(crate) fn rule(ctx: &BuildContext, port: &ServedPort, service: &Service) -> Option<Shared<DestinationRule>> {
+    let (namespace, labels) = (port.served.namespace(), Some(port.labels));
+    destination_rule::find(ctx.cx, ctx.mesh, namespace, labels, &service.key).map(|(_, rule)| rule)
 }
 
 /// Returns the cluster and the rule of a TCP destination of a VirtualService in a namespace.
@@ -155,7 +173,7 @@ pub(crate) fn tcp_target(
     destination: &Destination,
     namespace: &Namespace,
 ) -> (String, Option<Shared<DestinationRule>>) {
-    let target = target(ctx, port.served, &Hostname::new(&destination.host), namespace);
+    let target = target(ctx, port, &Hostname::new(&destination.host), namespace);
     let service = target.service.as_deref();
     let inference = PortInference::SolePort;
     let cluster = destination::cluster(destination, service, port.port, inference, target.mode);

@@ -5,7 +5,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     generate::{Proxy, ScopeTables, patch::PatchRef, plan, proxy::Extensions},
-    model::{Installation, World, fixture::folder_world},
+    model::{
+        Installation, World,
+        fixture::{folder_world, labels},
+        policy::TargetService,
+        service::Registry,
+    },
     table::{Cx, RelationId, Table},
 };
 
@@ -240,5 +245,42 @@ spec: {selector: {app: none}, servers: [{port: {number: 80, protocol: HTTP, name
         assert_eq!(patches, ["istio-system/root[2]", "edge/own[0]", "istio-system/late[0]"]);
         let gateways: Vec<_> = selected.gateways.iter().map(ToString::to_string).collect();
         assert_eq!(gateways, ["other/b"]);
+    });
+}
+
+#[test]
+fn extensions_of_the_root_namespace_precede_those_of_services() {
+    let extension = |name: &str, namespace: &str, month: u32, target: &str| {
+        format!(
+            "
+---
+apiVersion: extensions.istio.io/v1alpha1
+kind: TrafficExtension
+metadata: {{name: {name}, namespace: {namespace}, creationTimestamp: '2024-0{month}-01T00:00:00Z'}}
+spec: {{lua: {{inlineCode: x()}}, targetRefs: [{{{target}}}]}}
+"
+        )
+    };
+    let gateway = "group: gateway.networking.k8s.io, kind: Gateway, name: w";
+    let class = "group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint";
+    let service = "group: '', kind: Service, name: web";
+    let config = [
+        extension("own", "infra", 3, gateway),
+        extension("mesh", "istio-system", 2, class),
+        extension("tenant", "shop", 1, service),
+    ];
+    let waypoint = Subject {
+        is_waypoint: true,
+        ..Subject::workload("infra".into(), labels(&[(GATEWAY_NAME_LABEL, "w")]))
+    };
+    let subject = waypoint.with_service(TargetService {
+        registry: Registry::Kubernetes,
+        namespace: "shop".into(),
+        name: "web".into(),
+    });
+    with(&world(&config.concat()), |ctx| {
+        let found = attached_extensions(ctx, &subject);
+        let found: Vec<_> = found.iter().map(|id| id.object().to_string()).collect();
+        assert_eq!(found, ["infra/own", "istio-system/mesh", "shop/tenant"]);
     });
 }

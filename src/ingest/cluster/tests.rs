@@ -25,17 +25,26 @@ struct Server(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     lists: BTreeMap<String, Value>,
+    /// Paths whose lists are refused.
+    forbidden: BTreeSet<String>,
     watches: BTreeMap<String, mpsc::Sender<Result<Frame<Bytes>, Infallible>>>,
 }
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SIDECARS: &str = "/apis/networking.istio.io/v1/sidecars";
 const DISCOVERY: &str = "/apis/networking.istio.io/v1";
+const MESH: &str = "/api/v1/namespaces/istio-system/configmaps";
 
 impl Server {
     fn set(&self, path: &str, items: Value) {
         let list = json!({"metadata": {"resourceVersion": "1"}, "items": items});
-        self.0.lock().unwrap().lists.insert(path.to_owned(), list);
+        let mut state = self.0.lock().unwrap();
+        state.forbidden.remove(path);
+        state.lists.insert(path.to_owned(), list);
+    }
+
+    fn forbid(&self, path: &str) {
+        self.0.lock().unwrap().forbidden.insert(path.to_owned());
     }
 
     fn serves(&self, path: &str, plurals: &[&str]) {
@@ -70,6 +79,12 @@ impl Server {
             )))));
         }
         loop {
+            if self.0.lock().unwrap().forbidden.contains(&path) {
+                let body = json!({"code": 403, "message": "forbidden"}).to_string();
+                let mut response = Response::new(Full::new(Bytes::from(body)).boxed());
+                *response.status_mut() = http::StatusCode::FORBIDDEN;
+                return Ok(response);
+            }
             if let Some(list) = self.0.lock().unwrap().lists.get(&path) {
                 return Ok(Response::new(Full::new(Bytes::from(list.to_string())).boxed()));
             }
@@ -96,8 +111,12 @@ struct Idle {
 }
 
 impl Idle {
-    /// A cluster of which Services and Sidecars are read.
+    /// A config cluster of which Services and Sidecars are read.
     fn new(config_kinds: bool) -> Self {
+        Self::of_role(Role::Config, config_kinds)
+    }
+
+    fn of_role(role: Role, config_kinds: bool) -> Self {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -128,6 +147,7 @@ impl Idle {
             "*.networking.k8s.io",
         ];
         let rules = Rules {
+            system_namespace: "istio-system".into(),
             revision: "default".into(),
             config_kinds,
             ignored: ignored.chain(others.iter().map(SmolStr::new)).collect(),
@@ -144,7 +164,7 @@ impl Idle {
         let settings = ClusterSettings {
             id: ClusterId::new_static("c"),
             client: server.client(),
-            role: Role::Config,
+            role,
             filters: filters_in,
         };
         Self {
@@ -168,7 +188,23 @@ struct Fixture {
 
 impl Fixture {
     fn new(config_kinds: bool) -> Self {
-        let idle = Idle::new(config_kinds);
+        Self::of(Idle::new(config_kinds))
+    }
+
+    /// A remote cluster without objects, of which all lists but the mesh config are known.
+    fn remote() -> Self {
+        let fixture = Self::of(Idle::of_role(Role::Remote, false));
+        for path in ["namespaces", "nodes", "pods", "secrets", "services"] {
+            fixture.server.set(&format!("/api/v1/{path}"), json!([]));
+        }
+        fixture
+            .server
+            .set("/apis/discovery.k8s.io/v1/endpointslices", json!([]));
+        fixture.filters.send_replace(Some(Filters::default()));
+        fixture
+    }
+
+    fn of(idle: Idle) -> Self {
         let (changes_out, changes) = mpsc::channel(8);
         Self {
             state: idle.source.state.subscribe(),
@@ -375,6 +411,60 @@ async fn a_kind_is_read_in_the_best_version_that_is_served() {
     fixture.server.set(SIDECARS, json!([sidecar("a"), sidecar("b")]));
     fixture.server.event(CRDS, "MODIFIED", definition).await;
     assert_eq!(fixture.summary().await, ["+n/b"]);
+}
+
+fn mesh_config(text: &str) -> Value {
+    json!({"metadata": {"name": "istio", "namespace": "istio-system"}, "data": {"mesh": text}})
+}
+
+/// Returns the summary of a remote cluster without objects.
+fn remote_batch(mesh_configs: usize) -> Vec<String> {
+    let others = ["Namespace", "Node", "Pod", "Service", "EndpointSlice", "Secret"].map(|kind| format!("{kind} 0"));
+    [format!("MeshConfig {mesh_configs}")]
+        .into_iter()
+        .chain(others)
+        .collect()
+}
+
+#[tokio::test]
+async fn the_mesh_config_of_a_remote_cluster_is_in_its_first_batch() {
+    let mut fixture = Fixture::remote();
+    fixture.nothing().await;
+    fixture.server.set(MESH, json!([mesh_config("trustDomain: td2\n")]));
+    assert_eq!(fixture.summary().await, remote_batch(1));
+    // Only the trust domain counts, and an invalid one keeps the last valid one.
+    for text in [
+        "trustDomain: no domain!",
+        "trustDomain: [",
+        "enableTracing: maybe\ntrustDomain: td2",
+    ] {
+        fixture.server.event(MESH, "MODIFIED", mesh_config(text)).await;
+    }
+    fixture
+        .server
+        .event(MESH, "MODIFIED", mesh_config("trustDomain: td3"))
+        .await;
+    assert_eq!(fixture.summary().await, ["+istio-system/istio"]);
+    let reported = fixture.reported.lock().unwrap().clone();
+    let place = "cluster c, ConfigMap istio-system/istio, key mesh: MeshConfig istio-system/istio: ";
+    assert_eq!(reported.len(), 2, "{reported:?}");
+    assert_eq!(reported[0], format!("{place}trustDomain: is not a trust domain"));
+    assert!(reported[1].starts_with(place), "{reported:?}");
+    fixture
+        .server
+        .event(MESH, "DELETED", mesh_config("trustDomain: td3"))
+        .await;
+    assert_eq!(fixture.summary().await, ["-istio-system/istio"]);
+}
+
+/// The role of an earlier release, to which the right is added later.
+#[tokio::test]
+async fn a_mesh_config_that_must_not_be_read_does_not_delay_a_remote_cluster() {
+    let mut fixture = Fixture::remote();
+    fixture.server.forbid(MESH);
+    assert_eq!(fixture.summary().await, remote_batch(0));
+    fixture.server.set(MESH, json!([mesh_config("trustDomain: td2")]));
+    assert_eq!(fixture.summary().await, ["+istio-system/istio"]);
 }
 
 #[test]

@@ -69,6 +69,23 @@ fn summary(output: &FilterOutput) -> Vec<String> {
 }
 
 #[test]
+fn the_mesh_config_of_a_cluster_is_visible_in_any_namespace() {
+    let mut filter = DiscoveryFilter::new(cluster(), "default".into());
+    let mut output = FilterOutput::default();
+    let selecting = Filters {
+        selectors: teams(&["red"]),
+        ..Filters::default()
+    };
+    filter.set_filters(selecting, &mut output);
+    filter.apply(namespace("istio-system", "none"), &mut output);
+    let labels = json!({"istio.io/rev": "other"});
+    let map = json!({"metadata": {"name": "istio", "namespace": "istio-system", "labels": labels},
+        "data": {"mesh": "trustDomain: td2"}});
+    filter.apply(item(Kind::MeshConfig, &map), &mut output);
+    assert_eq!(summary(&output), ["+istio-system", "+istio-system/istio"]);
+}
+
+#[test]
 fn a_namespace_is_selected_by_its_labels() {
     let mut filter = DiscoveryFilter::new(cluster(), "default".into());
     let mut output = FilterOutput::default();

@@ -135,14 +135,6 @@ fn without_a_valid_document_the_defaults_apply() {
     assert_eq!(fixture.reported.lock().unwrap().len(), 1);
 }
 
-#[test]
-fn the_map_is_named_after_the_revision() {
-    assert_eq!(
-        [map_name(""), map_name("default"), map_name("v2")],
-        ["istio", "istio", "istio-v2"]
-    );
-}
-
 #[tokio::test]
 async fn a_config_map_is_absent_only_after_a_successful_list() {
     let (sender, events) = mpsc::channel(4);

@@ -4,10 +4,14 @@ use std::sync::{Arc, OnceLock};
 
 use serde_json::Value as Json;
 
-use super::{Scalar, text_of};
+use super::{
+    Scalar,
+    quantity::{RESOURCE_LIST, int_or_string, quantity, resource_list},
+    text_of,
+};
 use crate::{
     inject::schema::{self, Field, Presence, Struct, Type as Schema},
-    template::{Context, IntType, List, Map, Object, Text, Type, Value},
+    template::{Context, Function, IntType, List, Map, Object, Text, Type, Value},
 };
 
 /// Returns the value of an object of a struct of the table.
@@ -21,6 +25,9 @@ pub(in crate::inject) fn list(type_name: &str, objects: &[Json]) -> Value {
     let items = objects.iter().map(|object| structure(kind, object));
     Value::List(List::of(named(kind), items.collect()))
 }
+
+/// The struct of metadata, which others embed under its name.
+const METADATA: &str = "ObjectMeta";
 
 /// A struct of Kubernetes' API.
 struct Kube {
@@ -38,6 +45,19 @@ impl Kube {
             of(&field.of, self.object.get(field.json).filter(|value| !value.is_null()))
         })
     }
+
+    fn own_field(&self, name: &str) -> Option<&Value> {
+        let position = self.kind.fields.iter().position(|field| field.go == name)?;
+        Some(self.value(position))
+    }
+
+    /// Returns the embedded metadata, whose fields and methods are also those of the struct.
+    fn metadata(&self) -> Option<&Arc<dyn Object>> {
+        match self.own_field(METADATA)? {
+            Value::Object(metadata) => Some(metadata),
+            _ => None,
+        }
+    }
 }
 
 impl Object for Kube {
@@ -50,8 +70,18 @@ impl Object for Kube {
     }
 
     fn field(&self, name: &str) -> Option<Value> {
-        let position = self.kind.fields.iter().position(|field| field.go == name)?;
-        Some(self.value(position).clone())
+        match self.own_field(name) {
+            Some(value) => Some(value.clone()),
+            None => self.metadata()?.field(name),
+        }
+    }
+
+    fn method(&self, name: &str) -> Option<Arc<Function>> {
+        if self.kind.name != METADATA {
+            return self.metadata()?.method(name);
+        }
+        let value = self.own_field(name.strip_prefix("Get")?)?;
+        Some(Arc::new(Function::getter(name, value.clone())))
     }
 
     fn json_members(&self, context: &Context<'_>) -> Option<Vec<(&str, Value)>> {
@@ -72,13 +102,16 @@ fn is_empty(context: &Context<'_>, field: &Field, value: &Value) -> bool {
         Value::String(text) => text.is_empty(),
         Value::List(list) => list.items().is_empty(),
         Value::Map(map) => context.entries(map).is_empty(),
-        Value::Object(object) => field.of == Schema::Time && object.to_text().is_some_and(|text| text.is_empty()),
+        Value::Object(object) => match object.basic() {
+            Some(Value::Map(map)) => context.entries(&map).is_empty(),
+            _ => field.of == Schema::Time && object.to_text().is_some_and(|text| text.is_empty()),
+        },
         _ => false,
     }
 }
 
 fn named(kind: &Struct) -> Type {
-    let package = if kind.name == "ObjectMeta" { "metav1" } else { "v1" };
+    let package = if kind.name == METADATA { "metav1" } else { "v1" };
     Type::named(&format!("{package}.{}", kind.name))
 }
 
@@ -97,15 +130,17 @@ fn of(kind: &Schema, value: Option<&Json>) -> Value {
         Schema::Bool => Value::Bool(value.and_then(Json::as_bool).unwrap_or_default()),
         Schema::Int32 => Value::Int(IntType::Int32, value.and_then(Json::as_i64).unwrap_or_default()),
         Schema::Int64 => Value::int64(value.and_then(Json::as_i64).unwrap_or_default()),
-        Schema::Quantity => scalar("resource.Quantity", value, "0"),
-        Schema::IntOrString => scalar("intstr.IntOrString", value, "0"),
-        Schema::Time => scalar("metav1.Time", value, ""),
+        Schema::Quantity => quantity(value),
+        Schema::IntOrString => int_or_string(value),
+        Schema::Time => time(value),
         Schema::Any => value.map_or(Value::Nil, Value::from_json),
         Schema::Struct(kind) => structure(kind.get(), value.unwrap_or(&Json::Null)),
         Schema::Pointer(target) => match (value, target.as_ref()) {
             (None, Schema::Any) => Value::Nil,
             (None, target) => Value::NilPointer(template_type(target)),
-            (Some(_), Schema::Struct(_) | Schema::Any | Schema::Quantity | Schema::Time) => of(target, value),
+            (Some(_), Schema::Struct(_) | Schema::Any | Schema::Quantity | Schema::IntOrString | Schema::Time) => {
+                of(target, value)
+            }
             (Some(_), target) => Value::Pointer(Arc::new(of(target, value))),
         },
         Schema::List(element) => match value.and_then(Json::as_array) {
@@ -115,25 +150,29 @@ fn of(kind: &Schema, value: Option<&Json>) -> Value {
                 Value::List(List::of(template_type(element), items.collect()))
             }
         },
-        Schema::Map(element) => match value.and_then(Json::as_object) {
-            None => Value::Map(Map::nil(template_type(element))),
-            Some(entries) => {
-                let entries = entries.iter();
-                let entries = entries.map(|(key, value)| (Text::from(key.as_str()), of(element, Some(value))));
-                Value::Map(Map::of(template_type(element), entries.collect()))
+        Schema::Map(element) => {
+            let map = match value.and_then(Json::as_object) {
+                None => Map::nil(template_type(element)),
+                Some(entries) => {
+                    let entries = entries.iter();
+                    let entries = entries.map(|(key, value)| (Text::from(key.as_str()), of(element, Some(value))));
+                    Map::of(template_type(element), entries.collect())
+                }
+            };
+            match element.as_ref() {
+                Schema::Quantity => resource_list(map),
+                _ => Value::Map(map),
             }
-        },
+        }
     }
 }
 
-fn scalar(type_name: &'static str, value: Option<&Json>, unset: &str) -> Value {
-    let json = value.map_or_else(|| Value::string(unset), Value::from_json);
-    let text = value.map_or_else(|| unset.to_owned(), text_of);
+fn time(value: Option<&Json>) -> Value {
     Value::object(Scalar {
-        type_name,
-        text: text.into(),
+        type_name: "metav1.Time",
+        text: value.map(text_of).unwrap_or_default().into(),
         basic: None,
-        json,
+        json: value.map_or_else(|| Value::string(""), Value::from_json),
     })
 }
 
@@ -150,6 +189,7 @@ fn template_type(kind: &Schema) -> Type {
         Schema::Struct(kind) => named(kind.get()),
         Schema::Pointer(target) => template_type(target).pointer(),
         Schema::List(element) => template_type(element).list(),
+        Schema::Map(element) if **element == Schema::Quantity => Type::named(RESOURCE_LIST),
         Schema::Map(element) => template_type(element).map(),
     }
 }

@@ -36,8 +36,10 @@ pub(super) fn functions() -> [Function; 6] {
 }
 
 /// Adds a port to a list, unless it is unset or in the list.
+///
+/// Parity (pkg/kube/inject/template.go, excludeInboundPort): the list has the port only without spaces around it.
 fn with_port(port: &str, list: String) -> String {
-    if port.is_empty() || port == "0" || list.split(',').any(|other| other.trim() == port) {
+    if port.is_empty() || port == "0" || list.split(',').any(|other| other == port) {
         return list;
     }
     let listed = list.split(',').map(str::trim).filter(|other| !other.is_empty());
@@ -112,6 +114,7 @@ mod tests {
             ("15020", "", "15020"),
             ("15020", "80, 90,", "80,90,15020"),
             ("15020", "80,15020", "80,15020"),
+            ("15020", "80, 15020", "80,15020,15020"),
             ("0", "80", "80"),
             ("", "80", "80"),
         ] {

@@ -1,12 +1,21 @@
 //! Unit tests of Istio's functions.
 
+use super::super::environment::reflected;
 use super::*;
-use crate::template::{Limits, NoHost, Templates};
+use crate::{
+    proto::istio::mesh::v1alpha1::ProxyConfig,
+    template::{Limits, NoHost, Templates},
+};
 
 fn render(template: &str) -> String {
     let port = serde_json::json!({"containerPort": 53, "protocol": "UDP"});
+    let proxy = ProxyConfig {
+        proxy_metadata: [("OPTS".to_owned(), "a&<b>".to_owned())].into(),
+        ..ProxyConfig::default()
+    };
     let data = Value::map([
         ("nil", Value::Nil),
+        ("proxy", data::message(&reflected(&proxy))),
         ("port", data::kube_value("ContainerPort", &port)),
         ("map", Map::of_strings([("a", "1"), ("b", "2")]).into()),
         (
@@ -39,7 +48,15 @@ fn functions_render() {
         ),
         ("{{ toJSON (omit .map \"a\") }}", "{\"b\":\"2\"}"),
         ("{{ (mergeMaps .map (strdict \"a\" \"9\")).a }}", "9"),
-        ("{{ toYaml (omitNil .nested) }}", "b: {}\n"),
+        ("{{ toYaml (omitNil .nested) }}", "null\n"),
+        (
+            "{{ toYaml (omitNil (fromJSON `[null, {\"a\": 1, \"b\": [null]}, {}, [], [{\"c\": null}]]`)) }}",
+            "- a: 1\n- {}\n- []\n",
+        ),
+        (
+            "{{ protoToJSON .proxy }}",
+            "{\"proxyMetadata\":{\"OPTS\":\"a\\u0026\\u003cb\\u003e\"}}",
+        ),
         ("{{ toYaml .map }}", "a: \"1\"\nb: \"2\"\n"),
         ("{{ fromJSON \"[1, true]\" }} {{ fromJSON \"no\" }}", "[1 true] {}"),
         ("{{ env \"HOME\" \"none\" }}", "none"),
@@ -58,6 +75,18 @@ fn indentation_is_paid_for() {
     assert_eq!(render("{{ indent 9223372036854775807 \"a\" }}"), "a");
     let error = render("{{ indent 9223372036854775807 \"a\\nb\" }}");
     assert!(error.contains("values take more than 67108864 bytes"), "{error}");
+}
+
+#[test]
+fn parsed_documents_are_paid_for() {
+    let nested = "{{ $x := list 0 }}{{ range until 19 }}{{ $x = list $x $x }}{{ end }}";
+    for call in ["toYaml $x | len", "toJson $x | fromJSON | len"] {
+        let error = render(&format!("{nested}{{{{ {call} }}}}"));
+        assert!(
+            error.contains("values take more than 67108864 bytes"),
+            "{call}: {error}"
+        );
+    }
 }
 
 #[test]

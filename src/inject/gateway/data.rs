@@ -89,7 +89,7 @@ pub(super) fn of_template(
     let null = Json::Null;
     let meta = kube_value("ObjectMeta", gateway.get("metadata").unwrap_or(&null));
     let text = |field: &str| Value::string(pod::text(gateway, field));
-    let mut fields = vec![
+    let fields = vec![
         ("Gateway", kube_value("Gateway", gateway)),
         ("Kind", text("kind")),
         ("APIVersion", text("apiVersion")),
@@ -130,33 +130,8 @@ pub(super) fn of_template(
         ("MeshConfig", environment.mesh.template.clone()),
         ("Values", values.for_template()),
     ];
-    // Fields of the embedded metadata.
-    if let Value::Object(meta) = &meta {
-        for name in META {
-            fields.extend(meta.field(name).map(|value| (name, value)));
-        }
-    }
-    Ok(Fields::pointer("gatewaycommon.derivedInput", fields))
+    Ok(Fields::embedding(meta, "gatewaycommon.derivedInput", fields))
 }
-
-/// Fields of `ObjectMeta` that templates reach without it, since Go embeds it.
-const META: [&str; 15] = [
-    "Name",
-    "GenerateName",
-    "Namespace",
-    "SelfLink",
-    "UID",
-    "ResourceVersion",
-    "Generation",
-    "CreationTimestamp",
-    "DeletionTimestamp",
-    "DeletionGracePeriodSeconds",
-    "Labels",
-    "Annotations",
-    "OwnerReferences",
-    "Finalizers",
-    "ManagedFields",
-];
 
 fn map(metadata: &Metadata) -> Value {
     Map::of_strings(metadata.iter().map(|(key, value)| (key.clone(), value.clone()))).into()

@@ -122,6 +122,26 @@ fn objects_have_labels_and_ports() {
 }
 
 #[test]
+fn templates_see_the_types_of_go() {
+    let listeners = json!([{"name": "a", "port": 443, "protocol": "HTTPS",
+        "tls": {"mode": "Terminate", "certificateRefs": [{"name": "cert"}]},
+        "allowedRoutes": {"namespaces": {"from": "Same"}}}]);
+    let gateway = gateway(json!({"labels": {"x": "y"}}), json!({"listeners": listeners}));
+    let seen = "{{ range .Spec.Listeners }}{{ .TLS.Mode }}{{ range .TLS.CertificateRefs }} {{ .Name }}{{ end }} \
+                {{ .AllowedRoutes.Namespaces.From }}{{ end }} {{ .GetName }} {{ .GetLabels.x }} {{ .Gateway.Name }}";
+    let template = format!(
+        "templates:\n  kube-gateway: |\n    apiVersion: v1\n    kind: Service\n    metadata:\n      \
+         name: {{{{ .DeploymentName }}}}\n      namespace: {{{{ .Namespace }}}}\n      \
+         annotations: {{seen: '{seen}'}}\n"
+    );
+    let objects = rendered(&template, &gateway, None, None).expect("objects");
+    assert_eq!(
+        objects[0].value["metadata"]["annotations"]["seen"],
+        "Terminate cert Same g y g"
+    );
+}
+
+#[test]
 fn patches_apply_in_order() {
     let reference = json!({"parametersRef": {"group": "", "kind": "ConfigMap", "name": "own"}});
     let gateway = gateway(json!({}), json!({"infrastructure": reference}));

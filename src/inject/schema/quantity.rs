@@ -21,22 +21,33 @@ enum Format {
 /// Parity (k8s.io/apimachinery/pkg/api/resource/quantity.go): the suffix is the largest with an integer before it, in
 /// the family of suffixes that the text uses.
 pub(in crate::inject) fn canonical(text: &str) -> Option<String> {
-    let text = text.trim();
-    let (negative, unsigned) = match text.strip_prefix('-') {
-        Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
-    };
-    let end = unsigned.find(|it: char| !it.is_ascii_digit() && it != '.');
-    let (number, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
-    let (format, numerator, denominator) = scale(suffix)?;
-    let nanos = nanos(number, numerator, denominator)?;
-    let sign = if negative && nanos != 0 { "-" } else { "" };
+    let (signed, format) = parse(text)?;
+    let nanos = signed.abs();
+    let sign = if signed < 0 { "-" } else { "" };
     let format = match format {
         // Without a binary suffix that fits, decimal ones are exact.
         Format::Binary if nanos < 1024 * NANOS || nanos % NANOS != 0 => Format::Decimal,
         format => format,
     };
     Some(format!("{sign}{}", written(nanos, format)))
+}
+
+/// Returns a quantity in nanos, rounded away from zero; `None` if the text is not one.
+pub(in crate::inject) fn in_nanos(text: &str) -> Option<i128> {
+    parse(text).map(|(nanos, _)| nanos)
+}
+
+/// Returns the nanos of a quantity, and the family of its suffix.
+fn parse(text: &str) -> Option<(i128, Format)> {
+    let text = text.trim();
+    let (sign, unsigned) = match text.strip_prefix('-') {
+        Some(rest) => (-1, rest),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let end = unsigned.find(|it: char| !it.is_ascii_digit() && it != '.');
+    let (number, suffix) = unsigned.split_at(end.unwrap_or(unsigned.len()));
+    let (format, numerator, denominator) = scale(suffix)?;
+    Some((sign * nanos(number, numerator, denominator)?, format))
 }
 
 /// Returns the family of a suffix, and its factor as a fraction.

@@ -324,6 +324,37 @@ async fn refused_requests_are_reported_with_a_hint_and_retried() {
 }
 
 #[tokio::test]
+async fn what_must_not_be_read_is_absent_until_it_may_be_read() {
+    let registry = Registry::new();
+    let target = WatchTarget {
+        may_be_forbidden: true,
+        ..WatchTarget::all(pods())
+    };
+    let mut fixture = Fixture::with(target, &WatchMetrics::new(&registry).unwrap(), SECOND);
+    let errors = || {
+        let families = registry.gather();
+        let mut errors = families
+            .iter()
+            .filter(|family| family.name() == "controller_sync_errors_total");
+        errors.next().unwrap().get_metric()[0]
+            .get_counter()
+            .get_value()
+            .to_string()
+    };
+    let forbidden = json!({"code": 403, "message": "pods is forbidden"});
+    fixture.next_request().await.reply(403, &forbidden);
+    assert_eq!(fixture.next_event().await, "all ");
+    fixture.next_request().await.reply(403, &forbidden);
+    let stream = fixture.watching("10", &["a"]).await;
+    assert_eq!(errors(), "0", "alerts count errors");
+    // A permission that is lost later removes nothing.
+    stream.line("ERROR", gone()).await;
+    fixture.next_request().await.reply(403, &forbidden);
+    drop(fixture.watching("20", &["b"]).await);
+    assert_eq!(errors(), "1");
+}
+
+#[tokio::test]
 async fn the_first_watch_that_succeeds_again_wakes_the_others() {
     let metrics = WatchMetrics::new(&Registry::new()).unwrap();
     let [mut pods, mut services] = ["pods", "services"].map(|plural| {

@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{SelectorKey, address_name, cluster_network, counts, from_octets, network_address, selector_key, waypoint};
+use super::{SelectorKey, cluster_network, counts, from_octets, network_address, selector_key, waypoint};
 use crate::{
     api::{Config, Meta, kube, kube::service::TargetPort, mesh_config},
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, host},
@@ -20,8 +20,9 @@ use crate::{
         MeshSnapshot, ServiceKey,
         identity::spiffe_id,
         inputs::Inputs,
-        service::{Protocol, TrafficDistribution, entry, traffic_distribution},
+        service::{Protocol, TrafficDistribution, entry, entry_lists::EntryLists, traffic_distribution},
         waypoint::{ServedService, for_service, ingress_label},
+        workload::address_name,
     },
     proto::istio::{
         mesh::v1alpha1::mesh_config::service_scope_configs::Scope as ServiceScope,
@@ -61,12 +62,14 @@ pub struct DeclaredService {
     pub key: DeclaredKey,
     /// Creation time of the object.
     pub creation: i64,
-    /// The service as it is sent, if it is the only one of its host.
+    /// The service as it is sent, if it is the only one of its host; without `subject_alt_names`.
     pub message: Service,
+    /// Its names in certificates. All hosts of a ServiceEntry share them, because their number has no limit.
+    pub subject_alt_names: Shared<[SmolStr]>,
     /// Names of the ports by number.
     pub port_names: BTreeMap<u32, PortNames>,
     /// Labels of the workloads that it selects; empty for none.
-    pub selector: Labels,
+    pub selector: Shared<Labels>,
     /// Its waypoint.
     pub waypoint: Option<ObjectKey>,
     /// True if it spans clusters (`serviceScopeConfigs`).
@@ -152,7 +155,7 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, object: &kube::Se
     });
     let mut service = DeclaredService::new(cx, mesh, key, &object.meta, message);
     service.port_names = names.collect();
-    service.selector = object.selector.clone();
+    service.selector = object.selector.clone().into();
     service.is_global = is_global;
     Some(service)
 }
@@ -177,8 +180,9 @@ impl DeclaredService {
                 ingress_use_waypoint: waypoint.is_some() && ingress(),
                 ..message
             },
+            subject_alt_names: Shared::default(),
             port_names: BTreeMap::new(),
-            selector: Labels::new(),
+            selector: Shared::default(),
             waypoint,
             is_global: false,
         }
@@ -318,7 +322,6 @@ fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, entry: &Config<Serv
     let message = Service {
         addresses,
         ports: ports.collect(),
-        subject_alt_names: spec.subject_alt_names.clone(),
         load_balancing,
         ..Service::default()
     };
@@ -326,10 +329,11 @@ fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, entry: &Config<Serv
         let (name, target) = (SmolStr::new(&port.name), SmolStr::default());
         (port.number, PortNames { name, target })
     });
-    let selector = spec.workload_selector.iter().flat_map(|selector| &selector.labels);
+    let lists = EntryLists::of(cx, mesh, entry);
     let mut service = DeclaredService::new(cx, mesh, key, &entry.meta, message);
+    service.subject_alt_names = lists.subject_alt_names.clone();
     service.port_names = names.collect();
-    service.selector = selector.map(|(label, value)| (label.into(), value.into())).collect();
+    service.selector = lists.selector.clone();
     Some(service)
 }
 
@@ -395,7 +399,7 @@ pub struct ClusterService {
 }
 
 impl ClusterService {
-    /// Returns the service as it is sent.
+    /// Returns the service as it is sent, without its names in certificates.
     fn message(&self) -> Service {
         Service {
             canonical: self.is_canonical || self.declared.message.canonical,
@@ -404,16 +408,52 @@ impl ClusterService {
     }
 }
 
+/// The services that count for a host in one cluster, one for each namespace. The rows of its namespaces read this row,
+/// so that they need not compare all declarations of the host, of which each tenant may have one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostServices {
+    /// The services, by namespace.
+    services: Box<[DeclaredKey]>,
+    /// Position of the canonical one.
+    canonical: usize,
+}
+
+/// Derives the services of a host in one cluster. A host that one object declares has no row.
+pub fn of_host(cx: &Cx, mesh: &MeshSnapshot, host: &(ClusterId, Hostname)) -> Option<HostServices> {
+    let rows = mesh.declared_services_by_host.get(cx, host);
+    let mut rows: Vec<&DeclaredService> = rows.map(|(_, row)| &**row).collect();
+    if rows.len() < 2 {
+        return None;
+    }
+    rows.sort_by(|one, other| one.precedence().cmp(&other.precedence()));
+    let first = rows[0];
+    // This keeps the precedence within each namespace.
+    rows.sort_by(|one, other| one.key.object.namespace.cmp(&other.key.object.namespace));
+    rows.dedup_by(|later, earlier| later.key.object.namespace == earlier.key.object.namespace);
+    Some(HostServices {
+        services: rows.iter().map(|row| row.key.clone()).collect(),
+        canonical: rows.iter().position(|row| row.key == first.key)?,
+    })
+}
+
 /// Derives the service of a host in one cluster.
 pub fn in_cluster(cx: &Cx, mesh: &MeshSnapshot, key: &ClusterServiceKey) -> Option<ClusterService> {
     let host = (key.cluster.clone(), key.service.hostname.clone());
-    let rows = || mesh.declared_services_by_host.get(cx, &host).map(|(_, row)| row);
-    let own = rows().filter(|row| row.key.object.namespace == key.service.namespace);
-    let declared = own.min_by(|one, other| one.precedence().cmp(&other.precedence()))?;
-    let canonical = rows().min_by(|one, other| one.precedence().cmp(&other.precedence()))?;
+    let namespace = &key.service.namespace;
+    let Some(several) = mesh.host_services.get(cx, &host) else {
+        let (only, declared) = mesh.declared_services_by_host.get(cx, &host).next()?;
+        return (only.object.namespace == *namespace).then(|| ClusterService {
+            declared: declared.clone(),
+            is_canonical: true,
+        });
+    };
+    let services = &several.services;
+    let position = services
+        .binary_search_by(|one| one.object.namespace.cmp(namespace))
+        .ok()?;
     Some(ClusterService {
-        declared: declared.clone(),
-        is_canonical: canonical.key == declared.key,
+        declared: mesh.declared_services.get(cx, &services[position])?.clone(),
+        is_canonical: position == several.canonical,
     })
 }
 
@@ -430,8 +470,10 @@ pub fn selector_entry(key: &ClusterServiceKey, row: &ClusterService, emit: &mut 
 /// A service as ztunnels receive it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AmbientService {
-    /// The service.
+    /// The service, without `subject_alt_names`.
     pub message: Service,
+    /// Its names in certificates; see [`DeclaredService::subject_alt_names`].
+    pub subject_alt_names: Shared<[SmolStr]>,
     /// True if it spans clusters.
     pub is_global: bool,
     /// The service of its waypoint, if that is known.
@@ -439,6 +481,15 @@ pub struct AmbientService {
 }
 
 impl AmbientService {
+    /// Returns the service as it is sent.
+    pub fn sent(&self) -> Service {
+        let names = self.subject_alt_names.iter();
+        Service {
+            subject_alt_names: names.map(ToString::to_string).collect(),
+            ..self.message.clone()
+        }
+    }
+
     /// Returns the addresses in a network, without ranges; all of them if the network is unknown.
     pub fn addresses_in<'a>(&'a self, network: &'a NetworkId) -> impl Iterator<Item = IpAddr> + 'a {
         let all = self.message.addresses.iter();
@@ -449,7 +500,7 @@ impl AmbientService {
     /// Returns the names of its addresses, with the length of ranges.
     pub fn aliases(&self) -> impl Iterator<Item = SmolStr> {
         self.message.addresses.iter().filter_map(|address| {
-            let name = address_name(&address.network, from_octets(&address.address)?);
+            let name = address_name(&address.network, &from_octets(&address.address)?);
             Some(match address.length {
                 Some(length) => SmolStr::from(format!("{name}/{length}")),
                 None => name,
@@ -462,7 +513,7 @@ impl AmbientService {
 pub fn address_keys(_: &ServiceKey, service: &AmbientService, emit: &mut dyn FnMut(SmolStr)) {
     for address in &service.message.addresses {
         if let Some(ip) = from_octets(&address.address) {
-            emit(address_name(&address.network, ip));
+            emit(address_name(&address.network, &ip));
         }
     }
 }
@@ -489,6 +540,7 @@ pub(super) fn base<'a>(cx: &Cx, mesh: &'a MeshSnapshot, key: &ServiceKey) -> Opt
 pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<AmbientService> {
     let base = base(cx, mesh, key)?;
     let mut message = base.message();
+    let mut subject_alt_names = base.declared.subject_alt_names.clone();
     if base.declared.is_global {
         let rows: Vec<_> = mesh.cluster_services_by_name.get(cx, key).collect();
         if rows.len() > 1 {
@@ -502,15 +554,16 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Ambient
                 .collect();
             message.addresses = by_name.into_values().cloned().collect();
         }
-        let names = rows.iter().flat_map(|(_, row)| &row.declared.message.subject_alt_names);
-        let mut names: BTreeSet<String> = names.cloned().collect();
+        let names = rows.iter().flat_map(|(_, row)| row.declared.subject_alt_names.iter());
+        let mut names: BTreeSet<SmolStr> = names.cloned().collect();
         names.extend(remote_identities(cx, mesh, key));
-        message.subject_alt_names = names.into_iter().collect();
+        subject_alt_names = names.into_iter().collect::<Vec<_>>().into();
     }
     let waypoint = base.declared.waypoint.as_ref();
     let waypoint = waypoint.and_then(|gateway| mesh.waypoints.get(cx, gateway)?.service.clone());
     Some(AmbientService {
         message,
+        subject_alt_names,
         is_global: base.declared.is_global,
         waypoint,
     })
@@ -536,7 +589,7 @@ pub fn exposed(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServedS
 }
 
 /// Returns the identities of the workloads of a service in other networks.
-fn remote_identities(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<String> {
+fn remote_identities(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<SmolStr> {
     let trust_domain = &mesh.mesh_config(cx).trust_domain;
     let workloads = mesh.hidden_workloads_by_service.get(cx, key);
     let identity = |workload: Workload| {
@@ -545,7 +598,49 @@ fn remote_identities(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Stri
             &Namespace::new(&workload.namespace),
             &workload.service_account,
         )
-        .to_string()
     };
     workloads.map(|(_, workload)| identity(workload.decoded())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{features::Features, fixture, installation::Installation};
+
+    #[test]
+    fn services_of_a_host_do_not_read_all_of_its_declarations() {
+        let declared = |number: usize| {
+            format!(
+                "---\napiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: e, namespace: n{number}}}\n\
+                 spec: {{hosts: [h.com], ports: [{{number: 80, name: http, protocol: HTTP}}]}}\n"
+            )
+        };
+        let installation = Installation {
+            features: Features {
+                pilot_enable_ambient: true,
+                ..Features::default()
+            },
+            ..Installation::default()
+        };
+        let objects = (0..50).map(declared).collect::<Vec<String>>().concat();
+        let world = fixture::folder_world(installation, &[("entries.yaml", &objects)]);
+        let mesh = world.snapshot();
+        let key = ClusterServiceKey {
+            cluster: fixture::CLUSTER,
+            service: ServiceKey {
+                hostname: "h.com".into(),
+                namespace: "n7".into(),
+            },
+        };
+        let cx = Cx::recording();
+        let service = in_cluster(&cx, &mesh, &key).expect("the host is declared");
+        assert!(!service.is_canonical, "that of n0 is");
+        let reads = cx.into_reads();
+        let all = Cx::recording();
+        let declared = mesh
+            .declared_services_by_host
+            .get(&all, &(key.cluster, key.service.hostname));
+        assert_eq!(declared.count(), 50);
+        assert!(all.into_reads().iter().all(|read| !reads.contains(read)));
+    }
 }

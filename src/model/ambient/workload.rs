@@ -14,20 +14,23 @@ use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
-    address_name, cluster_network, counts, gateway, octets, policy,
+    cluster_network, counts, gateway, octets, policy,
     service::{ClusterService, ClusterServiceKey, ServiceSource, hostname, is_own},
     trust_domain, waypoint,
 };
 use crate::{
     api::{
         Config,
-        kube::{EndpointSlice, Pod, endpoint_slice::SliceEndpoint},
+        kube::{
+            EndpointSlice, Pod,
+            endpoint_slice::{PodReference, SliceEndpoint},
+        },
     },
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot, ServiceKey, canonical,
         inputs::Inputs,
-        workload::{REDIRECTION, TUNNEL_HTTP, TUNNEL_LABEL, entry_labels, entry_name, label_map},
+        workload::{REDIRECTION, TUNNEL_HTTP, TUNNEL_LABEL, address_name, entry_labels, entry_name, label_map},
     },
     proto::istio::{
         networking::v1alpha3::{ServiceEntry, WorkloadEntry, service_entry::Resolution},
@@ -113,6 +116,8 @@ pub struct AmbientWorkload {
     pub node: SmolStr,
     /// The services that it serves.
     pub services: Box<[ServiceKey]>,
+    /// True if it accepts HBONE.
+    pub is_tunnelled: bool,
     /// True if it belongs to another network and is sent only as part of a workload that represents that network.
     pub is_hidden: bool,
 }
@@ -126,6 +131,7 @@ impl AmbientWorkload {
             addresses: addresses.into(),
             node: SmolStr::new(&message.node),
             services: services.into(),
+            is_tunnelled: message.tunnel_protocol() == TunnelProtocol::Hbone,
             is_hidden: false,
         }
     }
@@ -139,7 +145,7 @@ impl AmbientWorkload {
     pub fn aliases(&self) -> impl Iterator<Item = SmolStr> {
         self.addresses
             .iter()
-            .map(|address| address_name(&self.network, *address))
+            .map(|address| address_name(&self.network, address))
     }
 }
 
@@ -203,11 +209,11 @@ fn without_pods(slice: &EndpointSlice) -> impl Iterator<Item = &SliceEndpoint> {
     endpoints.iter().filter(|endpoint| endpoint.pod.is_none())
 }
 
-/// The pods that a slice of a Service without a selector refers to.
+/// The pods that a slice refers to and the selector of its Service does not match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SliceTargets {
     service: SmolStr,
-    pods: BTreeSet<(Namespace, SmolStr)>,
+    pods: BTreeSet<PodReference>,
 }
 
 /// Returns the slices that may have changed.
@@ -216,19 +222,26 @@ pub fn slice_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> 
     slices.filter(|key| counts(mesh, &key.cluster)).cloned().collect()
 }
 
-/// Derives the pods of a slice. Pods of a Service with a selector are found by their labels.
+/// Derives the pods of a slice. Those that the Service selects are found by their labels, so that most slices have no
+/// row.
 pub fn slice_targets(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SliceTargets> {
     let slice = mesh.endpoint_slices.get(cx, key)?;
     if slice.address_type == "FQDN" || slice.service_name.is_empty() {
         return None;
     }
     let service = ObjectKey::new(&key.cluster, key.namespace.clone(), slice.service_name.clone());
-    let selects = !mesh.kube_services.get(cx, &service)?.selector.is_empty();
-    let pods = slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.clone());
-    let pods: BTreeSet<_> = pods
-        .map(|(namespace, name)| (Namespace::from(namespace), name))
-        .collect();
-    (!selects && !pods.is_empty()).then(|| SliceTargets {
+    let selector = &mesh.kube_services.get(cx, &service)?.selector;
+    let is_selected = |target: &PodReference| {
+        if selector.is_empty() || key.namespace != target.namespace.as_str() {
+            return false;
+        }
+        let pod = ObjectKey::new(&key.cluster, target.namespace.clone(), target.name.clone());
+        let pod = mesh.pods.get(cx, &pod);
+        pod.is_none_or(|pod| select::subset(selector, &pod.meta.labels))
+    };
+    let targets = slice.endpoints.iter().filter_map(|endpoint| endpoint.pod.as_ref());
+    let pods: BTreeSet<PodReference> = targets.filter(|target| !is_selected(target)).cloned().collect();
+    (!pods.is_empty()).then(|| SliceTargets {
         service: slice.service_name.clone(),
         pods,
     })
@@ -236,8 +249,8 @@ pub fn slice_targets(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Sl
 
 /// Emits the pods of a slice.
 pub fn target_pods(key: &ObjectKey, targets: &SliceTargets, emit: &mut dyn FnMut(ObjectKey)) {
-    for (namespace, name) in &targets.pods {
-        emit(ObjectKey::new(&key.cluster, namespace.clone(), name.clone()));
+    for pod in &targets.pods {
+        emit(ObjectKey::new(&key.cluster, pod.namespace.clone(), pod.name.clone()));
     }
 }
 
@@ -339,6 +352,14 @@ pub fn workload(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid) -> Option<Ambie
     workload.is_hidden = mesh.installation.features.ambient_enable_multi_network
         && workload.network != cluster_network(cx, mesh, &mesh.installation.cluster);
     Some(workload)
+}
+
+/// Derives the row of an address that belongs to a workload which accepts HBONE; other addresses have no row.
+///
+/// Endpoints read these rows and not the workloads, which change more often.
+pub fn tunnelled_address(cx: &Cx, mesh: &MeshSnapshot, name: &SmolStr) -> Option<()> {
+    let mut workloads = mesh.ambient_workloads_by_address.get(cx, name);
+    workloads.any(|(_, workload)| workload.is_tunnelled).then_some(())
 }
 
 type Services<'a> = Vec<(&'a ClusterServiceKey, &'a Shared<ClusterService>)>;
@@ -479,10 +500,19 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid, key: &ObjectKey, pod:
         &[ServiceSource::Service]
     };
     let mut services = selecting(cx, mesh, &key.cluster, &key.namespace, labels, kinds);
+    let mut known: BTreeSet<&ClusterServiceKey> = services.iter().map(|(key, _)| *key).collect();
+    // The name of a pod does not identify it: those of a StatefulSet have the names of earlier ones, and another tenant
+    // may write any name into a slice.
+    let own = PodReference {
+        namespace: key.namespace.text().clone(),
+        name: key.name.clone(),
+        uid: pod.uid.clone(),
+    };
     for (slice, targets) in mesh.slices_by_pod.get(cx, key) {
-        let service = service_of_slice(cx, mesh, slice, &targets.service);
-        let is_new = |(key, _): &(&ClusterServiceKey, _)| services.iter().all(|(known, _)| known != key);
-        services.extend(service.filter(is_new));
+        if targets.pods.contains(&own) {
+            let service = service_of_slice(cx, mesh, slice, &targets.service);
+            services.extend(service.filter(|(key, _)| known.insert(*key)));
+        }
     }
     let common = Common {
         uid,
@@ -494,8 +524,7 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, uid: &WorkloadUid, key: &ObjectKey, pod:
         workload_name: &pod.workload_name,
         services: &services,
     };
-    let named = |name: &str| pod.named_ports.get(name).filter(|(_, protocol)| protocol == "TCP");
-    let named = |name: &str| named(name).map(|(number, _)| *number);
+    let named = |name: &str| pod.named_port(name, "TCP");
     let is_healthy = pod.ready && !pod.terminating;
     let message = Workload {
         addresses: addresses.iter().map(|address| octets(*address).into()).collect(),

@@ -121,6 +121,21 @@ fn services_name_their_waypoint_or_the_reason_for_none() {
             "{bound} false WaypointIsNotReady: waypoint \"shop/gone\" is not ready"
         )]
     );
+    for (labels, name) in [
+        ("istio.io/use-waypoint: None", "shop/None"),
+        ("istio.io/use-waypoint: ''", "shop/"),
+        (
+            "istio.io/use-waypoint: own, istio.io/use-waypoint-namespace: ''",
+            "/own",
+        ),
+    ] {
+        assert_eq!(
+            of_service(labels),
+            [format!(
+                "{bound} false WaypointIsNotReady: waypoint \"{name}\" is not ready"
+            )]
+        );
+    }
     assert_eq!(
         of_service("istio.io/use-waypoint: private, istio.io/use-waypoint-namespace: infra"),
         [format!(

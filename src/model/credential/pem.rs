@@ -1,10 +1,19 @@
-//! Checks whether a text is a certificate. Dates are not checked: this layer has no clock.
+//! Checks of certificates and private keys in PEM. Dates are not checked: this layer has no clock.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
+use rustls::{crypto::aws_lc_rs::sign::any_supported_type, pki_types::PrivateKeyDer};
+use x509_parser::{
+    parse_x509_certificate,
+    prelude::{FromDer, SubjectPublicKeyInfo, X509Certificate},
+};
 
 const BEGIN: &str = "-----BEGIN ";
 const END: &str = "-----END ";
 const DASHES: &str = "-----";
+/// Type of the blocks with certificates.
+const CERTIFICATE: &str = "CERTIFICATE";
+/// Type of the blocks with private keys; more specific ones end with it.
+const PRIVATE_KEY: &str = "PRIVATE KEY";
 
 /// DER tags in a certificate.
 const SEQUENCE: u8 = 0x30;
@@ -21,9 +30,43 @@ pub enum CertificateError {
     NotACertificate,
 }
 
-/// Checks the first PEM block of a text, which Envoy uses as the server certificate.
+/// Reason why a chain and a private key cannot be used together, in the words of Istio's statuses. No text contains any
+/// of the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyPairError {
+    /// The chain has no PEM block.
+    #[error("tls: failed to find any PEM data in certificate input")]
+    NoChain,
+    /// The chain has PEM blocks of other types only.
+    #[error("tls: failed to find \"CERTIFICATE\" PEM block in certificate input")]
+    NoCertificate,
+    /// The first certificate cannot be parsed.
+    #[error("x509: malformed certificate")]
+    Certificate,
+    /// The key has no PEM block.
+    #[error("tls: failed to find any PEM data in key input")]
+    NoKeyData,
+    /// The key has PEM blocks of other types only.
+    #[error("tls: failed to find PEM block with type ending in \"PRIVATE KEY\" in key input")]
+    NoKey,
+    /// The key is encrypted, malformed, or of a type that Envoy refuses, such as RSA with less than 2048 bits.
+    #[error("tls: failed to parse private key")]
+    Key,
+    /// The certificate is for a key of another type.
+    #[error("tls: private key type does not match public key type")]
+    KeyType,
+    /// The certificate is for another key.
+    #[error("tls: private key does not match public key")]
+    Mismatch,
+}
+
+/// Checks the first PEM block of a text, and not its type.
+///
+/// Parity (pilot/pkg/xds/sds.go, ValidateCertificate): Istio only warns of such certificates, and so do we. Envoy skips
+/// blocks of other types; [`check_key_pair`] and [`has_certificate`] decide whether a certificate can be used.
 pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
-    let der = first_block(text).ok_or(CertificateError::NotPem)?;
+    let text = String::from_utf8_lossy(text);
+    let (_, der) = blocks(&text).next().ok_or(CertificateError::NotPem)?;
     let mut rest = der.as_slice();
     while !rest.is_empty() {
         let (certificate, after) = element(rest, SEQUENCE).ok_or(CertificateError::NotACertificate)?;
@@ -33,32 +76,110 @@ pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
     Ok(())
 }
 
-/// Returns the content of the first PEM block.
-fn first_block(text: &[u8]) -> Option<Vec<u8>> {
-    let text = std::str::from_utf8(text).ok()?;
+/// Checks that the first certificate of a chain is for a private key. Blocks of other types are skipped, as by Envoy.
+///
+/// Parity (pilot/pkg/config/kube/gateway/conversion.go, buildSecretReference).
+pub fn check_key_pair(chain: &[u8], key: &[u8]) -> Result<(), KeyPairError> {
+    let (chain, key) = (String::from_utf8_lossy(chain), String::from_utf8_lossy(key));
+    let leaf = first_of_type(&chain, |kind| kind == CERTIFICATE);
+    let leaf = leaf.map_err(|has_others| {
+        if has_others {
+            KeyPairError::NoCertificate
+        } else {
+            KeyPairError::NoChain
+        }
+    })?;
+    let key = first_of_type(&key, is_private_key);
+    let key = key.map_err(|has_others| {
+        if has_others {
+            KeyPairError::NoKey
+        } else {
+            KeyPairError::NoKeyData
+        }
+    })?;
+    let leaf = parsed(&leaf).ok_or(KeyPairError::Certificate)?;
+    let key = PrivateKeyDer::try_from(key.as_slice()).map_err(|_| KeyPairError::Key)?;
+    let key = any_supported_type(&key).map_err(|_| KeyPairError::Key)?;
+    let public = key.public_key().ok_or(KeyPairError::Key)?;
+    let (_, public) = SubjectPublicKeyInfo::from_der(public.as_ref()).map_err(|_| KeyPairError::Key)?;
+    let certified = leaf.public_key();
+    if public.algorithm.algorithm != certified.algorithm.algorithm {
+        return Err(KeyPairError::KeyType);
+    }
+    if public.subject_public_key.data != certified.subject_public_key.data {
+        return Err(KeyPairError::Mismatch);
+    }
+    Ok(())
+}
+
+/// Returns true if a text has a certificate that can be parsed. Blocks of other types, such as revocation lists, and
+/// damaged certificates are skipped.
+///
+/// Parity (pilot/pkg/config/kube/gateway/conversion.go, buildCaCertificateReference).
+pub fn has_certificate(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    blocks(&text).any(|(kind, der)| kind == CERTIFICATE && parsed(&der).is_some())
+}
+
+/// Returns a certificate without trailing bytes.
+fn parsed(der: &[u8]) -> Option<X509Certificate<'_>> {
+    let (rest, certificate) = parse_x509_certificate(der).ok()?;
+    rest.is_empty().then_some(certificate)
+}
+
+fn is_private_key(kind: &str) -> bool {
+    let specific = kind.strip_suffix(PRIVATE_KEY);
+    specific.is_some_and(|algorithm| algorithm.is_empty() || algorithm.ends_with(' '))
+}
+
+/// Returns the content of the first PEM block of a type; without one, true if there are blocks of other types.
+fn first_of_type(text: &str, is_wanted: impl Fn(&str) -> bool) -> Result<Vec<u8>, bool> {
+    let mut has_others = false;
+    for (kind, der) in blocks(text) {
+        if is_wanted(kind) {
+            return Ok(der);
+        }
+        has_others = true;
+    }
+    Err(has_others)
+}
+
+/// Returns the types and contents of the PEM blocks. Anything between blocks, and blocks that cannot be decoded, are
+/// skipped.
+fn blocks(text: &str) -> impl Iterator<Item = (&str, Vec<u8>)> {
     let mut rest = text;
-    loop {
-        let start = rest.find(BEGIN)? + BEGIN.len();
-        rest = &rest[start..];
-        let block = rest.split_once(DASHES).and_then(|(kind, body)| {
-            let (body, _) = body.split_once(&format!("{END}{kind}{DASHES}"))?;
-            // Lines with a colon are headers.
-            let lines = body.lines().filter(|line| !line.as_bytes().contains(&b':'));
-            let mut compact = Vec::with_capacity(body.len());
-            for line in lines {
-                let line = line.as_bytes().trim_ascii();
-                if line.iter().any(u8::is_ascii_whitespace) {
-                    compact.extend(line.iter().filter(|byte| !byte.is_ascii_whitespace()));
-                } else {
-                    compact.extend_from_slice(line);
-                }
+    std::iter::from_fn(move || {
+        loop {
+            // The end is looked for first, so that no text is searched more than twice.
+            let (before, after) = rest.split_once(END)?;
+            rest = after;
+            let begin = before.rfind(BEGIN).map(|start| start + BEGIN.len());
+            let block = begin.and_then(|begin| {
+                let (kind, body) = before[begin..].split_once(DASHES)?;
+                let is_end = after.strip_prefix(kind)?.starts_with(DASHES);
+                Some((kind, decoded(body).filter(|_| is_end)?))
+            });
+            if block.is_some() {
+                return block;
             }
-            STANDARD.decode(compact).ok()
-        });
-        if block.is_some() {
-            return block;
+        }
+    })
+}
+
+/// Returns the content of a PEM block.
+fn decoded(body: &str) -> Option<Vec<u8>> {
+    // Lines with a colon are headers.
+    let lines = body.lines().filter(|line| !line.as_bytes().contains(&b':'));
+    let mut compact = Vec::with_capacity(body.len());
+    for line in lines {
+        let line = line.as_bytes().trim_ascii();
+        if line.iter().any(u8::is_ascii_whitespace) {
+            compact.extend(line.iter().filter(|byte| !byte.is_ascii_whitespace()));
+        } else {
+            compact.extend_from_slice(line);
         }
     }
+    STANDARD.decode(compact).ok()
 }
 
 /// Checks the three elements of a certificate: signed content, algorithm and signature.

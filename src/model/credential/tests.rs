@@ -178,3 +178,64 @@ fn the_first_block_must_be_a_certificate() {
         Err(CertificateError::NotPem)
     );
 }
+
+/// Returns a self-signed certificate for a key, as PEM.
+fn certificate_for(key: &rcgen::KeyPair) -> String {
+    let params = rcgen::CertificateParams::new(vec!["x.test".to_owned()]).expect("valid names");
+    params.self_signed(key).expect("a certificate").pem()
+}
+
+#[test]
+fn a_certificate_belongs_to_its_key() {
+    use pem::{KeyPairError, check_key_pair};
+    use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_ECDSA_P384_SHA384, PKCS_ED25519, PKCS_RSA_SHA256};
+    let check = |chain: &str, key: &str| check_key_pair(chain.as_bytes(), key.as_bytes());
+    let rsa = KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048);
+    let others = [&PKCS_ECDSA_P256_SHA256, &PKCS_ECDSA_P384_SHA384, &PKCS_ED25519].map(KeyPair::generate_for);
+    let keys: Vec<KeyPair> = others.into_iter().chain([rsa]).map(|key| key.expect("a key")).collect();
+    for key in &keys {
+        let algorithm = key.algorithm();
+        assert_eq!(
+            check(&certificate_for(key), &key.serialize_pem()),
+            Ok(()),
+            "{algorithm:?}"
+        );
+    }
+    let (chain, key) = (certificate_for(&keys[0]), keys[0].serialize_pem());
+    let another = KeyPair::generate().expect("a key").serialize_pem();
+    let block = |kind: &str, body: &str| format!("-----BEGIN {kind}-----\n{body}\n-----END {kind}-----\n");
+    let damaged = block("CERTIFICATE", "MAYwADAAAwA=");
+    let encrypted = block("ENCRYPTED PRIVATE KEY", "MAQwADAA");
+    for (chain, key, expected) in [
+        (
+            key.clone() + &chain,
+            block("EC PARAMETERS", "BggqhkjOPQMBBw==") + &key,
+            Ok(()),
+        ),
+        (chain.clone(), another, Err(KeyPairError::Mismatch)),
+        (certificate_for(&keys[2]), key.clone(), Err(KeyPairError::KeyType)),
+        (chain.clone(), encrypted, Err(KeyPairError::Key)),
+        (chain.clone(), "Hello".to_owned(), Err(KeyPairError::NoKeyData)),
+        (chain.clone(), chain.clone(), Err(KeyPairError::NoKey)),
+        ("Hello".to_owned(), key.clone(), Err(KeyPairError::NoChain)),
+        (key.clone(), key.clone(), Err(KeyPairError::NoCertificate)),
+        (damaged + &chain, key.clone(), Err(KeyPairError::Certificate)),
+    ] {
+        assert_eq!(check(&chain, &key), expected);
+    }
+    // Text between blocks may have another encoding than UTF-8.
+    let latin = [&b"subject=CN = M\xfcller\n"[..], chain.as_bytes()].concat();
+    assert_eq!(check_key_pair(&latin, key.as_bytes()), Ok(()));
+    assert_eq!(pem::check_certificate(&latin), Ok(()));
+}
+
+#[test]
+fn one_certificate_of_a_bundle_suffices() {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let block = |kind: &str| format!("-----BEGIN {kind}-----\nMAYwADAAAwA=\n-----END {kind}-----\n");
+    let (revoked, damaged) = (block("X509 CRL"), block("CERTIFICATE"));
+    let has = |text: &str| pem::has_certificate(text.as_bytes());
+    assert!(has(&(revoked.clone() + &damaged + &certificate_for(&key))));
+    assert!(!has(&(revoked + &damaged)));
+    assert!(!has("hello"));
+}

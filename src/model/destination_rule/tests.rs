@@ -169,34 +169,39 @@ fn a_dot_beside_namespaces_does_not_export_to_the_root_namespace_itself() {
     assert_eq!(found(&commit, "other", &[]), None);
 }
 
+/// Returns a rule with a consistent hash, either its own or that of a subset.
+fn hashed(host: &str, export_to: &[&str], in_subset: bool) -> networking::DestinationRule {
+    let settings = LoadBalancerSettings {
+        lb_policy: Some(LbPolicy::ConsistentHash(ConsistentHashLb::default())),
+        ..Default::default()
+    };
+    let policy = Some(TrafficPolicy {
+        load_balancer: Some(settings),
+        ..Default::default()
+    });
+    let mut rule = rule(host, export_to, &["v1"]);
+    if in_subset {
+        rule.subsets[0].traffic_policy = policy;
+    } else {
+        rule.traffic_policy = policy;
+    }
+    rule
+}
+
 #[test]
 fn rules_with_a_consistent_hash_are_found_by_host() {
-    let hashed = |host: &str, in_subset: bool| {
-        let settings = LoadBalancerSettings {
-            lb_policy: Some(LbPolicy::ConsistentHash(ConsistentHashLb::default())),
-            ..Default::default()
-        };
-        let policy = Some(TrafficPolicy {
-            load_balancer: Some(settings),
-            ..Default::default()
-        });
-        let mut rule = rule(host, &["."], &["v1"]);
-        if in_subset {
-            rule.subsets[0].traffic_policy = policy;
-        } else {
-            rule.traffic_policy = policy;
-        }
-        rule
-    };
     let other = "ratings.shop.svc.cluster.local";
     let may = |rules: Vec<(&str, networking::DestinationRule)>| {
         let commit = commit(rules);
         [HOST, other].map(|host| may_have_consistent_hash(&Cx::untracked(), &commit.snapshot, &host.into()))
     };
     assert_eq!(may(vec![("shop/plain", rule(HOST, &[], &["v1"]))]), [false, false]);
-    assert_eq!(may(vec![("shop/a", hashed("reviews", false))]), [true, false]);
-    assert_eq!(may(vec![("any/a", hashed(HOST, true))]), [true, false]);
-    assert_eq!(may(vec![("any/a", hashed("*.cluster.local", true))]), [true, true]);
+    assert_eq!(may(vec![("shop/a", hashed("reviews", &["."], false))]), [true, false]);
+    assert_eq!(may(vec![("any/a", hashed(HOST, &["."], true))]), [true, false]);
+    assert_eq!(
+        may(vec![("any/a", hashed("*.cluster.local", &["."], true))]),
+        [true, true]
+    );
 }
 
 #[test]
@@ -234,4 +239,28 @@ fn rules_of_a_namespace_concern_only_some_of_its_services() {
     assert_eq!(concerned("client"), [other]);
     assert_eq!(concerned("told"), [other]);
     assert_eq!(concerned("wild"), [HOST, details, other]);
+}
+
+#[test]
+fn a_rule_decides_a_consistent_hash_that_it_hides() {
+    let other = "ratings.shop.svc.cluster.local";
+    let decides = |rules: Vec<(&str, networking::DestinationRule)>| {
+        let commit = commit(rules);
+        let (cx, client) = (Cx::untracked(), Namespace::new("web"));
+        OwnRules::of(&cx, &commit.snapshot, &client).may_decide_consistent_hash(&cx, &commit.snapshot)
+    };
+    let with = |host: &str| {
+        vec![
+            ("shop/a", hashed(HOST, &[], false)),
+            ("web/w", rule(host, &[], &["v1"])),
+        ]
+    };
+    assert!(decides(with(HOST)));
+    assert!(decides(with("*.shop.svc.cluster.local")));
+    assert!(!decides(with(other)));
+    assert!(!decides(with("*.other.svc.cluster.local")));
+    assert!(!decides(vec![("shop/a", hashed(HOST, &[], false))]));
+    assert!(decides(vec![("web/w", hashed(HOST, &[], true))]));
+    let root = ("istio-system/r", hashed("*.local", &[], false));
+    assert!(decides(vec![root, ("web/w", rule(other, &[], &["v1"]))]));
 }

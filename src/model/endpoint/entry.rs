@@ -63,11 +63,12 @@ fn own_workloads(spec: &ServiceEntry) -> usize {
     }
 }
 
-/// Returns the number of ports and endpoints that an entry produces for one host, given the number of workloads: each
-/// port of each address, and each workload at each of these.
+/// Returns what an entry produces for one host, given the number of workloads: each port of each address, each workload
+/// at each of these, and the names in certificates and namespaces that each host has.
 fn output_of_host(spec: &ServiceEntry, workloads: usize) -> u64 {
     let ports = (entry::address_count(spec) as u64).saturating_mul(spec.ports.len() as u64);
-    ports.saturating_mul(workloads as u64 + 1)
+    let names = spec.subject_alt_names.len() + spec.export_to.len();
+    ports.saturating_mul(workloads as u64 + 1).saturating_add(names as u64)
 }
 
 /// Returns true if the output may be above that of a small object, as far as the object alone shows.
@@ -218,6 +219,7 @@ fn host_itself(key: &ServiceKey, config: &Config<ServiceEntry>, port: &ServicePo
         },
         health: Health::Unknown,
         cluster_local: false,
+        at_tunnelled_address: false,
         origin: Shared::new(Origin {
             cluster: config.meta.cluster().clone(),
             tls_mode: SmolStr::new_static("disabled"),

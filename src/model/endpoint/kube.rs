@@ -157,7 +157,7 @@ fn workload_of<'a>(
 ) -> Option<&'a Shared<Workload>> {
     let cluster = slice.meta.cluster();
     let object = match &listed.pod {
-        Some((namespace, name)) => ObjectKey::new(cluster, namespace.clone(), name.clone()),
+        Some(pod) => ObjectKey::new(cluster, pod.namespace.clone(), pod.name.clone()),
         None => {
             let mut pods = mesh.pods_by_address.get(cx, &(cluster.clone(), address.clone()));
             let found = pods.find(|(key, pod)| {

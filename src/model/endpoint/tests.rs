@@ -1,6 +1,8 @@
+use serde_json::json;
+
 use super::*;
 use crate::{
-    api::Kind,
+    api::{Kind, document::parse_object},
     base::ObjectKey,
     model::{Change, World, fixture, installation::Installation},
 };
@@ -368,6 +370,53 @@ fn endpoints_of_all_clusters_are_combined() {
     assert_eq!(clusters, [("Kubernetes", "net"), ("Kubernetes", "net"), ("c2", "")]);
 }
 
+/// Sets the mesh config of a remote cluster.
+fn remote_mesh(cluster: &str, text: &str) -> Change {
+    let metadata = json!({"name": "istio", "namespace": "istio-system"});
+    let map = json!({"metadata": metadata, "data": {"mesh": text}});
+    let parsed = parse_object(&ClusterId::new(cluster), Kind::MeshConfig, &map);
+    Change::Upsert(parsed.rows.into_iter().next().expect("a mesh config"))
+}
+
+#[test]
+fn identities_of_pods_have_the_trust_domain_of_their_cluster() {
+    let kube = format!("{SERVICE}---{POD}");
+    let mut world = mesh(&[
+        ("mesh.yaml", "trustDomain: td1\n"),
+        ("kube.yaml", &kube),
+        ("kube-c2.yaml", &kube),
+        ("kube-c3.yaml", &kube),
+    ]);
+    let domains = |world: &World| -> Vec<String> {
+        let endpoints = list(world, A);
+        let known = endpoints.iter().filter(|endpoint| !endpoint.origin.identity.is_empty());
+        let text = |endpoint: &Endpoint| {
+            let domain = endpoint.origin.identity.strip_prefix("spiffe://").unwrap();
+            let domain = domain.strip_suffix("/ns/default/sa/sa").unwrap();
+            format!("{} {domain}", endpoint.origin.cluster)
+        };
+        known.map(text).collect()
+    };
+    assert_eq!(domains(&world), ["Kubernetes td1", "c2 td1", "c3 td1"]);
+    world.commit(vec![remote_mesh("c2", "trustDomain: td2")]);
+    assert_eq!(domains(&world), ["Kubernetes td1", "c2 td2", "c3 td1"]);
+    assert_eq!(
+        traits_of(&world, A).identities,
+        ["spiffe://td1/ns/default/sa/sa", "spiffe://td2/ns/default/sa/sa"]
+    );
+    // A mesh config without a trust domain has the default one.
+    world.commit(vec![remote_mesh("c3", "enableTracing: false")]);
+    assert_eq!(domains(&world), ["Kubernetes td1", "c2 td2", "c3 cluster.local"]);
+    let Change::Upsert(row) = remote_mesh("c2", "") else {
+        panic!("not a row");
+    };
+    world.commit(vec![Change::Remove(Kind::MeshConfig, row.key().clone())]);
+    assert_eq!(domains(&world), ["Kubernetes td1", "c2 td1", "c3 cluster.local"]);
+    world.commit(vec![Change::RemoveCluster("c3".into())]);
+    assert_eq!(domains(&world), ["Kubernetes td1", "c2 td1"]);
+    assert_eq!(world.snapshot().mesh_config(&Cx::untracked()).trust_domain, "td1");
+}
+
 const ENTRIES: &str = "
 apiVersion: networking.istio.io/v1
 kind: WorkloadEntry
@@ -507,22 +556,137 @@ fn ready_endpoints_of_a_service_that_no_namespace_sees_are_ignored() {
     assert_eq!(endpoints("~"), 0);
 }
 
+fn ambient() -> Installation {
+    let mut installation = Installation::default();
+    installation.features.pilot_enable_ambient = true;
+    installation
+}
+
+/// Returns pod `a-0` with its node and network, redirected to its ztunnel.
+fn redirected() -> String {
+    let annotations = "annotations: {ambient.istio.io/redirection: enabled}";
+    POD.replacen("name: a-0", &format!("name: a-0\n  {annotations}"), 1)
+}
+
+/// Returns the host and address of each endpoint that accepts HBONE.
+fn tunnelled(world: &World) -> Vec<String> {
+    let (mesh, cx) = (world.snapshot(), Cx::untracked());
+    let mut found = Vec::new();
+    for (key, row) in mesh.endpoints.iter(&cx) {
+        let endpoints = row.endpoints.iter().filter(|endpoint| endpoint.supports_tunnel());
+        found.extend(endpoints.map(|endpoint| format!("{} {}", key.hostname, endpoint.address)));
+    }
+    found.sort();
+    found
+}
+
 #[test]
 fn ambient_pods_are_known_by_canonical_addresses() {
     let accepts_tunnels = |address: &str| {
-        let annotated = POD.replacen(
-            "name: a-0",
-            "name: a-0\n  annotations: {ambient.istio.io/redirection: enabled}",
-            1,
-        );
-        let pod = annotated.replace("10.1.0.1", address);
+        let pod = redirected().replace("10.1.0.1", address);
         let service = SERVICE.replace("10.1.0.1", address);
-        let mut installation = Installation::default();
-        installation.features.pilot_enable_ambient = true;
-        let world = fixture::folder_world(installation, &[("a.yaml", &service), ("b.yaml", &pod)]);
-        list(&world, A).iter().any(Endpoint::supports_tunnel)
+        let world = fixture::folder_world(ambient(), &[("a.yaml", &service), ("b.yaml", &pod)]);
+        !tunnelled(&world).is_empty()
     };
     assert!(accepts_tunnels("10.1.0.1"));
     assert!(accepts_tunnels("'fd00::1'"));
     assert!(!accepts_tunnels("'fd00:0::1'"));
+}
+
+/// Endpoints of other services at the address of pod `a-0`, and other workloads that accept HBONE.
+const SHARED_ADDRESS: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: b, namespace: other}
+spec: {clusterIP: 10.0.0.2, ports: [{name: http, port: 80}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: b-1, namespace: other, labels: {kubernetes.io/service-name: b}}
+addressType: IPv4
+ports: [{name: http, port: 8080}]
+endpoints: [{addresses: [10.1.0.1]}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: x}
+spec:
+  hosts: [x.com]
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints: [{address: 10.1.0.1}, {address: 10.1.0.7}]
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, labels: {app: vm}, annotations: {ambient.istio.io/redirection: enabled}}
+spec: {address: 10.2.0.1}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: y}
+spec:
+  hosts: [y.com]
+  resolution: STATIC
+  workloadSelector: {labels: {app: vm}}
+  ports: [{number: 80, name: http, protocol: HTTP}]
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: z, labels: {networking.istio.io/tunnel: http}}
+spec:
+  hosts: [z.com]
+  resolution: STATIC
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints: [{address: 10.3.0.1}]
+";
+
+#[test]
+fn endpoints_accept_hbone_if_a_workload_at_their_address_does() {
+    let files = |pod: &str, installation: Installation| {
+        let files = [("a.yaml", SERVICE), ("pod.yaml", pod), ("more.yaml", SHARED_ADDRESS)];
+        fixture::folder_world(installation, &files)
+    };
+    let with_network = redirected();
+    let pod = with_network.split("---").next().unwrap_or_default();
+    let of_pod = [
+        "a.default.svc.cluster.local 10.1.0.1",
+        "b.other.svc.cluster.local 10.1.0.1",
+        "x.com 10.1.0.1",
+    ];
+    let of_others = ["y.com 10.2.0.1", "z.com 10.3.0.1"];
+    let all = [&of_pod[..], &of_others].concat();
+
+    let mut world = files(pod, ambient());
+    assert_eq!(tunnelled(&world), all);
+    assert!(!list(&world, A)[0].origin.labels.contains_key(TUNNEL_LABEL));
+    let all_tunnel = |host: &str| traits_of(&world, host).ports[&80].all_tunnel;
+    assert_eq!(["x.com", "y.com", "z.com"].map(all_tunnel), [false, true, true]);
+
+    let mut after = |pod: &str| {
+        let rows = fixture::folder(&ambient(), &[("pod.yaml", pod)]);
+        world.commit(rows.into_iter().map(Change::Upsert).collect());
+        tunnelled(&world)
+    };
+    assert_eq!(after(&pod.replace("enabled", "disabled")), of_others);
+    assert_eq!(after(pod), all);
+
+    // The config cluster has a network, and endpoints of ServiceEntries without one have none.
+    assert_eq!(tunnelled(&files(&with_network, ambient())), of_pod[..2]);
+    let off = files(pod, Installation::default());
+    assert!(tunnelled(&off).is_empty() && off.snapshot().tunnelled_addresses.is_empty());
+}
+
+#[test]
+fn pods_of_remote_clusters_accept_hbone_with_several_networks_only() {
+    let kube = format!("{SERVICE}---{}", redirected());
+    let remote = |multi_network: bool| {
+        let mut installation = ambient();
+        installation.features.ambient_enable_multi_network = multi_network;
+        let own = "apiVersion: v1\nkind: Namespace\nmetadata: {name: istio-system, labels: \
+                   {topology.istio.io/network: net}}\n";
+        let files = [("kube.yaml", own), ("kube-c2.yaml", kube.as_str())];
+        tunnelled(&fixture::folder_world(installation, &files))
+    };
+    assert_eq!(remote(true), ["a.default.svc.cluster.local 10.1.0.1"]);
+    assert!(remote(false).is_empty());
 }

@@ -213,3 +213,19 @@ fn servers_whose_hosts_are_taken_pass_no_tls_through() {
     let same_hosts = tls(TlSmode::Simple, server(9443, "HTTPS", "s", &["*.example.com"]));
     assert!(!merged(&[vec![same_hosts], vec![passing()]]).auto_passthrough);
 }
+
+/// Comparing each address with all others would take minutes.
+#[test]
+fn a_gateway_may_bind_many_addresses() {
+    let servers: Vec<Server> = (0..50_000_u32)
+        .map(|number| {
+            let bind = std::net::Ipv4Addr::from_bits(0x0a00_0000 + number).to_string();
+            bound(&bind, server(80, "HTTP", &format!("http-{number}"), &["*"]))
+        })
+        .collect();
+    let merged = merged(&[servers]);
+    assert_eq!(merged.rejected, [""; 0]);
+    let ports = ports(&merged);
+    assert_eq!(ports.len(), 50_000);
+    assert_eq!(ports[256], (8080, "10.0.1.0", 1));
+}

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::{Kind, Meta, gateway_api::route::BackendReference},
     base::{Hostname, Namespace, ObjectKey},
-    model::MeshSnapshot,
+    model::{MeshSnapshot, service::ServiceKey},
     proto::istio::networking::v1alpha3::{Destination, PortSelector, RouteDestination},
     table::Cx,
 };
@@ -200,9 +200,13 @@ impl Backends<'_> {
             let message = "namespace may not be set with Hostname type";
             return Err(Mistake::new(reason::INVALID_DESTINATION, message));
         }
-        let mut declared = self.mesh.services_by_host.get(self.cx, &Hostname::new(&backend.name));
-        let exists =
-            declared.any(|(key, visibility)| key.namespace == *namespace || visibility.export_to.visible_to(namespace));
+        // Parity (pilot/pkg/config/kube/gatewaycommon/context.go, GetService): services that other namespaces export do
+        // not count.
+        let service = ServiceKey {
+            hostname: Hostname::new(&backend.name),
+            namespace: namespace.clone(),
+        };
+        let exists = self.mesh.visibility.get(self.cx, &service).is_some();
         Ok((backend.name.to_string(), exists))
     }
 

@@ -23,13 +23,21 @@ pub enum Controller {
 }
 
 impl Controller {
-    /// Returns the controller of a class. The built-in classes need no object.
+    /// Returns the controller that configures the Gateways of a class. A built-in class needs no object, and an object
+    /// with a foreign controller does not replace it.
     ///
-    /// Parity (pilot/pkg/config/kube/gatewaycommon/classinfo.go).
+    /// Parity (pilot/pkg/config/kube/gatewaycommon/gatewayclass_collection.go, FetchGatewayClass).
     pub fn of_class(cx: &Cx, mesh: &MeshSnapshot, class: &SmolStr) -> Option<Self> {
-        let key = ObjectKey::new(&mesh.installation.cluster, "", class.clone());
-        match mesh.gateway_classes.get(cx, &key) {
-            Some(class) => Self::named(mesh, &class.spec.controller_name),
+        let declared = declared_name(cx, mesh, class).and_then(|name| Self::named(mesh, name));
+        declared.or_else(|| Self::built_in(mesh, class))
+    }
+
+    /// Returns the controller that deploys the Gateways of a class: that of its object, if there is one.
+    ///
+    /// Parity (pilot/pkg/config/kube/gatewaycommon/deploymentcontroller.go, Reconcile).
+    pub fn of_deployments(cx: &Cx, mesh: &MeshSnapshot, class: &SmolStr) -> Option<Self> {
+        match declared_name(cx, mesh, class) {
+            Some(name) => Self::named(mesh, name),
             None => Self::built_in(mesh, class),
         }
     }
@@ -103,4 +111,11 @@ impl Controller {
     pub fn has_plain_names(self) -> bool {
         matches!(self, Self::Waypoint | Self::EastWest)
     }
+}
+
+/// Returns the name of the controller in the object of a class; `None` without an object.
+fn declared_name<'a>(cx: &Cx, mesh: &'a MeshSnapshot, class: &SmolStr) -> Option<&'a SmolStr> {
+    let key = ObjectKey::new(&mesh.installation.cluster, "", class.clone());
+    let class = mesh.gateway_classes.get(cx, &key)?;
+    Some(&class.spec.controller_name)
 }

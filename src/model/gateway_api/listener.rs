@@ -1,6 +1,7 @@
 //! Listeners of Gateways and ListenerSets, each converted to a Gateway with one server.
 
 pub mod conflict;
+pub mod key_pair;
 pub(super) mod tls;
 
 use smol_str::SmolStr;
@@ -426,7 +427,7 @@ impl<'a> Declaration<'a> {
         if !is_managed(mesh, &self.gateway.spec) {
             return SmolStr::default();
         }
-        let written = self.gateway.meta.annotations.get(DEPLOYED_ACCOUNT_ANNOTATION);
+        let written = annotation(self.gateway, DEPLOYED_ACCOUNT_ANNOTATION);
         written
             .cloned()
             .unwrap_or_else(|| deployed_name(self.gateway, self.controller))
@@ -443,6 +444,11 @@ fn is_managed(mesh: &MeshSnapshot, gateway: &gateway_api::Gateway) -> bool {
         [address] => address.address_type.as_ref().is_none_or(|kind| kind == "IPAddress"),
         _ => false,
     }
+}
+
+/// Returns the value of an annotation. An empty one counts as absent, as a chart with an unset value writes it.
+fn annotation<'a>(gateway: &'a Config<gateway_api::Gateway>, name: &str) -> Option<&'a SmolStr> {
+    gateway.meta.annotations.get(name).filter(|value| !value.is_empty())
 }
 
 /// Returns the name of resources that are deployed for a Gateway.
@@ -466,9 +472,9 @@ pub(super) struct Services {
 impl Services {
     /// Returns the services of a Gateway: that of its deployment, or those that its addresses name.
     pub(super) fn of(mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, controller: Controller) -> Self {
-        let (namespace, annotations) = (gateway.meta.namespace(), &gateway.meta.annotations);
+        let namespace = gateway.meta.namespace();
         if is_managed(mesh, &gateway.spec) {
-            let written = annotations.get(NAME_OVERRIDE_ANNOTATION);
+            let written = annotation(gateway, NAME_OVERRIDE_ANNOTATION);
             let name = written.cloned().unwrap_or_else(|| deployed_name(gateway, controller));
             return Self {
                 hosts: vec![service_host(mesh, namespace, &name)],
@@ -490,7 +496,7 @@ impl Services {
             let others: Vec<&str> = others.iter().map(|address| address.value.as_str()).collect();
             let message = format!("only Hostname is supported, ignoring [{}]", others.join(" "));
             Some(Mistake::new("UnsupportedAddress", message))
-        } else if annotations.contains_key(SERVICE_TYPE_ANNOTATION) {
+        } else if gateway.meta.annotations.contains_key(SERVICE_TYPE_ANNOTATION) {
             let message =
                 format!("annotation {SERVICE_TYPE_ANNOTATION} is deprecated, use Spec.Infrastructure.Routeability");
             Some(Mistake::new("DeprecatedField", message))

@@ -11,7 +11,10 @@ use super::{
 use crate::{
     api::{Config, Kind},
     base::{Labels, Namespace, ObjectKey},
-    model::{MeshSnapshot, virtual_service::SEMANTICS_ANNOTATION},
+    model::{
+        MeshSnapshot,
+        virtual_service::{SEMANTICS_ANNOTATION, counted_routes},
+    },
     proto::istio::networking::v1alpha3::{HttpRoute, VirtualService},
     table::Cx,
 };
@@ -60,7 +63,7 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
 }
 
 impl MeshSnapshot {
-    /// Returns the number of routes of each namespace in a VirtualService made from routes of several namespaces;
+    /// Returns what the routes of each namespace count in a VirtualService made from routes of several namespaces;
     /// nothing for any other one.
     pub fn routes_by_namespace(&self, cx: &Cx, object: &ObjectKey) -> BTreeMap<Namespace, u64> {
         let (name, mut numbers) = (merged_name(object), BTreeMap::new());
@@ -69,7 +72,7 @@ impl MeshSnapshot {
             return numbers;
         }
         for (_, route, contribution) in sources(cx, self, &name) {
-            *numbers.entry(route.meta.namespace().clone()).or_default() += contribution.http().len() as u64;
+            *numbers.entry(route.meta.namespace().clone()).or_default() += counted_routes(contribution.http());
         }
         if numbers.len() == 1 {
             numbers.clear();

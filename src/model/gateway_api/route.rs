@@ -503,14 +503,33 @@ fn for_host(rules: &[TlsRoute], service_host: &str) -> Vec<TlsRoute> {
     rules
 }
 
-/// Returns the names that both a list and a host cover.
+/// Returns the names that both a list and a host cover, each once.
 fn intersection(names: &[String], listener: &str) -> Vec<String> {
-    let common = names.iter().filter_map(|name| {
-        if host::subset_of(name, listener) {
-            Some(name.clone())
+    let mut common: Vec<String> = Vec::new();
+    for name in names {
+        let covered = if host::subset_of(name, listener) {
+            name.as_str()
+        } else if host::subset_of(listener, name) {
+            listener
         } else {
-            host::subset_of(listener, name).then(|| listener.to_owned())
+            continue;
+        };
+        if !common.iter().any(|known| known == covered) {
+            common.push(covered.to_owned());
         }
-    });
-    common.collect()
+    }
+    common
+}
+
+#[cfg(test)]
+mod tests {
+    use super::intersection;
+
+    #[test]
+    fn names_that_a_host_shares_count_once() {
+        let names = ["*.com", "*.example.com", "other.test"].map(str::to_owned);
+        assert_eq!(intersection(&names, "a.example.com"), ["a.example.com"]);
+        assert_eq!(intersection(&names, "*.example.com"), ["*.example.com"]);
+        assert_eq!(intersection(&names, "*.com"), ["*.com", "*.example.com"]);
+    }
 }

@@ -74,8 +74,8 @@ pub struct GatewayStatus {
     pub conditions: Vec<Condition>,
     /// Listeners.
     pub listeners: Vec<ListenerStatus>,
-    /// Addresses; empty if none are known, and then those that were reported before stay.
-    pub addresses: Vec<Address>,
+    /// Addresses; `None` if those that were reported before stay.
+    pub addresses: Option<Vec<Address>>,
     /// Number of attached ListenerSets.
     pub attached_sets: usize,
 }
@@ -140,7 +140,7 @@ pub struct Entry {
 /// Returns true if this control plane writes the status of an object.
 ///
 /// Parity (pilot/pkg/status/collections.go).
-fn is_own(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, meta: &Meta) -> bool {
+pub(in crate::model) fn is_own(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, meta: &Meta) -> bool {
     let label = meta.labels.get(REVISION).map(SmolStr::as_str);
     revisions.is_own(cx, mesh, &meta.key, label)
 }

@@ -1,9 +1,9 @@
 //! Statuses of Ingresses: the addresses of the ingress gateway.
 //!
 //! Parity (pilot/pkg/config/kube/ingress/status.go): the addresses of the service that the mesh config names, or else
-//! those of the node of a running pod of the gateway.
+//! those of the node of a running pod of the gateway. A control plane writes the statuses of its own revision.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use serde_json::{Value, json};
 use smol_str::SmolStr;
@@ -11,29 +11,33 @@ use smol_str::SmolStr;
 use super::{ingress_namespace, selector_value};
 use crate::{
     base::{Namespace, ObjectKey},
-    model::MeshSnapshot,
+    model::{
+        MeshSnapshot,
+        gateway_api::status::{Revisions, is_own},
+    },
     table::{Cx, Derived, RelationId, Transaction},
 };
 
 /// Identity of the table, which no table of the mesh has.
 const ADDRESSES: RelationId = RelationId(5100);
 
-/// The statuses of all served Ingresses, brought up to date with snapshots.
+/// The statuses of the own revision's served Ingresses, brought up to date with snapshots.
 pub struct IngressStatuses {
+    revisions: Revisions,
     mesh: Option<Arc<MeshSnapshot>>,
     addresses: Derived<(), Vec<SmolStr>>,
 }
 
-impl Default for IngressStatuses {
-    fn default() -> Self {
+impl IngressStatuses {
+    /// Returns the statuses before the first snapshot.
+    pub fn new(revisions: Revisions) -> Self {
         Self {
+            revisions,
             mesh: None,
             addresses: Derived::new(ADDRESSES),
         }
     }
-}
 
-impl IngressStatuses {
     /// Takes a snapshot. Returns the Ingresses whose status may have changed.
     pub fn update(&mut self, mesh: &Arc<MeshSnapshot>) -> Vec<ObjectKey> {
         let before = self.mesh.replace(mesh.clone());
@@ -45,22 +49,38 @@ impl IngressStatuses {
         self.addresses.update(&mut tx, &first, |cx, ()| addresses(cx, mesh));
         let all = || mesh.served_ingresses.keys(&Cx::untracked()).cloned().collect();
         match before {
-            Some(before) if self.addresses.writer().changes().is_empty() => {
-                let changed = mesh.served_ingresses.differences(&before.served_ingresses);
-                changed.cloned().collect()
-            }
+            Some(before) if self.addresses.writer().changes().is_empty() => changed(mesh, &before),
             _ => all(),
         }
     }
 
-    /// Returns the status of an Ingress; `None` if it is not served.
+    /// Returns the status of an Ingress; `None` if it is not served, or belongs to another revision.
     pub fn get(&self, key: &ObjectKey) -> Option<Value> {
-        let cx = Cx::untracked();
-        self.mesh.as_ref()?.served_ingresses.get(&cx, key)?;
+        let (cx, mesh) = (Cx::untracked(), self.mesh.as_ref()?);
+        let row = mesh.served_ingresses.get(&cx, key)?;
+        if !is_own(&cx, mesh, &self.revisions, &row.ingress.meta) {
+            return None;
+        }
         let addresses = self.addresses.table().get(&cx, &())?.iter();
         let listed: Vec<Value> = addresses.map(entry).collect();
         Some(json!({"loadBalancer": {"ingress": listed}}))
     }
+}
+
+/// Returns the served Ingresses that have changed, and those of changed namespaces, whose labels may name the revision.
+fn changed(mesh: &MeshSnapshot, before: &MeshSnapshot) -> Vec<ObjectKey> {
+    let cx = Cx::untracked();
+    let rows = mesh.served_ingresses.differences(&before.served_ingresses);
+    let mut changed: BTreeSet<&ObjectKey> = rows.collect();
+    let namespaces: BTreeSet<&ObjectKey> = mesh.namespaces.differences(&before.namespaces).collect();
+    if !namespaces.is_empty() {
+        let is_within = |key: &&ObjectKey| {
+            let namespace = ObjectKey::new(&key.cluster, "", SmolStr::new(key.namespace.as_str()));
+            namespaces.contains(&namespace)
+        };
+        changed.extend(mesh.served_ingresses.keys(&cx).filter(is_within));
+    }
+    changed.into_iter().cloned().collect()
 }
 
 fn entry(address: &SmolStr) -> Value {

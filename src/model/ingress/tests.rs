@@ -97,3 +97,37 @@ fn gateways_of_any_namespaces_have_different_names() {
         .collect();
     assert_eq!(names, [format!("a-{middle}-{nested}"), format!("a~{middle}~{nested}")]);
 }
+
+#[test]
+fn no_ingress_is_served_if_the_mode_is_off() {
+    let ingress = |name: &str, annotations: &str, class: &str| {
+        format!(
+            "---\napiVersion: networking.k8s.io/v1\nkind: Ingress\n\
+             metadata: {{name: {name}, namespace: app, annotations: {{{annotations}}}}}\nspec:\n{class}  rules:\n  \
+             - {{host: {name}.example.com, http: {{paths: [{{path: /, pathType: Prefix, \
+             backend: {{service: {{name: web, port: {{number: 80}}}}}}}}]}}}}\n"
+        )
+    };
+    let class = "apiVersion: networking.k8s.io/v1\nkind: IngressClass\nmetadata: {name: ours}\n\
+                 spec: {controller: istio.io/ingress-controller}\n";
+    let objects = class.to_owned()
+        + &ingress("annotated", "kubernetes.io/ingress.class: istio", "")
+        + &ingress("classified", "", "  ingressClassName: ours\n")
+        + &ingress("plain", "", "");
+    let served = |mode: &str| -> Vec<String> {
+        let config = format!("ingressControllerMode: '{mode}'\n");
+        let files = [("mesh.yaml", config.as_str()), ("objects.yaml", objects.as_str())];
+        let mesh = fixture::folder_world(Installation::default(), &files).snapshot();
+        let cx = Cx::untracked();
+        let keys = mesh
+            .served_ingresses
+            .keys(&cx)
+            .map(|key| key.name.to_string())
+            .collect();
+        assert_eq!(mesh.gateways.keys(&cx).count(), mesh.served_ingresses.keys(&cx).count());
+        keys
+    };
+    assert_eq!(served("DEFAULT"), ["annotated", "classified", "plain"]);
+    assert_eq!(served("STRICT"), ["annotated", "classified"]);
+    assert_eq!(served("OFF"), Vec::<String>::new());
+}

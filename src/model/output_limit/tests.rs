@@ -39,13 +39,27 @@ fn key(name: &str) -> ObjectKey {
 }
 
 fn rule(name: &str, age: i64, subsets: usize) -> Row {
+    rule_with_policy(name, age, &name.replace('/', "."), subsets, 0)
+}
+
+/// Returns a rule for a host with a policy of some KiB.
+fn rule_with_policy(name: &str, age: i64, host: &str, subsets: usize, kib: usize) -> Row {
     let subset = |number| networking::Subset {
         name: format!("s{number}"),
         ..Default::default()
     };
+    let tls = networking::ClientTlsSettings {
+        subject_alt_names: vec!["n".repeat(1 << 10); kib],
+        ..Default::default()
+    };
+    let policy = networking::TrafficPolicy {
+        tls: Some(tls),
+        ..Default::default()
+    };
     let spec = networking::DestinationRule {
-        host: name.replace('/', "."),
+        host: host.to_owned(),
         subsets: (0..subsets).map(subset).collect(),
+        traffic_policy: (kib > 0).then_some(policy),
         ..Default::default()
     };
     config(Kind::DestinationRule, name, age, spec).into()
@@ -132,6 +146,47 @@ fn r21_older_objects_use_the_limit_of_a_namespace_first() {
 }
 
 #[test]
+fn r21_each_kib_of_a_policy_counts_for_each_subset() {
+    let mesh = mesh(vec![
+        rule_with_policy("a/large", 1, "large.example", 10, 9),
+        rule_with_policy("a/usual", 2, "usual.example", 20, 0),
+    ]);
+    assert_eq!(subsets(&mesh, &["a/large", "a/usual"]), [3, 20]);
+    let [message] = messages(&mesh).try_into().expect("one finding");
+    assert!(
+        message.contains("100 subsets exceed the limit of 30") && message.contains("the first 3 apply"),
+        "{message}"
+    );
+}
+
+#[test]
+fn r21_a_policy_counts_for_the_subsets_of_other_rules_of_its_host() {
+    let of_host = |name: &str, age, subsets, kib| rule_with_policy(name, age, "h.example", subsets, kib);
+    let declared = |world: &World, name: &str| {
+        let key = DemandKey {
+            kind: Kind::DestinationRule,
+            object: key(name),
+        };
+        let mesh = world.snapshot();
+        let demand = mesh.demands.get(&Cx::untracked(), &key);
+        demand.map(|demand| demand.declared)
+    };
+    let mut world = world(vec![of_host("a/subsets", 1, 10, 0)]);
+    assert_eq!(subsets(&world.snapshot(), &["a/subsets"]), [10]);
+    world.commit(vec![Change::Upsert(of_host("a/policy", 2, 0, 9))]);
+    assert_eq!(subsets(&world.snapshot(), &["a/subsets"]), [3]);
+    assert_eq!(declared(&world, "a/policy"), None, "it has no subset");
+    // A rule that comes later, and one of another namespace, whose subsets inherit nothing.
+    let later = ["a/later", "b/other"].map(|name| Change::Upsert(of_host(name, 3, 11, 0)));
+    world.commit(later.into());
+    assert_eq!(declared(&world, "a/later"), Some(110));
+    assert_eq!(declared(&world, "b/other"), None);
+    world.commit(vec![Change::Upsert(of_host("a/policy", 2, 0, 0))]);
+    assert_eq!(subsets(&world.snapshot(), &["a/subsets"]), [11]);
+    assert_eq!(declared(&world, "a/later"), None);
+}
+
+#[test]
 fn r21_requests_to_surplus_hosts_are_refused() {
     let (large, surplus) = (key("a/large"), surplus_key(&key("a/large")));
     let mut world = world(vec![
@@ -171,6 +226,117 @@ fn r21_requests_to_surplus_hosts_are_refused() {
     world.commit(vec![Change::Remove(Kind::VirtualService, large.clone())]);
     assert_eq!(served(&world.snapshot(), &surplus), None);
     assert!(messages(&world.snapshot()).is_empty());
+}
+
+/// Returns a VirtualService with hosts `h0.example`, `h1.example` and so on.
+fn with_routes(name: &str, hosts: usize, http: Vec<networking::HttpRoute>) -> Row {
+    let spec = networking::VirtualService {
+        hosts: (0..hosts).map(|host| format!("h{host}.example")).collect(),
+        http,
+        ..Default::default()
+    };
+    config(Kind::VirtualService, name, 1, spec).into()
+}
+
+/// Returns a route that answers with a body of this size.
+fn answer(bytes: usize) -> networking::HttpRoute {
+    let body = networking::HttpBody {
+        specifier: Some(networking::http_body::Specifier::String("b".repeat(bytes))),
+    };
+    networking::HttpRoute {
+        direct_response: Some(networking::HttpDirectResponse {
+            status: 200,
+            body: Some(body),
+        }),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn r21_a_large_body_counts_for_each_host() {
+    let mesh = mesh(vec![
+        with_routes("a/large", 5, vec![answer(30 << 10)]),
+        with_routes("b/usual", 20, vec![answer(900)]),
+    ]);
+    // The body counts as 31 routes.
+    assert_eq!(served(&mesh, &key("a/large")), Some((3, 1)));
+    assert_eq!(served(&mesh, &surplus_key(&key("a/large"))), Some((2, 1)));
+    assert_eq!(served(&mesh, &key("b/usual")), Some((20, 1)));
+    let [message] = messages(&mesh).try_into().expect("one finding");
+    assert!(message.contains("155 routes of all hosts"), "{message}");
+}
+
+#[test]
+fn r21_many_destinations_of_one_route_count() {
+    let destination = networking::Destination {
+        host: "w".to_owned(),
+        ..Default::default()
+    };
+    let weighted = networking::HttpRouteDestination {
+        destination: Some(destination.clone()),
+        ..Default::default()
+    };
+    let mirror = networking::HttpMirrorPolicy {
+        destination: Some(destination),
+        ..Default::default()
+    };
+    let route = networking::HttpRoute {
+        route: vec![weighted; 160],
+        mirrors: vec![mirror; 160],
+        ..Default::default()
+    };
+    let mesh = mesh(vec![with_routes("a/wide", 10, vec![route])]);
+    // The destinations count ten, their size of more than two KiB two.
+    assert_eq!(served(&mesh, &key("a/wide")), Some((7, 1)));
+    assert_eq!(served(&mesh, &surplus_key(&key("a/wide"))), Some((3, 1)));
+}
+
+/// Returns a route of which `a/part` is the delegate.
+fn delegating(conditions: Vec<networking::HttpMatchRequest>) -> networking::HttpRoute {
+    networking::HttpRoute {
+        r#match: conditions,
+        delegate: Some(networking::Delegate {
+            name: "part".to_owned(),
+            namespace: "a".to_owned(),
+        }),
+        ..Default::default()
+    }
+}
+
+#[test]
+fn r21_routes_of_delegates_count_where_no_server_has_them() {
+    let root = networking::VirtualService {
+        hosts: vec!["h.example".to_owned()],
+        gateways: vec!["a/none".to_owned()],
+        http: vec![delegating(Vec::new()); 11],
+        ..Default::default()
+    };
+    let mesh = mesh(vec![
+        config(Kind::VirtualService, "a/root", 1, root).into(),
+        with_routes("a/part", 0, vec![answer(1); 10]),
+    ]);
+    assert_eq!(served(&mesh, &key("a/root")), None);
+    assert_eq!(served(&mesh, &surplus_key(&key("a/root"))), Some((1, 1)));
+    assert!(messages(&mesh)[0].contains("110 routes"), "{:?}", messages(&mesh));
+}
+
+#[test]
+fn r21_the_size_of_a_delegate_counts_for_each_match_of_its_root() {
+    let path = |path: &str| networking::HttpMatchRequest {
+        uri: Some(networking::StringMatch {
+            match_type: Some(networking::string_match::MatchType::Prefix(path.to_owned())),
+        }),
+        ..Default::default()
+    };
+    let root = delegating(vec![path("/a"), path("/b")]);
+    let mut world = world(vec![
+        with_routes("a/root", 5, vec![root]),
+        with_routes("a/part", 0, vec![answer(10 << 10)]),
+    ]);
+    // Each of two matches counts as 11 routes.
+    assert_eq!(served(&world.snapshot(), &key("a/root")), Some((4, 1)));
+    world.commit(vec![Change::Upsert(with_routes("a/part", 0, vec![answer(900)]))]);
+    assert_eq!(served(&world.snapshot(), &key("a/root")), Some((5, 1)));
 }
 
 /// Returns an HTTPRoute for `shop.example` with a number of matches.
@@ -256,6 +422,21 @@ fn r21_routes_use_the_limit_of_their_own_namespace() {
     check(&world, &[("a".to_owned(), 1, true)]);
 }
 
+#[test]
+fn r21_the_size_of_merged_routes_counts_for_their_namespace() {
+    let header = |number| format!("{{name: x-{number}, value: {}}}", "v".repeat(4000));
+    let headers: Vec<String> = (0..8).map(header).collect();
+    let filter = format!(
+        "{{type: ResponseHeaderModifier, responseHeaderModifier: {{set: [{}]}}}}",
+        headers.join(", ")
+    );
+    let large = http_route("b/large", 2, 4).replace("backendRefs", &format!("filters: [{filter}], backendRefs"));
+    let texts = [shared_gateway(), http_route("a/small", 1, 1), large].concat();
+    let mesh = mesh(folder(&installation(), &[("a.yaml", &texts)]));
+    // Each of the four counts as 32.
+    assert_eq!(shop(&mesh), [("a".to_owned(), 1, false)]);
+}
+
 fn entry(name: &str, age: i64, counts: [u8; 3], endpoints: u8) -> Row {
     config(Kind::ServiceEntry, name, age, entry_spec(name, counts, endpoints)).into()
 }
@@ -317,6 +498,16 @@ fn r21_surplus_hosts_of_entries_are_no_services() {
         "ServiceEntry a/large: spec.hosts: 120 endpoints of all hosts exceed the limit of 100 \
          (PILOT_MAX_ENDPOINTS_PER_OBJECT); the first 2 hosts apply, the others are unknown to proxies"
     );
+}
+
+#[test]
+fn r21_names_of_entries_count_for_each_host() {
+    let mut spec = entry_spec("a/names", [3, 1, 1], 0);
+    spec.subject_alt_names = (0..40).map(|number| format!("spiffe://td/{number}")).collect();
+    spec.export_to = (0..9).map(|number| format!("n{number}")).collect();
+    let mesh = mesh(vec![config(Kind::ServiceEntry, "a/names", 1, spec).into()]);
+    // Each host has one port and 49 names.
+    assert_eq!(produced(&mesh, "names", 3), [(1, 0), (1, 0), (0, 0)]);
 }
 
 #[test]
@@ -399,6 +590,17 @@ fn r21_selected_workloads_count_as_endpoints() {
     // Beyond the limit of the object, the first host stays.
     world.commit((51..=120).map(workload).map(Change::Upsert).collect());
     assert_eq!(produced(&world.snapshot(), "chosen", 2), [(1, 120), (0, 0)]);
+}
+
+#[test]
+fn r21_routes_of_a_proxy_use_the_limits_of_object_and_namespace() {
+    let mut budget = RouteBudget::of(&mesh(Vec::new()));
+    assert!(budget.take(&key("a/one"), 60));
+    assert!(!budget.take(&key("a/one"), 41), "the object");
+    assert!(budget.take(&key("a/one"), 40), "refused routes count nothing");
+    assert!(!budget.take(&key("a/two"), 51), "the namespace");
+    assert!(budget.take(&key("a/two"), 50));
+    assert!(budget.take(&key("b/one"), 100));
 }
 
 #[test]

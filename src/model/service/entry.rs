@@ -7,11 +7,13 @@ use std::{
 
 use smol_str::SmolStr;
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP};
+use super::{
+    Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, entry_lists::EntryLists,
+};
 use crate::{
     api::{Config, Meta, kube::service::TargetPort},
-    base::{Hostname, Labels, Shared, cidr, host},
-    model::{MeshSnapshot, canonical},
+    base::{Hostname, Shared, cidr, host},
+    model::MeshSnapshot,
     proto::istio::networking::v1alpha3::{
         ServiceEntry,
         service_entry::{Location, Resolution as Given},
@@ -60,12 +62,13 @@ pub(in crate::model) fn applies(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<Ser
 /// Returns the services of the entries, oldest first. Invalid addresses have none.
 pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Service> {
     let entries = applied(cx, mesh, key);
-    let classes = merge_classes(mesh, &entries);
+    let lists: Vec<Shared<EntryLists>> = entries.iter().map(|entry| EntryLists::of(cx, mesh, entry)).collect();
+    let classes = merge_classes(&entries, &lists);
     let mut services = Vec::new();
-    for (entry, merge_class) in entries.into_iter().zip(classes) {
+    for ((entry, lists), merge_class) in entries.into_iter().zip(&lists).zip(classes) {
         let mut addresses = addresses(cx, mesh, key, entry).into_iter();
         let Some(first) = addresses.next() else { continue };
-        let first = converted(cx, mesh, key, entry, first, merge_class);
+        let first = converted(cx, mesh, key, (entry, lists), first, merge_class);
         let further: Vec<Service> = addresses.map(|address| address.of(first.clone())).collect();
         services.push(first);
         services.extend(further);
@@ -77,34 +80,20 @@ pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Se
 /// service, which nothing is merged with.
 ///
 /// Parity (pilot/pkg/model/sidecar.go, `canMergeServices`): `exportTo` counts as written.
-fn merge_classes(mesh: &MeshSnapshot, entries: &[&Shared<Config<ServiceEntry>>]) -> Vec<u32> {
+fn merge_classes(entries: &[&Shared<Config<ServiceEntry>>], lists: &[Shared<EntryLists>]) -> Vec<u32> {
     if entries.len() < 2 {
         return vec![1; entries.len()];
     }
     let mut classes = BTreeMap::new();
-    let attributes = entries.iter().map(|entry| {
+    let attributes = entries.iter().zip(lists).map(|(entry, lists)| {
         let audience: BTreeSet<&String> = entry.spec.export_to.iter().collect();
-        (
-            resolution(&entry.spec),
-            labels(mesh, entry),
-            selector(&entry.spec),
-            audience,
-        )
+        (resolution(&entry.spec), &lists.labels, &lists.selector, audience)
     });
     let class = |attributes| {
         let next = u32::try_from(classes.len()).unwrap_or(u32::MAX).saturating_add(1);
         *classes.entry(attributes).or_insert(next)
     };
     attributes.map(class).collect()
-}
-
-/// Returns the labels of the workloads that an entry selects.
-fn selector(entry: &ServiceEntry) -> Labels {
-    let selector = entry.workload_selector.as_ref().map(|selector| &selector.labels);
-    let pairs = selector.into_iter().flatten();
-    pairs
-        .map(|(name, value)| (SmolStr::new(name), SmolStr::new(value)))
-        .collect()
 }
 
 /// Returns the resolution of an entry.
@@ -227,21 +216,6 @@ fn auto_addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, entry: &Config
     found
 }
 
-/// Returns the labels of the service; with the feature enabled, mesh-external ones get a canonical name.
-fn labels(mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Shared<Labels> {
-    let features = &mesh.installation.features;
-    if !features.label_canonical_services_for_mesh_external_service_entries
-        || entry.spec.location() != Location::MeshExternal
-    {
-        return entry.meta.labels.clone();
-    }
-    let (name, revision) = canonical::service(&entry.meta.labels, entry.meta.name());
-    let mut labels = Labels::clone(&entry.meta.labels);
-    labels.insert(SmolStr::new_static(canonical::NAME_LABEL), name);
-    labels.insert(SmolStr::new_static(canonical::REVISION_LABEL), revision);
-    labels.into()
-}
-
 /// Returns true if clients connect to several addresses of a host at once, and use the first connection.
 pub(in crate::model) fn races_connections(meta: &Meta) -> bool {
     let strategy = meta.annotations.get("istio.io/connect-strategy");
@@ -252,14 +226,11 @@ fn converted(
     cx: &Cx,
     mesh: &MeshSnapshot,
     key: &ServiceKey,
-    entry: &Config<ServiceEntry>,
+    (entry, lists): (&Config<ServiceEntry>, &EntryLists),
     address: Address,
     merge_class: u32,
 ) -> Service {
     let (meta, spec) = (&entry.meta, &entry.spec);
-    let mut service_accounts: Vec<SmolStr> = spec.subject_alt_names.iter().map(SmolStr::new).collect();
-    service_accounts.sort_unstable();
-    service_accounts.dedup();
     Service {
         key: key.clone(),
         name: meta.name().clone(),
@@ -275,15 +246,14 @@ fn converted(
         merge_class,
         resolution: resolution(spec),
         mesh_external: spec.location() == Location::MeshExternal,
-        export_to: super::export_to(cx, mesh, &spec.export_to, meta.namespace()),
-        service_accounts,
-        labels: labels(mesh, entry),
-        selector: selector(spec),
-        aliases: Vec::new(),
+        export_to: lists.export_to.clone(),
+        service_accounts: lists.service_accounts.clone(),
+        labels: lists.labels.clone(),
+        selector: lists.selector.clone(),
+        aliases: Shared::default(),
         external_name: Hostname::default(),
         node_local: false,
-        // Parity (measured with 1.30.3): Envoys do not get the distribution of a ServiceEntry's namespace. Ztunnels do.
-        traffic_distribution: super::annotated_distribution(&meta.annotations).unwrap_or_default(),
+        traffic_distribution: super::traffic_distribution(cx, mesh, "", meta),
         publish_not_ready: false,
         race_first_tcp_connect: races_connections(meta),
         headless: false,

@@ -6,7 +6,10 @@ use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UN
 use crate::{
     api::kube,
     base::{ClusterId, Hostname, Labels, Namespace, Shared, select},
-    model::{MeshSnapshot, identity::spiffe_id},
+    model::{
+        MeshSnapshot,
+        identity::{spiffe_id, trust_domain},
+    },
     table::Cx,
 };
 
@@ -19,8 +22,11 @@ const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
 /// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
 const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
 
-/// Merges the Kubernetes Services of this name. The first cluster decides everything except addresses and accounts,
+/// Merges the Kubernetes Services of this name. The first cluster decides everything except virtual IPs and accounts,
 /// which are collected from all.
+///
+/// Parity (pilot/pkg/serviceregistry/aggregate/controller.go, `mergeService`): the external addresses are those of the
+/// first cluster, too.
 pub(super) fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
     match object_name(&mesh.installation.domain, key) {
         Some(name) => merged(cx, mesh, key, &name),
@@ -57,16 +63,25 @@ fn imported(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service> {
 fn merged(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, name: &SmolStr) -> Option<Service> {
     let objects = objects(cx, mesh, &key.namespace, name);
     let mut merged = converted(cx, mesh, key, objects.first()?);
-    for object in &objects[1..] {
-        let other = converted(cx, mesh, key, object);
-        merged.cluster_vips.extend(other.cluster_vips);
-        merged.external_addresses.extend(other.external_addresses);
-        merged.external_ports.extend(other.external_ports);
-        merged.service_accounts.extend(other.service_accounts);
-    }
-    merged.service_accounts.sort_unstable();
-    merged.service_accounts.dedup();
+    let others = objects[1..].iter();
+    merged
+        .cluster_vips
+        .extend(others.map(|object| (object.meta.cluster().clone(), vips(object))));
+    let accounts = objects.iter().flat_map(|object| service_accounts(cx, mesh, object));
+    let mut accounts: Vec<SmolStr> = accounts.collect();
+    accounts.sort_unstable();
+    accounts.dedup();
+    merged.service_accounts = accounts.into();
     Some(merged)
+}
+
+/// Returns the virtual IPs of a Service; [`UNSPECIFIED_IP`] without one.
+fn vips(object: &kube::Service) -> Vec<SmolStr> {
+    if object.is_headless() || object.cluster_ips.is_empty() {
+        vec![SmolStr::new_static(UNSPECIFIED_IP)]
+    } else {
+        object.cluster_ips.clone()
+    }
 }
 
 /// Returns the name of the Kubernetes Service with this host name in a domain; `None` for other hosts.
@@ -90,7 +105,7 @@ pub(in crate::model) fn objects<'a>(
     objects
 }
 
-/// Converts one object of a cluster to a service.
+/// Converts one object of a cluster to a service without accounts.
 fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Service) -> Service {
     let meta = &object.meta;
     let external_name = if object.is_external_name() {
@@ -105,11 +120,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
     } else {
         Resolution::Alias
     };
-    let vips = if object.is_headless() || object.cluster_ips.is_empty() {
-        vec![SmolStr::new_static(UNSPECIFIED_IP)]
-    } else {
-        object.cluster_ips.clone()
-    };
+    let vips = vips(object);
     let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
     let scope = match annotation(CONFIG_SCOPE) {
         "" => meta.labels.get(CONFIG_SCOPE).map_or("", SmolStr::as_str),
@@ -138,10 +149,10 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         resolution,
         mesh_external: !external_name.is_empty(),
         export_to: super::export_to(cx, mesh, &export_to, meta.namespace()),
-        service_accounts: service_accounts(cx, mesh, object),
+        service_accounts: Shared::default(),
         labels: meta.labels.clone(),
-        selector: object.selector.clone(),
-        aliases: Vec::new(),
+        selector: object.selector.clone().into(),
+        aliases: Shared::default(),
         external_name: Hostname::new(external_name),
         node_local: object.node_local,
         traffic_distribution: super::traffic_distribution(cx, mesh, &object.traffic_distribution, meta),
@@ -171,7 +182,7 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
     let mut accounts: Vec<SmolStr> = list("alpha.istio.io/canonical-serviceaccounts")
         .map(SmolStr::new)
         .collect();
-    let trust_domain = &mesh.mesh_config(cx).trust_domain;
+    let trust_domain = trust_domain(cx, mesh, object.meta.cluster());
     accounts.extend(
         list("alpha.istio.io/kubernetes-serviceaccounts")
             .map(|account| spiffe_id(trust_domain, object.meta.namespace(), account)),

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, Visibility};
-use crate::base::{Shared, SmolStr};
+use crate::base::Shared;
 
 /// A service by its row and its position among [`Service::members`]; 0 for the only service of a row.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,17 +86,21 @@ impl ScopedService {
 ///
 /// Parity (pilot/pkg/model/push_context.go, `initServiceRegistry`): a Kubernetes service, or else the oldest one,
 /// represents the host. The additional accounts of the last one count for all.
-pub(super) fn combined(own: Option<Service>, mut members: Vec<Service>, aliases: &[ServiceKey]) -> Option<Service> {
+pub(super) fn combined(
+    own: Option<Service>,
+    mut members: Vec<Service>,
+    aliases: &Shared<[ServiceKey]>,
+) -> Option<Service> {
     if let Some(own) = own {
         // The name of a Service is a prefix of the host, which is the name of the others.
         let position = members.partition_point(|entry| entry.creation < own.creation);
         members.insert(position, own);
     }
-    let accounts: Vec<SmolStr> = members.last()?.service_accounts.clone();
+    let accounts = members.last()?.service_accounts.clone();
     for member in &mut members {
-        member.service_accounts.clone_from(&accounts);
+        member.service_accounts = accounts.clone();
         if member.resolution != Resolution::Alias {
-            member.aliases = aliases.to_vec();
+            member.aliases = aliases.clone();
         }
     }
     if members.len() == 1 {

@@ -106,7 +106,27 @@ fn clusters_merge_with_the_config_cluster_first() {
         .map(|(id, ips)| (id.as_str(), ips[0].as_str()))
         .collect();
     assert_eq!(vips, [("Kubernetes", "10.0.0.1"), ("aaa", "10.9.0.1")]);
-    assert_eq!(service.service_accounts, ["spiffe:///ns/default/sa/sa", "x", "y"]);
+    assert_eq!(*service.service_accounts, ["spiffe:///ns/default/sa/sa", "x", "y"]);
+}
+
+#[test]
+fn accounts_of_annotations_have_the_trust_domain_of_their_cluster() {
+    let annotations = json!({"alpha.istio.io/kubernetes-serviceaccounts": "sa"});
+    let spec = json!({"clusterIP": "10.0.0.1"});
+    let mut rows: Vec<Row> = ["Kubernetes", "c2", "c3"]
+        .map(|cluster| kube(cluster, "a", &spec, &annotations))
+        .into();
+    for (cluster, domain) in [("Kubernetes", "td1"), ("c2", "td2")] {
+        let object = json!({"metadata": {"name": "istio", "namespace": "istio-system"},
+            "data": {"mesh": format!("trustDomain: {domain}")}});
+        let config = Config::<MeshConfig>::parse(meta(Kind::MeshConfig, cluster, &object), &object).unwrap();
+        rows.push(config.into());
+    }
+    let service = service_of(&world(rows), A);
+    assert_eq!(
+        *service.service_accounts,
+        ["spiffe://td1/ns/default/sa/sa", "spiffe://td2/ns/default/sa/sa"]
+    );
 }
 
 #[test]
@@ -211,9 +231,8 @@ fn config_scope_is_read_as_annotation_and_as_label() {
         ),
     ]);
     let export_to = |name: &str| {
-        service_of(&world, &format!("{name}.default.svc.cluster.local"))
-            .export_to
-            .clone()
+        let service = service_of(&world, &format!("{name}.default.svc.cluster.local"));
+        ExportTo::clone(&service.export_to)
     };
     let own = ExportTo::Namespaces([Namespace::new("default")].into());
     assert_eq!((export_to("a"), export_to("b")), (own.clone(), own));
@@ -234,10 +253,10 @@ fn export_to_defaults_to_the_mesh_config() {
         &json!({"networking.istio.io/exportTo": ". , other"}),
     );
     let mut world = world(vec![plain, own]);
-    assert_eq!(service_of(&world, A).export_to, ExportTo::Public);
+    assert_eq!(*service_of(&world, A).export_to, ExportTo::Public);
     let named = ["default", "other"].map(Namespace::new).into();
     assert_eq!(
-        service_of(&world, "b.default.svc.cluster.local").export_to,
+        *service_of(&world, "b.default.svc.cluster.local").export_to,
         ExportTo::Namespaces(named)
     );
     let object = json!({"metadata": {"name": "istio", "namespace": "istio-system"}});
@@ -250,7 +269,7 @@ fn export_to_defaults_to_the_mesh_config() {
         status: None,
     };
     world.commit(vec![Change::Upsert(config.into())]);
-    assert_eq!(service_of(&world, A).export_to, ExportTo::None);
+    assert_eq!(*service_of(&world, A).export_to, ExportTo::None);
 }
 
 #[test]
@@ -392,14 +411,22 @@ fn traffic_distribution_of_a_service_overrides_its_namespace() {
         of(json!({}), annotated("x"), annotated("PreferSameNode")),
         TrafficDistribution::Any
     );
-    // A ServiceEntry has only its own.
     let of_entry = |annotations: Value| {
         let spec = json!({"hosts": ["x.com"], "ports": [80], "annotations": annotations});
-        let rows = vec![namespace(annotated("PreferSameNode")), entry("e", &spec, Value::Null)];
-        service_of(&world(rows), "x.com").traffic_distribution
+        let mut world = world(vec![
+            namespace(annotated("PreferSameNode")),
+            entry("e", &spec, Value::Null),
+        ]);
+        let first = service_of(&world, "x.com").traffic_distribution;
+        world.commit(vec![Change::Upsert(namespace(json!({})))]);
+        (first, service_of(&world, "x.com").traffic_distribution)
     };
-    assert_eq!(of_entry(json!({})), TrafficDistribution::Any);
-    assert_eq!(of_entry(annotated("PreferClose")), zone);
+    assert_eq!(
+        of_entry(json!({})),
+        (node, TrafficDistribution::Any),
+        "before and after the annotation is removed"
+    );
+    assert_eq!(of_entry(annotated("PreferClose")), (zone, zone));
 }
 
 #[test]
@@ -412,6 +439,42 @@ fn an_entry_has_a_service_for_each_host_and_address() {
     let addresses: Vec<_> = service.all().map(|one| one.default_address.as_str()).collect();
     assert_eq!(addresses, ["1.1.1.1", "2.0.0.0/8"]);
     assert!(find(&world, "x.com").is_some());
+}
+
+#[test]
+fn services_of_an_entry_share_its_lists() {
+    let spec = json!({"hosts": ["x.com", "y.com"], "addresses": ["1.1.1.1", "1.1.1.2"], "ports": [80],
+        "exportTo": [".", "b"], "subjectAltNames": ["b", "a"]});
+    let alias = kube(
+        "Kubernetes",
+        "alias",
+        &json!({"type": "ExternalName", "externalName": "x.com"}),
+        &json!({}),
+    );
+    let mut world = world(vec![entry("e", &spec, Value::Null), alias]);
+    let rows = ["x.com", "y.com"].map(|host| service_of(&world, host));
+    let all: Vec<&Service> = rows.iter().flat_map(|row| row.all()).collect();
+    let first = all[0];
+    assert_eq!(
+        (all.len(), &*first.service_accounts),
+        (4, &["a", "b"].map(SmolStr::new)[..])
+    );
+    for one in &all {
+        assert!(one.service_accounts.same(&first.service_accounts));
+        assert!(one.export_to.same(&first.export_to) && one.selector.same(&first.selector));
+        assert!(one.labels.same(&first.labels));
+    }
+    assert!(all[1].aliases.same(&first.aliases) && first.aliases.len() == 1);
+    let key = first.key.clone();
+    let visibility = world.snapshot().visibility.get(&Cx::untracked(), &key).cloned();
+    for one in &visibility.expect("a row").members {
+        assert!(one.export_to.same(&first.export_to) && one.aliases.same(&first.aliases));
+    }
+    // With one host left, its own row has the lists.
+    let spec = json!({"hosts": ["x.com"], "ports": [80], "subjectAltNames": ["c"]});
+    world.commit(vec![Change::Upsert(entry("e", &spec, Value::Null))]);
+    assert_eq!(*service_of(&world, "x.com").service_accounts, ["c"]);
+    assert!(world.snapshot().entry_lists.is_empty());
 }
 
 #[test]
@@ -450,7 +513,7 @@ fn a_kubernetes_service_represents_its_host_beside_entries() {
     let expected = service_of(&world(rows.clone()), A);
     assert_eq!((expected.registry, ports(&expected)), (Registry::Kubernetes, vec![80]));
     assert_eq!(expected.all().map(ports).collect::<Vec<_>>(), [[81], [80], [82]]);
-    assert!(expected.all().all(|one| one.service_accounts == ["spiffe://young"]));
+    assert!(expected.all().all(|one| *one.service_accounts == ["spiffe://young"]));
     rows.reverse();
     let mut world = world(rows);
     assert_eq!(service_of(&world, A), expected);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
-use super::{PortFilter, SidecarScope, imports::VisibleService};
+use super::{SidecarScope, imports::VisibleService};
 use crate::{
     base::{Hostname, Namespace, Shared},
     model::{
@@ -145,11 +145,7 @@ impl<'m> Collector<'m> {
                 };
                 merged.insert(key.clone(), Shared::new(service));
             } else if let Some(ports) = &entry.ports {
-                let trim = PortFilter {
-                    ports: Some(ports.iter().copied().collect()),
-                    aliases: None,
-                };
-                port_filters.insert(key.clone(), trim);
+                port_filters.insert(key.clone(), ports.iter().copied().collect());
             }
         }
         let by_host = self

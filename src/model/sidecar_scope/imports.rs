@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 
-use super::{PortFilter, PortFilters};
+use super::{AliasFilters, PortFilters};
 use crate::{
     base::{Hostname, Namespace, ObjectKey, Shared, host},
     model::{
@@ -57,7 +57,10 @@ impl<'a> VisibleService<'a> {
 /// An imported service.
 pub(super) struct Import<'a> {
     pub(super) service: VisibleService<'a>,
-    pub(super) trim: PortFilter,
+    /// Visible ports; `None` for all.
+    pub(super) ports: Option<Vec<u32>>,
+    /// Visible aliases; `None` for all.
+    aliases: Option<Shared<[ServiceKey]>>,
 }
 
 impl<'a> Imports<'a> {
@@ -138,14 +141,14 @@ impl<'a> Imports<'a> {
             Some(_) if visibility.ports.len() == 1 && service.row.members.is_empty() => None,
             Some(port) => Some(vec![port]),
         };
+        // Parity (pilot/pkg/model/sidecar.go, `matchingAliasService`): the imports from the service's namespace count,
+        // whatever the namespace of the alias.
         let covered = |alias: &&ServiceKey| hosts.cover(&alias.hostname);
         let aliases: Vec<ServiceKey> = visibility.aliases.iter().filter(covered).cloned().collect();
         Some(Import {
             service,
-            trim: PortFilter {
-                ports,
-                aliases: (aliases.len() != visibility.aliases.len()).then_some(aliases),
-            },
+            ports,
+            aliases: (aliases.len() != visibility.aliases.len()).then(|| aliases.into()),
         })
     }
 
@@ -223,7 +226,7 @@ pub(super) fn visible_services<'m>(
     // The rows lie apart in memory, so each is read once.
     rows.sort_by_cached_key(|service| {
         let (key, own) = (service.key, service.own());
-        let public = matches!(own.export_to, ExportTo::Public);
+        let public = matches!(*own.export_to, ExportTo::Public);
         (
             public,
             own.creation,
@@ -245,11 +248,18 @@ fn is_exported(export_to: &ExportTo, audience: Option<&Namespace>) -> bool {
     }
 }
 
-/// Returns the restrictions of partly visible imports.
+/// Returns the visible ports of imports that do not show all of theirs.
 pub(super) fn port_filters(imports: &[Import]) -> PortFilters {
-    let trimmed = imports.iter().filter(|import| import.trim != PortFilter::default());
-    let map: BTreeMap<ServiceKey, PortFilter> = trimmed
-        .map(|import| (import.service.key.clone(), import.trim.clone()))
-        .collect();
-    Shared::new(map)
+    let filters = imports
+        .iter()
+        .filter_map(|import| Some((import.service.key.clone(), import.ports.clone()?)));
+    Shared::new(filters.collect())
+}
+
+/// Returns the visible aliases of imports that do not show all of theirs.
+pub(super) fn alias_filters(imports: &[Import]) -> AliasFilters {
+    let filters = imports
+        .iter()
+        .filter_map(|import| Some((import.service.key.clone(), import.aliases.clone()?)));
+    Shared::new(filters.collect())
 }

@@ -139,6 +139,36 @@ spec:
 }
 
 #[test]
+fn aliases_of_a_service_are_imported_by_their_own_names() {
+    let db = "db.data.svc.cluster.local";
+    let alias = |name: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: legacy}}\n\
+             spec: {{type: ExternalName, externalName: {db}}}\n"
+        )
+    };
+    let shown = |hosts: &str| {
+        let sidecar = format!(
+            "---\napiVersion: networking.istio.io/v1\nkind: Sidecar\nmetadata: {{name: s, namespace: shop}}\n\
+             spec: {{egress: [{{hosts: {hosts}}}]}}\n"
+        );
+        let scope = computed(
+            &world(&[alias("one"), alias("two"), sidecar].concat()),
+            &sidecar_key("shop", "shop/s"),
+        );
+        let [egress] = scope.egress.as_slice() else { panic!() };
+        let key = scope.service(db).expect("the service");
+        egress.alias_filters.get(key).map(|aliases| names(aliases))
+    };
+    assert_eq!(shown("[data/*]"), None, "all");
+    assert_eq!(shown(&format!("[data/{db}]")), Some(Vec::new()));
+    assert_eq!(
+        shown(&format!("[data/{db}, data/two.legacy.svc.cluster.local]")),
+        Some(vec!["legacy/two.legacy.svc.cluster.local".to_owned()])
+    );
+}
+
+#[test]
 fn destinations_of_virtual_services_are_imported() {
     let world = world(
         "

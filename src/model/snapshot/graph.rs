@@ -2,6 +2,8 @@
 //!
 //! A derive function may read what is above it; what is below still belongs to the previous revision.
 
+mod source;
+
 use smol_str::SmolStr;
 
 use super::MeshSnapshot;
@@ -13,14 +15,15 @@ use crate::model::{
         remote::{RemoteKey, RemoteWorkloads},
         service::{
             AmbientService, ClusterSelectorKey, ClusterService, ClusterServiceKey, DeclaredKey, DeclaredService,
+            HostServices,
         },
         waypoint::WaypointInstances,
         workload::{AmbientWorkload, EntryEndpoints, SliceTargets, WorkloadUid},
     },
     ambient_status::{self, ObjectConditions, StatusTarget},
     cluster_local::{self, ClusterLocalHosts},
-    credential::references,
-    destination_rule::{self, HostRules, RuleKey},
+    credential::{pem::KeyPairError, references},
+    destination_rule::{self, HostRules, PolicySize, RuleKey},
     endpoint::{self, EndpointTraits, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
@@ -28,7 +31,7 @@ use crate::model::{
     gateway::{self, DeclaredGateway},
     gateway_api::{
         self,
-        listener::{ListenerOwner, Listeners, conflict::Conflicts},
+        listener::{ListenerOwner, Listeners, conflict::Conflicts, key_pair},
         policy::{Backend, BackendPolicies, OldestTlsPolicies, PolicyKey, TlsTarget},
         route::{AttachedRoute, ConvertedName, RouteKey},
         used_pool::UsedPool,
@@ -43,8 +46,9 @@ use crate::model::{
     service::{
         self, Service, ServiceKey, Visibility,
         auto_allocation::{self, AutoAddresses, AutoAllocation},
+        entry_lists::{self, EntryLists},
     },
-    virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary},
+    virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary, WildcardOwners},
     waypoint::{
         self, ServedService, ServiceWaypoint, Waypoint,
         workloads::{WaypointWorkloads, WorkloadsKey},
@@ -58,8 +62,9 @@ use crate::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
-    table::{Cx, Derived, Index, IndexWriter, Key, RelationId, Table, TableWriter, Transaction, Union},
+    table::{Cx, Derived, Index, IndexWriter, RelationId, Table, Transaction, Union},
 };
+use source::{candidates, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects};
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
@@ -247,52 +252,6 @@ macro_rules! candidates {
     };
 }
 
-fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
-    table.changes().iter().map(|(key, ..)| key.clone()).collect()
-}
-
-/// Returns the changed ServiceEntries whose output may be above that of small ones.
-fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
-    let entries = inputs.service_entries.changes().iter();
-    let entries = entries.filter(|(_, old, new)| {
-        let mut versions = [old, new].into_iter().flatten();
-        versions.any(|entry| endpoint::may_be_large(&entry.spec))
-    });
-    let keys = entries.map(|(object, ..)| DemandKey {
-        kind: Kind::ServiceEntry,
-        object: object.clone(),
-    });
-    keys.collect()
-}
-
-/// Returns the changed DestinationRules and VirtualServices whose output may be above that of small ones.
-fn large_objects(graph: &Graph) -> Vec<DemandKey> {
-    let rules = graph.raw_destination_rules.writer().changes().iter();
-    let rules = rules.filter(|(_, old, new)| {
-        let mut versions = [old, new].into_iter().flatten();
-        versions.any(|rule| destination_rule::may_be_large(&rule.spec))
-    });
-    let services = graph.raw_virtual_services.writer().changes().iter();
-    let services = services.filter(|(_, old, new)| {
-        let mut versions = [old, new].into_iter().flatten();
-        versions.any(|service| virtual_service::may_be_large(&service.spec))
-    });
-    let key = |kind, object: &ObjectKey| DemandKey {
-        kind,
-        object: object.clone(),
-    };
-    let rules = rules.map(|(object, ..)| key(Kind::DestinationRule, object));
-    rules
-        .chain(services.map(|(object, ..)| key(Kind::VirtualService, object)))
-        .collect()
-}
-
-/// Returns keys in ambient mode, and none otherwise.
-fn if_ambient<K>(mesh: &MeshSnapshot, keys: impl FnOnce() -> Vec<K>) -> Vec<K> {
-    let is_enabled = mesh.installation.features.pilot_enable_ambient;
-    is_enabled.then(keys).unwrap_or_default()
-}
-
 /// Derives the output of an object.
 fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
     match key.kind {
@@ -300,16 +259,6 @@ fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &DemandKey) -> Option<Demand> {
         Kind::ServiceEntry => endpoint::demand(cx, mesh, &key.object),
         _ => virtual_service::demand(cx, mesh, &key.object),
     }
-}
-
-/// Calls a source; gives the parameters of the closure their types.
-fn candidates<K>(
-    graph: &Graph,
-    inputs: &Inputs,
-    mesh: &MeshSnapshot,
-    source: impl Fn(&Graph, &Inputs, &MeshSnapshot) -> Vec<K>,
-) -> Vec<K> {
-    source(graph, inputs, mesh)
 }
 
 impl std::ops::Deref for DerivedTables {
@@ -478,6 +427,9 @@ graph! {
     table auto_addresses (ServiceKey, AutoAddresses)
         from (with |graph, _, _| graph.service_entries_by_host.changed().iter().cloned().collect()) =
             auto_allocation::addresses;
+    /// Lists of ServiceEntries with several hosts.
+    table entry_lists (ObjectKey, EntryLists) from (with |_, inputs, mesh| entries_with_lists(inputs, mesh)) =
+            entry_lists::entry_lists;
     /// Services merged over clusters and registries.
     table services (ServiceKey, Service) from (with |graph, _, mesh| service::candidates(
             &mesh.installation,
@@ -503,6 +455,20 @@ graph! {
     table listener_conflicts (ObjectKey, Conflicts)
         from (with |graph, _, _| graph.listener_sets_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::conflict::conflicts;
+    /// Gateways of the Gateway API by the Secrets with the certificates that they refer to.
+    index gateways_by_certificate (ObjectKey, ObjectKey, Config<api::gateway_api::Gateway>)
+        from (inputs.kube_gateways) = key_pair::of_gateway;
+    /// ListenerSets by these Secrets.
+    index listener_sets_by_certificate (ObjectKey, ObjectKey, Config<api::gateway_api::ListenerSet>)
+        from (inputs.listener_sets) = key_pair::of_set;
+    /// These Secrets. Other changes of a Gateway than of its references leave the rows as they are.
+    table certificates_in_use (ObjectKey, ())
+        from (with |graph, _, _| {
+            let sets = graph.listener_sets_by_certificate.changed();
+            graph.gateways_by_certificate.changed().union(sets).cloned().collect()
+        }) = key_pair::is_used;
+    /// Errors in the key pairs of these Secrets.
+    table key_pair_errors (ObjectKey, KeyPairError) from (certificates_in_use) = key_pair::error;
     /// Gateways and ListenerSets of the Gateway API with their listeners.
     table listeners (ListenerOwner, Listeners)
         from (with |_, inputs, _| gateway_api::listener::candidates(inputs)) = gateway_api::listener::listeners;
@@ -620,6 +586,10 @@ graph! {
     /// Declared services by cluster and host.
     index declared_services_by_host ((ClusterId, crate::base::Hostname), DeclaredKey, DeclaredService)
         from (declared_services) = ambient::service::host_key;
+    /// The same for hosts that several objects declare.
+    table host_services ((ClusterId, crate::base::Hostname), HostServices) from (with |graph, _, _| {
+            graph.declared_services_by_host.changed().iter().cloned().collect()
+        }) = ambient::service::of_host;
     /// Services for ztunnels in one cluster.
     table cluster_services (ClusterServiceKey, ClusterService) from (with |graph, _, _| {
             let changes = graph.declared_services.writer().changes().iter();
@@ -656,7 +626,7 @@ graph! {
     table mutual_tls_modes (Namespace, NamespaceModes) from (with |graph, _, mesh| {
             if_ambient(mesh, || graph.peer_authentications_by_namespace.changed().iter().cloned().collect())
         }) = ambient::policy::namespace_modes;
-    /// Pods that EndpointSlices of Services without a selector refer to.
+    /// Pods that EndpointSlices refer to and their Services do not select.
     table slice_targets (ObjectKey, SliceTargets)
         from (with |_, inputs, mesh| ambient::workload::slice_candidates(mesh, inputs)) =
             ambient::workload::slice_targets;
@@ -675,6 +645,10 @@ graph! {
     /// The same by the name of an address.
     index ambient_workloads_by_address (SmolStr, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
         |_, workload, emit| if !workload.is_hidden { workload.aliases().for_each(emit) };
+    /// Addresses of workloads that accept HBONE, by name.
+    table tunnelled_addresses (SmolStr, ())
+        from (with |graph, _, _| graph.ambient_workloads_by_address.changed().iter().cloned().collect()) =
+            ambient::workload::tunnelled_address;
     /// The same by service.
     index ambient_workloads_by_service (ServiceKey, WorkloadUid, AmbientWorkload) from (ambient_workloads) =
         |_, workload, emit| if !workload.is_hidden { workload.services.iter().cloned().for_each(emit) };
@@ -731,8 +705,12 @@ graph! {
     table endpoint_traits (ServiceKey, EndpointTraits) from (endpoints) = endpoint::traits;
     /// Gateways prepared for merging.
     table declared_gateways (ObjectKey, DeclaredGateway) from (gateways) = gateway::declared;
+    /// Sizes of the large traffic policies of DestinationRules for a host.
+    table large_policies (RuleKey, PolicySize) from (with |graph, _, mesh| {
+            destination_rule::large_policy_candidates(&mesh.installation, graph.raw_destination_rules.writer())
+        }) = destination_rule::large_policy;
     /// DestinationRules and VirtualServices that produce more than small ones.
-    table demands (DemandKey, Demand) from (with |graph, _, _| large_objects(graph)) = demand;
+    table demands (DemandKey, Demand) from (with |graph, _, mesh| large_objects(graph, mesh)) = demand;
     /// DestinationRules and VirtualServices that produce more than small ones, by kind and namespace.
     index demands_by_namespace ((Kind, Namespace), DemandKey, Demand) from (demands) = output_limit::namespace_key;
     /// DestinationRules and VirtualServices that do not apply because those of their namespace produce too much.
@@ -747,6 +725,8 @@ graph! {
             keys.extend(large.map(|key| output_limit::surplus_key(&key.object)));
             keys
         }) = virtual_service::virtual_service;
+    /// Namespaces that own wildcard hosts.
+    table wildcard_owners ((), WildcardOwners) from (once) = virtual_service::wildcard_owners;
     /// Visibility and destinations of VirtualServices.
     table virtual_service_summaries (ObjectKey, VirtualServiceSummary)
         from (virtual_services) = virtual_service::summary;
@@ -761,7 +741,7 @@ graph! {
         from (virtual_services) = virtual_service::source_labels;
     /// VirtualServices with TCP or TLS routes.
     index tcp_virtual_services ((), ObjectKey, VirtualService) from (virtual_services) = virtual_service::tcp_entry;
-    /// VirtualServices with TCP or TLS routes by host.
+    /// VirtualServices with TCP or TLS routes by host, and by marks of partial wildcards.
     index tcp_virtual_services_by_host (crate::base::Hostname, ObjectKey, VirtualService)
         from (virtual_services) = virtual_service::tcp_hosts;
     /// DestinationRules merged by host.

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use super::units;
 use crate::proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType};
 
 /// Returns the delegate's routes as they apply below one route of the root.
@@ -12,10 +13,33 @@ pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl
     delegate.iter().filter_map(|route| merged_route(root, route))
 }
 
-/// Returns an upper bound of the number of matches in the routes of [`merged`].
-pub(super) fn number(root: &HttpRoute, delegate: &[HttpRoute]) -> u64 {
-    let matches = |route: &HttpRoute| route.r#match.len().max(1) as u64;
-    delegate.iter().map(|route| matches(root) * matches(route)).sum()
+/// The size of a delegate.
+#[derive(Clone, Copy)]
+pub(super) struct Size {
+    /// The number of matches of all routes.
+    matches: u64,
+    /// What the routes count.
+    units: u64,
+}
+
+impl Size {
+    /// Returns the size of a delegate's routes.
+    pub(super) fn of(delegate: &[HttpRoute]) -> Self {
+        Self {
+            matches: delegate.iter().map(matches).sum(),
+            units: delegate.iter().map(units::of_http).sum(),
+        }
+    }
+
+    /// Returns what the routes of [`merged`] count at most, except for rounding: each pair of matches has the size of
+    /// both routes.
+    pub(super) fn below(self, root: &HttpRoute) -> u64 {
+        self.matches * units::of_http(root) + matches(root) * (self.units - self.matches)
+    }
+}
+
+fn matches(route: &HttpRoute) -> u64 {
+    route.r#match.len().max(1) as u64
 }
 
 fn merged_route(root: &HttpRoute, delegate: &HttpRoute) -> Option<HttpRoute> {

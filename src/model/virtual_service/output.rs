@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MESH_GATEWAY, Resolver, Semantics, VirtualService, delegate};
+use super::{MESH_GATEWAY, Resolver, Semantics, VirtualService, delegate, units};
 use crate::{
     api::{Config, Kind},
-    base::{Hostname, Namespace, ObjectKey, host},
+    base::{Namespace, ObjectKey, host},
     model::{
         MeshSnapshot,
         gateway::DeclaredServer,
@@ -53,9 +53,13 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     if super::semantics_of(&raw.meta) != Semantics::Gateway {
         Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
     }
+    let delegates = super::delegates(cx, mesh, key, &raw.spec.http).into_iter();
+    let sizes: BTreeMap<ObjectKey, delegate::Size> = delegates
+        .map(|(key, delegate)| (key, delegate::Size::of(&delegate.spec.http)))
+        .collect();
     let delegated = |route: &HttpRoute| {
-        let delegate = super::delegate_of(cx, mesh, key, route);
-        delegate.map_or(0, |delegate| delegate::number(route, &delegate.spec.http))
+        let size = super::delegate_key(key, route).and_then(|key| sizes.get(&key));
+        size.map_or(0, |size| size.below(route))
     };
     let places = Places::of(cx, mesh, raw, &spec);
     let limit = Limits::of(mesh, Kind::VirtualService).object;
@@ -83,7 +87,61 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     })
 }
 
-/// Numbers of routes, one for each match.
+/// Numbers of the TLS or TCP routes of a VirtualService that may apply in sidecars, by port: one for each match, and
+/// more for large ones.
+#[derive(Default)]
+pub struct PortRoutes {
+    /// Those for all ports.
+    all: u64,
+    /// Those for one port.
+    by_port: BTreeMap<u32, u64>,
+}
+
+impl PortRoutes {
+    /// Returns the number of routes on a port.
+    pub fn on(&self, port: u32) -> u64 {
+        self.all + self.by_port.get(&port).unwrap_or(&0)
+    }
+
+    fn add(&mut self, gateways: &[String], port: u32, units: u64) {
+        if !gateways.is_empty() && !gateways.iter().any(|gateway| gateway == MESH_GATEWAY) {
+            return;
+        }
+        match port {
+            0 => self.all += units,
+            port => *self.by_port.entry(port).or_default() += units,
+        }
+    }
+}
+
+impl VirtualService {
+    /// Returns the numbers of its TLS routes.
+    pub fn tls_routes(&self) -> PortRoutes {
+        let mut numbers = PortRoutes::default();
+        for route in &self.spec.tls {
+            for (by, units) in route.r#match.iter().zip(units::of_tls_matches(route)) {
+                numbers.add(&by.gateways, by.port, units);
+            }
+        }
+        numbers
+    }
+
+    /// Returns the numbers of its TCP routes.
+    pub fn tcp_routes(&self) -> PortRoutes {
+        let mut numbers = PortRoutes::default();
+        for route in &self.spec.tcp {
+            if route.r#match.is_empty() {
+                numbers.add(&[], 0, units::of_tcp(route));
+            }
+            for (by, units) in route.r#match.iter().zip(units::of_tcp_matches(route)) {
+                numbers.add(&by.gateways, by.port, units);
+            }
+        }
+        numbers
+    }
+}
+
+/// Numbers of routes: one for each match, and more for large ones.
 #[derive(Clone, Copy)]
 struct Entries {
     http: u64,
@@ -95,12 +153,12 @@ impl Entries {
     fn of(spec: &networking::VirtualService, delegated: impl Fn(&HttpRoute) -> u64) -> Self {
         let http = spec.http.iter().map(|route| match &route.delegate {
             Some(_) => delegated(route),
-            None => route.r#match.len().max(1) as u64,
+            None => units::of_http(route),
         });
         Self {
-            http: http.sum(),
-            tls: spec.tls.iter().map(|route| route.r#match.len() as u64).sum(),
-            tcp: spec.tcp.iter().map(|route| route.r#match.len().max(1) as u64).sum(),
+            http: units::sum(http),
+            tls: units::sum(spec.tls.iter().map(units::of_tls)),
+            tcp: units::sum(spec.tcp.iter().map(units::of_tcp)),
         }
     }
 
@@ -190,6 +248,10 @@ impl Places {
         if entries.streams() > 0 && declared > limit {
             (applied, kept) = (0, 0);
         }
+        // Routes that delegates multiply take memory even where no server has the hosts.
+        if entries.http > limit {
+            (declared, applied, kept) = (declared.max(entries.http), 0, 0);
+        }
         Output {
             declared,
             applied,
@@ -223,10 +285,9 @@ pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<V
             Some(row)
         }
         (true, Some(kept)) => {
-            let mut row = super::resolved(cx, mesh, object, raw)?;
+            let mut row = super::resolved(cx, mesh, object, &refusing(raw))?;
             row.hosts.drain(..kept);
             row.spec.hosts.drain(..kept);
-            refuse(&mut row);
             Some(row)
         }
     }
@@ -251,9 +312,10 @@ fn without(
     }
 }
 
-/// Replaces all routes by refusals.
-fn refuse(row: &mut VirtualService) {
-    let spec = &mut row.spec;
+/// Returns a VirtualService with refusals in place of all routes. Delegates are not merged before: their routes may be
+/// what is too large.
+fn refusing(raw: &Config<networking::VirtualService>) -> Config<networking::VirtualService> {
+    let mut spec = raw.spec.clone();
     if !spec.http.is_empty() {
         spec.http = vec![refusal()];
     }
@@ -277,11 +339,11 @@ fn refuse(row: &mut VirtualService) {
             ..Default::default()
         }];
     }
-    row.destinations = if spec.tls.is_empty() && spec.tcp.is_empty() {
-        Vec::new()
-    } else {
-        vec![Hostname::new(NOWHERE)]
-    };
+    Config {
+        meta: raw.meta.clone(),
+        spec,
+        status: None,
+    }
 }
 
 /// Returns a route that refuses every request. Its match is a condition, so that the catch-all route of another

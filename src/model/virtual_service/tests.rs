@@ -1,10 +1,14 @@
 use super::*;
 use crate::{
     api::Kind,
-    model::fixture::{config, key, world},
+    model::{
+        Change, World,
+        fixture::{config, key, world},
+        inputs::Row,
+    },
     proto::istio::networking::v1alpha3::{
-        Delegate, Destination as Target, HttpMatchRequest, HttpRoute, HttpRouteDestination, StringMatch,
-        string_match::MatchType,
+        Delegate, Destination as Target, HttpMatchRequest, HttpRoute, HttpRouteDestination, ServiceEntry, ServicePort,
+        StringMatch, string_match::MatchType,
     },
 };
 
@@ -44,7 +48,7 @@ fn delegating(name: &str, path: &str, to: &str) -> HttpRoute {
     }
 }
 
-fn service(name: &str, age: i64, spec: networking::VirtualService) -> crate::model::inputs::Row {
+fn service(name: &str, age: i64, spec: networking::VirtualService) -> Row {
     config(Kind::VirtualService, name, age, spec).into()
 }
 
@@ -132,4 +136,70 @@ fn a_gateway_lists_private_then_exported_then_public_virtual_services() {
     let rows = for_gateway(&Cx::untracked(), &commit.snapshot, &Namespace::new("a"), MESH_GATEWAY);
     let names: Vec<_> = rows.iter().map(|(key, _)| key.to_string()).collect();
     assert_eq!(names, ["a/private", "b/shown", "a/public"]);
+}
+
+fn entry(name: &str, age: i64, host: &str) -> Row {
+    let port = ServicePort {
+        number: 80,
+        name: "http".into(),
+        protocol: "HTTP".into(),
+        ..Default::default()
+    };
+    let spec = ServiceEntry {
+        hosts: vec![host.into()],
+        ports: vec![port],
+        ..Default::default()
+    };
+    config(Kind::ServiceEntry, name, age, spec).into()
+}
+
+/// Returns the VirtualServices that apply only to clients of their own namespaces.
+fn restricted(world: &World) -> Vec<String> {
+    let (mesh, cx) = (world.snapshot(), Cx::untracked());
+    let rows = mesh.virtual_service_summaries.iter(&cx);
+    let rows = rows.filter(|(_, summary)| summary.only_own_clients);
+    rows.map(|(key, _)| key.to_string()).collect()
+}
+
+#[test]
+fn r17_a_wildcard_above_services_of_other_namespaces_is_not_owned() {
+    let mut installation = Installation::default();
+    installation.features.pilot_strict_host_ownership = true;
+    let mut world = World::new(installation);
+    let of = |name: &str, host: &str| service(name, 0, spec(&[host], Vec::new()));
+    let rows = vec![
+        entry("a/alone", 0, "*.alone.example"),
+        entry("a/own", 0, "*.own.example"),
+        entry("a/below", 0, "x.own.example"),
+        entry("a/above", 0, "*.above.example"),
+        entry("b/above", 1, "x.above.example"),
+        entry("a/partial", 0, "*-db.example"),
+        entry("b/partial", 1, "main-db.example"),
+        entry("a/wide", 0, "*.wide.example"),
+        entry("b/wide", 1, "*.x.wide.example"),
+        entry("a/same", 0, "*.same.example"),
+        entry("b/same", 1, "*.same.example"),
+        entry("a/capitals", 0, "X.ABOVE.example"),
+        of("a/alone", "*.alone.example"),
+        of("a/own", "*.own.example"),
+        of("a/above", "*.above.example"),
+        of("a/partial", "*-db.example"),
+        of("a/wide", "*.wide.example"),
+        of("a/same", "*.same.example"),
+        of("b/same", "*.same.example"),
+        of("a/capitals", "X.ABOVE.example"),
+        of("a/undeclared", "*.undeclared.example"),
+        of("istio-system/root", "*.above.example"),
+    ];
+    world.commit(rows.into_iter().map(Change::Upsert).collect());
+    let expected = ["a/above", "a/capitals", "a/partial", "a/undeclared", "a/wide", "b/same"];
+    assert_eq!(restricted(&world), expected);
+
+    world.commit(vec![
+        Change::Remove(Kind::ServiceEntry, key("b/above")),
+        Change::Remove(Kind::ServiceEntry, key("a/capitals")),
+        Change::Upsert(entry("b/late", 2, "x.alone.example")),
+    ]);
+    let expected = ["a/alone", "a/capitals", "a/partial", "a/undeclared", "a/wide", "b/same"];
+    assert_eq!(restricted(&world), expected);
 }

@@ -105,12 +105,33 @@ fn service_labels_override_namespace_labels() {
         service("early", "shop", "istio.io/use-waypoint: pending", 5),
         service("unsuited", "shop", "istio.io/use-waypoint: workloads", 6),
         service("bare", "bare", "", 7),
+        service("case", "shop", "istio.io/use-waypoint: None", 8),
+        service("empty", "shop", "istio.io/use-waypoint: ''", 9),
+        service(
+            "nowhere",
+            "shop",
+            "istio.io/use-waypoint: own, istio.io/use-waypoint-namespace: ''",
+            10,
+        ),
     ]);
     // The waypoint's own Service uses none.
     assert_eq!(through(&mesh, "shop/own"), ["shop/plain"]);
     assert_eq!(through(&mesh, "infra/shared"), ["shop/other"]);
     assert!(through(&mesh, "shop/pending").is_empty());
     assert!(through(&mesh, "shop/workloads").is_empty());
+}
+
+#[test]
+fn the_status_of_a_route_ignores_labels_without_a_name() {
+    let mesh = snapshot(&[]);
+    let is_named = |name: &str, namespace: &str| {
+        let labels = fixture::labels(&[(USE_WAYPOINT, name)]);
+        is_named(&Cx::untracked(), &mesh, &labels, &Namespace::new(namespace))
+    };
+    for (name, expected) in [("none", false), ("None", false), ("", false), ("gone", true)] {
+        assert_eq!(is_named(name, "bare"), expected, "{name:?}");
+        assert!(is_named(name, "shop"), "the namespace has a waypoint");
+    }
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub(super) struct MeshInputs {
     config: Value,
     networks: Value,
     selectors: Vec<LabelSelector>,
+    scopes_gateways: bool,
     /// Objects that exceed limits of generation.
     pub(super) exceeded: BTreeSet<Diagnostic>,
 }
@@ -44,6 +45,7 @@ impl MeshInputs {
             config: to_json(config),
             networks: networks.map_or_else(|| Value::Object(Map::new()), |networks| to_json(&networks.spec)),
             selectors: mesh_config::discovery_selectors(config),
+            scopes_gateways: mesh.installation.features.pilot_scope_gateway_to_namespace,
             exceeded: mesh.exceeded_limits(&cx),
         })
     }
@@ -248,6 +250,7 @@ impl Inputs {
             config: mesh.config.clone(),
             networks: mesh.networks.clone(),
             istio_namespace: istio_namespace.to_owned(),
+            scopes_gateways: mesh.scopes_gateways,
             now,
         };
         for entry in self.kinds.values_mut().flat_map(BTreeMap::values_mut) {

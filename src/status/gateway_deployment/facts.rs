@@ -53,7 +53,8 @@ impl Facts {
         let key = ObjectKey::new(cluster, Namespace::from(namespace.as_str()), name.clone());
         // The row is missing if the discovery filter hides the namespace.
         let row = mesh.kube_gateways.get(&cx, &key)?;
-        let class = class(mesh, Controller::of_class(&cx, mesh, &SmolStr::new(gateway.class()))?)?;
+        let controller = Controller::of_deployments(&cx, mesh, &SmolStr::new(gateway.class()))?;
+        let class = class(mesh, controller)?;
         if !revisions.is_own(&cx, mesh, &key, gateway.revision()) {
             return None;
         }

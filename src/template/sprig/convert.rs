@@ -37,6 +37,8 @@ pub(super) fn to_texts(context: &mut Context<'_>, value: &Value) -> Result<Vec<T
 }
 
 /// Returns a number as `int64`; 0 for other values.
+///
+/// Parity (github.com/spf13/cast, number.go): texts lose their fraction, and values of named types have a number.
 pub(super) fn to_int(value: &Value) -> i64 {
     match value {
         Value::Int(_, number) => *number,
@@ -44,8 +46,9 @@ pub(super) fn to_int(value: &Value) -> i64 {
         Value::Float(number) => truncated(*number),
         Value::Float32(number) => truncated(f64::from(*number)),
         Value::Bool(value) => i64::from(*value),
-        Value::String(text) => parse_int(without_zeros(&text.to_str())).unwrap_or(0),
+        Value::String(text) => parse_int(without_fraction(&text.to_str())).unwrap_or(0),
         Value::Pointer(target) => to_int(target),
+        Value::Object(object) => object.basic().map_or(0, |value| to_int(&value)),
         _ => 0,
     }
 }
@@ -60,10 +63,15 @@ pub(super) fn truncated(number: f64) -> i64 {
     }
 }
 
-/// Returns the digits in front of a fraction of zeros.
-fn without_zeros(text: &str) -> &str {
+/// Returns the sign and the digits in front of the point of a decimal number; other texts stay as they are.
+fn without_fraction(text: &str) -> &str {
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     match text.split_once('.') {
-        Some((whole, zeros)) if !zeros.is_empty() && zeros.bytes().all(|byte| byte == b'0') => whole,
+        Some((whole, fraction))
+            if is_number(whole.strip_prefix(['-', '+']).unwrap_or(whole)) && is_number(fraction) =>
+        {
+            whole
+        }
         _ => text,
     }
 }
@@ -78,6 +86,7 @@ pub(super) fn to_float(value: &Value) -> f64 {
         Value::Bool(value) => f64::from(u8::from(*value)),
         Value::String(text) => parse_float(&text.to_str()).unwrap_or(0.0),
         Value::Pointer(target) => to_float(target),
+        Value::Object(object) => object.basic().map_or(0.0, |value| to_float(&value)),
         _ => 0.0,
     }
 }

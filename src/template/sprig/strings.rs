@@ -6,7 +6,7 @@ use super::{
         limits::{Exceeded, Failure},
         number::parse_decimal,
         quote::{Charset, append_quoted},
-        text::{Text, chars, find, is_space, split, trim, trim_matches},
+        text::{Text, chars, count, find, is_space, split, trim, trim_matches},
         types::Type,
         value::{Context, Function, List, Map, Value},
     },
@@ -49,9 +49,9 @@ pub(super) fn functions() -> Vec<Function> {
                 .into())
         }),
         of_strings("contains", 2, Bool, |context, arguments| {
-            Ok(position(context, bytes(arguments, 1), bytes(arguments, 0))?
-                .is_some()
-                .into())
+            let (part, whole) = (bytes(arguments, 0), bytes(arguments, 1));
+            search_steps(context, whole, part)?;
+            Ok(find(whole, part).is_some().into())
         }),
         of_strings("hasPrefix", 2, Bool, |_, arguments| {
             Ok(bytes(arguments, 1).starts_with(bytes(arguments, 0)).into())
@@ -202,21 +202,15 @@ fn joined(
     Ok(out.into())
 }
 
-/// Searches a part, which may take the product of both lengths.
-fn position(context: &mut Context<'_>, whole: &[u8], part: &[u8]) -> Result<Option<usize>, Exceeded> {
-    let tries = whole.len().saturating_sub(part.len());
-    context.step(tries.saturating_mul(part.len().min(64)) / 64)?;
-    Ok(find(whole, part))
+/// Takes the steps of a search, whose time is linear.
+fn search_steps(context: &mut Context<'_>, whole: &[u8], part: &[u8]) -> Result<(), Exceeded> {
+    context.step(whole.len().saturating_add(part.len()) / 64)
 }
 
 fn parts<'a>(context: &mut Context<'_>, whole: &'a [u8], by: &[u8], most: usize) -> Result<Vec<&'a [u8]>, Exceeded> {
-    position(context, whole, by)?;
+    search_steps(context, whole, by)?;
     context.allocate(whole.len())?;
-    let count = if by.is_empty() {
-        whole.len()
-    } else {
-        whole.split(|byte| *byte == by[0]).count()
-    };
+    let count = if by.is_empty() { whole.len() } else { count(whole, by) };
     context.allocate_elements(count.min(most) + 1)?;
     Ok(split(whole, by, most))
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::xds::{
-    share::quarantine::Refusal,
+    share::quarantine::{Build, Quarantine, Refusal},
     watched::{Awaited, InFlight, WatchedResource},
 };
 

@@ -27,6 +27,7 @@ use crate::{
 pub(super) const CLUSTER: &str = "type.googleapis.com/envoy.config.cluster.v3.Cluster";
 pub(super) const ENDPOINT: &str = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment";
 pub(super) const LISTENER: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
+pub(super) const ROUTE: &str = "type.googleapis.com/envoy.config.route.v3.RouteConfiguration";
 
 /// A port, and the credentials of its clients.
 #[derive(Clone)]

@@ -28,10 +28,7 @@ pub(in crate::admin::debug) fn ambient(mesh: &MeshSnapshot) -> Value {
         .iter(&cx)
         .flat_map(|(_, workloads)| workloads.iter());
     let remote = remote.map(|(_, workload)| workload.decoded());
-    let services = mesh
-        .ambient_services
-        .iter(&cx)
-        .map(|(_, service)| service.message.clone());
+    let services = mesh.ambient_services.iter(&cx).map(|(_, service)| service.sent());
     let mut services: Vec<Service> = services.collect();
     services.sort_by(|one, other| (&one.namespace, &one.hostname).cmp(&(&other.namespace, &other.hostname)));
     json!({

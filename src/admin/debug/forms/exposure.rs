@@ -396,7 +396,7 @@ impl View<'_> {
     fn export_to(&self) -> Vec<String> {
         let mut namespaces = BTreeSet::new();
         for service in self.service.all() {
-            match &service.export_to {
+            match &*service.export_to {
                 ExportTo::Public => return vec!["*".to_owned()],
                 ExportTo::None => {}
                 ExportTo::Namespaces(some) => namespaces.extend(some.iter().map(ToString::to_string)),
@@ -537,7 +537,7 @@ impl View<'_> {
 
     fn covers_host(&self, summary: &VirtualServiceSummary) -> bool {
         let mut hosts = summary.hosts.iter();
-        hosts.any(|one| host::subset_of(&self.key.hostname, one))
+        hosts.any(|one| host::overlaps(&self.key.hostname, one))
     }
 
     fn route(&self, summary: &VirtualServiceSummary) -> Route {

@@ -40,7 +40,7 @@ pub(super) fn service(mesh: &MeshSnapshot, service: &Service) -> Value {
         form.insert("ports".to_owned(), ports.collect());
     }
     if !service.service_accounts.is_empty() {
-        form.insert("serviceAccounts".to_owned(), json!(service.service_accounts));
+        form.insert("serviceAccounts".to_owned(), json!(*service.service_accounts));
     }
     form.insert("creationTime".to_owned(), time(service.creation));
     form.insert("hostname".to_owned(), json!(service.key.hostname.as_str()));
@@ -92,7 +92,7 @@ fn object(mesh: &MeshSnapshot, service: &Service) -> KubeObject {
 }
 
 fn attributes(service: &Service, kind: &str) -> Value {
-    let export_to = match &service.export_to {
+    let export_to = match &*service.export_to {
         ExportTo::Public => Value::Null,
         ExportTo::None => json!({ "~": {} }),
         ExportTo::Namespaces(namespaces) => map_or_null(namespaces.iter().map(|namespace| (namespace, json!({})))),

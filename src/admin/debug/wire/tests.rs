@@ -168,11 +168,17 @@ async fn r5_sync_status_requires_authentication() {
     }
     let open = Harness::new(|installation| installation.features.enable_debug_endpoint_auth = false);
     assert!(open.ask(SYNC_STATUS, &[], None).await.is_ok());
-    // Pages always require access.
+    // Pages always require access, and pages about all proxies that of the control plane.
     assert_eq!(
         open.ask(PAGE, &["list"], None).await.unwrap_err(),
         DebugError::Unauthenticated
     );
+    for page in ["list", "configz", "adsz?push=true"] {
+        let denial = open.ask(PAGE, &[page], Some(SHOP)).await;
+        assert_eq!(denial.unwrap_err(), DebugError::Forbidden(vec![SHOP.into()]), "{page}");
+    }
+    assert!(open.ask(PAGE, &["list"], Some(SYSTEM)).await.is_ok());
+    assert!(open.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
 }
 
 #[tokio::test]

@@ -48,9 +48,12 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
     let ip = random.below(6);
     let mode = ["STRICT", "PERMISSIVE", "DISABLE", "UNSET"][random.below(4)];
     let host = ["h.com", "wp.svc"][random.below(2)];
+    // Slices refer to the present pod of a name, or to another one.
+    let (pod, target) = (ip % 2, number % 2);
     let text = match random.below(9) {
         0..=2 => format!(
-            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, namespace: {namespace}, labels: {{{label}}}}}\n\
+            "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{number}, namespace: {namespace}, labels: {{{label}}}, uid: \
+             u{pod}}}\n\
              spec: {{serviceAccountName: sa, nodeName: {node}}}\n\
              status: {{phase: Running, podIP: 10.1.0.{ip}, conditions: [{{type: Ready, status: '{ready}'}}]}}\n"
         ),
@@ -71,7 +74,7 @@ pub(crate) fn random_change(random: &mut Random) -> (String, bool) {
             "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: l{number}, namespace: {namespace}, \
              labels: {{kubernetes.io/service-name: s{number}}}}}\naddressType: IPv4\nports: [{{port: 80, name: ''}}]\n\
              endpoints: [{{addresses: [10.3.0.{ip}]}}, {{addresses: [10.1.0.1], targetRef: {{kind: Pod, name: \
-             p{ip}, namespace: {namespace}}}}}]\n"
+             p{ip}, namespace: {namespace}, uid: u{target}}}}}]\n"
         ),
         7 => {
             let selected = if random.below(2) == 0 {

@@ -107,3 +107,48 @@ spec:
     });
     assert_eq!(has, [true, true, true, false, false]);
 }
+
+#[test]
+fn nodes_that_send_no_tunnels_have_no_cluster_for_them() {
+    let installation = Installation {
+        features: Features {
+            pilot_enable_sending_hbone: true,
+            ..Features::default()
+        },
+        ..Installation::default()
+    };
+    let disabled = json!({"DISABLE_HBONE_SEND": "true"});
+    let proxies = vec![
+        client("b", "n1"),
+        client_with("c", "n1", &disabled, Extensions::default()),
+    ];
+    let store = fixture::store(installation, &[MESH, ("a.yaml", SERVICE)], proxies);
+    let has = |client| {
+        let cluster = fixture::resource(&store, client, ResourceType::Cluster, "connect_originate");
+        !cluster.is_null()
+    };
+    assert_eq!([has(0), has(1)], [true, false]);
+}
+
+#[test]
+fn statistics_name_the_sds_provider_and_hosts_of_listeners_without_a_service() {
+    let sidecar = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: istio-system}
+spec: {ingress: [{port: {number: 7000, protocol: HTTP, name: http}, defaultEndpoint: '127.0.0.1:7100'}]}
+";
+    let proxy = client_with("b", "n1", &json!({"credential": "true"}), Extensions::default());
+    let files = [
+        ("mesh.yaml", "inboundClusterStatName: '%SERVICE_FQDN%'\n"),
+        ("sidecar.yaml", sidecar),
+    ];
+    let store = fixture::store(Installation::default(), &files, vec![proxy]);
+    let statistics = |name: &str| fixture::resource(&store, 0, ResourceType::Cluster, name)["altStatName"].clone();
+    assert_eq!(statistics("sds-external"), "sds-external;");
+    assert_eq!(
+        statistics("inbound|7000||"),
+        "s.default;",
+        "the namespace of the workload"
+    );
+}

@@ -229,7 +229,7 @@ fn status_on_error(text: &str) -> Option<Option<HttpStatus>> {
         return Some(None);
     }
     let code = StatusCode::try_from(text.parse::<i32>().ok()?).ok()?;
-    Some(Some(HttpStatus { code: code.into() }))
+    (code != StatusCode::Empty).then(|| Some(HttpStatus { code: code.into() }))
 }
 
 fn buffer(body: Option<&RequestBody>) -> Option<BufferSettings> {
@@ -336,4 +336,18 @@ fn headers(names: &[String]) -> Option<Option<ListStringMatcher>> {
     });
     let patterns = patterns.collect::<Option<Vec<_>>>()?;
     Some(Some(ListStringMatcher { patterns }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_status_codes_that_envoy_accepts_are_sent() {
+        assert_eq!(status_on_error(""), Some(None));
+        assert_eq!(status_on_error("503"), Some(Some(HttpStatus { code: 503 })));
+        for text in ["0", "1", "abc"] {
+            assert_eq!(status_on_error(text), None, "{text}");
+        }
+    }
 }

@@ -20,7 +20,6 @@ pub(crate) struct FieldPath<'a> {
 
 /// Treatment of an item that cannot be expressed in a context, such as a path in a TCP chain. Both variants allow less
 /// than the policy.
-/// through than is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leniency {
     /// The rule is skipped, so less is allowed.

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use prost::Message;
+
 use super::{
     item::{Attribute, Expression, FieldPath, Item, conjunction},
     permission::{OperationAttribute, is_path_template},
@@ -18,6 +20,12 @@ use crate::{
 
 type Sources<'r> = Vec<Item<'r, SourceAttribute<'r>>>;
 type Operations<'r> = Vec<Item<'r, OperationAttribute<'r>>>;
+
+/// The maximum size of conditions that are repeated in each alternative of a side, in bytes (see [`alternatives`]).
+const MAX_REPEATED: usize = 32 << 10;
+
+/// Bytes that a value of a condition costs besides its text.
+const VALUE_SIZE: usize = 32;
 
 /// Reason why a rule is skipped.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,35 +47,56 @@ pub(crate) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
 
 /// Translates a rule.
 pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &FieldPath) -> Result<Policy, Skipped> {
-    let (of_source, of_operation) = conditions(&rule.when)?;
+    let (mut of_source, of_operation) = conditions(&rule.when)?;
     let mut sources: Vec<Sources> = rule
         .from
         .iter()
         .map(|from| from.source.as_ref().map(source_items).unwrap_or_default())
         .collect();
-    let mut operations: Vec<Operations> = rule
+    let operations: Vec<Operations> = rule
         .to
         .iter()
         .map(|to| to.operation.as_ref().map(operation_items).unwrap_or_default())
         .collect();
-    if sources.is_empty() {
-        sources.push(Vec::new());
-    }
-    if operations.is_empty() {
-        operations.push(Vec::new());
-    }
-    for items in &mut sources {
-        items.extend(of_source.iter().cloned());
+    for items in sources.iter_mut().chain([&mut of_source]) {
         expand(items, domains);
     }
-    for items in &mut operations {
-        items.extend(of_operation.iter().cloned());
-    }
+    let size: usize = rule.when.iter().map(size).sum();
     Ok(Policy {
-        permissions: conjunctions(&operations, place)?,
-        principals: conjunctions(&sources, place)?,
+        permissions: alternatives(operations, of_operation, size, place)?,
+        principals: alternatives(sources, of_source, size, place)?,
         ..Default::default()
     })
+}
+
+/// Returns the approximate size of a condition in an Envoy policy, in bytes.
+fn size(condition: &Condition) -> usize {
+    condition.encoded_len() + VALUE_SIZE * (condition.values.len() + condition.not_values.len())
+}
+
+/// Returns the alternatives of one side, restricted by the rule's conditions, which have this size together.
+///
+/// Parity (pilot/pkg/security/authz/model/model.go): each alternative contains the conditions. Istio does not bound the
+/// size of this product. Beyond the bound, the conditions appear once, beside all alternatives, with the same meaning.
+fn alternatives<'r, A: Attribute + Clone>(
+    mut alternatives: Vec<Vec<Item<'r, A>>>,
+    conditions: Vec<Item<'r, A>>,
+    size: usize,
+    place: &FieldPath,
+) -> Result<Vec<A::Expression>, Skipped> {
+    if alternatives.is_empty() {
+        alternatives.push(Vec::new());
+    }
+    let is_repeated = alternatives.len() > 1 && !conditions.is_empty();
+    if is_repeated && alternatives.len().saturating_mul(size) > MAX_REPEATED {
+        let mut parts = vec![A::Expression::one_of(conjunctions(&alternatives, place)?)];
+        parts.extend(conjunctions(&[conditions], place)?);
+        return Ok(vec![A::Expression::all(parts)]);
+    }
+    for items in &mut alternatives {
+        items.extend(conditions.iter().cloned());
+    }
+    conjunctions(&alternatives, place)
 }
 
 /// Returns a policy that never matches, for policies without rules.

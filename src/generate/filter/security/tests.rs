@@ -1,5 +1,6 @@
 //! Rules as policies of Envoy, without a mesh around them.
 
+use prost::Message;
 use serde_json::{Value, json};
 
 use super::{
@@ -19,12 +20,16 @@ use crate::{
 
 const HTTP: (Traffic, Leniency) = (Traffic::Http, Leniency::SkipRule);
 
-fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Policy, Skipped> {
-    let mesh = MeshConfig {
+fn mesh() -> MeshConfig {
+    MeshConfig {
         trust_domain: "new".to_owned(),
         trust_domain_aliases: vec!["old".to_owned()],
         ..Default::default()
-    };
+    }
+}
+
+fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Policy, Skipped> {
+    let mesh = mesh();
     let place = FieldPath {
         traffic,
         tunneled: false,
@@ -216,4 +221,39 @@ fn brackets_inside_of_brackets_belong_to_the_name() {
     let rule = json!({"when": [{"key": "request.headers[[x]]", "values": ["v"]}]});
     let header = json!({"header": {"name": "[x]", "stringMatch": {"exact": "v"}}});
     assert_eq!(items(&rule, HTTP).1, json!([{"orIds": {"ids": [header]}}]));
+}
+
+#[test]
+fn many_trust_domains_keep_their_order() {
+    let first = ["a", "old", "a", "new"].map(str::to_owned).into_iter();
+    // Comparing each of them with all others takes minutes.
+    let names: Vec<String> = first.chain((0..100_000).map(|number| format!("d{number}"))).collect();
+    let expanded = TrustDomains::of(&mesh()).expand_domains(&names);
+    assert_eq!(expanded[..4], ["a", "new", "old", "d0"]);
+    assert_eq!(expanded[3..], names[4..]);
+}
+
+#[test]
+fn large_conditions_of_many_sources_appear_once() {
+    let names: Vec<String> = (0..1000).map(|number| format!("n{number}")).collect();
+    let sources = names.iter().map(|name| json!({"source": {"namespaces": [name]}}));
+    let sources: Vec<Value> = sources.collect();
+    let rule = |key: &str| json!({"from": sources, "when": [{"key": key, "values": names}]});
+    let found = policy(&rule("source.namespace"), HTTP).expect("a policy");
+    // In each source, the condition would add a million principals.
+    assert!(found.encoded_len() < 1 << 20, "{} bytes", found.encoded_len());
+    let found = json::to_json(&found);
+    assert_eq!(found["permissions"], json!([{"andRules": {"rules": [{"any": true}]}}]));
+    assert_eq!(found["principals"].as_array().map(Vec::len), Some(1));
+    let ids = &found["principals"][0]["andIds"]["ids"];
+    let source = &ids[0]["orIds"]["ids"][7];
+    assert_eq!(*source, json!({"andIds": {"ids": [peers(&[regex(".*/ns/n7/.*")])]}}));
+    let condition = ids[1]["andIds"]["ids"][0]["orIds"]["ids"].as_array();
+    assert_eq!(condition.map(Vec::len), Some(1000));
+
+    let of_requests = rule("request.headers[x]");
+    let skipped = policy(&of_requests, (Traffic::Tcp, Leniency::SkipRule));
+    assert_eq!(skipped, Err(Skipped::NotApplicable));
+    let (_, ids) = items(&of_requests, (Traffic::Tcp, Leniency::DropItem));
+    assert_eq!(ids[1], json!({"andIds": {"ids": [{"any": true}]}}));
 }

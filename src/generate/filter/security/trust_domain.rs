@@ -1,5 +1,7 @@
 //! Trust domains: identities of the mesh's own domain and of its aliases are equivalent.
 
+use std::collections::BTreeSet;
+
 use crate::proto::istio::mesh::v1alpha1::MeshConfig;
 
 /// Refers to the mesh's own trust domain, whatever its name.
@@ -59,17 +61,14 @@ impl<'m> TrustDomains<'m> {
         expanded
     }
 
-    /// Adds the mesh's other trust domains to those that are named.
+    /// Adds the mesh's other trust domains to those that are named, without duplicates. A policy may name very many.
     pub(crate) fn expand_domains(&self, domains: &[String]) -> Vec<String> {
-        let mut expanded: Vec<String> = Vec::new();
+        let (mut known, mut expanded) = (BTreeSet::new(), Vec::new());
         for domain in domains {
             let is_own = self.0.contains(&domain.as_str());
             let names = if is_own { self.0.clone() } else { vec![domain.as_str()] };
-            for name in names {
-                if !expanded.iter().any(|known| known == name) {
-                    expanded.push(name.to_owned());
-                }
-            }
+            let new = names.into_iter().filter(|name| known.insert(*name));
+            expanded.extend(new.map(str::to_owned));
         }
         expanded
     }

@@ -1,6 +1,6 @@
 //! Lists the listeners of a gateway, with the rows that each consists of.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
 use crate::{
@@ -20,12 +20,21 @@ use crate::{
 
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
 
+/// Listeners while chains are added.
+#[derive(Default)]
+struct Listeners {
+    /// In the order in which servers open them.
+    all: Vec<GatewayKey>,
+    /// Positions by main address and port. One Gateway may have thousands.
+    places: BTreeMap<(SmolStr, u32, Transport), usize>,
+}
+
 impl GatewayPart {
     /// Lists the listeners, in the order in which servers open them.
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayKey> {
         let merged = self.gateways.merged(ctx);
         let scope = ctx.tcp_scope(&self.scope);
-        let mut listeners: Vec<GatewayKey> = Vec::new();
+        let mut listeners = Listeners::default();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
                 continue;
@@ -41,31 +50,31 @@ impl GatewayPart {
                 self.add(ctx, &mut listeners, port, Transport::Quic, quic);
             }
         }
-        listeners
+        listeners.all
     }
 
     /// Adds chains to the listener of an address and port. Ports with different protocols may share it.
     fn add(
         &self,
         ctx: &BuildContext,
-        listeners: &mut Vec<GatewayKey>,
+        listeners: &mut Listeners,
         port: &ServerPort,
         transport: Transport,
         chains: Vec<ServerChain>,
     ) {
         let binds = self.binds(ctx, port);
-        let same = |listener: &&mut GatewayKey| {
-            (&listener.binds[0], listener.port, listener.transport) == (&binds[0], port.number, transport)
-        };
-        match listeners.iter_mut().find(same) {
-            Some(listener) => listener.chains.extend(chains),
-            None => listeners.push(GatewayKey {
-                client: self.client.clone(),
-                binds,
-                port: port.number,
-                transport,
-                chains,
-            }),
+        match listeners.places.entry((binds[0].clone(), port.number, transport)) {
+            Entry::Occupied(place) => listeners.all[*place.get()].chains.extend(chains),
+            Entry::Vacant(place) => {
+                place.insert(listeners.all.len());
+                listeners.all.push(GatewayKey {
+                    client: self.client.clone(),
+                    binds,
+                    port: port.number,
+                    transport,
+                    chains,
+                });
+            }
         }
     }
 

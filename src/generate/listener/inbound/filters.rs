@@ -69,19 +69,20 @@ pub(crate) struct InboundPort {
 }
 
 impl InboundPort {
-    /// Returns a port of a service.
+    /// Returns a port of a service, with all wildcard addresses.
     pub(crate) fn of_service(
         service: &Shared<Service>,
         port: &ServicePort,
         target_port: u32,
-        bind: &str,
+        binds: &[&'static str],
         bind_to_port: bool,
     ) -> Self {
         Self {
             number: port.number,
             name: port.name.clone(),
             protocol: port.protocol,
-            bind: SmolStr::new(bind),
+            bind: SmolStr::new_static(binds[0]),
+            further_binds: binds[1..].iter().map(|bind| SmolStr::new_static(bind)).collect(),
             bind_to_port,
             hostname: service.key.hostname.to_string(),
             service: Some(service.clone()),

@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 
 use super::{listener_name, proxy_view::OutboundListenerProxyView, resolves_on_demand};
 use crate::{
-    base::{Hashed, ObjectKey},
+    base::{Hashed, ObjectKey, Shared},
     generate::{
         BuildContext,
         constant::{self, wildcards},
@@ -29,7 +29,7 @@ use crate::{
         wire::Writer,
     },
     model::{
-        Service,
+        Service, ServiceKey,
         destination_rule::RuleRef,
         service::{Protocol, ScopedService, ServiceRef},
     },
@@ -88,8 +88,12 @@ pub struct ListenerService {
     pub ranges: Vec<SmolStr>,
     /// DestinationRule of the service, unless the port is HTTP.
     pub rule: Option<RuleRef>,
+    /// The aliases of the service that are visible, unless all are.
+    pub aliases: Option<Shared<[ServiceKey]>>,
     /// VirtualServices with TCP or TLS routes for the service, in order.
     pub virtual_services: Vec<ObjectKey>,
+    /// True if these routes exceed a limit, so that connections are closed.
+    pub is_surplus: bool,
     /// Destination services of these routes with their DestinationRules.
     pub destinations: Vec<(ScopedService, Option<RuleRef>)>,
 }

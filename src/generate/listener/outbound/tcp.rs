@@ -15,7 +15,7 @@ use crate::{
         constant::{config_metadata, wildcards},
         filter::{
             chain_fields::NetworkFilters,
-            tcp::{TcpChain, TcpClusters, TcpUpstream},
+            tcp::{BLACK_HOLE, TcpChain, TcpClusters, TcpUpstream},
         },
         listener::filter_chain::Chain,
         name::{self, ClusterMode, outbound_cluster},
@@ -27,6 +27,7 @@ use crate::{
     model::{
         Service,
         destination_rule::{self, DestinationRule, RuleRef},
+        output_limit,
         service::{Registry, ServicePort, UNSPECIFIED_IP},
         virtual_service::{MESH_GATEWAY, VirtualService},
     },
@@ -66,6 +67,9 @@ impl<'m> From<&'m L4MatchAttributes> for StaticMatch<'m> {
 impl OutboundListener<'_> {
     /// Returns the chains of a TCP, TLS or undeclared port.
     pub(crate) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
+        if member.is_surplus {
+            return vec![self.refusal(member, service)];
+        }
         let ctx = &self.stack.ctx;
         let rows: Vec<_> = member
             .virtual_services
@@ -111,7 +115,7 @@ impl OutboundListener<'_> {
         }
         if chains.is_empty() {
             chains.push(Chain {
-                sni: self.service_sni(service, &ranges),
+                sni: self.service_sni(member, service, &ranges),
                 ranges,
                 filters: self.service_filters(member, service),
                 ..Default::default()
@@ -171,6 +175,32 @@ impl OutboundListener<'_> {
         chains
     }
 
+    /// Returns the chain that closes the connections to a service whose routes exceed a limit.
+    fn refusal(&self, member: &ListenerService, service: &Service) -> Chain {
+        let detail = format!("{}: routes of {}", self.key.name(), service.key.hostname);
+        self.stack.note(output_limit::CODE, detail);
+        let ranges = owned(&member.ranges);
+        let sni = if member.port.protocol.is_tls() {
+            self.service_sni(member, service, &ranges)
+        } else {
+            Vec::new()
+        };
+        let upstream = TcpUpstream {
+            stat_prefix: BLACK_HOLE.to_owned(),
+            clusters: TcpClusters::Single(BLACK_HOLE.to_owned()),
+            subset: "",
+            rule: None,
+            may_tunnel: false,
+            dynamic_dns: None,
+        };
+        Chain {
+            sni,
+            ranges,
+            filters: self.chain_to(member, &upstream),
+            ..Default::default()
+        }
+    }
+
     /// Returns true if a match may apply to this proxy and port.
     fn applies(&self, by: &StaticMatch, member: &ListenerService) -> bool {
         let labels = by.source_labels.iter();
@@ -182,7 +212,7 @@ impl OutboundListener<'_> {
 
     /// Returns the server names that distinguish a TLS service from others at the same address; none if the address
     /// suffices.
-    fn service_sni(&self, service: &Service, ranges: &[String]) -> Vec<String> {
+    fn service_sni(&self, member: &ListenerService, service: &Service, ranges: &[String]) -> Vec<String> {
         let mode = self.vips.ip_mode;
         let wildcard = wildcards(mode)[0];
         let mut address = self.vips.address(service);
@@ -201,7 +231,7 @@ impl OutboundListener<'_> {
             absolute: self.stack.features().pilot_enable_absolute_fqdn_vhost_domain,
         };
         let mut names = vec![service.key.hostname.to_string()];
-        for alias in &service.aliases {
+        for alias in member.aliases.as_deref().unwrap_or(&service.aliases) {
             names.push(alias.hostname.to_string());
             names.extend(domains::alternatives(&alias.hostname, client, PortForms::Ignored));
         }

@@ -223,6 +223,7 @@ impl Making<'_> {
             let name = ClusterMode::Vip(*traffic).cluster_name(port.number, "", &service.key.hostname);
             let target = ServedPort {
                 served: &self.served,
+                labels: &self.client.subject.labels,
                 declared: &self.declared,
                 service,
                 port: port.number,

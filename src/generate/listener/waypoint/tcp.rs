@@ -23,13 +23,16 @@ use crate::{
 
 /// Returns the filters of the TCP chain of a service port.
 ///
-/// Parity (pilot/pkg/networking/core/listener_waypoint.go): the rule of the first destination applies.
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): the rule of the first destination applies, and the server
+/// name is resolved if the host of that destination is a wildcard.
 pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePort) -> NetworkFilters {
     let ctx = &stack.ctx;
     let service = target.service;
-    let mut rule = route::rule(ctx, target.served, service);
+    let mut rule = route::rule(ctx, target, service);
     let mut clusters = TcpClusters::Single(target.cluster.to_owned());
     let mut subset = "";
+    let hostname = &service.key.hostname;
+    let mut is_wildcard = host::is_wildcard(hostname);
     if let Some((namespace, routes)) = routes(target) {
         let resolved = |route: &RouteDestination| {
             let destination = route.destination.clone().unwrap_or_default();
@@ -38,10 +41,11 @@ pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePo
         };
         let mut found: Vec<_> = routes.iter().map(resolved).collect();
         rule = found[0].2.take();
+        let first = routes[0].destination.as_ref();
+        is_wildcard = first.is_some_and(|destination| host::is_wildcard(&destination.host));
         if let [(cluster, ..)] = found.as_slice() {
             clusters = TcpClusters::Single(cluster.clone());
-            let destination = routes[0].destination.as_ref();
-            subset = destination.map_or("", |destination| destination.subset.as_str());
+            subset = first.map_or("", |destination| destination.subset.as_str());
         } else {
             let weighted = found.into_iter().filter(|(_, weight, _)| *weight > 0);
             let weighted: Vec<(String, u32)> = weighted
@@ -52,8 +56,7 @@ pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePo
             }
         }
     }
-    let hostname = &service.key.hostname;
-    let is_dynamic = service.resolution == Resolution::DynamicDns && host::is_wildcard(hostname);
+    let is_dynamic = service.resolution == Resolution::DynamicDns && is_wildcard;
     let upstream = TcpUpstream {
         stat_prefix: stat_prefix(stack, Some((service, port)), target.cluster),
         clusters,

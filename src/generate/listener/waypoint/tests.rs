@@ -1,4 +1,7 @@
+mod clusters;
+mod custom;
 mod networks;
+mod wildcard;
 
 use std::sync::LazyLock;
 
@@ -294,6 +297,8 @@ spec:
   http:
   - match: [{sourceLabels: {app: x}}]
     route: [{destination: {host: b.default.svc.cluster.local, subset: never}}]
+  - match: [{gateways: [mesh], sourceLabels: {app: x}}]
+    route: [{destination: {host: b.default.svc.cluster.local, subset: never}}]
   - match: [{uri: {prefix: /b}}]
     route: [{destination: {host: b.default.svc.cluster.local, subset: v1, port: {number: 80}}}]
   - route: [{destination: {host: elsewhere.default.svc.cluster.local}}]
@@ -357,6 +362,19 @@ spec:
     assert_eq!(single["cluster"], "outbound|80|v1|elsewhere.default.svc.cluster.local");
     assert_eq!(single["idleTimeout"], "7s");
     assert_eq!(single["hashPolicy"], json!([{"sourceIp": {}}]));
+    // A rule for the waypoint itself takes precedence.
+    let own = "---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: own}
+spec:
+  host: elsewhere.default.svc.cluster.local
+  workloadSelector: {matchLabels: {gateway.networking.k8s.io/gateway-name: waypoint}}
+  trafficPolicy: {connectionPool: {tcp: {idleTimeout: 8s}}}
+";
+    let selected = proxy(&[route("r", &tcp), rule.to_owned(), own.to_owned()]);
+    assert_eq!(selected["idleTimeout"], "8s");
+    assert_eq!(selected["hashPolicy"], Value::Null);
     // A TLS route of a later VirtualService takes precedence, if it is for the host.
     let both = format!("{{weight: 3, {}, {{weight: 1, {}", &elsewhere[1..], &b[1..]);
     let tls = |sni: &str| format!("tls: [{{match: [{{sniHosts: [{sni}]}}], route: [{both}]}}]");
@@ -662,46 +680,6 @@ spec: {host: b.default.svc.cluster.local, trafficPolicy: {tls: {mode: SIMPLE}}}
     assert_eq!(disabled("b"), json!({"disable_baggage_discovery": true}));
     let text = main_internal(&store).to_string();
     assert!(text.contains("upstream_filter_state"));
-}
-
-#[test]
-fn waypoints_resolve_dynamic_hosts_per_request() {
-    let entry = "
-apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {name: w, labels: {istio.io/use-waypoint: waypoint}}
-spec:
-  hosts: ['*.example.com']
-  location: MESH_EXTERNAL
-  resolution: DYNAMIC_DNS
-  ports: [{number: 80, name: http, protocol: HTTP}, {number: 443, name: tls, protocol: TLS}]
-";
-    let mut installation = installation();
-    installation.features.enable_wildcard_host_service_entries_for_tls = true;
-    let store = store_in(installation, None, entry);
-    let listener = main_internal(&store);
-    let http = chain(&listener, "inbound-vip|80|http|*.example.com");
-    assert!(http_filters(http).contains(&"envoy.filters.http.dynamic_forward_proxy"));
-    let manager = &http["filters"][0]["typedConfig"];
-    assert_eq!(
-        manager["routeConfig"]["virtualHosts"][0]["domains"],
-        json!(["*.example.com"])
-    );
-    let tls = chain(&listener, "inbound-vip|443|tcp|*.example.com").to_string();
-    assert!(tls.contains("sni_dynamic_forward_proxy"));
-    for name in ["inbound-vip|80|http|*.example.com", "inbound-vip|443|tcp|*.example.com"] {
-        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, name);
-        assert_eq!(
-            cluster["clusterType"]["name"], "envoy.clusters.dynamic_forward_proxy",
-            "{name}"
-        );
-        assert_eq!(cluster["transportSocket"]["name"], "internal_upstream", "{name}");
-        assert_eq!(
-            fixture::resource(&store, 0, ResourceType::Endpoint, name),
-            Value::Null,
-            "{name}"
-        );
-    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ impl SidecarPart {
         common: &CommonRouteList,
     ) -> Option<Vec<SidecarRoutes>> {
         let own_rules = OwnRules::of(ctx.cx, ctx.mesh, self.scope.namespace());
-        if own_rules.have_consistent_hash() || !ctx.scope(&self.scope).shows_same(&common.scope) {
+        if own_rules.may_decide_consistent_hash(ctx.cx, ctx.mesh) || !ctx.scope(&self.scope).shows_same(&common.scope) {
             return None;
         }
         let of_client = |routes: &SidecarRoutes| SidecarRoutes {

@@ -31,7 +31,7 @@ use crate::{
         Service, ServiceKey, SidecarScope,
         destination_rule::RuleRef,
         service::{Protocol, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
-        sidecar_scope::{EgressListener, OutboundPolicy},
+        sidecar_scope::{AliasFilters, EgressListener, OutboundPolicy},
         virtual_service::{Semantics, VirtualServiceSummary},
     },
 };
@@ -200,6 +200,7 @@ impl SidecarPart {
             catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
             bindings: Hashed::new(bindings),
             services: Hashed::new(services),
+            alias_filters: visible.egress.alias_filters.clone(),
             single: None,
             patches: RoutePatches::default(),
         }
@@ -219,6 +220,7 @@ impl SidecarPart {
             catch_all: matches!(rds_scope, RdsScope::Port(_)).then(|| catch_all.clone()),
             bindings: Hashed::new(Vec::new()),
             services: Hashed::new(Vec::new()),
+            alias_filters: AliasFilters::default(),
             single: None,
             patches: RoutePatches::default(),
         }

@@ -15,7 +15,11 @@ use super::{
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
     generate::{BuildContext, name::ClusterName, patch::route::RoutePatches},
-    model::{Service, ServiceKey, SidecarScope, service::Resolution, sidecar_scope::EgressListener},
+    model::{
+        Service, ServiceKey, SidecarScope,
+        service::Resolution,
+        sidecar_scope::{AliasFilters, EgressListener},
+    },
 };
 
 /// The host of a single-host route configuration.
@@ -78,6 +82,7 @@ pub(crate) fn list<'n>(
             catch_all: None,
             bindings: Hashed::new(Vec::new()),
             services: Hashed::new(Vec::new()),
+            alias_filters: AliasFilters::default(),
             single: None,
             patches: RoutePatches::default(),
         };
@@ -160,6 +165,7 @@ impl<'a> HostIndex<'a> {
         let client = &routes.client.routes;
         let (bindings, taken) = visible.bindings(routes.port, client);
         routes.services = Hashed::new(visible.default_hosts(routes.port, client, &taken));
+        routes.alias_filters = self.egress.alias_filters.clone();
         let reduced = |binding: Hashed<Binding>| {
             let (kept, others): (Vec<Hostname>, Vec<Hostname>) = binding
                 .hosts

@@ -25,11 +25,20 @@ fn named(kind: Kind, namespace: &str, name: &str) -> Row {
     )
 }
 
+fn mesh_config() -> Row {
+    let metadata = json!({ "namespace": "istio-system", "name": "istio", "labels": { "a": "b" } });
+    row(
+        Kind::MeshConfig,
+        &json!({ "metadata": metadata, "data": { "mesh": "trustDomain: td2" } }),
+    )
+}
+
 /// A cluster with some objects, one of them a Secret.
 fn rows() -> Vec<Row> {
     let secret =
         json!({ "metadata": { "namespace": "a", "name": "credential" }, "stringData": { "tls.key": "PRIVATE" } });
     vec![
+        mesh_config(),
         named(Kind::Namespace, "", "a"),
         named(Kind::Namespace, "", "b"),
         named(Kind::Service, "a", "s"),
@@ -128,7 +137,7 @@ fn removed_objects_are_not_written() {
     live.apply(&cluster(), &changes);
     assert_ne!(live.clusters["c1"].change, change);
     let kinds: Vec<Kind> = live.clusters["c1"].rows().map(Row::kind).collect();
-    assert_eq!(kinds, [Kind::Namespace, Kind::Namespace]);
+    assert_eq!(kinds, [Kind::MeshConfig, Kind::Namespace, Kind::Namespace]);
 }
 
 #[test]
@@ -160,7 +169,7 @@ fn files_of_all_cluster_ids_are_in_the_folder() {
         folder
             .write(&id, &objects(&rows()), wall_clock())
             .expect("a written file");
-        assert_eq!(folder.read(&id).expect("a state").expect("a file").1.len(), 5, "{id}");
+        assert_eq!(folder.read(&id).expect("a state").expect("a file").1.len(), 6, "{id}");
         let mode = fs::metadata(&file).expect("metadata").permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
         files.insert(file, id);
@@ -216,11 +225,18 @@ async fn stored_objects_follow_the_filters() {
     };
     selecting("a");
     let first = changes.next().await.expect("a batch");
-    let services = first.iter().find_map(|change| match change {
-        Change::Replace(source, rows) if source.kind == Kind::Service => Some(rows.clone()),
-        _ => None,
-    });
-    assert_eq!(services, Some(vec![named(Kind::Service, "a", "s")]));
+    let of = |kind: Kind| {
+        first.iter().find_map(|change| match change {
+            Change::Replace(source, rows) if source.kind == kind => Some(rows.clone()),
+            _ => None,
+        })
+    };
+    assert_eq!(of(Kind::Service), Some(vec![named(Kind::Service, "a", "s")]));
+    assert_eq!(
+        of(Kind::MeshConfig),
+        Some(vec![mesh_config()]),
+        "it counts in any namespace"
+    );
     selecting("b");
     let words: Vec<String> = changes
         .next()

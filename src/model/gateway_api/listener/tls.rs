@@ -15,10 +15,7 @@ use crate::{
     base::{Namespace, ObjectKey},
     model::{
         MeshSnapshot, cipher_suite,
-        credential::{
-            AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority,
-            pem::{self, CertificateError},
-        },
+        credential::{AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority, pem},
         gateway_api::{
             Mistake,
             grant::{self, Reference},
@@ -33,8 +30,8 @@ use crate::{
 const TERMINATE_MODE: &str = "gateway.istio.io/tls-terminate-mode";
 /// Option with cipher suites, separated by commas.
 const CIPHER_SUITES: &str = "gateway.istio.io/tls-cipher-suites";
-/// Server certificates of a listener.
-const MAX_CERTIFICATES: usize = 2;
+/// Most server certificates of a listener.
+pub(super) const MAX_CERTIFICATES: usize = 2;
 
 /// Reason of an invalid reference to CA certificates for clients.
 const INVALID_AUTHORITY: &str = "InvalidCACertificateRef";
@@ -179,9 +176,7 @@ impl Certificates<'_> {
             let message = format!("invalid certificate reference {}, {reason}", text(reference));
             Mistake::new(invalid, message)
         };
-        let is_secret = reference.group.as_ref().is_none_or(SmolStr::is_empty)
-            && reference.kind.as_ref().is_none_or(|kind| kind == "Secret");
-        if !is_secret {
+        if !is_secret(reference) {
             return Err(invalid("only secret is allowed"));
         }
         let namespace = self.namespace_of(reference);
@@ -191,9 +186,10 @@ impl Certificates<'_> {
             return Err(invalid(&format!("secret {namespace}/{} not found", reference.name)));
         }
         let certificate = secrets.certificate(&namespace, &reference.name);
-        let certificate = certificate.map_err(|reason| invalid(&reason))?;
-        pem::check_certificate(&certificate.chain)
-            .map_err(|error| invalid(&format!("the certificate is malformed: {}", malformed(error))))?;
+        certificate.map_err(|reason| invalid(&reason))?;
+        if let Some(error) = self.mesh.key_pair_errors.get(self.cx, &key) {
+            return Err(invalid(&format!("the certificate is malformed: {}", **error)));
+        }
         if !self.is_allowed("Secret", &namespace, &reference.name) {
             let own = &self.owner.object.namespace;
             return Err(not_permitted(field, &format!("{}/{namespace}", reference.name), own));
@@ -265,7 +261,9 @@ impl Certificates<'_> {
             }
         };
         let found = found.map_err(|reason| invalid(&reason))?;
-        pem::check_certificate(&found.roots).map_err(|_| invalid("the bundle is malformed"))?;
+        if !pem::has_certificate(&found.roots) {
+            return Err(invalid("the bundle is malformed"));
+        }
         if !self.is_allowed(kind.unwrap_or_default(), &namespace, &reference.name) {
             let own = &self.owner.object.namespace;
             let named = format!("{namespace}/{}", reference.name);
@@ -301,12 +299,10 @@ impl Certificates<'_> {
     }
 }
 
-/// Returns the reason for which the parser of Istio refuses a certificate.
-fn malformed(error: CertificateError) -> &'static str {
-    match error {
-        CertificateError::NotPem => "tls: failed to find any PEM data in certificate input",
-        CertificateError::NotACertificate => "x509: malformed certificate",
-    }
+/// Returns true if a reference to a certificate is one to a Secret.
+pub(super) fn is_secret(reference: &ObjectReference) -> bool {
+    reference.group.as_ref().is_none_or(SmolStr::is_empty)
+        && reference.kind.as_ref().is_none_or(|kind| kind == "Secret")
 }
 
 fn not_permitted(field: &str, named: &str, own: &Namespace) -> Mistake {

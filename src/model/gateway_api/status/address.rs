@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use crate::{
-    base::{Hostname, Namespace, ObjectKey},
+    base::{Hostname, Namespace},
     model::{
         MeshSnapshot,
         endpoint::{Endpoint, Health},
-        gateway_api::Mistake,
-        service::{Registry, Service, ServiceKey, UNSPECIFIED_IP},
+        gateway_api::{Mistake, class::Controller, listener::Declaration},
+        service::{Registry, Service, ServiceKey, UNSPECIFIED_IP, kube},
         waypoint::MANAGED_LABEL,
     },
     table::Cx,
@@ -23,7 +23,7 @@ pub(super) struct Resolved {
     internal: BTreeSet<(String, u16)>,
     /// Cluster IPs of the services.
     cluster_ips: BTreeSet<SmolStr>,
-    /// External addresses in all clusters.
+    /// External addresses of the services.
     external: BTreeSet<SmolStr>,
     /// Hosts of services that wait for a load balancer.
     pending: BTreeSet<String>,
@@ -35,15 +35,12 @@ pub(super) struct Resolved {
 
 impl Resolved {
     /// Resolves the services of a Gateway for the ports of its listeners.
-    pub(super) fn of(
-        cx: &Cx,
-        mesh: &MeshSnapshot,
-        namespace: &Namespace,
-        hosts: &[String],
-        ports: &BTreeSet<u16>,
-    ) -> Self {
+    pub(super) fn of(cx: &Cx, mesh: &MeshSnapshot, declaration: &Declaration, ports: &BTreeSet<u16>) -> Self {
+        let namespace = declaration.gateway.meta.namespace();
+        // Clients use a waypoint as soon as it has an address, so that needs an endpoint that answers.
+        let needs_ready = declaration.controller == Controller::Waypoint;
         let mut resolved = Self::default();
-        for host in hosts {
+        for host in &declaration.services {
             let key = ServiceKey {
                 hostname: Hostname::new(host),
                 namespace: namespace.clone(),
@@ -51,9 +48,11 @@ impl Resolved {
             match mesh.services.get(cx, &key) {
                 Some(service) => {
                     let endpoints = mesh.endpoints.get(cx, &key);
-                    let endpoints = endpoints.map_or(&[][..], |row| &row.endpoints);
+                    let endpoints = endpoints.map_or(&[][..], |row| &row.endpoints).iter();
+                    let counted = endpoints.filter(|endpoint| !needs_ready || is_ready(endpoint, service));
+                    let counted: Vec<&Endpoint> = counted.collect();
                     for port in ports {
-                        resolved.add(cx, mesh, host, service, endpoints, *port);
+                        resolved.add(cx, mesh, host, service, &counted, *port);
                     }
                 }
                 None => resolved.add_unknown(cx, mesh, host, namespace),
@@ -76,13 +75,13 @@ impl Resolved {
         self.is_unusable = true;
     }
 
-    fn add(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, endpoints: &[Endpoint], port: u16) {
-        let mut ready = endpoints.iter().filter(|endpoint| is_ready(endpoint, service));
-        if ready.clone().next().is_none() {
+    fn add(&mut self, cx: &Cx, mesh: &MeshSnapshot, host: &str, service: &Service, endpoints: &[&Endpoint], port: u16) {
+        if endpoints.is_empty() {
             self.warnings.push(format!("no instances found for hostname {host:?}"));
             return;
         }
-        if ready.any(|endpoint| service_port(service, endpoint) == Some(port.into())) {
+        let is_served = |endpoint: &&Endpoint| service_port(service, endpoint) == Some(port.into());
+        if endpoints.iter().any(is_served) {
             self.add_served(cx, mesh, host, service, port);
             return;
         }
@@ -191,14 +190,14 @@ fn service_port(service: &Service, endpoint: &Endpoint) -> Option<u32> {
         .map(|port| port.number)
 }
 
+/// Returns true if the Service of the cluster whose external addresses count has the type LoadBalancer.
 fn is_load_balancer(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> bool {
     if service.registry != Registry::Kubernetes {
         return false;
     }
-    let cluster = &mesh.installation.cluster;
-    let key = ObjectKey::new(cluster, service.key.namespace.clone(), service.name.clone());
-    let row = mesh.kube_services.get(cx, &key);
-    row.is_some_and(|row| row.service_type == "LoadBalancer")
+    let objects = kube::objects(cx, mesh, &service.key.namespace, &service.name);
+    let first = objects.first();
+    first.is_some_and(|object| object.service_type == "LoadBalancer")
 }
 
 /// Returns `a`, `a and b` or `a, b, and c`.

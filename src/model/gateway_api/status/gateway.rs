@@ -73,7 +73,7 @@ pub(super) fn gateway(
             let mut ports = ports(&declaration);
             ports.extend(sets.iter().flat_map(|set| &set.ports));
             let mistake = Services::of(mesh, gateway, controller).mistake;
-            let resolved = Resolved::of(cx, mesh, &key.namespace, &declaration.services, &ports);
+            let resolved = Resolved::of(cx, mesh, &declaration, &ports);
             let written = gateway.meta.annotations.get(ADDRESS_TYPE_ANNOTATION);
             let address_type = match written.map(SmolStr::as_str) {
                 Some("") => None,
@@ -81,12 +81,14 @@ pub(super) fn gateway(
                 None => controller.address_type(),
             };
             let addresses = resolved.addresses(address_type).into_iter();
+            let addresses: Vec<Address> = addresses.map(address).collect();
             let mut conditions = conditions(mistake, resolved.programmed(&declaration.services));
             conditions.extend(tls_conditions(cx, mesh, gateway));
             GatewayStatus {
                 conditions,
                 listeners: listeners(cx, mesh, attached, &declaration),
-                addresses: addresses.map(address).collect(),
+                // Reported addresses stay while none are known.
+                addresses: (!addresses.is_empty()).then_some(addresses),
                 attached_sets: sets.len(),
             }
         }
@@ -130,8 +132,7 @@ pub(super) fn listener_set(
             None => refused(mistake),
             Some(declaration) => {
                 let ports = ports(&declaration);
-                let namespace = gateway.meta.namespace();
-                let resolved = Resolved::of(cx, mesh, namespace, &declaration.services, &ports);
+                let resolved = Resolved::of(cx, mesh, &declaration, &ports);
                 let invalid = || Mistake::new("ListenersNotValid", "No listener is valid");
                 let invalid = declaration.is_invalid(cx, mesh).then(invalid);
                 GatewayStatus {
@@ -239,7 +240,7 @@ fn remote(gateway: &gateway_api::Gateway) -> GatewayStatus {
     });
     GatewayStatus {
         conditions: conditions(None, Ok("This Gateway is remote; Istio will not program it".to_owned())),
-        addresses: addresses.collect(),
+        addresses: Some(addresses.collect()),
         ..GatewayStatus::default()
     }
 }

@@ -70,13 +70,17 @@ impl Status {
         if own.attached_sets > 0 {
             status["attachedListenerSets"] = own.attached_sets.into();
         }
-        let addresses = own.addresses.iter();
-        let addresses = addresses.map(|address| json!({"type": address.address_type, "value": address.value}));
-        let addresses: Vec<Value> = addresses.collect();
-        if !addresses.is_empty() {
-            status["addresses"] = addresses.into();
-        } else if !existing["addresses"].is_null() {
-            status["addresses"] = existing["addresses"].clone();
+        let reported = &existing["addresses"];
+        let addresses = own.addresses.as_ref().map(|addresses| {
+            let addresses = addresses.iter();
+            let addresses = addresses.map(|address| json!({"type": address.address_type, "value": address.value}));
+            addresses.collect::<Vec<Value>>()
+        });
+        match addresses {
+            // An empty list also removes the addresses of another field manager, such as Istio.
+            Some(addresses) if !addresses.is_empty() || !reported.is_null() => status["addresses"] = addresses.into(),
+            None if !reported.is_null() => status["addresses"] = reported.clone(),
+            _ => {}
         }
         status
     }

@@ -1,5 +1,5 @@
-//! Statuses of BackendTLSPolicies and XBackendTrafficPolicies: an entry for each target, and for each Gateway whose
-//! routes use a target.
+//! Statuses of BackendTLSPolicies and XBackendTrafficPolicies: an entry for each target. A BackendTLSPolicy also has an
+//! entry for each Gateway whose routes use a target.
 
 use std::collections::BTreeSet;
 
@@ -59,17 +59,27 @@ pub(super) fn tls(
         };
         vec![accepted.clone().unless(mistake), resolved.clone()]
     };
-    Some(status(cx, mesh, attached, &policy.meta, targets, conditions))
+    let mut entries = entries(targets, conditions);
+    let mut gateways = BTreeSet::new();
+    for target in targets {
+        if target_backends(cx, mesh, key, target).is_ok() {
+            let target = (key.namespace.clone(), target.kind.clone(), target.name.clone());
+            gateways.extend(attached.gateways_of(cx, &target));
+        }
+    }
+    // Parity (pilot/pkg/config/kube/gateway/backend_policies.go): Gateways have the conditions of the last target.
+    let last = entries.last().map(|entry| entry.conditions.clone()).unwrap_or_default();
+    let names: BTreeSet<SmolStr> = gateways.into_iter().map(|gateway| gateway.name).collect();
+    entries.extend(names.into_iter().map(|name| Entry {
+        controller: mesh.installation.features.pilot_gateway_api_controller_name.clone(),
+        reference: json!({"group": GROUP, "kind": "Gateway", "name": name}),
+        conditions: last.clone(),
+    }));
+    Some(with_entries(mesh, &policy.meta, entries))
 }
 
 /// Returns the status of an XBackendTrafficPolicy; `None` if it is another revision's.
-pub(super) fn traffic(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    revisions: &Revisions,
-    attached: &Attached,
-    key: &ObjectKey,
-) -> Option<Status> {
+pub(super) fn traffic(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: &ObjectKey) -> Option<Status> {
     let policy = mesh
         .backend_traffic_policies
         .get(cx, key)
@@ -91,7 +101,7 @@ pub(super) fn traffic(
             .map(|error| not_found(&error));
         vec![Condition::met(ACCEPTED, ACCEPTED, message.clone()).unless(mistake)]
     };
-    Some(status(cx, mesh, attached, &policy.meta, targets, conditions))
+    Some(with_entries(mesh, &policy.meta, entries(targets, conditions)))
 }
 
 /// Returns the conditions that follow from the references to CA certificates.
@@ -139,42 +149,17 @@ fn not_found(error: &str) -> Mistake {
 fn ignored(mesh: &MeshSnapshot, meta: &Meta, targets: &[TargetReference]) -> Status {
     let message = format!("Ignored by Istio due to annotation {IGNORE_ANNOTATION}=true");
     let condition = Condition::unmet(ACCEPTED, Mistake::new("IgnoredByIstio", message));
-    let entries = targets.iter().map(|target| Entry {
-        controller: SmolStr::new_static(MESH_CONTROLLER),
-        reference: to_json(target),
-        conditions: vec![condition.clone()],
-    });
-    with_entries(mesh, meta, entries.collect())
+    with_entries(mesh, meta, entries(targets, |_| vec![condition.clone()]))
 }
 
-fn status(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    attached: &Attached,
-    meta: &Meta,
-    targets: &[TargetReference],
-    conditions: impl Fn(&TargetReference) -> Vec<Condition>,
-) -> Status {
-    let mut entries: Vec<Entry> = Vec::new();
-    let mut gateways = BTreeSet::new();
-    for target in targets {
-        entries.push(Entry {
-            controller: SmolStr::new_static(MESH_CONTROLLER),
-            reference: to_json(target),
-            conditions: conditions(target),
-        });
-        let key = (meta.namespace().clone(), target.kind.clone(), target.name.clone());
-        gateways.extend(attached.gateways_of(cx, &key));
-    }
-    // Parity (backend_policies.go): Gateways have the conditions of the last target.
-    let last = entries.last().map(|entry| entry.conditions.clone()).unwrap_or_default();
-    let names: BTreeSet<SmolStr> = gateways.into_iter().map(|gateway| gateway.name).collect();
-    entries.extend(names.into_iter().map(|name| Entry {
-        controller: mesh.installation.features.pilot_gateway_api_controller_name.clone(),
-        reference: json!({"group": GROUP, "kind": "Gateway", "name": name}),
-        conditions: last.clone(),
-    }));
-    with_entries(mesh, meta, entries)
+/// Returns the entries of targets.
+fn entries(targets: &[TargetReference], conditions: impl Fn(&TargetReference) -> Vec<Condition>) -> Vec<Entry> {
+    let entry = |target: &TargetReference| Entry {
+        controller: SmolStr::new_static(MESH_CONTROLLER),
+        reference: to_json(target),
+        conditions: conditions(target),
+    };
+    targets.iter().map(entry).collect()
 }
 
 fn with_entries(mesh: &MeshSnapshot, meta: &Meta, entries: Vec<Entry>) -> Status {

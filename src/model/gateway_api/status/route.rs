@@ -126,7 +126,7 @@ fn waypoint_mistake(
     };
     match labels {
         None => Some("parent not found"),
-        Some(labels) if waypoint::requested_gateway(cx, mesh, labels, &namespace).is_none() => Some(
+        Some(labels) if !waypoint::is_named(cx, mesh, labels, &namespace) => Some(
             "istio.io/use-waypoint label missing from parent and parent namespace; in ambient mode, route will not be \
              respected",
         ),

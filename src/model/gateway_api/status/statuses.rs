@@ -206,7 +206,7 @@ fn status(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, attached: &Attach
         Kind::KubeGateway => gateway::gateway(cx, mesh, revisions, attached, object),
         Kind::ListenerSet => gateway::listener_set(cx, mesh, revisions, attached, object),
         Kind::BackendTlsPolicy => policy::tls(cx, mesh, revisions, attached, object),
-        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, revisions, attached, object),
+        Kind::BackendTrafficPolicy => policy::traffic(cx, mesh, revisions, object),
         Kind::InferencePool => pool::status(cx, mesh, revisions, attached, object),
         kind => {
             let object = object.clone();

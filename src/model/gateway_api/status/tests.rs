@@ -8,9 +8,15 @@ use serde_json::{Value, json};
 use super::{Content, Revisions, Status, StatusKey, Statuses};
 use crate::{
     api::{Kind, document},
-    base::{ClusterId, Namespace, ObjectKey},
-    model::{Change, Installation, MeshSnapshot, World},
+    base::{ClusterId, Namespace, ObjectKey, SmolStr},
+    model::{
+        Change, Installation, MeshSnapshot, World,
+        gateway_api::{class::Controller, listener::SERVICE_ACCOUNT_ANNOTATION},
+    },
+    table::Cx,
 };
+
+mod certificates;
 
 const GROUP: &str = "gateway.networking.k8s.io/v1";
 
@@ -50,6 +56,13 @@ fn service(namespace: &str) -> Value {
         "spec": {"ports": [{"name": "http", "port": 80}]}})
 }
 
+/// A host that is declared in a namespace and visible in all.
+fn service_entry(namespace: &str, host: &str) -> Value {
+    json!({"apiVersion": "networking.istio.io/v1", "kind": "ServiceEntry",
+        "metadata": {"name": "x", "namespace": namespace},
+        "spec": {"hosts": [host], "ports": [{"name": "https", "number": 443, "protocol": "HTTPS"}]}})
+}
+
 /// The mesh with a route: its kind, and its parents, rules and hosts.
 fn mesh(kind: &str, spec: &Value) -> World {
     let all = json!({"namespaces": {"from": "All"}});
@@ -63,6 +76,8 @@ fn mesh(kind: &str, spec: &Value) -> World {
         gateway(listeners),
         service("app"),
         service("far"),
+        service_entry("app", "own.test"),
+        service_entry("far", "far.test"),
         object(kind, "app", spec),
     ])
 }
@@ -178,6 +193,9 @@ fn backends_are_checked() {
         to(json!({"group": "networking.istio.io", "kind": "Hostname", "name": "a.b", "namespace": "app", "port": 1})),
         "InvalidDestination: namespace may not be set with Hostname type"
     );
+    let host = |name: &str| to(json!({"group": "networking.istio.io", "kind": "Hostname", "name": name, "port": 443}));
+    assert_eq!(host("own.test"), RESOLVED);
+    assert_eq!(host("far.test"), "BackendNotFound: backend(far.test) not found");
     assert_eq!(
         to(json!({"kind": "Bucket", "name": "b"})),
         "InvalidKind: referencing unsupported backendRef: group \"\" kind \"Bucket\""
@@ -294,8 +312,13 @@ fn addresses_stay_and_pending_ones_are_reported() {
     let slice = json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
         "metadata": {"name": "s", "namespace": "gw", "labels": {"kubernetes.io/service-name": "x-istio"}},
         "addressType": "IPv4", "ports": [{"name": "http", "port": 80, "protocol": "TCP"}],
-        "endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": true}}]});
+        "endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": false}}]});
+    // An endpoint counts before it is ready.
     let mut world = world(&[gateway(listeners), service(json!({})), slice]);
+    // The load balancer of another cluster does not count.
+    let far = service(json!({"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}}));
+    let far = document::parse(&ClusterId::new("c2"), &far).rows.into_iter();
+    world.commit(far.map(Change::Upsert).collect());
     let programmed = |world: &World| {
         let status = status(world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
         let Content::Gateway(gateway) = &status.content else {
@@ -329,6 +352,153 @@ fn addresses_stay_and_pending_ones_are_reported() {
     let (_, status) = programmed(&world);
     let again = status.merged(&merged, &Namespace::new("gw"), "now");
     assert_eq!(again["addresses"], merged["addresses"]);
+}
+
+#[test]
+fn a_waypoint_has_an_address_once_it_is_ready() {
+    let mut gateway = gateway(json!([{"name": "mesh", "port": 15008, "protocol": "HBONE"}]));
+    gateway["spec"]["gatewayClassName"] = "istio-waypoint".into();
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "x", "namespace": "gw"},
+        "spec": {"clusterIP": "10.0.0.9", "ports": [{"name": "mesh", "port": 15008}]}});
+    let slice = |ready: bool| {
+        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
+            "metadata": {"name": "s", "namespace": "gw", "labels": {"kubernetes.io/service-name": "x"}},
+            "addressType": "IPv4", "ports": [{"name": "mesh", "port": 15008, "protocol": "TCP"}],
+            "endpoints": [{"addresses": ["10.1.0.1"], "conditions": {"ready": ready}}]})
+    };
+    let mut installation = Installation::default();
+    installation.features.pilot_enable_ambient = true;
+    installation.features.pilot_enable_ambient_waypoints = true;
+    let mut world = World::new(installation);
+    put(&mut world, &[gateway, service, slice(false)]);
+    let reported = |world: &World, existing: &Value| {
+        let status = status(world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+        let status = status.merged(existing, &Namespace::new("gw"), "now");
+        let programmed = reasons(&status["conditions"])[1].clone();
+        (programmed, status)
+    };
+    let (programmed, starting) = reported(&world, &Value::Null);
+    assert_eq!(programmed, "Programmed False AddressNotAssigned");
+    assert_eq!(starting["addresses"], Value::Null);
+    put(&mut world, &[slice(true)]);
+    let (programmed, ready) = reported(&world, &starting);
+    assert_eq!(programmed, "Programmed True Programmed");
+    assert_eq!(ready["addresses"][0]["value"], "10.0.0.9");
+    put(&mut world, &[slice(false)]);
+    assert_eq!(reported(&world, &ready).1["addresses"], ready["addresses"]);
+}
+
+#[test]
+fn addresses_of_remote_gateways_are_those_written() {
+    let mut gateway = gateway(json!([]));
+    gateway["spec"]["gatewayClassName"] = "istio-remote".into();
+    let written = json!([{"type": "IPAddress", "value": "192.0.2.9"}]);
+    gateway["spec"]["addresses"] = written.clone();
+    let mut world = world(&[gateway.clone()]);
+    let addresses = |world: &World, existing: &Value| {
+        let status = status(world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+        let status = status.merged(&json!({"addresses": existing}), &Namespace::new("gw"), "now");
+        status["addresses"].clone()
+    };
+    assert_eq!(addresses(&world, &Value::Null), written);
+    gateway["spec"]["addresses"] = json!([]);
+    put(&mut world, &[gateway]);
+    assert_eq!(addresses(&world, &written), json!([]));
+    assert_eq!(addresses(&world, &Value::Null), Value::Null);
+}
+
+#[test]
+fn empty_annotations_are_no_names() {
+    let mut gateway = gateway(json!([{"name": "a", "port": 80, "protocol": "HTTP"}]));
+    gateway["metadata"]["annotations"] =
+        json!({"gateway.istio.io/name-override": "", "gateway.istio.io/service-account": ""});
+    let world = world(&[gateway]);
+    let status = status(&world, Kind::KubeGateway, "gw").expect("the Gateway is converted");
+    let status = status.merged(&Value::Null, &Namespace::new("gw"), "now");
+    assert_eq!(
+        status["conditions"][1]["message"],
+        "Failed to assign to any requested addresses: hostname \"x-istio.gw.svc.cluster.local\" not found"
+    );
+    // Without a name, every service account of the namespace would receive the certificates.
+    let key = ObjectKey::new(&cluster(), "gw", "x~istio-autogenerated-k8s-gateway~a");
+    let mesh = world.snapshot();
+    let converted = mesh.gateways.get(&Cx::untracked(), &key).expect("it is converted");
+    let account = converted.meta.annotations.get(SERVICE_ACCOUNT_ANNOTATION);
+    assert_eq!(account.map(SmolStr::as_str), Some("x-istio"));
+}
+
+#[test]
+fn foreign_objects_do_not_replace_built_in_classes() {
+    let mut installation = Installation::default();
+    installation.features.pilot_gateway_api_controller_name = "example.com/gateway-controller".into();
+    let mut world = World::new(installation);
+    let mut class = object(
+        "GatewayClass",
+        "",
+        &json!({"controllerName": "istio.io/gateway-controller"}),
+    );
+    class["metadata"]["name"] = "istio".into();
+    let gateway = gateway(json!([{"name": "a", "port": 80, "protocol": "HTTP"}]));
+    let mesh = put(&mut world, &[class, gateway]);
+    assert!(status(&world, Kind::KubeGateway, "gw").is_some());
+    let (cx, class) = (Cx::untracked(), SmolStr::new_static("istio"));
+    assert_eq!(Controller::of_class(&cx, &mesh, &class), Some(Controller::Gateway));
+    assert_eq!(Controller::of_deployments(&cx, &mesh, &class), None);
+    let removed = world.commit(vec![Change::Remove(
+        Kind::GatewayClass,
+        ObjectKey::new(&cluster(), "", "istio"),
+    )]);
+    let mesh = removed.snapshot;
+    assert_eq!(
+        Controller::of_deployments(&cx, &mesh, &class),
+        Some(Controller::Gateway)
+    );
+}
+
+#[test]
+fn gateways_are_ancestors_of_tls_policies_with_a_target() {
+    let mut installation = Installation::default();
+    installation.features.pilot_enable_alpha_gateway_api = true;
+    let mut world = World::new(installation);
+    let all = json!({"namespaces": {"from": "All"}});
+    let listeners = json!([{"name": "a", "port": 80, "protocol": "HTTP", "allowedRoutes": all}]);
+    let rule = json!({"backendRefs": [{"name": "web", "port": 80}, {"name": "no", "port": 80}]});
+    let route = route(&json!({"name": "x", "namespace": "gw"}), "a.test", &rule);
+    let targets = |name: &str| json!([{"group": "", "kind": "Service", "name": name}]);
+    let tls = |target: &str| {
+        let validation = json!({"hostname": "web.test", "wellKnownCACertificates": "System"});
+        let spec = json!({"targetRefs": targets(target), "validation": validation});
+        let mut policy = object("BackendTLSPolicy", "app", &spec);
+        policy["metadata"]["name"] = target.into();
+        policy
+    };
+    let mut traffic = object("XBackendTrafficPolicy", "app", &json!({"targetRefs": targets("web")}));
+    traffic["apiVersion"] = "gateway.networking.x-k8s.io/v1alpha1".into();
+    put(
+        &mut world,
+        &[
+            gateway(listeners),
+            service("app"),
+            object("HTTPRoute", "app", &route),
+            tls("web"),
+            tls("no"),
+            traffic,
+        ],
+    );
+    let mut statuses = Statuses::new(Revisions::default());
+    statuses.update(&world.snapshot(), Vec::new());
+    let ancestors = |kind: Kind, name: &str| -> Vec<String> {
+        let status = merged(&statuses, kind, "app", name);
+        let ancestors = status["ancestors"].as_array().expect("a list").iter();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let ancestors = ancestors.map(|entry| &entry["ancestorRef"]);
+        ancestors
+            .map(|it| text(&it["kind"]) + " " + &text(&it["name"]))
+            .collect()
+    };
+    assert_eq!(ancestors(Kind::BackendTlsPolicy, "web"), ["Service web", "Gateway x"]);
+    assert_eq!(ancestors(Kind::BackendTlsPolicy, "no"), ["Service no"]);
+    assert_eq!(ancestors(Kind::BackendTrafficPolicy, "x"), ["Service web"]);
 }
 
 /// Returns the conditions of a list as `type status reason`.

@@ -197,3 +197,14 @@ fn irrelevant_objects_are_no_change() {
     let canary = entry(Kind::VirtualService, &canary);
     assert!(!inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(canary)));
 }
+
+#[test]
+fn settings_follow_feature_variables() {
+    let mut installation = Installation::default();
+    installation.features.pilot_scope_gateway_to_namespace = true;
+    let world = fixture::folder_world(installation, &[("mesh.yaml", "{}")]);
+    let mut inputs = inputs("{}");
+    assert!(inputs.observe(&world.snapshot()), "a change");
+    let (_, settings) = inputs.analysis(SYSTEM, 0).expect("complete inputs");
+    assert!(settings.scopes_gateways);
+}

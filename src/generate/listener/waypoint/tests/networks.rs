@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{LABELS, MESH, WAYPOINT, chain, installation, main_internal};
 use crate::{
-    generate::{ResourceType, fixture, store::ConfigStore},
+    generate::{Proxy, ResourceType, fixture, store::ConfigStore},
     model::Installation,
 };
 
@@ -80,6 +80,24 @@ fn endpoints_of_other_networks_are_reached_by_nested_tunnels() {
     );
     assert_eq!(endpoints(true, false).len(), 1, "only the own network");
     assert_eq!(endpoints(false, true).len(), 2, "mutual TLS does not pass the gateway");
+}
+
+#[test]
+fn sidecars_do_not_try_endpoints_of_networks_without_a_gateway() {
+    let addresses = |enabled: bool| {
+        let mut installation = installation();
+        installation.features.ambient_enable_multi_network = enabled;
+        let node = "sidecar~10.1.0.32~app-0.default~default.svc.cluster.local";
+        let client = fixture::client(node, &json!({"NETWORK": "net1"}));
+        let files = [("mesh.yaml", MESH), ("config.yaml", TWO_NETWORKS)];
+        let store = fixture::store(installation, &files, vec![client]);
+        let all = endpoints(&store, 0, "outbound|80||far.example.com");
+        let address = |member: &Value| member["endpoint"]["address"]["socketAddress"]["address"].clone();
+        all.iter().map(address).collect::<Vec<Value>>()
+    };
+    assert_eq!(addresses(true), ["10.1.7.1"]);
+    let otherwise = ["10.1.7.1", "10.9.7.2"];
+    assert_eq!(addresses(false), otherwise, "other networks may be reachable directly");
 }
 
 /// An installation with several networks.
@@ -197,6 +215,10 @@ ports: [{name: http, port: 8080}]
 /// Returns the store of a gateway between the networks, an instance of the waypoint and an ingress gateway, in this
 /// order.
 fn two_networks(installation: Installation, config: &str) -> ConfigStore {
+    two_clusters(installation, EAST, WEST, config)
+}
+
+fn two_clusters(installation: Installation, east: &str, west: &str, config: &str) -> ConfigStore {
     let of = |node: &str, controller: &str, view: Option<&str>| {
         let labels = json!({"gateway.istio.io/managed": controller});
         let mut metadata = json!({"LABELS": labels, "NETWORK": "net1"});
@@ -220,11 +242,11 @@ fn two_networks(installation: Installation, config: &str) -> ConfigStore {
         "istio.io-gateway-controller",
         None,
     );
-    let kube = format!("{WAYPOINT}---{EAST}");
+    let kube = format!("{WAYPOINT}---{east}");
     let files = [
         ("mesh.yaml", GLOBAL),
         ("kube.yaml", kube.as_str()),
-        ("kube-west.yaml", WEST),
+        ("kube-west.yaml", west),
         ("config.yaml", config),
     ];
     fixture::store(installation, &files, vec![east_west, waypoint, ingress])
@@ -427,4 +449,218 @@ fn services_that_do_not_span_clusters_keep_their_own_endpoints() {
     };
     assert_eq!(header(1), json!({"key": "x-istio-source", "value": "waypoint"}));
     assert_eq!(header(2), json!({"key": "x-istio-source", "value": "gateway"}));
+}
+
+#[test]
+fn patches_apply_to_listeners_of_nested_tunnels_and_of_gateways_between_networks() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: api, namespace: istio-system}
+spec:
+  selector: {gateway.istio.io/managed: istio.io-eastwest-controller}
+  servers: [{port: {number: 6443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: api, namespace: istio-system}
+spec:
+  hosts: [api.example.com]
+  gateways: [api]
+  tls:
+  - match: [{sniHosts: [api.example.com]}]
+    route: [{destination: {host: wide.default.svc.cluster.local, port: {number: 90}}}]
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: all, namespace: istio-system}
+spec:
+  configPatches:
+  - applyTo: LISTENER
+    match: {context: SIDECAR_INBOUND}
+    patch: {operation: MERGE, value: {freebind: true}}
+  - applyTo: LISTENER
+    match: {context: GATEWAY}
+    patch: {operation: MERGE, value: {transparent: true}}
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: waypoints, namespace: istio-system}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]
+  configPatches:
+  - applyTo: LISTENER
+    match: {context: SIDECAR_INBOUND}
+    patch: {operation: MERGE, value: {freebind: true}}
+  - applyTo: LISTENER
+    match: {context: GATEWAY}
+    patch: {operation: MERGE, value: {transparent: true}}
+";
+    let store = two_networks(multi_network(), config);
+    let patched = |client: u64, name: &str| {
+        let listener = fixture::resource(&store, client, ResourceType::Listener, name);
+        assert_eq!(listener["name"], name, "{client}");
+        [listener["freebind"] == true, listener["transparent"] == true]
+    };
+    for name in ["forward_inner_connect", "0.0.0.0_6443"] {
+        assert_eq!(patched(0, name), [true, false], "{name}");
+    }
+    for name in ["inner_connect_originate", "outer_connect_originate"] {
+        assert_eq!(patched(1, name), [true, false], "{name}");
+        assert_eq!(patched(2, name), [false, true], "{name}");
+    }
+}
+
+/// A gateway asks the waypoint in its network for the address that the service has in the waypoint's cluster, and the
+/// other network for the service, not for the waypoint.
+#[test]
+fn ingress_gateways_reach_waypoints_of_all_clusters() {
+    let labels = "scope: global, istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'";
+    let slice = |address: &str| {
+        format!(
+            "---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: waypoint, labels: {{kubernetes.io/service-name: waypoint}}}}
+addressType: IPv4
+endpoints: [{{addresses: [{address}], conditions: {{ready: true}}}}]
+ports: [{{name: mesh, port: 15008}}]
+"
+        )
+    };
+    let service = "---
+apiVersion: v1
+kind: Service
+metadata: {name: waypoint}
+spec: {clusterIP: 10.8.0.9, ports: [{name: mesh, port: 15008, appProtocol: hbone}]}
+";
+    let east = EAST.replace("scope: global, istio.io/use-waypoint: waypoint", labels);
+    let east = [east.as_str(), &slice("10.1.0.9")].concat();
+    let west = WEST.replace(
+        "{name: wide, labels: {scope: global}}",
+        &format!("{{name: wide, labels: {{{labels}}}}}"),
+    );
+    let west = [west.as_str(), service, &slice("10.9.0.9")].concat();
+    let metadata = |store: &ConfigStore| {
+        let members = endpoints(store, 2, &format!("outbound|80||{WIDE}"));
+        let metadata = members
+            .iter()
+            .map(|member| member["metadata"]["filterMetadata"].clone());
+        metadata.collect::<Vec<_>>()
+    };
+    let destination = "envoy.filters.listener.original_dst";
+
+    let [own, other] = &metadata(&two_clusters(multi_network(), &east, &west, ""))[..] else {
+        panic!("the waypoint of the own network, and the gateway to the other one");
+    };
+    assert_eq!(
+        own[destination],
+        json!({"local": "10.0.0.41:80", "waypoint": "10.1.0.9:15008"})
+    );
+    assert_eq!(
+        other["istio"]["double_hbone"],
+        json!({"hbone_target_address": format!("{WIDE}:80")})
+    );
+
+    let one_network = west.replace("net2", "net1");
+    let mut found = metadata(&two_clusters(installation(), &east, &one_network, ""));
+    found.sort_by_key(|metadata| metadata[destination]["waypoint"].to_string());
+    let found: Vec<&Value> = found.iter().map(|metadata| &metadata[destination]).collect();
+    let want = [
+        json!({"local": "10.0.0.41:80", "waypoint": "10.1.0.9:15008"}),
+        json!({"local": "10.8.0.41:80", "waypoint": "10.9.0.9:15008"}),
+    ];
+    assert_eq!(found, want.iter().collect::<Vec<_>>());
+}
+
+/// A service with an endpoint in each of two zones.
+const ZONES: &str = "
+apiVersion: v1
+kind: Service
+metadata: {name: near, labels: {scope: global}}
+spec: {clusterIP: 10.0.0.44, selector: {app: near}, ports: [{name: http, port: 80}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1, labels: {topology.kubernetes.io/region: r1, topology.kubernetes.io/zone: z1}}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n2, labels: {topology.kubernetes.io/region: r1, topology.kubernetes.io/zone: z2}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: near-0, labels: {app: near}}
+spec: {serviceAccountName: near, nodeName: n1}
+status: {phase: Running, podIP: 10.1.0.51, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: near-1, labels: {app: near}}
+spec: {serviceAccountName: near, nodeName: n2}
+status: {phase: Running, podIP: 10.1.0.52, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: near, labels: {kubernetes.io/service-name: near}}
+addressType: IPv4
+ports: [{name: http, port: 80}]
+endpoints:
+- {addresses: [10.1.0.51], nodeName: n1, targetRef: {kind: Pod, name: near-0, namespace: default}}
+- {addresses: [10.1.0.52], nodeName: n2, targetRef: {kind: Pod, name: near-1, namespace: default}}
+";
+
+/// Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): clusters of gateways between networks ignore rules, endpoints
+/// do not.
+#[test]
+fn gateways_between_networks_prefer_endpoints_as_rules_say() {
+    let rule = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: near}
+spec:
+  host: near.default.svc.cluster.local
+  trafficPolicy:
+    outlierDetection: {consecutive5xxErrors: 3}
+    loadBalancer: {localityLbSetting: {enabled: true}}
+";
+    let kube = format!("{WAYPOINT}---{EAST}---{ZONES}");
+    let files = [("mesh.yaml", GLOBAL), ("kube.yaml", kube.as_str()), ("rule.yaml", rule)];
+    let gateway = fixture::client(
+        "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local",
+        &json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}, "NETWORK": "net1"}),
+    );
+    let gateway = Proxy {
+        node_locality: "r1/z2".into(),
+        ..gateway
+    };
+    let store = fixture::store(multi_network(), &files, vec![gateway]);
+    let name = "inbound-vip|80|tcp|near.default.svc.cluster.local";
+    let assignment = fixture::resource(&store, 0, ResourceType::Endpoint, name);
+    let groups = assignment["endpoints"].as_array().expect("localities").iter();
+    let priorities: Vec<_> = groups
+        .map(|group| {
+            (
+                group["locality"]["zone"].clone(),
+                group["priority"].as_u64().unwrap_or_default(),
+            )
+        })
+        .collect();
+    assert_eq!(priorities, [(json!("z1"), 1), (json!("z2"), 0)]);
+    let cluster = fixture::resource(&store, 0, ResourceType::Cluster, name);
+    assert_eq!(cluster["type"], "EDS");
+    assert_eq!(cluster["outlierDetection"], Value::Null);
+}
+
+#[test]
+fn gateways_between_networks_leave_baggage_to_the_ends_of_tunnels() {
+    let mut installation = multi_network();
+    installation.features.ambient_enable_baggage = true;
+    let store = two_networks(installation, "");
+    let filters = |client: u64, traffic: &str| {
+        let name = format!("inbound-vip|80|{traffic}|{WIDE}");
+        fixture::resource(&store, client, ResourceType::Cluster, &name)["filters"].clone()
+    };
+    assert_eq!(filters(0, "tcp"), Value::Null);
+    assert_eq!(filters(1, "http")[0]["name"], "upstream_hbone_peer_metadata");
 }

@@ -1,0 +1,107 @@
+//! Clusters of a waypoint besides those of the services behind it.
+
+use serde_json::{Value, json};
+
+use super::{MESH, WAYPOINT, client, installation, store_in};
+use crate::{
+    generate::{ResourceType, fixture},
+    model::features::RemoteJwks,
+};
+
+#[test]
+fn waypoints_request_credentials_of_rules_and_sidecars_do_not() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: api}
+spec:
+  hosts: [api.example.com]
+  location: MESH_EXTERNAL
+  resolution: STATIC
+  ports: [{number: 443, name: http, protocol: HTTP}]
+  endpoints: [{address: 192.0.2.7}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: r}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  http: [{route: [{destination: {host: api.example.com, port: {number: 443}}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: d}
+spec: {host: api.example.com, trafficPolicy: {tls: {mode: SIMPLE, credentialName: api-ca}}}
+";
+    let sidecar = fixture::client("sidecar~10.1.0.8~s.default~default.svc.cluster.local", &json!({}));
+    let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
+    let store = fixture::store(installation(), &files, vec![client(None), sidecar]);
+    let sockets = |client| {
+        let name = "outbound|443||api.example.com";
+        let cluster = fixture::resource(&store, client, ResourceType::Cluster, name);
+        let sockets = cluster["transportSocketMatches"].as_array();
+        sockets.expect("several sockets").clone()
+    };
+    let waypoint = sockets(0);
+    let mut of_rule = waypoint.iter().filter(|socket| socket["name"] == "user");
+    let context = &of_rule.next().expect("TLS of the rule")["transportSocket"]["typedConfig"]["commonTlsContext"];
+    let roots = &context["combinedValidationContext"]["validationContextSdsSecretConfig"];
+    assert_eq!(roots["name"], "kubernetes://api-ca-cacert");
+    let sidecar = sockets(1);
+    let names: Vec<&Value> = sidecar.iter().map(|socket| &socket["name"]).collect();
+    assert_eq!(names, ["hbone", "tlsMode-disabled"]);
+}
+
+#[test]
+fn any_peer_is_accepted_if_trust_domains_are_not_validated() {
+    let accepted = |skips| {
+        let mut installation = installation();
+        installation.features.pilot_skip_validate_trust_domain = skips;
+        let store = store_in(installation, None, "");
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, "connect_originate");
+        let context = &cluster["transportSocket"]["typedConfig"]["commonTlsContext"]["combinedValidationContext"];
+        let names = context["defaultValidationContext"]["matchTypedSubjectAltNames"].as_array();
+        let prefixes = names
+            .into_iter()
+            .flatten()
+            .map(|name| name["matcher"]["prefix"].clone());
+        prefixes.collect::<Vec<Value>>()
+    };
+    let of_namespace = "spiffe://cluster.local/ns/default/sa/";
+    assert_eq!(accepted(false), ["spiffe://cluster.local/", of_namespace]);
+    assert_eq!(accepted(true), [""; 0], "workloads of all namespaces and trust domains");
+}
+
+#[test]
+fn waypoints_have_clusters_of_the_servers_of_their_jwt_keys() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: keys}
+spec:
+  hosts: [keys.example.com, own.example.com]
+  resolution: DNS
+  ports: [{number: 443, name: https, protocol: HTTPS}]
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: all, namespace: istio-system}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]
+  jwtRules: [{issuer: x, jwksUri: 'https://keys.example.com/jwks'}]
+---
+apiVersion: security.istio.io/v1
+kind: RequestAuthentication
+metadata: {name: workloads}
+spec: {jwtRules: [{issuer: own, jwksUri: 'https://own.example.com/jwks'}]}
+";
+    let mut installation = installation();
+    installation.features.pilot_jwt_enable_remote_jwks = RemoteJwks::Envoy;
+    let store = store_in(installation, None, config);
+    let has = |host: &str| {
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, &format!("outbound|443||{host}"));
+        !cluster.is_null()
+    };
+    assert!(has("keys.example.com"));
+    assert!(!has("own.example.com"), "the policy is for other workloads");
+}

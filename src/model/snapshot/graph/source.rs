@@ -1,0 +1,73 @@
+//! Sources of derived tables: the keys whose rows may have changed.
+
+use super::Graph;
+use crate::{
+    api::Kind,
+    base::ObjectKey,
+    model::{
+        MeshSnapshot, destination_rule, endpoint, inputs::Inputs, output_limit::DemandKey, service::entry_lists,
+        virtual_service,
+    },
+    table::{Key, TableWriter},
+};
+
+/// Returns the keys of the rows of a table that have changed.
+pub(super) fn changed_keys<K: Key, V: PartialEq>(table: &TableWriter<K, V>) -> Vec<K> {
+    table.changes().iter().map(|(key, ..)| key.clone()).collect()
+}
+
+/// Returns the changed ServiceEntries whose output may be above that of small ones.
+pub(super) fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
+    let entries = inputs.service_entries.changes().iter();
+    let entries = entries.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|entry| endpoint::may_be_large(&entry.spec))
+    });
+    let keys = entries.map(|(object, ..)| DemandKey {
+        kind: Kind::ServiceEntry,
+        object: object.clone(),
+    });
+    keys.collect()
+}
+
+/// Returns the changed ServiceEntries whose lists have or had a row.
+pub(super) fn entries_with_lists(inputs: &Inputs, mesh: &MeshSnapshot) -> Vec<ObjectKey> {
+    let entries = inputs.service_entries.changes().iter();
+    let entries = entries.filter(|(key, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        mesh.installation.entry_rank(&key.cluster).is_some() && versions.any(|entry| entry_lists::has_row(&entry.spec))
+    });
+    entries.map(|(key, ..)| key.clone()).collect()
+}
+
+/// Returns the DestinationRules and VirtualServices whose output may have changed and be above that of small ones.
+pub(super) fn large_objects(graph: &Graph, mesh: &MeshSnapshot) -> Vec<DemandKey> {
+    let (rules, policies) = (graph.raw_destination_rules.writer(), graph.large_policies.writer());
+    let rules = destination_rule::demand_candidates(mesh, rules, policies).into_iter();
+    let services = graph.raw_virtual_services.writer().changes().iter();
+    let services = services.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|service| virtual_service::may_be_large(&service.spec))
+    });
+    let key = |kind, object| DemandKey { kind, object };
+    let rules = rules.map(|object| key(Kind::DestinationRule, object));
+    rules
+        .chain(services.map(|(object, ..)| key(Kind::VirtualService, object.clone())))
+        .collect()
+}
+
+/// Returns keys in ambient mode, and none otherwise.
+pub(super) fn if_ambient<K>(mesh: &MeshSnapshot, keys: impl FnOnce() -> Vec<K>) -> Vec<K> {
+    let is_enabled = mesh.installation.features.pilot_enable_ambient;
+    is_enabled.then(keys).unwrap_or_default()
+}
+
+/// Calls a source; gives the parameters of the closure their types.
+pub(super) fn candidates<K>(
+    graph: &Graph,
+    inputs: &Inputs,
+    mesh: &MeshSnapshot,
+    source: impl Fn(&Graph, &Inputs, &MeshSnapshot) -> Vec<K>,
+) -> Vec<K> {
+    source(graph, inputs, mesh)
+}
