@@ -3,6 +3,7 @@
 //! Nothing here fails as a whole: an invalid object is a diagnostic that names it, next to the valid rows.
 
 pub mod access_review;
+pub mod ambiguous;
 pub mod cel;
 pub mod crd;
 pub mod diagnostics;

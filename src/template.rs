@@ -27,6 +27,7 @@ mod value;
 pub use format::{display, print, printf};
 pub use json::{Escapes, Layout, decode as decode_json, encode as encode_json};
 pub use limits::{Exceeded, Failure, Host, Limits, NoHost};
+pub use sprig::duration_text;
 pub use text::Text;
 pub use types::{IntType, Type, UintType};
 pub use value::{Context, Entries, Function, Functions, Kind, List, Map, Object, Value};

@@ -12,6 +12,7 @@ use istiod::{
     model::{
         Change, Installation, MeshSnapshot, World,
         features::Features,
+        gateway::selected_namespaces,
         gateway_api::status::{Revisions, StatusKey, Statuses},
     },
     proto::json,
@@ -285,7 +286,22 @@ fn mesh(input: &str, services: &[Value]) -> Result<Arc<MeshSnapshot>, Failed> {
 fn converted(mesh: &MeshSnapshot) -> Objects {
     let cx = Cx::untracked();
     let mut objects = Objects::new();
-    objects.extend(mesh.converted_gateways.iter(&cx).map(|(_, row)| entry(row)));
+    objects.extend(mesh.converted_gateways.iter(&cx).map(|(key, row)| {
+        let mut gateway = Config::clone(row);
+        // Istio lists the namespaces that a selector selects.
+        if let Some(selector) = mesh.listener_selectors.get(&cx, key) {
+            let namespaces = selected_namespaces(&cx, mesh, selector);
+            for server in &mut gateway.spec.servers {
+                let hosts = server.hosts.iter().map(|host| host.trim_start_matches("~/"));
+                let listed = namespaces.iter().flat_map(|namespace| {
+                    let hosts = hosts.clone();
+                    hosts.map(move |host| format!("{namespace}/{host}"))
+                });
+                server.hosts = listed.collect();
+            }
+        }
+        entry(&gateway)
+    }));
     objects.extend(mesh.converted_virtual_services.iter(&cx).map(|(_, row)| entry(row)));
     objects.extend(mesh.converted_destination_rules.iter(&cx).map(|(_, row)| entry(row)));
     objects

@@ -35,6 +35,19 @@ pub struct JsonError {
     pub path: String,
     /// The reason.
     pub message: String,
+    /// True for a field in two spellings and for a second member of a oneof, of which Istio takes one.
+    pub is_ambiguous: bool,
+}
+
+impl JsonError {
+    /// Returns an error about the value itself.
+    pub fn new(message: impl Into<String>) -> Self {
+        Self {
+            path: String::new(),
+            message: message.into(),
+            is_ambiguous: false,
+        }
+    }
 }
 
 /// Returns the message as JSON.
@@ -85,10 +98,7 @@ pub fn encode_json(descriptor: &MessageDescriptor, value: &Value, unknown: Unkno
 /// # Errors
 /// If the type is unknown, and at the first value that does not fit its field.
 pub fn from_json_any(type_url: &str, value: &Value, unknown: Unknown) -> Result<Any, JsonError> {
-    let descriptor = descriptor_by_url(type_url).ok_or_else(|| JsonError {
-        path: String::new(),
-        message: format!("unknown type {type_url:?}"),
-    })?;
+    let descriptor = descriptor_by_url(type_url).ok_or_else(|| JsonError::new(format!("unknown type {type_url:?}")))?;
     let value = encode_json(&descriptor, value, unknown)?;
     Ok(Any {
         type_url: type_url.to_owned(),

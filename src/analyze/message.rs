@@ -301,8 +301,8 @@ impl fmt::Display for Message {
     }
 }
 
-/// The maximum number of messages with one code about one object. An object may be wrong in tens of thousands of places,
-/// and its status has to hold all of them.
+/// The maximum number of messages with one code about one object. An object may be wrong in tens of thousands of
+/// places, and its status has to hold all of them.
 const MAX_MESSAGES: usize = 100;
 /// The maximum bytes of a text.
 const MAX_TEXT: usize = 4096;
@@ -376,8 +376,8 @@ impl Report {
     }
 }
 
-/// Joins names for a text: the first ones, and the number of the others. All names may belong to one tenant, and each of
-/// its mistakes names them.
+/// Joins names for a text: the first ones, and the number of the others. All names may belong to one tenant, and each
+/// of its mistakes names them.
 pub(super) fn listed<T: fmt::Display>(names: impl ExactSizeIterator<Item = T>) -> String {
     let others = names.len().saturating_sub(MAX_NAMES);
     let mut listed: Vec<String> = names.take(MAX_NAMES).map(|name| name.to_string()).collect();

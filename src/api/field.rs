@@ -126,16 +126,32 @@ impl<'a> Fields<'a> {
     pub fn texts(&self, name: &str) -> Vec<SmolStr> {
         let texts = self.list(name).iter().enumerate();
         texts
-            .filter_map(|(i, value)| {
-                scalar_text(value).or_else(|| self.wrong(&format!("{name}[{i}]"), "a string", value))
-            })
+            .filter_map(|(i, value)| self.text_of(value, || format!("{name}[{i}]")))
             .collect()
+    }
+
+    /// Returns the texts of a list, where null is an empty text: for what Go reads without the schema of a CRD.
+    pub fn nullable_texts(&self, name: &str) -> Vec<SmolStr> {
+        let texts = self.list(name).iter().enumerate();
+        texts
+            .filter_map(|(i, value)| self.nullable_text_of(value, || format!("{name}[{i}]")))
+            .collect()
+    }
+
+    fn text_of(&self, value: &Value, name: impl FnOnce() -> String) -> Option<SmolStr> {
+        scalar_text(value).or_else(|| self.wrong(&name(), "a string", value))
+    }
+
+    fn nullable_text_of(&self, value: &Value, name: impl FnOnce() -> String) -> Option<SmolStr> {
+        match value {
+            Value::Null => Some(SmolStr::default()),
+            value => self.text_of(value, name),
+        }
     }
 
     /// Returns a text; `None` if absent.
     pub fn optional_text(&self, name: &str) -> Option<SmolStr> {
-        let value = self.value(name)?;
-        scalar_text(value).or_else(|| self.wrong(name, "a string", value))
+        self.text_of(self.value(name)?, || name.to_owned())
     }
 
     /// Returns a text; empty if absent.
@@ -183,11 +199,8 @@ impl<'a> Fields<'a> {
         };
         map.iter()
             .filter_map(|(key, value)| {
-                let text = match value {
-                    Value::Null => Some(SmolStr::default()),
-                    value => scalar_text(value).or_else(|| self.wrong(&format!("{name}.{key}"), "a string", value)),
-                };
-                Some((SmolStr::new(key), text?))
+                let text = self.nullable_text_of(value, || format!("{name}.{key}"))?;
+                Some((SmolStr::new(key), text))
             })
             .collect()
     }

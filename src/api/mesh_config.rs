@@ -1,8 +1,8 @@
 //! MeshConfig: its defaults, and mesh files merged over them.
 //!
 //! A field in the file replaces the default, with Istio's exceptions: `defaultConfig` is merged field by field
-//! (`proxyMetadata` and `proxyHeaders` one level deeper), `defaultProviders` field by field, `extensionProviders` by
-//! name, and `trustDomainAliases` are united.
+//! (`proxyMetadata` and most of `proxyHeaders` one level deeper), `defaultProviders` field by field,
+//! `extensionProviders` by name, and `trustDomainAliases` are united.
 
 mod validate;
 
@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     FieldError,
+    ambiguous::remove_overridden,
     istio::{ErrorPolicy, Validation, field_path::FieldPath},
     unknown::unknown_fields,
 };
@@ -24,7 +25,9 @@ use crate::{
     },
     proto::{
         istio::{
-            mesh::v1alpha1::{self as mesh_api, MeshConfig, ProxyConfig},
+            mesh::v1alpha1::{
+                self as mesh_api, MeshConfig, ProxyConfig, mesh_config::DefaultProviders, proxy_config::ProxyHeaders,
+            },
             networking::v1beta1::ProxyConfig as ProxyConfigResource,
         },
         json::{JsonError, Unknown, from_json, to_json},
@@ -137,7 +140,21 @@ pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldErro
             let message = "is not a field of the mesh config and has no effect";
             validation.borrow_mut().warning(path, message);
         }
-        config = lay_over(&config, layer).map_err(|error| vec![field_error(error)])?;
+        let mut layer = Value::clone(layer);
+        for path in remove_overridden(&descriptor::<MeshConfig>(), &mut layer) {
+            let message = "has no effect, because another field that excludes it is set";
+            validation.borrow_mut().warning(path, message);
+        }
+        for (ignored, name) in [
+            ("default_config", "defaultConfig"),
+            ("default_providers", "defaultProviders"),
+        ] {
+            if layer.get(ignored).is_some() {
+                let message = format!("has no effect in this spelling, want {name}");
+                validation.borrow_mut().warning(ignored, message);
+            }
+        }
+        config = lay_over(&config, &layer).map_err(|error| vec![field_error(error)])?;
     }
     validate::mesh_config(&FieldPath::root("", ErrorPolicy::Reject, &validation), &config);
     let validation = validation.into_inner();
@@ -158,19 +175,19 @@ pub fn lay_over(base: &MeshConfig, file: &Value) -> Result<MeshConfig, JsonError
     let mut merged = values(base);
     let before = merged.clone();
     set_fields(&descriptor::<MeshConfig>(), &mut merged, overlay);
-    if let Some(proxy_config) = overlay.get("defaultConfig").filter(|value| !value.is_null()) {
-        let mut values = inner(&before, "defaultConfig");
-        set_proxy_config(
-            &mut values,
-            object(proxy_config).map_err(|error| within("defaultConfig", error))?,
-        );
-        merged.insert("defaultConfig".to_owned(), Value::Object(values));
+    // Parity (pkg/config/mesh/mesh.go): both are read in this spelling only.
+    let mut proxy_config = inner(&before, "defaultConfig");
+    if let Some(overlay) = overlay.get("defaultConfig") {
+        let overlay = object(overlay).map_err(|error| within("defaultConfig", error))?;
+        set_proxy_config(&mut proxy_config, overlay);
     }
-    if let Some(Value::Object(providers)) = overlay.get("defaultProviders") {
-        let mut values = inner(&before, "defaultProviders");
-        set_named(&mut values, providers);
-        merged.insert("defaultProviders".to_owned(), Value::Object(values));
+    merged.insert("defaultConfig".to_owned(), Value::Object(proxy_config));
+    let mut providers = inner(&before, "defaultProviders");
+    if let Some(overlay) = overlay.get("defaultProviders") {
+        let overlay = object(overlay).map_err(|error| within("defaultProviders", error))?;
+        set_fields(&descriptor::<DefaultProviders>(), &mut providers, overlay);
     }
+    merged.insert("defaultProviders".to_owned(), Value::Object(providers));
     let mut config: MeshConfig = from_json(&Value::Object(merged), Unknown::Ignore)?;
     merge_lists(base, &mut config);
     Ok(config)
@@ -179,7 +196,9 @@ pub fn lay_over(base: &MeshConfig, file: &Value) -> Result<MeshConfig, JsonError
 /// Merges a proxy config (an annotation, a `PROXY_CONFIG` text) over another.
 pub fn lay_over_proxy_config(base: &ProxyConfig, overlay: &Value) -> Result<ProxyConfig, JsonError> {
     let mut merged = values(base);
-    set_proxy_config(&mut merged, object(overlay)?);
+    let mut overlay = overlay.clone();
+    remove_overridden(&descriptor::<ProxyConfig>(), &mut overlay);
+    set_proxy_config(&mut merged, object(&overlay)?);
     from_json(&Value::Object(merged), Unknown::Ignore)
 }
 
@@ -228,15 +247,29 @@ fn merge_lists(base: &MeshConfig, config: &mut MeshConfig) {
     config.trust_domain_aliases.dedup();
 }
 
+/// The fields of `proxyHeaders` that stay unless they are overridden one by one; an overlay resets all others. Parity
+/// (pkg/config/mesh/mesh.go).
+const KEPT_HEADERS: [&str; 5] = [
+    "forwardedClientCert",
+    "requestId",
+    "attemptCount",
+    "server",
+    "envoyDebugHeaders",
+];
+
 fn set_proxy_config(base: &mut Map<String, Value>, overlay: &Map<String, Value>) {
     let before = base.clone();
     set_fields(&descriptor::<ProxyConfig>(), base, overlay);
-    for name in ["proxyMetadata", "proxyHeaders"] {
-        if let Some(Value::Object(part)) = overlay.get(name) {
-            let mut values = inner(&before, name);
-            set_named(&mut values, part);
-            base.insert(name.to_owned(), Value::Object(values));
-        }
+    if let Some(Value::Object(metadata)) = base.get("proxyMetadata") {
+        let mut values = inner(&before, "proxyMetadata");
+        set_named(&mut values, metadata);
+        base.insert("proxyMetadata".to_owned(), Value::Object(values));
+    }
+    if let Some(Value::Object(headers)) = base.get("proxyHeaders") {
+        let mut values = inner(&before, "proxyHeaders");
+        values.retain(|name, _| KEPT_HEADERS.contains(&name.as_str()));
+        set_fields(&descriptor::<ProxyHeaders>(), &mut values, headers);
+        base.insert("proxyHeaders".to_owned(), Value::Object(values));
     }
 }
 
@@ -279,10 +312,7 @@ fn object(value: &Value) -> Result<&Map<String, Value>, JsonError> {
     match value {
         Value::Object(object) => Ok(object),
         Value::Null => Ok(&EMPTY),
-        _ => Err(JsonError {
-            path: String::new(),
-            message: "is not an object".to_owned(),
-        }),
+        _ => Err(JsonError::new("is not an object")),
     }
 }
 

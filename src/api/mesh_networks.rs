@@ -2,14 +2,19 @@
 
 use serde_json::Value;
 
-use super::{FieldError, istio::Validation, mesh_config::field_error, unknown::unknown_fields};
-use crate::proto::{
-    istio::mesh::v1alpha1::{
-        MeshNetworks, Network,
-        network::{IstioNetworkGateway, istio_network_gateway::Gw, network_endpoints::Ne},
+use super::{
+    FieldError, ambiguous::remove_overridden, istio::Validation, mesh_config::field_error, unknown::unknown_fields,
+};
+use crate::{
+    base::cidr,
+    proto::{
+        istio::mesh::v1alpha1::{
+            MeshNetworks, Network,
+            network::{IstioNetworkGateway, istio_network_gateway::Gw, network_endpoints::Ne},
+        },
+        json::{Unknown, from_json},
+        message_descriptor,
     },
-    json::{Unknown, from_json},
-    message_descriptor,
 };
 
 /// Networks with warnings about their file.
@@ -29,7 +34,11 @@ pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
     for path in unknown_fields(&descriptor, file) {
         validation.warning(path, "is not a field of the networks and has no effect");
     }
-    let networks: MeshNetworks = from_json(file, Unknown::Ignore).map_err(|error| vec![field_error(error)])?;
+    let mut file = file.clone();
+    for path in remove_overridden(&descriptor, &mut file) {
+        validation.warning(path, "has no effect, because another field that excludes it is set");
+    }
+    let networks: MeshNetworks = from_json(&file, Unknown::Ignore).map_err(|error| vec![field_error(error)])?;
     for (name, network) in &networks.networks {
         check(&format!("networks.{name}"), network, &mut validation);
     }
@@ -43,12 +52,19 @@ pub fn parse(file: &Value) -> Result<ParsedMeshNetworks, Vec<FieldError>> {
     }
 }
 
+/// Checks a network.
+///
+/// Parity (pkg/config/validation/agent/validation.go, validateNetwork): what names nothing must not cost the rest.
 fn check(path: &str, network: &Network, validation: &mut Validation) {
     for (position, endpoints) in network.endpoints.iter().enumerate() {
         let path = format!("{path}.endpoints[{position}]");
         match &endpoints.ne {
-            Some(Ne::FromCidr(text)) if text.parse::<ipnet::IpNet>().is_err() => {
+            Some(Ne::FromCidr(text)) if cidr::parse(text).is_none() => {
                 validation.error(format!("{path}.fromCidr"), format!("{text:?} is not an address range"));
+            }
+            Some(Ne::FromCidr(text)) if !text.contains('/') => {
+                let message = "is an address without a length, so the network has no endpoints by it";
+                validation.warning(format!("{path}.fromCidr"), message);
             }
             Some(Ne::FromRegistry(name)) if !is_registry_name(name) => {
                 validation.error(
@@ -57,7 +73,7 @@ fn check(path: &str, network: &Network, validation: &mut Validation) {
                 );
             }
             Some(_) => {}
-            None => validation.error(path, "needs fromCidr or fromRegistry"),
+            None => validation.warning(path, "has no effect without fromCidr or fromRegistry"),
         }
     }
     for (position, gateway) in network.gateways.iter().enumerate() {
@@ -82,7 +98,7 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Val
             );
         }
         Some(_) => {}
-        None => validation.error(path, "needs address or registryServiceName"),
+        None => validation.warning(path, "has no effect without address or registryServiceName"),
     }
     if !(1..=65_535).contains(&gateway.port) {
         validation.error(
@@ -117,22 +133,33 @@ mod tests {
             (2, 0)
         );
         assert_eq!(parse(&Value::Null).unwrap().networks, MeshNetworks::default());
-        let warnings = |network: Value| {
-            let errors = parse(&json!({"networks": {"n": network}})).unwrap_err();
-            errors.into_iter().map(|error| error.field).collect::<Vec<_>>()
-        };
+        let fields = |found: Vec<FieldError>| found.into_iter().map(|found| found.field).collect::<Vec<_>>();
+        let errors = |network: Value| fields(parse(&json!({"networks": {"n": network}})).unwrap_err());
         assert_eq!(
-            warnings(json!({"endpoints": [{"fromCidr": "10.0.0.0"}, {}]})),
-            ["networks.n.endpoints[0].fromCidr", "networks.n.endpoints[1]"]
+            errors(json!({"endpoints": [{"fromCidr": "10.0.0"}, {"fromCidr": "10.0.0.0/33"}]})),
+            ["networks.n.endpoints[0].fromCidr", "networks.n.endpoints[1].fromCidr"]
         );
         assert_eq!(
-            warnings(json!({"gateways": [{"address": "a b", "port": 0}, {"port": 1}]})),
-            [
-                "networks.n.gateways[0].address",
-                "networks.n.gateways[0].port",
-                "networks.n.gateways[1]"
-            ]
+            errors(json!({"gateways": [{"address": "a b", "port": 0}]})),
+            ["networks.n.gateways[0].address", "networks.n.gateways[0].port"]
         );
         assert_eq!(parse(&json!({"network": {}})).unwrap().warnings[0].field, "network");
+        let both = json!([{"fromCidr": "10.0.0.0/8", "fromRegistry": "c"}]);
+        let parsed = parse(&json!({"networks": {"n": {"endpoints": both}}})).expect("networks with warnings");
+        let endpoints = &parsed.networks.networks["n"].endpoints;
+        assert_eq!(endpoints[0].ne, Some(Ne::FromRegistry("c".to_owned())));
+        assert_eq!(fields(parsed.warnings), ["networks.n.endpoints[0].fromCidr"]);
+        let odd = json!({"n": {"endpoints": [{"fromCidr": "10.0.0.0"}, {}], "gateways": [{"port": 1}]},
+            "other": {"endpoints": [{"fromCidr": "10.1.0.0/16"}]}});
+        let parsed = parse(&json!({"networks": odd})).expect("networks with warnings");
+        assert_eq!(parsed.networks.networks.len(), 2);
+        assert_eq!(
+            fields(parsed.warnings),
+            [
+                "networks.n.endpoints[0].fromCidr",
+                "networks.n.endpoints[1]",
+                "networks.n.gateways[0]"
+            ]
+        );
     }
 }

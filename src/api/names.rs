@@ -48,6 +48,19 @@ pub fn is_partial_wildcard(host: &str) -> bool {
     host.contains('*') && host != "*" && !host.starts_with("*.")
 }
 
+/// True for the server name of a cluster at gateways with AUTO_PASSTHROUGH: `outbound_.PORT_.SUBSET_.HOST`.
+///
+/// Parity (pkg/config/validation/agent/validation.go, ValidateWildcardDomainForVirtualServiceBoundToGateway).
+pub fn is_cluster_server_name(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('_').collect();
+    let ["outbound", port, _, host, ..] = parts.as_slice() else {
+        return false;
+    };
+    text.len() <= MAX_HOST
+        && port.contains(|character: char| character.is_ascii_digit())
+        && host.contains(|character: char| character.is_ascii_alphabetic())
+}
+
 /// True for a header name as Envoy accepts it: a token of RFC 9110, or a pseudo-header such as `:authority`.
 pub fn is_header_or_pseudo_header(text: &str) -> bool {
     is_header_name(text.strip_prefix(':').unwrap_or(text))
@@ -129,6 +142,21 @@ mod tests {
     fn wildcards_are_whole_labels_or_partial() {
         assert!(is_partial_wildcard("*a.com") && is_partial_wildcard("*-a.com") && is_partial_wildcard("a_.*.com"));
         assert!(!is_partial_wildcard("*") && !is_partial_wildcard("*.a.com") && !is_partial_wildcard("a.com"));
+    }
+
+    #[test]
+    fn server_names_of_clusters_have_four_parts() {
+        assert!(is_cluster_server_name("outbound_.80_._.a.ns.svc.cluster.local"));
+        assert!(is_cluster_server_name("outbound_.80_.v1_.a.com"));
+        for other in [
+            "outbound_.80_._",
+            "inbound_.80_._.a.com",
+            "outbound_.x_._.a.com",
+            "outbound_.80_._.1",
+            "a.com",
+        ] {
+            assert!(!is_cluster_server_name(other), "{other}");
+        }
     }
 
     #[test]

@@ -143,6 +143,7 @@ pub fn events(features: &Features) -> Option<(Events, mpsc::Receiver<Event>)> {
     let options = EventOptions {
         registration: features.pilot_enable_workload_entry_autoregistration,
         health: features.pilot_enable_workload_entry_healthchecks,
+        sidecars_accept_hbone: features.pilot_enable_sidecar_listening_hbone,
     };
     (options.registration || options.health).then(|| Events::channel(options))
 }

@@ -45,8 +45,8 @@ pub struct SocketProxyView {
     pub keeps_header_case: bool,
     /// True if it uses tunnels to endpoints that accept them.
     ///
-    /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints, and the cluster of
-    /// tunnels itself, but not the sockets of other clusters.
+    /// Parity (pilot/pkg/networking/core/cluster_builder.go): `DISABLE_HBONE_SEND` affects endpoints, and the cluster
+    /// of tunnels itself, but not the sockets of other clusters.
     pub sends_tunnels: bool,
     /// True if tunnels carry peer metadata as baggage and the proxy has the filters for it.
     pub baggage: bool,

@@ -68,19 +68,15 @@ impl<'a> Served<'a> {
 
     /// Returns the VirtualServices for one of the services, in order of precedence: those for its host in the namespace
     /// of the waypoint or the service.
-    pub fn routes(
-        &self,
-        service: &ServiceKey,
-    ) -> impl Iterator<Item = (&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> + use<'a> {
-        let namespaces = [self.waypoint.namespace.clone(), service.namespace.clone()];
-        let all = virtual_service::for_host(self.ctx.cx, self.ctx.mesh, &namespaces[0], &service.hostname);
-        all.into_iter()
-            .filter(move |(_, summary)| namespaces.contains(summary.meta.namespace()))
+    pub fn routes(&self, service: &ServiceKey) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
+        let own = &self.waypoint.namespace;
+        let admits = |namespace: &Namespace| namespace == own || *namespace == service.namespace;
+        virtual_service::for_host(self.ctx.cx, self.ctx.mesh, own, &service.hostname, admits)
     }
 
     /// Returns the rows of the VirtualServices for one of the services, in order of precedence.
     pub fn virtual_services(&self, service: &ServiceKey) -> Vec<&'a Shared<VirtualService>> {
-        let rows = self.routes(service);
+        let rows = self.routes(service).into_iter();
         rows.filter_map(|(key, _)| self.ctx.mesh.virtual_services.get(self.ctx.cx, key))
             .collect()
     }

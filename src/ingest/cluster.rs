@@ -116,7 +116,11 @@ type WatchKey = (Kind, Option<SmolStr>);
 /// A running watch.
 struct Watching {
     resource: ApiResource,
+    health: Arc<WatchHealth>,
+    /// True once the objects are known, or reading them was refused.
     listed: bool,
+    /// True while reading the objects is refused, so that they are unknown.
+    is_refused: bool,
 }
 
 struct Cluster {
@@ -220,7 +224,9 @@ impl Cluster {
                 if !self.is_complete() {
                     continue;
                 }
-                output = self.filter.everything(self.kinds.iter().copied());
+                // Unknown is not empty: of a refused kind, nothing is sent.
+                let known = self.kinds.iter().copied().filter(|kind| !self.is_refused(*kind));
+                output = self.filter.everything(known);
             }
             for (kind, key, findings) in output.findings {
                 self.diagnostics.set((kind, key), findings);
@@ -261,6 +267,11 @@ impl Cluster {
         self.has_filters && self.has_served && self.watching.values().all(|watching| watching.listed)
     }
 
+    fn is_refused(&self, kind: Kind) -> bool {
+        let mut watches = self.watching.iter();
+        watches.any(|((of, _), watching)| *of == kind && watching.is_refused)
+    }
+
     /// Restarts watches that ended. A watch ends only by a panic, which its task has logged.
     fn restart_ended_watches(&mut self) {
         let dead = self.watching.iter().filter(|(key, _)| !self.events.contains_key(*key));
@@ -297,13 +308,15 @@ impl Cluster {
         let (sender, receiver) = mpsc::channel(EVENTS);
         let cluster = self.settings.id.clone();
         let convert = move |object| item(kind, &cluster, object);
-        let watching = watch_as(self.settings.client.clone(), target, health, convert, sender);
+        let watching = watch_as(self.settings.client.clone(), target, health.clone(), convert, sender);
         self.shared.environment.tasks.spawn_until_shutdown("watch", watching);
         // Replacing the receiver ends the previous watch.
         self.events.insert(key.clone(), ReceiverStream::new(receiver));
         let watching = Watching {
             resource,
+            health,
             listed: false,
+            is_refused: false,
         };
         self.watching.insert(key, watching);
     }
@@ -318,10 +331,23 @@ impl Cluster {
         *received = newest.unwrap_or_default().max(*received);
         let events = match event {
             WatchEvent::Restarted(items) => {
+                let mut was_refused = false;
                 if let Some(watching) = self.watching.get_mut(watch) {
                     watching.listed = true;
+                    was_refused = std::mem::replace(&mut watching.is_refused, !watching.health.has_listed());
+                    if watching.is_refused {
+                        return;
+                    }
                 }
-                self.filter.replace(kind, namespace, items, output)
+                let mut listed = FilterOutput::default();
+                let events = self.filter.replace(kind, namespace, items, &mut listed);
+                if was_refused {
+                    // What the receiver has of the kind, such as a stored state, ends.
+                    listed.changes = self.filter.everything([kind]).changes;
+                }
+                output.changes.extend(listed.changes);
+                output.findings.extend(listed.findings);
+                events
             }
             WatchEvent::Applied(item) => vec![self.filter.apply(item, output)],
             WatchEvent::Deleted(item) => self.filter.delete(kind, &item.key, output).into_iter().collect(),

@@ -57,7 +57,7 @@ pub struct MeshSettings {
     pub namespace: Namespace,
     /// Revision, which is part of the ConfigMap's name.
     pub revision: SmolStr,
-    /// `SHARED_MESH_CONFIG`: ConfigMap whose mesh config is the base.
+    /// `SHARED_MESH_CONFIG`: ConfigMap whose mesh config is the base, and whose networks, if any, replace the others.
     pub shared_map: Option<SmolStr>,
     /// `--meshConfig`, which replaces the ConfigMap's key `mesh` if it exists at the start.
     pub mesh_file: PathBuf,
@@ -72,6 +72,8 @@ enum Part {
     Shared,
     /// Mesh config.
     Mesh,
+    /// Networks that replace the own ones.
+    SharedNetworks,
     /// Networks.
     Networks,
 }
@@ -81,7 +83,7 @@ impl Part {
     fn key(self) -> &'static str {
         match self {
             Self::Shared | Self::Mesh => "mesh",
-            Self::Networks => "meshNetworks",
+            Self::SharedNetworks | Self::Networks => "meshNetworks",
         }
     }
 }
@@ -153,7 +155,7 @@ async fn follow(
 }
 
 /// Returns the mesh config that is valid now, for what must be known before the sources start. Waits until the API
-/// server answers. An invalid one counts as the defaults; the source reports its errors.
+/// server answers. Of an invalid one the base applies; the source reports its errors.
 pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
     let maps = Api::<ConfigMap>::namespaced(client.clone(), &settings.namespace);
     let mut backoff = Backoff::new(Duration::from_millis(500), Duration::from_secs(30));
@@ -178,7 +180,7 @@ pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
         texts.insert(part, text.map_or(Text::Absent, Text::Is));
     }
     let shared = shared_layer(texts.get(&Part::Shared)).unwrap_or(Value::Null);
-    own_layer(&shared, texts.get(&Part::Mesh)).map_or_else(|_| mesh_config::defaults(), |parsed| parsed.config)
+    own_layer(&shared, texts.get(&Part::Mesh)).map_or_else(|_| base(&shared), |parsed| parsed.config)
 }
 
 /// Starts watching every text. Returns their number.
@@ -203,7 +205,8 @@ fn begin(
         }
     }
     let mut maps = Vec::new();
-    maps.extend(settings.shared_map.clone().map(|name| (name, vec![Part::Shared])));
+    let shared_map = settings.shared_map.clone();
+    maps.extend(shared_map.map(|name| (name, vec![Part::Shared, Part::SharedNetworks])));
     if !own.is_empty() {
         maps.push((mesh_config::map_name(&settings.revision), own));
     }
@@ -290,6 +293,8 @@ struct Reader {
     /// The last valid base of the mesh config; null if there is none. An invalid base must not keep edits of the mesh
     /// config itself from taking effect.
     shared: Value,
+    /// True once the mesh config was valid.
+    was_valid: bool,
     /// Last rows sent, by kind.
     sent: BTreeMap<Kind, Vec<Row>>,
 }
@@ -305,6 +310,7 @@ impl Reader {
             places: BTreeMap::new(),
             standing: ActiveDiagnostics::new(report),
             shared: Value::Null,
+            was_valid: false,
             sent: BTreeMap::new(),
         }
     }
@@ -317,14 +323,14 @@ impl Reader {
             (Kind::MeshNetworks, self.networks(texts)),
         ] {
             self.standing.set(kind, findings);
-            let rows = match (rows, self.sent.contains_key(&kind)) {
-                (Some(rows), _) => rows,
-                (None, true) => continue,
-                // Without a last valid one, the defaults apply.
-                (None, false) if kind == Kind::MeshConfig => {
-                    vec![mesh_row(kind, &self.key, mesh_config::defaults()).into()]
+            let rows = match rows {
+                Some(rows) => rows,
+                // Without a last valid one, the base applies, also after edits of it.
+                None if kind == Kind::MeshConfig && !self.was_valid => {
+                    vec![mesh_row(kind, &self.key, base(&self.shared)).into()]
                 }
-                (None, false) => Vec::new(),
+                None if self.sent.contains_key(&kind) => continue,
+                None => Vec::new(),
             };
             if self.sent.get(&kind) != Some(&rows) {
                 self.sent.insert(kind, rows.clone());
@@ -355,15 +361,18 @@ impl Reader {
                 None
             }
         };
+        self.was_valid |= rows.is_some();
         (rows, findings)
     }
 
     fn networks(&self, texts: &BTreeMap<Part, Text>) -> Read {
-        let find = |severity, found| self.findings(Kind::MeshNetworks, Part::Networks, severity, found);
-        if matches!(texts.get(&Part::Networks), None | Some(Text::Absent)) {
+        // Parity (pkg/config/mesh/meshwatcher/collection.go): networks are not merged.
+        let mut parts = [Part::SharedNetworks, Part::Networks].into_iter();
+        let Some(part) = parts.find(|part| !matches!(texts.get(part), None | Some(Text::Absent))) else {
             return (Some(Vec::new()), BTreeSet::new());
-        }
-        let value = match value(texts.get(&Part::Networks)) {
+        };
+        let find = |severity, found| self.findings(Kind::MeshNetworks, part, severity, found);
+        let value = match value(texts.get(&part)) {
             Ok(value) => value,
             Err(error) => return (None, find(Severity::Error, vec![error])),
         };
@@ -392,6 +401,11 @@ fn shared_layer(text: Option<&Text>) -> Result<Value, Vec<FieldError>> {
     let layer = value(text).map_err(|error| vec![error])?;
     mesh_config::parse_layers(&[&layer])?;
     Ok(layer)
+}
+
+/// Returns the base as a mesh config; the defaults if there is none.
+fn base(shared: &Value) -> MeshConfig {
+    own_layer(shared, None).map_or_else(|_| mesh_config::defaults(), |parsed| parsed.config)
 }
 
 /// Parses the mesh config over its base.

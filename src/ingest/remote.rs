@@ -40,7 +40,7 @@ use self::{
     stored::{StoredState, StoredStates},
 };
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Severity},
+    api::{Diagnostic, FieldError, Kind, Row, Severity},
     base::{ClusterId, ObjectKey},
     environment::wall_clock,
     ingest::{
@@ -160,6 +160,8 @@ struct ClusterState {
     replacement: Option<Connection>,
     /// Kinds that were sent.
     kinds: BTreeSet<Kind>,
+    /// Mesh configs that were sent. They count while reading them is refused to the next source.
+    mesh_configs: BTreeMap<ObjectKey, Row>,
     /// Reason why the last source could not start. It is started again later.
     problem: Option<String>,
     storage: Storage,
@@ -174,6 +176,21 @@ impl ClusterState {
             // Soon known, but a broken disk must not delay the start for ever.
             Storage::Reading(_) | Storage::Read(_) => status != Some(SyncStatus::Timeout),
             Storage::Serving(_) => false,
+        }
+    }
+
+    fn keep_mesh_configs(&mut self, batch: &[Change]) {
+        for change in batch {
+            match change {
+                Change::Upsert(row) if row.kind() == Kind::MeshConfig => {
+                    self.mesh_configs.insert(row.key().clone(), row.clone());
+                }
+                Change::Remove(Kind::MeshConfig, key) => drop(self.mesh_configs.remove(key)),
+                Change::Replace(source, rows) if source.kind == Kind::MeshConfig => {
+                    self.mesh_configs = rows.iter().map(|row| (row.key().clone(), row.clone())).collect();
+                }
+                _ => {}
+            }
         }
     }
 }
@@ -409,6 +426,7 @@ impl Remote {
             serving: None,
             replacement: None,
             kinds: BTreeSet::new(),
+            mesh_configs: BTreeMap::new(),
             problem: None,
             storage: Storage::Unused,
         });
@@ -507,14 +525,19 @@ impl Remote {
                     cluster: cluster.clone(),
                     kind: *kind,
                 };
-                Change::Replace(source, Vec::new())
+                // Other kinds are absent because they are not served.
+                let rows = match kind {
+                    Kind::MeshConfig => state.mesh_configs.values().cloned().collect(),
+                    _ => Vec::new(),
+                };
+                Change::Replace(source, rows)
             }));
             let mut synced = state.replacement.take();
             if let Some(source) = &mut synced {
                 source.status = SyncStatus::Synced;
                 source.deadline = None;
             }
-            state.kinds.clear();
+            state.kinds.retain(|kind| *kind == Kind::MeshConfig);
             self.is_changed = true;
             previous = std::mem::replace(&mut state.serving, synced);
             state.storage = Storage::Unused;
@@ -532,6 +555,7 @@ impl Remote {
             stored.publish(|live| live.apply(cluster, &batch));
         }
         state.kinds.extend(sent);
+        state.keep_mesh_configs(&batch);
         self.drop_source(cluster, previous);
         batch
     }
@@ -577,6 +601,7 @@ impl Remote {
             self.batches.remove(&(cluster.clone(), source.number));
             state.storage = Storage::Unused;
             state.kinds.clear();
+            state.mesh_configs.clear();
             self.is_changed = true;
             tracing::error!(
                 %cluster, origin = %state.origin,

@@ -140,7 +140,8 @@ fn document(key: &'static str, text: &str) -> Result<serde_json::Map<String, Jso
 struct Fields(Json);
 
 impl Fields {
-    /// Reads fields. Numbers and booleans become text where text is wanted, and null is an absent value.
+    /// Reads fields. Numbers and booleans become text where text is wanted, and null is an absent value, or an empty
+    /// text in a list.
     ///
     /// Parity (pkg/kube/inject/inject.go, UnmarshalConfig): `sigs.k8s.io/yaml` converts to the types of Go. Charts
     /// write labels such as `no-sidecar: true` without quotes.
@@ -182,14 +183,14 @@ impl Fields {
 }
 
 fn strings(fields: &field::Fields<'_>, name: &str) -> Vec<String> {
-    fields.texts(name).into_iter().map(String::from).collect()
+    fields.nullable_texts(name).into_iter().map(String::from).collect()
 }
 
 fn selector(fields: &field::Fields<'_>) -> LabelSelector {
     let requirement = |fields: &field::Fields<'_>| Requirement {
         key: fields.text("key"),
         operator: fields.text("operator"),
-        values: fields.texts("values"),
+        values: fields.nullable_texts("values"),
     };
     LabelSelector {
         match_labels: fields.labels("matchLabels"),
@@ -369,9 +370,9 @@ mod tests {
     #[test]
     fn scalars_become_text() {
         let text =
-            "{injectedAnnotations: {a: 1, b: null}, defaultTemplates: [1], aliases: {both: [true, x], none: null},
+            "{injectedAnnotations: {a: 1, b: null}, defaultTemplates: [1, null], aliases: {both: [true, null], none: null},
                      alwaysInjectSelector: null, neverInjectSelector: [{matchLabels: {a: true, b: 1, c: 1.5, d: null}},
-                     {matchLabels: null, matchExpressions: [{key: e, operator: In, values: [false, 2]},
+                     {matchLabels: null, matchExpressions: [{key: e, operator: In, values: [false, 2, null]},
                       {key: 1, operator: Exists, values: null}]}, null]}";
         let config = Config::parse(text, "", &Limits::default()).expect("the configuration is valid");
         let map = |entries: &[(&str, &str)]| -> BTreeMap<String, String> {
@@ -381,8 +382,8 @@ mod tests {
                 .collect()
         };
         assert_eq!(config.injected_annotations, map(&[("a", "1"), ("b", "")]));
-        assert_eq!(config.default_templates, ["1"]);
-        let both = vec!["true".to_owned(), "x".to_owned()];
+        assert_eq!(config.default_templates, ["1", ""]);
+        let both = vec!["true".to_owned(), String::new()];
         assert_eq!(
             config.aliases,
             BTreeMap::from([("both".to_owned(), both), ("none".to_owned(), Vec::new())])
@@ -390,7 +391,7 @@ mod tests {
         assert!(config.always.is_empty());
         let expected: Vec<LabelSelector> = serde_json::from_value(serde_json::json!([
             {"matchLabels": {"a": "true", "b": "1", "c": "1.5", "d": ""}},
-            {"matchExpressions": [{"key": "e", "operator": "In", "values": ["false", "2"]},
+            {"matchExpressions": [{"key": "e", "operator": "In", "values": ["false", "2", ""]},
                                   {"key": "1", "operator": "Exists"}]},
             {},
         ]))

@@ -1,5 +1,6 @@
 //! The data of templates: Istio's `SidecarTemplateData` with the types that it has in Go.
 
+mod duration;
 mod kube;
 mod message;
 mod quantity;

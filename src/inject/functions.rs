@@ -81,12 +81,8 @@ fn texts() -> [Function; 8] {
             Ok(found.map_or_else(|| arguments[1].clone(), Value::from))
         }),
         Function::new("formatDuration", &[Any], Text, |context, arguments| {
-            let seconds = data::call(context, arguments[0], "GetSeconds")?;
-            let nanos = data::call(context, arguments[0], "GetNanos")?;
-            let (Value::Int(_, seconds), Value::Int(_, nanos)) = (seconds, nanos) else {
-                return Err(Failure::message("formatDuration: the argument must be a duration"));
-            };
-            Ok(go_duration(seconds, nanos).into())
+            let duration = data::call(context, arguments[0], "AsDuration")?;
+            Ok(print(context, &[&duration])?.into())
         }),
         Function::new("valueOrDefault", &[Any, Any], Any, |_, arguments| {
             let is_set = match arguments[0] {
@@ -184,9 +180,19 @@ fn formats() -> [Function; 4] {
     ]
 }
 
+/// The least memory of a list that is not empty, in bytes: `serde_json` reserves four values.
+const LIST_BYTES: usize = 128;
+
+/// The least memory of a map that is not empty, in bytes: a node of a B-tree with eleven entries.
+const MAP_BYTES: usize = 640;
+
+/// The memory of a key or of a further value, in bytes. Lists double, and nodes of maps may be half empty.
+const ITEM_BYTES: usize = 64;
+
 /// Takes the memory of the values in a JSON text, and of the YAML text with their indentation.
 fn pay_for_yaml(context: &mut Context<'_>, json: &[u8]) -> Result<(), Failure> {
     let (mut values, mut breaks, mut depth, mut deepest) = (1_usize, 0_usize, 0_usize, 0_usize);
+    let mut memory = 0_usize;
     let mut is_string = false;
     let mut bytes = json.iter();
     while let Some(byte) = bytes.next() {
@@ -202,13 +208,23 @@ fn pay_for_yaml(context: &mut Context<'_>, json: &[u8]) -> Result<(), Failure> {
                 values += 1;
                 depth += 1;
                 deepest = deepest.max(depth);
+                memory += match (byte, bytes.as_slice().first()) {
+                    (_, Some(b']' | b'}')) => 0,
+                    (b'[', _) => LIST_BYTES,
+                    _ => MAP_BYTES,
+                };
             }
             b']' | b'}' => depth -= 1,
-            b',' => values += 1,
+            b',' => {
+                values += 1;
+                memory += ITEM_BYTES;
+            }
+            b':' => memory += ITEM_BYTES,
             _ => {}
         }
     }
-    context.allocate_elements(values)?;
+    context.step(values)?;
+    context.allocate(memory)?;
     // A line has two spaces for each level, and a dash.
     let indentation = values.saturating_add(breaks).saturating_mul(2 * deepest + 2);
     context.allocate(json.len().saturating_add(indentation))?;
@@ -310,35 +326,6 @@ fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.to_str().into_owned(),
         _ => String::new(),
-    }
-}
-
-/// Returns a duration as Go prints it: `1h0m23.5s`.
-fn go_duration(seconds: i64, nanos: i64) -> String {
-    let total = i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
-    let sign = if total < 0 { "-" } else { "" };
-    let total = total.unsigned_abs();
-    let fraction = |value: u128, digits: usize| {
-        let unit = 10_u128.pow(digits as u32);
-        let rest = format!("{:0digits$}", value % unit);
-        let rest = rest.trim_end_matches('0');
-        let point = if rest.is_empty() { "" } else { "." };
-        format!("{}{point}{rest}", value / unit)
-    };
-    match total {
-        0 => "0s".to_owned(),
-        1..1_000 => format!("{sign}{total}ns"),
-        1_000..1_000_000 => format!("{sign}{}µs", fraction(total, 3)),
-        1_000_000..1_000_000_000 => format!("{sign}{}ms", fraction(total, 6)),
-        _ => {
-            let (minutes, rest) = (total / 60_000_000_000, total % 60_000_000_000);
-            let seconds = fraction(rest, 9);
-            match (minutes / 60, minutes % 60) {
-                (0, 0) => format!("{sign}{seconds}s"),
-                (0, minutes) => format!("{sign}{minutes}m{seconds}s"),
-                (hours, minutes) => format!("{sign}{hours}h{minutes}m{seconds}s"),
-            }
-        }
     }
 }
 

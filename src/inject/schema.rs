@@ -14,8 +14,10 @@ pub(super) use quantity::{canonical as canonical_quantity, in_nanos as quantity_
 pub(super) struct Struct {
     /// Name in Go, such as `Container`.
     pub(super) name: &'static str,
-    /// Fields in the order of Go's struct.
+    /// Fields in the order of Go's struct, with those of embedded structs.
     pub(super) fields: Vec<Field>,
+    /// Structs that Go embeds, whose fields are also those of this one.
+    pub(super) embedded: Vec<Struct>,
 }
 
 /// A field of a struct.
@@ -90,6 +92,27 @@ impl Struct {
     /// Returns the field of a name in JSON.
     pub(super) fn field(&self, json: &str) -> Option<&Field> {
         self.fields.iter().find(|field| field.json == json)
+    }
+
+    fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            fields: Vec::new(),
+            embedded: Vec::new(),
+        }
+    }
+
+    /// Adds a field, or begins or ends an embedded struct.
+    fn add(&mut self, word: &'static str, is_embedded: &mut bool, positions: &Positions) {
+        if let Some(name) = word.strip_suffix('(') {
+            self.embedded.push(Self::new(name));
+            *is_embedded = true;
+        }
+        *is_embedded &= word != ")";
+        self.fields.extend(Field::parse(word, positions));
+        if let Some(part) = self.embedded.last_mut().filter(|_| *is_embedded) {
+            part.fields.extend(Field::parse(word, positions));
+        }
     }
 }
 
@@ -168,18 +191,16 @@ impl Table {
             .map(|(index, name)| (name, StructRef(index)))
             .collect();
         let mut structs: Vec<Struct> = Vec::new();
+        let mut is_embedded = false;
         for line in lines() {
             let mut words = line.split_whitespace();
             if begins(line) {
-                structs.extend(words.next().map(|name| Struct {
-                    name,
-                    fields: Vec::new(),
-                }));
+                structs.extend(words.next().map(Struct::new));
             }
             if let Some(current) = structs.last_mut() {
-                current
-                    .fields
-                    .extend(words.filter_map(|word| Field::parse(word, &positions)));
+                for word in words {
+                    current.add(word, &mut is_embedded, &positions);
+                }
             }
         }
         Self { positions, structs }

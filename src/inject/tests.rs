@@ -336,6 +336,7 @@ fn templates_see_the_types_of_go() {
                 {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]}}},
             "containers": [{"name": "web", "resources": {"limits": {"memory": "512Mi"}, "requests": {"cpu": "1500u"}},
                 "readinessProbe": {"httpGet": {"port": 8080}}, "livenessProbe": {"httpGet": {"port": "http"}}}],
+            "volumes": [{"name": "v", "configMap": {"name": "c"}}],
         },
     });
     for (template, expected) in [
@@ -372,6 +373,24 @@ fn templates_see_the_types_of_go() {
             "{{ with $container.LivenessProbe.HTTPGet }}{{ .Port }} {{ .Port.Type }} {{ .Port.StrVal }}{{ end }} \
              {{ $container.LivenessProbe.HTTPGet.Port.IntValue }}",
             "http 1 http 0",
+        ),
+        (
+            "{{ with $container.LivenessProbe.ProbeHandler }}{{ .HTTPGet.Port }} {{ toJson . }}{{ end }}",
+            "http {\"httpGet\":{\"port\":\"http\"}}",
+        ),
+        (
+            "{{ with (index .Spec.Volumes 0).VolumeSource }}\
+             {{ .ConfigMap.LocalObjectReference.Name }} {{ toJson . }}{{ end }}",
+            "c {\"configMap\":{\"name\":\"c\"}}",
+        ),
+        (
+            "{{ .ProxyConfig.DrainDuration.AsDuration }} {{ .ProxyConfig.DrainDuration.AsDuration.Seconds }}",
+            "45s 45",
+        ),
+        (
+            "{{ deepEqual $resources.Limits.Cpu $resources.Requests.Pods }} \
+             {{ deepEqual $resources.Limits.Memory $resources.Limits.Cpu }}",
+            "true false",
         ),
         (
             "{{ .ObjectMeta.GetNamespace }}/{{ .ObjectMeta.GetName }} {{ .ObjectMeta.GetLabels.app }}",

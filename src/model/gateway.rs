@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     api::Meta,
-    base::{MessageKey, ObjectKey, Shared},
+    base::{Labels, MessageKey, ObjectKey, Shared, select::LabelSelector},
     proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
     table::Cx,
 };
@@ -35,6 +35,10 @@ pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
 pub const ACCEPTS_UNTRUSTED_ANNOTATION: &str = "internal.istio.io/accepts-untrusted-clients";
 /// Label of a service that disables the translation of Gateway ports.
 pub const NO_TRANSLATION_LABEL: &str = "experimental.istio.io/disable-gateway-port-translation";
+/// Stands in the hosts of servers where a namespace does. No namespace has this name.
+pub const NO_NAMESPACE: &str = "~";
+/// Label of namespaces with their name, which older API servers do not set.
+const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 
 /// A port of a service that the router serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,6 +71,8 @@ pub struct DeclaredGateway {
 pub struct DeclaredServer {
     /// Server; hosts are `namespace/host` or `host` (any namespace).
     pub server: MessageKey<networking::Server>,
+    /// Selector of the namespaces that may use the hosts. With one, the hosts are written with [`NO_NAMESPACE`].
+    pub selector: Option<Shared<LabelSelector>>,
     /// The protocol of its port.
     pub protocol: Protocol,
     /// Hosts without namespaces, sorted, for SNI matches.
@@ -132,12 +138,15 @@ pub struct MergedGateway {
 pub fn declared(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<DeclaredGateway> {
     let gateway = mesh.gateways.get(cx, key)?;
     let namespace = gateway.meta.namespace();
+    let has = |name: &str| gateway.meta.annotations.contains_key(name);
+    let is_listener = has(SEMANTICS_ANNOTATION);
+    let selector = is_listener.then(|| mesh.listener_selectors.get(cx, key)).flatten();
     let servers = gateway.spec.servers.iter().map(|server| {
         let port = server.port.as_ref()?;
-        let has = |name: &str| gateway.meta.annotations.contains_key(name);
         Some(
             DeclaredServer {
-                is_listener: has(SEMANTICS_ANNOTATION),
+                selector: selector.cloned(),
+                is_listener,
                 accepts_untrusted: has(ACCEPTS_UNTRUSTED_ANNOTATION),
                 ..DeclaredServer::new(server.clone(), port, namespace)
             }
@@ -158,6 +167,7 @@ impl DeclaredServer {
         let sni: Vec<SmolStr> = bare.collect::<BTreeSet<_>>().into_iter().collect();
         Self {
             sni: sni.into(),
+            selector: None,
             protocol: Protocol::parse(&port.protocol),
             server: MessageKey::new(server),
             is_listener: false,
@@ -196,8 +206,14 @@ impl DeclaredServer {
     }
 
     /// Returns the hosts that VirtualServices of a namespace may use, without namespaces.
-    pub fn hosts_for(&self, namespace: &str) -> Vec<&str> {
-        hosts_for_namespace(&self.server.hosts, namespace)
+    pub fn hosts_for(&self, cx: &Cx, mesh: &MeshSnapshot, namespace: &str) -> Vec<&str> {
+        match &self.selector {
+            None => hosts_for_namespace(&self.server.hosts, namespace),
+            Some(selector) if selects_namespace(cx, mesh, selector, namespace) => {
+                self.server.hosts.iter().map(|host| bare_host(host)).collect()
+            }
+            Some(_) => Vec::new(),
+        }
     }
 }
 
@@ -212,8 +228,14 @@ impl MergedGateway {
     /// Merges the Gateways, oldest first, for a router with these ports.
     pub fn of(cx: &Cx, mesh: &MeshSnapshot, gateways: &[ObjectKey], exposed: &[ExposedPort]) -> Self {
         let mut merge = Merge {
+            cx,
+            mesh,
             quic: mesh.installation.features.pilot_enable_quic_listeners,
-            ..Default::default()
+            result: Self::default(),
+            places: BTreeMap::new(),
+            occupied: BTreeSet::new(),
+            plaintext: BTreeMap::new(),
+            tls_hosts: BTreeMap::new(),
         };
         for gateway in gateways.iter().filter_map(|key| mesh.declared_gateways.get(cx, key)) {
             let Some(ports) = PortMap::of(&gateway.meta, exposed) else {
@@ -249,6 +271,36 @@ fn hosts_for_namespace<'a>(hosts: &'a [String], namespace: &str) -> Vec<&'a str>
         None => true,
     };
     hosts.iter().filter(is_offered).map(|host| bare_host(host)).collect()
+}
+
+/// Returns true if a selector selects a namespace of the config cluster.
+pub fn selects_namespace(cx: &Cx, mesh: &MeshSnapshot, selector: &LabelSelector, namespace: &str) -> bool {
+    let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace));
+    let labels = mesh.namespace_labels.get(cx, &key);
+    labels.is_some_and(|labels| selector.matches(labels))
+}
+
+/// Returns the namespaces of the config cluster that a selector selects, or [`NO_NAMESPACE`]. The reader depends on the
+/// labels of all of them.
+pub fn selected_namespaces(cx: &Cx, mesh: &MeshSnapshot, selector: &LabelSelector) -> Vec<SmolStr> {
+    let all = mesh.namespace_labels.iter(cx);
+    let selected = all.filter(|(_, labels)| selector.matches(labels));
+    let mut names: Vec<SmolStr> = selected.map(|(key, _)| key.name.clone()).collect();
+    if names.is_empty() {
+        names.push(SmolStr::new_static(NO_NAMESPACE));
+    }
+    names
+}
+
+/// Derives the labels of a namespace of the config cluster, with its name as one. The routes of gateways depend on
+/// them, so other changes of a Namespace must leave the row as it is.
+pub fn namespace_labels(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Labels> {
+    if key.cluster != mesh.installation.cluster {
+        return None;
+    }
+    let mut labels = Labels::clone(&mesh.namespaces.get(cx, key)?.meta.labels);
+    labels.insert(NAMESPACE_NAME_LABEL.into(), key.name.clone());
+    Some(labels)
 }
 
 fn is_passthrough(server: &networking::Server) -> bool {
@@ -300,9 +352,29 @@ impl<'a> PortMap<'a> {
     }
 }
 
-/// State of merging.
+/// The users of a host, as servers write them before it: a namespace, `*` or [`NO_NAMESPACE`]; `None` without one.
 #[derive(Default)]
-struct Merge {
+struct HostUsers {
+    /// The address on which each last used the host.
+    binds: FxHashMap<Option<SmolStr>, SmolStr>,
+    /// The selector of the only server with the host until now, and the server's address. Its namespaces may be all of
+    /// the cluster, so they are listed only if another server has the host.
+    sole: Option<(Shared<LabelSelector>, SmolStr)>,
+}
+
+impl HostUsers {
+    fn list(&mut self, cx: &Cx, mesh: &MeshSnapshot) {
+        if let Some((selector, bind)) = self.sole.take() {
+            let users = selected_namespaces(cx, mesh, &selector).into_iter();
+            self.binds.extend(users.map(|user| (Some(user), bind.clone())));
+        }
+    }
+}
+
+/// State of merging.
+struct Merge<'a> {
+    cx: &'a Cx,
+    mesh: &'a MeshSnapshot,
     quic: bool,
     result: MergedGateway,
     /// Positions of the ports in the result. One Gateway may have thousands.
@@ -311,11 +383,11 @@ struct Merge {
     occupied: BTreeSet<u32>,
     /// Plaintext server that determines a port.
     plaintext: BTreeMap<u32, ServerPort>,
-    /// Hosts of TLS servers by port, in lower case, with the address on which each was last used.
-    tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, SmolStr>>,
+    /// Hosts of TLS servers by port, without namespaces and in lower case.
+    tls_hosts: BTreeMap<u32, FxHashMap<SmolStr, HostUsers>>,
 }
 
-impl Merge {
+impl Merge<'_> {
     fn add_server(&mut self, gateway: &DeclaredGateway, declared: Option<&Shared<DeclaredServer>>, ports: &PortMap) {
         let Some(declared) = declared else {
             self.result.rejected.push(gateway.name.clone());
@@ -344,7 +416,7 @@ impl Merge {
 
     /// Places a server; returns false if that is impossible.
     fn place(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
-        if server.server.tls.is_some() && !self.take_hosts(&server.server.hosts, &at) {
+        if server.server.tls.is_some() && !self.take_hosts(&server, &at) {
             return false;
         }
         let mode = server.server.tls.as_ref().map(ServerTlsSettings::mode);
@@ -365,14 +437,42 @@ impl Merge {
     }
 
     /// Records the hosts of a TLS server; returns false if one of them is used on the same address.
-    fn take_hosts(&mut self, hosts: &[String], at: &ServerPort) -> bool {
+    fn take_hosts(&mut self, server: &DeclaredServer, at: &ServerPort) -> bool {
+        let (cx, mesh) = (self.cx, self.mesh);
         let known = self.tls_hosts.entry(at.number).or_default();
         // Names of the client hello are compared in lower case.
-        let hosts: Vec<SmolStr> = hosts.iter().map(|host| host.to_ascii_lowercase_smolstr()).collect();
-        if hosts.iter().any(|host| known.get(host) == Some(&at.bind)) {
+        let hosts = server.server.hosts.iter().map(|host| host.to_ascii_lowercase_smolstr());
+        let mut hosts: Vec<(SmolStr, Option<SmolStr>)> = hosts
+            .map(|host| match host.split_once('/') {
+                Some((user, bare)) => (SmolStr::new(bare), Some(SmolStr::new(user))),
+                None => (host, None),
+            })
+            .collect();
+        if let Some(selector) = &server.selector {
+            if hosts.iter().all(|(host, _)| !known.contains_key(host)) {
+                let unlisted = || HostUsers {
+                    sole: Some((selector.clone(), at.bind.clone())),
+                    ..HostUsers::default()
+                };
+                known.extend(hosts.into_iter().map(|(host, _)| (host, unlisted())));
+                return true;
+            }
+            let users = selected_namespaces(cx, mesh, selector);
+            let of_host = |(host, _): (SmolStr, _)| users.iter().map(move |user| (host.clone(), Some(user.clone())));
+            hosts = hosts.into_iter().flat_map(of_host).collect();
+        }
+        let is_used = |(host, user): &(SmolStr, Option<SmolStr>)| {
+            known.get_mut(host).is_some_and(|users| {
+                users.list(cx, mesh);
+                users.binds.get(user) == Some(&at.bind)
+            })
+        };
+        if hosts.iter().any(is_used) {
             return false;
         }
-        known.extend(hosts.into_iter().map(|host| (host, at.bind.clone())));
+        for (host, user) in hosts {
+            known.entry(host).or_default().binds.insert(user, at.bind.clone());
+        }
         true
     }
 

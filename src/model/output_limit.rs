@@ -8,10 +8,12 @@
 //! few routes would exceed the limit in large meshes.
 //!
 //! A cut never opens anything: requests and connections that the surplus of a VirtualService would route are refused
-//! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are two exceptions.
-//! Surplus hosts of a ServiceEntry are no services, so the outbound traffic policy decides about them as about every
-//! unknown host. Where routes of several namespaces are merged for a host of a Gateway API listener, those of a
-//! namespace with a surplus are left out, so that a tenant cannot take the host from the others.
+//! instead of falling through to other routes, and clusters of surplus subsets do not exist. There are three
+//! exceptions. Surplus hosts of a ServiceEntry are no services, so the outbound traffic policy decides about them as
+//! about every unknown host. Where routes of several namespaces are merged for a host of a Gateway API listener, those
+//! of a namespace with a surplus are left out, so that a tenant cannot take the host from the others. Where services
+//! without an address share a listener of a sidecar, surplus TLS routes are refused for the names of these services
+//! only.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Services: one row per (namespace, host name), with the services of all clusters and registries.
 
-mod alias;
+pub mod alias;
 pub mod auto_allocation;
 pub(super) mod entry;
 pub mod entry_lists;
@@ -273,11 +273,11 @@ pub fn service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Service
     let entries = entry::services(cx, mesh, key);
     let concrete = own.as_ref().is_some_and(|own| own.resolution != Resolution::Alias) || !entries.is_empty();
     let aliases = if concrete {
-        alias::aliases(cx, mesh, &key.hostname)
+        alias::of_host(cx, mesh, &key.hostname)
     } else {
-        Vec::new()
+        Shared::default()
     };
-    member::combined(own, entries, &aliases.into())
+    member::combined(own, entries, &aliases)
 }
 
 /// Returns the visibility of a service, by default the mesh's.

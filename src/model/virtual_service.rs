@@ -245,23 +245,27 @@ pub(super) fn for_sidecars<'a>(
     ordered(cx, mesh, namespace, MESH_GATEWAY, overriding)
 }
 
-/// Returns the VirtualServices of gateway `mesh` for one host that a namespace sees, in the order of [`for_gateway`].
-/// Those for a wildcard include those for names below it.
+/// Returns the VirtualServices of gateway `mesh` for one host that a namespace sees, in the order of [`for_gateway`]:
+/// those of the namespaces for which `admits` is true. Those for a wildcard include those for names below it.
 pub fn for_host<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
     namespace: &Namespace,
     hostname: &Hostname,
+    admits: impl Fn(&Namespace) -> bool,
 ) -> Vec<(&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> {
     let overlaps = |summary: &VirtualServiceSummary| summary.hosts.iter().any(|one| host::overlaps(one, hostname));
+    // A mesh may have many VirtualServices, and a tenant many wildcards: the hosts of the others are not compared.
+    let admitted = |key: &ObjectKey| admits(&key.namespace);
     if host::is_wildcard(hostname) {
-        let all = seen(cx, mesh, namespace, MESH_GATEWAY);
+        let all = seen(cx, mesh, namespace, MESH_GATEWAY).filter(|(key, _)| admitted(key));
         let mut rows: Vec<_> = all.filter(|(_, summary)| overlaps(summary)).collect();
         sort(&mut rows, namespace, Overriding::Public);
         return rows;
     }
     let index = &mesh.virtual_services_by_mesh_host;
-    let wildcards = index.get(cx, &None).filter(|(_, summary)| overlaps(summary));
+    let wildcards = index.get(cx, &None).filter(|(key, _)| admitted(key));
+    let wildcards = wildcards.filter(|(_, summary)| overlaps(summary));
     let is_seen = |summary: &VirtualServiceSummary| {
         let mut found = false;
         summary.export_namespaces(MESH_GATEWAY, &mut |audience| {
@@ -269,7 +273,7 @@ pub fn for_host<'a>(
         });
         found
     };
-    let exact = index.get(cx, &Some(hostname.clone()));
+    let exact = index.get(cx, &Some(hostname.clone())).filter(|(key, _)| admitted(key));
     let all: BTreeMap<_, _> = exact.chain(wildcards).collect();
     let mut rows: Vec<_> = all.into_iter().filter(|(_, summary)| is_seen(summary)).collect();
     sort(&mut rows, namespace, Overriding::Public);

@@ -17,16 +17,15 @@ use super::{
     service::{Registry, Resolution, Service, ServiceKey},
 };
 use crate::{
-    api::{Config, gateway_api},
+    api::{Config, gateway_api, istio::service_entry::USE_WAYPOINT},
     base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, boolean, select::LabelSelector},
     proto::istio::workload::{ApplicationTunnel, application_tunnel::Protocol},
     table::Cx,
 };
 
-/// Label with the waypoint of a service or namespace; [`NO_WAYPOINT`] for none.
-const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 /// Label with the waypoint's namespace, if it differs from the service's.
 const USE_WAYPOINT_NAMESPACE: &str = "istio.io/use-waypoint-namespace";
+/// Value of [`USE_WAYPOINT`] for none.
 const NO_WAYPOINT: &str = "none";
 /// Label with the traffic of a Gateway's or GatewayClass' waypoints: `service` (the default), `workload`, `all` or
 /// `none`.

@@ -25,6 +25,8 @@ mod semver;
 mod strings;
 mod urls;
 
+pub use date::duration_text;
+
 /// Names of the same function.
 const ALIASES: &[(&str, &str)] = &[
     ("trimall", "trimAll"),

@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     base::{Labels, Namespace, NetworkId},
-    generate::proxy::Proxy,
+    generate::proxy::{Proxy, ProxyType},
 };
 
 /// The size of the queue. A stream waits while it is full.
@@ -57,7 +57,7 @@ pub struct Machine {
     pub labels: Labels,
     /// `region/zone/subzone` of the node; may be empty.
     pub locality: SmolStr,
-    /// True if it supports HBONE.
+    /// True if it accepts HBONE.
     pub hbone: bool,
     /// True if its agent probes it and reports its health.
     pub probed: bool,
@@ -120,8 +120,7 @@ pub enum Event {
 pub struct Events {
     sender: mpsc::Sender<Event>,
     connections: Arc<AtomicU64>,
-    registration: bool,
-    health: bool,
+    options: EventOptions,
 }
 
 /// The feature variables of auto-registration.
@@ -131,6 +130,8 @@ pub struct EventOptions {
     pub registration: bool,
     /// `PILOT_ENABLE_WORKLOAD_ENTRY_HEALTHCHECKS`.
     pub health: bool,
+    /// `PILOT_ENABLE_SIDECAR_LISTENING_HBONE`.
+    pub sidecars_accept_hbone: bool,
 }
 
 impl Events {
@@ -140,8 +141,7 @@ impl Events {
         let events = Self {
             sender,
             connections: Arc::default(),
-            registration: options.registration,
-            health: options.health,
+            options,
         };
         (events, receiver)
     }
@@ -149,13 +149,14 @@ impl Events {
     /// Returns the machine that the proxy represents; `None` for all other proxies.
     pub fn machine(&self, proxy: &Proxy, identity: Option<Identity>) -> Option<Machine> {
         let metadata = proxy.machine.as_deref()?;
-        let binding = if self.registration && !metadata.group.is_empty() {
+        let binding = if self.options.registration && !metadata.group.is_empty() {
             Binding::Group(metadata.group.clone())
-        } else if self.health && !metadata.entry.is_empty() {
+        } else if self.options.health && !metadata.entry.is_empty() {
             Binding::Entry(metadata.entry.clone())
         } else {
             return None;
         };
+        let is_ambient = matches!(proxy.node.proxy_type, ProxyType::Ztunnel | ProxyType::Waypoint);
         Some(Machine {
             proxy: proxy.id.clone(),
             binding,
@@ -164,7 +165,7 @@ impl Events {
             network: proxy.node.network.clone(),
             labels: Labels::clone(&proxy.node_labels),
             locality: proxy.node_locality.clone(),
-            hbone: metadata.accepts_hbone,
+            hbone: is_ambient || (self.options.sidecars_accept_hbone && metadata.accepts_hbone),
             probed: metadata.is_probed,
             identity,
         })
@@ -218,10 +219,35 @@ pub(super) struct Attachment {
 impl Attachment {
     /// Sends the health of the workload; waits while the queue is full.
     pub(super) async fn health(&self, health: Health) {
-        if self.events.health {
+        if self.events.options.health {
             let connection = self.connection;
             // The queue is closed at shutdown.
             let _ = self.events.sender.send(Event::Health { connection, health }).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::generate::fixture;
+
+    #[test]
+    fn machines_accept_hbone_if_their_proxies_do() {
+        let accepts = |kind: &str, enabled: &str, sidecars_accept_hbone: bool| {
+            let node = format!("{kind}~10.0.0.9~vm.vms~vms.svc.cluster.local");
+            let proxy = fixture::client(&node, &json!({"AUTO_REGISTER_GROUP": "web", "ENABLE_HBONE": enabled}));
+            let (events, _received) = Events::channel(EventOptions {
+                registration: true,
+                health: false,
+                sidecars_accept_hbone,
+            });
+            events.machine(&proxy, None).expect("a machine").hbone
+        };
+        assert!(accepts("sidecar", "true", true) && !accepts("sidecar", "false", true));
+        assert!(!accepts("sidecar", "true", false), "the mesh does not permit it");
+        assert!(accepts("ztunnel", "false", false));
     }
 }

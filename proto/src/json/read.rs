@@ -141,10 +141,10 @@ impl<'v> Reader<'v> {
         let oneof = field.containing_oneof().filter(|oneof| !oneof.is_synthetic());
         for (earlier, _) in encoded {
             if earlier.number() == field.number() {
-                return Err(self.error("the field is given twice, in two spellings".to_owned()));
+                return Err(self.ambiguity("the field is given twice, in two spellings".to_owned()));
             }
             if oneof.is_some() && earlier.containing_oneof() == oneof {
-                return Err(self.error(format!(
+                return Err(self.ambiguity(format!(
                     "{} is already set, and only one of them may be",
                     earlier.json_name()
                 )));
@@ -412,7 +412,17 @@ impl<'v> Reader<'v> {
                 Step::Key(key) => path.extend(["[\"", key, "\"]"]),
             }
         }
-        JsonError { path, message }
+        JsonError {
+            path,
+            ..JsonError::new(message)
+        }
+    }
+
+    fn ambiguity(&self, message: String) -> JsonError {
+        JsonError {
+            is_ambiguous: true,
+            ..self.error(message)
+        }
     }
 }
 

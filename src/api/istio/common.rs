@@ -73,21 +73,26 @@ fn is_label_key(key: &str) -> bool {
     prefix.is_none_or(is_fqdn) && !name.is_empty() && is_label_text(name)
 }
 
-/// Checks key and value of a label by the rules of Kubernetes.
+/// Checks key and value of a label.
+///
+/// Parity (pkg/config/labels/instance.go): unlike in Kubernetes, a value may have any length.
 pub fn label(at: &FieldPath<'_>, key: &str, value: &str) {
     if !is_label_key(key) {
         at.error(format!("{key:?} is not a label key"));
     }
-    if !is_label_text(value) {
+    if !has_label_characters(value) {
         at.error(format!("{value:?} is not a label value"));
     }
 }
 
 fn is_label_text(text: &str) -> bool {
+    text.len() <= MAX_LABEL_VALUE && has_label_characters(text)
+}
+
+fn has_label_characters(text: &str) -> bool {
     let edge = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
-    bytes.len() <= MAX_LABEL_VALUE
-        && edge(bytes.first())
+    edge(bytes.first())
         && edge(bytes.last())
         && bytes
             .iter()
@@ -252,7 +257,7 @@ pub fn port_name(at: &FieldPath<'_>, name: &str) {
 
 /// True for the protocols of ports, in any case.
 pub fn is_protocol(text: &str) -> bool {
-    const KNOWN: [&str; 14] = [
+    const KNOWN: [&str; 12] = [
         "GRPC",
         "GRPC-WEB",
         "HTTP",
@@ -265,8 +270,6 @@ pub fn is_protocol(text: &str) -> bool {
         "MONGO",
         "REDIS",
         "MYSQL",
-        "HBONE",
-        "DOUBLE-HBONE",
     ];
     KNOWN.iter().any(|known| known.eq_ignore_ascii_case(text))
 }
@@ -280,7 +283,7 @@ pub fn is_plain_http(protocol: &str) -> bool {
 
 /// True for protocols on top of TLS.
 pub fn is_tls(protocol: &str) -> bool {
-    ["HTTPS", "TLS", "MONGO-TLS"]
+    ["HTTPS", "TLS"]
         .iter()
         .any(|known| known.eq_ignore_ascii_case(protocol))
 }

@@ -11,7 +11,7 @@ use crate::{
 /// Checks a DestinationRule.
 pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
     common::wildcard_domain(&at.field("host"), &rule.host);
-    traffic_policy::check(at, rule.traffic_policy.as_ref());
+    traffic_policy::check(at, rule.traffic_policy.as_ref(), meta.namespace());
     let mut names = BTreeSet::new();
     at.each("subsets", &rule.subsets, |at, subset| {
         let name = at.field("name");
@@ -23,7 +23,7 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
         for (key, value) in &subset.labels {
             common::label(&at.field("labels"), key, value);
         }
-        traffic_policy::check(at, subset.traffic_policy.as_ref());
+        traffic_policy::check(at, subset.traffic_policy.as_ref(), meta.namespace());
     });
     common::export_to(at, &rule.export_to, meta.namespace(), false);
     if let Some(selector) = &rule.workload_selector {

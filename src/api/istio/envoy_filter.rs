@@ -44,10 +44,6 @@ const CONNECTION_MANAGERS: [&str; 2] = [
 /// # Errors
 /// At the first value that does not fit its field, and for unknown types.
 pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonError> {
-    let of_type = |message: &str| JsonError {
-        path: String::new(),
-        message: message.to_owned(),
-    };
     let name = match apply_to {
         ApplyTo::Listener => Listener::full_name(),
         ApplyTo::FilterChain => FilterChain::full_name(),
@@ -60,10 +56,10 @@ pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonEr
         ApplyTo::Cluster => Cluster::full_name(),
         ApplyTo::ExtensionConfig => TypedExtensionConfig::full_name(),
         ApplyTo::Bootstrap => Bootstrap::full_name(),
-        ApplyTo::Invalid => return Err(of_type("applyTo names nothing")),
+        ApplyTo::Invalid => return Err(JsonError::new("applyTo names nothing")),
     };
     let descriptor = message_descriptor(&name);
-    let descriptor = descriptor.ok_or_else(|| of_type("the type of applyTo is not known"))?;
+    let descriptor = descriptor.ok_or_else(|| JsonError::new("the type of applyTo is not known"))?;
     let json = serde_json::Value::Object(struct_to_json(value));
     let bytes = encode_json(&descriptor, &json, Unknown::Ignore)?;
     Ok(DynamicMessage::decode(descriptor, bytes).expect("because the bytes follow the descriptor"))
@@ -109,9 +105,10 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
             if let Some(found) = &patch.value
                 && let Err(error) = value(apply_to, found)
             {
-                // The other patches of the object apply.
+                // The other patches of the object apply. Parity (golang/protobuf, jsonpb/decode.go, unmarshalMessage):
+                // Istio admits ambiguous values.
                 let message = format!("is left out: {error}");
-                if is_waypoint || has_unknown_type(found) {
+                if is_waypoint || error.is_ambiguous || has_unknown_type(found) {
                     at.field("value").warning(message);
                 } else {
                     at.field("value").refuse(message);

@@ -105,7 +105,8 @@ fn tls_and_protocol(at: &FieldPath<'_>, server: &Server, protocol: &str) {
         server_tls(&at, tls);
     } else if is_plain_http(protocol) {
         let files = [&tls.server_certificate, &tls.private_key, &tls.ca_certificates];
-        let other = Mode::try_from(tls.mode) != Ok(Mode::Passthrough) || files.iter().any(|file| !file.is_empty());
+        let passes = matches!(tls.mode(), Mode::Passthrough | Mode::AutoPassthrough);
+        let other = !passes || files.iter().any(|file| !file.is_empty());
         at.require(!other, "plain HTTP takes httpsRedirect only");
     } else {
         at.refuse("has no meaning for this protocol");
@@ -123,8 +124,20 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
         tls.credential_name.is_empty() || tls.credential_names.is_empty(),
         "credentialName and credentialNames cannot be combined",
     );
+    let sources = [
+        !tls.server_certificate.is_empty() && !tls.private_key.is_empty(),
+        credential,
+        !tls.tls_certificates.is_empty(),
+    ];
+    at.require_on_admission(
+        sources.into_iter().filter(|given| *given).count() <= 1,
+        "serverCertificate, tlsCertificates and credentials cannot be combined",
+    );
     match mode {
-        Mode::IstioMutual => at.require_on_admission(!any_file && !credential, "ISTIO_MUTUAL takes no certificates"),
+        Mode::IstioMutual => at.require_on_admission(
+            !any_file && !credential && tls.tls_certificates.is_empty(),
+            "ISTIO_MUTUAL takes no certificates",
+        ),
         Mode::Passthrough | Mode::AutoPassthrough => {
             if any_file || credential {
                 at.warning("certificates have no effect with passthrough");

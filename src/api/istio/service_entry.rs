@@ -15,6 +15,11 @@ use crate::{
     },
 };
 
+/// The protocols in which proxies find the host to resolve.
+const DYNAMIC_PROTOCOLS: [&str; 4] = ["HTTP", "HTTP2", "GRPC", "TLS"];
+/// The label with the waypoint of a service or namespace; `none` for none.
+pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
+
 /// Checks a ServiceEntry.
 pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
     if let Some(selector) = &entry.workload_selector {
@@ -25,8 +30,8 @@ pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
             selector_at.warning("without labels selects all workloads of the namespace");
         }
     }
-    hosts(at, entry);
-    let resolution = Resolution::try_from(entry.resolution).unwrap_or(Resolution::None);
+    let resolution = entry.resolution();
+    hosts(at, entry, resolution);
     at.each("addresses", &entry.addresses, |at, address| {
         common::address_range(at, address);
         let range = cidr::is_range(address) && !matches!(resolution, Resolution::None | Resolution::Static);
@@ -34,15 +39,23 @@ pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
     });
     ports(at, entry);
     by_resolution(at, entry, resolution);
+    let waypoint = meta.labels.get(USE_WAYPOINT);
+    let has_waypoint = waypoint.is_some_and(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none"));
+    if resolution == Resolution::DynamicDns && has_waypoint {
+        at.field("location").require_on_admission(
+            entry.location() == Location::MeshExternal,
+            "waypoints serve hosts with resolution DYNAMIC_DNS only with MESH_EXTERNAL",
+        );
+    }
     common::export_to(at, &entry.export_to, meta.namespace(), true);
 }
 
-fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
+fn hosts(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolution) {
     at.field("hosts").require(!entry.hosts.is_empty(), "is required");
     at.each("hosts", &entry.hosts, |at, host| {
         if host == "*" || !is_wildcard_domain(host) {
             at.error(format!("{host:?} is not a host name"));
-        } else if is_partial_wildcard(host) {
+        } else if is_partial_wildcard(host) && resolution != Resolution::DynamicDns {
             at.warning(format!("{host:?} has a partial wildcard, want a whole label"));
         }
     });
@@ -87,9 +100,13 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
             let fits = by_network || address.starts_with("unix://") || cidr::parse_ip(address).is_some();
             at.field("address")
                 .require(fits, "with resolution STATIC this is an IP address");
+            at.field("address").require_on_admission(
+                !address.starts_with("unix://") || entry.ports.len() == 1,
+                "a unix socket needs a ServiceEntry with one port",
+            );
         }),
         Resolution::Dns | Resolution::DnsRoundRobin => {
-            if entry.endpoints.is_empty() && entry.workload_selector.is_none() {
+            if entry.endpoints.is_empty() {
                 at.each("hosts", &entry.hosts, |at, host| {
                     at.require_on_admission(
                         is_fqdn(host),
@@ -113,15 +130,16 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
         }
         Resolution::DynamicDns => {
             at.each("hosts", &entry.hosts, |at, host| {
-                at.require(host.starts_with("*."), "resolution DYNAMIC_DNS takes wildcard hosts");
+                at.require(host.starts_with('*'), "resolution DYNAMIC_DNS takes wildcard hosts");
             });
             at.field("addresses")
                 .require_on_admission(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
             endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
             at.each("ports", &entry.ports, |at, port| {
-                let names_hosts = common::is_plain_http(&port.protocol) || common::is_tls(&port.protocol);
+                let mut known = DYNAMIC_PROTOCOLS.iter();
+                let is_known = known.any(|known| known.eq_ignore_ascii_case(&port.protocol));
                 at.field("protocol")
-                    .require_on_admission(names_hosts, "resolution DYNAMIC_DNS needs a protocol with host names");
+                    .require_on_admission(is_known, "resolution DYNAMIC_DNS needs HTTP, HTTP2, GRPC or TLS");
             });
         }
     }
@@ -144,7 +162,7 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
         }
         workload::ports_and_labels(at, endpoint);
     });
-    if entry.location == Location::MeshExternal as i32 && entry.ports.is_empty() && resolution == Resolution::Dns {
+    if entry.location() == Location::MeshExternal && entry.ports.is_empty() && resolution == Resolution::Dns {
         at.field("ports").warning("without ports there is nothing to send to");
     }
 }

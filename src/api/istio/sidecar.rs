@@ -11,7 +11,7 @@ use crate::{
     base::cidr,
     proto::istio::networking::v1alpha3::{
         CaptureMode, IstioEgressListener, IstioIngressListener, OutboundTrafficPolicy, Sidecar, SidecarPort,
-        outbound_traffic_policy::Mode, server_tls_settings,
+        outbound_traffic_policy::Mode, server_tls_settings::TlSmode as TlsMode,
     },
 };
 
@@ -63,21 +63,21 @@ fn ingress(at: &FieldPath<'_>, listener: &IstioIngressListener) {
     }
     traffic_policy::connection_pool(&at.field("connectionPool"), listener.connection_pool.as_ref());
     if let Some(tls) = &listener.tls {
+        let protocol = listener.port.as_ref().map_or("", |port| port.protocol.as_str());
         let at = at.field("tls");
-        let mode = server_tls_settings::TlSmode::try_from(tls.mode);
-        let passes = matches!(
-            mode,
-            Ok(server_tls_settings::TlSmode::Passthrough | server_tls_settings::TlSmode::AutoPassthrough)
-        );
-        at.field("mode").require(!passes, "a sidecar terminates TLS");
+        at.require_on_admission(common::is_tls(protocol), "needs the protocol HTTPS or TLS");
         at.field("httpsRedirect")
             .require_on_admission(!tls.https_redirect, "has no meaning in a Sidecar");
+        // Istio admits PASSTHROUGH, the default. It counts with ENABLE_TLS_ON_SIDECAR_INGRESS only.
         at.field("mode").require_on_admission(
-            mode != Ok(server_tls_settings::TlSmode::IstioMutual),
-            "ISTIO_MUTUAL is that of PeerAuthentication",
+            !matches!(tls.mode(), TlsMode::AutoPassthrough | TlsMode::IstioMutual),
+            "AUTO_PASSTHROUGH is for gateways, and ISTIO_MUTUAL that of PeerAuthentication",
         );
+        let no_credential = tls.credential_name.is_empty() && tls.credential_names.is_empty();
         at.field("credentialName")
-            .require_on_admission(tls.credential_name.is_empty(), "is not supported in a Sidecar");
+            .require_on_admission(no_credential, "is not supported in a Sidecar");
+        at.field("tlsCertificates")
+            .require_on_admission(tls.tls_certificates.is_empty(), "is not supported in a Sidecar");
         at.field("subjectAltNames")
             .require_on_admission(tls.subject_alt_names.is_empty(), "is not supported in a Sidecar");
         gateway::server_tls(&at, tls);
@@ -107,6 +107,12 @@ fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {
         at.field("protocol")
             .refuse(format!("{:?} is not a protocol", port.protocol));
     }
+    at.field("name").require_on_admission(
+        port.name.is_empty() || is_label(&port.name),
+        "is not a port name, want letters, digits and `-`",
+    );
+    at.field("targetPort")
+        .require_on_admission(port.target_port == 0, "has no meaning in a Sidecar");
 }
 
 fn bind(at: &FieldPath<'_>, bind: &str) {
@@ -180,6 +186,8 @@ fn egress_host(at: &FieldPath<'_>, text: &str) {
         at.error(format!("{host:?} is not a host name"));
     } else if is_partial_wildcard(host) {
         at.refuse(format!("{host:?} is a partial wildcard, want `*` or `*.` and a domain"));
+    } else if host != "*" && !host.contains('.') {
+        at.refuse(format!("{host:?} is a short name, want a full one"));
     }
 }
 

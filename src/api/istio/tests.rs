@@ -1,3 +1,5 @@
+mod admitted;
+
 use super::*;
 use crate::{
     api::{
@@ -135,7 +137,7 @@ fn virtual_services() {
     );
     bad(
         "VirtualService",
-        &http(&format!("{to_a}, headers: {{request: {{add: {{'x y': z}}}}}}")),
+        &http(&format!("{to_a}, headers: {{request: {{add: {{\"x\\n\": z}}}}}}")),
         &[".http[0].headers.request.add"],
     );
     bad(
@@ -408,6 +410,35 @@ fn destination_rules() {
         &policy(distribute),
         &[".trafficPolicy.loadBalancer.localityLbSetting.distribute[0].to"],
     );
+    // `N` in an item stands for its number.
+    let locality = |field: &str, count: usize, item: &str| {
+        let items = (0..count).map(|number| item.replace('N', &number.to_string()));
+        let list = items.collect::<Vec<_>>().join(", ");
+        let setting = format!("loadBalancer: {{localityLbSetting: {{{field}: [{list}]}}}}");
+        policy(&format!("outlierDetection: {{}}, {setting}"))
+    };
+    let at = |field: &str| format!(".trafficPolicy.loadBalancer.localityLbSetting.{field}");
+    for (field, limit, item) in [
+        ("failoverPriority", 256, "lN"),
+        ("failover", 1000, "{from: rN, to: s}"),
+        ("distribute", 1000, "{from: rN, to: {s: 100}}"),
+    ] {
+        good("DestinationRule", &locality(field, limit, item));
+        bad("DestinationRule", &locality(field, limit + 1, item), &[&at(field)]);
+    }
+    let text = "x".repeat(513);
+    for (field, item, place) in [
+        ("failoverPriority", text.clone(), "failoverPriority[0]"),
+        ("failover", format!("{{from: {text}, to: s}}"), "failover[0].from"),
+        ("failover", format!("{{from: s, to: {text}}}"), "failover[0].to"),
+        (
+            "distribute",
+            format!("{{from: {text}, to: {{s: 100}}}}"),
+            "distribute[0].from",
+        ),
+    ] {
+        bad("DestinationRule", &locality(field, 1, &item), &[&at(place)]);
+    }
     warned("DestinationRule", &policy(""), &[".trafficPolicy"]);
 }
 
@@ -489,10 +520,10 @@ fn gateways_entries_and_sidecars() {
     );
     let egress = |hosts: &str| format!("{{egress: [{{hosts: [{hosts}]}}]}}");
     good("Sidecar", &egress("./*, istio-system/*, '*/a.com'"));
-    warned("Sidecar", &egress("./a, ns/a"), &[".egress[0].hosts[1]"]);
-    warned("Sidecar", &egress("x/*, x/a"), &[".egress[0].hosts[1]"]);
-    warned("Sidecar", &egress("x/a, x/*"), &[".egress[0].hosts[1]"]);
-    warned("Sidecar", &egress("'*/*', x/a"), &[".egress[0].hosts"]);
+    warned("Sidecar", &egress("./a.b, ns/a.b"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("x/*, x/a.b"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("x/a.b, x/*"), &[".egress[0].hosts[1]"]);
+    warned("Sidecar", &egress("'*/*', x/a.b"), &[".egress[0].hosts"]);
 }
 
 #[test]
@@ -687,6 +718,13 @@ fn admission_refuses_more_than_parsing() {
     let of_waypoints = format!("match: {{context: WAYPOINT}}, {v2}");
     for more in [&unknown, &of_waypoints] {
         warned("EnvoyFilter", &patch("HTTP_FILTER", more), &[place, ""]);
+    }
+    // Of two members of a oneof, and of two spellings, Istio takes one.
+    for ambiguous in [
+        "{type: EDS, cluster_type: {name: a}}",
+        "{connect_timeout: 1s, connectTimeout: 2s}",
+    ] {
+        warned("EnvoyFilter", &patch("CLUSTER", &add(ambiguous)), &[place, ""]);
     }
     let matched = |filter: &str, context: &str| {
         let filter = format!("{{listener: {{filterChain: {{filter: {{{filter}}}}}}}, context: {context}}}");

@@ -25,11 +25,23 @@ use crate::{
 const MAX_MAGLEV: u64 = 5_000_011;
 /// The limit of localities that are compared with each other. The weights of more cannot add up to 100.
 const MAX_COMPARED: usize = 100;
+/// The maximum numbers of labels in `failoverPriority`, and of entries in `failover` and in `distribute`. The lists are
+/// read for each port, subset and location of clients.
+const MAX_FAILOVER_LABELS: usize = 256;
+const MAX_LOCALITY_RULES: usize = 1000;
+/// The maximum size in bytes of a label or locality in these lists. Labels of Kubernetes are shorter.
+const MAX_LOCALITY_TEXT: usize = 512;
+/// The labels of regions, zones and subzones.
+const LOCALITY_LABELS: [&str; 3] = [
+    "topology.kubernetes.io/region",
+    "topology.kubernetes.io/zone",
+    "topology.istio.io/subzone",
+];
 /// The maximum size in bytes of the key of a consistent hash, which is part of every route to the host.
 const MAX_HASH_KEY: usize = 1024;
 
-/// Checks the policy of a rule or of a subset.
-pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
+/// Checks the policy of a rule in a namespace, or of one of its subsets.
+pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>, namespace: &str) {
     let Some(policy) = policy else { return };
     let at = at.field("trafficPolicy");
     if *policy == TrafficPolicy::default() {
@@ -52,8 +64,10 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
         outlier_detection: outlier_detection.as_ref(),
         tls: tls.as_ref(),
     };
-    common.check(&at);
-    at.each("portLevelSettings", port_level_settings, port_policy);
+    common.check(&at, namespace);
+    at.each("portLevelSettings", port_level_settings, |at, policy| {
+        port_policy(at, policy, namespace);
+    });
     if let Some(tunnel) = tunnel {
         self::tunnel(&at.field("tunnel"), tunnel);
         at.require_on_admission(proxy_protocol.is_none(), "tunnel and proxyProtocol cannot be combined");
@@ -65,7 +79,7 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>) {
     }
 }
 
-fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy) {
+fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy, namespace: &str) {
     // Without `..`, so that a new field cannot be forgotten.
     let PortTrafficPolicy {
         port,
@@ -75,7 +89,12 @@ fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy) {
         tls,
     } = policy;
     match port {
-        Some(port) => common::port(&at.field("port").field("number"), port.number),
+        // Istio admits such an object, and serves its other settings.
+        Some(port) if !(1..=65_535).contains(&port.number) => at
+            .field("port")
+            .field("number")
+            .warning("is not a port, so the settings have no effect"),
+        Some(_) => {}
         None => at.field("port").error("is required"),
     }
     let common = CommonSettings {
@@ -85,7 +104,7 @@ fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy) {
         tls: tls.as_ref(),
     };
     at.require_on_admission(common != CommonSettings::default(), "needs a setting besides the port");
-    common.check(at);
+    common.check(at, namespace);
 }
 
 /// The settings that policies for all ports and for one port share.
@@ -98,7 +117,7 @@ struct CommonSettings<'a> {
 }
 
 impl CommonSettings<'_> {
-    fn check(&self, at: &FieldPath<'_>) {
+    fn check(&self, at: &FieldPath<'_>, namespace: &str) {
         if let Some(settings) = self.load_balancer {
             load_balancer(&at.field("loadBalancer"), settings, self.outlier_detection.is_some());
         }
@@ -107,7 +126,7 @@ impl CommonSettings<'_> {
             outlier_detection(&at.field("outlierDetection"), settings);
         }
         if let Some(settings) = self.tls {
-            client_tls(&at.field("tls"), settings);
+            client_tls(&at.field("tls"), settings, namespace);
         }
     }
 }
@@ -217,7 +236,12 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
     match &hash.hash_key {
         Some(HashKey::HttpHeaderName(name)) => {
             let at = at.field("httpHeaderName");
-            at.require(is_header_or_pseudo_header(name), "is not a header name");
+            if name.is_empty() || !common::is_header_text(name) {
+                at.error("is not a header name");
+            } else if !is_header_or_pseudo_header(name) {
+                // Istio admits such an object, and Envoy finds no such header.
+                at.warning("is not a header name");
+            }
             limit(&at, name.len());
         }
         Some(HashKey::HttpCookie(cookie)) => {
@@ -238,7 +262,8 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             limit(&at, name.len());
         }
         Some(HashKey::UseSourceIp(_)) => {}
-        None => at.error("needs a key to hash"),
+        // Istio admits such an object, and serves the algorithm: proxies choose an endpoint at random.
+        None => at.warning("has no key to hash"),
     }
     if hash.minimum_ring_size != 0 {
         let at = at.field("minimumRingSize");
@@ -268,14 +293,49 @@ fn is_prime(number: u64) -> bool {
 
 /// Checks the locality settings of a rule or of the mesh.
 pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
-    let failover = !setting.failover.is_empty() || !setting.failover_priority.is_empty();
+    if locality_limits(at, setting) {
+        locality_rules(at, setting);
+    }
+}
+
+/// Checks the lengths of locality settings. Returns true if no list is too long.
+fn locality_limits(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) -> bool {
+    let labels = at.field("failoverPriority");
+    let rules = [
+        (at.field("failover"), setting.failover.len()),
+        (at.field("distribute"), setting.distribute.len()),
+    ];
+    let mut is_short = setting.failover_priority.len() <= MAX_FAILOVER_LABELS;
+    labels.require(is_short, "has more than 256 labels");
+    for (at, count) in rules {
+        at.require(count <= MAX_LOCALITY_RULES, "has more than 1000 entries");
+        is_short &= count <= MAX_LOCALITY_RULES;
+    }
+    is_short
+}
+
+/// Checks that a label or locality is not too long.
+fn locality_text(at: &FieldPath<'_>, text: &str) {
+    at.require(text.len() <= MAX_LOCALITY_TEXT, "has more than 512 bytes");
+}
+
+fn locality_rules(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
+    at.each("failoverPriority", &setting.failover_priority, |at, label| {
+        locality_text(at, label);
+    });
     at.require_on_admission(
-        setting.distribute.is_empty() || !failover,
+        setting.distribute.is_empty() || setting.failover.is_empty(),
         "distribute and failover cannot be combined",
+    );
+    let mut labels = setting.failover_priority.iter();
+    at.require_on_admission(
+        setting.failover.is_empty() || !labels.any(|label| LOCALITY_LABELS.contains(&label.as_str())),
+        "failover and labels of localities in failoverPriority cannot be combined",
     );
     let (mut sources, mut compared) = (BTreeSet::<&str>::new(), Vec::<&str>::new());
     at.each("distribute", &setting.distribute, |at, distribute| {
         let from = at.field("from");
+        locality_text(&from, &distribute.from);
         if !sources.insert(&distribute.from) {
             from.error("is a duplicate");
         } else if compared.iter().any(|other| overlap(other, &distribute.from)) {
@@ -288,6 +348,7 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
         let sum: u64 = distribute.to.values().map(|weight| u64::from(*weight)).sum();
         at.require(sum == 100, "the weights must add up to 100");
         for (locality, weight) in &distribute.to {
+            locality_text(&at.field(locality), locality);
             at.field(locality)
                 .require((1..=100).contains(weight), "want a weight from 1 to 100");
             let star = locality.find('*');
@@ -302,10 +363,9 @@ pub fn locality(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
         }
     });
     at.each("failover", &setting.failover, |at, failover| {
-        at.require(
-            !failover.from.is_empty() && failover.from != failover.to,
-            "needs two different regions",
-        );
+        locality_text(&at.field("from"), &failover.from);
+        locality_text(&at.field("to"), &failover.to);
+        at.require(failover.from != failover.to, "needs two different regions");
         for region in [&failover.from, &failover.to] {
             at.require(!region.contains(['*', '/']), "names regions only, without `*` and `/`");
         }
@@ -318,22 +378,35 @@ fn overlap(one: &str, other: &str) -> bool {
     parts.all(|(one, other)| one == other || one == "*" || other == "*")
 }
 
-/// Checks the TLS settings of a client.
-pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings) {
-    let files = [&tls.client_certificate, &tls.private_key, &tls.ca_certificates];
-    let any_file = files.iter().any(|file| !file.is_empty());
-    at.require(
-        tls.credential_name.is_empty() || !any_file,
-        "credentialName cannot be combined with certificate files",
-    );
-    if tls.insecure_skip_verify == Some(true) && tls.mode == Mode::Simple as i32 {
-        let checks = !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
-        at.require_on_admission(
-            !checks,
-            "insecureSkipVerify cannot be combined with caCertificates and subjectAltNames",
+/// Checks the TLS settings of a client, in a rule of a namespace.
+fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings, namespace: &str) {
+    if let Some(name) = tls.credential_name.strip_prefix("configmap://") {
+        let parts: Vec<&str> = name.split('/').collect();
+        at.field("credentialName").require_on_admission(
+            matches!(parts[..], [of, name] if of == namespace && !name.is_empty()),
+            "names no ConfigMap of the rule's own namespace",
         );
     }
-    if tls.mode == Mode::Mutual as i32 && tls.credential_name.is_empty() {
+    let mode = tls.mode();
+    // Other modes have no use for certificates of the rule.
+    let has_certificates = matches!(mode, Mode::Simple | Mode::Mutual);
+    if has_certificates && !tls.credential_name.is_empty() {
+        let files = [&tls.client_certificate, &tls.private_key, &tls.ca_certificates];
+        let any_file = files.iter().any(|file| !file.is_empty());
+        at.require(!any_file, "credentialName cannot be combined with certificate files");
+        at.field("caCrl")
+            .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with credentialName");
+    }
+    if tls.insecure_skip_verify == Some(true) && has_certificates {
+        // With MUTUAL, the credential also has the certificate of the client.
+        let by_credential = mode == Mode::Simple && !tls.credential_name.is_empty();
+        let checks = by_credential || !tls.ca_certificates.is_empty() || !tls.subject_alt_names.is_empty();
+        at.require_on_admission(
+            !checks,
+            "insecureSkipVerify cannot be combined with CA certificates and subjectAltNames",
+        );
+    }
+    if mode == Mode::Mutual && tls.credential_name.is_empty() {
         at.field("clientCertificate")
             .require(!tls.client_certificate.is_empty(), "or credentialName is required");
         at.field("privateKey")

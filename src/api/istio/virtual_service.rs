@@ -9,14 +9,15 @@ use crate::{
     api::{
         Meta,
         names::{
-            claim_path, grpc_status_code, is_fqdn, is_header_name, is_label, is_partial_wildcard, is_wildcard_domain,
+            claim_path, grpc_status_code, is_cluster_server_name, is_fqdn, is_header_name, is_label,
+            is_partial_wildcard, is_wildcard_domain,
         },
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
         CorsPolicy, Destination, HttpDirectResponse, HttpFaultInjection, HttpMatchRequest, HttpRedirect, HttpRetry,
-        HttpRewrite, HttpRoute, HttpRouteDestination, L4MatchAttributes, RouteDestination, StringMatch, TcpRoute,
-        TlsMatchAttributes, TlsRoute, VirtualService,
+        HttpRewrite, HttpRoute, HttpRouteDestination, L4MatchAttributes, Percent, RouteDestination, StringMatch,
+        TcpRoute, TlsMatchAttributes, TlsRoute, VirtualService,
         headers::HeaderOperations,
         http_body::Specifier,
         http_fault_injection::{abort::ErrorType, delay::HttpDelayType},
@@ -30,6 +31,10 @@ const MAX_BODY: usize = 1 << 20;
 const LARGE_BODY: usize = 100 << 10;
 /// The maximum length of the name of a query parameter, in bytes.
 const MAX_QUERY_PARAMETER: usize = 1024;
+/// The pseudo-headers of HTTP/2 and HTTP/3.
+const PSEUDO_HEADERS: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
+/// The smallest percentage of faults above 0: Envoy counts in parts of a million.
+const LEAST_FAULTS: f64 = 0.0001;
 
 /// Checks a VirtualService.
 pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
@@ -53,8 +58,8 @@ pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
     at.each("http", &service.http, |at, route| {
         http_route(at, route, delegate, &service.gateways);
     });
-    let covered = CoveredNames::of(&service.hosts);
-    at.each("tls", &service.tls, |at, route| tls_route(at, route, &covered));
+    let names = ServerNames::of(service);
+    at.each("tls", &service.tls, |at, route| tls_route(at, route, &names));
     at.each("tcp", &service.tcp, tcp_route);
     unreachable::check(at, service);
 }
@@ -74,11 +79,15 @@ fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
 }
 
 fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
-    let mesh = service.gateways.is_empty() || service.gateways.iter().any(|gateway| gateway == "mesh");
+    let mesh = includes_mesh(&service.gateways);
+    let mut matches = service.tls.iter().flat_map(|route| &route.r#match);
+    let by_server_name = !mesh && matches.any(|matched| !matched.sni_hosts.is_empty());
     let wildcards: BTreeSet<_> = service.hosts.iter().filter_map(|host| host.strip_prefix('*')).collect();
     let mut seen = BTreeSet::new();
     at.each("hosts", &service.hosts, |at, host| {
-        if cidr::parse_ip(host).is_none() && !is_wildcard_domain(host) {
+        let is_host = cidr::parse_ip(host).is_some() || is_wildcard_domain(host);
+        let is_server_name = by_server_name && is_cluster_server_name(host);
+        if !(is_host || is_server_name) {
             at.error(format!("{host:?} is not a host name"));
         }
         if host == "*" && mesh {
@@ -90,6 +99,11 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
             at.refuse(format!("{host:?} is a duplicate, \"*{wildcard}\" covers it"));
         }
     });
+}
+
+/// True if the routes apply to sidecars.
+fn includes_mesh(gateways: &[String]) -> bool {
+    gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
 }
 
 /// Returns the suffix of another wildcard that covers a host. The cost is that of the host's length, because a tenant
@@ -167,9 +181,12 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
             given == 0,
             "delegate cannot be combined with route, redirect or directResponse",
         );
-        at.field("delegate")
-            .field("name")
-            .require(!target.name.is_empty(), "is required");
+        if target.name.is_empty() {
+            // Istio admits such an object, and serves its other routes.
+            at.field("delegate")
+                .field("name")
+                .warning("is missing, so the route has no effect");
+        }
     } else if given != 1 {
         at.error("needs exactly one of route, redirect and directResponse");
     }
@@ -222,6 +239,8 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
                 );
             } else if !is_header_name(key.strip_prefix(':').unwrap_or(key)) {
                 at.error(format!("{key:?} is not a header name"));
+            } else if key.starts_with(':') && !PSEUDO_HEADERS.contains(&key.as_str()) {
+                at.refuse(format!("{key:?} is not a pseudo-header"));
             }
         }
     }
@@ -242,8 +261,7 @@ fn prefix_match(at: &FieldPath<'_>, condition: Option<&StringMatch>) {
 fn claim_match(at: &FieldPath<'_>, condition: &StringMatch, gateways: &[String]) {
     // Envoy refuses a match of a value without a pattern.
     at.require(condition.match_type.is_some(), "needs exact, prefix or regex");
-    let mesh = gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh");
-    at.require_on_admission(!mesh, "JWT claims can be matched at gateways only");
+    at.require_on_admission(!includes_mesh(gateways), "JWT claims can be matched at gateways only");
 }
 
 fn namespace(at: &FieldPath<'_>, namespace: &str) {
@@ -379,7 +397,7 @@ fn http_rewrite(at: &FieldPath<'_>, rewrite: &HttpRewrite) {
 }
 
 /// Conditions of `retryOn`, in addition to status codes.
-const RETRY_ON: [&str; 19] = [
+const RETRY_ON: [&str; 16] = [
     "5xx",
     "gateway-error",
     "reset",
@@ -396,16 +414,15 @@ const RETRY_ON: [&str; 19] = [
     "internal",
     "resource-exhausted",
     "unavailable",
-    "connect-error",
-    "unknown",
-    "aborted",
 ];
 
 /// Checks the retries of a route or of the mesh.
 pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     at.field("attempts")
         .require(retries.attempts >= 0, "must not be negative");
-    if retries.attempts == 0 && (!retries.retry_on.is_empty() || retries.per_try_timeout.is_some()) {
+    let has_settings =
+        !retries.retry_on.is_empty() || retries.per_try_timeout.is_some() || retries.retry_remote_localities.is_some();
+    if retries.attempts == 0 && has_settings {
         at.refuse("attempts is 0, so the other fields have no effect");
     }
     if let Some(timeout) = retries
@@ -438,18 +455,20 @@ fn http_fault(at: &FieldPath<'_>, fault: &HttpFaultInjection) {
     at.require(fault.delay.is_some() || fault.abort.is_some(), "needs delay or abort");
     if let Some(delay) = &fault.delay {
         let at = at.field("delay");
-        common::percent(&at.field("percentage"), delay.percentage.as_ref());
-        at.field("percent")
-            .require((0..=100).contains(&delay.percent), "is not a percentage, want 0 to 100");
+        fault_percentage(&at.field("percentage"), delay.percentage.as_ref());
+        if !(0..=100).contains(&delay.percent) {
+            at.field("percent").warning("is not a percentage, want 0 to 100");
+        }
+        // Parity (pilot/pkg/networking/core/route/route.go, TranslateFault): routes apply without an incomplete fault.
         match &delay.http_delay_type {
             Some(HttpDelayType::FixedDelay(fixed)) => common::duration(&at.field("fixedDelay"), Some(fixed)),
-            Some(HttpDelayType::ExponentialDelay(_)) => at.field("exponentialDelay").error("is not supported"),
-            None => at.field("fixedDelay").error("is required"),
+            Some(HttpDelayType::ExponentialDelay(_)) => at.field("exponentialDelay").refuse("is not supported"),
+            None => at.warning("has no effect without fixedDelay"),
         }
     }
     if let Some(abort) = &fault.abort {
         let at = at.field("abort");
-        common::percent(&at.field("percentage"), abort.percentage.as_ref());
+        fault_percentage(&at.field("percentage"), abort.percentage.as_ref());
         match &abort.error_type {
             Some(ErrorType::HttpStatus(status)) => {
                 at.field("httpStatus")
@@ -459,10 +478,16 @@ fn http_fault(at: &FieldPath<'_>, fault: &HttpFaultInjection) {
                 at.field("grpcStatus").error(format!("{status:?} is not a gRPC status"));
             }
             Some(ErrorType::GrpcStatus(_)) => {}
-            Some(ErrorType::Http2Error(_)) => at.field("http2Error").error("is not supported"),
-            None => at.error("needs httpStatus or grpcStatus"),
+            Some(ErrorType::Http2Error(_)) => at.field("http2Error").refuse("is not supported"),
+            None => at.warning("has no effect without httpStatus or grpcStatus"),
         }
     }
+}
+
+fn fault_percentage(at: &FieldPath<'_>, percentage: Option<&Percent>) {
+    common::percent(at, percentage);
+    let is_tiny = percentage.is_some_and(|percentage| percentage.value > 0.0 && percentage.value < LEAST_FAULTS);
+    at.require_on_admission(!is_tiny, "is not 0, and less than 0.0001");
 }
 
 /// The methods that CORS policies may allow.
@@ -520,8 +545,11 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
         let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
         if internal {
             at.refuse(format!("{name:?} is not a header that can be changed here"));
-        } else if !is_header_name(name) {
+        } else if name.is_empty() || !common::is_header_text(name) {
             at.error(format!("{name:?} is not a header name"));
+        } else if !is_header_name(name) {
+            // Istio admits such an object, and Envoy sends the header as it is.
+            at.warning(format!("{name:?} is not a header name, so servers may refuse it"));
         }
     };
     for (field, map) in [("set", &operations.set), ("add", &operations.add)] {
@@ -540,7 +568,7 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
     at.each("remove", &operations.remove, |at, name| named(at, name));
 }
 
-fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, covered: &CoveredNames<'_>) {
+fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, names: &ServerNames<'_>) {
     at.field("match").require(!route.r#match.is_empty(), "is required");
     at.each("match", &route.r#match, |at, matched: &TlsMatchAttributes| {
         at.field("sniHosts")
@@ -551,44 +579,49 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, covered: &CoveredNames<'_>) {
             if is_address {
                 at.warning(format!("{sni:?} is an IP address"));
             }
-            if !is_address && !is_wildcard_domain(sni) {
+            if !is_address && !names.may_contain(sni) {
                 at.error(format!("{sni:?} is not a host name"));
-            } else if !covered.contain(sni) {
+            } else if !names.contain(sni) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));
             } else if is_partial_wildcard(sni) {
                 at.warning(format!("{sni:?} is a partial wildcard, which proxies do not support"));
             }
         });
-        l4_match(
-            at,
-            &matched.destination_subnets,
-            matched.port,
-            &matched.source_namespace,
-        );
+        l4_match(at, &matched.destination_subnets, matched.port);
         labels(&at.field("sourceLabels"), &matched.source_labels);
         gateways(at, &matched.gateways);
     });
     l4_destinations(at, &route.route);
 }
 
-/// Names that the hosts of a VirtualService cover. Sets, since there may be thousands of hosts and server names.
+/// Server names that the hosts of a VirtualService cover. Sets, since there may be thousands of hosts and server names.
 #[derive(Default)]
-struct CoveredNames<'a> {
+struct ServerNames<'a> {
     exact: BTreeSet<&'a str>,
     /// The ends of names that wildcards cover.
     suffixes: BTreeSet<&'a str>,
+    /// True if the routes are those of gateways only, which know clusters by server names.
+    of_clusters: bool,
 }
 
-impl<'a> CoveredNames<'a> {
-    fn of(hosts: &'a [String]) -> Self {
-        let mut names = Self::default();
-        for host in hosts {
+impl<'a> ServerNames<'a> {
+    fn of(service: &'a VirtualService) -> Self {
+        let mut names = Self {
+            of_clusters: !includes_mesh(&service.gateways),
+            ..Self::default()
+        };
+        for host in &service.hosts {
             match host.strip_prefix('*') {
                 Some(suffix) => names.suffixes.insert(suffix),
                 None => names.exact.insert(host),
             };
         }
         names
+    }
+
+    /// Returns true if `sni` has the form of a server name.
+    fn may_contain(&self, sni: &str) -> bool {
+        is_wildcard_domain(sni) || self.of_clusters && is_cluster_server_name(sni)
     }
 
     /// Returns true if one host covers every name that `sni` covers.
@@ -600,24 +633,20 @@ impl<'a> CoveredNames<'a> {
 
 fn tcp_route(at: &FieldPath<'_>, route: &TcpRoute) {
     at.each("match", &route.r#match, |at, matched: &L4MatchAttributes| {
-        l4_match(
-            at,
-            &matched.destination_subnets,
-            matched.port,
-            &matched.source_namespace,
-        );
+        l4_match(at, &matched.destination_subnets, matched.port);
         labels(&at.field("sourceLabels"), &matched.source_labels);
         gateways(at, &matched.gateways);
     });
     l4_destinations(at, &route.route);
 }
 
-fn l4_match(at: &FieldPath<'_>, subnets: &[String], port: u32, source_namespace: &str) {
+/// Checks a match of connections. Parity (pkg/config/validation/validation.go): admission checks the source's namespace
+/// in HTTP matches only.
+fn l4_match(at: &FieldPath<'_>, subnets: &[String], port: u32) {
     at.each("destinationSubnets", subnets, |at, subnet| {
         common::address_range(at, subnet);
     });
     if port != 0 {
         common::port(&at.field("port"), port);
     }
-    namespace(&at.field("sourceNamespace"), source_namespace);
 }

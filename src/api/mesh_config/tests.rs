@@ -41,12 +41,13 @@ fn field_in_file_replaces_the_whole_default() {
 fn proxy_config_is_merged_by_field() {
     let first = good(
         json!({"defaultConfig": {"meshId": "m", "proxyMetadata": {"A": "1", "B": "2"},
-        "proxyHeaders": {"server": {"value": "s"}, "requestId": {"disabled": true}}}}),
+        "proxyHeaders": {"server": {"value": "s"}, "requestId": {"disabled": true}, "preserveHttp1HeaderCase": true}}}),
     );
     let second = lay_over(
         &first,
         &json!({"defaultConfig": {"tracingServiceName": "CANONICAL_NAME_ONLY", "drain_duration": "5s",
-        "proxyMetadata": {"B": "3"}, "proxyHeaders": {"server": {"disabled": true}}}}),
+        "proxy_metadata": {"B": "3"},
+        "proxyHeaders": {"server": {"disabled": true}, "attempt_count": {"disabled": true}}}}),
     )
     .unwrap();
     let config = second.default_config.unwrap();
@@ -60,6 +61,11 @@ fn proxy_config_is_merged_by_field() {
     let server = headers.server.unwrap();
     assert_eq!((server.value.as_str(), server.disabled), ("", Some(true)));
     assert_eq!(headers.request_id.unwrap().disabled, Some(true));
+    assert_eq!(headers.attempt_count.unwrap().disabled, Some(true));
+    assert_eq!(
+        headers.preserve_http1_header_case, None,
+        "fields without a merge are reset"
+    );
     assert_eq!(config.drain_duration.unwrap().seconds, 5);
     assert_eq!((config.mesh_id.as_str(), config.status_port), ("m", 15020));
     assert_eq!(
@@ -74,12 +80,39 @@ fn proxy_config_is_merged_by_field() {
 }
 
 #[test]
-fn named_lists_are_merged() {
-    let config = good(
-        json!({"trustDomainAliases": ["z", "a", "a"], "defaultProviders": {"metrics": ["prometheus"]},
-        "extensionProviders": [{"name": "otel", "opentelemetry": {"service": "o", "port": 4317}},
-            {"name": "envoy", "envoyFileAccessLog": {"path": "/tmp/log"}}]}),
+fn merged_fields_have_one_spelling() {
+    let parsed = parse(&json!({"default_config": {"meshId": "m"}, "default_providers": {"metrics": ["prometheus"]}}));
+    let parsed = parsed.expect("a mesh config with warnings");
+    let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(warned, ["default_config", "default_providers"]);
+    assert_eq!(parsed.config, defaults());
+}
+
+/// Istio takes the field that is declared last.
+#[test]
+fn fields_that_exclude_each_other_are_warnings() {
+    let tracing = json!({"zipkin": {"address": "z:9411"}, "datadog": {"address": "d:8126"}});
+    let file = json!({"defaultConfig": {"tracing": tracing}, "extensionProviders": [
+        {"name": "x", "zipkin": {"service": "z", "port": 1}, "opentelemetry": {"service": "o", "port": 2}}]});
+    let parsed = parse(&file).expect("a mesh config with warnings");
+    let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(warned, ["defaultConfig.tracing.zipkin", "extensionProviders[0].zipkin"]);
+    let config = to_json(&parsed.config);
+    assert_eq!(
+        config["defaultConfig"]["tracing"]["datadog"]["address"], "d:8126",
+        "{config}"
     );
+    assert_eq!(config["extensionProviders"][3]["opentelemetry"]["service"], "o");
+    let laid = lay_over_proxy_config(&default_proxy_config(), &json!({"tracing": tracing})).unwrap();
+    assert_eq!(to_json(&laid)["tracing"]["datadog"]["address"], "d:8126");
+}
+
+#[test]
+fn named_lists_are_merged() {
+    let config = good(json!({"trustDomainAliases": ["z", "a", "a"],
+        "defaultProviders": {"metrics": ["prometheus"], "accessLogging": ["envoy"]},
+        "extensionProviders": [{"name": "otel", "opentelemetry": {"service": "o", "port": 4317}},
+            {"name": "envoy", "envoyFileAccessLog": {"path": "/tmp/log"}}]}));
     let providers: Vec<_> = config
         .extension_providers
         .iter()
@@ -93,11 +126,15 @@ fn named_lists_are_merged() {
     assert_eq!(config.trust_domain_aliases, ["a", "z"]);
     let both = lay_over(
         &config,
-        &json!({"trustDomainAliases": ["b"], "defaultProviders": {"tracing": ["otel"]}}),
+        &json!({"trustDomainAliases": ["b"], "defaultProviders": {"tracing": ["otel"], "access_logging": ["otel"]}}),
     )
     .unwrap();
     assert_eq!(both.trust_domain_aliases, ["a", "b", "z"]);
-    assert_eq!(both.default_providers.unwrap().metrics, ["prometheus"]);
+    let providers = both.default_providers.unwrap();
+    assert_eq!(
+        (&providers.metrics[0], &providers.access_logging[0]),
+        (&"prometheus".to_owned(), &"otel".to_owned())
+    );
 }
 
 #[test]
@@ -106,6 +143,7 @@ fn problems_are_reported() {
         (json!({"connectTimeout": "2h"}), "connectTimeout"),
         (json!({"connectTimeout": "soon"}), "connectTimeout"),
         (json!({"proxyListenPort": 70000}), "proxyListenPort"),
+        (json!({"proxyListenPort": 0}), "proxyListenPort"),
         (json!({"ingressControllerMode": "LOOSE"}), "ingressControllerMode"),
         (
             json!({"defaultConfig": {"drainDuration": "1500ms"}}),
@@ -114,6 +152,14 @@ fn problems_are_reported() {
         (
             json!({"defaultConfig": {"discoveryAddress": "istiod"}}),
             "defaultConfig.discoveryAddress",
+        ),
+        (
+            json!({"defaultConfig": {"discoveryAddress": ""}}),
+            "defaultConfig.discoveryAddress",
+        ),
+        (
+            json!({"defaultConfig": {"tracing": {"zipkin": {}}}}),
+            "defaultConfig.tracing",
         ),
         (
             json!({"defaultConfig": {"privateKeyProvider": {"cryptomb": {}}}}),
@@ -129,6 +175,7 @@ fn problems_are_reported() {
             "localityLbSetting.distribute[0].to",
         ),
         (json!({"trustDomain": ""}), "trustDomain"),
+        (json!({"trustDomain": "a..b"}), "trustDomain"),
         (json!([]), ""),
     ] {
         let errors = parse(&file).unwrap_err();
@@ -192,6 +239,31 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     assert_eq!(
         config.protocol_detection_timeout,
         Some(prost_types::Duration::default())
+    );
+}
+
+/// Istio does not check these values.
+#[test]
+fn unusual_values_are_accepted() {
+    for file in [
+        json!({"defaultConfig": {"terminationDrainDuration": "0s"}}),
+        json!({"defaultConfig": {"terminationDrainDuration": "1500ms", "zipkinAddress": "zipkin"}}),
+        json!({"trustDomain": "123456789012", "trustDomainAliases": ["mesh.1", "old."]}),
+    ] {
+        let parsed = parse(&file).unwrap_or_else(|errors| panic!("{file}: {errors:?}"));
+        assert!(parsed.warnings.is_empty(), "{file}: {:?}", parsed.warnings);
+    }
+    let file = json!({"serviceSettings": [{"settings": {"clusterLocal": true}}], "proxyInboundListenPort": 0,
+        "defaultConfig": {"concurrency": -1}});
+    let warnings = parse(&file).expect("a mesh config with warnings").warnings;
+    let fields: Vec<&str> = warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "proxyInboundListenPort",
+            "serviceSettings[0].hosts",
+            "defaultConfig.concurrency"
+        ]
     );
 }
 

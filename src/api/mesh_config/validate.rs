@@ -8,7 +8,7 @@ use crate::{
     api::{
         istio::{RegexUsage, common, field_path::FieldPath, traffic_policy, virtual_service},
         mesh_config::selector,
-        names::is_fqdn,
+        names::{is_fqdn, is_label},
     },
     base::cidr,
     proto::istio::mesh::v1alpha1::{
@@ -20,32 +20,30 @@ use crate::{
     },
 };
 
+const NO_PORT: &str = "is not a port, want 1 to 65535";
 /// The maximum connect timeout, in seconds.
 const MAX_CONNECT_TIMEOUT: i64 = 3600;
 
 /// Checks a merged mesh config.
 pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
+    at.field("proxyListenPort")
+        .require(is_port(config.proxy_listen_port), NO_PORT);
     for (name, port) in [
-        ("proxyListenPort", config.proxy_listen_port),
         ("proxyInboundListenPort", config.proxy_inbound_listen_port),
+        ("proxyHttpPort", config.proxy_http_port),
     ] {
-        at.field(name)
-            .require((0..=65_535).contains(&port), "is not a port, want 1 to 65535");
-        at.field(name)
-            .require_on_admission(port != 0, "is 0: sidecars get no listeners");
+        at.field(name).require(port == 0 || is_port(port), NO_PORT);
     }
-    if config.proxy_http_port != 0 {
-        let port = (1..=65_535).contains(&config.proxy_http_port);
-        at.field("proxyHttpPort")
-            .require(port, "is not a port, want 1 to 65535");
-    }
+    at.field("proxyInboundListenPort")
+        .require_on_admission(config.proxy_inbound_listen_port != 0, NO_PORT);
     durations(at, config);
     trust_domains(at, config);
     if let Some(setting) = &config.locality_lb_setting {
         traffic_policy::locality(&at.field("localityLbSetting"), setting);
     }
     at.each("serviceSettings", &config.service_settings, |at, settings| {
-        at.field("hosts").require(!settings.hosts.is_empty(), "is required");
+        at.field("hosts")
+            .require_on_admission(!settings.hosts.is_empty(), "is empty, so the settings have no effect");
         at.each("hosts", &settings.hosts, |at, host| common::wildcard_domain(at, host));
     });
     at.each("discoverySelectors", &config.discovery_selectors, |at, written| {
@@ -128,8 +126,17 @@ fn is_below_a_millisecond(duration: &Duration) -> bool {
     is_negative(duration) || duration.seconds == 0 && duration.nanos < 1_000_000
 }
 
+fn is_port(port: i32) -> bool {
+    (1..=65_535).contains(&port)
+}
+
 fn trust_domains(at: &FieldPath<'_>, config: &MeshConfig) {
-    let fits = |domain: &str| !domain.is_empty() && is_fqdn(&domain.replace(['@', '_'], "-"));
+    // Unlike a host name, it may end with a number, such as that of an account.
+    let fits = |domain: &str| {
+        let domain = domain.replace(['@', '_'], "-");
+        let mut labels = domain.strip_suffix('.').unwrap_or(&domain).split('.');
+        labels.all(is_label)
+    };
     at.field("trustDomain")
         .require(fits(&config.trust_domain), "is not a trust domain");
     at.each("trustDomainAliases", &config.trust_domain_aliases, |at, alias| {
@@ -164,22 +171,14 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
             at.regex(expression, RegexUsage::Proxy);
         });
     }
-    for (name, duration) in [
-        ("drainDuration", &config.drain_duration),
-        ("terminationDrainDuration", &config.termination_drain_duration),
-    ] {
-        if let Some(duration) = duration {
-            whole_seconds(&at.field(name), duration);
-        }
+    if let Some(duration) = &config.drain_duration {
+        whole_seconds(&at.field("drainDuration"), duration);
     }
+    at.field("discoveryAddress")
+        .require(is_host_and_port(&config.discovery_address), "want host:port");
     for (name, address) in [
-        ("discoveryAddress", config.discovery_address.as_str()),
-        ("zipkinAddress", config.zipkin_address.as_str()),
-        ("statsdUdpAddress", config.statsd_udp_address.as_str()),
-        (
-            "envoyMetricsServiceAddress",
-            config.envoy_metrics_service_address.as_str(),
-        ),
+        ("statsdUdpAddress", &config.statsd_udp_address),
+        ("envoyMetricsServiceAddress", &config.envoy_metrics_service_address),
     ] {
         at.field(name)
             .require(address.is_empty() || is_host_and_port(address), "want host:port");
@@ -198,11 +197,10 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
         ("proxyAdminPort", config.proxy_admin_port),
         ("statusPort", config.status_port),
     ] {
-        at.field(name)
-            .require((1..=65_535).contains(&port), "is not a port, want 1 to 65535");
+        at.field(name).require(is_port(port), NO_PORT);
     }
     at.field("concurrency")
-        .require(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
+        .require_on_admission(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
     let delay = match config
         .private_key_provider
         .as_ref()
@@ -221,13 +219,14 @@ fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
     let Some(tracing) = &config.tracing else { return };
     let at = at.field("tracing");
     let address = match &tracing.tracer {
-        Some(Tracer::Zipkin(tracer)) => &tracer.address,
-        Some(Tracer::Lightstep(tracer)) => &tracer.address,
-        Some(Tracer::Datadog(tracer)) => &tracer.address,
-        Some(Tracer::OpenCensusAgent(_) | Tracer::Stackdriver(_)) | None => "",
+        Some(Tracer::Zipkin(tracer)) => Some(&tracer.address),
+        Some(Tracer::Lightstep(tracer)) => Some(&tracer.address),
+        Some(Tracer::Datadog(tracer)) => Some(&tracer.address),
+        Some(Tracer::OpenCensusAgent(_) | Tracer::Stackdriver(_)) | None => None,
     };
+    // Without one, agents would not start.
     at.require(
-        address.is_empty() || is_host_and_port(address),
+        address.is_none_or(|address| is_host_and_port(address)),
         "the address: want host:port",
     );
     let tags = at.field("customTags");

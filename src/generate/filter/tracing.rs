@@ -358,12 +358,13 @@ impl FilterStack<'_> {
 
     /// Returns a configured header. `envName` is a variable of the control plane.
     ///
-    /// Parity (pilot/pkg/networking/core/tracing.go): a variable that is not set is an empty value.
+    /// Parity (pilot/pkg/networking/core/tracing.go): a variable that is not set is an empty value. Line breaks at its
+    /// end are cut, since a Secret that was made from a file often has one, and Envoy refuses them.
     fn header(&self, from: &HttpHeader) -> HeaderValue {
         let variables = &self.ctx.mesh.installation.variables;
         let value = match &from.header_value {
             Some(http_header::HeaderValue::Value(value)) => value.as_str(),
-            Some(http_header::HeaderValue::EnvName(name)) => variables.value(name),
+            Some(http_header::HeaderValue::EnvName(name)) => variables.value(name).trim_end_matches(['\r', '\n']),
             None => "",
         };
         HeaderValue {
@@ -392,7 +393,8 @@ fn resource_detectors(otel: &OpenTelemetryTracingProvider, enriched: bool) -> Ve
     [first, second, added].into_iter().flatten().collect()
 }
 
-/// Returns the timeout of requests to a collector. Envoy refuses an `HttpUri` without one, or with a value out of range.
+/// Returns the timeout of requests to a collector. Envoy refuses an `HttpUri` without one, or with a value out of
+/// range.
 ///
 /// Parity (pilot/pkg/networking/core/tracing.go): the default of Zipkin. Istio sends other collectors none.
 fn timeout(declared: Option<prost_types::Duration>) -> prost_types::Duration {

@@ -14,7 +14,7 @@ pub struct MachineMetadata {
     pub group: SmolStr,
     /// The WorkloadEntry of the machine (`WORKLOAD_ENTRY`); may be empty.
     pub entry: SmolStr,
-    /// True if the proxy accepts HBONE (`ENABLE_HBONE`).
+    /// True if the proxy accepts HBONE where the mesh permits it (`ENABLE_HBONE`).
     pub accepts_hbone: bool,
     /// True if the agent probes the workload (`readinessProbe` of `PROXY_CONFIG`).
     pub is_probed: bool,

@@ -250,7 +250,7 @@ impl<'a> GatewayVirtualService<'a> {
             http3,
         } in servers
         {
-            let offered = server.hosts_for(self.summary.meta.namespace());
+            let offered = server.hosts_for(ctx.cx, ctx.mesh, self.summary.meta.namespace());
             let hosts = intersection(&offered, &self.summary.hosts);
             if hosts.is_empty() {
                 continue;

@@ -124,10 +124,12 @@ impl Names {
     }
 
     fn of_rules(&mut self, ctx: &BuildContext, selected: &Selected, clients: &CredentialUsers) {
-        let default = &ctx.mesh_config().default_destination_rule_export_to;
+        // Parity (pilot/pkg/model/push_context.go): of the default, only `.` counts.
+        let default = ctx.mesh_config().default_destination_rule_export_to.iter();
+        let default: Vec<String> = default.filter(|value| *value == ".").cloned().collect();
         let namespace = &selected.proxy.namespace;
         for (_, rule) in ctx.mesh.credential_rules.get(ctx.cx, clients) {
-            if !export::read(&rule.spec.export_to, default, rule.meta.namespace()).visible_to(namespace) {
+            if !export::read(&rule.spec.export_to, &default, rule.meta.namespace()).visible_to(namespace) {
                 continue;
             }
             if let (CredentialUsers::Selected(_), Some(selector)) = (clients, &rule.spec.workload_selector) {

@@ -207,6 +207,28 @@ fn every_reference_to_a_credential_counts() {
     assert_eq!(context["trustedCa"]["inlineBytes"], "cHVibGlj");
 }
 
+/// Rules are exported by default unless the mesh says `.`; other values of the mesh do not count.
+#[test]
+fn rules_count_where_they_are_visible_by_default() {
+    let rule = "{apiVersion: networking.istio.io/v1, kind: DestinationRule, metadata: {name: c, namespace: elsewhere},
+        spec: {host: c.com, trafficPolicy: {tls: {mode: SIMPLE, credentialName: 'configmap://elsewhere/roots'}}}}";
+    for (default, is_visible) in [("[elsewhere]", true), ("['~']", true), ("['.']", false)] {
+        let mesh = format!("defaultDestinationRuleExportTo: {default}");
+        let files = [
+            ("mesh.yaml", mesh.as_str()),
+            ("kube.yaml", SECRETS),
+            ("config.yaml", rule),
+        ];
+        let store = fixture::store(
+            Installation::default(),
+            &files,
+            vec![proxy("sidecar", "default", "web")],
+        );
+        let found = names(&store, 0, ResourceType::Secret);
+        assert_eq!(found.len(), usize::from(is_visible), "{default}: {found:?}");
+    }
+}
+
 #[test]
 fn keys_may_be_used_by_a_provider() {
     let mesh = "defaultConfig: {privateKeyProvider: {qat: {pollDelay: 2.005s, fallback: true}}}";

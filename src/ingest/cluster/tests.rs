@@ -460,11 +460,14 @@ async fn the_mesh_config_of_a_remote_cluster_is_in_its_first_batch() {
 /// The role of an earlier release, to which the right is added later.
 #[tokio::test]
 async fn a_mesh_config_that_must_not_be_read_does_not_delay_a_remote_cluster() {
-    let mut fixture = Fixture::remote();
-    fixture.server.forbid(MESH);
-    assert_eq!(fixture.summary().await, remote_batch(0));
-    fixture.server.set(MESH, json!([mesh_config("trustDomain: td2")]));
-    assert_eq!(fixture.summary().await, ["+istio-system/istio"]);
+    for (items, count) in [(json!([mesh_config("trustDomain: td2")]), 1), (json!([]), 0)] {
+        let mut fixture = Fixture::remote();
+        fixture.server.forbid(MESH);
+        // Unknown is not empty.
+        assert_eq!(fixture.summary().await, remote_batch(0)[1..]);
+        fixture.server.set(MESH, items);
+        assert_eq!(fixture.summary().await, [format!("MeshConfig {count}")]);
+    }
 }
 
 #[test]

@@ -75,6 +75,45 @@ fn the_own_config_overrides_the_shared_config() {
 }
 
 #[test]
+fn the_shared_config_applies_below_an_invalid_own_one() {
+    let mut fixture = Fixture::new();
+    let own = Text::Is("enableTracing: maybe\n".to_owned());
+    fixture.texts.insert(Part::Mesh, own);
+    for domain in ["shared", "edited"] {
+        let changes = fixture.set(Part::Shared, &format!("trustDomain: {domain}\n"));
+        assert_eq!(mesh_config(&changes).trust_domain, domain);
+    }
+    fixture.set(Part::Mesh, "trustDomain: own\n");
+    fixture.set(Part::Mesh, "enableTracing: maybe\n");
+    let changes = fixture.set(Part::Shared, "trustDomain: late\n");
+    assert!(changes.is_empty(), "the last valid one stays: {changes:?}");
+}
+
+#[test]
+fn shared_networks_replace_the_own_ones() {
+    let mut fixture = Fixture::new();
+    let names = |changes: &[Change]| {
+        let rows = changes.iter().find_map(|change| match change {
+            Change::Replace(source, rows) if source.kind == Kind::MeshNetworks => Some(rows),
+            _ => None,
+        });
+        match &rows.expect("networks")[..] {
+            [Row::MeshNetworks(row)] => row.spec.networks.keys().cloned().collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let network = |name: &str| format!("networks: {{{name}: {{endpoints: [{{fromRegistry: c}}]}}}}\n");
+    assert_eq!(names(&fixture.set(Part::Networks, &network("own"))), ["own"]);
+    assert_eq!(
+        names(&fixture.set(Part::SharedNetworks, &network("shared"))),
+        ["shared"]
+    );
+    assert!(fixture.set(Part::Networks, &network("edited")).is_empty());
+    fixture.texts.insert(Part::SharedNetworks, Text::Absent);
+    assert_eq!(names(&fixture.reader.read(&fixture.texts)), ["edited"]);
+}
+
+#[test]
 fn an_invalid_shared_config_does_not_freeze_the_own_one() {
     let mut fixture = Fixture::new();
     fixture.reader.places.insert(Part::Shared, "shared".into());
@@ -108,7 +147,7 @@ fn an_invalid_document_keeps_the_last_valid_one() {
     }
     assert!(
         fixture
-            .set(Part::Networks, "networks: {n: {endpoints: [{}]}}\n")
+            .set(Part::Networks, "networks: {n: {endpoints: [{fromCidr: x}]}}\n")
             .is_empty()
     );
     let reported = fixture.reported.lock().unwrap().clone();

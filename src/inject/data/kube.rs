@@ -51,6 +51,12 @@ impl Kube {
         Some(self.value(position))
     }
 
+    /// Returns an embedded struct by its name.
+    fn embedded(&self, name: &str) -> Option<Value> {
+        let part = self.kind.embedded.iter().find(|part| part.name == name)?;
+        Some(structure(part, &self.object))
+    }
+
     /// Returns the embedded metadata, whose fields and methods are also those of the struct.
     fn metadata(&self) -> Option<&Arc<dyn Object>> {
         match self.own_field(METADATA)? {
@@ -72,7 +78,7 @@ impl Object for Kube {
     fn field(&self, name: &str) -> Option<Value> {
         match self.own_field(name) {
             Some(value) => Some(value.clone()),
-            None => self.metadata()?.field(name),
+            None => self.embedded(name).or_else(|| self.metadata()?.field(name)),
         }
     }
 

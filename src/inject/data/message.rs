@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use prost_reflect::{DynamicMessage, EnumDescriptor, FieldDescriptor, Kind, MapKey, MessageDescriptor, ReflectMessage};
 
-use super::Scalar;
+use super::{Scalar, duration::duration};
 use crate::{
     proto::json::dynamic_to_json,
     template::{Context, Failure, Function, IntType, List, Map, Object, Text, Type, UintType, Value},
@@ -80,7 +80,10 @@ impl Object for Message {
     }
 
     fn method(&self, name: &str) -> Option<Arc<Function>> {
-        let value = self.field(name.strip_prefix("Get")?)?;
+        let value = match name.strip_prefix("Get") {
+            Some(field) => self.field(field)?,
+            None => as_duration(&self.descriptor, name, |field| self.field(field))?,
+        };
         Some(Arc::new(Function::getter(name, value)))
     }
 
@@ -107,10 +110,24 @@ impl Object for Nil {
     }
 
     fn method(&self, name: &str) -> Option<Arc<Function>> {
-        let name_of_field = name.strip_prefix("Get")?;
-        let field = self.0.fields().find(|field| go_name(field.name()) == name_of_field)?;
-        Some(Arc::new(Function::getter(name, zero(&field))))
+        let value = match name.strip_prefix("Get") {
+            Some(name) => zero(&self.0.fields().find(|field| go_name(field.name()) == name)?),
+            None => as_duration(&self.0, name, |_| None)?,
+        };
+        Some(Arc::new(Function::getter(name, value)))
     }
+}
+
+/// Returns the result of `AsDuration` of a `google.protobuf.Duration`; `None` for other methods and messages.
+fn as_duration(descriptor: &MessageDescriptor, method: &str, field: impl Fn(&str) -> Option<Value>) -> Option<Value> {
+    if method != "AsDuration" || descriptor.full_name() != "google.protobuf.Duration" {
+        return None;
+    }
+    let number = |name: &str| match field(name) {
+        Some(Value::Int(_, number)) => number,
+        _ => 0,
+    };
+    Some(duration(number("Seconds"), number("Nanos")))
 }
 
 fn reflected(field: &FieldDescriptor, value: &prost_reflect::Value) -> Value {

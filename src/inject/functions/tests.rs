@@ -87,18 +87,19 @@ fn parsed_documents_are_paid_for() {
             "{call}: {error}"
         );
     }
+    // Each of 262144 small maps takes a node of a tree.
+    let wide = "{{ $x := dict `a` 0 }}{{ range until 6 }}{{ $x = list $x $x $x $x $x $x $x $x }}{{ end }}";
+    let error = render(&format!("{wide}{{{{ toYaml $x | len }}}}"));
+    assert!(error.contains("values take more than 67108864 bytes"), "{error}");
 }
 
+/// All values of a chart are about this large.
 #[test]
-fn durations_print_as_in_go() {
-    for (seconds, nanos, expected) in [
-        (0, 0, "0s"),
-        (45, 0, "45s"),
-        (3600, 0, "1h0m0s"),
-        (90, 500_000_000, "1m30.5s"),
-        (0, 1_500_000, "1.5ms"),
-        (-5, 0, "-5s"),
-    ] {
-        assert_eq!(go_duration(seconds, nanos), expected);
-    }
+fn ordinary_documents_are_admitted() {
+    let document = "{{ $x := dict }}{{ range $i := until 100 }}\
+                    {{ $_ := set $x (toString $i) (dict `a` (list 1 2) `b` (dict `c` `text` `d` true)) }}{{ end }}";
+    let length = render(&format!(
+        "{document}{{{{ range until 20 }}}}{{{{ toYaml $x | len }}}} {{{{ end }}}}"
+    ));
+    assert_eq!(length.split_whitespace().count(), 20, "{length}");
 }

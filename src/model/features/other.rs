@@ -98,7 +98,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ("ROOT_CA_DIR", "Folder of the plugged-in CA."),
     (
         "SHARED_MESH_CONFIG",
-        "ConfigMap whose mesh config is the base of the own one.",
+        "ConfigMap whose mesh config is the base of the own one, and whose networks replace the own ones.",
     ),
     ("TOKEN_ISSUER", "Issuer of the tokens that `JWT_RULE` accepts."),
     (

@@ -1,9 +1,11 @@
 //! Merging servers on one router.
 
+use serde_json::{Value, json};
+
 use super::*;
 use crate::{
-    api::Kind,
-    model::{Installation, features::Features, fixture},
+    api::{Kind, document},
+    model::{Change, Installation, World, features::Features, fixture},
     proto::istio::networking::v1alpha3::{Port, Server},
 };
 
@@ -56,7 +58,7 @@ fn exposed() -> Vec<ExposedPort> {
 /// Merges Gateways `ns/g0`, `ns/g1`, ... in this order.
 fn merged_with(features: Features, exposed: &[ExposedPort], gateways: &[Vec<Server>]) -> MergedGateway {
     let name = |index: usize| format!("ns/g{index}");
-    let mut world = crate::model::World::new(Installation {
+    let mut world = World::new(Installation {
         features,
         ..Installation::default()
     });
@@ -65,7 +67,7 @@ fn merged_with(features: Features, exposed: &[ExposedPort], gateways: &[Vec<Serv
             servers: servers.clone(),
             ..Default::default()
         };
-        crate::model::Change::Upsert(fixture::config(Kind::Gateway, &name(index), 0, spec).into())
+        Change::Upsert(fixture::config(Kind::Gateway, &name(index), 0, spec).into())
     });
     let mesh = world.commit(rows.collect()).snapshot;
     let keys: Vec<_> = (0..gateways.len()).map(|index| fixture::key(&name(index))).collect();
@@ -212,6 +214,56 @@ fn servers_whose_hosts_are_taken_pass_no_tls_through() {
     assert!(merged(&[vec![plain], vec![passing()]]).auto_passthrough);
     let same_hosts = tls(TlSmode::Simple, server(9443, "HTTPS", "s", &["*.example.com"]));
     assert!(!merged(&[vec![same_hosts], vec![passing()]]).auto_passthrough);
+}
+
+/// Merges Gateways of the Gateway API, `ns/g0`, `ns/g1`, ... Each has a listener for `x.test` that allows routes of
+/// these namespaces. Teams `a` and `b` have a namespace each.
+fn merged_listeners(allowed: &[&Value]) -> MergedGateway {
+    let namespace = |name: &str| {
+        let meta = json!({"name": name, "labels": {"team": name}});
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": meta})
+    };
+    let gateway = |(number, namespaces): (usize, &&Value)| {
+        let listener = json!({"name": "tls", "port": 443, "protocol": "TLS", "hostname": "x.test",
+            "tls": {"mode": "Passthrough"}, "allowedRoutes": {"namespaces": namespaces}});
+        json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": format!("g{number}"), "namespace": "ns",
+                "annotations": {"gateway.istio.io/name-override": "gateway"}},
+            "spec": {"gatewayClassName": "istio", "listeners": [listener]}})
+    };
+    let objects = ["a", "b"].map(namespace).into_iter();
+    let objects = objects.chain(allowed.iter().enumerate().map(gateway));
+    let rows = objects.flat_map(|object| document::parse(&fixture::CLUSTER, &object).rows);
+    let mut world = World::new(Installation::default());
+    let mesh = world.commit(rows.map(Change::Upsert).collect()).snapshot;
+    let cx = Cx::untracked();
+    let keys: Vec<_> = mesh.gateways.keys(&cx).cloned().collect();
+    assert_eq!(keys.len(), allowed.len());
+    MergedGateway::of(&cx, &mesh, &keys, &exposed())
+}
+
+#[test]
+fn listeners_for_one_host_conflict_in_namespaces_that_both_select() {
+    let of_team = |team: &str| json!({"from": "Selector", "selector": {"matchLabels": {"team": team}}});
+    let (a, b, c) = (of_team("a"), of_team("b"), of_team("c"));
+    let exists = json!({"matchExpressions": [{"key": "team", "operator": "Exists"}]});
+    let each = json!({"from": "Selector", "selector": exists});
+    let (all, own) = (json!({"from": "All"}), json!({"from": "Same"}));
+    let rejected = |allowed: &[&Value]| -> Vec<String> {
+        let merged = merged_listeners(allowed);
+        assert_eq!(merged.servers.len() + merged.rejected.len(), allowed.len());
+        let names = merged.rejected.iter().filter_map(|name| name.split('~').next());
+        names.map(str::to_owned).collect()
+    };
+    assert_eq!(rejected(&[&a, &b]), [""; 0]);
+    assert_eq!(rejected(&[&a, &a]), ["ns/g1"]);
+    assert_eq!(rejected(&[&each, &b]), ["ns/g1"]);
+    assert_eq!(rejected(&[&a, &b, &each, &b]), ["ns/g2", "ns/g3"]);
+    // A listener for all namespaces is another user of the host.
+    assert_eq!(rejected(&[&each, &all, &own]), [""; 0]);
+    assert_eq!(rejected(&[&all, &a, &all]), ["ns/g2"]);
+    // Parity (pilot/pkg/config/kube/gateway/conversion.go, buildHostnameMatch): selectors without a namespace conflict.
+    assert_eq!(rejected(&[&c, &a, &c]), ["ns/g2"]);
 }
 
 /// Comparing each address with all others would take minutes.

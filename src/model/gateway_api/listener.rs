@@ -2,6 +2,8 @@
 
 pub mod conflict;
 pub mod key_pair;
+#[cfg(test)]
+mod tests;
 pub(super) mod tls;
 
 use smol_str::SmolStr;
@@ -20,7 +22,8 @@ use crate::{
     model::{
         MeshSnapshot,
         gateway::{
-            ACCEPTS_UNTRUSTED_ANNOTATION, PARENT_NAMESPACE_ANNOTATION, SEMANTICS_ANNOTATION, SERVICE_ANNOTATION,
+            ACCEPTS_UNTRUSTED_ANNOTATION, NO_NAMESPACE, PARENT_NAMESPACE_ANNOTATION, SEMANTICS_ANNOTATION,
+            SERVICE_ANNOTATION, selects_namespace,
         },
         inputs::Inputs,
     },
@@ -38,8 +41,6 @@ const NAME_OVERRIDE_ANNOTATION: &str = "gateway.istio.io/name-override";
 const SERVICE_TYPE_ANNOTATION: &str = "networking.istio.io/service-type";
 /// Annotation with the service account of the deployment.
 const DEPLOYED_ACCOUNT_ANNOTATION: &str = "gateway.istio.io/service-account";
-/// Label of namespaces with their name, which older API servers do not set.
-const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// Protocol of tunnels.
 const HBONE: &str = "HBONE";
 /// Port of tunnels.
@@ -83,14 +84,51 @@ pub struct Listener {
     pub port: u16,
     /// Protocol as written.
     pub protocol: SmolStr,
-    /// Hosts of the server, `namespace/host`.
-    pub hosts: Vec<String>,
+    /// Host of the server; `*` for all.
+    pub host: SmolStr,
+    /// Namespaces whose routes may attach.
+    pub namespaces: RouteNamespaces,
     /// Kinds of routes that may attach.
     pub kinds: Vec<Kind>,
     /// Key of the Gateway that it is converted to.
     pub gateway: ObjectKey,
     /// That Gateway; `None` if the listener has a mistake.
     pub converted: Option<Shared<Config<networking::Gateway>>>,
+}
+
+impl Listener {
+    /// Returns true if routes of a namespace may attach.
+    pub fn allows(&self, cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> bool {
+        match &self.namespaces {
+            RouteNamespaces::All => true,
+            RouteNamespaces::Same => self.gateway.namespace == *namespace,
+            RouteNamespaces::Selected(selector) => selects_namespace(cx, mesh, selector, namespace),
+        }
+    }
+}
+
+/// The namespaces whose routes may attach to a listener.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RouteNamespaces {
+    /// All namespaces.
+    All,
+    /// The listener's own.
+    Same,
+    /// Those that a selector selects. They are not listed: the lists of many listeners in a cluster with many
+    /// namespaces would take far more memory than the objects.
+    Selected(Shared<LabelSelector>),
+}
+
+impl RouteNamespaces {
+    fn of(allowed: Option<&AllowedRoutes>) -> Self {
+        let namespaces = allowed.and_then(|allowed| allowed.namespaces.as_ref());
+        let (from, selector) = namespaces.map_or((None, None), |it| (it.from.as_deref(), it.selector.as_ref()));
+        match (from, selector) {
+            (None | Some("Same"), _) => Self::Same,
+            (Some("All"), _) | (_, None) => Self::All,
+            (_, Some(selector)) => Self::Selected(selector.clone().into()),
+        }
+    }
 }
 
 /// Returns the changed Gateways and ListenerSets.
@@ -112,17 +150,27 @@ pub fn converted_keys(_: &ListenerOwner, row: &Listeners, emit: &mut dyn FnMut(O
     row.listeners.iter().for_each(|listener| emit(listener.gateway.clone()));
 }
 
-/// Derives the Gateway made from a listener. A written one of its name precedes it.
+/// Derives the Gateway made from a listener.
 pub fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Config<networking::Gateway>> {
+    listener_of(cx, mesh, key)?.converted.as_deref().cloned()
+}
+
+/// Derives the selector of the namespaces whose routes may attach to the listener that a Gateway is made from.
+pub fn selector(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<LabelSelector> {
+    match &listener_of(cx, mesh, key)?.namespaces {
+        RouteNamespaces::Selected(selector) => Some(LabelSelector::clone(selector)),
+        RouteNamespaces::All | RouteNamespaces::Same => None,
+    }
+}
+
+/// Returns the listener that a Gateway is made from. A written Gateway of its name precedes it.
+fn listener_of<'a>(cx: &Cx, mesh: &'a MeshSnapshot, key: &ObjectKey) -> Option<&'a Listener> {
     if mesh.written_gateways.get(cx, key).is_some() {
         return None;
     }
-    let mut owners = mesh.listeners_by_gateway.get(cx, key);
-    owners.find_map(|(_, row)| {
-        let mut listeners = row.listeners.iter().filter(|listener| listener.gateway == *key);
-        let converted = listeners.find_map(|listener| listener.converted.as_ref())?;
-        Some(Config::clone(converted))
-    })
+    let owners = mesh.listeners_by_gateway.get(cx, key);
+    let mut listeners = owners.flat_map(|(_, row)| &row.listeners);
+    listeners.find(|listener| listener.gateway == *key && listener.converted.is_some())
 }
 
 /// Derives the listeners of a Gateway or ListenerSet.
@@ -258,7 +306,7 @@ impl<'a> Declaration<'a> {
         mesh: &'d MeshSnapshot,
     ) -> impl Iterator<Item = (&'d gateway_api::gateway::Listener, ListenerMistakes)> {
         self.with_conflicts().map(|(listener, conflict)| {
-            let mut mistakes = self.server(cx, mesh, listener, &[]).err().unwrap_or_default();
+            let mut mistakes = self.server(cx, mesh, listener, Vec::new()).err().unwrap_or_default();
             mistakes.accepted = self.unexpected(listener).or(mistakes.accepted);
             mistakes.conflict = conflict.cloned();
             (listener, mistakes)
@@ -306,8 +354,15 @@ impl<'a> Declaration<'a> {
         let port = port(listener);
         let name = [&key.name, "~", CONVERTED, "~", &listener.name].concat();
         let gateway = ObjectKey::new(&key.cluster, key.namespace.clone(), name);
-        let hosts = hosts(cx, mesh, &key.namespace, listener);
-        let server = self.server(cx, mesh, listener, &hosts);
+        let host = listener.hostname.clone().unwrap_or(SmolStr::new_static("*"));
+        let namespaces = RouteNamespaces::of(listener.allowed_routes.as_ref());
+        let user = match &namespaces {
+            RouteNamespaces::All => "*",
+            RouteNamespaces::Same => key.namespace.as_str(),
+            // The server has the selector beside the host (model::gateway).
+            RouteNamespaces::Selected(_) => NO_NAMESPACE,
+        };
+        let server = self.server(cx, mesh, listener, vec![[user, "/", &host].concat()]);
         let converted = server.map(|server| {
             Shared::new(Config {
                 meta: converted_meta(
@@ -328,7 +383,8 @@ impl<'a> Declaration<'a> {
             hostname: listener.hostname.clone().unwrap_or_default(),
             port: port.unwrap_or_default(),
             protocol: listener.protocol.clone(),
-            hosts,
+            host,
+            namespaces,
             kinds: kinds(listener),
             gateway,
             converted: converted.ok(),
@@ -340,7 +396,7 @@ impl<'a> Declaration<'a> {
         cx: &Cx,
         mesh: &MeshSnapshot,
         listener: &gateway_api::gateway::Listener,
-        hosts: &[String],
+        hosts: Vec<String>,
     ) -> Result<networking::Server, ListenerMistakes> {
         let tls = tls::settings(cx, mesh, self.owner, self.gateway, self.meta, listener);
         let protocol = self.protocol(mesh, &listener.protocol);
@@ -352,7 +408,7 @@ impl<'a> Declaration<'a> {
                     protocol,
                     ..Default::default()
                 }),
-                hosts: hosts.to_vec(),
+                hosts,
                 tls,
                 ..Default::default()
             }),
@@ -548,45 +604,6 @@ pub(super) fn kinds(listener: &gateway_api::gateway::Listener) -> Vec<Kind> {
     supported.iter().filter(is_allowed).copied().collect()
 }
 
-/// Returns the hosts of the server: the listener's host for each namespace whose routes may attach.
-fn hosts(cx: &Cx, mesh: &MeshSnapshot, own: &Namespace, listener: &gateway_api::gateway::Listener) -> Vec<String> {
-    let host = listener.hostname.as_ref().map_or("*", SmolStr::as_str);
-    let namespaces = route_namespaces(cx, mesh, own, listener.allowed_routes.as_ref());
-    if namespaces.is_empty() {
-        // No namespace has this name; the server exists nevertheless.
-        return vec![["~/", host].concat()];
-    }
-    namespaces
-        .iter()
-        .map(|namespace| [namespace, "/", host].concat())
-        .collect()
-}
-
-fn route_namespaces(cx: &Cx, mesh: &MeshSnapshot, own: &Namespace, allowed: Option<&AllowedRoutes>) -> Vec<SmolStr> {
-    let namespaces = allowed.and_then(|allowed| allowed.namespaces.as_ref());
-    let (from, selector) = namespaces.map_or((None, None), |it| (it.from.as_deref(), it.selector.as_ref()));
-    match (from, selector) {
-        (None | Some("Same"), _) => vec![SmolStr::new(own.as_str())],
-        (Some("All"), _) | (_, None) => vec![SmolStr::new_static("*")],
-        (_, Some(selector)) => {
-            let all = mesh.namespaces.iter(cx);
-            let own_cluster = all.filter(|(key, _)| key.cluster == mesh.installation.cluster);
-            let selected = own_cluster.filter(|(key, row)| selects(selector, &key.name, &row.meta.labels));
-            selected.map(|(key, _)| key.name.clone()).collect()
-        }
-    }
-}
-
-/// Returns true if a selector matches a namespace.
-fn selects(selector: &LabelSelector, name: &SmolStr, labels: &Labels) -> bool {
-    if labels.get(NAMESPACE_NAME_LABEL) == Some(name) {
-        return selector.matches(labels);
-    }
-    let mut labels = labels.clone();
-    labels.insert(NAMESPACE_NAME_LABEL.into(), name.clone());
-    selector.matches(&labels)
-}
-
 /// Returns true if a Gateway admits ListenerSets of a namespace.
 pub fn admits(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>, namespace: &Namespace) -> bool {
     let allowed = gateway.spec.allowed_listeners.as_ref();
@@ -596,11 +613,10 @@ pub fn admits(cx: &Cx, mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gatewa
     match from.as_deref() {
         Some("All") => true,
         Some("Same") => gateway.meta.namespace() == namespace,
-        None | Some("Selector") => selector.as_ref().is_some_and(|selector| {
-            let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
-            let row = mesh.namespaces.get(cx, &key);
-            row.is_some_and(|row| selects(selector, &key.name, &row.meta.labels))
-        }),
+        None | Some("Selector") => {
+            let selects = |selector| selects_namespace(cx, mesh, selector, namespace);
+            selector.as_ref().is_some_and(selects)
+        }
         Some(_) => false,
     }
 }

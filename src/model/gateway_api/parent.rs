@@ -166,7 +166,7 @@ fn listeners(
         let gateway = [&*listener.gateway.namespace, "/", &listener.gateway.name].concat();
         parents.push(Parent {
             reference: reference.clone(),
-            denied: denial(child, listener, reference),
+            denied: denial(cx, mesh, child, listener, reference),
             target: Target::Listener {
                 owner: owner.clone(),
                 section: listener.name.clone(),
@@ -179,7 +179,13 @@ fn listeners(
 }
 
 /// Returns the reason why a route does not attach to a listener.
-fn denial(child: &Child, listener: &Listener, reference: &ParentReference) -> Option<super::Mistake> {
+fn denial(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    child: &Child,
+    listener: &Listener,
+    reference: &ParentReference,
+) -> Option<super::Mistake> {
     let denied = |reason, message: String| Some(super::Mistake::new(reason, message));
     if let Some(port) = reference.port.filter(|port| *port != 0 && *port != listener.port) {
         return denied(reason::NO_PARENT, format!("port {port} not found"));
@@ -191,22 +197,16 @@ fn denial(child: &Child, listener: &Listener, reference: &ParentReference) -> Op
             format!("sectionName {section:?} not found", section = section.as_str()),
         );
     }
-    let own = child.meta.namespace().as_str();
+    let own = child.meta.namespace();
     let any = [SmolStr::new_static("*")];
     let hostnames = if child.hostnames.is_empty() {
         &any[..]
     } else {
         child.hostnames
     };
-    // All of these have the listener's host, one for each namespace whose routes may attach.
-    let mut hosts = listener
-        .hosts
-        .iter()
-        .map(|offered| offered.split_once('/').unwrap_or(("*", offered)));
-    let offered = hosts.clone().next();
-    let has_host =
-        offered.is_some_and(|(_, offered)| hostnames.iter().any(|hostname| host::overlaps(offered, hostname)));
-    let is_matched = offered.is_none() || has_host && hosts.any(|(namespace, _)| namespace == "*" || namespace == own);
+    let offers = |hostname: &SmolStr| host::overlaps(&listener.host, hostname);
+    let has_host = hostnames.iter().any(offers);
+    let is_matched = has_host && listener.allows(cx, mesh, own);
     let written = listener.hostname.as_str();
     match (is_matched, has_host) {
         (true, _) if listener.kinds.contains(&child.kind) => None,
@@ -274,40 +274,4 @@ fn has_foreign_waypoint(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace
         let name = &class.spec.controller_name;
         name != class::WAYPOINT && Controller::named(mesh, name) != Some(Controller::Gateway)
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::fixture;
-
-    #[test]
-    fn the_host_of_a_listener_is_compared_once() {
-        let namespaces = (0..100_000).map(|number| format!("n{number}/*.test"));
-        let listener = Listener {
-            name: "web".into(),
-            hostname: "*.test".into(),
-            port: 80,
-            protocol: "HTTP".into(),
-            hosts: namespaces.collect(),
-            kinds: vec![Kind::HttpRoute],
-            gateway: fixture::key("gw/web"),
-            converted: None,
-        };
-        let hosts: Vec<SmolStr> = (0..10_000).map(|number| format!("h{number}.other").into()).collect();
-        let denied = |namespace: &str, hosts: &[SmolStr]| {
-            let meta = fixture::meta(Kind::HttpRoute, &format!("{namespace}/route"), 1);
-            let child = Child {
-                kind: Kind::HttpRoute,
-                meta: &meta,
-                hostnames: hosts,
-            };
-            denial(&child, &listener, &ParentReference::default()).map(|mistake| mistake.reason)
-        };
-        assert_eq!(denied("n99999", &hosts), Some(reason::NO_HOST));
-        let own = [SmolStr::new_static("a.test")];
-        assert_eq!(denied("n99999", &own), None);
-        assert_eq!(denied("n99999", &[]), None);
-        assert_eq!(denied("other", &own), Some(reason::NOT_ALLOWED));
-    }
 }

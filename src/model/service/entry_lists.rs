@@ -1,7 +1,7 @@
 //! Lists that all services of a ServiceEntry have in common.
 //!
-//! An entry has a service for each of its hosts and addresses, and no limit for the length of these lists. So they exist
-//! once: in a row for the entry, or in that of its only host.
+//! An entry has a service for each of its hosts and addresses, and no limit for the length of these lists. So they
+//! exist once: in a row for the entry, or in that of its only host.
 
 use std::collections::BTreeSet;
 

@@ -86,10 +86,23 @@ fn vips(object: &kube::Service) -> Vec<SmolStr> {
 
 /// Returns the name of the Kubernetes Service with this host name in a domain; `None` for other hosts.
 fn object_name(domain: &str, key: &ServiceKey) -> Option<SmolStr> {
-    let rest = key.hostname.strip_suffix(domain)?;
-    let rest = rest.strip_suffix(".svc.")?.strip_suffix(key.namespace.as_str())?;
-    let name = rest.strip_suffix('.')?;
-    (!name.is_empty() && !name.contains('.')).then(|| SmolStr::new(name))
+    let (name, namespace) = split_host(domain, &key.hostname)?;
+    (namespace == key.namespace.as_str()).then(|| SmolStr::new(name))
+}
+
+/// Splits the host name of a Kubernetes Service in a domain into name and namespace; `None` for other hosts.
+fn split_host<'a>(domain: &str, hostname: &'a str) -> Option<(&'a str, &'a str)> {
+    let rest = hostname.strip_suffix(domain)?.strip_suffix(".svc.")?;
+    rest.split_once('.').filter(|(name, _)| !name.is_empty())
+}
+
+/// Returns true for the host of an ExternalName service.
+pub(super) fn is_external_name(cx: &Cx, mesh: &MeshSnapshot, hostname: &Hostname) -> bool {
+    let Some((name, namespace)) = split_host(&mesh.installation.domain, hostname) else {
+        return false;
+    };
+    let objects = objects(cx, mesh, &Namespace::new(namespace), &SmolStr::new(name));
+    objects.first().is_some_and(|object| object.is_external_name())
 }
 
 /// Returns the Services of one name in all clusters: the config cluster first, then by cluster id.

@@ -205,8 +205,17 @@ fn an_alias_chain_is_followed_when_its_middle_changes() {
         external("c", "b"),
     ]);
     assert_eq!(service_of(&world, A).aliases.len(), 2);
+    assert_eq!(world.snapshot().host_aliases.len(), 1, "only of the end of the chain");
     world.commit(vec![Change::Upsert(external("b", "d"))]);
     assert_eq!(service_of(&world, A).aliases.len(), 0);
+    assert_eq!(service_of(&world, "d.default.svc.cluster.local").aliases.len(), 2);
+    // A ServiceEntry for the host of an alias has the aliases of that host.
+    let spec = json!({"hosts": ["b.default.svc.cluster.local"], "ports": [80]});
+    world.commit(vec![Change::Upsert(entry("e", &spec, Value::Null))]);
+    let both = service_of(&world, "b.default.svc.cluster.local");
+    let mut counts: Vec<usize> = both.members.iter().map(|one| one.aliases.len()).collect();
+    counts.sort_unstable();
+    assert_eq!(counts, [0, 1]);
     assert_eq!(service_of(&world, "d.default.svc.cluster.local").aliases.len(), 2);
     world.commit(vec![Change::Upsert(concrete("b"))]);
     assert_eq!(service_of(&world, "d.default.svc.cluster.local").aliases.len(), 0);
@@ -470,10 +479,12 @@ fn services_of_an_entry_share_its_lists() {
     for one in &visibility.expect("a row").members {
         assert!(one.export_to.same(&first.export_to) && one.aliases.same(&first.aliases));
     }
-    // With one host left, its own row has the lists.
+    // With one host left, its own row has the lists, except the aliases.
     let spec = json!({"hosts": ["x.com"], "ports": [80], "subjectAltNames": ["c"]});
     world.commit(vec![Change::Upsert(entry("e", &spec, Value::Null))]);
-    assert_eq!(*service_of(&world, "x.com").service_accounts, ["c"]);
+    let service = service_of(&world, "x.com");
+    assert_eq!(*service.service_accounts, ["c"]);
+    assert!(service.aliases.same(&first.aliases));
     assert!(world.snapshot().entry_lists.is_empty());
 }
 

@@ -45,6 +45,7 @@ use crate::model::{
     policy::{self, PolicyTarget},
     service::{
         self, Service, ServiceKey, Visibility,
+        alias::{self, HostAliases},
         auto_allocation::{self, AutoAddresses, AutoAllocation},
         entry_lists::{self, EntryLists},
     },
@@ -430,6 +431,9 @@ graph! {
     /// Lists of ServiceEntries with several hosts.
     table entry_lists (ObjectKey, EntryLists) from (with |_, inputs, mesh| entries_with_lists(inputs, mesh)) =
             entry_lists::entry_lists;
+    /// Aliases of hosts.
+    table host_aliases (crate::base::Hostname, HostAliases)
+        from (with |graph, _, _| graph.aliases_by_target.changed().iter().cloned().collect()) = alias::host_aliases;
     /// Services merged over clusters and registries.
     table services (ServiceKey, Service) from (with |graph, _, mesh| service::candidates(
             &mesh.installation,
@@ -448,6 +452,8 @@ graph! {
     /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
     index services_by_export ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility)
         from (visibility) = service::export_keys;
+    /// Labels of the config cluster's namespaces.
+    table namespace_labels (ObjectKey, crate::base::Labels) from (inputs.namespaces) = gateway::namespace_labels;
     /// ListenerSets by their Gateways.
     index listener_sets_by_gateway (ObjectKey, ObjectKey, Config<api::gateway_api::ListenerSet>)
         from (inputs.listener_sets) = gateway_api::listener::gateway_of_set;
@@ -479,6 +485,10 @@ graph! {
     table converted_gateways (ObjectKey, Config<networking::Gateway>)
         from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::converted;
+    /// Selectors of the namespaces whose routes may attach to these listeners.
+    table listener_selectors (ObjectKey, crate::base::select::LabelSelector)
+        from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
+            gateway_api::listener::selector;
     /// Routes of the Gateway API with their parents.
     table attached_routes (RouteKey, AttachedRoute)
         from (with |_, inputs, _| gateway_api::route::candidates(inputs)) = gateway_api::route::attached;

@@ -18,7 +18,7 @@ pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl
 pub(super) struct Size {
     /// The number of matches of all routes.
     matches: u64,
-    /// What the routes count.
+    /// The number that the routes count.
     units: u64,
 }
 

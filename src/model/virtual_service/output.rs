@@ -201,7 +201,7 @@ impl Places {
         });
         let servers = gateways.flat_map(|gateway| gateway.servers.iter().flatten());
         let hosts = |server: &DeclaredServer| {
-            let hosts = server.hosts_for(raw.meta.namespace());
+            let hosts = server.hosts_for(cx, mesh, raw.meta.namespace());
             hosts.into_iter().map(str::to_owned).collect()
         };
         Self {

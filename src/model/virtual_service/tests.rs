@@ -138,6 +138,36 @@ fn a_gateway_lists_private_then_exported_then_public_virtual_services() {
     assert_eq!(names, ["a/private", "b/shown", "a/public"]);
 }
 
+#[test]
+fn virtual_services_of_a_host_are_those_of_admitted_namespaces() {
+    let exact = || spec(&["api.example.com"], Vec::new());
+    let wildcard = || spec(&["*.example.com"], Vec::new());
+    let commit = world(vec![
+        service("a/exact", 1, exact()),
+        service("b/exact", 2, exact()),
+        service("c/exact", 3, exact()),
+        service("b/wildcard", 4, wildcard()),
+        service("c/wildcard", 5, wildcard()),
+    ]);
+    let found = |host: &str, admitted: &[&str]| -> Vec<String> {
+        let admits = |namespace: &Namespace| admitted.contains(&namespace.as_str());
+        let namespace = Namespace::new("a");
+        let rows = for_host(
+            &Cx::untracked(),
+            &commit.snapshot,
+            &namespace,
+            &Hostname::new(host),
+            admits,
+        );
+        rows.iter().map(|(key, _)| key.to_string()).collect()
+    };
+    for host in ["api.example.com", "*.example.com"] {
+        let all = ["a/exact", "b/exact", "c/exact", "b/wildcard", "c/wildcard"];
+        assert_eq!(found(host, &["a", "b", "c"]), all, "{host}");
+        assert_eq!(found(host, &["a", "b"]), ["a/exact", "b/exact", "b/wildcard"], "{host}");
+    }
+}
+
 fn entry(name: &str, age: i64, host: &str) -> Row {
     let port = ServicePort {
         number: 80,

@@ -130,8 +130,8 @@ fn rounded(duration: i64) -> String {
     })
 }
 
-/// Returns a duration as Go writes it, such as `1h2m3.5s`.
-fn duration_text(duration: i64) -> String {
+/// Returns a duration in nanoseconds as Go writes it, such as `1h2m3.5s`.
+pub fn duration_text(duration: i64) -> String {
     let sign = if duration < 0 { "-" } else { "" };
     let magnitude = duration.unsigned_abs();
     if magnitude == 0 {

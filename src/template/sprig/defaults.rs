@@ -175,7 +175,12 @@ fn equal(context: &mut Context<'_>, left: &Value, right: &Value, depth: usize) -
                 (None, None) => {}
                 _ => return Ok(false),
             }
-            for name in left.field_names() {
+            let names = left.field_names();
+            // Only the text tells values without fields apart, such as quantities.
+            if names.is_empty() && left.to_text() != right.to_text() {
+                return Ok(false);
+            }
+            for name in names {
                 let (left, right) = (left.field(name), right.field(name));
                 let (left, right) = (left.unwrap_or(Value::Nil), right.unwrap_or(Value::Nil));
                 if !equal(context, &left, &right, depth)? {

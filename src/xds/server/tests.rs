@@ -722,6 +722,7 @@ async fn machines_are_announced_before_they_are_served() {
     let options = EventOptions {
         registration: true,
         health: true,
+        sidecars_accept_hbone: true,
     };
     let (events, mut received) = Events::channel(options);
     Arc::get_mut(&mut fixture.server.shared).expect("not shared yet").events = Some(events);

@@ -29,9 +29,13 @@ const ENDPOINTS: usize = 4096;
 const PORT_SUBSETS: usize = 1000;
 const SERVICE_PORTS: usize = 20;
 const PORT_SETTINGS: usize = 4096;
-/// The numbers of labels that failover compares, and of endpoints that it orders.
-const FAILOVER_LABELS: usize = 100_000;
-const ORDERED_ENDPOINTS: usize = 10_000;
+/// The numbers of labels that failover compares, of subsets for which it does (each counts twice with such a policy),
+/// and of endpoints that it orders.
+const FAILOVER_LABELS: usize = 256;
+const FAILOVER_SUBSETS: usize = 500;
+const ORDERED_ENDPOINTS: usize = 4_000;
+/// The number of endpoints of which one belongs to the subsets.
+const SUBSET_SHARE: usize = 100;
 
 /// The node of a sidecar of the tenant.
 const SIDECAR: &str = "sidecar~10.0.0.9~t.tenant~tenant.svc.cluster.local";
@@ -82,20 +86,29 @@ pub(super) async fn many_port_settings(target: Target) {
     .await;
 }
 
-/// A rule whose failover compares many labels, which neither proxies nor endpoints have. It changes every second.
+/// A rule whose failover compares as many labels as it may for each port and subset. Neither proxies nor endpoints have
+/// them. It changes every second.
 pub(super) async fn many_failover_labels(target: Target) {
     rewrite(&target.mesh, |round| {
         let labels = list(FAILOVER_LABELS, |label| format!("l{label}"));
         let endpoints = list(ORDERED_ENDPOINTS, |endpoint| {
-            format!("{{address: 10.99.{}.{}}}", endpoint / 256, endpoint % 256)
+            let version = if endpoint % SUBSET_SHARE == 0 { "x" } else { "other" };
+            let address = format!("10.99.{}.{}", endpoint / 256, endpoint % 256);
+            format!("{{address: {address}, labels: {{v: {version}}}}}")
+        });
+        let ports = list(SERVICE_PORTS, |port| {
+            format!("{{number: {}, name: tcp-{port}, protocol: TCP}}", port + 1)
+        });
+        let subsets = list(FAILOVER_SUBSETS, |subset| {
+            format!("{{name: s{subset}, labels: {{v: x}}}}")
         });
         format!(
             "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: t, namespace: tenant}}\n\
-             spec: {{hosts: [t.example], resolution: STATIC, ports: [{{number: 80, name: tcp, protocol: TCP}}], \
-             endpoints: [{endpoints}]}}\n---\n\
+             spec: {{hosts: [t.example], resolution: STATIC, ports: [{ports}], endpoints: [{endpoints}]}}\n---\n\
              apiVersion: networking.istio.io/v1\nkind: DestinationRule\n\
              metadata: {{name: t, namespace: tenant}}\n\
-             spec: {{host: t.example, trafficPolicy: {{outlierDetection: {{consecutive5xxErrors: {}}}, \
+             spec: {{host: t.example, subsets: [{subsets}], \
+             trafficPolicy: {{outlierDetection: {{consecutive5xxErrors: {}}}, \
              loadBalancer: {{localityLbSetting: {{failoverPriority: [{labels}]}}}}}}}}\n",
             round + 1
         )

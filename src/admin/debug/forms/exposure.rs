@@ -523,7 +523,8 @@ impl View<'_> {
 
     /// Returns the VirtualServices for requests to the host, and those that lead to it.
     fn routes(&self) -> Vec<&VirtualServiceSummary> {
-        let own = virtual_service::for_host(&self.cx, self.mesh, &self.key.namespace, &self.key.hostname);
+        let ServiceKey { hostname, namespace } = self.key;
+        let own = virtual_service::for_host(&self.cx, self.mesh, namespace, hostname, |_| true);
         let leads_here = |summary: &VirtualServiceSummary| {
             let mut destinations = summary.destinations.iter();
             destinations.any(|destination| destination.host == self.key.hostname)
@@ -571,7 +572,7 @@ impl View<'_> {
                 let servers = row.servers.iter().flatten();
                 entry
                     .servers
-                    .extend(servers.filter_map(|server| of_server(server, summary)));
+                    .extend(servers.filter_map(|server| of_server(&self.cx, self.mesh, server, summary)));
             }
         }
         let sorted = |mut gateway: Gateway| {
@@ -663,8 +664,8 @@ fn origins(kind: Kind, meta: &Meta) -> Vec<ObjectName> {
 }
 
 /// Returns a server of a gateway, if routes of the VirtualService apply there.
-fn of_server(server: &DeclaredServer, summary: &VirtualServiceSummary) -> Option<Server> {
-    let offered = server.hosts_for(summary.meta.namespace());
+fn of_server(cx: &Cx, mesh: &MeshSnapshot, server: &DeclaredServer, summary: &VirtualServiceSummary) -> Option<Server> {
+    let offered = server.hosts_for(cx, mesh, summary.meta.namespace());
     let overlaps = |offered: &&&str| summary.hosts.iter().any(|host| host::overlaps(offered, host));
     let hosts: Vec<String> = offered.iter().filter(overlaps).map(|host| (*host).to_owned()).collect();
     (!hosts.is_empty()).then(|| Server {

@@ -21,7 +21,7 @@ spec: {tracing: [{providers: [{name: collector}]}]}
 
 /// Returns the installation with a variable.
 fn installation() -> Installation {
-    let variables = [("OTEL_TOKEN".to_owned(), "token-of-the-test".to_owned())];
+    let variables = [("OTEL_TOKEN".to_owned(), "token-of-the-test\n".to_owned())];
     Installation {
         variables: BTreeMap::from(variables).into(),
         ..Installation::default()

@@ -132,7 +132,7 @@ impl GatewayPart {
         let namespace = &self.client.filters.namespace;
         let rows = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, gateway);
         let serves = |reach: &VirtualServiceSummary| {
-            let offered = server.hosts_for(reach.meta.namespace());
+            let offered = server.hosts_for(ctx.cx, ctx.mesh, reach.meta.namespace());
             let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
             offered.iter().any(wanted)
         };

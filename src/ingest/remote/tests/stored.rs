@@ -64,26 +64,40 @@ fn service(name: &str) -> Row {
     parsed.rows.into_iter().next().unwrap()
 }
 
+fn mesh_config() -> Row {
+    let metadata = json!({ "name": "istio", "namespace": "istio-system" });
+    let object = json!({ "metadata": metadata, "data": { "mesh": "trustDomain: td2" } });
+    let parsed = parse_object(&ClusterId::new("c1"), Kind::MeshConfig, &object);
+    parsed.rows.into_iter().next().unwrap()
+}
+
 impl Played {
     /// Sends the complete list of Services.
     async fn lists(&self, services: &[&str]) {
-        let source = SourceId {
-            cluster: self.cluster.clone(),
-            kind: Kind::Service,
-        };
         let rows = services.iter().map(|name| service(name)).collect();
-        self.changes.send(vec![Change::Replace(source, rows)]).await.unwrap();
+        self.lists_of(Kind::Service, rows).await;
+    }
+
+    async fn lists_of(&self, kind: Kind, rows: Vec<Row>) {
+        let cluster = self.cluster.clone();
+        let change = Change::Replace(SourceId { cluster, kind }, rows);
+        self.changes.send(vec![change]).await.unwrap();
     }
 }
 
 /// Returns the Services of the next batch.
 async fn services(fixture: &mut Fixture) -> Vec<Row> {
+    rows(fixture, Kind::Service).await
+}
+
+/// Returns all objects of a kind in the next batch.
+async fn rows(fixture: &mut Fixture, kind: Kind) -> Vec<Row> {
     let batch = fixture.changes.recv().await.unwrap();
-    let services = batch.into_iter().find_map(|change| match change {
-        Change::Replace(source, rows) if source.kind == Kind::Service => Some(rows),
+    let rows = batch.into_iter().find_map(|change| match change {
+        Change::Replace(source, rows) if source.kind == kind => Some(rows),
         _ => None,
     });
-    services.expect("all Services")
+    rows.expect("all objects of the kind")
 }
 
 /// Stores a state of `c1` with these Services.
@@ -146,6 +160,30 @@ async fn the_first_list_removes_stored_kinds_that_it_lacks() {
     played.says(&[Kind::Node]).await;
     let passed = storing.fixture.passed().await;
     assert!(passed.contains(&"r c1 Service".to_owned()), "{passed:?}");
+}
+
+#[tokio::test]
+async fn a_stored_mesh_config_stays_while_reading_it_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut storing, played) = Storing::of_c1(folder.path(), LONG, DAY).await;
+    played.lists_of(Kind::MeshConfig, vec![mesh_config()]).await;
+    assert_eq!(rows(&mut storing.fixture, Kind::MeshConfig).await, [mesh_config()]);
+    storing.fixture.shows("c1", Some(SyncStatus::Synced)).await;
+    storing.writer.save();
+    // The second start reads what the first one wrote.
+    for _ in 0..2 {
+        let (mut storing, played) = Storing::of_c1(folder.path(), LONG, DAY).await;
+        assert_eq!(rows(&mut storing.fixture, Kind::MeshConfig).await, [mesh_config()]);
+        played.lists(&["a"]).await;
+        assert_eq!(rows(&mut storing.fixture, Kind::MeshConfig).await, [mesh_config()]);
+        storing.fixture.shows("c1", Some(SyncStatus::Synced)).await;
+        storing.writer.save();
+    }
+    let (mut storing, played) = Storing::of_c1(folder.path(), LONG, DAY).await;
+    assert_eq!(rows(&mut storing.fixture, Kind::MeshConfig).await, [mesh_config()]);
+    played.lists_of(Kind::MeshConfig, Vec::new()).await;
+    let left = rows(&mut storing.fixture, Kind::MeshConfig).await;
+    assert!(left.is_empty(), "it does not exist any more: {left:?}");
 }
 
 #[tokio::test]
