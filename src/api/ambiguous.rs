@@ -6,6 +6,8 @@
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 use serde_json::{Map, Value};
 
+use super::unknown::extend_path;
+
 /// Removes what Istio does not take. Returns the paths of the removed fields, spelled as in the input.
 pub fn remove_overridden(descriptor: &MessageDescriptor, value: &mut Value) -> Vec<String> {
     let mut removal = Removal::default();
@@ -81,11 +83,7 @@ impl Removal {
 
     /// Runs `body` with the path extended by one step.
     fn within(&mut self, step: &str, body: impl FnOnce(&mut Self)) {
-        let length = self.path.len();
-        if length > 0 && !step.starts_with('[') {
-            self.path.push('.');
-        }
-        self.path.push_str(step);
+        let length = extend_path(&mut self.path, step);
         body(self);
         self.path.truncate(length);
     }

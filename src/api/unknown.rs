@@ -13,6 +13,16 @@ pub fn unknown_fields(descriptor: &MessageDescriptor, value: &Value) -> Vec<Stri
     search.found
 }
 
+/// Extends the path of a field by one step: a name, or a position in brackets. Returns the former length.
+pub(super) fn extend_path(path: &mut String, step: &str) -> usize {
+    let length = path.len();
+    if length > 0 && !step.starts_with('[') {
+        path.push('.');
+    }
+    path.push_str(step);
+    length
+}
+
 #[derive(Default)]
 struct Search {
     path: String,
@@ -65,11 +75,7 @@ impl Search {
 
     /// Runs `body` with the path extended by one step.
     fn within(&mut self, step: &str, body: impl FnOnce(&mut Self)) {
-        let length = self.path.len();
-        if length > 0 && !step.starts_with('[') {
-            self.path.push('.');
-        }
-        self.path.push_str(step);
+        let length = extend_path(&mut self.path, step);
         body(self);
         self.path.truncate(length);
     }

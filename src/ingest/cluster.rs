@@ -342,7 +342,7 @@ impl Cluster {
                 let mut listed = FilterOutput::default();
                 let events = self.filter.replace(kind, namespace, items, &mut listed);
                 if was_refused {
-                    // What the receiver has of the kind, such as a stored state, ends.
+                    // Replaces the objects of the kind that the receiver has, such as those of a stored state.
                     listed.changes = self.filter.everything([kind]).changes;
                 }
                 output.changes.extend(listed.changes);

@@ -277,8 +277,8 @@ fn merged(context: &mut Context<'_>, maps: &[&Value]) -> Result<Value, Failure> 
     Ok(Value::Map(Map::of(element.unwrap_or(Type::String), entries)))
 }
 
-/// Returns a value without nil in its maps and lists; `None` if they have none. What loses its last member becomes nil
-/// as well.
+/// Returns a value without nil in its maps and lists; `None` if they have none. A map or list that loses its
+/// last member becomes nil as well.
 fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result<Option<Value>, Failure> {
     let mut is_changed = false;
     let mut member = |context: &mut Context<'_>, value: &Value, depth| {

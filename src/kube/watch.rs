@@ -284,8 +284,8 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
         }
     }
 
-    /// Returns true if a failure means that there is nothing to read, which is no error. What was listed stays known if
-    /// the permission is lost later.
+    /// Returns true if a failure means that there is nothing to read, which is no error. Listed objects stay known
+    /// if the permission is lost later.
     fn is_absent(&self, failure: &Failure) -> bool {
         let is_forbidden = matches!(failure, Failure::Refused { code: 403, .. });
         is_forbidden && self.target.may_be_forbidden && !self.health.has_listed()

@@ -201,9 +201,8 @@ spec:
     assert_ne!(listener("10.1.0.2"), Value::Null, "of another pod");
 }
 
-#[test]
-fn routes_by_server_name_replace_the_service() {
-    let config = "
+/// A host with TLS at an address of its own.
+const OUT: &str = "
 apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: out}
@@ -212,7 +211,11 @@ spec:
   addresses: [240.0.0.1]
   resolution: DNS
   ports: [{number: 443, name: tls, protocol: TLS}]
----
+---";
+
+#[test]
+fn routes_by_server_name_replace_the_service() {
+    let config = "
 apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: out}
@@ -226,7 +229,7 @@ spec:
   - match: [{port: 443, sniHosts: [out.example.com], sourceLabels: {app: z}}]
     route: [{destination: {host: other.example.com}}]
 ";
-    let listener = Fixture::of(config).get("240.0.0.1_443");
+    let listener = Fixture::of(&[OUT, config].concat()).get("240.0.0.1_443");
     let by_name = json!({"serverNames": ["out.example.com"]});
     assert_eq!(chains(&listener), [(by_name, TCP.to_owned())]);
     let chain = &listener["filterChains"][0];
@@ -276,15 +279,6 @@ spec: {{egress: [{{port: {{number: 443, name: tls, protocol: TLS}}, bind: 0.0.0.
 fn chains_of_a_listener_have_server_names_of_their_own() {
     let config = "
 apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {name: out}
-spec:
-  hosts: [out.example.com]
-  addresses: [240.0.0.1]
-  resolution: DNS
-  ports: [{number: 443, name: tls, protocol: TLS}]
----
-apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: out}
 spec:
@@ -295,7 +289,7 @@ spec:
   - match: [{sniHosts: [A.example.com, b.example.com, '*-c.example.com']}, {sniHosts: ['*-d.example.com']}]
     route: [{destination: {host: out.example.com, subset: v2}}]
 ";
-    let listener = Fixture::of(config).get("240.0.0.1_443");
+    let listener = Fixture::of(&[OUT, config].concat()).get("240.0.0.1_443");
     let names: Vec<Value> = chains(&listener)
         .into_iter()
         .map(|(by, _)| by["serverNames"].clone())
@@ -315,15 +309,6 @@ metadata: {name: orders-db}
 spec: {clusterIP: 10.0.0.6, ports: [{name: tcp-pg, port: 5432}]}
 ---
 apiVersion: networking.istio.io/v1
-kind: ServiceEntry
-metadata: {name: out}
-spec:
-  hosts: [out.example.com]
-  addresses: [240.0.0.1]
-  resolution: DNS
-  ports: [{number: 443, name: tls, protocol: TLS}]
----
-apiVersion: networking.istio.io/v1
 kind: VirtualService
 metadata: {name: db}
 spec:
@@ -337,7 +322,7 @@ spec:
   hosts: ['*example.com']
   tls: [{match: [{sniHosts: [out.example.com]}], route: [{destination: {host: out.example.com, subset: v1}}]}]
 ";
-    let fixture = Fixture::of(config);
+    let fixture = Fixture::of(&[OUT, config].concat());
     let leads_to = |listener: &str, cluster: &str| fixture.get(listener).to_string().contains(cluster);
     assert!(leads_to("10.0.0.6_5432", "outbound|70||headless.default"));
     assert!(!leads_to("10.0.0.6_5432", "orders-db"));

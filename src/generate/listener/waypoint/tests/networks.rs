@@ -453,42 +453,7 @@ fn services_that_do_not_span_clusters_keep_their_own_endpoints() {
 
 #[test]
 fn patches_apply_to_listeners_of_nested_tunnels_and_of_gateways_between_networks() {
-    let config = "
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {name: api, namespace: istio-system}
-spec:
-  selector: {gateway.istio.io/managed: istio.io-eastwest-controller}
-  servers: [{port: {number: 6443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}]
----
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {name: api, namespace: istio-system}
-spec:
-  hosts: [api.example.com]
-  gateways: [api]
-  tls:
-  - match: [{sniHosts: [api.example.com]}]
-    route: [{destination: {host: wide.default.svc.cluster.local, port: {number: 90}}}]
----
-apiVersion: networking.istio.io/v1alpha3
-kind: EnvoyFilter
-metadata: {name: all, namespace: istio-system}
-spec:
-  configPatches:
-  - applyTo: LISTENER
-    match: {context: SIDECAR_INBOUND}
-    patch: {operation: MERGE, value: {freebind: true}}
-  - applyTo: LISTENER
-    match: {context: GATEWAY}
-    patch: {operation: MERGE, value: {transparent: true}}
----
-apiVersion: networking.istio.io/v1alpha3
-kind: EnvoyFilter
-metadata: {name: waypoints, namespace: istio-system}
-spec:
-  targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]
-  configPatches:
+    let patches = "  configPatches:
   - applyTo: LISTENER
     match: {context: SIDECAR_INBOUND}
     patch: {operation: MERGE, value: {freebind: true}}
@@ -496,7 +461,38 @@ spec:
     match: {context: GATEWAY}
     patch: {operation: MERGE, value: {transparent: true}}
 ";
-    let store = two_networks(multi_network(), config);
+    let config = format!(
+        "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {{name: api, namespace: istio-system}}
+spec:
+  selector: {{gateway.istio.io/managed: istio.io-eastwest-controller}}
+  servers: [{{port: {{number: 6443, name: tls, protocol: TLS}}, hosts: ['*'], tls: {{mode: PASSTHROUGH}}}}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: api, namespace: istio-system}}
+spec:
+  hosts: [api.example.com]
+  gateways: [api]
+  tls:
+  - match: [{{sniHosts: [api.example.com]}}]
+    route: [{{destination: {{host: wide.default.svc.cluster.local, port: {{number: 90}}}}}}]
+---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {{name: all, namespace: istio-system}}
+spec:
+{patches}---
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {{name: waypoints, namespace: istio-system}}
+spec:
+  targetRefs: [{{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}}]
+{patches}"
+    );
+    let store = two_networks(multi_network(), &config);
     let patched = |client: u64, name: &str| {
         let listener = fixture::resource(&store, client, ResourceType::Listener, name);
         assert_eq!(listener["name"], name, "{client}");
