@@ -16,7 +16,7 @@ use std::{
 
 use ::kube::core::ApiResource;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
@@ -406,7 +406,6 @@ pub(super) fn is_equal(wanted: &Value, existing: &Value, fields: &[&str]) -> boo
 fn ordered(value: &Value) -> Value {
     match value {
         Value::Array(values) if values.is_empty() => Value::Null,
-        Value::Object(fields) if fields.is_empty() => Value::Null,
         Value::Array(values) => {
             let mut values: Vec<Value> = values.iter().map(ordered).collect();
             let is_condition = |value: &Value| value["lastTransitionTime"].is_string();
@@ -420,7 +419,8 @@ fn ordered(value: &Value) -> Value {
         }
         Value::Object(fields) => {
             let fields = fields.iter().map(|(name, value)| (name.clone(), ordered(value)));
-            Value::Object(fields.filter(|(_, value)| !value.is_null()).collect())
+            let fields: Map<String, Value> = fields.filter(|(_, value)| !value.is_null()).collect();
+            if fields.is_empty() { Value::Null } else { Value::Object(fields) }
         }
         other => other.clone(),
     }
@@ -465,6 +465,9 @@ mod tests {
         existing["addresses"] = json!(["1.2.3.4"]);
         assert!(!is_equal(&wanted, &existing, &["addresses"]));
         assert!(is_equal(&json!({"parents": []}), &Value::Null, &[]));
+        let addresses = |existing: Value| json!({"loadBalancer": existing});
+        assert!(is_equal(&addresses(json!({"ingress": []})), &addresses(json!({})), &[]));
+        assert!(is_equal(&addresses(json!({"ingress": []})), &Value::Null, &[]));
         // Entries of routes have an order.
         let parents = |names: [&str; 2]| json!({"parents": names.map(|name| json!({"controllerName": name}))});
         assert!(!is_equal(&parents(["a", "b"]), &parents(["b", "a"]), &[]));
