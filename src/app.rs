@@ -38,6 +38,7 @@ use self::{
     config_sources::{ConfigSourceError, Issuer, Stores},
     identity::IdentityError,
     injection::Injection,
+    keys::Author,
     kubernetes::{Config, ControllerParts, Kubernetes},
     listen::Webhooks,
     registries::RegistryError,
@@ -50,7 +51,7 @@ use crate::{
         debug,
         metrics::{PushMetrics, delivery_observer},
     },
-    auth::tls::Acceptor,
+    auth::{TrustDomains, tls::Acceptor},
     base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
     distribution::{
@@ -318,6 +319,8 @@ struct Parts<'a> {
     /// The webhooks, if they are served with TLS.
     webhooks: Option<(Webhooks, Acceptor)>,
     trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    /// The trust domains of the mesh.
+    domains: watch::Receiver<Arc<TrustDomains>>,
     /// Connection events of workloads that register themselves.
     events: Option<mpsc::Receiver<Event>>,
     distribution: Arc<Distribution>,
@@ -388,7 +391,6 @@ impl<'a> Parts<'a> {
             let subjects = push.subjects.clone();
             sources.start(AccessReviews::new(&environment.registry, clients, subjects)?);
         }
-        let fetcher = keys::fetcher(features)?;
         let identity = identity::start(identity::Parts {
             environment,
             installation: &installation,
@@ -396,7 +398,7 @@ impl<'a> Parts<'a> {
             clients,
             watches: watches.clone(),
             mesh: push.mesh.clone(),
-            fetcher: fetcher.clone(),
+            fetcher: keys::fetcher(features, Author::Operator)?,
         });
         let identity = identity.await?;
         let issue =
@@ -409,6 +411,7 @@ impl<'a> Parts<'a> {
             sources.start(TrustAnchorsSource { cluster, anchors });
         }
         let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
+        let domains = identity.domains.clone();
         let webhook_acceptor = identity.webhooks.clone();
         let (grpc, mut secure) = identity.routers(xds, &environment.ready.subscribe());
         let replicas = kubernetes
@@ -422,7 +425,7 @@ impl<'a> Parts<'a> {
         let peers = peers.transpose()?;
         let settings = JwksSettings {
             cluster: installation.cluster.clone(),
-            fetcher,
+            fetcher: keys::fetcher(features, Author::User)?,
             refresh: features.pilot_jwt_pub_key_refresh_interval,
             dependencies: dependencies.clone(),
             report,
@@ -508,6 +511,7 @@ impl<'a> Parts<'a> {
             injection,
             webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
             trust,
+            domains,
             events,
             distribution,
             replicas,
@@ -527,6 +531,7 @@ impl<'a> Parts<'a> {
                 Some(replicas) => rebalance::follow(&self.environment.tasks, replicas),
                 None => watch::channel(None).1,
             };
+            identity::domains_known(self.domains.clone(), &self.push.mesh).await;
             listen::xds(self.environment, &self.grpc, shedding.clone()).await?;
             if let Some((secure, acceptor)) = self.secure.take() {
                 listen::secure(self.environment, &secure, acceptor, ca_runtime, shedding).await?;

@@ -4,6 +4,7 @@ pub mod address;
 pub mod boolean;
 pub mod cidr;
 pub mod duration;
+pub mod fingerprint;
 pub mod hashed;
 pub mod host;
 pub mod ident;

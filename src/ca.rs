@@ -17,7 +17,6 @@ pub mod metrics;
 pub mod multi_root;
 pub mod plugged_in;
 pub mod registration;
-pub mod root;
 pub mod rotate;
 pub mod secrets;
 pub mod self_signed;

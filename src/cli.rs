@@ -14,6 +14,7 @@ pub mod version;
 pub mod words;
 
 use std::{
+    io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -110,6 +111,18 @@ pub fn run(line: Vec<String>) -> ExitCode {
     }
 }
 
-fn printed(result: std::io::Result<()>, code: ExitCode) -> ExitCode {
+/// Prints a text and returns the exit code.
+fn print(text: &str, code: ExitCode) -> ExitCode {
+    printed(write(text), code)
+}
+
+/// Writes a text to the standard output. `println!` would panic if the reader stops early (`istiod crds | head`).
+fn write(text: &str) -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()
+}
+
+fn printed(result: io::Result<()>, code: ExitCode) -> ExitCode {
     if result.is_ok() { code } else { ExitCode::from(FAILURE) }
 }

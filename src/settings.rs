@@ -10,7 +10,7 @@ use clap::Args;
 
 use crate::{
     base::{
-        ClusterId,
+        ClusterId, SmolStr,
         address::{AddressError, HostPort, Port},
         boolean, duration,
     },
@@ -19,6 +19,9 @@ use crate::{
         levels::{self, LevelError},
     },
 };
+
+/// Variable with the only namespaces that are read and written into.
+pub const WATCH_NAMESPACE: &str = "ISTIO_WATCH_NAMESPACE";
 
 /// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts;
 /// lists are joined.
@@ -419,6 +422,22 @@ impl Settings {
             .filter(|value| !value.is_empty())
     }
 
+    /// Returns the names in a list that a variable has, separated by commas.
+    pub fn names(&self, variable: &str) -> BTreeSet<SmolStr> {
+        names(self.variable(variable).unwrap_or_default())
+    }
+
+    /// Returns the namespaces that are read; empty for all.
+    ///
+    /// Parity (pilot/cmd/pilot-discovery/main.go of releases 1.7 to 1.9): the flag is a list.
+    pub fn watch_namespaces(&self) -> BTreeSet<SmolStr> {
+        let namespaces = names(self.flags.app_namespace.as_deref().unwrap_or_default());
+        if namespaces.is_empty() {
+            return self.names(WATCH_NAMESPACE);
+        }
+        namespaces
+    }
+
     /// Returns true if a variable is set, and empty.
     pub fn is_emptied(&self, name: &str) -> bool {
         self.variables.get(name).is_some_and(String::is_empty)
@@ -434,6 +453,11 @@ impl Settings {
         let of_variable = || duration::parse(self.variable(variable)?).ok();
         flag.or_else(of_variable).unwrap_or(default)
     }
+}
+
+fn names(list: &str) -> BTreeSet<SmolStr> {
+    let names = list.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names.map(SmolStr::new).collect()
 }
 
 fn go_duration(text: &str) -> Result<Duration, String> {
@@ -633,6 +657,20 @@ mod tests {
             parse(&["--secureGRPCAddr="]).expect("empty is fine").secure_grpc_addr,
             Address(None)
         );
+    }
+
+    #[test]
+    fn watched_namespaces_are_a_list_whose_flag_precedes_the_variable() {
+        let watched = |words: &[&str], variable: &str| {
+            let settings = Settings {
+                flags: parse(words).expect("valid flags"),
+                variables: [(WATCH_NAMESPACE.to_owned(), variable.to_owned())].into(),
+            };
+            settings.watch_namespaces().into_iter().collect::<Vec<_>>()
+        };
+        assert_eq!(watched(&[], "b, a,"), ["a", "b"]);
+        assert_eq!(watched(&["--appNamespace=c"], "b,a"), ["c"]);
+        assert_eq!(watched(&["--appNamespace="], ""), Vec::<SmolStr>::new());
     }
 
     #[test]

@@ -20,6 +20,7 @@ const DEADLINE: Duration = Duration::from_mins(1);
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("command_line::exit_codes_are_istios", exit_codes_are_istios),
+        Trial::test("command_line::readers_may_stop_early", readers_may_stop_early),
         Trial::test(
             "command_line::flags_may_precede_and_repeat",
             flags_may_precede_and_repeat,
@@ -123,6 +124,18 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
         if found != Some(code) || !output.contains(text) {
             return Err(format!("{line:?}: exit code {found:?}, want {code} with {text:?}:\n{output}").into());
         }
+    }
+    Ok(())
+}
+
+/// A pipe without a reader ends commands without a message, such as that of a panic.
+fn readers_may_stop_early() -> Result<(), Failed> {
+    for line in ["version", "crds", "completion bash", "analyze --list-analyzers"] {
+        let (reader, writer) = std::io::pipe()?;
+        drop(reader);
+        let output = istiod().args(line.split_whitespace()).stdout(writer).output()?;
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*errors), (Some(255), ""), "{line}");
     }
     Ok(())
 }

@@ -30,8 +30,9 @@ use crate::{base::address::canonical, rpc::Established, task::Tasks};
 
 /// Timeout for the header of a request, including later requests of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout for the header of a request to a webhook. API servers keep idle connections for the next request.
-const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout for the header of a request to a webhook. API servers keep idle connections for 90 s, and do not repeat a
+/// request on a connection that is closed just then: the object of that request would be refused. So they close first.
+const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(100);
 /// Timeout for running responses at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Delay of accepting after an error such as "too many open files".
@@ -163,4 +164,16 @@ fn builder() -> Builder<TokioExecutor> {
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn api_servers_close_idle_connections_before_the_webhooks_do() {
+        // client-go has the timeout of Go's http.DefaultTransport.
+        let of_api_servers = Duration::from_secs(90);
+        assert!(WEBHOOK_IDLE_TIMEOUT > of_api_servers);
+    }
 }

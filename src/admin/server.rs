@@ -1,6 +1,6 @@
 //! HTTP servers: `/ready` and debug pages on `--httpAddr`, metrics and version on `--monitoringAddr`.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{collections::BTreeSet, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
@@ -24,10 +24,14 @@ use super::{
 };
 use crate::{
     environment::{self, Environment},
-    generate::store::ConfigStore,
-    model::World,
+    generate::{resource::Note, store::ConfigStore},
+    model::{MeshSnapshot, World},
     push::push_loop::{Inspect, PushHandle},
 };
+
+/// Time for what the thread of pushes answers. A push may take longer; then its gauges keep their last values, so that
+/// the other metrics arrive in time.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Data of the pages.
 struct Pages {
@@ -96,8 +100,7 @@ async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extensio
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
-    let noted = |world: &World, store: &ConfigStore| (store.notes(), world.snapshot(), Observed::of(store));
-    if let Some((notes, mesh, observed)) = PushHandle::ask(&pages.inspect, noted).await {
+    if let Some((notes, mesh, observed)) = answer(&pages.inspect, ANSWER_TIMEOUT).await {
         pages
             .notes
             .set(&notes, mesh.installation.features.pilot_envoy_filter_stats);
@@ -106,9 +109,26 @@ async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extensio
     form.response(&pages.environment.registry.gather())
 }
 
+/// Returns what gauges are computed from; `None` if the thread of pushes does not answer within this time.
+async fn answer(
+    inspect: &mpsc::Sender<Inspect>,
+    limit: Duration,
+) -> Option<(BTreeSet<Note>, Arc<MeshSnapshot>, Observed)> {
+    let noted = |world: &World, store: &ConfigStore| (store.notes(), world.snapshot(), Observed::of(store));
+    let answered = tokio::time::timeout(limit, PushHandle::ask(inspect, noted)).await;
+    answered.ok().flatten()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn metrics_do_not_wait_for_a_push() {
+        let (inspect, mut questions) = mpsc::channel(1);
+        assert!(answer(&inspect, Duration::ZERO).await.is_none());
+        assert!(questions.recv().await.is_some());
+    }
 
     #[test]
     fn metrics_may_be_restricted_to_this_machine() {

@@ -129,7 +129,7 @@ impl FileContent {
                 content.objects(owner == cluster, &parsed, &place);
                 content.parsed.insert(hash, parsed);
             } else {
-                content.settings(role, &value, &place);
+                content.settings(role, &value, &place, previous);
             }
         }
         content
@@ -151,10 +151,11 @@ impl FileContent {
             .push(Diagnostic::of_document(place, "InvalidYaml", error.message.clone()));
     }
 
-    fn settings(&mut self, role: &Role, value: &Value, place: &SmolStr) {
+    fn settings(&mut self, role: &Role, value: &Value, place: &SmolStr, previous: &Self) {
         match role {
             Role::Mesh => match mesh_config::parse(value) {
                 Ok(parsed) => {
+                    let parsed = parsed.after(previous.mesh_config.as_deref());
                     self.findings(place, Kind::MeshConfig, Severity::Warning, parsed.warnings);
                     self.mesh_config = Some(Shared::new(parsed.config));
                 }

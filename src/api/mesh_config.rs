@@ -121,8 +121,22 @@ fn default_values() -> Value {
 pub struct ParsedMeshConfig {
     /// The merged config.
     pub config: MeshConfig,
+    /// True if `discoverySelectors` are invalid, so that the config has none.
+    pub has_invalid_selectors: bool,
     /// Fields that have no effect or are likely mistakes.
     pub warnings: Vec<FieldError>,
+}
+
+impl ParsedMeshConfig {
+    /// Returns this mesh config with the `discoverySelectors` of the last one, if its own are invalid.
+    ///
+    /// Parity (pkg/kube/namespace/filter.go, `selectorsChanged`).
+    pub fn after(mut self, last: Option<&MeshConfig>) -> Self {
+        if let Some(last) = last.filter(|_| self.has_invalid_selectors) {
+            self.config.discovery_selectors.clone_from(&last.discovery_selectors);
+        }
+        self
+    }
 }
 
 /// Merges a mesh file over the defaults and validates the result. After an error the caller keeps its last valid
@@ -159,9 +173,11 @@ pub fn parse_layers(layers: &[&Value]) -> Result<ParsedMeshConfig, Vec<FieldErro
     validate::mesh_config(&FieldPath::root("", ErrorPolicy::Reject, &validation), &config);
     let validation = validation.into_inner();
     if validation.errors.is_empty() {
+        let has_invalid_selectors = validate::has_invalid_selectors(&config);
         validate::normalize(&mut config);
         Ok(ParsedMeshConfig {
             config,
+            has_invalid_selectors,
             warnings: validation.into_warnings(),
         })
     } else {

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::Arc,
 };
 
@@ -13,13 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     base::{ClusterId, cidr},
-    ca::{TrustBundle, root::RootSource},
+    ca::TrustBundle,
     distribution::{Distribution, refused::RefusedObject},
     environment::Environment,
     inject::{self, Injector},
     kube::health::WatchMetrics,
     model::{Installation, MeshSnapshot, features::Features},
-    settings::{ConnectionAge, Settings},
+    settings::{ConnectionAge, Settings, WATCH_NAMESPACE},
     status::{
         analysis,
         auto_allocation::{self, Ranges},
@@ -29,14 +28,11 @@ use crate::{
         ingress_status,
         leader::{self, Election},
         mcs_export, refusal_events, root_cert, shadow_service, untaint,
-        watching::Watches,
+        watching::{WatchedNamespaces, Watches},
         webhook_configuration,
     },
     xds::events::{Event, EventOptions, Events},
 };
-
-/// Mount path of plugged-in CA certificates (`ROOT_CA_DIR`).
-const ROOT_CA_DIR: &str = "./etc/cacerts";
 
 /// A cluster that controllers write into.
 #[derive(Clone)]
@@ -168,22 +164,10 @@ impl Controllers {
             texts: root_cert::DistributedTexts { roots, revoked },
             webhooks: webhook_configuration::Metrics::new(&environment.registry)?,
         };
-        match trust {
-            Some(trust) => environment
+        if let Some(trust) = trust {
+            environment
                 .tasks
-                .spawn_until_shutdown("root certificates", publish_trust(trust, sender, revoked_sender)),
-            // An external CA may have mounted its root where the local one would be.
-            None => {
-                let source = RootSource {
-                    folder: PathBuf::from(environment.settings.variable("ROOT_CA_DIR").unwrap_or(ROOT_CA_DIR)),
-                    client: config.client.clone(),
-                    cluster: config.id.clone(),
-                    namespace: installation.namespace.to_string(),
-                    metrics: config.metrics.clone(),
-                };
-                let tasks = &environment.tasks;
-                tasks.spawn_until_shutdown("root certificates", source.run(sender));
-            }
+                .spawn_until_shutdown("root certificates", publish_trust(trust, sender, revoked_sender));
         }
         let election = controllers.start_in(config);
         controllers.keep_validators(config, &election);
@@ -227,12 +211,15 @@ impl Controllers {
         let tasks = &self.environment.tasks;
         if cluster.led {
             self.keep_injectors(cluster, &election.revision);
+        }
+        if cluster.led && distributes_roots(&self.environment.settings, features) {
             let rules = root_cert::RootCertOptions {
                 config_map: features.pilot_ca_cert_configmap.clone(),
                 revoked: features
                     .pilot_enable_ca_crl
                     .then(|| features.pilot_crl_configmap.clone()),
-                only: self.variable("ISTIO_WATCH_NAMESPACE"),
+                // Parity (namespacecontroller.go): the flag of earlier releases never limited them.
+                only: WatchedNamespaces::new(self.environment.settings.names(WATCH_NAMESPACE)),
             };
             let (election, watches) = (election.clone(), watches.clone());
             let (texts, mesh) = (self.texts.clone(), self.mesh.clone());
@@ -247,10 +234,10 @@ impl Controllers {
             });
         }
         if features.enable_mcs_auto_export {
-            let (election, mesh) = (election.clone(), self.mesh.clone());
+            let (election, mesh, only) = (election.clone(), self.mesh.clone(), self.watched_namespaces());
             let (group, version) = (features.mcs_api_group.clone(), features.mcs_api_version.clone());
             tasks.spawn("service export", async move {
-                mcs_export::run(&election, watches, &group, &version, mesh).await;
+                mcs_export::run(&election, watches, &group, &version, mesh, only).await;
             });
         }
         election
@@ -338,9 +325,9 @@ impl Controllers {
             return;
         };
         let (election, mesh) = (election.clone(), self.mesh.clone());
-        let watches = config.watches();
+        let (watches, only) = (config.watches(), self.watched_namespaces());
         self.environment.tasks.spawn("address allocation", async move {
-            auto_allocation::run(&election, watches, mesh, Ranges { ipv4, ipv6 }).await;
+            auto_allocation::run(&election, watches, mesh, Ranges { ipv4, ipv6 }, only).await;
         });
     }
 
@@ -368,7 +355,7 @@ impl Controllers {
         let options = analysis::AnalysisOptions {
             interval: features.pilot_analysis_interval,
             revision: self.installation.revision.clone(),
-            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            only: self.watched_namespaces(),
         };
         self.environment.tasks.spawn("analysis", async move {
             analysis::run(&election, watches, mesh, options).await;
@@ -378,7 +365,7 @@ impl Controllers {
     /// Starts to write the statuses of Ingresses and of objects of the Gateway API.
     fn write_statuses(&self, config: &Cluster, election: &Election, inputs: StatusInputs) {
         let features = &self.installation.features;
-        let only = self.variable("ISTIO_WATCH_NAMESPACE");
+        let only = self.watched_namespaces();
         let tasks = &self.environment.tasks;
         if features.pilot_enable_gateway_api && features.pilot_enable_gateway_api_status {
             let inputs = gateway_status::Inputs {
@@ -411,8 +398,9 @@ impl Controllers {
             return;
         }
         let (election, watches, mesh) = (election.clone(), config.watches(), self.mesh.clone());
+        let only = self.watched_namespaces();
         self.environment.tasks.spawn("ambient statuses", async move {
-            conditions::run(&election, watches, mesh).await;
+            conditions::run(&election, watches, mesh, only).await;
         });
     }
 
@@ -425,7 +413,7 @@ impl Controllers {
         let inputs = shadow_service::Inputs {
             watches: config.watches(),
             mesh: self.mesh.clone(),
-            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            only: self.watched_namespaces(),
         };
         let election = election.clone();
         self.environment.tasks.spawn("shadow services", async move {
@@ -441,7 +429,7 @@ impl Controllers {
             watches: config.watches(),
             mesh: self.mesh.clone(),
             served: inputs.served,
-            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            only: self.watched_namespaces(),
             distribution: inputs.distribution,
         };
         let election = election.clone();
@@ -480,7 +468,7 @@ impl Controllers {
             environment: gateways.environment,
             tags: gateways.tags,
             variables: gateways.variables,
-            only: self.variable("ISTIO_WATCH_NAMESPACE"),
+            only: self.watched_namespaces(),
             metrics: gateway_deployment::Metrics::new(&self.environment.registry)?,
         };
         let election = election.clone();
@@ -513,8 +501,9 @@ impl Controllers {
         Ok(())
     }
 
-    fn variable(&self, name: &str) -> SmolStr {
-        self.environment.settings.variable(name).unwrap_or_default().into()
+    /// Returns the namespaces that are read.
+    fn watched_namespaces(&self) -> WatchedNamespaces {
+        WatchedNamespaces::new(self.environment.settings.watch_namespaces())
     }
 }
 
@@ -537,6 +526,14 @@ pub fn write_refusal_events(
     Ok(())
 }
 
+/// Returns true if this control plane distributes root certificates. Otherwise another program does, such as istio-csr,
+/// and both would revert each other's ConfigMaps.
+///
+/// Parity (pilot/pkg/bootstrap/server.go, shouldStartNsController).
+pub(super) fn distributes_roots(settings: &Settings, features: &Features) -> bool {
+    features.enable_ca_server && settings.variable("PILOT_CERT_PROVIDER") != Some("none")
+}
+
 /// `EXTERNAL_ISTIOD`.
 pub fn is_external(settings: &Settings) -> bool {
     settings.is_on("EXTERNAL_ISTIOD")
@@ -549,4 +546,33 @@ fn identity(settings: &Settings) -> SmolStr {
     }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     format_smolstr!("unknown-{}", host.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::settings::DiscoveryFlags;
+
+    #[derive(Parser)]
+    struct TestCli {
+        #[command(flatten)]
+        flags: DiscoveryFlags,
+    }
+
+    #[test]
+    fn roots_of_another_ca_are_not_distributed() {
+        let distributes = |variables: &[(&str, &str)]| {
+            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+            let variables: BTreeMap<String, String> = variables.collect();
+            let (features, _) = Features::parse(&variables);
+            let flags = TestCli::try_parse_from(["istiod"]).expect("no flags").flags;
+            distributes_roots(&Settings { flags, variables }, &features)
+        };
+        assert!(distributes(&[]));
+        assert!(distributes(&[("PILOT_CERT_PROVIDER", "k8s.io/a.b/c")]));
+        assert!(!distributes(&[("ENABLE_CA_SERVER", "false")]));
+        assert!(!distributes(&[("PILOT_CERT_PROVIDER", "none")]));
+    }
 }

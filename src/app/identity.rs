@@ -1,13 +1,16 @@
 //! Identity and trust: the CA, the serving certificate, the mesh's roots, authenticators, and the CA service.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use ::kube::Client;
 use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
-use tokio::{runtime::Handle, sync::watch};
+use tokio::{runtime::Handle, sync::watch, time::timeout};
 
-use super::grpc::{Health, Reflection};
+use super::{
+    controllers,
+    grpc::{Health, Reflection},
+};
 use crate::{
     auth::{
         Authenticators, TrustDomains,
@@ -21,7 +24,7 @@ use crate::{
         local::{self, LocalCa, LocalError, options::LocalOptions},
         mesh_trust::{self, MeshTrust},
         multi_root::{self, TrustInputs},
-        registration::{self, RegistrationError, RegistrationRules},
+        registration::{self, Registration, RegistrationError, RegistrationRules},
         secrets::{KubernetesSecretStore, SecretStore},
         server::{CertificateService, MayImpersonate},
         serving::{self, ServingError, ServingInputs, ServingRules, ServingSource},
@@ -32,6 +35,7 @@ use crate::{
     kube::{clients::Clients, health::WatchMetrics},
     model::{Installation, MeshSnapshot},
     rpc::{CallMetrics, Measured, Router, Unary},
+    table::Cx,
     xds::{Security, Server},
 };
 
@@ -61,6 +65,9 @@ pub enum IdentityError {
     Metrics(#[from] prometheus::Error),
 }
 
+/// The maximum wait for the trust domains of the mesh.
+const DOMAINS_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// Inputs of an identity.
 pub(super) struct Parts<'a> {
     pub(super) environment: &'a Arc<Environment>,
@@ -71,7 +78,7 @@ pub(super) struct Parts<'a> {
     pub(super) clients: Option<Clients>,
     pub(super) watches: WatchMetrics,
     pub(super) mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    /// Fetcher of documents that users and operators name by URL.
+    /// Fetcher of documents that the operator names by URL.
     pub(super) fetcher: Fetcher,
 }
 
@@ -79,11 +86,13 @@ pub(super) struct Parts<'a> {
 pub(super) struct Identity {
     /// Authenticators of configuration streams and debug pages.
     pub(super) authenticators: Authenticators,
+    /// Trust domains of the mesh.
+    pub(super) domains: watch::Receiver<Arc<TrustDomains>>,
     /// Authentication of ADS streams; `None` if disabled (`XDS_AUTH`).
     pub(super) security: Option<Security>,
-    /// Roots of the mesh; `None` if this process does not distribute them.
+    /// Roots that clients verify the control plane with; `None` if nothing is served with TLS and none are distributed.
     pub(super) trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
-    /// The CA of this process, once it has one; never with signers of Kubernetes.
+    /// The CA of this process, once it has one. With signers of Kubernetes, it may sign the serving certificate.
     pub(super) authority: watch::Receiver<Option<Arc<Authority>>>,
     /// Roots for workloads, merged with those of the mesh config; sorted PEM blocks.
     pub(super) anchors: watch::Receiver<Arc<Vec<String>>>,
@@ -136,13 +145,13 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let settings = &environment.settings;
     let features = &installation.features;
     let mesh_trust = mesh_trust::follow(environment, parts.mesh.clone());
-    let ca = authority(&parts, mesh_trust.clone()).await?;
     let rules = ServingRules::of(
         settings,
         installation.namespace.as_str(),
         &installation.revision,
         features.enable_ca_server,
     )?;
+    let (ca, workload_trust) = authority(&parts, &rules.source, mesh_trust.clone()).await?;
     let has_certificate = rules.source != ServingSource::None;
     let is_served = has_certificate && settings.flags.secure_grpc_addr.0.is_some();
     let serves_webhooks = has_certificate && settings.flags.https_addr.0.is_some();
@@ -157,7 +166,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let trust = multi_root::start(
         environment,
         TrustInputs {
-            own: ca.trust,
+            own: workload_trust,
             published: published.clone(),
             mesh: mesh_trust.clone(),
             multi_root: features.istio_multiroot_mesh.then(|| parts.fetcher.clone()),
@@ -197,9 +206,10 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             check: features.pilot_enable_xds_identity_check,
         }),
         authenticators: chains.requests,
+        domains,
         authority: ca.authority,
         anchors: trust.anchors,
-        trust: (features.enable_ca_server || rules.source != ServingSource::None).then_some(published),
+        trust: (has_certificate || controllers::distributes_roots(settings, features)).then_some(published),
         acceptor,
         webhooks,
         signer,
@@ -207,37 +217,59 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     })
 }
 
-/// Starts the CA: this process, or a Kubernetes signer (`EXTERNAL_CA`), which has no authority in this process.
+/// Starts the CA of this process, and the signer of workloads: that CA, or a Kubernetes signer (`EXTERNAL_CA`). Also
+/// returns the roots of workload certificates.
 async fn authority(
     parts: &Parts<'_>,
-    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
-) -> Result<LocalCa, IdentityError> {
+    serving: &ServingSource,
+    mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> Result<(LocalCa, watch::Receiver<Option<Arc<TrustBundle>>>), IdentityError> {
     let settings = &parts.environment.settings;
-    let namespace = parts.installation.namespace.as_str();
+    let no_authority = || watch::channel(None).1;
     if !parts.installation.features.enable_ca_server {
-        return Ok(LocalCa {
+        let trust = watch::channel(None).1;
+        let ca = LocalCa {
             signer: Arc::new(DisabledSigner),
-            authority: watch::channel(None).1,
-            trust: watch::channel(None).1,
-        });
+            authority: no_authority(),
+            trust: trust.clone(),
+        };
+        return Ok((ca, trust));
     }
-    let (options, errors) = LocalOptions::new(&settings.variables, namespace);
+    let (options, errors) = LocalOptions::new(&settings.variables, parts.installation.namespace.as_str());
     for error in errors {
         tracing::error!("{error}");
     }
-    if let Some(rules) = RegistrationRules::of(settings, options.limits)? {
-        let registration = registration::start(parts.environment, rules, parts.client.clone(), mesh)?;
-        return Ok(LocalCa {
-            signer: registration.signer,
-            authority: watch::channel(None).1,
-            trust: registration.trust,
-        });
-    }
+    let Some(rules) = RegistrationRules::of(settings, options.limits)? else {
+        let ca = local_authority(parts, options, mesh).await?;
+        let trust = ca.trust.clone();
+        return Ok((ca, trust));
+    };
+    let registered = registration::start(parts.environment, rules, parts.client.clone(), mesh.clone())?;
+    let Registration { signer, trust } = registered;
+    let ca = if *serving == ServingSource::Authority {
+        let local = local_authority(parts, options, mesh).await?;
+        LocalCa { signer, ..local }
+    } else {
+        LocalCa {
+            signer,
+            authority: no_authority(),
+            trust: trust.clone(),
+        }
+    };
+    Ok((ca, trust))
+}
+
+/// Starts the CA of this process.
+async fn local_authority(
+    parts: &Parts<'_>,
+    options: LocalOptions,
+    mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
+) -> Result<LocalCa, IdentityError> {
     let secrets = parts.client.clone().map(|client| {
         let secrets: Arc<dyn SecretStore> = Arc::new(KubernetesSecretStore {
             client,
             cluster: parts.installation.cluster.clone(),
-            namespace: namespace.to_owned(),
+            namespace: parts.installation.namespace.to_string(),
             metrics: parts.watches.clone(),
         });
         secrets
@@ -275,7 +307,7 @@ fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Re
         &features.token_audiences,
         parts.clients.clone(),
     )?;
-    Ok(options.chains(&parts.fetcher, domains))
+    Ok(options.chains(&parts.fetcher, domains, &parts.environment.tasks))
 }
 
 /// Returns the accounts that may request certificates for others: node proxies.
@@ -303,10 +335,7 @@ fn domains(
     environment.tasks.spawn_until_shutdown("trust domains", async move {
         loop {
             if let Some(config) = mesh.borrow_and_update().clone() {
-                out.send_replace(Arc::new(TrustDomains {
-                    own: config.trust_domain.clone(),
-                    aliases: config.aliases.clone(),
-                }));
+                out.send_replace(Arc::new(trust_domains(&config)));
             }
             if mesh.changed().await.is_err() {
                 return;
@@ -314,4 +343,131 @@ fn domains(
         }
     });
     domains
+}
+
+fn trust_domains(config: &MeshTrust) -> TrustDomains {
+    TrustDomains {
+        own: config.trust_domain.clone(),
+        aliases: config.aliases.clone(),
+    }
+}
+
+/// Waits until the trust domains are those of the mesh: certificates with the default trust domain would be used for a
+/// day. The task that follows the mesh may be late while the first configurations are generated.
+pub(super) async fn domains_known(
+    mut domains: watch::Receiver<Arc<TrustDomains>>,
+    mesh: &watch::Receiver<Arc<MeshSnapshot>>,
+) {
+    // Without any object, the defaults stay.
+    let of_mesh = || {
+        let mesh = mesh.borrow();
+        (mesh.revision.0 > 0).then(|| trust_domains(&MeshTrust::of(mesh.mesh_config(&Cx::untracked()))))
+    };
+    let known = domains.wait_for(|known| of_mesh().is_none_or(|of_mesh| **known == of_mesh));
+    // The timeout is for a mesh config that changes at the same time.
+    let _ = timeout(DOMAINS_TIMEOUT, known).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, future::pending};
+
+    use ::kube::client::Body;
+    use clap::Parser;
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+
+    use super::*;
+    use crate::{
+        fetch::FetchOptions,
+        model::fixture::folder_world,
+        settings::{DiscoveryFlags, Settings},
+    };
+
+    #[derive(Parser)]
+    struct TestCli {
+        #[command(flatten)]
+        flags: DiscoveryFlags,
+    }
+
+    fn environment(variables: &[(&str, &str)]) -> Arc<Environment> {
+        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        Arc::new(Environment::new(Settings {
+            flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
+            variables: variables.collect(),
+        }))
+    }
+
+    /// Returns the inputs with an API server that does not answer.
+    fn parts<'a>(environment: &'a Arc<Environment>, installation: &'a Installation) -> Parts<'a> {
+        let silent = tower::service_fn(|_: http::Request<Body>| pending::<Result<http::Response<Body>, Infallible>>());
+        let mesh = folder_world(installation.clone(), &[("mesh.yaml", "")]).snapshot();
+        Parts {
+            environment,
+            installation,
+            client: Some(Client::new(silent, "default")),
+            clients: None,
+            watches: WatchMetrics::new(&environment.registry).expect("unused names"),
+            mesh: watch::channel(mesh).1,
+            fetcher: Fetcher::new(FetchOptions::default()),
+        }
+    }
+
+    #[tokio::test]
+    async fn the_trust_domains_of_the_mesh_are_waited_for() {
+        let files = [("mesh.yaml", "trustDomain: corp.example")];
+        let mesh = watch::channel(folder_world(Installation::default(), &files).snapshot()).1;
+        let (sender, domains) = watch::channel(Arc::default());
+        let mut known = std::pin::pin!(domains_known(domains, &mesh));
+        assert!(futures::poll!(known.as_mut()).is_pending());
+        sender.send_replace(Arc::new(TrustDomains {
+            own: "corp.example".into(),
+            aliases: Vec::new(),
+        }));
+        assert!(futures::poll!(known.as_mut()).is_ready());
+    }
+
+    /// Parity (pilot/pkg/bootstrap/server.go, maybeCreateCA).
+    #[tokio::test]
+    async fn the_own_ca_signs_for_the_control_plane_beside_a_kubernetes_signer() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let root = params.self_signed(&key).expect("a root").pem();
+        for (name, text) in [
+            ("ca-cert.pem", root.clone()),
+            ("ca-key.pem", key.serialize_pem()),
+            ("root-cert.pem", root),
+            ("cert-chain.pem", String::new()),
+        ] {
+            std::fs::write(folder.path().join(name), text).expect("a file");
+        }
+        let path = folder.path().display().to_string();
+        let variables = [
+            ("EXTERNAL_CA", "ISTIOD_RA_KUBERNETES_API"),
+            ("K8S_SIGNER", "a.b/c"),
+            ("ROOT_CA_DIR", path.as_str()),
+        ];
+        let environment = environment(&variables);
+        let installation = Installation::default();
+        let parts = parts(&environment, &installation);
+        for (serving, has_authority) in [(ServingSource::Authority, true), (ServingSource::None, false)] {
+            let (ca, workload_trust) = authority(&parts, &serving, watch::channel(None).1)
+                .await
+                .expect("valid settings");
+            assert_eq!(ca.authority.borrow().is_some(), has_authority);
+            assert_eq!(*workload_trust.borrow(), None, "the roots of the signer are unknown");
+        }
+    }
+
+    /// Parity (pilot/pkg/bootstrap/server.go, initIstiodCerts): webhook configurations keep their roots otherwise.
+    #[tokio::test]
+    async fn without_tls_roots_are_published_only_for_their_distribution() {
+        for (provider, is_published) in [("none", false), ("custom", true)] {
+            let environment = environment(&[("PILOT_CERT_PROVIDER", provider)]);
+            let installation = Installation::default();
+            let identity = start(parts(&environment, &installation)).await.expect("valid settings");
+            assert_eq!(identity.trust.is_some(), is_published, "{provider}");
+        }
+    }
 }

@@ -304,29 +304,13 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         revision: installation.revision.clone(),
         ignored: features.pilot_ignore_resources.clone(),
         included: features.pilot_include_resources.clone(),
-        watch_namespaces: watch_namespaces(settings),
+        watch_namespaces: settings.watch_namespaces(),
         config_kinds: settings.flags.config_dir.is_none(),
         gateway_api: features.pilot_enable_gateway_api,
         inference: features.enable_gateway_api_inference_extension,
         mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
         remote_workload_entries: features.pilot_enable_cross_cluster_workload_entry,
     }
-}
-
-/// Returns the namespaces that are read; empty for all.
-///
-/// Parity (pilot/cmd/pilot-discovery/main.go of releases 1.7 to 1.9): the flag is a list.
-fn watch_namespaces(settings: &Settings) -> BTreeSet<SmolStr> {
-    let flag = settings.flags.app_namespace.as_deref().unwrap_or_default();
-    let list = |text: &str| -> BTreeSet<SmolStr> {
-        let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-        names.map(SmolStr::new).collect()
-    };
-    let namespaces = list(flag);
-    if namespaces.is_empty() {
-        return list(settings.variable("ISTIO_WATCH_NAMESPACE").unwrap_or_default());
-    }
-    namespaces
 }
 
 fn mesh_settings(settings: &Settings, installation: &Installation) -> MeshSettings {

@@ -2,8 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use ::kube::Api;
-use k8s_openapi::api::core::v1::Namespace as Namespaces;
 use tokio::{
     runtime::Handle,
     sync::{mpsc, watch},
@@ -35,6 +33,7 @@ use crate::{
         watch::{WatchTarget, watch},
     },
     model::Installation,
+    status::store::Store,
 };
 
 /// Queue length of the watch of Secrets, in events.
@@ -215,18 +214,17 @@ pub async fn control(
     }
 }
 
-/// Returns true if the cluster names this control plane in its annotation.
+/// Returns true if the cluster names this control plane in its annotation. Every cluster that is read grants the right
+/// to list its namespaces.
 async fn is_led(cluster: &controllers::Cluster, installation: &Installation) -> bool {
-    let namespaces: Api<Namespaces> = Api::all(cluster.client.clone());
+    let namespaces = Store::new(cluster.client.clone(), "", "v1", "Namespace", "namespaces");
     loop {
-        match namespaces.get_metadata_opt(&installation.namespace).await {
-            Ok(namespace) => {
-                let annotations = namespace.and_then(|namespace| namespace.metadata.annotations);
-                let leaders = annotations
-                    .and_then(|mut annotations| annotations.remove(LEADERS))
-                    .unwrap_or_default();
+        match namespaces.metadata("", &installation.namespace).await {
+            Ok(metadata) => {
+                let metadata = metadata.unwrap_or_default();
+                let leaders = metadata["annotations"][LEADERS].as_str();
                 let is_own = |leader: &str| leader == "*" || installation.cluster == *leader;
-                return leaders.split(',').map(str::trim).any(is_own);
+                return leaders.unwrap_or_default().split(',').map(str::trim).any(is_own);
             }
             Err(error) => {
                 tracing::warn!(cluster = %cluster.id, %error, "failed to read the control plane clusters of a remote cluster");

@@ -13,7 +13,7 @@ use super::{
     Authenticator, Authenticators, ClientCertificates, ForwardedCertificates, JwtRule, KubernetesTokens, OidcTokens,
     TrustDomains, token,
 };
-use crate::{fetch::Fetcher, kube::clients::Clients, settings::Settings};
+use crate::{fetch::Fetcher, kube::clients::Clients, settings::Settings, task::Tasks};
 
 /// The mount path of istiod's own token.
 pub const ISTIO_TOKEN_PATH: &str = "/var/run/secrets/tokens/istio-token";
@@ -72,10 +72,10 @@ impl ChainOptions {
         })
     }
 
-    /// Builds the chains. `fetcher` fetches the key sets of issuers.
-    pub fn chains(self, fetcher: &Fetcher, domains: &watch::Receiver<Arc<TrustDomains>>) -> Chains {
+    /// Builds the chains. `fetcher` fetches the key sets of issuers, in tasks.
+    pub fn chains(self, fetcher: &Fetcher, domains: &watch::Receiver<Arc<TrustDomains>>, tasks: &Tasks) -> Chains {
         let oidc = |rule: JwtRule| -> Arc<dyn Authenticator> {
-            Arc::new(OidcTokens::new(rule, fetcher.clone(), domains.clone()))
+            Arc::new(OidcTokens::new(rule, fetcher.clone(), domains.clone(), tasks.clone()))
         };
         let mut chain: Vec<Arc<dyn Authenticator>> = vec![Arc::new(ClientCertificates)];
         chain.extend(self.rule.map(oidc));
@@ -198,6 +198,7 @@ mod tests {
         let chains = options.chains(
             &Fetcher::new(FetchOptions::default()),
             &watch::channel(Arc::default()).1,
+            &Tasks::default(),
         );
         let order = [
             "client certificate",
@@ -216,6 +217,7 @@ mod tests {
             let chains = chains.chains(
                 &Fetcher::new(FetchOptions::default()),
                 &watch::channel(Arc::default()).1,
+                &Tasks::default(),
             );
             assert_eq!(names(&chains.signing).await, ["client certificate"]);
             let mut headers = HeaderMap::new();

@@ -54,7 +54,7 @@ struct ReviewedToken {
 
 impl KubernetesTokens {
     /// Reviews tokens at the API servers of `clients`, for any of the audiences (`TOKEN_AUDIENCES`). Without audiences,
-    /// tokens must be for the API server itself.
+    /// no token is accepted, as in Istio: those for the API server itself are widely used.
     pub fn new(clients: Clients, audiences: &[SmolStr], domains: watch::Receiver<Arc<TrustDomains>>) -> Self {
         let audiences = audiences.iter().filter(|audience| !audience.is_empty());
         Self {

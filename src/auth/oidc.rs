@@ -2,7 +2,8 @@
 //!
 //! The issuer's key set is fetched on first use, when it is old, and when a token names an unknown key id. A cooldown
 //! bounds the fetches, since any client can send unknown key ids. The last key set stays in use while the issuer is
-//! slow or unavailable: a fetch delays only the request that starts it and those with unknown key ids.
+//! slow or unavailable: a fetch delays only the request that starts it and those with unknown key ids. It goes on if
+//! these clients go away.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,13 +18,13 @@ use jsonwebtoken::{
 };
 use serde::Deserialize;
 use smol_str::SmolStr;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 use super::{
     AuthenticationError, Authenticator, Caller, CallerSource, Credentials, TrustDomains,
     token::{self, Claims},
 };
-use crate::{environment, fetch::Fetcher};
+use crate::{environment, fetch::Fetcher, task::Tasks};
 
 /// The age at which the key set is fetched again.
 const KEY_SET_TTL: Duration = Duration::from_mins(20);
@@ -71,10 +72,11 @@ pub struct OidcTokens {
     rule: JwtRule,
     domains: watch::Receiver<Arc<TrustDomains>>,
     get: Fetch,
+    tasks: Tasks,
     /// Locked for one look-up or change.
-    keys: Mutex<CachedKeySet>,
+    keys: Arc<Mutex<CachedKeySet>>,
     /// The turn to fetch the key set. All requests that wait for it share the result.
-    fetching: Semaphore,
+    fetching: Arc<Semaphore>,
     clock: fn() -> (Instant, SystemTime),
 }
 
@@ -118,8 +120,8 @@ struct JsonWebKeySet {
 }
 
 impl OidcTokens {
-    /// Creates an authenticator that fetches key sets through `fetcher`.
-    pub fn new(rule: JwtRule, fetcher: Fetcher, domains: watch::Receiver<Arc<TrustDomains>>) -> Self {
+    /// Creates an authenticator that fetches key sets through `fetcher`, in tasks of its own.
+    pub fn new(rule: JwtRule, fetcher: Fetcher, domains: watch::Receiver<Arc<TrustDomains>>, tasks: Tasks) -> Self {
         let get: Fetch = Arc::new(move |url| {
             let fetcher = fetcher.clone();
             async move {
@@ -130,21 +132,24 @@ impl OidcTokens {
             }
             .boxed()
         });
-        Self::with(rule, get, domains, || (environment::now(), environment::wall_clock()))
+        let clock = || (environment::now(), environment::wall_clock());
+        Self::with(rule, get, domains, tasks, clock)
     }
 
     fn with(
         rule: JwtRule,
         get: Fetch,
         domains: watch::Receiver<Arc<TrustDomains>>,
+        tasks: Tasks,
         clock: fn() -> (Instant, SystemTime),
     ) -> Self {
         Self {
             rule,
             domains,
             get,
-            keys: Mutex::default(),
-            fetching: Semaphore::new(1),
+            tasks,
+            keys: Arc::default(),
+            fetching: Arc::new(Semaphore::new(1)),
             clock,
         }
     }
@@ -213,24 +218,17 @@ impl OidcTokens {
     /// Returns the key set, and fetches it first if needed.
     async fn keys(&self, header: &Header) -> Result<Arc<[Jwk]>, AuthenticationError> {
         let is_known = self.cached().has_key(header);
+        let fetching = self.fetching.clone();
         let turn = if is_known {
-            self.fetching.try_acquire().ok()
+            fetching.try_acquire_owned().ok()
         } else {
-            self.fetching.acquire().await.ok()
+            fetching.acquire_owned().await.ok()
         };
         let (now, _) = (self.clock)();
-        if turn.is_some() && self.cached().begin_fetch(header, now) {
-            let fetched = self.fetch().await;
-            let mut keys = self.cached();
-            // The cooldown begins anew, so that those who wait do not fetch one after the other.
-            keys.attempted_at = Some((self.clock)().0);
-            match fetched {
-                Ok(set) => keys.set = Some((set, now)),
-                Err(last_error) => {
-                    tracing::warn!(issuer = self.rule.issuer, "JWKS fetch failed: {last_error}");
-                    keys.last_error = last_error;
-                }
-            }
+        let is_due = turn.is_some() && self.cached().begin_fetch(header, now);
+        if let Some(turn) = turn.filter(|_| is_due) {
+            // An error means that the process shuts down.
+            let _ = self.start_fetch(turn, now).await;
         }
         let keys = self.cached();
         match &keys.set {
@@ -242,36 +240,65 @@ impl OidcTokens {
         }
     }
 
-    fn cached(&self) -> MutexGuard<'_, CachedKeySet> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Starts to fetch the key set. The receiver completes at the end.
+    ///
+    /// The fetch is a task, because a client that goes away must not end it: others could not repeat it before the end
+    /// of the cooldown.
+    fn start_fetch(&self, turn: OwnedSemaphorePermit, now: Instant) -> oneshot::Receiver<()> {
+        let (done, end) = oneshot::channel();
+        let (rule, get, keys, clock) = (self.rule.clone(), self.get.clone(), self.keys.clone(), self.clock);
+        self.tasks.spawn_until_shutdown("keys of an issuer", async move {
+            let fetched = fetch(&rule, &get).await;
+            let mut keys = lock(&keys);
+            // The cooldown begins anew, so that those who wait do not fetch one after the other.
+            keys.attempted_at = Some(clock().0);
+            match fetched {
+                Ok(set) => keys.set = Some((set, now)),
+                Err(last_error) => {
+                    tracing::warn!(issuer = rule.issuer, "JWKS fetch failed: {last_error}");
+                    keys.last_error = last_error;
+                }
+            }
+            drop(keys);
+            drop(turn);
+            // The client may have gone away.
+            let _ = done.send(());
+        });
+        end
     }
 
-    async fn fetch(&self) -> Result<Arc<[Jwk]>, String> {
-        let uri = if self.rule.jwks_uri.is_empty() {
-            let url = format!(
-                "{}/.well-known/openid-configuration",
-                self.rule.issuer.trim_end_matches('/')
-            );
-            let document = (self.get)(url).await?;
-            let found: DiscoveryDocument =
-                serde_json::from_slice(&document).map_err(|error| format!("discovery document: {error}"))?;
-            if found.issuer != self.rule.issuer {
-                return Err(format!("the discovery document has issuer {:?}", found.issuer));
-            }
-            found.jwks_uri
-        } else {
-            self.rule.jwks_uri.clone()
-        };
-        let document = (self.get)(uri).await?;
-        let set: JsonWebKeySet = serde_json::from_slice(&document).map_err(|error| format!("key set: {error}"))?;
-        // A key set may hold keys of unsupported types; these are skipped.
-        let keys = set.keys.into_iter().take(MAX_KEYS);
-        let keys: Arc<[Jwk]> = keys.filter_map(|key| serde_json::from_value(key).ok()).collect();
-        if keys.is_empty() {
-            Err("the key set has no usable key".into())
-        } else {
-            Ok(keys)
+    fn cached(&self) -> MutexGuard<'_, CachedKeySet> {
+        lock(&self.keys)
+    }
+}
+
+fn lock(keys: &Mutex<CachedKeySet>) -> MutexGuard<'_, CachedKeySet> {
+    keys.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Fetches the key set of an issuer. The error is the reason.
+async fn fetch(rule: &JwtRule, get: &Fetch) -> Result<Arc<[Jwk]>, String> {
+    let uri = if rule.jwks_uri.is_empty() {
+        let url = format!("{}/.well-known/openid-configuration", rule.issuer.trim_end_matches('/'));
+        let document = get(url).await?;
+        let found: DiscoveryDocument =
+            serde_json::from_slice(&document).map_err(|error| format!("discovery document: {error}"))?;
+        if found.issuer != rule.issuer {
+            return Err(format!("the discovery document has issuer {:?}", found.issuer));
         }
+        found.jwks_uri
+    } else {
+        rule.jwks_uri.clone()
+    };
+    let document = get(uri).await?;
+    let set: JsonWebKeySet = serde_json::from_slice(&document).map_err(|error| format!("key set: {error}"))?;
+    // A key set may hold keys of unsupported types; these are skipped.
+    let keys = set.keys.into_iter().take(MAX_KEYS);
+    let keys: Arc<[Jwk]> = keys.filter_map(|key| serde_json::from_value(key).ok()).collect();
+    if keys.is_empty() {
+        Err("the key set has no usable key".into())
+    } else {
+        Ok(keys)
     }
 }
 

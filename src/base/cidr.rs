@@ -10,12 +10,17 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
 }
 
 /// Parses `address/length`, or a bare address as a range of one; the host bits are kept as written.
+///
+/// The parser of `ipnet` does not suffice: it accepts leading zeros, so `010.0.0.0/8` would be a range that other
+/// programs read as octal.
 pub fn parse(text: &str) -> Option<IpNet> {
-    if text.contains('/') {
-        text.parse().ok()
-    } else {
-        parse_ip(text).map(IpNet::from)
-    }
+    let Some((address, length)) = text.rsplit_once('/') else {
+        return parse_ip(text).map(IpNet::from);
+    };
+    let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
+    let has_zeros = length.len() > 1 && length.starts_with('0');
+    let length = length.parse::<u8>().ok().filter(|_| is_number && !has_zeros)?;
+    IpNet::new(parse_ip(address)?, length).ok()
 }
 
 /// Returns true for a range of more than one address.
@@ -58,6 +63,42 @@ impl IpMode {
             Self::V4 => ip.is_ipv4(),
             Self::V6 => ip.is_ipv6(),
             Self::Dual => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_no_leading_zeros() {
+        let pairs = [
+            ("10.1.2.3/8", "10.1.2.3/8"),
+            ("10.1.2.3", "10.1.2.3/32"),
+            ("0.0.0.0/0", "0.0.0.0/0"),
+            ("2001:db8::1/64", "2001:db8::1/64"),
+            ("::1", "::1/128"),
+        ];
+        for (text, range) in pairs {
+            assert_eq!(parse(text).map(|net| net.to_string()).as_deref(), Some(range));
+        }
+        let invalid = [
+            "",
+            "/8",
+            "10.0.0.0/",
+            "10.0.0.0/33",
+            "::/129",
+            "10.0.0.0/08",
+            "10.0.0.0/+8",
+            "010.0.0.0/8",
+            "10.0.0.0/8/8",
+            "10.0.0/8",
+            "fe80::1%eth0/64",
+            "10.0.0.0/ 8",
+        ];
+        for text in invalid {
+            assert_eq!(parse(text), None, "{text}");
         }
     }
 }

@@ -50,9 +50,10 @@ impl LabelSelector {
         subset(&self.match_labels, labels) && self.match_expressions.iter().all(|r| r.holds(labels))
     }
 
-    /// Returns true if Kubernetes accepts all requirements.
+    /// Returns true if Kubernetes accepts all pairs and requirements.
     pub fn is_valid(&self) -> bool {
-        self.match_expressions.iter().all(Requirement::is_valid)
+        let is_pair = |(key, value): (&SmolStr, &SmolStr)| is_key(key) && is_value(value);
+        self.match_labels.iter().all(is_pair) && self.match_expressions.iter().all(Requirement::is_valid)
     }
 }
 
@@ -80,7 +81,7 @@ impl Requirement {
             "Exists" | "DoesNotExist" => self.values.is_empty(),
             _ => false,
         };
-        fits_operator && is_key(&self.key) && self.values.iter().all(|value| value.is_empty() || is_name(value))
+        fits_operator && is_key(&self.key) && self.values.iter().all(|value| is_value(value))
     }
 }
 
@@ -90,6 +91,11 @@ fn is_key(text: &str) -> bool {
         None => is_name(text),
         Some((prefix, name)) => is_subdomain(prefix) && is_name(name),
     }
+}
+
+/// Returns true for the value of a label.
+fn is_value(text: &str) -> bool {
+    text.is_empty() || is_name(text)
 }
 
 fn is_name(text: &str) -> bool {
@@ -126,6 +132,19 @@ mod tests {
         let mut labels = Labels::new();
         labels.insert("team".into(), "a".into());
         selector.matches(&labels)
+    }
+
+    #[test]
+    fn invalid_pairs_make_a_selector_invalid() {
+        let is_valid = |key: &str, value: &str| {
+            let selector = LabelSelector {
+                match_labels: [(SmolStr::new(key), SmolStr::new(value))].into_iter().collect(),
+                ..LabelSelector::default()
+            };
+            selector.is_valid()
+        };
+        assert!(is_valid("example.com/team", "a_1") && is_valid("team", ""));
+        assert!(!is_valid("team", "a b") && !is_valid("a b", "c") && !is_valid("", "c"));
     }
 
     #[test]

@@ -91,7 +91,7 @@ impl fmt::Display for Problem {
             Self::NoPath(why) => write!(f, "cannot verify the cert with the provided root and chain: {why}"),
             Self::MissingCrl(name) => write!(
                 f,
-                "missing CRL signed by {name}; hint: Envoy requires a CRL of every CA in the chain"
+                "missing CRL signed by {name}; hint: Envoy requires one of every CA in the chain, each with keyUsage cRLSign"
             ),
         }
     }

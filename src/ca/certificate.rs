@@ -9,7 +9,7 @@ use aws_lc_rs::{
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use smol_str::SmolStr;
 use x509_parser::prelude::{
-    CertificateRevocationList, FromDer, ParsedExtension, X509Certificate, X509CertificationRequest,
+    CertificateRevocationList, FromDer, ParsedExtension, X509Certificate, X509CertificationRequest, X509Version,
 };
 
 use super::{
@@ -55,6 +55,8 @@ pub struct Certificate {
     pub not_after: SystemTime,
     /// True if it may sign certificates (basicConstraints and keyUsage).
     pub is_ca: bool,
+    /// True if it is self-issued and of version 1, which has no extensions. It may sign if it is a trusted root.
+    is_v1_root: bool,
     /// The subject as text.
     pub name: SmolStr,
 }
@@ -84,6 +86,7 @@ impl Certificate {
             not_after: der::system_time(fields.validity.not_after.timestamp()),
             is_ca: constraints.is_some_and(|extension| extension.value.ca)
                 && usage.is_none_or(|extension| extension.value.key_cert_sign()),
+            is_v1_root: fields.version() == X509Version::V1 && fields.subject.as_raw() == fields.issuer.as_raw(),
             name: fields.subject.to_string().into(),
             der,
         })
@@ -110,9 +113,9 @@ impl Certificate {
         self.subject == self.issuer
     }
 
-    /// True if `issuer` signed it.
+    /// True if `issuer` signed it, and may have.
     pub fn is_issued_by(&self, issuer: &Self) -> bool {
-        if self.issuer != issuer.subject || !issuer.is_ca {
+        if self.issuer != issuer.subject || !(issuer.is_ca || issuer.is_v1_root) {
             return false;
         }
         let (Ok((_, own)), Ok((_, other))) = (
@@ -130,7 +133,7 @@ impl Certificate {
         )
     }
 
-    /// True if it signed this CRL, in DER.
+    /// True if it signed this CRL, in DER, and may sign CRLs (keyUsage). Envoy refuses all peers if it may not.
     pub(super) fn has_signed_crl(&self, crl: &[u8]) -> bool {
         let (Ok((_, own)), Ok((_, crl))) = (
             X509Certificate::from_der(&self.der),
@@ -138,9 +141,13 @@ impl Certificate {
         ) else {
             return false;
         };
+        let may_sign = own
+            .key_usage()
+            .is_ok_and(|usage| usage.is_none_or(|usage| usage.value.crl_sign()));
         let key = &own.tbs_certificate.subject_pki;
         let content = crl.tbs_cert_list.as_ref();
-        crl.tbs_cert_list.issuer.as_raw() == self.subject
+        may_sign
+            && crl.tbs_cert_list.issuer.as_raw() == self.subject
             && key::is_signed(key, &crl.signature_algorithm, &crl.signature_value, content)
     }
 

@@ -56,7 +56,7 @@ pub struct TrustInputs {
 /// Handles of the trusted roots. Cheap to clone.
 #[derive(Clone)]
 pub struct Trust {
-    /// The roots for client certificates, by trust domain.
+    /// The roots for client certificates, by trust domain: the own one and its aliases.
     pub pools: watch::Receiver<Arc<TrustPools>>,
     /// The roots for workloads: sorted, unique PEM blocks of one root each. Only the own roots without multi-root.
     pub anchors: watch::Receiver<Arc<Vec<String>>>,
@@ -211,9 +211,11 @@ impl TrustState {
                 AnchorSource::Pem(pem) => only_cas(roots(pem.as_bytes(), &format!("caCertificates[{index}]")), index),
                 AnchorSource::Endpoint(url) => endpoints.roots(url).to_vec(),
             };
+            // Parity (pilot/pkg/bootstrap/server.go, createPeerCertVerifier): clients of other trust domains are not
+            // admitted, since their namespaces and service accounts would count as those of this mesh.
             let for_domains: Vec<&SmolStr> = match anchor.trust_domains.as_slice() {
                 [] if counts_for_own(anchor, multi_root) => own_domains().collect(),
-                named => named.iter().collect(),
+                named => own_domains().filter(|own| named.contains(own)).collect(),
             };
             for domain in for_domains {
                 domains.entry(domain.clone()).or_default().extend(found.iter().cloned());

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
 use smol_str::SmolStr;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, watch},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{Instant, timeout_at},
 };
 
@@ -261,31 +261,27 @@ struct KubernetesSigner {
 
 /// Permits for CertificateSigningRequests.
 struct Permits {
-    all: Semaphore,
+    all: Arc<Semaphore>,
     of_identities: Shares<String>,
 }
 
 impl Permits {
     fn new() -> Self {
         Self {
-            all: Semaphore::new(MAX_CONCURRENT_REQUESTS),
+            all: Arc::new(Semaphore::new(MAX_CONCURRENT_REQUESTS)),
             of_identities: Shares::new(MAX_REQUESTS_PER_IDENTITY),
         }
     }
 
-    /// Waits for a permit to request a certificate of an identity; `Err` is the reason why there is none in time.
-    async fn acquire(
-        &self,
-        identity: &str,
-        longest: Duration,
-    ) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'_>), String> {
+    /// Waits for the permits to request a certificate of an identity; `Err` is the reason why there are none in time.
+    async fn acquire(&self, identity: &str, longest: Duration) -> Result<[OwnedSemaphorePermit; 2], String> {
         let deadline = Instant::now() + longest;
         let share = timeout_at(deadline, self.of_identities.acquire(identity.to_owned())).await;
         let share = share.map_err(|_| {
             format!("{MAX_REQUESTS_PER_IDENTITY} signing requests for {identity} are in progress; try again later")
         })?;
-        match timeout_at(deadline, self.all.acquire()).await {
-            Ok(Ok(permit)) => Ok((share, permit)),
+        match timeout_at(deadline, self.all.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => Ok([share, permit]),
             _ => Err("too many signing requests in progress; try again later".into()),
         }
     }
@@ -313,8 +309,8 @@ impl KubernetesSigner {
         };
         let signer = spec.signer.clone();
         let permits = self.permits.acquire(&spec.names, request::SIGNING_TIMEOUT).await;
-        let _permits = permits.map_err(|text| error(SignErrorKind::NotReady, text))?;
-        let signed = request::sign(&self.client, &self.tasks, spec).await;
+        let permits = permits.map_err(|text| error(SignErrorKind::NotReady, text))?;
+        let signed = request::sign(&self.client, &self.tasks, spec, permits).await;
         let chain = signed.map_err(|failure| {
             let kind = match failure {
                 CsrError::ShuttingDown => SignErrorKind::NotReady,
@@ -357,7 +353,7 @@ fn issued(chain: &str, known: &SignerRoots<'_>, now: SystemTime) -> Result<Signe
     let (leaf, above) = certificates.split_first().ok_or("the signer returned no certificate")?;
     let last = above
         .last()
-        .filter(|last| last.is_self_issued() && last.is_issued_by(last));
+        .filter(|last| last.is_ca && last.is_self_issued() && last.is_issued_by(last));
     let roots = match (known.mesh, last) {
         (Some(mesh), _) => Certificate::all_from_pem(mesh.as_bytes())
             .map_err(|error| format!("caCertificates of the mesh config: {error}"))?,

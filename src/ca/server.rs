@@ -153,8 +153,8 @@ impl CertificateService {
         }
     }
 
-    /// Returns the caller's own identities. A client certificate of a federated mesh may open a stream, but this CA
-    /// must not certify identities of another trust domain.
+    /// Returns the caller's own identities. A trusted gateway may forward those of another trust domain, which this CA
+    /// must not certify.
     fn own_identities(&self, caller: &Caller) -> Result<Vec<SmolStr>, Status> {
         let domains = self.domains.borrow().clone();
         let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.contains(domain));

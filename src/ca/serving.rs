@@ -164,17 +164,17 @@ fn source(
         }));
     }
     let provider = settings.variable("PILOT_CERT_PROVIDER").unwrap_or("istiod");
-    let signs = serves_ca && settings.variable("EXTERNAL_CA").is_none();
     match (provider, provider.strip_prefix(SIGNER_PREFIX)) {
-        ("istiod", _) if signs => Ok(ServingSource::Authority),
+        // Parity (pilot/pkg/bootstrap/server.go, maybeCreateCA): also beside a signer of workload certificates.
+        ("istiod", _) if serves_ca => Ok(ServingSource::Authority),
         ("kubernetes", _) => Err(ServingError::LegacyProvider),
         (_, Some(signer)) if !signer.is_empty() => Ok(ServingSource::Kubernetes { signer: signer.into() }),
         _ => {
             tracing::warn!(
                 provider,
-                signs,
+                serves_ca,
                 "no serving certificate source, TLS is not served; \
-                 hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER and without EXTERNAL_CA), or k8s.io/ and the name of a signer"
+                 hint: PILOT_CERT_PROVIDER is istiod (with ENABLE_CA_SERVER), or k8s.io/ and the name of a signer"
             );
             Ok(ServingSource::None)
         }
@@ -474,7 +474,7 @@ impl SignerClient {
             lifetime: Some(lifetime),
             names: names.join(","),
         };
-        match request::sign(&self.client, &self.tasks, spec).await {
+        match request::sign(&self.client, &self.tasks, spec, ()).await {
             Ok(chain) => Ok((chain.into(), key)),
             Err(error) => Err(error.to_string()),
         }

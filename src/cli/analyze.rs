@@ -15,6 +15,7 @@ use std::{
 use clap::{Args, ValueEnum};
 use serde_json::Value;
 
+use super::{print, write};
 use crate::{
     analyze::{self, Level, Mesh, Message, Object, Scope, Settings, Suppression, SuppressionError, message, table},
     api::{FieldError, mesh_config, mesh_networks, yaml},
@@ -186,8 +187,7 @@ struct Outcome {
 /// Runs the subcommand.
 pub fn run(flags: &AnalyzeFlags) -> ExitCode {
     if flags.list_analyzers {
-        output::list();
-        return ExitCode::SUCCESS;
+        return print(&output::list(), ExitCode::SUCCESS);
     }
     match analysis(flags) {
         Ok(outcome) => ExitCode::from(finish(flags, &outcome)),
@@ -309,7 +309,8 @@ fn finish(flags: &AnalyzeFlags, outcome: &Outcome) -> u8 {
     let shown = outcome.messages.iter().filter(|it| it.level <= flags.output_threshold);
     let shown: Vec<&Message> = shown.collect();
     let is_coloured = flags.color.unwrap_or_else(|| std::io::stdout().is_terminal());
-    output::print(&shown, flags.output, is_coloured);
+    // The findings decide about the exit code, also if the reader stops early.
+    let _ = write(&output::messages(&shown, flags.output, is_coloured));
     if shown.is_empty() {
         eprintln!("No issues found in {}.", target(outcome));
     }

@@ -1,14 +1,11 @@
 //! `istiod completion SHELL`: prints the script with which a shell completes commands and flags.
 
-use std::{
-    io::{Write, stdout},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 
-use super::FAILURE;
+use super::print;
 
 /// Arguments of `completion`.
 #[derive(Args)]
@@ -37,8 +34,5 @@ pub fn run(flags: &CompletionFlags, command: &mut clap::Command, program: &str) 
     // The generator panics if it cannot write.
     let mut script: Vec<u8> = Vec::new();
     clap_complete::generate(shell, command, program, &mut script);
-    match stdout().lock().write_all(&script) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(FAILURE),
-    }
+    print(&String::from_utf8_lossy(&script), ExitCode::SUCCESS)
 }

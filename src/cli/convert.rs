@@ -1,7 +1,6 @@
 //! `istiod convert FILE...`: turns objects of old releases into today's kinds.
 
 use std::{
-    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -9,7 +8,7 @@ use std::{
 use clap::Args;
 use serde_json::Value;
 
-use super::FAILURE;
+use super::{FAILURE, print};
 use crate::{
     api::yaml::{self, MAX_FILE_BYTES},
     convert::{self, Options},
@@ -50,11 +49,7 @@ pub fn run(flags: &ConvertFlags) -> ExitCode {
     for note in conversion.notes {
         eprintln!("{note}");
     }
-    // The reader may stop early (`istiod convert … | head`), which is not an error.
-    match std::io::stdout().lock().write_all(documents.join("---\n").as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(FAILURE),
-    }
+    print(&documents.join("---\n"), ExitCode::SUCCESS)
 }
 
 fn read(file: &Path) -> Result<Vec<Value>, String> {

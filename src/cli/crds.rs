@@ -1,18 +1,11 @@
 //! `istiod crds`.
 
-use std::{
-    io::{Write, stdout},
-    process::ExitCode,
-};
+use std::process::ExitCode;
 
-use super::FAILURE;
+use super::print;
 use crate::api::crd;
 
 /// Prints the CustomResourceDefinitions of Istio's kinds, as the base chart installs them.
 pub fn run() -> ExitCode {
-    // The reader may stop early (`istiod crds | head`), which is not an error.
-    match stdout().lock().write_all(crd::text().as_bytes()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(FAILURE),
-    }
+    print(&crd::text(), ExitCode::SUCCESS)
 }

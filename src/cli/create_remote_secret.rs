@@ -18,7 +18,7 @@ use self::{
     output::{Access, Credentials},
     retry::Retry,
 };
-use super::FAILURE;
+use super::{FAILURE, print};
 use crate::{
     api::names::is_label,
     kube::{
@@ -159,10 +159,7 @@ pub fn run(flags: &CreateRemoteSecretFlags) -> ExitCode {
         .map_err(CreateError::from)
         .and_then(|runtime| runtime.block_on(create(flags)));
     match created {
-        Ok(text) => {
-            print!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => print(&text, ExitCode::SUCCESS),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(FAILURE)
@@ -171,9 +168,7 @@ pub fn run(flags: &CreateRemoteSecretFlags) -> ExitCode {
 }
 
 async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> {
-    if let Some(name) = flags.name.as_ref().filter(|name| !is_label(name)) {
-        return Err(CreateError::Name(name.clone()));
-    }
+    let name = given_name(flags.name.as_deref())?;
     client::install_cryptography();
     let config = selected_config(flags.kubeconfig.as_deref(), flags.context.as_deref()).await?;
     let current = config.cluster_url.to_string().trim_end_matches('/').to_owned();
@@ -182,8 +177,8 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         burst: 0,
     };
     let client = client::client(&client::Access::Given(Box::new(config)), unlimited).await?;
-    let cluster = match &flags.name {
-        Some(name) => name.clone(),
+    let cluster = match name {
+        Some(name) => name.to_owned(),
         None => cluster_uid(client.clone(), &Retry::within(retry::LIMIT)).await?,
     };
     let namespace = flags.namespace.as_ref().unwrap_or(&flags.istio_namespace).clone();
@@ -213,6 +208,15 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         Format::Yaml => output::yaml(&secret),
         Format::Json => format!("{secret:#}\n"),
     })
+}
+
+/// Returns the id of the cluster that the command line gives; an empty one counts as none.
+fn given_name(name: Option<&str>) -> Result<Option<&str>, CreateError> {
+    let given = name.filter(|name| !name.is_empty());
+    match given {
+        Some(name) if !is_label(name) => Err(CreateError::Name(name.to_owned())),
+        given => Ok(given),
+    }
 }
 
 fn service_account(flags: &CreateRemoteSecretFlags) -> &str {
@@ -248,4 +252,16 @@ fn setting(text: &str) -> Result<(String, String), String> {
         .split_once('=')
         .ok_or_else(|| format!("{text:?} is not of the form key=value"))?;
     Ok((key.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_name_is_none() {
+        assert!(matches!(given_name(Some("")), Ok(None)));
+        assert!(matches!(given_name(Some("c0")), Ok(Some("c0"))));
+        assert!(matches!(given_name(Some("c_0")), Err(CreateError::Name(_))));
+    }
 }

@@ -8,6 +8,7 @@ mod proxyless;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt::Write,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -17,7 +18,7 @@ use std::{
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
-use super::FAILURE;
+use super::{FAILURE, print};
 use crate::{
     api::{
         Diagnostic, Kind,
@@ -340,17 +341,19 @@ pub fn run(folder: &Path, out: &Path) -> ExitCode {
     for panic in &report.panics {
         eprintln!("a generator panicked; this is a bug in istiod: {panic}");
     }
-    println!("{:<40} RESOURCES", "PROXY");
+    let mut table = format!("{:<40} RESOURCES\n", "PROXY");
     for (proxy, types) in &report.written {
         let counts: Vec<String> = types
             .iter()
             .map(|(t, count)| format!("{}={count}", t.short_name()))
             .collect();
-        println!("{proxy:<40} {}", counts.join(" "));
+        // Writing into a string does not fail.
+        let _ = writeln!(table, "{proxy:<40} {}", counts.join(" "));
     }
-    if report.panics.is_empty() {
+    let code = if report.panics.is_empty() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(FAILURE)
-    }
+    };
+    print(&table, code)
 }

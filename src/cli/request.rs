@@ -7,7 +7,7 @@ use clap::Args;
 use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 
-use super::FAILURE;
+use super::{FAILURE, print};
 
 /// Arguments of `request`.
 #[derive(Args)]
@@ -53,10 +53,7 @@ pub fn run(flags: &RequestFlags) -> ExitCode {
         }
     };
     match answer {
-        Ok(body) => {
-            println!("{body}");
-            ExitCode::SUCCESS
-        }
+        Ok(body) => print(&format!("{body}\n"), ExitCode::SUCCESS),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::from(FAILURE)

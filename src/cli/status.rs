@@ -13,7 +13,7 @@ use kube::{Api, api::DynamicObject, config::KubeconfigError};
 use tokio::time::Instant;
 use url::form_urlencoded::Serializer;
 
-use super::{FAILURE, create_remote_secret::retry::Retry};
+use super::{FAILURE, create_remote_secret::retry::Retry, print};
 use crate::{
     api::Kind,
     base::duration,
@@ -189,8 +189,8 @@ async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
         let mut answers = ask(flags, "status", "", MARGIN).await?;
         let text = answers.rest().await?;
         let overview: Overview = parse(&text)?;
-        print(flags, &text, &output::overview(&overview, flags.all));
-        return Ok(ExitCode::SUCCESS);
+        let shown = in_format(flags, text, output::overview(&overview, flags.all));
+        return Ok(print(&shown, ExitCode::SUCCESS));
     };
     let deadline = Instant::now() + flags.timeout;
     let resource_version = match flags.resource_version {
@@ -210,16 +210,13 @@ async fn answer(flags: &StatusFlags) -> Result<ExitCode, StatusError> {
         ask(flags, "status", &query.finish(), MARGIN).await?.rest().await?
     };
     let report: ObjectReport = parse(&text)?;
-    print(
-        flags,
-        &text,
-        &output::object(&report, flags.all || !flags.proxy.is_empty()),
-    );
-    Ok(if report.has_arrived() {
+    let table = output::object(&report, flags.all || !flags.proxy.is_empty());
+    let code = if report.has_arrived() {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(NOT_ARRIVED)
-    })
+    };
+    Ok(print(&in_format(flags, text, table), code))
 }
 
 /// Returns the query about an object.
@@ -235,10 +232,10 @@ fn query(object: &Named, proxy: &str, resource_version: Option<u64>) -> Serializ
     query
 }
 
-fn print(flags: &StatusFlags, json: &str, table: &str) {
+fn in_format(flags: &StatusFlags, json: String, table: String) -> String {
     match flags.output {
-        Format::Json => println!("{json}"),
-        Format::Table => print!("{table}"),
+        Format::Json => json + "\n",
+        Format::Table => table,
     }
 }
 

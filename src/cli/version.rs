@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use super::print;
 use crate::admin::metrics::{ISTIO_VERSION, build_info};
 
 /// Flags of `version`.
@@ -27,21 +28,16 @@ enum Format {
 /// Prints the version of this build.
 pub fn run(flags: &VersionFlags) -> ExitCode {
     let own = env!("CARGO_PKG_VERSION");
-    if flags.short {
-        println!("{ISTIO_VERSION}");
-        return ExitCode::SUCCESS;
-    }
     let info = json!({ "clientVersion": build_info() });
-    match flags.output {
-        Some(Format::Json) => println!("{info:#}"),
-        Some(Format::Yaml) => {
-            println!(
-                "clientVersion:\n  golang_version: \"\"\n  revision: {own}\n  status: Clean\n  tag: {ISTIO_VERSION}\n  version: {ISTIO_VERSION}"
-            );
-        }
-        None => println!(
+    let text = match flags.output {
+        _ if flags.short => ISTIO_VERSION.to_owned(),
+        Some(Format::Json) => format!("{info:#}"),
+        Some(Format::Yaml) => format!(
+            "clientVersion:\n  golang_version: \"\"\n  revision: {own}\n  status: Clean\n  tag: {ISTIO_VERSION}\n  version: {ISTIO_VERSION}"
+        ),
+        None => format!(
             "version.BuildInfo{{Version:\"{ISTIO_VERSION}\", GitRevision:\"{own}\", BuildStatus:\"Clean\", GitTag:\"{ISTIO_VERSION}\"}}"
         ),
-    }
-    ExitCode::SUCCESS
+    };
+    print(&format!("{text}\n"), ExitCode::SUCCESS)
 }

@@ -185,6 +185,7 @@ fn finished(
         Some(cluster) => Built::new(EncodedResource::new(cluster.name.as_str(), &cluster)),
         None => Built::none(),
     };
+    patch::set::compact(&mut notes);
     built.with_notes(notes)
 }
 

@@ -26,6 +26,11 @@ use crate::{
 
 pub use crate::model::envoy_filter::PatchContext;
 
+/// The number of patches of a resource above which its key has all patches of the proxy, which are one allocation. A
+/// list of its own would take memory for each pair of a resource and a patch, and a tenant may write thousands of
+/// patches.
+const MOST_OWN: usize = 64;
+
 /// Reference to one patch of an EnvoyFilter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PatchRef {
@@ -119,8 +124,14 @@ pub fn resolve_each<'a, 'r>(
     refs: &'r [PatchRef],
 ) -> impl Iterator<Item = (&'r PatchRef, &'a Patch)> {
     let ctx = *ctx;
+    // An object may have thousands of patches, so its row is looked up once for those that follow each other.
+    let mut last: Option<&ObjectKey> = None;
+    let mut row = None;
     refs.iter().filter_map(move |reference| {
-        let row = ctx.mesh.envoy_filter_patches.get(ctx.cx, &reference.filter)?;
-        Some((reference, row.patches.get(reference.index)?))
+        if last != Some(&reference.filter) {
+            last = Some(&reference.filter);
+            row = ctx.mesh.envoy_filter_patches.get(ctx.cx, &reference.filter);
+        }
+        Some((reference, row?.patches.get(reference.index)?))
     })
 }

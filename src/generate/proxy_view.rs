@@ -15,6 +15,7 @@ use crate::{
     base::{ClusterId, Hashed, Labels, Namespace, NetworkId, Shared, cidr::IpMode},
     model::{
         features::Features,
+        gateway::converted_annotation,
         gateway_api::listener::BACKEND_CERTIFICATE_ANNOTATION,
         waypoint::{GATEWAY_CONTROLLER, MANAGED_LABEL, MESH_CONTROLLER, ServingRole},
     },
@@ -190,7 +191,7 @@ impl SocketProxyView {
 pub fn backend_certificate(ctx: &BuildContext, selected: &Selected) -> Option<SmolStr> {
     selected.gateways.iter().find_map(|key| {
         let gateway = ctx.mesh.gateways.get(ctx.cx, key)?;
-        gateway.meta.annotations.get(BACKEND_CERTIFICATE_ANNOTATION).cloned()
+        converted_annotation(&gateway.meta, BACKEND_CERTIFICATE_ANNOTATION).cloned()
     })
 }
 

@@ -393,6 +393,15 @@ impl Cluster {
     }
 }
 
+impl Drop for Cluster {
+    /// Resolves the diagnostics of a remote cluster, which may be removed. The config cluster stays until shutdown.
+    fn drop(&mut self) {
+        if self.settings.role == Role::Remote {
+            self.diagnostics.clear();
+        }
+    }
+}
+
 fn custom_kind(rules: &Rules, kind: Kind) -> CustomKind {
     let (group, versions) = rules.group_and_versions(kind);
     CustomKind { kind, group, versions }

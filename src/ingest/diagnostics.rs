@@ -48,13 +48,18 @@ impl Reports for Counting {
             self.counter.with_label_values(&[kind, &name]).inc();
         }
         self.board.change(diagnostic, |findings| {
-            findings.insert(diagnostic.clone());
+            *findings.entry(diagnostic.clone()).or_default() += 1;
         });
     }
 
     fn resolved(&self, diagnostic: &Diagnostic) {
         self.board.change(diagnostic, |findings| {
-            findings.remove(diagnostic);
+            if let Some(count) = findings.get_mut(diagnostic) {
+                *count -= 1;
+                if *count == 0 {
+                    findings.remove(diagnostic);
+                }
+            }
         });
     }
 
@@ -95,7 +100,8 @@ pub struct Board {
 
 #[derive(Debug, Default)]
 struct BoardState {
-    findings: BTreeMap<(Option<Kind>, ObjectKey), BTreeSet<Diagnostic>>,
+    /// By subject, with the number of sources for which each is active: a source and its successor find the same.
+    findings: BTreeMap<(Option<Kind>, ObjectKey), BTreeMap<Diagnostic, usize>>,
     seen: BTreeMap<(ClusterId, Kind), u64>,
 }
 
@@ -104,12 +110,17 @@ impl Board {
     pub fn findings(&self, kind: Kind, key: &ObjectKey) -> Vec<Diagnostic> {
         let state = self.lock();
         let findings = state.findings.get(&(Some(kind), key.clone()));
-        findings.into_iter().flatten().cloned().collect()
+        findings.into_iter().flat_map(BTreeMap::keys).cloned().collect()
     }
 
     /// Returns all active diagnostics.
     pub fn all(&self) -> Vec<Diagnostic> {
-        self.lock().findings.values().flatten().cloned().collect()
+        self.lock()
+            .findings
+            .values()
+            .flat_map(BTreeMap::keys)
+            .cloned()
+            .collect()
     }
 
     /// Returns the resource version up to which the objects of a kind are known; `None` without a watch.
@@ -122,7 +133,7 @@ impl Board {
         self.changed.subscribe()
     }
 
-    fn change(&self, diagnostic: &Diagnostic, change: impl FnOnce(&mut BTreeSet<Diagnostic>)) {
+    fn change(&self, diagnostic: &Diagnostic, change: impl FnOnce(&mut BTreeMap<Diagnostic, usize>)) {
         let subject = (diagnostic.kind, diagnostic.key.clone());
         let mut state = self.lock();
         let findings = state.findings.entry(subject.clone()).or_default();
@@ -178,5 +189,31 @@ impl<K: Ord> ActiveDiagnostics<K> {
             }
             self.report.found(diagnostic);
         }
+    }
+
+    /// Resolves the diagnostics of all subjects.
+    pub fn clear(&mut self) {
+        for diagnostic in std::mem::take(&mut self.findings).values().flatten() {
+            self.report.resolved(diagnostic);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diagnostic_is_active_while_one_of_several_sources_finds_it() {
+        let (report, board) = counting_report(&Registry::new()).expect("new names");
+        let [mut source, mut successor] = [(); 2].map(|()| ActiveDiagnostics::new(report.clone()));
+        let found: BTreeSet<Diagnostic> = [Diagnostic::of_document("here", "Code", "message")].into();
+        source.set((), found.clone());
+        successor.set((), found.clone());
+        source.clear();
+        assert_eq!(board.all(), found.into_iter().collect::<Vec<_>>());
+        successor.clear();
+        successor.clear();
+        assert!(board.all().is_empty());
     }
 }

@@ -196,12 +196,12 @@ impl DiscoveryFilter {
 
     fn counts(&self, kind: Kind, key: &ObjectKey, revision: Option<&SmolStr>) -> bool {
         // Parity (pkg/config/model.go, LabelsInRevision): without a revision of its own, a control plane reads all.
+        // Unlike there, a tag names the revision it points to, as it does for namespaces and pods.
         let of_revision = self.revision.is_empty()
             || revision.is_none_or(|revision| *revision == self.revision || self.filters.tags.contains(revision));
-        // Listeners are converted whatever their revision, so that routes of this one attach to them. Only their status
-        // and deployment belong to one revision.
-        let has_listeners = matches!(kind, Kind::KubeGateway | Kind::ListenerSet);
-        let has_revision = kind.is_istio() || kind.is_gateway_api() && !has_listeners;
+        // Gateways are converted whatever their revision, so that routes of this one attach to them. Only their status
+        // and deployment belong to one revision or its tags.
+        let has_revision = kind.is_istio() || kind.is_gateway_api() && kind != Kind::KubeGateway;
         // The mesh config is that of the cluster, wherever it is.
         let has_namespace = !kind.is_cluster_scoped() && kind != Kind::MeshConfig;
         (of_revision || !has_revision) && (!has_namespace || self.selects(&key.namespace))

@@ -7,6 +7,7 @@
 mod keys;
 mod network;
 mod report;
+mod shares;
 
 #[cfg(test)]
 mod tests;
@@ -20,8 +21,9 @@ use std::{
 use futures::future::BoxFuture;
 use prometheus::Registry;
 use smol_str::SmolStr;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
 
+use self::shares::{Shares, SharesSender};
 use super::{
     diagnostics::{ActiveDiagnostics, Report},
     in_flight::InFlight,
@@ -42,6 +44,7 @@ use crate::{
 pub use keys::KeySet;
 pub use network::{FetchFailure, NetworkMetrics};
 pub use report::{KeyReports, KeysReport};
+pub use shares::SourceShares;
 
 /// First retry delay; doubled each time.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -57,12 +60,13 @@ const START_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Fetches key sets.
 pub trait Fetch: Send + Sync + 'static {
-    /// Fetches the key set of a source after a delay.
+    /// Fetches the key set of a source after a delay, once one of its shares allows it.
     fn fetch(
         self: Arc<Self>,
         source: KeySource,
         timeout: Duration,
         wait: Duration,
+        shares: SourceShares,
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>>;
 }
 
@@ -141,6 +145,7 @@ struct Resolver<F> {
     changes: mpsc::Sender<Vec<Change>>,
     findings: ActiveDiagnostics<KeySource>,
     sources: BTreeMap<KeySource, KeyState>,
+    shares: Shares,
     in_flight: InFlight<KeySource, Result<KeySet, FetchFailure>>,
     reports: watch::Sender<BTreeMap<KeySource, KeysReport>>,
 }
@@ -148,8 +153,12 @@ struct Resolver<F> {
 /// The state of one key source.
 struct KeyState {
     required: RequiredKeys,
+    /// Shares of the namespaces that require the keys.
+    shares: SharesSender,
     /// Last good keys, as published.
     published: Option<KeySet>,
+    /// Memory of these keys.
+    memory: Option<OwnedSemaphorePermit>,
     /// Failures since the last success.
     failures: u32,
     /// Duration of the failure, as the sum of the delays.
@@ -167,10 +176,12 @@ impl<F: Fetch> Resolver<F> {
         Self {
             cluster,
             fetch,
-            refresh,
+            // Without an interval, servers would be asked all the time.
+            refresh: refresh.max(FIRST_RETRY),
             changes,
             findings: ActiveDiagnostics::new(report),
             sources: BTreeMap::new(),
+            shares: Shares::default(),
             in_flight: InFlight::default(),
             reports: watch::Sender::default(),
         }
@@ -200,15 +211,11 @@ impl<F: Fetch> Resolver<F> {
     async fn update_sources(&mut self, all: &BTreeMap<KeySource, RequiredKeys>) -> bool {
         for (source, required) in all {
             if let Some(known) = self.sources.get_mut(source) {
+                self.shares.update(&known.shares, &required.by);
                 known.required = required.clone();
             } else {
-                self.schedule_fetch(source, required.timeout, Duration::ZERO);
-                let new = KeyState {
-                    required: required.clone(),
-                    published: None,
-                    failures: 0,
-                    failing_for: Duration::ZERO,
-                };
+                let new = KeyState::new(required.clone(), self.shares.of(&required.by));
+                self.schedule_fetch(source, required.timeout, Duration::ZERO, new.shares.subscribe());
                 self.sources.insert(source.clone(), new);
             }
         }
@@ -234,11 +241,12 @@ impl<F: Fetch> Resolver<F> {
                 .send_if_modified(|reports| reports.remove(&source).is_some());
             self.findings.set(source, BTreeSet::new());
         }
+        self.shares.prune();
         removed.is_empty() || self.changes.send(removed).await.is_ok()
     }
 
-    fn schedule_fetch(&mut self, source: &KeySource, timeout: Duration, wait: Duration) {
-        let answer = self.fetch.clone().fetch(source.clone(), timeout, wait);
+    fn schedule_fetch(&mut self, source: &KeySource, timeout: Duration, wait: Duration, shares: SourceShares) {
+        let answer = self.fetch.clone().fetch(source.clone(), timeout, wait, shares);
         self.in_flight.insert(source.clone(), answer);
     }
 
@@ -248,17 +256,22 @@ impl<F: Fetch> Resolver<F> {
         let Some(entry) = self.sources.get_mut(&source) else {
             return true;
         };
-        let (wait, change) = match &answer {
-            Ok(keys) => (refresh, entry.succeed(keys)),
-            Err(_) => entry.fail(refresh),
+        let by = entry.required.by.clone();
+        let shares = entry.shares.subscribe();
+        let learned = answer.and_then(|keys| entry.succeed(keys));
+        let (wait, change, failure) = match learned {
+            Ok(change) => (refresh, change, None),
+            Err(failure) => {
+                let (wait, change) = entry.fail(refresh);
+                (wait, change, Some(failure))
+            }
         };
         let (timeout, has_keys) = (entry.required.timeout, entry.published.is_some());
-        let update = report::FetchResult::new(entry.published.as_ref(), entry.failures, answer.as_ref().err());
-        let by = entry.required.by.clone();
-        self.schedule_fetch(&source, timeout, wait);
-        let findings = match &answer {
-            Ok(_) => BTreeSet::new(),
-            Err(failure) => by
+        let update = report::FetchResult::new(entry.published.as_ref(), entry.failures, failure.as_ref());
+        self.schedule_fetch(&source, timeout, wait, shares);
+        let findings = match &failure {
+            None => BTreeSet::new(),
+            Some(failure) => by
                 .iter()
                 .map(|policy| finding(policy, &source, failure, has_keys))
                 .collect(),
@@ -297,14 +310,40 @@ enum KeyChange {
 }
 
 impl KeyState {
-    fn succeed(&mut self, keys: &KeySet) -> Option<KeyChange> {
+    fn new(required: RequiredKeys, shares: SharesSender) -> Self {
+        Self {
+            required,
+            shares,
+            published: None,
+            memory: None,
+            failures: 0,
+            failing_for: Duration::ZERO,
+        }
+    }
+
+    /// Records fetched keys. Returns the change to publish; fails if there is no memory for them.
+    fn succeed(&mut self, keys: KeySet) -> Result<Option<KeyChange>, FetchFailure> {
+        let mut change = None;
+        if self.published.as_ref() != Some(&keys) {
+            self.memory = Some(self.memory_for(keys.size())?);
+            change = Some(KeyChange::Keys(keys.text().clone()));
+            self.published = Some(keys);
+        }
         self.failures = 0;
         self.failing_for = Duration::ZERO;
-        if self.published.as_ref() == Some(keys) {
-            return None;
+        Ok(change)
+    }
+
+    /// Returns the memory for keys that take the place of the published ones.
+    fn memory_for(&mut self, bytes: usize) -> Result<OwnedSemaphorePermit, FetchFailure> {
+        let last = self.memory.take();
+        let last = last.map(|memory| (memory.semaphore().clone(), memory.num_permits()));
+        if let Some(memory) = self.shares.subscribe().memory(bytes) {
+            return Ok(memory);
         }
-        self.published = Some(keys.clone());
-        Some(KeyChange::Keys(keys.text().clone()))
+        // The published keys stay, even if their namespace requires them no longer.
+        self.memory = last.and_then(|(share, kib)| share.try_acquire_many_owned(u32::try_from(kib).ok()?).ok());
+        Err(FetchFailure::NoMemory)
     }
 
     /// Records a failure. Returns the delay before the next fetch, and the change to publish.
@@ -317,6 +356,9 @@ impl KeyState {
         self.failures = self.failures.saturating_add(1);
         self.failing_for += wait;
         let is_too_old = self.failing_for >= OLDEST && self.published.take().is_some();
+        if is_too_old {
+            self.memory = None;
+        }
         (wait, is_too_old.then_some(KeyChange::TooOld))
     }
 }

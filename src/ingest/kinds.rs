@@ -29,7 +29,7 @@ pub struct Rules {
     pub system_namespace: Namespace,
     /// Revision of this control plane.
     pub revision: SmolStr,
-    /// `PILOT_IGNORE_RESOURCES`: configuration kinds that are not read, as `plural.group` or `*.group`.
+    /// `PILOT_IGNORE_RESOURCES`: custom kinds that are not read, as `plural.group` or `*.` and the end of such names.
     pub ignored: Vec<SmolStr>,
     /// `PILOT_INCLUDE_RESOURCES`: exceptions from the ignored kinds.
     pub included: Vec<SmolStr>,
@@ -73,15 +73,22 @@ impl Rules {
             kind if kind.is_gateway_api() => self.gateway_api,
             _ => true,
         };
-        kind.is_object() && in_role && is_on && !(kind.is_config() && self.ignores(kind))
+        kind.is_object() && in_role && is_on && !self.ignores(kind)
     }
 
+    /// Returns true if a custom kind is ignored.
+    ///
+    /// Parity (pkg/kube/kclient/crdwatcher.go, `resourceMatchFilters`): patterns match the names of
+    /// CustomResourceDefinitions, and `*.` matches any beginning. So `*.istio.io` has all groups of Istio.
     fn ignores(&self, kind: Kind) -> bool {
-        let group = kind.group();
-        let name = format!("{}.{group}", kind.plural());
+        if !kind.is_custom() {
+            return false;
+        }
+        let name = format!("{}.{}", kind.plural(), self.group_and_versions(kind).0);
         let names = |patterns: &[SmolStr]| {
-            let matches = |pattern: &SmolStr| {
-                *pattern == name || pattern.strip_prefix("*.").is_some_and(|suffix| suffix == group)
+            let matches = |pattern: &SmolStr| match pattern.strip_prefix("*.") {
+                Some(end) => name.ends_with(end),
+                None => *pattern == name,
             };
             patterns.iter().any(matches)
         };
@@ -249,5 +256,27 @@ mod tests {
         let kinds = rules.kinds(Role::Config);
         assert!(kinds.contains(&Kind::Sidecar) && kinds.contains(&Kind::Service));
         assert!(!kinds.contains(&Kind::VirtualService) && !kinds.contains(&Kind::Telemetry));
+    }
+
+    #[test]
+    fn an_ignored_end_of_names_covers_all_groups_below_it() {
+        let kinds_without = |ignored: &'static str| {
+            let rules = Rules {
+                ignored: vec![ignored.into()],
+                included: vec!["wasmplugins.extensions.istio.io".into()],
+                gateway_api: true,
+                mcs: Some(("multicluster.x-k8s.io".into(), "v1alpha1".into())),
+                ..rules()
+            };
+            rules.kinds(Role::Config)
+        };
+        let kinds = kinds_without("*.istio.io");
+        let of_istio: Vec<&Kind> = kinds.iter().filter(|kind| kind.is_istio()).collect();
+        assert_eq!(of_istio, [&Kind::WasmPlugin]);
+        assert!(kinds.contains(&Kind::HttpRoute) && kinds.contains(&Kind::ServiceExport));
+        let kinds = kinds_without("*.networking.k8s.io");
+        assert!(!kinds.contains(&Kind::HttpRoute) && kinds.contains(&Kind::VirtualService));
+        assert!(kinds.contains(&Kind::Ingress), "it has no CustomResourceDefinition");
+        assert!(!kinds_without("*.x-k8s.io").contains(&Kind::ServiceExport));
     }
 }

@@ -180,7 +180,7 @@ pub async fn read_once(settings: &MeshSettings, client: &Client) -> MeshConfig {
         texts.insert(part, text.map_or(Text::Absent, Text::Is));
     }
     let shared = shared_layer(texts.get(&Part::Shared)).unwrap_or(Value::Null);
-    own_layer(&shared, texts.get(&Part::Mesh)).map_or_else(|_| base(&shared), |parsed| parsed.config)
+    own_layer(&shared, texts.get(&Part::Mesh)).map_or_else(|_| base(&shared, None), |parsed| parsed.config)
 }
 
 /// Starts watching every text. Returns their number.
@@ -327,7 +327,8 @@ impl Reader {
                 Some(rows) => rows,
                 // Without a last valid one, the base applies, also after edits of it.
                 None if kind == Kind::MeshConfig && !self.was_valid => {
-                    vec![mesh_row(kind, &self.key, base(&self.shared)).into()]
+                    let base = base(&self.shared, self.last_mesh_config());
+                    vec![mesh_row(kind, &self.key, base).into()]
                 }
                 None if self.sent.contains_key(&kind) => continue,
                 None => Vec::new(),
@@ -353,6 +354,7 @@ impl Reader {
         let mut find = |severity, found| findings.extend(self.findings(Kind::MeshConfig, Part::Mesh, severity, found));
         let rows = match own_layer(&self.shared, texts.get(&Part::Mesh)) {
             Ok(parsed) => {
+                let parsed = parsed.after(self.last_mesh_config());
                 find(Severity::Warning, parsed.warnings);
                 Some(vec![mesh_row(Kind::MeshConfig, &self.key, parsed.config).into()])
             }
@@ -363,6 +365,14 @@ impl Reader {
         };
         self.was_valid |= rows.is_some();
         (rows, findings)
+    }
+
+    fn last_mesh_config(&self) -> Option<&MeshConfig> {
+        let mut rows = self.sent.get(&Kind::MeshConfig).into_iter().flatten();
+        rows.find_map(|row| match row {
+            Row::MeshConfig(row) => Some(&row.spec),
+            _ => None,
+        })
     }
 
     fn networks(&self, texts: &BTreeMap<Part, Text>) -> Read {
@@ -403,9 +413,9 @@ fn shared_layer(text: Option<&Text>) -> Result<Value, Vec<FieldError>> {
     Ok(layer)
 }
 
-/// Returns the base as a mesh config; the defaults if there is none.
-fn base(shared: &Value) -> MeshConfig {
-    own_layer(shared, None).map_or_else(|_| mesh_config::defaults(), |parsed| parsed.config)
+/// Returns the base as a mesh config, which follows the last one; the defaults if there is none.
+fn base(shared: &Value, last: Option<&MeshConfig>) -> MeshConfig {
+    own_layer(shared, None).map_or_else(|_| mesh_config::defaults(), |parsed| parsed.after(last).config)
 }
 
 /// Parses the mesh config over its base.

@@ -45,7 +45,7 @@ use crate::{
     environment::wall_clock,
     ingest::{
         backoff::Backoff,
-        file::Report,
+        diagnostics::{ActiveDiagnostics, Report},
         source::{self, Readiness},
     },
     kube::{kubeconfig::CheckedKubeconfig, watch::WatchEvent},
@@ -207,7 +207,7 @@ struct Started {
 pub struct Remote {
     settings: RemoteSettings,
     start: Start,
-    report: Report,
+    findings: ActiveDiagnostics<()>,
     metrics: RemoteMetrics,
     reconciler: Reconciler,
     states: BTreeMap<ClusterId, ClusterState>,
@@ -241,7 +241,7 @@ impl Remote {
             reconciler: Reconciler::new(settings.own.clone()),
             settings,
             start,
-            report,
+            findings: ActiveDiagnostics::new(report),
             metrics: RemoteMetrics::new(registry)?,
             states: BTreeMap::new(),
             starting: FuturesUnordered::new(),
@@ -327,7 +327,7 @@ impl Remote {
             self.metrics.event(event);
         }
         let (actions, problems) = self.reconciler.reconcile();
-        self.tell(problems);
+        self.problems = problems;
         let mut removals = Vec::new();
         for (cluster, (origin, action)) in actions {
             match action {
@@ -355,6 +355,7 @@ impl Remote {
                 }
             }
         }
+        self.report_problems();
         self.publish_names();
         removals
     }
@@ -497,13 +498,11 @@ impl Remote {
             }
             Err(message) => {
                 (source.status, source.deadline) = (SyncStatus::Closed, None);
-                let finding = finding(&state.origin, Some(cluster), "BadKubeconfig", message.clone());
-                if state.problem.replace(message.clone()) != Some(message) {
-                    self.report_finding(&finding);
-                }
+                state.problem = Some(message);
                 self.start_after(backoff.next(), key, inputs, backoff);
             }
         }
+        self.report_problems();
     }
 
     /// Returns the changes to forward for a batch. The first batch of a new source replaces all rows of the previous
@@ -612,25 +611,17 @@ impl Remote {
         removals
     }
 
-    /// Logs new problems.
-    fn tell(&mut self, problems: BTreeMap<ProblemAt, Problem>) {
-        for ((origin, cluster), problem) in &problems {
-            let at = (origin.clone(), cluster.clone());
-            if self.problems.get(&at) != Some(problem) {
-                self.report_finding(&finding(
-                    origin,
-                    cluster.as_ref(),
-                    problem.code,
-                    problem.message.clone(),
-                ));
-            }
-        }
-        self.problems = problems;
-    }
-
-    fn report_finding(&self, finding: &Diagnostic) {
-        tracing::error!(code = %finding.code, "{finding}");
-        self.report.found(finding);
+    /// Reports the present problems of declarations and of starts.
+    fn report_problems(&mut self) {
+        let declared = self.problems.iter().map(|((origin, cluster), problem)| {
+            finding(origin, cluster.as_ref(), problem.code, problem.message.clone())
+        });
+        let failed = self.states.iter().filter_map(|(cluster, state)| {
+            let message = state.problem.clone()?;
+            Some(finding(&state.origin, Some(cluster), "BadKubeconfig", message))
+        });
+        let findings = declared.chain(failed).collect();
+        self.findings.set((), findings);
     }
 
     /// Publishes a changed state.

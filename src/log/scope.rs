@@ -81,7 +81,6 @@ const MODULES: &[(&str, &str)] = &[
     ("istiod::ca::local", "pkica"),
     ("istiod::ca::multi_root", "trustBundle"),
     ("istiod::ca::registration", "pkira"),
-    ("istiod::ca::root", "rootcertrotator"),
     ("istiod::ca::rotate", "rootcertrotator"),
     ("istiod::ca::server", "serverca"),
     ("istiod::distribution", "ads"),

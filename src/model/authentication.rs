@@ -47,59 +47,88 @@ type PeerAuthentication = Config<security::PeerAuthentication>;
 
 /// Returns the mode of one port of a workload.
 pub fn mtls_mode(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: &Labels, port: u32) -> MtlsMode {
-    peer_policy(cx, mesh, namespace, labels).mode_on(port)
+    NamespacePolicies::of(cx, mesh, namespace).mode_on(labels, port)
 }
 
-/// Returns the modes of a workload: the oldest policy each of mesh, namespace and workload, with later ones overriding.
-/// Port levels count only in workload policies.
+/// Returns the modes of a workload.
 pub fn peer_policy(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, labels: &Labels) -> PeerPolicy {
-    let root = policy::root_namespace(cx, mesh);
-    let mut mode = mesh_mode(cx, mesh, &root).unwrap_or(MtlsMode::Permissive);
-    if *namespace == root {
-        return PeerPolicy {
-            mode,
-            ports: BTreeMap::new(),
-        };
+    NamespacePolicies::of(cx, mesh, namespace).of_workload(labels)
+}
+
+/// The policies of a namespace, sorted once for all of its workloads: the oldest one each of mesh, namespace and
+/// workload counts, with later ones overriding. Port levels count only in workload policies.
+pub struct NamespacePolicies<'a> {
+    /// The mode of workloads without a policy of their own.
+    mode: MtlsMode,
+    /// Policies that select workloads, oldest first.
+    selecting: Vec<&'a Shared<PeerAuthentication>>,
+}
+
+impl<'a> NamespacePolicies<'a> {
+    /// Reads the policies.
+    pub fn of(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Self {
+        let root = policy::root_namespace(cx, mesh);
+        let mode = general_mode(&by_age(cx, mesh, &root)).unwrap_or(MtlsMode::Permissive);
+        if *namespace == root {
+            return Self {
+                mode,
+                selecting: Vec::new(),
+            };
+        }
+        let mut selecting = by_age(cx, mesh, namespace);
+        let mode = general_mode(&selecting).unwrap_or(mode);
+        selecting.retain(|row| !is_general(row));
+        Self { mode, selecting }
     }
-    let rows = by_age(cx, mesh, namespace);
-    if let Some(set) = rows.iter().find(|row| is_general(row)).and_then(|row| mode_of(row)) {
-        mode = set;
-    }
-    let Some(own) = rows.iter().find(|row| selects(row, labels)) else {
-        return PeerPolicy {
-            mode,
-            ports: BTreeMap::new(),
+
+    /// Returns the mode of one port of a workload.
+    pub fn mode_on(&self, labels: &Labels, port: u32) -> MtlsMode {
+        let Some(own) = self.own(labels) else {
+            return self.mode;
         };
-    };
-    let mode = mode_of(own).unwrap_or(mode);
-    // Envoy would refuse a chain for an invalid port.
-    let ports = own
-        .spec
-        .port_level_mtls
-        .iter()
-        .filter(|(port, _)| (1..=65_535).contains(*port));
-    PeerPolicy {
-        mode,
-        ports: ports
-            .map(|(port, mtls)| (*port, converted(mtls).unwrap_or(mode)))
-            .collect(),
+        // No service has an invalid port.
+        let of_port = own.spec.port_level_mtls.get(&port).and_then(converted);
+        of_port.or_else(|| mode_of(own)).unwrap_or(self.mode)
+    }
+
+    /// Returns the modes of a workload.
+    fn of_workload(&self, labels: &Labels) -> PeerPolicy {
+        let Some(own) = self.own(labels) else {
+            return PeerPolicy {
+                mode: self.mode,
+                ports: BTreeMap::new(),
+            };
+        };
+        let mode = mode_of(own).unwrap_or(self.mode);
+        // Envoy would refuse a chain for an invalid port.
+        let ports = own
+            .spec
+            .port_level_mtls
+            .iter()
+            .filter(|(port, _)| (1..=65_535).contains(*port));
+        PeerPolicy {
+            mode,
+            ports: ports
+                .map(|(port, mtls)| (*port, converted(mtls).unwrap_or(mode)))
+                .collect(),
+        }
+    }
+
+    /// Returns the policy of a workload.
+    fn own(&self, labels: &Labels) -> Option<&'a Shared<PeerAuthentication>> {
+        self.selecting.iter().copied().find(|row| selects(row, labels))
     }
 }
 
 /// Returns the mode that clients may assume for a namespace: of its own policy, or else of the mesh's, or else
 /// permissive.
 pub fn namespace_mode(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> MtlsMode {
-    let root = policy::root_namespace(cx, mesh);
-    let own = (*namespace != root)
-        .then(|| by_age(cx, mesh, namespace))
-        .and_then(|rows| rows.iter().find(|row| is_general(row)).and_then(|row| mode_of(row)));
-    own.or_else(|| mesh_mode(cx, mesh, &root))
-        .unwrap_or(MtlsMode::Permissive)
+    NamespacePolicies::of(cx, mesh, namespace).mode
 }
 
-fn mesh_mode(cx: &Cx, mesh: &MeshSnapshot, root: &Namespace) -> Option<MtlsMode> {
-    let rows = by_age(cx, mesh, root);
-    rows.iter().find(|row| is_general(row)).and_then(|row| mode_of(row))
+/// Returns the mode of the oldest policy for all workloads; `None` if it sets none.
+fn general_mode(by_age: &[&Shared<PeerAuthentication>]) -> Option<MtlsMode> {
+    by_age.iter().find(|row| is_general(row)).and_then(|row| mode_of(row))
 }
 
 fn by_age<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Vec<&'a Shared<PeerAuthentication>> {

@@ -17,7 +17,7 @@ use crate::{
     table::Cx,
 };
 
-pub use entry::{demand, may_be_large};
+pub use entry::{SelectedWorkloads, demand, may_be_large, selected_workloads};
 
 /// Health, with Istio's distinctions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -205,16 +205,36 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
 ///
 /// Parity (pilot/pkg/model/push_context.go, `instancesByPort`).
 fn port_traits(service: &Service, endpoints: &[Endpoint]) -> BTreeMap<u32, PortTraits> {
-    let of_port = |port: &ServicePort| {
-        let served: Vec<_> = endpoints.iter().filter(|endpoint| endpoint.serves(port)).collect();
+    // A ServiceEntry has its ports, and its endpoints, once for each of its addresses.
+    let (mut numbered, mut named) = (BTreeMap::new(), BTreeMap::new());
+    for endpoint in endpoints {
         let traits = PortTraits {
-            plaintext: served.iter().any(|endpoint| endpoint.origin.tls_mode == "disabled"),
-            all_tunnel: served.iter().all(|endpoint| endpoint.supports_tunnel()),
+            plaintext: endpoint.origin.tls_mode == "disabled",
+            all_tunnel: endpoint.supports_tunnel(),
         };
-        (!served.is_empty()).then_some((port.number, traits))
+        let known = match endpoint.service_port {
+            0 => named.entry(endpoint.port_name.as_str()).or_insert(traits),
+            number => numbered.entry(number).or_insert(traits),
+        };
+        *known = known.with(traits);
+    }
+    let of_port = |port: &ServicePort| {
+        let found = [numbered.get(&port.number), named.get(port.name.as_str())];
+        let traits = found.into_iter().flatten().copied().reduce(PortTraits::with)?;
+        Some((port.number, traits))
     };
     let ports = service.all().flat_map(|one| &one.ports);
     ports.filter_map(of_port).collect()
+}
+
+impl PortTraits {
+    /// Returns the traits of all endpoints, given those of two groups of them.
+    fn with(self, other: Self) -> Self {
+        Self {
+            plaintext: self.plaintext || other.plaintext,
+            all_tunnel: self.all_tunnel && other.all_tunnel,
+        }
+    }
 }
 
 impl Endpoint {

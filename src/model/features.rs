@@ -221,7 +221,7 @@ features! {
         PILOT_PUSH_THROTTLE pilot_push_throttle: u32 = 0;
         /// New streams and requests per second; 0 for limits by work instead of rate.
         PILOT_MAX_REQUESTS_PER_SECOND pilot_max_requests_per_second: f64 = 0.0;
-        /// Concurrent streams of one HTTP/2 connection.
+        /// Concurrent streams of one HTTP/2 connection; 0 for no limit.
         ISTIO_GPRC_MAXSTREAMS istio_gprc_maxstreams: u32 = 100_000;
         /// Largest message that is received, in bytes.
         ISTIO_GPRC_MAXRECVMSGSIZE istio_gprc_maxrecvmsgsize: u32 = 4_194_304;
@@ -383,7 +383,7 @@ features! {
         PILOT_IP_AUTOALLOCATE_IPV6_PREFIX pilot_ip_autoallocate_ipv6_prefix: SmolStr = text("2001:2::/48");
         /// Finds the pod of a proxy with an unknown name by its address.
         ENABLE_PROXY_FIND_POD_BY_IP enable_proxy_find_pod_by_ip: bool = false;
-        /// Resources (`plural.group`) that are not read.
+        /// Custom resources (`plural.group`, or `*.` and the end of such names) that are not read.
         PILOT_IGNORE_RESOURCES pilot_ignore_resources: Vec<SmolStr> = list();
         /// Exceptions from ignored resources.
         PILOT_INCLUDE_RESOURCES pilot_include_resources: Vec<SmolStr> = list();
@@ -522,7 +522,7 @@ features! {
         MAX_WORKLOAD_CERT_TTL max_workload_cert_ttl: Duration = hours(2160);
 
         // Debugging.
-        /// Serves debug pages on the plain HTTP port.
+        /// Serves debug pages, over HTTP and xDS.
         ENABLE_DEBUG_ON_HTTP enable_debug_on_http: bool = true;
         /// Authenticates callers of debug pages.
         ENABLE_DEBUG_ENDPOINT_AUTH enable_debug_endpoint_auth: bool = true;

@@ -124,8 +124,7 @@ pub fn label(labels: &Labels) -> Option<NetworkId> {
 }
 
 /// Returns the network of an endpoint: its label, or else that of its cluster's system namespace, or else the network
-/// of the cluster in meshNetworks, or else the network whose range contains the address. (For a pod, its node's label
-/// comes second.)
+/// of the cluster in meshNetworks, or else the network whose range contains the address.
 pub fn of_endpoint(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, address: &str) -> NetworkId {
     if let Some(network) = label(labels) {
         return network;

@@ -13,7 +13,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
@@ -29,9 +29,9 @@ use crate::{
     },
     table::Cx,
 };
-use collect::Collector;
+use collect::{Collector, DestinationService};
 pub use common::CommonScope;
-use imports::Imports;
+use imports::{Imports, VisibleService};
 pub use pool::ScopePool;
 
 /// Key of a scope.
@@ -313,16 +313,27 @@ fn sidecar_scope(
     let mut egress = Vec::new();
     let mut virtual_services: Vec<ObjectKey> = Vec::new();
     let mut known: FxHashSet<&ObjectKey> = FxHashSet::default();
+    // These do not depend on the listener, and a Sidecar may have thousands of listeners.
+    let mut visible: BTreeMap<Option<Vec<Namespace>>, Vec<VisibleService>> = BTreeMap::new();
+    let visible_routes = virtual_service::for_sidecars(cx, mesh, namespace);
+    let mut destinations: FxHashMap<&ObjectKey, Vec<DestinationService>> = FxHashMap::default();
     for (index, listener) in written.iter().enumerate() {
         let imports = Imports::of(&listener.hosts, namespace);
         let port_wanted = wanted_port(listener);
-        let selected = imports.services(cx, mesh, namespace, port_wanted);
-        let reaches = imports.virtual_services(cx, mesh, namespace);
+        let from = imports.namespaces();
+        let visible = visible
+            .entry(from.clone())
+            .or_insert_with(|| imports::visible_services(cx, mesh, namespace, from));
+        let selected = imports.services(mesh, namespace, visible, port_wanted);
+        let reaches = imports.virtual_services(&visible_routes);
         for import in &selected {
             collector.add(import.service, import.ports.as_deref());
         }
-        for (_, summary) in &reaches {
-            collector.add_destinations(cx, mesh, namespace, summary, port_wanted);
+        for (vs, summary) in &reaches {
+            let destinations = destinations
+                .entry(vs)
+                .or_insert_with(|| collect::destinations(cx, mesh, namespace, summary));
+            collector.add_destinations(destinations, port_wanted);
         }
         for (vs, _) in &reaches {
             if known.insert(vs) {

@@ -87,10 +87,10 @@ pub struct VirtualServiceSummary {
 }
 
 impl VirtualServiceSummary {
-    /// Emits the namespaces that see it on a gateway.
-    fn export_namespaces(&self, gateway: &str, emit: &mut dyn FnMut(ExportNamespace)) {
+    /// Emits the namespaces that see it on gateway `mesh`.
+    fn mesh_namespaces(&self, emit: &mut dyn FnMut(ExportNamespace)) {
         let own = self.meta.namespace();
-        if gateway != MESH_GATEWAY || !self.only_own_clients {
+        if !self.only_own_clients {
             export_namespaces(&self.export_to, emit);
         } else if self.export_to.visible_to(own) {
             emit(Some(own.clone()));
@@ -112,10 +112,15 @@ pub struct Destination {
 /// A namespace that an object is exported to; `None` for all.
 pub type ExportNamespace = Option<Namespace>;
 
-/// Emits the index keys of a VirtualService: exported namespace and gateway.
+/// Emits the index keys of a VirtualService: its gateways. Those of `mesh` have the namespaces that see it; the others
+/// have `None`, because an object may name thousands of gateways and of namespaces.
 pub fn export_keys(_: &ObjectKey, summary: &VirtualServiceSummary, emit: &mut dyn FnMut((ExportNamespace, SmolStr))) {
     for gateway in summary.gateways.iter().collect::<BTreeSet<_>>() {
-        summary.export_namespaces(gateway, &mut |audience| emit((audience, gateway.clone())));
+        if gateway == MESH_GATEWAY {
+            summary.mesh_namespaces(&mut |audience| emit((audience, gateway.clone())));
+        } else {
+            emit((None, gateway.clone()));
+        }
     }
 }
 
@@ -268,7 +273,7 @@ pub fn for_host<'a>(
     let wildcards = wildcards.filter(|(_, summary)| overlaps(summary));
     let is_seen = |summary: &VirtualServiceSummary| {
         let mut found = false;
-        summary.export_namespaces(MESH_GATEWAY, &mut |audience| {
+        summary.mesh_namespaces(&mut |audience| {
             found |= audience.is_none_or(|audience| audience == *namespace);
         });
         found
@@ -309,7 +314,11 @@ fn seen<'a>(
 ) -> impl Iterator<Item = (&'a ObjectKey, &'a Shared<VirtualServiceSummary>)> + use<'a> {
     let index = &mesh.virtual_services_by_gateway;
     let of = |audience: ExportNamespace| index.get(cx, &(audience, SmolStr::new(gateway)));
-    of(Some(namespace.clone())).chain(of(None))
+    let is_mesh = gateway == MESH_GATEWAY;
+    let exported = is_mesh.then(|| of(Some(namespace.clone())));
+    let namespace = namespace.clone();
+    let all = exported.into_iter().flatten().chain(of(None));
+    all.filter(move |(_, summary)| is_mesh || summary.export_to.visible_to(&namespace))
 }
 
 fn sort<'a>(

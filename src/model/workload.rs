@@ -137,8 +137,7 @@ fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workloa
     let meta = &pod.meta;
     let locality = locality_label(&meta.labels).unwrap_or_else(|| node_locality(cx, mesh, pod));
     let ip = pod.ips.first().map_or("", SmolStr::as_str);
-    let own = network::label(&meta.labels).or_else(|| network::label(&node(cx, mesh, pod)?.meta.labels));
-    let network = own.unwrap_or_else(|| network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip));
+    let network = network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip);
     let trust_domain = trust_domain(cx, mesh, meta.cluster());
     let labels = augmented(&meta.labels, meta.cluster(), &locality, &pod.node_name, &network);
     let origin = Origin {

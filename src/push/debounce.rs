@@ -37,6 +37,9 @@ const LONGEST_PAUSE: u32 = 10;
 /// More pending changes than this are not idle.
 const FEW_EVENTS: usize = 8;
 
+/// The kinds that change with endpoints. In a cluster, the Pods do.
+const ENDPOINT_KINDS: [Kind; 2] = [Kind::EndpointSlice, Kind::Pod];
+
 /// A burst is pushed after this many quiet periods,
 const BURST_PERIODS: u32 = 5;
 /// or this many if it changes only endpoints, which affect single resources,
@@ -116,7 +119,8 @@ impl Pending {
     /// Returns the time of the next push if no more changes arrive; `None` without pending changes.
     pub fn due(&self, options: &DebounceOptions) -> Option<Instant> {
         let (oldest, newest) = (self.oldest?, self.newest?);
-        if !options.endpoints_wait && self.has_only(&[Kind::EndpointSlice]) {
+        let has_only_endpoints = self.has_only(&ENDPOINT_KINDS);
+        if !options.endpoints_wait && has_only_endpoints {
             return Some(oldest);
         }
         let quiet = if self.is_idle(oldest, options) {
@@ -124,8 +128,7 @@ impl Pending {
         } else {
             options.after
         };
-        // In a cluster, the Pods change with their endpoints.
-        let periods = if self.has_only(&[Kind::EndpointSlice, Kind::Pod]) {
+        let periods = if has_only_endpoints {
             ENDPOINT_BURST_PERIODS
         } else {
             BURST_PERIODS
@@ -333,7 +336,7 @@ mod tests {
             ..TIMING
         };
         let mut pending = Pending::default();
-        pending.add([removal(Kind::EndpointSlice, "a")], start);
+        pending.add([removal(Kind::EndpointSlice, "a"), removal(Kind::Pod, "a")], start);
         assert_eq!(pending.due(&options), Some(start));
         pending.add([removal(Kind::Service, "a")], start);
         assert_eq!(pending.due(&options), Some(start + options.after));

@@ -219,7 +219,10 @@ impl PushHandle {
     ) -> Option<R> {
         let (answer, answered) = oneshot::channel();
         let ask: Inspect = Box::new(move |world, store| {
-            let _ = answer.send(query(world, store));
+            // The caller may be gone, such as a scrape after its timeout.
+            if !answer.is_closed() {
+                let _ = answer.send(query(world, store));
+            }
         });
         inspect.send(ask).await.ok()?;
         answered.await.ok()

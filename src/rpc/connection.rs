@@ -68,7 +68,7 @@ pub struct ConnectionOptions {
     pub age_grace: Duration,
     /// The longest time over which connections close at shutdown.
     pub drain: Duration,
-    /// The maximum number of concurrent streams of a connection.
+    /// The maximum number of concurrent streams of a connection; 0 for no limit.
     pub max_streams: u32,
     /// The time limit of a TLS handshake.
     pub handshake_timeout: Duration,
@@ -390,12 +390,13 @@ impl<S: Service> Connections<S> {
     }
 
     fn builder(&self, handoff: RuntimeHandoff, is_tls: bool) -> http2::Builder<RuntimeHandoff> {
+        let max_streams = Some(self.options.max_streams).filter(|most| *most > 0);
         let mut builder = http2::Builder::new(handoff);
         builder
             .timer(TokioTimer::new())
             .keep_alive_interval(self.options.keepalive_interval)
             .keep_alive_timeout(self.options.keepalive_timeout)
-            .max_concurrent_streams(self.options.max_streams)
+            .max_concurrent_streams(max_streams)
             .max_header_list_size(if is_tls { HEADER_BYTES } else { PLAINTEXT_HEADER_BYTES })
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES);

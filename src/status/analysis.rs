@@ -32,7 +32,7 @@ use self::{
 use super::{
     leader::{Election, Lock},
     store::{Store, WriteError, resource},
-    watching::{WatchSet, Watches},
+    watching::{WatchSet, WatchedNamespaces, Watches},
 };
 use crate::{
     analyze::{Level, Mesh, Message, Scope, Type, analyze},
@@ -66,8 +66,8 @@ pub struct AnalysisOptions {
     pub interval: Duration,
     /// Revision of this control plane; empty for all.
     pub revision: SmolStr,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
 }
 
 /// Analyzes while this replica leads.
@@ -237,20 +237,26 @@ impl Analysis {
 
     fn open(&mut self, kind: Type, version: &str) {
         let (target, revision) = (self.target(kind, version), self.options.revision.clone());
-        self.watches
-            .open(kind, target, move |object| Entry::of(kind, &revision, object));
+        // ConfigMaps are those of the control plane.
+        let is_config_map = kind == Kind::ConfigMap.into();
+        let only = if is_config_map {
+            WatchedNamespaces::default()
+        } else {
+            self.options.only.clone()
+        };
+        let convert = move |object| Entry::of(kind, &revision, object).within(&only);
+        self.watches.open(kind, target, convert);
     }
 
     fn target(&self, kind: Type, version: &str) -> WatchTarget {
         let is_config_map = kind == Kind::ConfigMap.into();
-        let only = Some(self.options.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
         let namespace = if is_config_map {
-            Some(self.istio_namespace.as_str())
+            Some(self.istio_namespace.clone())
         } else {
-            only
+            self.options.only.target().filter(|_| !kind.is_cluster_scoped())
         };
         WatchTarget {
-            namespace: namespace.map(str::to_owned),
+            namespace,
             fields: kind.field_selector().map(str::to_owned),
             metadata_only: kind == Kind::Namespace.into() || kind == Kind::Node.into(),
             ..WatchTarget::all(resource(kind.group(), version, kind.name(), kind.plural()))

@@ -22,7 +22,7 @@ use super::{
     discovery::is_selected,
     leader::{Election, Lock},
     store::{Store, WriteError},
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::{Config, Kind, Row, document::parse_object},
@@ -52,8 +52,14 @@ pub struct Ranges {
     pub ipv6: IpNet,
 }
 
-/// Allocates addresses while this replica leads.
-pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>, ranges: Ranges) {
+/// Allocates addresses while this replica leads, to ServiceEntries of the namespaces in `only`.
+pub async fn run(
+    election: &Election,
+    watches: Watches,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    ranges: Ranges,
+    only: WatchedNamespaces,
+) {
     let store = Store::new(
         election.client.clone(),
         "networking.istio.io",
@@ -62,13 +68,17 @@ pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Ar
         "serviceentries",
     );
     let work = |token: CancellationToken| {
-        let (watches, mesh, store) = (watches.clone(), mesh.clone(), store.clone());
+        let (watches, mesh, store, only) = (watches.clone(), mesh.clone(), store.clone(), only.clone());
         async move {
-            let (watching, events) = watches.open(WatchTarget::all(store.resource().clone()), entry_row);
+            let target = WatchTarget {
+                namespace: only.target(),
+                ..WatchTarget::all(store.resource().clone())
+            };
+            let (watching, events) = watches.open(target, entry_row);
             tokio::select! {
                 () = token.cancelled() => {}
                 () = watching => {}
-                () = allocate(store, mesh, ranges, events) => {}
+                () = allocate(store, mesh, ranges, only, events) => {}
             }
         }
     };
@@ -79,10 +89,14 @@ async fn allocate(
     store: Store,
     mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
     ranges: Ranges,
+    only: WatchedNamespaces,
     mut events: mpsc::Receiver<WatchEvent<EntryRow>>,
 ) {
     let mut allocator = Allocator::new(ranges.ipv4, ranges.ipv6);
-    let mut entries = Entries::default();
+    let mut entries = Entries {
+        only,
+        ..Entries::default()
+    };
     // Before the first list, every address would seem to be free.
     let Some(first) = events.recv().await else { return };
     entries.take(first);
@@ -153,6 +167,8 @@ type EntryRow = (EntryKey, Entry);
 #[derive(Default)]
 struct Entries {
     entries: BTreeMap<EntryKey, Entry>,
+    /// Namespaces whose entries get addresses.
+    only: WatchedNamespaces,
     /// Namespaces with entries that the discovery selectors exclude.
     excluded: BTreeSet<SmolStr>,
 }
@@ -174,7 +190,7 @@ impl Entries {
     }
 
     fn put(&mut self, (key, mut entry): EntryRow) {
-        entry.selected = !self.excluded.contains(&key.0);
+        entry.selected = self.only.contains(&key.0) && !self.excluded.contains(&key.0);
         self.entries.insert(key, entry);
     }
 
@@ -196,7 +212,7 @@ impl Entries {
         let excluded: BTreeSet<SmolStr> = excluded.cloned().collect();
         let mut changed = false;
         for ((namespace, _), entry) in &mut self.entries {
-            let selected = !excluded.contains(namespace);
+            let selected = self.only.contains(namespace) && !excluded.contains(namespace);
             changed |= entry.selected != selected;
             entry.selected = selected;
         }

@@ -40,6 +40,8 @@ use crate::{
 const CLEAN_UP_PAUSE: Duration = Duration::from_millis(50);
 /// Interval of sweeps, in grace periods.
 const SWEEP: u32 = 10;
+/// Shortest interval of sweeps: there may be no grace period.
+const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
 /// First retry delay of a failed operation; doubled each time.
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest retry delay.
@@ -100,7 +102,7 @@ pub async fn run(
     events: mpsc::Receiver<Event>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
-    let sweep = options.limits.grace * SWEEP;
+    let sweep = sweep_interval(options.limits.grace);
     let controller = AutoRegistrationController {
         writer: Writer::new(client, options, metrics, mesh.clone()),
         connections: BTreeMap::new(),
@@ -400,6 +402,11 @@ impl AutoRegistrationController {
             }
         }
     }
+}
+
+/// Returns the interval of sweeps.
+fn sweep_interval(grace: Duration) -> Duration {
+    grace.saturating_mul(SWEEP).max(SHORTEST_SWEEP)
 }
 
 /// Returns the version of a WorkloadGroup, if it exists.

@@ -13,7 +13,7 @@ mod plan;
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{StreamExt, future::BoxFuture, stream, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, future::BoxFuture, stream, stream::FuturesUnordered};
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::{
@@ -25,7 +25,7 @@ use self::plan::{Plan, Published, Write};
 use super::{
     leader::{Election, Lock},
     store::{Store, WriteError, resource},
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -56,14 +56,19 @@ const QUEUE: usize = 64;
 
 type KindEvent = (Kind, WatchEvent<Published>);
 
-/// Writes conditions while this replica leads.
-pub async fn run(election: &Election, watches: Watches, mesh: watch::Receiver<Arc<MeshSnapshot>>) {
+/// Writes conditions while this replica leads. The snapshot has objects of the namespaces in `only`.
+pub async fn run(
+    election: &Election,
+    watches: Watches,
+    mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    only: WatchedNamespaces,
+) {
     election
         .run(Lock::STATUS, |token| {
             let (sender, events) = mpsc::channel(QUEUE);
             let watching: FuturesUnordered<BoxFuture<'static, ()>> = KINDS
                 .into_iter()
-                .map(|kind| Box::pin(follow(kind, watches.clone(), sender.clone())) as BoxFuture<'static, ()>)
+                .map(|kind| follow(kind, watches.clone(), only.target(), sender.clone()).boxed())
                 .collect();
             let writing = write_all(watches.client.clone(), watches.cluster.clone(), mesh.clone(), events);
             async move {
@@ -81,9 +86,12 @@ fn store(client: ::kube::Client, kind: Kind) -> Store {
     Store::new(client, kind.group(), kind.version(), kind.name(), kind.plural())
 }
 
-/// Forwards the events of a kind.
-async fn follow(kind: Kind, watches: Watches, sender: mpsc::Sender<KindEvent>) {
-    let target = WatchTarget::all(resource(kind.group(), kind.version(), kind.name(), kind.plural()));
+/// Forwards the events of a kind, of one namespace or of all.
+async fn follow(kind: Kind, watches: Watches, namespace: Option<String>, sender: mpsc::Sender<KindEvent>) {
+    let target = WatchTarget {
+        namespace,
+        ..WatchTarget::all(resource(kind.group(), kind.version(), kind.name(), kind.plural()))
+    };
     let (watching, mut events) = watches.open(target, move |object: Object| Published::of(kind, &object));
     let forwarding = async {
         while let Some(event) = events.recv().await {

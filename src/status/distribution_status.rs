@@ -25,7 +25,6 @@ use futures::{
     stream::FuturesUnordered,
 };
 use serde_json::{Value, json};
-use smol_str::SmolStr;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep_until},
@@ -35,7 +34,7 @@ use self::turns::{MAX_FOLLOWED, Rank, Turns};
 use super::{
     leader::{Election, Lock},
     object_status::{Observed, ServedKinds, Statuses, Writer},
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -84,8 +83,8 @@ pub struct Inputs {
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
     /// Starts to follow which of [`KINDS`] are served.
     pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
     /// The status of objects.
     pub distribution: Arc<Distribution>,
 }

@@ -39,7 +39,7 @@ use super::{
     owned_object::Owner,
     revisions,
     store::resource,
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     base::SmolStr,
@@ -77,8 +77,8 @@ pub struct Inputs {
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     /// Variables of the process, which templates may read.
     pub variables: Arc<BTreeMap<String, String>>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
     /// Counters.
     pub metrics: Metrics,
 }
@@ -217,7 +217,7 @@ impl Controller {
     }
 
     fn open_all(&mut self) {
-        let only = Some(self.inputs.only.to_string()).filter(|only| !only.is_empty());
+        let only = self.inputs.only.target();
         let target = |group: &str, version: &str, kind: &str, plural: &str| WatchTarget {
             namespace: only.clone(),
             ..WatchTarget::all(resource(group, version, kind, plural))

@@ -17,7 +17,7 @@ use super::{
     leader::{Election, Lock},
     object_status::{self, Observed, Writer, is_equal},
     revisions,
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -41,8 +41,8 @@ pub struct Inputs {
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     /// Starts to follow the kinds that are served.
     pub served: Arc<dyn Fn() -> ServedKinds + Send + Sync>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
 }
 
 /// Writes while this replica leads.
@@ -116,6 +116,10 @@ impl object_status::Statuses for GatewayStatuses {
         };
         let wanted = status.merged(existing, namespace, now);
         (!is_equal(&wanted, existing, optional)).then(|| status.applied(existing, namespace, now))
+    }
+
+    fn left_over(&self, key: &StatusKey, observed: &Observed, fields: &Value) -> Option<Value> {
+        self.statuses.get(key)?.left_over(fields, &observed.status)
     }
 
     fn depend_on(&self, kind: Kind) -> bool {

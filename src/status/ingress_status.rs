@@ -14,7 +14,7 @@ use super::{
     leader::{Election, Lock},
     object_status::{Observed, Statuses, Writer, is_equal},
     revisions, store,
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -34,8 +34,8 @@ pub struct Inputs {
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
     /// Tags of the own revision; `None` while unknown.
     pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
 }
 
 /// Writes while this replica leads. All revisions have one lock, and the leader writes for its own revision only.

@@ -21,7 +21,7 @@ use super::{
     leader::{Election, Lock},
     object_status::{at, queue::Queue},
     store::{self, Store, WriteError},
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -43,13 +43,14 @@ const BATCH: usize = 64;
 type Service = (SmolStr, SmolStr, SmolStr);
 
 /// Exports in one cluster while this replica leads there. `group` and `version` are `MCS_API_GROUP` and
-/// `MCS_API_VERSION`.
+/// `MCS_API_VERSION`, and `only` has the namespaces of the Services.
 pub async fn run(
     election: &Election,
     watches: Watches,
     group: &str,
     version: &str,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    only: WatchedNamespaces,
 ) {
     let exports = Store::new(
         election.client.clone(),
@@ -60,7 +61,7 @@ pub async fn run(
     );
     election
         .run(Lock::SERVICE_EXPORT, |token| {
-            let exporter = Exporter::new(exports.clone(), watches.cluster.clone(), mesh.clone());
+            let exporter = Exporter::new(exports.clone(), watches.cluster.clone(), mesh.clone(), only.clone());
             export(exporter, watches.clone(), token)
         })
         .await;
@@ -73,6 +74,7 @@ async fn export(mut exporter: Exporter, watches: Watches, token: CancellationTok
         first = exporter.mesh.wait_for(|mesh| mesh.revision.0 > 0) => if first.is_err() { return },
     }
     let target = WatchTarget {
+        namespace: exporter.only.target(),
         metadata_only: true,
         ..WatchTarget::all(store::resource("", "v1", "Service", "services"))
     };
@@ -98,6 +100,7 @@ struct Exporter {
     exports: Store,
     cluster: ClusterId,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    only: WatchedNamespaces,
     /// Uids of all Services.
     services: BTreeMap<StatusKey, SmolStr>,
     /// Uids of the Services that are exported.
@@ -109,11 +112,17 @@ struct Exporter {
 }
 
 impl Exporter {
-    fn new(exports: Store, cluster: ClusterId, mesh: watch::Receiver<Arc<MeshSnapshot>>) -> Self {
+    fn new(
+        exports: Store,
+        cluster: ClusterId,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+        only: WatchedNamespaces,
+    ) -> Self {
         Self {
             exports,
             cluster,
             mesh,
+            only,
             services: BTreeMap::new(),
             exported: BTreeMap::new(),
             excluded: BTreeMap::new(),
@@ -176,7 +185,7 @@ impl Exporter {
     /// Puts a Service and returns its key.
     fn put(&mut self, (namespace, name, uid): Service) -> StatusKey {
         let key = self.key(&namespace, name);
-        if self.exported.get(&key) != Some(&uid) {
+        if self.only.contains(&namespace) && self.exported.get(&key) != Some(&uid) {
             self.queue.offer(key.clone(), Instant::now());
         }
         self.services.insert(key.clone(), uid);
@@ -339,7 +348,8 @@ mod tests {
         let exports = Store::new(api.client(), group, "v1alpha1", "ServiceExport", "serviceexports");
         let cluster = mesh.installation.cluster.clone();
         let (sender, mesh) = watch::channel(mesh);
-        (Exporter::new(exports, cluster, mesh), sender)
+        let only = WatchedNamespaces::new(["app".into()].into());
+        (Exporter::new(exports, cluster, mesh, only), sender)
     }
 
     fn applied(uid: &str) -> WatchEvent<Service> {
@@ -383,6 +393,8 @@ mod tests {
     async fn a_failed_export_is_tried_again_until_it_succeeds() {
         let api = FakeApi::default();
         let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
+        exporter.take(WatchEvent::Applied(("other".into(), "web".into(), "u".into())));
+        assert_eq!(exporter.queue.next_time(), None, "it is of another namespace");
         exporter.take(applied("u"));
         api.fail(10);
         for _ in 0..10 {

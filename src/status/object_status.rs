@@ -3,7 +3,7 @@
 //! Statuses come back from watches, so an equal status is not written again, and a new leader continues where the
 //! previous one ended. Every write names the version of the object that it was decided for: of two writers, the second
 //! one fails, reads what the first one wrote, and finds nothing left to do. Fields are applied (server-side apply) by
-//! a field manager of its own, so fields of others stay.
+//! a field manager of its own, so fields of others stay. Parts that another control plane left are removed by a merge.
 
 pub(super) mod queue;
 
@@ -27,7 +27,7 @@ use tokio::{
 use self::queue::Queue;
 use super::{
     store::{Store, WriteError, is_older},
-    watching::{WatchSet, Watches},
+    watching::{WatchSet, WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -59,6 +59,12 @@ pub(super) trait Statuses: Send {
 
     /// Returns the fields of `status` to apply; `None` if no write is necessary.
     fn fields(&self, key: &StatusKey, observed: &Observed, now: &str) -> Option<Value>;
+
+    /// Returns the fields of `status` to merge before `fields` are applied; `None` if an apply suffices, which removes
+    /// only what this field manager owns.
+    fn left_over(&self, _key: &StatusKey, _observed: &Observed, _fields: &Value) -> Option<Value> {
+        None
+    }
 
     /// Returns true if statuses of other objects depend on the present status of objects of a kind.
     fn depend_on(&self, kind: Kind) -> bool;
@@ -109,7 +115,7 @@ pub(super) struct Writer<S> {
     watches: WatchSet<Kind, Row>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     served: ServedKinds,
-    only: SmolStr,
+    only: WatchedNamespaces,
     statuses: S,
     objects: BTreeMap<StatusKey, Observed>,
     /// Kinds whose objects are all known.
@@ -123,12 +129,12 @@ pub(super) struct Writer<S> {
 }
 
 impl<S: Statuses> Writer<S> {
-    /// Returns a writer. `only` is the only namespace of the objects; empty for all.
+    /// Returns a writer. `only` has the namespaces of the objects.
     pub(super) fn new(
         watches: Watches,
         mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
         served: ServedKinds,
-        only: SmolStr,
+        only: WatchedNamespaces,
         statuses: S,
     ) -> Self {
         mesh.mark_changed();
@@ -211,9 +217,8 @@ impl<S: Statuses> Writer<S> {
     }
 
     fn open(&mut self, kind: Kind, resource: ApiResource) {
-        let only = Some(self.only.as_str()).filter(|only| !only.is_empty() && !kind.is_cluster_scoped());
         let target = WatchTarget {
-            namespace: only.map(str::to_owned),
+            namespace: self.only.target().filter(|_| !kind.is_cluster_scoped()),
             ..WatchTarget::all(resource)
         };
         self.watches.open(kind, target, Observed::of);
@@ -254,6 +259,9 @@ impl<S: Statuses> Writer<S> {
 
     /// Takes a version of an object, unless a newer one is known from a write.
     fn observe(&mut self, key: StatusKey, observed: Observed) {
+        if !self.only.contains(&key.object.namespace) {
+            return;
+        }
         let known = self.objects.get(&key);
         if known.is_some_and(|known| is_older(&observed.version, &known.version)) {
             return;
@@ -314,15 +322,14 @@ impl<S: Statuses> Writer<S> {
         let time = timestamp();
         while self.writing.len() < MAX_CONCURRENT {
             let Some(key) = self.queue.pop(now) else { return };
-            let Some((store, object)) = self.decide(&key, &time) else {
+            let Some(write) = self.decide(&key, &time) else {
                 self.queue.ended(&key, now);
                 continue;
             };
             self.queue.begin(key.clone());
             self.writing.push(
                 async move {
-                    let (namespace, name) = (&key.object.namespace, &key.object.name);
-                    let written = store.apply_status(namespace, name, FIELD_MANAGER, &object).await;
+                    let written = write.perform(&key.object).await;
                     (key, written)
                 }
                 .boxed(),
@@ -330,13 +337,14 @@ impl<S: Statuses> Writer<S> {
         }
     }
 
-    /// Returns the object to apply, if its status must change.
-    fn decide(&self, key: &StatusKey, now: &str) -> Option<(Store, Value)> {
+    /// Returns the write of an object, if its status must change.
+    fn decide(&self, key: &StatusKey, now: &str) -> Option<Write> {
         let observed = self.objects.get(key)?;
         if self.settled.get(key) == Some(&observed.version) {
             return None;
         }
         let fields = self.statuses.fields(key, observed, now)?;
+        let merged = self.statuses.left_over(key, observed, &fields);
         let resource = self.watches.resource(key.kind)?;
         let object = &key.object;
         let mut metadata = json!({"name": object.name, "resourceVersion": observed.version});
@@ -347,7 +355,7 @@ impl<S: Statuses> Writer<S> {
             "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata, "status": fields,
         });
         let store = Store::of(self.watches.client().clone(), resource.clone());
-        Some((store, applied))
+        Some(Write { store, applied, merged })
     }
 
     fn on_written(&mut self, (key, result): WriteResult) {
@@ -394,6 +402,29 @@ impl<S: Statuses> Writer<S> {
     }
 }
 
+/// A due write of a status.
+struct Write {
+    store: Store,
+    /// The object to apply, with the version that the status was decided for.
+    applied: Value,
+    /// The fields of its status to merge before.
+    merged: Option<Value>,
+}
+
+impl Write {
+    /// Writes the status, and returns the object with it.
+    async fn perform(self, object: &ObjectKey) -> Result<Value, WriteError> {
+        let (mut applied, (namespace, name)) = (self.applied, (&object.namespace, &object.name));
+        if let Some(fields) = self.merged {
+            let version = &mut applied["metadata"]["resourceVersion"];
+            let merge = json!({"metadata": {"resourceVersion": *version}, "status": fields});
+            let mut written = self.store.merge_status(namespace, name, &merge).await?;
+            *version = written["metadata"]["resourceVersion"].take();
+        }
+        self.store.apply_status(namespace, name, FIELD_MANAGER, &applied).await
+    }
+}
+
 /// Returns true if an existing status needs no write. Absent and empty fields are equal; lists of conditions and
 /// listeners have no order. Existing fields that are not wanted do not count, unless they are in `fields`.
 pub(super) fn is_equal(wanted: &Value, existing: &Value, fields: &[&str]) -> bool {
@@ -420,7 +451,11 @@ fn ordered(value: &Value) -> Value {
         Value::Object(fields) => {
             let fields = fields.iter().map(|(name, value)| (name.clone(), ordered(value)));
             let fields: Map<String, Value> = fields.filter(|(_, value)| !value.is_null()).collect();
-            if fields.is_empty() { Value::Null } else { Value::Object(fields) }
+            if fields.is_empty() {
+                Value::Null
+            } else {
+                Value::Object(fields)
+            }
         }
         other => other.clone(),
     }
@@ -452,6 +487,26 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{base::ClusterId, status::fake_api::FakeApi};
+
+    #[tokio::test]
+    async fn what_an_apply_would_leave_is_merged_before() {
+        let api = FakeApi::default();
+        let path = "/apis/gateway.networking.k8s.io/v1/namespaces/gw/gateways/x";
+        api.put(path, json!({"metadata": {"name": "x"}}));
+        let group = "gateway.networking.k8s.io";
+        let store = Store::new(api.client(), group, "v1", "Gateway", "gateways");
+        let object = ObjectKey::new(&ClusterId::new("c"), "gw", "x");
+        for (merged, requests) in [(None, 1), (Some(json!({"listeners": []})), 3)] {
+            let write = Write {
+                store: store.clone(),
+                applied: json!({"metadata": {"name": "x", "resourceVersion": "1"}, "status": {}}),
+                merged,
+            };
+            write.perform(&object).await.expect("an object");
+            assert_eq!(api.requests(&format!("{path}/status")), requests);
+        }
+    }
 
     #[test]
     fn order_and_empty_fields_do_not_matter() {

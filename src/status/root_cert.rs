@@ -22,7 +22,7 @@ use super::{
     leader::{Election, Lock},
     object_status::{at, queue::Queue},
     store::{Store, WriteError},
-    watching::Watches,
+    watching::{WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -53,8 +53,8 @@ pub struct RootCertOptions {
     pub config_map: SmolStr,
     /// `PILOT_CRL_CONFIGMAP`: name of the ConfigMaps with the revocation list; `None` without `PILOT_ENABLE_CA_CRL`.
     pub revoked: Option<SmolStr>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// `ISTIO_WATCH_NAMESPACE`: the namespaces to write into.
+    pub only: WatchedNamespaces,
 }
 
 /// Distributed texts, PEM each; `None` while there is nothing.

@@ -20,7 +20,7 @@ use super::{
     object_status::{at, queue::Queue},
     owned_object::{Owner, fingerprint},
     store::{WriteError, resource},
-    watching::{WatchSet, Watches},
+    watching::{WatchSet, WatchedNamespaces, Watches},
 };
 use crate::{
     api::Kind,
@@ -53,8 +53,8 @@ pub struct Inputs {
     pub watches: Watches,
     /// The mesh.
     pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    pub only: SmolStr,
+    /// The namespaces that are read.
+    pub only: WatchedNamespaces,
 }
 
 /// Keeps the Services while this replica leads.
@@ -112,7 +112,7 @@ type Finished = (ObjectKey, u64, Result<Option<(u64, bool)>, WriteError>);
 
 struct Controller {
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
-    only: SmolStr,
+    only: WatchedNamespaces,
     owner: Owner,
     watches: WatchSet<Kind, Seen>,
     /// The reports of the watches, by kind; none before the first list.
@@ -175,7 +175,7 @@ impl Controller {
     }
 
     fn open(&mut self) {
-        let only = Some(self.only.to_string()).filter(|only| !only.is_empty());
+        let only = self.only.target();
         let cluster = self.watches.cluster().clone();
         let kind = Kind::InferencePool;
         let pools = WatchTarget {

@@ -26,7 +26,7 @@ pub enum WriteError {
     /// Refused permanently: permissions, an invalid object, or a terminating namespace.
     #[error("refused by the API server: {0}; hint: check that ClusterRole and CRDs are of this release")]
     Refused(String),
-    /// The API server was unreachable or failed. Retryable.
+    /// The API server was unreachable, failed, or did not accept the credentials. Retryable.
     #[error(transparent)]
     Failed(Box<Error>),
 }
@@ -40,7 +40,8 @@ impl From<Error> for WriteError {
         match status.code {
             404 => Self::NotFound(message),
             409 => Self::Conflict(message),
-            400 | 401 | 403 | 405 | 413 | 422 => Self::Refused(message),
+            400 | 403 | 405 | 413 | 422 => Self::Refused(message),
+            // Also 401: credentials are renewed, and a server that starts does not know accounts yet.
             _ => Self::Failed(Box::new(error)),
         }
     }
@@ -214,5 +215,25 @@ impl Store {
         self.send(self.request(namespace).delete(name, &parameters))
             .await
             .map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::kube::core::Status;
+
+    use super::*;
+
+    #[test]
+    fn credentials_that_are_not_accepted_may_be_later() {
+        let of = |code: u16| {
+            let status = Status {
+                code,
+                ..Status::failure("refused", "Refused")
+            };
+            WriteError::from(Error::Api(Box::new(status)))
+        };
+        assert!(matches!(of(401), WriteError::Failed(_)));
+        assert!(matches!(of(403), WriteError::Refused(_)));
     }
 }

@@ -1,6 +1,10 @@
 //! Watches for writers, which live as long as the work that reads them.
 
-use std::{collections::BTreeMap, future::Future};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    future::Future,
+    sync::Arc,
+};
 
 use ::kube::core::ApiResource;
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -8,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::ClusterId,
+    base::{ClusterId, SmolStr},
     kube::{
         Object,
         health::{WatchHealth, WatchMetrics},
@@ -18,6 +22,29 @@ use crate::{
 
 /// Capacity of an event queue.
 const QUEUE: usize = 64;
+
+/// The namespaces whose objects a writer may read and write. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct WatchedNamespaces(Arc<BTreeSet<SmolStr>>);
+
+impl WatchedNamespaces {
+    /// Returns the namespaces with these names; without any, all of them.
+    pub fn new(names: BTreeSet<SmolStr>) -> Self {
+        Self(Arc::new(names))
+    }
+
+    /// Returns true if objects of a namespace count. Objects of the cluster, which have none, always do.
+    pub fn contains(&self, namespace: &str) -> bool {
+        self.0.is_empty() || namespace.is_empty() || self.0.contains(namespace)
+    }
+
+    /// Returns the namespace of a watch. Several namespaces have one watch of all, whose objects the reader must check.
+    pub(super) fn target(&self) -> Option<String> {
+        let mut names = self.0.iter();
+        let first = names.next()?;
+        names.next().is_none().then(|| first.to_string())
+    }
+}
 
 /// Opens watches in one cluster. Cheap to clone.
 #[derive(Clone)]
@@ -178,5 +205,22 @@ where
     fn current(&self, (kind, number, event): KindEvent<K, T>) -> Option<(K, WatchEvent<T>)> {
         let is_current = self.running.get(&kind)?.number == number;
         is_current.then_some((kind, event))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_one_namespace_limits_a_watch() {
+        let of = |names: &[&str]| WatchedNamespaces::new(names.iter().map(SmolStr::new).collect());
+        let all = of(&[]);
+        assert!(all.contains("a") && all.target().is_none());
+        let one = of(&["a"]);
+        assert_eq!(one.target().as_deref(), Some("a"));
+        let several = of(&["a", "b"]);
+        assert_eq!(several.target(), None);
+        assert!(several.contains("b") && !several.contains("c") && several.contains(""));
     }
 }

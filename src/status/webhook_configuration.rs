@@ -46,7 +46,7 @@ const GROUP: &str = "admissionregistration.k8s.io";
 const VERSION: &str = "v1";
 /// Label with the revision of a configuration.
 const REVISION: &str = "istio.io/rev";
-/// Retry delays: the first of them for some attempts, then the other one.
+/// The first and the longest retry delay.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_LATER: Duration = Duration::from_mins(1);
 const QUICK_RETRIES: u32 = 5;
@@ -78,6 +78,18 @@ impl Kind {
         match self {
             Self::Mutating => "mutatingwebhookconfigurations",
             Self::Validating => "validatingwebhookconfigurations",
+        }
+    }
+
+    /// Returns the delay after this many failed rounds.
+    ///
+    /// Parity (pkg/webhooks/webhookpatch.go, pkg/webhooks/validation/controller/controller.go): the validator waits for
+    /// its own Service, which has endpoints some seconds after the start, so its delay grows step by step.
+    fn retry_delay(self, failures: u32) -> Duration {
+        match self {
+            Self::Mutating if failures <= QUICK_RETRIES => RETRY,
+            Self::Mutating => RETRY_LATER,
+            Self::Validating => (RETRY * 2_u32.pow(failures.saturating_sub(1).min(10))).min(RETRY_LATER),
         }
     }
 }
@@ -239,12 +251,7 @@ impl Keeper {
             return resting;
         }
         self.failures = self.failures.saturating_add(1);
-        let delay = if self.failures <= QUICK_RETRIES {
-            RETRY
-        } else {
-            RETRY_LATER
-        };
-        let retry = Instant::now() + delay;
+        let retry = Instant::now() + self.kind.retry_delay(self.failures);
         Some(resting.map_or(retry, |resting| resting.min(retry)))
     }
 
@@ -377,6 +384,16 @@ mod tests {
             bundle: None,
             rests: Rests::default(),
             failures: 0,
+        }
+    }
+
+    #[test]
+    fn the_validator_is_soon_proved_to_work() {
+        let delays = (1..=7).map(|failures| Kind::Validating.retry_delay(failures));
+        assert_eq!(delays.sum::<Duration>(), RETRY * 127);
+        assert_eq!(Kind::Mutating.retry_delay(QUICK_RETRIES), RETRY);
+        for kind in [Kind::Mutating, Kind::Validating] {
+            assert_eq!(kind.retry_delay(u32::MAX), RETRY_LATER);
         }
     }
 

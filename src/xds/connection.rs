@@ -234,6 +234,11 @@ impl Connection {
         endpoints.is_some_and(|watched| watched.in_flight.is_some() && !watched.pending.is_empty())
     }
 
+    /// Returns true if a subscription waits for its first response.
+    pub(super) fn owes_response(&self) -> bool {
+        self.types.iter().flatten().any(|watched| watched.must_respond)
+    }
+
     /// Returns the newest snapshot that the connection has received.
     pub fn latest(&self) -> Option<&Arc<ResourceSnapshot>> {
         self.latest.as_ref()
@@ -329,7 +334,10 @@ impl Connection {
         // Parity (pilot/pkg/xds/cds.go, lds.go): names do not restrict these types.
         let wildcard = is_wildcard && (names.is_empty() || !is_address);
         let on_demand = on_demand || (is_address && !wildcard);
-        if let Some(error) = error {
+        // Envoy keeps an error that it could not send before its stream broke, and sends it with the first request of
+        // the next one (`GrpcMuxImpl::clearNonce`). That is a subscription all the same.
+        let is_first = slot.is_none() && nonce.is_empty();
+        if let Some(error) = error.filter(|_| !is_first) {
             match slot {
                 Some(watched) if watched.nonce_sent == *nonce => {
                     *refused = watched.nack(resource_type, error.clone(), quarantines);
@@ -458,15 +466,19 @@ impl Connection {
 
     fn check_names(&self) -> Result<(), SubscriptionError> {
         let watched = || self.types.iter().flatten();
-        let count = watched()
-            .map(|watched| watched.names.len() + watched.pending.len())
-            .sum();
+        let at_most = watched().map(|watched| watched.names.len() + watched.pending.len());
         let most = if self.on_demand { MAX_ON_DEMAND_NAMES } else { MAX_NAMES };
-        if count <= MAX_NAMES / 10 {
+        if at_most.sum::<usize>() <= MAX_NAMES / 10 {
             return Ok(());
         }
-        let names = watched().flat_map(|watched| watched.names.iter().chain(&watched.pending));
-        let bytes = names.map(SmolStr::len).sum();
+        // Most pending names are part of the subscription.
+        let names = watched().flat_map(|watched| {
+            let pending = watched.pending.iter();
+            let others = pending.filter(move |name| !watched.names.contains(*name));
+            watched.names.iter().chain(others)
+        });
+        let lengths = names.map(SmolStr::len);
+        let (count, bytes) = lengths.fold((0, 0), |(count, bytes), len| (count + 1, bytes + len));
         if count > most || bytes > MAX_NAME_BYTES {
             Err(SubscriptionError::TooManyNames {
                 names: count,

@@ -237,7 +237,11 @@ where
                 _ => self.frame().await,
             };
             match frame {
-                None if self.buffer.is_empty() => return Ok(None),
+                None if self.buffer.is_empty() => {
+                    // The stream may go on, but sends no more requests.
+                    self.first_requests = FirstRequests::Free;
+                    return Ok(None);
+                }
                 None => return Err(RequestError::Broken("in the middle of a message".into())),
                 Some(Err(error)) => return Err(RequestError::Broken(error.to_string())),
                 Some(Ok(frame)) => {
@@ -663,6 +667,24 @@ mod tests {
             }
             prop_assert_eq!(decoded(&bytes, cut), expected);
         }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_has_closed_its_side_gives_up_its_turn() {
+        let options = options();
+        let (admission, source) = (options.admission.clone(), options.source.clone());
+        let mut requests = Requests::new(Protocol::Sotw, http_body_util::Empty::<Bytes>::new(), options);
+        requests.first_requests = FirstRequests::Permitted {
+            _permit: admission.first_requests(&source).await,
+        };
+        let _others = [
+            admission.first_requests(&source).await,
+            admission.first_requests(&source).await,
+        ];
+        let mut waiting = pin!(admission.first_requests(&source));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert!(matches!(requests.next().await, Ok(None)));
+        assert!(futures::poll!(waiting.as_mut()).is_ready());
     }
 
     #[test]

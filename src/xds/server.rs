@@ -46,6 +46,12 @@ use crate::{
     task::Tasks,
 };
 
+/// The keepalive times that 0 stands for, and the shortest interval.
+///
+/// Parity (google.golang.org/grpc, `KeepaliveParams` and `internal/transport/defaults.go`).
+const ZERO_KEEPALIVE_INTERVAL: Duration = Duration::from_hours(2);
+const ZERO_KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+const SHORTEST_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// The time limit of a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time limit of a connection for the admission of its first stream.
@@ -71,7 +77,7 @@ pub struct ServerOptions {
     /// The longest time over which connections close at shutdown: half of `--shutdownDuration`, as their streams need
     /// time to end.
     pub drain: Duration,
-    /// The maximum number of concurrent streams of a connection (`ISTIO_GPRC_MAXSTREAMS`).
+    /// The maximum number of concurrent streams of a connection (`ISTIO_GPRC_MAXSTREAMS`); 0 for no limit.
     pub max_streams: u32,
     /// The maximum size of a request (`ISTIO_GPRC_MAXRECVMSGSIZE`).
     pub max_message_bytes: usize,
@@ -121,9 +127,19 @@ impl ServerOptions {
     pub fn of(settings: &Settings) -> Self {
         let (flags, defaults) = (&settings.flags, Self::default());
         let (interval, timeout) = (flags.keepalive_interval, flags.keepalive_timeout);
+        let interval = settings.duration(interval, "GRPC_KEEPALIVE_INTERVAL", defaults.keepalive_interval);
+        let timeout = settings.duration(timeout, "GRPC_KEEPALIVE_TIMEOUT", defaults.keepalive_timeout);
         Self {
-            keepalive_interval: settings.duration(interval, "GRPC_KEEPALIVE_INTERVAL", defaults.keepalive_interval),
-            keepalive_timeout: settings.duration(timeout, "GRPC_KEEPALIVE_TIMEOUT", defaults.keepalive_timeout),
+            keepalive_interval: if interval.is_zero() {
+                ZERO_KEEPALIVE_INTERVAL
+            } else {
+                interval.max(SHORTEST_KEEPALIVE_INTERVAL)
+            },
+            keepalive_timeout: if timeout.is_zero() {
+                ZERO_KEEPALIVE_TIMEOUT
+            } else {
+                timeout
+            },
             max_connection_age: match flags.keepalive_max_server_connection_age {
                 Some(ConnectionAge::AtMost(age)) => Some(age),
                 Some(ConnectionAge::Infinite) | None => None,

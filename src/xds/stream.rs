@@ -115,15 +115,20 @@ where
             Client::Config(session) => return Box::pin(session.run(&mut self.requests, first)).await,
         };
         Box::pin(session.on_request(first)).await?;
+        let mut is_open = true;
         loop {
+            // A client may close its side after its requests, as `grpcurl -d` does.
+            if !is_open && !session.owes_response() {
+                return Ok(());
+            }
             let held_until = session.first_permit.as_ref().map(|(_, until)| *until);
             // Requests are handled before pushes, since they decide what a push contains.
             tokio::select! {
                 biased;
                 end = session.ends.next() => return Err(end),
-                request = self.requests.next() => match request? {
+                request = self.requests.next(), if is_open => match request? {
                     Some(request) => Box::pin(session.on_request(request)).await?,
-                    None => return Ok(()),
+                    None => is_open = false,
                 },
                 publication = session.subscription.next() => {
                     let (publication, unreceived) = publication.ok_or(EndReason::ShuttingDown)?;

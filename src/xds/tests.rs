@@ -384,6 +384,28 @@ fn a_late_rejection_is_not_a_subscription() {
     assert_eq!(sent, [["r0"]]);
 }
 
+/// Envoy sends an error of its last stream with the first request of the next one.
+#[test]
+fn a_first_request_with_an_error_is_a_subscription() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let mut connection = Connection::new(protocol);
+        let mut world = World::default();
+        world.contents[0] = [(0, 0)].into();
+        let _ = connection.on_snapshot(world.snapshot());
+        let first = connection.on_request(Request {
+            resource_type: ResourceType::Cluster,
+            nonce: SmolStr::default(),
+            error: Some("nacked".to_owned()),
+            change: match protocol {
+                Protocol::Sotw => sotw(&[]),
+                Protocol::Delta => delta(&[]),
+            },
+        });
+        let sent: Vec<_> = first.expect("a subscription").responses;
+        assert_eq!(sent.iter().map(names).collect::<Vec<_>>(), [["r0"]], "{protocol:?}");
+    }
+}
+
 #[test]
 fn a_late_rejection_changes_the_subscription() {
     let (_, mut client) = settled();
@@ -600,6 +622,25 @@ fn names_do_not_restrict_wildcard_types() {
         let reaction = connection.on_request(request).expect("a valid request");
         let sent: Vec<_> = reaction.responses.iter().map(names).collect();
         assert_eq!(sent, [["r0", "r1"]], "{protocol:?}");
+    }
+}
+
+#[test]
+fn a_name_that_waits_for_its_resource_counts_once() {
+    let mut connection = Connection::new(Protocol::Delta);
+    let added: Vec<SmolStr> = (0..60_000).map(|index| format_smolstr!("name-{index}")).collect();
+    for subscribe in [vec![SmolStr::new("first")], added] {
+        let request = Request {
+            resource_type: ResourceType::Endpoint,
+            nonce: SmolStr::default(),
+            error: None,
+            change: SubscriptionChange::Change {
+                subscribe: Arc::new(subscribe.into_iter().collect()),
+                unsubscribe: Vec::new(),
+                initial_versions: InitialVersions::default(),
+            },
+        };
+        connection.on_request(request).expect("names within the limit");
     }
 }
 

@@ -464,6 +464,18 @@ fn disruption_budget_follows_replicas() -> Result<(), Failed> {
     )?;
     assert_eq!(find(&three, "Deployment", "istiod")["spec"]["replicas"], 3);
     assert_eq!(find(&three, "PodDisruptionBudget", "istiod")["spec"]["minAvailable"], 2);
+    for (value, least, most) in [
+        ("pdb.minAvailable=null,pdb.maxUnavailable=1", Value::Null, json!(1)),
+        ("pdb.maxUnavailable=null", json!(1), Value::Null),
+    ] {
+        let objects = helm::objects("istiod", &["autoscaleMin=2", value])?;
+        let budget = &find(&objects, "PodDisruptionBudget", "istiod")["spec"];
+        assert_eq!(
+            (&budget["minAvailable"], &budget["maxUnavailable"]),
+            (&least, &most),
+            "{value}"
+        );
+    }
     let scaled = helm::objects("istiod", &["autoscaleMin=2", "memory.targetAverageUtilization=70"])?;
     assert_eq!(find(&scaled, "Deployment", "istiod")["spec"]["replicas"], Value::Null);
     let scaler = &find(&scaled, "HorizontalPodAutoscaler", "istiod")["spec"];

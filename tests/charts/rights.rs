@@ -30,6 +30,10 @@ pub(super) fn trials() -> Vec<Trial> {
             "charts::istiod::rights_follow_variables_in_all_forms",
             rights_follow_variables_in_all_forms,
         ),
+        helm::trial(
+            "charts::istiod::rights_follow_names_in_variables",
+            rights_follow_names_in_variables,
+        ),
     ]
 }
 
@@ -244,6 +248,54 @@ fn rights_follow_variables_in_all_forms() -> Result<(), Failed> {
                 "{name}, {values:?}"
             );
         }
+    }
+    Ok(())
+}
+
+/// Variables with names decide about the objects of rules, and signers about rules. A name that the chart does not know
+/// limits nothing.
+fn rights_follow_names_in_variables() -> Result<(), Failed> {
+    let given = [
+        "envVarFrom[0].name=PILOT_CA_CERT_CONFIGMAP",
+        "envVarFrom[0].value=roots",
+        "envVarFrom[1].name=MCS_API_GROUP",
+        "envVarFrom[1].value=mcs.example.com",
+        "envVarFrom[2].name=EXTERNAL_CA",
+        "envVarFrom[2].value=ISTIOD_RA_KUBERNETES_API",
+    ];
+    let elsewhere = [
+        "envVarFrom[0].name=PILOT_CRL_CONFIGMAP",
+        "envVarFrom[0].valueFrom.configMapKeyRef.key=a",
+        "envVarFrom[1].name=MCS_API_GROUP",
+        "envVarFrom[1].valueFrom.configMapKeyRef.key=b",
+        "envVarFrom[2].name=PILOT_CERT_PROVIDER",
+        "envVarFrom[2].valueFrom.configMapKeyRef.key=c",
+    ];
+    let provider = ["env.PILOT_CERT_PROVIDER=k8s.io/example.com/own"];
+    let exports = "list mcs.example.com serviceexports";
+    let certificates = "create certificates.k8s.io certificatesigningrequests";
+    for (values, permission, name, is_granted) in [
+        (&given[..], "update  configmaps", "roots", true),
+        (&given, "update  configmaps", "istio-ca-crl", true),
+        (&given, "update  configmaps", "istio-ca-root-cert", false),
+        (&given, exports, "", true),
+        (&given, "list multicluster.x-k8s.io serviceexports", "", false),
+        (&given, certificates, "", true),
+        (&elsewhere, "update  configmaps", "any", true),
+        (&elsewhere, "list * serviceexports", "", true),
+        (&elsewhere, certificates, "", true),
+        (&provider, certificates, "", true),
+        (&provider, "update  configmaps", "istio-ca-root-cert", true),
+        (&[], certificates, "", false),
+    ] {
+        let objects = helm::objects("istiod", values)?;
+        let rules = &find(&objects, "ClusterRole", &format!("istiod-clusterrole-{NAMESPACE}"))["rules"];
+        let words: Vec<&str> = permission.split(' ').collect();
+        assert_eq!(
+            allows(rules, words[0], words[1], words[2], name),
+            is_granted,
+            "{permission} {name}, {values:?}"
+        );
     }
     Ok(())
 }

@@ -106,24 +106,32 @@ istio: pilot
   protocol: TCP
 {{- end -}}
 
-{{/* The API group of ServiceExport and ServiceImport. */}}
+{{/* The API group of ServiceExport and ServiceImport; `*` if it is not known here. */}}
 {{- define "istiod.mcsGroup" -}}
-{{ .Values.env.MCS_API_GROUP | default "multicluster.x-k8s.io" }}
+{{- $group := include "istiod.variable" (list . "MCS_API_GROUP") -}}
+{{ ternary "*" $group (eq $group "?") | default "multicluster.x-k8s.io" | quote }}
 {{- end -}}
 
 {{/* The ConfigMap with the root certificate in every namespace. */}}
 {{- define "istiod.rootName" -}}
-{{ .Values.env.PILOT_CA_CERT_CONFIGMAP | default .Values.global.trustBundleName | default "istio-ca-root-cert" }}
+{{- $name := include "istiod.variable" (list . "PILOT_CA_CERT_CONFIGMAP") -}}
+{{ ternary "" $name (eq $name "?") | default "istio-ca-root-cert" }}
 {{- end -}}
 
-{{/* The ConfigMap with revoked certificates in every namespace. */}}
-{{- define "istiod.revokedName" -}}
-{{ .Values.env.PILOT_CRL_CONFIGMAP | default .Values.crlConfigMapName | default "istio-ca-crl" }}
+{{/* The names of the ConfigMaps with the root certificate and with revoked certificates in every namespace, to which a
+rule is limited; none if they are not known here. */}}
+{{- define "istiod.trustNames" -}}
+{{- $revoked := include "istiod.variable" (list . "PILOT_CRL_CONFIGMAP") -}}
+{{- if not (has "?" (list $revoked (include "istiod.variable" (list . "PILOT_CA_CERT_CONFIGMAP")))) -}}
+resourceNames: [{{ include "istiod.rootName" . }}, {{ $revoked | default "istio-ca-crl" }}]
+{{- end -}}
 {{- end -}}
 
 {{/* True if a Kubernetes signer signs certificates of workloads or of istiod. */}}
 {{- define "istiod.signsByKubernetes" -}}
-{{- if or .Values.env.EXTERNAL_CA (hasPrefix "k8s.io/" .Values.global.pilotCertProvider) }}true{{ end -}}
+{{- $provider := include "istiod.variable" (list . "PILOT_CERT_PROVIDER") -}}
+{{- $isSigner := or (eq $provider "?") (hasPrefix "k8s.io/" $provider) -}}
+{{- if or $isSigner (include "istiod.variable" (list . "EXTERNAL_CA")) }}true{{ end -}}
 {{- end -}}
 
 {{/* Environment variables with plain values: those that follow from other values, and `env`, which replaces them. */}}
@@ -160,18 +168,26 @@ istio: pilot
 {{ mustMergeOverwrite $environment .Values.env | toYaml }}
 {{- end -}}
 
-{{/* True if a boolean variable of istiod is on, in all spellings that istiod reads. An entry of `envVarFrom` replaces
-`env`; one whose value is not known here counts as on. Parameters: root, name, default. */}}
-{{- define "istiod.isOn" -}}
+{{/* The text of a variable of istiod; `?` if it is not known here. An entry of `envVarFrom` replaces `env`. Parameters:
+root, name. */}}
+{{- define "istiod.variable" -}}
 {{- $root := index . 0 -}}
 {{- $name := index . 1 -}}
-{{- $text := include "istio.text" (get (include "istiod.environment" $root | fromYaml) $name) -}}
+{{- $value := get (include "istiod.environment" $root | fromYaml) $name -}}
+{{- $text := ternary "" (include "istio.text" $value) (kindIs "invalid" $value) -}}
 {{- range $root.Values.envVarFrom -}}
 {{- if eq (toString .name) $name -}}
-{{- $text = ternary "true" (toString .value) (hasKey . "valueFrom") -}}
+{{- $text = ternary "?" (toString (get . "value")) (hasKey . "valueFrom") -}}
 {{- end -}}
 {{- end -}}
-{{- if has $text (list "1" "t" "T" "TRUE" "true" "True") -}}
+{{- $text -}}
+{{- end -}}
+
+{{/* True if a boolean variable of istiod is on, in all spellings that istiod reads. One that is not known here is on.
+Parameters: root, name, default. */}}
+{{- define "istiod.isOn" -}}
+{{- $text := include "istiod.variable" (list (index . 0) (index . 1)) -}}
+{{- if has $text (list "?" "1" "t" "T" "TRUE" "true" "True") -}}
 true
 {{- else if and (index . 2) (not (has $text (list "0" "f" "F" "FALSE" "false" "False"))) -}}
 true

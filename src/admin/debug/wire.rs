@@ -54,13 +54,19 @@ pub struct Wire {
 
 impl Wire {
     /// Returns a handler for `sources` with these access rules. `instance` is the name of the pod.
+    ///
+    /// Parity (pilot/pkg/xds/debug.go): without pages over HTTP there are none over xDS. The states of proxies and
+    /// their dumps stay.
     pub fn new(sources: Arc<Sources>, access: Access, renderer: Renderer, instance: &str) -> Self {
         let info = json!({ "version": ISTIO_VERSION, "revision": env!("CARGO_PKG_VERSION"), "golang_version": "",
             "status": "Clean", "tag": ISTIO_VERSION });
+        let pages = if sources.mesh().installation.features.enable_debug_on_http {
+            table::pages(sources.clone()).merge(table::waiting_pages(sources.clone(), &renderer))
+        } else {
+            Router::new()
+        };
         Self {
-            pages: table::pages(sources.clone())
-                .merge(table::waiting_pages(sources.clone(), &renderer))
-                .fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
+            pages: pages.fallback(async || (StatusCode::NOT_FOUND, NOT_FOUND)),
             sources,
             access,
             renderer,

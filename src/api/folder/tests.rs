@@ -247,3 +247,30 @@ metadata: {name: b}
     let selected = sidecars("discoverySelectors: [{matchLabels: {env: x}}]");
     assert_eq!(selected, ["Sidecar a/a"]);
 }
+
+#[test]
+fn of_invalid_discovery_selectors_the_last_valid_ones_stay() {
+    let read = |text: &str, previous: &FileContent| {
+        FileContent::read_as(&Role::Mesh, "mesh.yaml", text.as_bytes(), &cluster(), previous).after(previous)
+    };
+    let selectors = |content: &FileContent| {
+        let config = content.mesh_config.as_ref().expect("a mesh config");
+        config.discovery_selectors.clone()
+    };
+    let invalid = "trustDomain: edited\ndiscoverySelectors: [{matchLabels: {env: a b}}]\n";
+    let first = read(
+        "discoverySelectors: [{matchLabels: {env: x}}]\n",
+        &FileContent::default(),
+    );
+    let edited = read(invalid, &first);
+    assert_eq!(selectors(&edited), selectors(&first));
+    assert_eq!(
+        edited.mesh_config.as_ref().expect("a mesh config").trust_domain,
+        "edited"
+    );
+    assert!(selectors(&read("{}\n", &edited)).is_empty());
+    assert!(
+        selectors(&read(invalid, &FileContent::default())).is_empty(),
+        "all namespaces count at the start"
+    );
+}

@@ -11,7 +11,7 @@ use crate::{
         Meta,
         names::{is_label, is_partial_wildcard, is_wildcard_domain},
     },
-    base::cidr,
+    base::{cidr, fingerprint},
     proto::istio::networking::v1alpha3::{
         Gateway, Server, ServerTlsSettings,
         server_tls_settings::{TlSmode as Mode, TlsProtocol},
@@ -169,6 +169,21 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     if tls.credential_names.len() > 2 || tls.tls_certificates.len() > 2 {
         at.warning("more than two certificates: only one RSA and one ECDSA certificate make sense");
     }
+    fingerprints(at, tls);
+}
+
+/// Warns of fingerprints that no certificate has.
+fn fingerprints(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
+    at.each("verifyCertificateSpki", &tls.verify_certificate_spki, |at, text| {
+        if !fingerprint::is_of_key(text) {
+            at.warning("is not the SHA-256 of a key in Base64, so no client has it");
+        }
+    });
+    at.each("verifyCertificateHash", &tls.verify_certificate_hash, |at, text| {
+        if !fingerprint::is_of_certificate(text) {
+            at.warning("is not the SHA-256 of a certificate in hexadecimal digits, so no client has it");
+        }
+    });
 }
 
 fn versions(at: &FieldPath<'_>, tls: &ServerTlsSettings) {

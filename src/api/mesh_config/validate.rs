@@ -49,8 +49,8 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
     at.each("discoverySelectors", &config.discovery_selectors, |at, written| {
         if !selector(written).is_valid() {
             at.warning(
-                "is not a valid label selector, so discoverySelectors are ignored; hint: In and NotIn need values, Exists \
-                 and DoesNotExist have none",
+                "is not a valid label selector, so discoverySelectors are ignored, and the last valid ones stay; \
+                 hint: In and NotIn need values, Exists and DoesNotExist have none",
             );
         }
     });
@@ -91,6 +91,14 @@ fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
     }
 }
 
+/// Returns true if one of `discoverySelectors` is invalid.
+pub(super) fn has_invalid_selectors(config: &MeshConfig) -> bool {
+    config
+        .discovery_selectors
+        .iter()
+        .any(|written| !selector(written).is_valid())
+}
+
 /// Replaces values that Istio accepts and proxies reject.
 pub(super) fn normalize(config: &mut MeshConfig) {
     if config.protocol_detection_timeout.as_ref().is_some_and(is_negative) {
@@ -100,11 +108,7 @@ pub(super) fn normalize(config: &mut MeshConfig) {
         config.dns_refresh_rate = None;
     }
     // Without the invalid one, the others would select less than the user wants.
-    if config
-        .discovery_selectors
-        .iter()
-        .any(|written| !selector(written).is_valid())
-    {
+    if has_invalid_selectors(config) {
         config.discovery_selectors.clear();
     }
     let headers = config

@@ -33,7 +33,7 @@ pub(super) async fn review(
     let review_request = TokenReview {
         metadata: ObjectMeta::default(),
         spec: TokenReviewSpec {
-            audiences: (!audiences.is_empty()).then(|| audiences.iter().map(ToString::to_string).collect()),
+            audiences: Some(audiences.iter().map(ToString::to_string).collect()),
             token,
         },
         status: None,
@@ -78,10 +78,9 @@ fn evaluate(
     }
     // A server without audience support returns none and has validated the token for its own audience.
     let accepted = status.audiences.unwrap_or_default();
-    if !audiences.is_empty()
-        && !accepted
-            .iter()
-            .any(|accepted| audiences.iter().any(|audience| audience == accepted))
+    if !accepted
+        .iter()
+        .any(|accepted| audiences.iter().any(|audience| audience == accepted))
     {
         return Err(invalid("the token is for other audiences"));
     }

@@ -59,13 +59,17 @@ fn reviews() -> Value {
 }
 
 fn authenticator(servers: &[(&str, &Server)]) -> KubernetesTokens {
+    authenticator_for(&["istio-ca".into()], servers)
+}
+
+fn authenticator_for(audiences: &[SmolStr], servers: &[(&str, &Server)]) -> KubernetesTokens {
     let map: BTreeMap<_, _> = servers
         .iter()
         .map(|(id, server)| (ClusterId::from(*id), server.client.clone()))
         .collect();
     let aliases = BTreeMap::from([("alias".into(), "Kubernetes".into())]);
     let clients = Clients::new("Kubernetes".into(), aliases, watch::channel(Arc::new(map)).1);
-    KubernetesTokens::new(clients, &["istio-ca".into()], watch::channel(Arc::default()).1)
+    KubernetesTokens::new(clients, audiences, watch::channel(Arc::default()).1)
 }
 
 /// A token that expires so many seconds from now.
@@ -149,6 +153,20 @@ async fn rejected_tokens_are_invalid() {
             "{what}: {refused:?}"
         );
         assert_eq!(authenticator.cache.sizes(), (0, 0), "{what}: refusals are not kept");
+    }
+}
+
+#[tokio::test]
+async fn r11_without_audiences_no_token_is_accepted() {
+    for accepted in [json!(["https://kubernetes.default.svc"]), json!([])] {
+        let mut status = reviews();
+        status["audiences"] = accepted;
+        let server = server(201, reviewed(status), Duration::ZERO);
+        for audiences in [&[][..], &[SmolStr::default()]] {
+            let authenticator = authenticator_for(audiences, &[("Kubernetes", &server)]);
+            let refused = ask(&authenticator, &token(60), "").await;
+            assert!(matches!(refused, Err(AuthenticationError::Invalid(_))), "{refused:?}");
+        }
     }
 }
 

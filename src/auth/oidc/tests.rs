@@ -68,7 +68,7 @@ impl Issuer {
             audiences: vec!["istio-ca".into()],
             jwks_uri: jwks_uri.into(),
         };
-        OidcTokens::with(rule, get, watch::channel(Arc::default()).1, clock)
+        OidcTokens::with(rule, get, watch::channel(Arc::default()).1, Tasks::default(), clock)
     }
 
     fn sign(&self, kid: &str, claims: &Value) -> String {
@@ -237,6 +237,27 @@ async fn a_slow_fetch_delays_only_unknown_keys() {
     drop(answer);
     assert!(first.await.is_err() && second.await.is_err());
     assert_eq!(issuer.asked().len(), 2, "both shared one fetch");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_does_not_end_the_fetch() {
+    let issuer = issuer("k1");
+    let mut authenticator = issuer.authenticator("https://keys.example.com/keys");
+    let (answer, answered) = tokio::sync::oneshot::channel::<Bytes>();
+    let answered = answered.map(|keys| keys.map_err(|_| "down".to_owned())).shared();
+    let asked = issuer.asked.clone();
+    authenticator.get = Arc::new(move |url| {
+        asked.lock().expect("no panic").push(url);
+        answered.clone().boxed()
+    });
+    let forged = issuer.sign("forged", &claims());
+    let mut first = Box::pin(ask(&authenticator, &forged));
+    assert!(futures::poll!(first.as_mut()).is_pending());
+    drop(first);
+    let keys = json!({"keys": [issuer.jwk]}).to_string();
+    answer.send(keys.into()).expect("the fetch goes on");
+    assert!(ask(&authenticator, &issuer.sign("k1", &claims())).await.is_ok());
+    assert_eq!(issuer.asked().len(), 1);
 }
 
 #[test]

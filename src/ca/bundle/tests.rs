@@ -4,7 +4,11 @@ use time::OffsetDateTime;
 use super::{
     super::{
         authority::Authority,
-        fixture::{DAY, Issuer, ca_bundle, file, files, intermediate, parameters, root, start},
+        der,
+        fixture::{
+            DAY, ID, Issuer, LIMITS, ca_bundle, file, files, intermediate, parameters, request, root, start, verify,
+        },
+        key,
         plugged_in::{self, BundleFiles},
     },
     *,
@@ -192,4 +196,59 @@ fn crls_are_required_of_every_ca_of_the_chain() {
             "{error}"
         );
     }
+}
+
+/// Returns a root with the name and key of another one, of version 1 as `openssl x509 -signkey` makes it.
+fn version_1(root: &Issuer) -> String {
+    let root_key = PrivateKey::from_pem(&file(root.key().serialize_pem())).unwrap();
+    let root = Certificate::all_from_pem(root.pem().as_bytes()).unwrap().remove(0);
+    let validity = [der::time(start() - DAY), der::time(start() + DAY * 3650)];
+    let parts: [&[u8]; 6] = [
+        &der::unsigned(&[1]),
+        root_key.algorithm(),
+        &root.issuer,
+        &der::nested(der::SEQUENCE, &[&validity[0], &validity[1]]),
+        &root.subject,
+        &root.public_key,
+    ];
+    let signed = root_key.sign_tbs(&der::nested(der::SEQUENCE, &parts)).unwrap();
+    key::pem("CERTIFICATE", &signed)
+}
+
+#[test]
+fn roots_may_have_version_1() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 365, &root);
+    let old = version_1(&root);
+    let with = |ca: &Issuer, certificate: String| {
+        let mut files = files(ca, &root);
+        files.insert(plugged_in::CERTIFICATE.into(), file(certificate));
+        files.insert(plugged_in::ROOTS.into(), file(old.clone()));
+        files.insert(plugged_in::CHAIN.into(), file(ca.pem() + &old));
+        Authority::new(ca_bundle(&files), start())
+    };
+    let signed = with(&ca, ca.pem())
+        .unwrap()
+        .issue(&request(&[ID]), start(), LIMITS)
+        .unwrap();
+    verify(&signed.chain, old.as_bytes(), start()).unwrap();
+    // But it signs no certificates of workloads.
+    assert_eq!(with(&root, old.clone()).unwrap_err().problem, Problem::NotCa);
+}
+
+#[test]
+fn a_ca_that_may_not_sign_crls_has_none() {
+    let root = root("root", 3650);
+    let signs_crls = intermediate("ca", 365, &root);
+    let mut parameters = parameters("ca", 365);
+    parameters.key_usages = vec![rcgen::KeyUsagePurpose::KeyCertSign];
+    let key = KeyPair::from_pem(&signs_crls.key().serialize_pem()).unwrap();
+    let ca = Issuer::signed_by(parameters, key, &root).unwrap();
+    let mut files = files(&ca, &root);
+    files.insert(plugged_in::CRL.into(), file(list(&signs_crls) + &list(&root)));
+    let error = problem(&files);
+    assert!(
+        matches!(&error.problem, Problem::MissingCrl(name) if name.contains("ca")),
+        "{error}"
+    );
 }

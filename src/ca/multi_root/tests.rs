@@ -110,12 +110,21 @@ fn without_multi_root_only_the_own_ca_is_trusted() {
     assert_eq!(trusted.anchors, blocks(&[&own_root, &other]), "sorted and unique");
     assert_eq!(pool(&trusted, "own"), blocks(&[&own_root, &other, &signer]));
     assert_eq!(pool(&trusted, "alias"), pool(&trusted, "own"));
-    assert_eq!(
-        pool(&trusted, "friend"),
-        blocks(&[&extra]),
-        "friends sign for themselves"
-    );
     assert_eq!(pool(&trusted, "unknown"), blocks(&[]));
+}
+
+#[test]
+fn r11_clients_of_other_trust_domains_are_not_admitted() {
+    let (own_root, friend) = (root("own_root"), root("friend"));
+    let mesh = mesh(vec![
+        pem(&friend, &[], &["friend"]),
+        pem(&friend, &["a/b"], &["friend"]),
+    ]);
+    for multi_root in [false, true] {
+        let trusted = TrustState::of(&[&own(&[&own_root])], &mesh, &Endpoints::default(), multi_root);
+        assert_eq!(trusted.pools.domains.keys().collect::<Vec<_>>(), ["alias", "own"]);
+        assert_eq!(pool(&trusted, "own"), blocks(&[&own_root]));
+    }
 }
 
 #[test]
@@ -130,7 +139,6 @@ fn several_roots_are_merged() {
     assert_eq!(trusted.anchors, blocks(&[&own_root, &extra, &both]));
     assert_eq!(pool(&trusted, "own"), blocks(&[&own_root, &extra, &both]));
     assert_eq!(pool(&trusted, "alias"), blocks(&[&own_root, &extra]));
-    assert_eq!(pool(&trusted, "friend"), blocks(&[&both]));
 }
 
 #[test]
@@ -257,10 +265,10 @@ async fn trust_follows_its_sources() {
         anchors_receiver.borrow_and_update().to_vec()
     };
     assert_eq!(next().await, blocks(&[&one]));
-    let endpoint = anchor(AnchorSource::Endpoint("https://friend".into()), &[], &["friend"]);
+    let endpoint = anchor(AnchorSource::Endpoint("https://friend".into()), &[], &["own"]);
     mesh_sender.send_replace(Some(Arc::new(mesh(vec![endpoint]))));
     assert_eq!(next().await, blocks(&[&one, &published]));
-    assert_eq!(pools_receiver.borrow_and_update().roots("friend").len(), 1);
+    assert_eq!(pools_receiver.borrow_and_update().roots("own").len(), 2);
     // The second answer is a failure, which changes nothing; the third one comes a minute later.
     PASSED.set(INTERVAL);
     tokio::time::sleep(Duration::from_millis(200)).await;

@@ -94,13 +94,20 @@ pub enum CsrError {
 }
 
 /// Has a CSR signed and returns the chain as PEM, leaf first. The object is deleted even if the caller stops waiting.
-pub async fn sign(client: &Client, tasks: &Tasks, spec: CsrSpec) -> Result<String, CsrError> {
+/// `permits` are held until then, so that callers that go away do not exceed a limit.
+pub async fn sign(
+    client: &Client,
+    tasks: &Tasks,
+    spec: CsrSpec,
+    permits: impl Send + 'static,
+) -> Result<String, CsrError> {
     let (sender, signed) = oneshot::channel();
     let (client, shutdown) = (client.clone(), tasks.shutdown().clone());
     tasks.spawn("certificate signing request", async move {
         let api: Api<CertificateSigningRequest> = Api::all(client);
         let ending = shutdown.cancelled();
         let result = create_and_wait(&api, &spec, ending).await;
+        drop(permits);
         // The caller may have stopped waiting.
         let _ = sender.send(result);
     });
@@ -112,9 +119,9 @@ async fn create_and_wait(
     spec: &CsrSpec,
     ending: impl Future<Output = ()>,
 ) -> Result<String, CsrError> {
-    let created = api
-        .create(&PostParams::default(), &object(spec))
+    let created = timeout(SIGNING_TIMEOUT, api.create(&PostParams::default(), &object(spec)))
         .await
+        .unwrap_or_else(|elapsed| Err(::kube::Error::Service(elapsed.into())))
         .map_err(|error| spec.failed("create", error))?;
     let name = created.metadata.name.clone().unwrap_or_default();
     let waiting = timeout(SIGNING_TIMEOUT, approve_and_wait(api, spec, created));

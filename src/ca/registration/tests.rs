@@ -1,7 +1,8 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, convert::Infallible, future::pending};
 
+use ::kube::client::Body;
 use clap::Parser;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType};
 
 use super::*;
 use crate::{
@@ -147,6 +148,37 @@ async fn one_identity_does_not_use_all_permits() {
     held.clear();
     held.push(permits.acquire("a", request::SIGNING_TIMEOUT).await.expect("a permit"));
     drop(other);
+}
+
+/// The API server does not answer in the meantime.
+#[tokio::test]
+async fn r20_callers_that_go_away_keep_their_permits_until_their_requests_are_deleted() {
+    let silent = tower::service_fn(|_: http::Request<Body>| pending::<Result<http::Response<Body>, Infallible>>());
+    let signer = KubernetesSigner {
+        rules: rules("a.b/c", ""),
+        client: Client::new(silent, "default"),
+        tasks: Tasks::default(),
+        roots: watch::channel(None).1,
+        mesh: watch::channel(None).1,
+        permits: Permits::new(),
+    };
+    let id = "spiffe://cluster.local/ns/default/sa/reviews";
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.subject_alt_names = vec![SanType::URI(id.try_into().expect("ASCII text"))];
+    let csr = params.serialize_request(&KeyPair::generate().expect("a key"));
+    let csr = csr.and_then(|csr| csr.pem()).expect("a request");
+    let mut signing = signer.sign(SigningRequest {
+        csr: csr.into_bytes(),
+        identities: vec![id.into()],
+        lifetime: None,
+        signer: SmolStr::default(),
+    });
+    assert!(futures::poll!(&mut signing).is_pending());
+    drop(signing);
+    let left = signer.permits.of_identities.available(id.to_owned());
+    assert_eq!(left, MAX_REQUESTS_PER_IDENTITY - 1);
+    assert_eq!(signer.permits.all.available_permits(), MAX_CONCURRENT_REQUESTS - 1);
 }
 
 #[test]

@@ -137,8 +137,8 @@ fn flags_come_before_mounted_files_before_the_provider() {
     let external = settings(&[], &[("EXTERNAL_CA", "ISTIOD_RA_KUBERNETES_API")]);
     assert_eq!(
         source(&external, true, &nothing),
-        Ok(ServingSource::None),
-        "no signer here"
+        Ok(ServingSource::Authority),
+        "for the control plane alone"
     );
     assert_eq!(provider("none", true), Ok(ServingSource::None));
     assert_eq!(provider("custom", true), Ok(ServingSource::None));

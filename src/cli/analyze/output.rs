@@ -1,4 +1,6 @@
-//! Prints messages and analyzers.
+//! Texts of messages and analyzers.
+
+use std::fmt::Write;
 
 use serde::Serialize;
 use serde_json::{Value, ser::PrettyFormatter};
@@ -9,11 +11,14 @@ use crate::{
     api::yaml,
 };
 
-/// Prints the analyzers.
-pub(super) fn list() {
+/// Returns the list of analyzers.
+pub(super) fn list() -> String {
+    let mut text = String::new();
     for analyzer in table::all() {
-        println!("* {}:\n    {}", analyzer.name, analyzer.description);
+        // Writing into a string does not fail.
+        let _ = writeln!(text, "* {}:\n    {}", analyzer.name, analyzer.description);
     }
+    text
 }
 
 /// Prints the names of the analyzers that ran.
@@ -24,17 +29,20 @@ pub(super) fn executed(named: &[String]) {
     }
 }
 
-/// Prints the messages.
-pub(super) fn print(messages: &[&Message], format: Format, is_coloured: bool) {
+/// Returns the text of the messages.
+pub(super) fn messages(messages: &[&Message], format: Format, is_coloured: bool) -> String {
     let values = || -> Value { messages.iter().map(|message| message.json()).collect() };
     match format {
         Format::Log => {
+            let mut text = String::new();
             for message in messages {
-                println!("{}{message}", level(message.level, is_coloured));
+                // Writing into a string does not fail.
+                let _ = writeln!(text, "{}{message}", level(message.level, is_coloured));
             }
+            text
         }
-        Format::Json => println!("{}", indented(&values())),
-        Format::Yaml => print!("{}", yaml::to_text(&values())),
+        Format::Json => format!("{}\n", indented(&values())),
+        Format::Yaml => yaml::to_text(&values()),
     }
 }
 

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     base::duration,
-    cli::FAILURE,
+    cli::{FAILURE, print},
     distribution::report::{ObjectReport, ObjectState},
 };
 
@@ -121,8 +121,8 @@ async fn wait(flags: WaitFlags) -> Result<ExitCode, StatusError> {
         while let Some(event) = answers.event().await? {
             last = parse(&event)?;
             if is_met(flags.condition, flags.threshold, &last) {
-                println!("{}", output::headline(&last));
-                return Ok(ExitCode::SUCCESS);
+                let text = format!("{}\n", output::headline(&last));
+                return Ok(print(&text, ExitCode::SUCCESS));
             }
         }
         if Instant::now() >= deadline || is_hopeless(flags.condition, last.state) {

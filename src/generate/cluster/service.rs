@@ -364,11 +364,18 @@ fn identities_of(ctx: &BuildContext, service: &Service, traits: Option<&Endpoint
     for identity in known.iter().chain(service.service_accounts.iter()) {
         identities.insert(identity.to_string());
         let workload = identity.strip_prefix("spiffe://").and_then(|rest| rest.split_once('/'));
-        if let Some((_, workload)) = workload.filter(|(_, workload)| workload.starts_with("ns/")) {
+        if let Some((_, workload)) = workload.filter(|(_, workload)| is_service_account(workload)) {
             identities.extend(aliases.iter().map(|domain| format!("spiffe://{domain}/{workload}")));
         }
     }
     identities.into_iter().collect()
+}
+
+/// Returns true for `ns/NAMESPACE/sa/ACCOUNT`. Other identities have no equivalents in other trust domains.
+fn is_service_account(workload: &str) -> bool {
+    let mut parts = workload.split('/');
+    let names = [parts.next(), parts.nth(1)];
+    names == [Some("ns"), Some("sa")] && parts.count() == 1
 }
 
 /// Returns true if the labels of a service request persistent sessions.

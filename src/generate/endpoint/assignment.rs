@@ -19,7 +19,7 @@ use crate::{
     },
     model::{
         Endpoint, Service,
-        authentication::{self, MtlsMode},
+        authentication::{MtlsMode, NamespacePolicies},
         canonical,
         destination_rule::DestinationRule,
         endpoint::Health,
@@ -262,14 +262,14 @@ fn health(ctx: &BuildContext, endpoint: &Endpoint) -> Health {
 }
 
 /// Decides which endpoints are reached by mutual TLS.
-struct MtlsChecker {
+struct MtlsChecker<'m> {
     /// Mode of the rule, which takes precedence.
     rule: Option<TlSmode>,
-    /// Mode of each namespace, unless it differs between workloads.
-    namespaces: BTreeMap<Namespace, Option<MtlsMode>>,
+    /// Policies of each namespace of endpoints.
+    namespaces: BTreeMap<Namespace, NamespacePolicies<'m>>,
 }
 
-impl MtlsChecker {
+impl<'m> MtlsChecker<'m> {
     fn new(target: &Target) -> Self {
         // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read. The default cluster
         // behind a waypoint counts as a subset, `http` or `tcp`.
@@ -284,27 +284,20 @@ impl MtlsChecker {
         }
     }
 
-    fn use_mtls(&mut self, ctx: &BuildContext, endpoint: &Endpoint) -> bool {
+    fn use_mtls(&mut self, ctx: &BuildContext<'m>, endpoint: &Endpoint) -> bool {
         if let Some(mode) = self.rule {
             return mode == TlSmode::IstioMutual;
         }
         endpoint.origin.tls_mode == MTLS && self.demanded(ctx, endpoint) != MtlsMode::Disable
     }
 
-    fn demanded(&mut self, ctx: &BuildContext, endpoint: &Endpoint) -> MtlsMode {
+    fn demanded(&mut self, ctx: &BuildContext<'m>, endpoint: &Endpoint) -> MtlsMode {
         let namespace = &endpoint.origin.namespace;
         if !self.namespaces.contains_key(namespace) {
-            let rows = ctx.mesh.peer_authentications_by_namespace.get(ctx.cx, namespace);
-            let selectors = rows.filter_map(|(_, row)| row.spec.selector.as_ref());
-            let differs = selectors
-                .map(|selector| &selector.match_labels)
-                .any(|labels| !labels.is_empty());
-            let mode = (!differs).then(|| authentication::namespace_mode(ctx.cx, ctx.mesh, namespace));
-            self.namespaces.insert(namespace.clone(), mode);
+            let policies = NamespacePolicies::of(ctx.cx, ctx.mesh, namespace);
+            self.namespaces.insert(namespace.clone(), policies);
         }
-        self.namespaces[namespace].unwrap_or_else(|| {
-            authentication::mtls_mode(ctx.cx, ctx.mesh, namespace, &endpoint.origin.labels, endpoint.port)
-        })
+        self.namespaces[namespace].mode_on(&endpoint.origin.labels, endpoint.port)
     }
 }
 

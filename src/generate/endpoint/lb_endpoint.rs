@@ -74,7 +74,7 @@ impl LocalityEndpoints {
 
     /// Writes the message.
     pub(super) fn write(&self, out: &mut Writer<LocalityLbEndpoints>) {
-        let parts = self.locality.splitn(3, '/');
+        let parts = self.locality.split('/');
         out.nested(locality_lb_endpoints::LOCALITY, |out| {
             for (field, part) in [locality::REGION, locality::ZONE, locality::SUB_ZONE]
                 .into_iter()

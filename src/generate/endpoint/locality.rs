@@ -159,9 +159,9 @@ impl LocalityLb<'_> {
     }
 }
 
-/// Splits `region/zone/subzone`; missing parts are empty.
+/// Splits `region/zone/subzone`; missing parts are empty, and further ones do not count.
 fn parts(locality: &str) -> [&str; 3] {
-    let mut parts = locality.splitn(3, '/');
+    let mut parts = locality.split('/');
     [(); 3].map(|()| parts.next().unwrap_or_default())
 }
 
@@ -349,6 +349,9 @@ mod tests {
         let mut groups: Vec<LocalityEndpoints> = localities.into_iter().map(group).collect();
         fail_over(&mut groups, "us/east/rack1", &[rule]);
         assert_eq!(priorities(&groups), [2, 3, 0, 1]);
+        let mut groups = ["us/east", "us/east/rack1/shelf"].map(group);
+        fail_over(&mut groups, "us/east/rack1", &[]);
+        assert_eq!(priorities(&groups), [1, 0]);
     }
 
     #[test]

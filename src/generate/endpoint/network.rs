@@ -127,7 +127,11 @@ fn split(
                 peer(features, &gateway.address, gateway.port, &workload)
             }
         };
-        gateway_member(encoded, gateway, weight.max(1))
+        LbEndpoint {
+            // Parity (pilot/pkg/xds/endpoints/ep_filters.go): gateways that pass mutual TLS through use no tunnels.
+            mtls: crossing == NetworkCrossing::MutualTls,
+            ..gateway_member(encoded, gateway, weight.max(1))
+        }
     });
     kept.extend(through);
     group.endpoints = kept;

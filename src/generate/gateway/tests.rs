@@ -176,3 +176,72 @@ fn backends_receive_the_certificate_of_the_gateway() {
     let (secret, _) = certificates(&json!({"backend": {"clientCertificateRef": {"name": "no"}}}));
     assert_eq!(secret, Value::Null);
 }
+
+/// Returns a store with a proxy that a Gateway of another namespace selects, with these metadata and TLS settings.
+fn foreign(metadata: &Value, tls: &Value) -> ConfigStore {
+    let server =
+        json!({"port": {"number": 8443, "name": "https", "protocol": "HTTPS"}, "hosts": ["t.test"], "tls": tls});
+    let gateway = json!({"apiVersion": "networking.istio.io/v1", "kind": "Gateway", "metadata": metadata,
+        "spec": {"selector": {"app": "x"}, "servers": [server]}});
+    let rule = json!({"apiVersion": "networking.istio.io/v1", "kind": "DestinationRule",
+        "metadata": {"name": "x", "namespace": "default"},
+        "spec": {"host": "x-istio.default.svc.cluster.local",
+            "trafficPolicy": {"tls": {"mode": "SIMPLE", "sni": "x.test"}}}});
+    let proxy = fixture::client(
+        "router~10.1.0.1~x-0.default~default.svc.cluster.local",
+        &json!({"LABELS": {"app": "x"}}),
+    );
+    let objects = format!("{gateway}\n---\n{rule}\n");
+    let files = [
+        ("mesh.yaml", ""),
+        ("services.yaml", SERVICES),
+        ("objects.yaml", &objects),
+    ];
+    fixture::store(Installation::default(), &files, vec![proxy])
+}
+
+/// Returns the validation of the clients of a foreign Gateway.
+fn foreign_validation(store: &ConfigStore) -> Value {
+    let listener = resource(store, 0, ResourceType::Listener, "0.0.0.0_8443");
+    let context = &listener["filterChains"][0]["transportSocket"]["typedConfig"];
+    assert_eq!(context["requireClientCertificate"], json!(true));
+    context["commonTlsContext"]["combinedValidationContext"]["defaultValidationContext"].clone()
+}
+
+#[test]
+fn annotations_of_conversion_mean_nothing_on_other_gateways() {
+    let store = foreign(
+        &json!({"name": "g", "namespace": "tenant", "annotations": {
+            "internal.istio.io/accepts-untrusted-clients": "true",
+            "internal.istio.io/backend-certificate": "kubernetes://absent"}}),
+        &json!({"mode": "MUTUAL", "credentialName": "cert"}),
+    );
+    assert_eq!(foreign_validation(&store)["trustChainVerification"], Value::Null);
+    let name = "outbound|443||x-istio.default.svc.cluster.local";
+    let cluster = resource(&store, 0, ResourceType::Cluster, name);
+    let context = &cluster["transportSocket"]["typedConfig"];
+    assert_eq!(context["sni"], "x.test");
+    let certificates = &context["commonTlsContext"]["tlsCertificateSdsSecretConfigs"];
+    assert_eq!(*certificates, Value::Null, "backends of others must not wait for it");
+}
+
+#[test]
+fn invalid_fingerprints_are_those_of_no_client() {
+    let validation = |keys: &[&str], certificates: &[&str]| {
+        let tls = json!({"mode": "MUTUAL", "credentialName": "cert",
+            "verifyCertificateSpki": keys, "verifyCertificateHash": certificates});
+        let found = foreign_validation(&foreign(&json!({"name": "g", "namespace": "tenant"}), &tls));
+        (
+            found["verifyCertificateSpki"].clone(),
+            found["verifyCertificateHash"].clone(),
+        )
+    };
+    let (key, certificate) = ("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "0f".repeat(32));
+    let valid = (json!([key]), json!([certificate]));
+    assert_eq!(validation(&[key, "x"], &["y", &certificate]), valid);
+    assert_eq!(validation(&[key], &["y"]), (json!([key]), Value::Null));
+    let nobody = (Value::Null, json!(["0".repeat(64)]));
+    assert_eq!(validation(&["x"], &[]), nobody);
+    assert_eq!(validation(&[], &["y"]), nobody);
+    assert_eq!(validation(&[], &[]), (Value::Null, Value::Null));
+}

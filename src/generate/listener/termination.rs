@@ -1,6 +1,7 @@
 //! TLS termination by the settings of a server, on gateways and on ingress listeners of Sidecars.
 
 use crate::{
+    base::fingerprint,
     generate::{
         constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
         filter::{
@@ -33,6 +34,8 @@ use crate::{
 };
 
 const QUIC_SOCKET: &str = "envoy.transport_sockets.quic";
+/// SHA-256 that no certificate is known to have.
+const NO_CERTIFICATE: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Transport of a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -144,9 +147,10 @@ impl Context<'_> {
                 "" => secret(&names[0], AUTHORITY_SUFFIX),
                 authority => secret(authority, ""),
             };
+            let (verify_certificate_spki, verify_certificate_hash) = fingerprints(settings);
             let default = CertificateValidationContext {
-                verify_certificate_spki: settings.verify_certificate_spki.clone(),
-                verify_certificate_hash: settings.verify_certificate_hash.clone(),
+                verify_certificate_spki,
+                verify_certificate_hash,
                 trust_chain_verification: if self.accepts_untrusted {
                     TrustChainVerification::AcceptUntrusted.into()
                 } else {
@@ -212,6 +216,22 @@ impl Context<'_> {
             own_server: self.certificates.own_server,
         }
     }
+}
+
+/// Returns the fingerprints of keys and certificates that clients may have; each client needs one of these. Envoy would
+/// refuse a listener with an invalid one, which has the servers of others, too. If none is valid, no client certificate
+/// is accepted.
+fn fingerprints(settings: &ServerTlsSettings) -> (Vec<String>, Vec<String>) {
+    let valid = |texts: &[String], is_valid: fn(&str) -> bool| -> Vec<String> {
+        texts.iter().filter(|text| is_valid(text)).cloned().collect()
+    };
+    let keys = valid(&settings.verify_certificate_spki, fingerprint::is_of_key);
+    let mut certificates = valid(&settings.verify_certificate_hash, fingerprint::is_of_certificate);
+    let is_restricted = !settings.verify_certificate_spki.is_empty() || !settings.verify_certificate_hash.is_empty();
+    if is_restricted && keys.is_empty() && certificates.is_empty() {
+        certificates.push(NO_CERTIFICATE.to_owned());
+    }
+    (keys, certificates)
 }
 
 /// Applies certificates that the gateway's agent serves from files, or the agent's own.

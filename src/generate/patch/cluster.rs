@@ -10,7 +10,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
-    PatchContext, PatchRef,
+    MOST_OWN, PatchContext, PatchRef,
     merge::{self, MergeError},
     resolve_each, set,
 };
@@ -84,8 +84,8 @@ impl<'a> ClusterPatches<'a> {
         self.makes_eds
     }
 
-    /// Returns the patches to apply to a cluster: those that match it, or all if one of these renames it. `hosts` are
-    /// the services of an inbound cluster.
+    /// Returns the patches to apply to a cluster: those that match it, or all if one of these renames it or if they are
+    /// many. `hosts` are the services of an inbound cluster.
     pub fn concerning(&self, name: &str, hosts: &[Hostname]) -> Shared<[PatchRef]> {
         if self.patches.is_empty() {
             return self.none();
@@ -99,7 +99,7 @@ impl<'a> ClusterPatches<'a> {
         if indexes.is_empty() {
             return self.none();
         }
-        if indexes.iter().any(|index| sets(self.patches[*index], "name")) {
+        if indexes.len() > MOST_OWN || indexes.iter().any(|index| sets(self.patches[*index], "name")) {
             return self.refs.clone();
         }
         let refs = indexes.into_iter().map(|index| self.refs[index].clone());

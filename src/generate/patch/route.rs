@@ -8,7 +8,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{PatchContext, PatchRef, merge, resolve_each, set};
+use super::{MOST_OWN, PatchContext, PatchRef, merge, resolve_each, set};
 use crate::{
     base::Shared,
     generate::{BuildContext, name::ClusterName, resource::Note},
@@ -135,9 +135,19 @@ impl<'a> RoutePatchList<'a> {
             .filter(|port| *port != 0)
     }
 
-    /// Returns the patches that match a route configuration, or all if one of these renames it. For `ports`, see
-    /// [`RoutePatches`].
+    /// Returns the patches that match a route configuration, or all if one of these renames it or if they are many. For
+    /// `ports`, see [`RoutePatches`].
     pub fn concerning(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>) -> RoutePatches {
+        self.list(name, ports, MOST_OWN)
+    }
+
+    /// Returns the patches of [`Self::concerning`] without others, for callers that apply them and do not keep the
+    /// list.
+    pub fn at_once(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>) -> RoutePatches {
+        self.list(name, ports, usize::MAX)
+    }
+
+    fn list(&self, name: &str, ports: impl FnOnce() -> BTreeSet<u32>, most_own: usize) -> RoutePatches {
         if self.is_empty() {
             return self.none.clone();
         }
@@ -156,7 +166,7 @@ impl<'a> RoutePatchList<'a> {
             let value = patch.value.as_ref().filter(|_| is_merge_of_configuration(patch));
             value.is_some_and(|value| value.message.has_field_by_name("name"))
         };
-        let refs = if indexes.iter().any(renames) {
+        let refs = if indexes.len() > most_own || indexes.iter().any(renames) {
             self.refs.clone()
         } else {
             let refs = indexes.into_iter().map(|index| self.refs[index].clone());
@@ -181,11 +191,11 @@ pub fn apply(
         context,
         ports: &patches.ports,
         all: resolve_each(ctx, &patches.refs).map(|(_, patch)| patch).collect(),
-        notes,
+        notes: BTreeSet::new(),
     };
     patching.configuration(&mut routes);
-    notes.sort_unstable();
-    notes.dedup();
+    notes.extend(patching.notes);
+    set::compact(notes);
     routes
 }
 
@@ -200,7 +210,7 @@ pub fn inbound(
         return routes;
     }
     let context = PatchContext::SidecarInbound;
-    let patches = RoutePatchList::of(ctx, refs, context).concerning(&routes.name, BTreeSet::new);
+    let patches = RoutePatchList::of(ctx, refs, context).at_once(&routes.name, BTreeSet::new);
     apply(ctx, &patches, context, routes, notes)
 }
 
@@ -209,7 +219,8 @@ struct Patching<'a, 'p> {
     context: PatchContext,
     ports: &'a BTreeSet<u32>,
     all: Vec<&'p Patch>,
-    notes: &'a mut Vec<Note>,
+    /// Each once: a patch may change thousands of routes.
+    notes: BTreeSet<Note>,
 }
 
 impl<'p> Patching<'_, 'p> {
@@ -241,7 +252,7 @@ impl<'p> Patching<'_, 'p> {
         }
         for patch in of_hosts.iter().filter(|patch| patch.operation == Operation::Add) {
             routes.virtual_hosts.extend(patch.read::<VirtualHost>());
-            self.notes.push(set::applied(patch));
+            self.notes.insert(set::applied(patch));
         }
         // Parity (pilot/pkg/networking/core/envoyfilter/rc_patch.go): hosts are removed by name, so an added host with
         // the name of a removed one does not stay.
@@ -256,14 +267,14 @@ impl<'p> Patching<'_, 'p> {
             }
             match patch.operation {
                 Operation::Remove => {
-                    self.notes.push(set::applied(patch));
+                    self.notes.insert(set::applied(patch));
                     return false;
                 }
                 Operation::Merge => self.merge(host, patch),
                 Operation::Replace => {
                     if let Some(value) = patch.read() {
                         *host = value;
-                        self.notes.push(set::applied(patch));
+                        self.notes.insert(set::applied(patch));
                     }
                 }
                 _ => {}
@@ -281,7 +292,7 @@ impl<'p> Patching<'_, 'p> {
         kept.retain_mut(|route| self.changes_route(route, &patches));
         for patch in patches {
             if insert(&mut kept, patch) {
-                self.notes.push(set::applied(patch));
+                self.notes.insert(set::applied(patch));
             }
         }
         host.routes = kept;
@@ -295,7 +306,7 @@ impl<'p> Patching<'_, 'p> {
             }
             match patch.operation {
                 Operation::Remove => {
-                    self.notes.push(set::applied(patch));
+                    self.notes.insert(set::applied(patch));
                     return false;
                 }
                 Operation::Merge => self.merge(route, patch),
@@ -307,7 +318,7 @@ impl<'p> Patching<'_, 'p> {
 
     fn merge<M: prost::Message + prost::Name + Default>(&mut self, message: &mut M, patch: &Patch) {
         let Some(value) = &patch.value else { return };
-        self.notes.push(match merge::merge_into(message, &value.message) {
+        self.notes.insert(match merge::merge_into(message, &value.message) {
             Ok(()) => set::applied(patch),
             Err(error) => set::problem(patch, &error),
         });

@@ -6,7 +6,7 @@ use std::{
     fmt::Display,
 };
 
-use smol_str::format_smolstr;
+use smol_str::{SmolStr, format_smolstr};
 
 use super::{PatchContext, PatchRef, resolve};
 use crate::{
@@ -26,6 +26,43 @@ pub const PROBLEM: &str = "envoy_filter_problem";
 /// Code of the note that a patch changes nothing.
 pub const UNUSED: &str = "envoy_filter_unused";
 
+/// The number of notes about patches of which a resource keeps each, by code.
+const MOST_NOTES: usize = 256;
+
+/// Sorts the notes of a resource and removes repeated ones. Of many about patches, some remain, and one note for each
+/// object and kind of patch: all would take memory for each pair of a resource and a patch, and a tenant may write
+/// thousands of patches.
+pub fn compact(notes: &mut Vec<Note>) {
+    notes.sort_unstable();
+    notes.dedup();
+    for code in [STATUS, PROBLEM] {
+        let of_code = notes.iter_mut().filter(|note| note.code == code);
+        for note in of_code.skip(MOST_NOTES) {
+            let common = place_of_kind(place(note));
+            note.detail = if code == PROBLEM {
+                format_smolstr!("{common}: other patches")
+            } else {
+                common
+            };
+        }
+    }
+    notes.sort_unstable();
+    notes.dedup();
+    notes.shrink_to_fit();
+}
+
+/// Returns the place of the patch that a note is about.
+fn place(note: &Note) -> &str {
+    note.detail.split(':').next().unwrap_or_default()
+}
+
+/// Returns the common place of an object's patches of one kind.
+fn place_of_kind(place: &str) -> SmolStr {
+    let object = place.split(' ').next().unwrap_or_default();
+    let kind = place.rsplit(' ').next().unwrap_or_default();
+    format_smolstr!("{object} configPatches {kind}")
+}
+
 /// Returns the note that a patch had an effect.
 pub fn applied(patch: &Patch) -> Note {
     Note {
@@ -43,15 +80,18 @@ pub fn problem(patch: &Patch, reason: impl Display) -> Note {
 }
 
 /// Returns notes of patches that change nothing in the present configuration: they match nothing, or no proxy that they
-/// select is connected. Patches with a [`PROBLEM`] are excluded.
+/// select is connected. Patches with a [`PROBLEM`] are excluded, and those that may be among the many of a resource
+/// ([`compact`]).
 pub fn unused<'a>(mesh: &'a MeshSnapshot, notes: &BTreeSet<Note>) -> Vec<Note> {
     let cx = Cx::untracked();
     let rows = mesh.envoy_filter_patches.iter(&cx);
     let patches = rows.flat_map(|(_, row)| &row.patches);
     let problems = notes.iter().filter(|note| note.code == PROBLEM);
-    let with_problem: BTreeSet<&str> = problems.filter_map(|note| note.detail.split(':').next()).collect();
+    let with_problem: BTreeSet<&str> = problems.map(place).collect();
+    let with_effect: BTreeSet<&str> = notes.iter().filter(|note| note.code == STATUS).map(place).collect();
+    let is_noted = |place: &str| with_problem.contains(place) || with_effect.contains(place);
     let is_unused = |patch: &&'a Patch| {
-        patch.class().is_some() && !notes.contains(&applied(patch)) && !with_problem.contains(patch.place.as_str())
+        patch.class().is_some() && !is_noted(&patch.place) && !is_noted(&place_of_kind(&patch.place))
     };
     let note = |patch: &Patch| Note {
         code: UNUSED,
@@ -74,8 +114,7 @@ pub fn status(note: &Note) -> Option<(&str, &'static str, &'static str)> {
         PROBLEM => "error",
         _ => return None,
     };
-    let place = note.detail.split(':').next()?;
-    let (name, rest) = place.split_once(' ')?;
+    let (name, rest) = place(note).split_once(' ')?;
     let patched = match ApplyTo::from_str_name(rest.rsplit_once(' ')?.1)? {
         ApplyTo::Cluster => "cluster",
         ApplyTo::Listener => "listener",
@@ -99,7 +138,8 @@ pub fn missing(patch: &Patch, extension: &str) -> Note {
 pub struct PatchSet<'a> {
     patches: Vec<&'a Patch>,
     stopped: Cell<bool>,
-    notes: RefCell<Vec<Note>>,
+    /// Each once: a patch may change thousands of filters.
+    notes: RefCell<BTreeSet<Note>>,
 }
 
 impl<'a> PatchSet<'a> {
@@ -153,7 +193,7 @@ impl<'a> PatchSet<'a> {
 
     /// Adds a note.
     pub fn push(&self, note: Note) {
-        self.notes.borrow_mut().push(note);
+        self.notes.borrow_mut().insert(note);
     }
 
     /// Adds the notes to those of the resource, which stay sorted and unique.
@@ -161,8 +201,7 @@ impl<'a> PatchSet<'a> {
         let own = self.notes.into_inner();
         if !own.is_empty() {
             notes.extend(own);
-            notes.sort_unstable();
-            notes.dedup();
+            compact(notes);
         }
     }
 }

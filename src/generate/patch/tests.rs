@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::set;
 use crate::{
-    generate::{ResourceType, fixture, proxy::Extensions, store::ConfigStore},
-    model::installation::Installation,
+    generate::{RequestedResources, ResourceType, fixture, proxy::Extensions, resource::Note, store::ConfigStore},
+    model::{fixture::folder_world, installation::Installation},
 };
 
 const MESH: &str = "proxyListenPort: 15001\nproxyInboundListenPort: 15006\n";
@@ -307,6 +307,53 @@ fn notes_become_the_metric() {
     let notes = store.notes();
     let all: BTreeSet<_> = notes.iter().filter_map(set::status).collect();
     assert_eq!(all, BTreeSet::from([("default/ef", "listener", "applied")]));
+}
+
+#[test]
+fn a_resource_keeps_few_of_many_notes_about_patches() {
+    let note = |code, number: usize| Note {
+        code,
+        detail: format!("default/ef configPatches[{number}] CLUSTER: text {number}").into(),
+    };
+    let mut notes: Vec<Note> = (0..2000).map(|number| note(set::PROBLEM, number)).collect();
+    notes.extend((0..2000).map(|number| note("other", number)));
+    set::compact(&mut notes);
+    let of_patches: Vec<&Note> = notes.iter().filter(|note| note.code == set::PROBLEM).collect();
+    assert!(of_patches.len() < 300 && notes.len() > 2000, "{} notes", notes.len());
+    let results: BTreeSet<_> = of_patches.into_iter().filter_map(set::status).collect();
+    assert_eq!(results, BTreeSet::from([("default/ef", "cluster", "error")]));
+}
+
+#[test]
+fn none_of_many_patches_with_effect_is_unused() {
+    let matched = "{listener: {name: virtualOutbound}}";
+    let patch = format!(
+        "\n  - {{applyTo: LISTENER, match: {matched}, patch: {{operation: MERGE, value: {{freebind: true}}}}}}"
+    );
+    let other = "\n  - {applyTo: CLUSTER, match: {cluster: {name: none}}, patch: {operation: REMOVE}}";
+    let filter = format!(
+        "
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {{name: ef}}
+spec:
+  configPatches: {}{other}
+",
+        patch.repeat(260)
+    );
+    let files = [
+        ("mesh.yaml", MESH),
+        ("kube.yaml", fixture::APP),
+        ("config.yaml", filter.as_str()),
+    ];
+    let world = folder_world(Installation::default(), &files);
+    let client = fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &json!({}));
+    let store = fixture::store_of_world(&world, vec![client], &RequestedResources::default());
+    let notes = store.notes();
+    assert!(notes.len() < 300, "{} notes", notes.len());
+    let unused = set::unused(&world.snapshot(), &notes);
+    let unused: Vec<&str> = unused.iter().map(|note| note.detail.as_str()).collect();
+    assert_eq!(unused, ["default/ef configPatches[260] CLUSTER"]);
 }
 
 #[test]

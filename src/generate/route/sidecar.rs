@@ -159,7 +159,7 @@ pub(super) fn placeholders(
             RouteNameKind::Port => vec![catch_all.clone()],
             RouteNameKind::Host => Vec::new(),
         };
-        let concerning = patches.concerning(name, BTreeSet::new);
+        let concerning = patches.at_once(name, BTreeSet::new);
         let routes = configuration(name, hosts);
         let mut routes = patch::route::apply(ctx, &concerning, context, routes, &mut Vec::new());
         routes.name.clear();

@@ -11,7 +11,7 @@ use crate::{
     generate::{BuildContext, proxy::Identity},
     model::{
         credential::{AUTHORITY_SUFFIX, BUILTIN, Reference, Store, resource_name},
-        gateway::PARENT_NAMESPACE_ANNOTATION,
+        gateway::{PARENT_NAMESPACE_ANNOTATION, converted_annotation},
         gateway_api::{
             PARENTS_ANNOTATION, grant,
             listener::{BACKEND_CERTIFICATE_ANNOTATION, SERVICE_ACCOUNT_ANNOTATION},
@@ -34,7 +34,7 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
             continue;
         }
         // The reference is one of the Gateway, for its listeners in ListenerSets too.
-        if let Some(name) = annotation(gateway, BACKEND_CERTIFICATE_ANNOTATION)
+        if let Some(name) = converted_annotation(&gateway.meta, BACKEND_CERTIFICATE_ANNOTATION)
             && is_readable(ctx, identity, (GATEWAY, &identity.namespace), name, true)
         {
             found.insert(resource_name(name));

@@ -111,7 +111,7 @@ struct Idle {
 }
 
 impl Idle {
-    /// A config cluster of which Services and Sidecars are read.
+    /// A config cluster without Ingresses, of whose custom kinds Sidecars are read.
     fn new(config_kinds: bool) -> Self {
         Self::of_role(Role::Config, config_kinds)
     }
@@ -140,12 +140,7 @@ impl Idle {
         let ignored = ignored
             .iter()
             .map(|plural| SmolStr::from(format!("{plural}.networking.istio.io")));
-        let others = [
-            "*.security.istio.io",
-            "*.telemetry.istio.io",
-            "*.extensions.istio.io",
-            "*.networking.k8s.io",
-        ];
+        let others = ["*.security.istio.io", "*.telemetry.istio.io", "*.extensions.istio.io"];
         let rules = Rules {
             system_namespace: "istio-system".into(),
             revision: "default".into(),
@@ -160,6 +155,9 @@ impl Idle {
         let metrics = WatchMetrics::new(&environment.registry).unwrap();
         let shared = Arc::new(IngestContext::new(&environment, rules, report, metrics).unwrap());
         let server = Server::default();
+        for path in ["ingresses", "ingressclasses"] {
+            server.set(&format!("/apis/networking.k8s.io/v1/{path}"), json!([]));
+        }
         let (filters, filters_in) = watch::channel(None);
         let settings = ClusterSettings {
             id: ClusterId::new_static("c"),
@@ -268,6 +266,8 @@ async fn a_cluster_is_sent_as_a_whole_and_then_by_changes() {
         "Secret 0",
         "ConfigMap 0",
         "Sidecar 0",
+        "Ingress 0",
+        "IngressClass 0",
     ];
     assert_eq!(fixture.summary().await, whole);
     fixture
@@ -337,7 +337,7 @@ async fn an_unsynced_kind_delays_the_whole_cluster() {
     fixture.server.serves(DISCOVERY, &["sidecars"]);
     fixture.nothing().await;
     fixture.server.set(SIDECARS, json!([]));
-    assert_eq!(fixture.summary().await.len(), 8);
+    assert_eq!(fixture.summary().await.len(), 10);
 }
 
 /// The lists of built-in kinds may arrive between the report of the served kinds and the start of their watches.

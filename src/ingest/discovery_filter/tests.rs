@@ -147,10 +147,35 @@ fn an_object_counts_for_its_revision_and_the_tags_that_point_to_it() {
     filter.set_filters(tags, &mut output);
     filter.set_filters(Filters::default(), &mut output);
     assert_eq!(summary(&output), ["+a/tag", "-a/tag"]);
-    let service = json!({"metadata": {"name": "s", "namespace": "a", "labels": {"istio.io/rev": "v1"}}, "spec": {}});
-    let mut output = FilterOutput::default();
-    filter.apply(item(Kind::Service, &service), &mut output);
-    assert_eq!(summary(&output), ["+a/s"], "services have no revision");
+}
+
+#[test]
+fn services_and_gateways_count_for_all_revisions() {
+    let seen_by = |revision: &'static str| {
+        let mut filter = DiscoveryFilter::new(cluster(), revision.into());
+        let mut output = FilterOutput::default();
+        let listeners = json!([{"name": "l", "port": 80, "protocol": "HTTP"}]);
+        for (kind, name, spec) in [
+            (Kind::Service, "service", json!({})),
+            (
+                Kind::KubeGateway,
+                "gateway",
+                json!({"gatewayClassName": "istio", "listeners": listeners}),
+            ),
+            (
+                Kind::ListenerSet,
+                "listeners",
+                json!({"parentRef": {"name": "gateway"}, "listeners": listeners}),
+            ),
+        ] {
+            let labels = json!({"istio.io/rev": "v1"});
+            let object = json!({"metadata": {"name": name, "namespace": "a", "labels": labels}, "spec": spec});
+            filter.apply(item(kind, &object), &mut output);
+        }
+        summary(&output)
+    };
+    assert_eq!(seen_by("v1"), ["+a/service", "+a/gateway", "+a/listeners"]);
+    assert_eq!(seen_by("v2"), ["+a/service", "+a/gateway"]);
 }
 
 #[test]

@@ -9,12 +9,18 @@ use smol_str::SmolStr;
 
 /// First line of a PEM certificate.
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
+/// Memory of a parsed JSON object with fields, in bytes, without their content.
+const OBJECT: usize = 640;
+/// Memory of another parsed JSON value.
+const VALUE: usize = 64;
 
 /// A key set in one of Envoy's forms: a JWKS, or certificates by key id. Two are equal if they have the same keys, in
 /// any order and formatting.
 #[derive(Clone, Debug)]
 pub struct KeySet {
     text: SmolStr,
+    /// Memory of the document and the parsed keys, in bytes.
+    size: usize,
     /// Keys, sorted.
     keys: Vec<(String, Value)>,
 }
@@ -44,8 +50,14 @@ impl KeySet {
             } else {
                 SmolStr::default()
             },
+            size: size(document),
             keys,
         })
+    }
+
+    /// Returns the memory that the key set takes, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.size
     }
 
     /// Returns the original document; empty if Envoy can use none of its keys, because it would refuse the listener.
@@ -66,6 +78,16 @@ impl PartialEq for KeySet {
 }
 
 impl Eq for KeySet {}
+
+/// Estimates the memory of a document and its parsed values. Those of `[{},{},{}]` take many times its length.
+fn size(document: &[u8]) -> usize {
+    let parsed = document.iter().map(|byte| match byte {
+        b'{' => OBJECT,
+        b'[' | b',' => VALUE,
+        _ => 0,
+    });
+    document.len() + parsed.sum::<usize>()
+}
 
 fn id(key: &Value) -> String {
     key["kid"].as_str().unwrap_or_default().to_owned()
@@ -138,6 +160,14 @@ mod tests {
         ] {
             assert_eq!(KeySet::parse(text.as_bytes()).expect("a set").text(), text);
         }
+    }
+
+    #[test]
+    fn the_size_of_many_small_keys_is_that_of_their_parsed_form() {
+        let of = |keys: &str| KeySet::parse(format!(r#"{{"keys":[{keys}]}}"#).as_bytes()).map(|set| set.size());
+        let many = vec!["{}"; 1000].join(",");
+        assert!(of(&many).is_ok_and(|size| size > 1000 * OBJECT));
+        assert!(of(&format!(r#"{{"kid":"{}"}}"#, "a".repeat(10_000))).is_ok_and(|size| size < 12_000));
     }
 
     #[test]

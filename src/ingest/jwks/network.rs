@@ -8,7 +8,11 @@ use prometheus::{IntCounter, Registry};
 use serde_json::Value;
 use tokio::sync::Semaphore;
 
-use super::{Fetch, KeySet, keys::NoKeySet};
+use super::{
+    Fetch, KeySet,
+    keys::NoKeySet,
+    shares::{KEYS_KIB, SourceShares},
+};
 use crate::{
     api::fetched_keys::KeySource,
     environment,
@@ -38,6 +42,9 @@ pub enum FetchFailure {
         /// Error.
         error: FetchError,
     },
+    /// The key sets of the policy's namespace take too much memory.
+    #[error("the keys of all issuers of the namespace take more than {KEYS_KIB} KiB of memory")]
+    NoMemory,
 }
 
 /// `pilot_jwks_resolver_network_fetch_success_total` and `..._fail_total`.
@@ -117,9 +124,12 @@ impl Fetch for Network {
         source: KeySource,
         timeout: Duration,
         wait: Duration,
+        shares: SourceShares,
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
         Box::pin(async move {
             tokio::time::sleep(jittered(wait)).await;
+            // That of the namespace comes first: a fetch that waits for it must not hold one of all.
+            let _share = shares.fetch().await;
             // The semaphore is never closed; without a permit only the bound would be lost.
             let _permit = self.fetches.acquire().await;
             self.keys(&source, timeout).await

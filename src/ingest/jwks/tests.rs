@@ -47,6 +47,7 @@ impl Fetch for Servers {
         source: KeySource,
         _timeout: Duration,
         wait: Duration,
+        _shares: SourceShares,
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
         let mut clock = self.clock.subscribe();
         let due = *clock.borrow() + wait.as_secs();
@@ -161,6 +162,58 @@ async fn keys_are_refreshed_and_sent_only_if_changed() {
     assert!(fixture.changes.is_empty());
     fixture.servers.set("http://a", "2");
     assert_eq!(fixture.next().await, ("http://a 2".into(), REFRESH.as_secs()));
+}
+
+#[test]
+fn keys_take_memory_of_a_namespace_that_requires_them() {
+    let mut shares = Shares::default();
+    let required = RequiredKeys {
+        by: [ObjectKey::new(&CLUSTER, "ns", "policy")].into(),
+        ..RequiredKeys::default()
+    };
+    let set = |kid: &str, eighths: usize| {
+        let kid = kid.repeat(eighths << 17);
+        KeySet::parse(format!(r#"{{"keys":[{{"kty":"oct","k":"AAAA","kid":"{kid}"}}]}}"#).as_bytes()).unwrap()
+    };
+    let mut state = || KeyState::new(required.clone(), shares.of(&required.by));
+    let (mut first, mut second) = (state(), state());
+    let others = first.shares.subscribe().memory((shares::KEYS_KIB - 1024) * 1024);
+    assert!(others.is_some(), "1 MiB is left");
+    assert!(first.succeed(set("a", 5)).is_ok());
+    assert!(second.succeed(set("b", 4)).is_err());
+    assert!(
+        first.succeed(set("c", 7)).is_ok(),
+        "they take the place of their predecessors"
+    );
+    assert!(first.succeed(set("d", 9)).is_err());
+    assert!(first.published == Some(set("c", 7)), "the last keys stay");
+    assert!(second.succeed(set("b", 2)).is_err(), "the last keys keep their memory");
+    assert!(first.succeed(set("c", 7)).is_ok(), "the same keys need no more memory");
+    drop(first);
+    assert!(second.succeed(set("b", 4)).is_ok());
+}
+
+#[test]
+fn published_keys_keep_the_memory_of_a_namespace_that_requires_them_no_longer() {
+    let mut shares = Shares::default();
+    let by = |namespace: &str| BTreeSet::from([ObjectKey::new(&CLUSTER, namespace, "policy")]);
+    let set = |kid: &str| {
+        KeySet::parse(format!(r#"{{"keys":[{{"kty":"oct","k":"AAAA","kid":"{kid}"}}]}}"#).as_bytes()).unwrap()
+    };
+    let mut state = KeyState::new(RequiredKeys::default(), shares.of(&by("a")));
+    assert!(state.succeed(set("first")).is_ok());
+    shares.update(&state.shares, &by("b"));
+    let all = state.shares.subscribe().memory(shares::KEYS_KIB * 1024);
+    assert!(all.is_some() && state.succeed(set("second")).is_err());
+    assert!(state.memory.is_some());
+}
+
+#[test]
+fn servers_are_not_asked_without_a_pause() {
+    let report: Report = Arc::new(|_: &Diagnostic| {});
+    let changes = mpsc::channel(1).0;
+    let resolver = Resolver::new(CLUSTER, Arc::new(Servers::default()), Duration::ZERO, changes, report);
+    assert_eq!(resolver.refresh, FIRST_RETRY);
 }
 
 #[tokio::test]

@@ -207,7 +207,9 @@ impl Objects {
     pub(super) fn begin_stream(&mut self) {
         for (kind, type_url) in requested_types() {
             let of = self.kinds.entry(kind).or_default();
-            let all = of.rows.keys().cloned().collect();
+            let reported = self.diagnostics.keys().filter(|(reported, _)| *reported == kind);
+            let all = of.rows.keys().chain(reported.map(|(_, name)| name));
+            let all = all.cloned().collect();
             of.versions.insert(type_url, all);
         }
     }
@@ -466,6 +468,21 @@ mod tests {
             "a body of another kind"
         );
         objects.apply(kind, complete(V1, vec![packed("shop/a", &[], &entry("a.com"))]));
+        assert!(objects.diagnostics().is_empty());
+    }
+
+    #[test]
+    fn an_object_that_was_never_valid_is_forgotten_with_its_removal_between_streams() {
+        let mut objects = objects();
+        let kind = Kind::ServiceEntry;
+        objects.begin_stream();
+        let invalid = packed("shop/a", &[], &networking::ServiceEntry::default());
+        objects.apply(kind, complete(V1, vec![invalid]));
+        assert!(!objects.diagnostics().is_empty());
+        objects.begin_stream();
+        for (_, type_url) in requested_types().filter(|(of, _)| *of == kind) {
+            objects.apply(kind, complete(&type_url, Vec::new()));
+        }
         assert!(objects.diagnostics().is_empty());
     }
 

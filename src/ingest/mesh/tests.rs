@@ -167,6 +167,22 @@ fn an_invalid_document_keeps_the_last_valid_one() {
 }
 
 #[test]
+fn of_invalid_discovery_selectors_the_last_valid_ones_stay() {
+    let mut fixture = Fixture::new();
+    let selecting = "discoverySelectors: [{matchLabels: {env: x}}]\n";
+    let selectors = |changes: &[Change]| mesh_config(changes).discovery_selectors.clone();
+    let first = selectors(&fixture.set(Part::Mesh, selecting));
+    assert_eq!(first.len(), 1);
+    for domain in ["edited", "again"] {
+        let invalid = format!("trustDomain: {domain}\ndiscoverySelectors: [{{matchLabels: {{env: a b}}}}]\n");
+        let changes = fixture.set(Part::Mesh, &invalid);
+        assert_eq!(mesh_config(&changes).trust_domain, domain);
+        assert_eq!(selectors(&changes), first);
+    }
+    assert!(selectors(&fixture.set(Part::Mesh, "trustDomain: third\n")).is_empty());
+}
+
+#[test]
 fn without_a_valid_document_the_defaults_apply() {
     let mut fixture = Fixture::new();
     let changes = fixture.set(Part::Mesh, "enableTracing: maybe\n");

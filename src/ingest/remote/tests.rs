@@ -18,7 +18,7 @@ use super::{
     origin::{of_file, of_secret},
     *,
 };
-use crate::kube::Object;
+use crate::{ingest::diagnostics::Reports, kube::Object};
 
 /// The source of one cluster, as the test plays it.
 struct Played {
@@ -48,6 +48,24 @@ impl Played {
     }
 }
 
+/// All findings, and those that are active.
+#[derive(Clone, Default)]
+struct Noted {
+    all: Arc<Mutex<Vec<String>>>,
+    active: Arc<Mutex<BTreeSet<String>>>,
+}
+
+impl Reports for Noted {
+    fn found(&self, diagnostic: &Diagnostic) {
+        self.all.lock().unwrap().push(diagnostic.to_string());
+        self.active.lock().unwrap().insert(diagnostic.to_string());
+    }
+
+    fn resolved(&self, diagnostic: &Diagnostic) {
+        self.active.lock().unwrap().remove(&diagnostic.to_string());
+    }
+}
+
 /// Never waited for in full when all is well.
 const LONG: Duration = Duration::from_mins(1);
 
@@ -58,6 +76,7 @@ struct Fixture {
     changes: mpsc::Receiver<Vec<Change>>,
     shown: watch::Receiver<Arc<RemoteClusters>>,
     findings: Arc<Mutex<Vec<String>>>,
+    active_findings: Arc<Mutex<BTreeSet<String>>>,
     /// The number of starts of sources that fail.
     failures: Arc<AtomicUsize>,
     registry: Registry,
@@ -85,8 +104,7 @@ impl Fixture {
         let (changes_out, changes) = mpsc::channel(8);
         let registry = Registry::new();
         let stored = stored(&registry);
-        let findings = Arc::new(Mutex::new(Vec::new()));
-        let noted = findings.clone();
+        let noted = Noted::default();
         let failures = Arc::new(AtomicUsize::new(0));
         let failing = failures.clone();
         let start: Start = Arc::new(move |start| {
@@ -120,7 +138,7 @@ impl Fixture {
             timeout,
             allowed: BTreeSet::new(),
         };
-        let report: Report = Arc::new(move |finding: &Diagnostic| noted.lock().unwrap().push(finding.to_string()));
+        let report: Report = Arc::new(noted.clone());
         let (remote, shown) = Remote::new(&registry, settings, start, report, stored).unwrap();
         let task = tokio::spawn(remote.run(declarations(events_in), changes_out));
         Self {
@@ -128,7 +146,8 @@ impl Fixture {
             played,
             changes,
             shown,
-            findings,
+            findings: noted.all,
+            active_findings: noted.active,
             failures,
             registry,
             _task: task,
@@ -340,6 +359,7 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
         .await
         .unwrap();
     assert!(!first.is_ended() && fixture.played.is_empty());
+    assert!(fixture.active_findings.lock().unwrap().is_empty(), "it is valid again");
 
     // An invalid certificate authority is detected only when the client is created.
     let broken = kubeconfig("two").replace("cluster: {server", "cluster: {certificate-authority-data: '%', server");
@@ -352,6 +372,10 @@ async fn a_bad_kubeconfig_is_reported_and_removes_nothing() {
     assert_eq!(shown.clusters["c1"].status, SyncStatus::Synced);
     drop(shown);
     assert!(!first.is_ended());
+    assert_eq!(fixture.active_findings.lock().unwrap().len(), 1);
+    fixture.deleted(secret("s", OLD, &[])).await;
+    assert_eq!(fixture.passed().await, ["x c1"]);
+    assert!(fixture.active_findings.lock().unwrap().is_empty(), "its Secret is gone");
     let findings = fixture.findings.lock().unwrap();
     assert_eq!(findings.len(), 3, "{findings:?}");
     assert!(

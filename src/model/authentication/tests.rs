@@ -26,6 +26,11 @@ metadata: {name: web, namespace: shop}
 spec:
   selector: {matchLabels: {app: web}}
   portLevelMtls: {8080: {mode: DISABLE}, 9090: {}}
+---
+apiVersion: security.istio.io/v1
+kind: PeerAuthentication
+metadata: {name: late-web, namespace: shop, creationTimestamp: '2024-03-01T00:00:00Z'}
+spec: {selector: {matchLabels: {app: web}}, mtls: {mode: STRICT}}
 ";
 
 #[test]
@@ -40,6 +45,9 @@ fn the_narrowest_policy_that_is_set_counts() {
     assert_eq!(mode("shop", "web", 8080), MtlsMode::Disable);
     assert_eq!(mode("shop", "web", 9090), MtlsMode::Permissive);
     assert_eq!(mode("istio-system", "web", 8080), MtlsMode::Strict);
+    let policy = peer_policy(&cx, &mesh, &"shop".into(), &labels(&[("app", "web")]));
+    let ports = [(8080, MtlsMode::Disable), (9090, MtlsMode::Permissive)];
+    assert_eq!((policy.mode, policy.ports), (MtlsMode::Permissive, ports.into()));
     assert_eq!(namespace_mode(&cx, &mesh, &"shop".into()), MtlsMode::Permissive);
     assert_eq!(namespace_mode(&cx, &mesh, &"other".into()), MtlsMode::Strict);
 }

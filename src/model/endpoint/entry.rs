@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 use super::{Endpoint, Health, Origin};
 use crate::{
     api::{Config, Kind},
-    base::{Labels, ObjectKey, Shared, cidr, select},
+    base::{ObjectKey, Shared, cidr, select},
     model::{
         MeshSnapshot,
         output_limit::{Demand, Limits, SMALL},
@@ -85,7 +85,10 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
         return None;
     }
     let workloads = match &spec.workload_selector {
-        Some(selector) => selected(cx, mesh, config, &workload::label_map(&selector.labels), is_dns(spec)).len(),
+        Some(_) => mesh
+            .selected_workloads
+            .get(cx, key)
+            .map_or(0, |selected| selected.0.len()),
         None => own_workloads(spec),
     };
     let (of_host, hosts) = (output_of_host(spec, workloads), spec.hosts.len() as u64);
@@ -109,14 +112,14 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
 /// Returns the endpoints of one entry with the number of the port that each serves.
 fn of_entry(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, config: &Config<ServiceEntry>) -> Vec<(u32, Endpoint)> {
     let spec = &config.spec;
-    let is_dns = is_dns(spec);
-    if let Some(selector) = &spec.workload_selector {
-        let selector = workload::label_map(&selector.labels);
-        let selected = selected(cx, mesh, config, &selector, is_dns);
-        let served = selected.iter().flat_map(|workload| serve(mesh, workload, &spec.ports));
-        return served.collect();
+    if spec.workload_selector.is_some() {
+        let selected = mesh.selected_workloads.get(cx, &config.meta.key);
+        let workloads = selected.into_iter().flat_map(|selected| selected.0.iter());
+        return workloads
+            .flat_map(|workload| serve(mesh, workload, &spec.ports))
+            .collect();
     }
-    if spec.endpoints.is_empty() && is_dns {
+    if spec.endpoints.is_empty() && is_dns(spec) {
         let ports = spec.ports.iter();
         return ports
             .map(|port| (port.number, host_itself(key, config, port)))
@@ -145,15 +148,17 @@ fn inline_workload(
     workload::of_entry(cx, mesh, &key, endpoint, workload::label_map(&endpoint.labels), name)
 }
 
-/// Returns the ready pods and WorkloadEntries in the entry's namespace that its selector matches, pods first, then by
-/// name.
-fn selected<'a>(
-    cx: &Cx,
-    mesh: &'a MeshSnapshot,
-    config: &Config<ServiceEntry>,
-    selector: &Labels,
-    is_dns: bool,
-) -> Vec<&'a Shared<Workload>> {
+/// The workloads that a ServiceEntry selects. All of its hosts read this row, so that the workloads of the namespace are
+/// not matched again for each host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SelectedWorkloads(Box<[Shared<Workload>]>);
+
+/// Derives the ready pods and WorkloadEntries in an entry's namespace that its selector matches, pods first, then by
+/// name. An entry without a selector has no row.
+pub fn selected_workloads(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<SelectedWorkloads> {
+    let config = mesh.service_entries.get(cx, key)?;
+    let selector = workload::label_map(&config.spec.workload_selector.as_ref()?.labels);
+    let is_dns = is_dns(&config.spec);
     let pods = mesh.installation.features.pilot_enable_serviceentry_select_pods;
     let index = if pods {
         &mesh.workloads_by_namespace
@@ -162,9 +167,9 @@ fn selected<'a>(
     };
     let rows = index.get(cx, config.meta.namespace()).map(|(_, workload)| workload);
     let selected = rows.filter(|workload| {
-        workload.ready && select::subset(selector, &workload.origin.labels) && (is_dns || !needs_dns(workload))
+        workload.ready && select::subset(&selector, &workload.origin.labels) && (is_dns || !needs_dns(workload))
     });
-    selected.collect()
+    Some(SelectedWorkloads(selected.cloned().collect()))
 }
 
 /// Returns true if the workload is reached by a host name or a Unix socket, which only DNS ServiceEntries support.

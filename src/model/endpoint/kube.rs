@@ -60,7 +60,8 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
         let is_unexported = object.is_some_and(|object| is_unexported(object));
         let counts = |endpoint: &Endpoint| !is_unexported || endpoint.health != Health::Healthy;
         endpoints.extend(listed.into_iter().filter(counts));
-        if let Some(object) = object {
+        // The host of an imported service exists only in clusters that import it.
+        if let Some(object) = object.filter(|_| labels.is_some()) {
             endpoints.extend(of_entries(cx, mesh, service, object));
         }
     }

@@ -298,7 +298,7 @@ fn networks_of_pods_come_from_labels_or_mesh_networks() {
         "labels: {topology.kubernetes.io/region: r,",
         "labels: {topology.istio.io/network: node,",
     );
-    assert_eq!(of(&node, registry), "node");
+    assert_eq!(of(&node, registry), "net", "the label of a node does not count");
     let unlabelled = POD.replace("labels: {topology.istio.io/network: net}", "labels: {}");
     assert_eq!(of(&unlabelled, registry), "reg");
     assert_eq!(of(&unlabelled, range), "range");
@@ -467,13 +467,37 @@ spec:
     assert_eq!(short(&list(&mesh(&files), "x.com")), want);
     let dns = entry.replace("STATIC", "DNS");
     let files = [("config.yaml", ENTRIES), ("se.yaml", dns.as_str())];
-    let world = mesh(&files);
+    let mut world = mesh(&files);
     let want = [
         "vm.example.com:8081 http named Unknown",
         "10.2.0.1:9000 http vm Unknown",
     ];
     assert_eq!(short(&list(&world, "x.com")), want);
     assert_eq!(traits_of(&world, "x.com").inline.len(), 2);
+    // A host does not match the workloads of the namespace itself: an entry has many hosts.
+    let (host, all) = (Cx::recording(), Cx::recording());
+    let mesh = world.snapshot();
+    let key = ServiceKey {
+        hostname: "x.com".into(),
+        namespace: "default".into(),
+    };
+    assert!(endpoints(&host, &mesh, &key).is_some());
+    assert!(mesh.workloads_by_namespace.get(&all, &key.namespace).count() > 2);
+    let read = host.into_reads();
+    assert!(all.into_reads().iter().all(|one| !read.contains(one)));
+    // The row goes with the selector.
+    let inline = dns.replace(
+        "workloadSelector: {labels: {app: a}}",
+        "endpoints: [{address: b.example.com}]",
+    );
+    for (entry, want) in [
+        (&inline, vec!["b.example.com:8081 http se-0 Unknown"]),
+        (&dns, want.to_vec()),
+    ] {
+        let rows = fixture::folder(&Installation::default(), &[("se.yaml", entry)]);
+        world.commit(rows.into_iter().map(Change::Upsert).collect());
+        assert_eq!(short(&list(&world, "x.com")), want);
+    }
 }
 
 #[test]
@@ -504,6 +528,53 @@ spec:
         ["a.com:80 http se-0 Unknown", "b.com:80 http se-1 Unknown"]
     );
     assert_eq!(entry("DNS_ROUND_ROBIN", two), ["a.com:80 http se-0 Unknown"]);
+}
+
+/// Looking up the endpoints of each port, again for each address, would take quadratic time.
+#[test]
+fn an_entry_may_have_many_addresses_and_ports() {
+    let (addresses, ports) = (250, 80);
+    let joined = |count: usize, item: &dyn Fn(usize) -> String| (0..count).map(item).collect::<Vec<_>>().join(", ");
+    let port = |number: usize| format!("{{number: {}, name: p{number}, protocol: TCP}}", 8000 + number);
+    let entry = format!(
+        "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: many}}\n\
+         spec: {{hosts: [x.com], resolution: STATIC, addresses: [{}], ports: [{}], \
+         endpoints: [{{address: 1.1.1.1, serviceAccount: sa}}, {{address: 1.1.1.2}}, {{address: 1.1.1.3}}]}}\n",
+        joined(addresses, &|number| format!("10.0.0.{number}")),
+        joined(ports, &port),
+    );
+    let world = mesh(&[("se.yaml", entry.as_str())]);
+    assert_eq!(list(&world, "x.com").len(), addresses * ports * 3);
+    let traits = traits_of(&world, "x.com");
+    assert_eq!(traits.ports.len(), ports);
+    let plaintext = PortTraits {
+        plaintext: true,
+        all_tunnel: false,
+    };
+    assert!(traits.ports.values().all(|port| *port == plaintext));
+}
+
+#[test]
+fn traits_of_a_port_are_those_of_all_endpoints_by_number_or_name() {
+    // The slice of the Service names the port, and the ServiceEntry of the same host its number.
+    let entry = |more: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\nmetadata: {{name: more}}\n\
+             spec: {{hosts: [{A}], resolution: STATIC, ports: [{{number: 80, name: http, protocol: HTTP}}], \
+             endpoints: [{{address: 1.1.1.1, serviceAccount: sa{more}}}]}}\n"
+        )
+    };
+    let tunnel = ", labels: {networking.istio.io/tunnel: http}";
+    let slice = SERVICE.replace("- addresses: [10.1.0.9]\n", "");
+    let pod = POD.replace("app: a,", "app: a, networking.istio.io/tunnel: http,");
+    let traits = |slice: &str, more: &str| {
+        let world = mesh(&[("kube.yaml", slice), ("pods.yaml", &pod), ("se.yaml", &entry(more))]);
+        traits_of(&world, A).ports[&80]
+    };
+    let of = |plaintext: bool, all_tunnel: bool| PortTraits { plaintext, all_tunnel };
+    assert_eq!(traits(&slice, tunnel), of(false, true));
+    assert_eq!(traits(&slice, ""), of(false, false));
+    assert_eq!(traits(SERVICE, tunnel), of(true, false));
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     (
         "ISTIO_WATCH_NAMESPACE",
-        "The only namespaces that are read, separated by commas.",
+        "The only namespaces that are read and written into, separated by commas.",
     ),
     ("JWT_RULE", "OpenID Connect provider of callers."),
     (

@@ -123,7 +123,8 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, name: &str) -
     addresses.cloned().collect()
 }
 
-/// Returns the external addresses of the node with the first running pod of the gateway.
+/// Returns the external addresses of the first node with a running pod of the gateway. Pods of a removed node are
+/// listed as running for minutes.
 fn of_node(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Vec<SmolStr> {
     let cluster = &mesh.installation.cluster;
     let selector = selector_value(mesh.mesh_config(cx));
@@ -131,10 +132,9 @@ fn of_node(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Vec<SmolStr> 
         let is_selected = pod.meta.labels.get("istio").is_some_and(|value| value == selector);
         key.cluster == *cluster && key.namespace == *namespace && pod.phase == "Running" && is_selected
     });
-    let Some((_, pod)) = pods.next() else {
-        return Vec::new();
-    };
-    let node = ObjectKey::new(cluster, "", pod.node_name.clone());
-    let node = mesh.nodes.get(cx, &node);
+    let node = pods.find_map(|(_, pod)| {
+        let node = ObjectKey::new(cluster, "", pod.node_name.clone());
+        mesh.nodes.get(cx, &node)
+    });
     node.map(|node| node.external_ips.clone()).unwrap_or_default()
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use crate::{
     api::Kind,
     base::SmolStr,
-    model::{Change, World, fixture, inputs::Row, installation::Installation},
+    model::{Change, World, fixture, ingress::status::addresses, inputs::Row, installation::Installation},
     table::Cx,
 };
 
@@ -130,4 +130,23 @@ fn no_ingress_is_served_if_the_mode_is_off() {
     assert_eq!(served("DEFAULT"), ["annotated", "classified", "plain"]);
     assert_eq!(served("STRICT"), ["annotated", "classified"]);
     assert_eq!(served("OFF"), Vec::<String>::new());
+}
+
+#[test]
+fn a_pod_without_a_node_has_no_addresses_to_report() {
+    let pod = |name: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Pod\n\
+             metadata: {{name: {name}, namespace: istio-system, labels: {{istio: ingressgateway}}}}\n\
+             spec: {{nodeName: {name}}}\nstatus: {{phase: Running}}\n"
+        )
+    };
+    let node = "---\napiVersion: v1\nkind: Node\nmetadata: {name: b}\n\
+                status: {addresses: [{type: ExternalIP, address: 3.3.3.3}]}\n";
+    let objects = [pod("a"), pod("b"), node.to_owned()].concat();
+    let files = [("mesh.yaml", "ingressService: ''\n"), ("kube.yaml", objects.as_str())];
+    let mut world = fixture::folder_world(Installation::default(), &files);
+    world.commit(vec![Change::Upsert(ingress("app", "web", &["a.example"]))]);
+    let found = addresses(&Cx::untracked(), &world.snapshot());
+    assert_eq!(found, Some(vec!["3.3.3.3".into()]));
 }

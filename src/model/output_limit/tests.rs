@@ -614,11 +614,12 @@ fn r21_servers_multiply_routes_of_connections() {
     };
     let servers = (0..6).map(server).collect::<Vec<_>>().concat();
     let matches = (0..20).map(route).collect::<Vec<_>>().concat();
+    // A Gateway that is named again has the same servers.
     let text = format!(
         "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: edge, namespace: a}}\n\
          spec:\n  selector: {{istio: edge}}\n  servers:\n{servers}---\n\
          apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: tls, namespace: a}}\n\
-         spec:\n  hosts: [\"*.example\"]\n  gateways: [edge]\n  tls:\n{matches}"
+         spec:\n  hosts: [\"*.example\"]\n  gateways: [edge, a/edge, edge]\n  tls:\n{matches}"
     );
     let mesh = mesh(folder(&installation(), &[("a.yaml", &text)]));
     assert_eq!(served(&mesh, &key("a/tls")), None);

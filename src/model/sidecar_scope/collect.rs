@@ -86,48 +86,19 @@ impl<'m> Collector<'m> {
         }
     }
 
-    /// Adds the destination services of a VirtualService for clients of a namespace: that namespace's own service
-    /// whatever its visibility, or else the best visible one.
-    pub(super) fn add_destinations(
-        &mut self,
-        cx: &Cx,
-        mesh: &'m MeshSnapshot,
-        own: &Namespace,
-        summary: &VirtualServiceSummary,
-        listener_port: Option<u32>,
-    ) {
-        let mut ports_by_host: BTreeMap<&Hostname, BTreeSet<u32>> = BTreeMap::new();
-        for destination in &summary.destinations {
-            if destination.sources.is_empty() || destination.sources.contains(own) {
-                ports_by_host
-                    .entry(&destination.host)
-                    .or_default()
-                    .insert(destination.port);
-            }
-        }
-        for (host, ports) in ports_by_host {
-            let Some(service) = best_service(cx, mesh, own, host) else {
-                continue;
-            };
+    /// Adds destination services of a VirtualService. A listener with a port shows that port only.
+    pub(super) fn add_destinations(&mut self, destinations: &[DestinationService<'m>], listener_port: Option<u32>) {
+        for DestinationService { service, ports } in destinations {
             let declared = &service.own().ports;
-            let selected_ports = match listener_port {
-                Some(port) => BTreeSet::from([port]),
-                None if ports.contains(&0) => BTreeSet::new(),
-                None => ports,
+            let is_shown = |port: &u32| match listener_port {
+                Some(wanted) => *port == wanted,
+                None => ports.is_empty() || ports.contains(port),
             };
-            if selected_ports.is_empty() {
-                self.add(service, None);
-                continue;
-            }
-            let found: Vec<u32> = declared
-                .iter()
-                .copied()
-                .filter(|port| selected_ports.contains(port))
-                .collect();
-            if found.len() == declared.len() {
-                self.add(service, None);
-            } else if !found.is_empty() {
-                self.add(service, Some(&found));
+            let shown: Vec<u32> = declared.iter().copied().filter(is_shown).collect();
+            if shown.len() == declared.len() {
+                self.add(*service, None);
+            } else if !shown.is_empty() {
+                self.add(*service, Some(&shown));
             }
         }
     }
@@ -165,6 +136,39 @@ impl<'m> Collector<'m> {
             ..scope
         }
     }
+}
+
+/// A destination service of a VirtualService.
+pub(super) struct DestinationService<'m> {
+    service: VisibleService<'m>,
+    /// The ports that routes name; empty for all.
+    ports: BTreeSet<u32>,
+}
+
+/// Returns the destination services of a VirtualService for clients of a namespace: that namespace's own service
+/// whatever its visibility, or else the best visible one.
+pub(super) fn destinations<'m>(
+    cx: &Cx,
+    mesh: &'m MeshSnapshot,
+    own: &Namespace,
+    summary: &VirtualServiceSummary,
+) -> Vec<DestinationService<'m>> {
+    let mut ports_by_host: BTreeMap<&Hostname, BTreeSet<u32>> = BTreeMap::new();
+    for destination in &summary.destinations {
+        if destination.sources.is_empty() || destination.sources.contains(own) {
+            ports_by_host
+                .entry(&destination.host)
+                .or_default()
+                .insert(destination.port);
+        }
+    }
+    let services = ports_by_host.into_iter().filter_map(|(host, ports)| {
+        Some(DestinationService {
+            service: best_service(cx, mesh, own, host)?,
+            ports: if ports.contains(&0) { BTreeSet::new() } else { ports },
+        })
+    });
+    services.collect()
 }
 
 /// Returns the service of a host for clients of a namespace that has not imported any.

@@ -1,17 +1,23 @@
 //! Imports of an egress listener, from its `hosts`.
 
-use std::collections::{BTreeMap, BTreeSet};
+#[cfg(test)]
+mod tests;
+
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use rustc_hash::FxHashMap;
 
 use super::{AliasFilters, PortFilters};
 use crate::{
-    base::{Hostname, Namespace, ObjectKey, Shared, host},
+    base::{Hostname, Namespace, ObjectKey, Shared},
     model::{
         MeshSnapshot,
         export::ExportTo,
         service::{Registry, ServiceKey, ServiceRef, Visibility},
-        virtual_service::{self, Semantics, VirtualServiceSummary},
+        virtual_service::{Semantics, VirtualServiceSummary},
     },
     table::Cx,
 };
@@ -25,10 +31,17 @@ pub(super) struct Imports<'a> {
     by_namespace: BTreeMap<&'a str, Hosts<'a>>,
 }
 
+/// Hosts of a listener. There may be thousands, so services and VirtualServices are looked up and not compared with
+/// each.
 #[derive(Default)]
 struct Hosts<'a> {
     exact: BTreeSet<&'a str>,
-    wildcards: Vec<&'a str>,
+    /// The rest of each wildcard after its `*`.
+    suffixes: BTreeSet<&'a str>,
+    /// The lengths of `suffixes`.
+    lengths: BTreeSet<usize>,
+    /// Exact hosts and suffixes, each backwards, sorted.
+    backwards: OnceCell<Vec<Vec<u8>>>,
 }
 
 /// A service that a namespace sees.
@@ -73,8 +86,9 @@ impl<'a> Imports<'a> {
             };
             let namespace = if namespace == "." { own.as_str() } else { namespace };
             let hosts = imports.by_namespace.entry(namespace).or_default();
-            if host::is_wildcard(host) {
-                hosts.wildcards.push(host);
+            if let Some(suffix) = host.strip_prefix('*') {
+                hosts.suffixes.insert(suffix);
+                hosts.lengths.insert(suffix.len());
             } else {
                 hosts.exact.insert(host);
             }
@@ -83,7 +97,7 @@ impl<'a> Imports<'a> {
     }
 
     /// Returns the namespaces that are imported from; `None` for any.
-    fn namespaces(&self) -> Option<Vec<Namespace>> {
+    pub(super) fn namespaces(&self) -> Option<Vec<Namespace>> {
         let all = self.by_namespace.contains_key(ANY_NAMESPACE);
         (!all).then(|| self.by_namespace.keys().map(Namespace::new).collect())
     }
@@ -94,20 +108,17 @@ impl<'a> Imports<'a> {
         named.into_iter().chain(self.by_namespace.get(ANY_NAMESPACE))
     }
 
-    /// Returns the imported services that `own` sees, from one namespace per host. With a port, only services with that
-    /// port, restricted to it.
+    /// Returns the imported ones of the services that `own` sees in [`Self::namespaces`], from one namespace per host.
+    /// With a port, only services with that port, restricted to it.
     pub(super) fn services<'m>(
         &self,
-        cx: &Cx,
-        mesh: &'m MeshSnapshot,
+        mesh: &MeshSnapshot,
         own: &Namespace,
+        visible: &[VisibleService<'m>],
         port: Option<u32>,
     ) -> Vec<Import<'m>> {
-        let visible = visible_services(cx, mesh, own, self.namespaces());
-        let mut imports: Vec<Import> = visible
-            .into_iter()
-            .filter_map(|service| self.import(service, port))
-            .collect();
+        let imports = visible.iter().filter_map(|service| self.import(*service, port));
+        let mut imports: Vec<Import> = imports.collect();
         let unified = mesh.installation.features.pilot_unified_sidecar_scope;
         let mut chosen: FxHashMap<&Hostname, (&Namespace, Registry)> = FxHashMap::default();
         chosen.reserve(imports.len());
@@ -152,26 +163,23 @@ impl<'a> Imports<'a> {
         })
     }
 
-    /// Returns the VirtualServices of gateway `mesh` that `own` sees and that have an imported host.
+    /// Returns those of some VirtualServices of gateway `mesh` that have an imported host.
     pub(super) fn virtual_services<'m>(
         &self,
-        cx: &Cx,
-        mesh: &'m MeshSnapshot,
-        own: &Namespace,
+        visible: &[(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)],
     ) -> Vec<(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)> {
-        let mut rows = virtual_service::for_sidecars(cx, mesh, own);
-        rows.retain(|(key, summary)| {
+        let imported = visible.iter().filter(|(key, summary)| {
             let mut hosts = self.for_namespace(&key.namespace);
             hosts.any(|hosts| summary.hosts.iter().any(|host| hosts.meet(host, summary.semantics)))
         });
-        rows
+        imported.copied().collect()
     }
 }
 
 impl Hosts<'_> {
     /// Returns true if every name of the host is imported.
     fn cover(&self, host: &str) -> bool {
-        self.exact.contains(host) || self.wildcards.iter().any(|wildcard| host::subset_of(host, wildcard))
+        self.exact.contains(host) || self.has_wildcard_for(host.strip_prefix('*').unwrap_or(host))
     }
 
     /// Returns true if a host of a VirtualService is imported, possibly in part; for the Gateway API as a whole.
@@ -179,9 +187,29 @@ impl Hosts<'_> {
         if semantics == Semantics::Gateway {
             return self.cover(host);
         }
-        self.exact.contains(host)
-            || self.wildcards.iter().any(|wildcard| host::overlaps(host, wildcard))
-            || (host::is_wildcard(host) && self.exact.iter().any(|exact| host::overlaps(host, exact)))
+        self.cover(host) || host.strip_prefix('*').is_some_and(|suffix| self.has_host_below(suffix))
+    }
+
+    /// Returns true if a wildcard covers a name, or what follows the `*` of another wildcard.
+    fn has_wildcard_for(&self, name: &str) -> bool {
+        let mut lengths = self.lengths.range(..=name.len());
+        lengths.any(|length| {
+            let suffix = name.get(name.len() - length..);
+            suffix.is_some_and(|suffix| self.suffixes.contains(suffix))
+        })
+    }
+
+    /// Returns true if an exact host or a wildcard ends with a suffix.
+    fn has_host_below(&self, suffix: &str) -> bool {
+        let backwards = self.backwards.get_or_init(|| {
+            let hosts = self.exact.iter().chain(&self.suffixes);
+            let mut backwards: Vec<Vec<u8>> = hosts.map(|host| host.bytes().rev().collect()).collect();
+            backwards.sort_unstable();
+            backwards
+        });
+        let begin: Vec<u8> = suffix.bytes().rev().collect();
+        let first = backwards.partition_point(|host| *host < begin);
+        backwards.get(first).is_some_and(|host| host.starts_with(&begin))
     }
 }
 

@@ -202,6 +202,47 @@ spec:
 }
 
 #[test]
+fn each_listener_shows_its_port_of_the_destinations() {
+    let with = |listeners: &[(u32, &str)]| {
+        let listener = |(number, protocol): &(u32, &str)| {
+            let port = format!("{{number: {number}, protocol: {protocol}, name: p{number}}}");
+            format!("{{port: {port}, hosts: [shop/x.example.com]}}")
+        };
+        let listeners: Vec<String> = listeners.iter().map(listener).collect();
+        let world = world(&format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {{name: s, namespace: shop}}
+spec: {{egress: [{}]}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: v, namespace: shop}}
+spec:
+  hosts: [x.example.com]
+  http: [{{route: [{{destination: {{host: web}}}}], mirror: {{host: db.data.svc.cluster.local}}}}]
+",
+            listeners.join(", ")
+        ));
+        computed(&world, &sidecar_key("shop", "shop/s"))
+    };
+    let shown = |scope: &SidecarScope| {
+        let web = scope.service("web.shop.svc.cluster.local").unwrap();
+        [80, 9000].map(|port| scope.shows_port(web, port))
+    };
+    let one = with(&[(80, "HTTP")]);
+    assert_eq!(
+        names(&one.services),
+        ["shop/web.shop.svc.cluster.local", "shop/x.example.com"]
+    );
+    assert_eq!(shown(&one), [true, false]);
+    let three = with(&[(9000, "HTTP"), (5432, "TCP"), (80, "HTTP")]);
+    assert_eq!(names(&three.services)[0], "data/db.data.svc.cluster.local");
+    assert_eq!(shown(&three), [true, true]);
+}
+
+#[test]
 fn an_egress_proxy_is_a_cluster_name() {
     let world = world(
         "

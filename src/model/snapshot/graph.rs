@@ -24,7 +24,7 @@ use crate::model::{
     cluster_local::{self, ClusterLocalHosts},
     credential::{pem::KeyPairError, references},
     destination_rule::{self, HostRules, PolicySize, RuleKey},
-    endpoint::{self, EndpointTraits, ServiceEndpoints},
+    endpoint::{self, EndpointTraits, SelectedWorkloads, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
     external_dependencies::{self, ExternalDependencies},
@@ -65,7 +65,9 @@ use crate::{
     },
     table::{Cx, Derived, Index, IndexWriter, RelationId, Table, Transaction, Union},
 };
-use source::{candidates, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects};
+use source::{
+    candidates, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects, selecting_entries,
+};
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
@@ -413,6 +415,9 @@ graph! {
     /// Workloads by address.
     index workloads_by_address (SmolStr, WorkloadKey, Workload)
         from (workloads) = |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
+    /// Workloads that ServiceEntries select.
+    table selected_workloads (ObjectKey, SelectedWorkloads) from (with |_, inputs, _| selecting_entries(inputs)) =
+            endpoint::selected_workloads;
     /// ServiceEntries that produce more than small ones.
     table entry_demands (DemandKey, Demand) from (with |_, inputs, _| large_entries(inputs)) = demand;
     /// ServiceEntries that produce more than small ones, by namespace.
@@ -740,7 +745,7 @@ graph! {
     /// Visibility and destinations of VirtualServices.
     table virtual_service_summaries (ObjectKey, VirtualServiceSummary)
         from (virtual_services) = virtual_service::summary;
-    /// VirtualServices by the namespace that sees them, and gateway.
+    /// VirtualServices by gateway, and those of gateway `mesh` by the namespace that sees them.
     index virtual_services_by_gateway ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary)
         from (virtual_service_summaries) = virtual_service::export_keys;
     /// VirtualServices of gateway `mesh` by host; `None` for those with wildcards.

@@ -194,7 +194,9 @@ impl Places {
         raw: &Config<networking::VirtualService>,
         spec: &networking::VirtualService,
     ) -> Self {
-        let named = spec.gateways.iter().filter_map(|gateway| gateway.split_once('/'));
+        // A Gateway that is named repeatedly counts once, as in the index.
+        let named: BTreeSet<&String> = spec.gateways.iter().collect();
+        let named = named.into_iter().filter_map(|gateway| gateway.split_once('/'));
         let gateways = named.filter_map(|(namespace, name)| {
             let key = ObjectKey::new(&raw.meta.key.cluster, Namespace::new(namespace), name);
             mesh.declared_gateways.get(cx, &key)

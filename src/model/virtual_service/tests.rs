@@ -139,6 +139,43 @@ fn a_gateway_lists_private_then_exported_then_public_virtual_services() {
 }
 
 #[test]
+fn other_gateways_list_the_virtual_services_that_a_namespace_sees() {
+    let with = |export: &[&str]| networking::VirtualService {
+        gateways: vec!["mesh".into(), "edge/front".into()],
+        export_to: export.iter().map(|value| (*value).to_owned()).collect(),
+        ..spec(&["x"], Vec::new())
+    };
+    let commit = world(vec![
+        service("a/public", 1, with(&[])),
+        service("b/shown", 2, with(&["a", "c"])),
+        service("a/private", 3, with(&["."])),
+        service("b/hidden", 0, with(&["."])),
+    ]);
+    let names = |gateway: &str| -> Vec<String> {
+        let rows = for_gateway(&Cx::untracked(), &commit.snapshot, &Namespace::new("a"), gateway);
+        rows.iter().map(|(key, _)| key.to_string()).collect()
+    };
+    assert_eq!(names("edge/front"), ["a/private", "b/shown", "a/public"]);
+    assert_eq!(names(MESH_GATEWAY), names("edge/front"));
+}
+
+#[test]
+fn index_keys_do_not_multiply_gateways_with_namespaces() {
+    let numbered = |prefix: &str| -> Vec<String> { (0..100).map(|number| format!("{prefix}{number}")).collect() };
+    let written = networking::VirtualService {
+        gateways: [numbered("edge/g"), vec!["mesh".to_owned()]].concat(),
+        export_to: numbered("n"),
+        ..spec(&["x"], Vec::new())
+    };
+    let commit = world(vec![service("a/wide", 0, written)]);
+    let (cx, key) = (Cx::untracked(), key("a/wide"));
+    let summary = commit.snapshot.virtual_service_summaries.get(&cx, &key).unwrap();
+    let mut keys = 0;
+    export_keys(&key, summary, &mut |_| keys += 1);
+    assert_eq!(keys, 200);
+}
+
+#[test]
 fn virtual_services_of_a_host_are_those_of_admitted_namespaces() {
     let exact = || spec(&["api.example.com"], Vec::new());
     let wildcard = || spec(&["*.example.com"], Vec::new());

@@ -15,6 +15,7 @@ use crate::{
     kube::{self, watch::WatchEvent},
     model::snapshot::MeshSnapshot,
     proto::json::to_json,
+    status::watching::WatchedNamespaces,
     table::Cx,
 };
 
@@ -84,6 +85,14 @@ impl Entry {
             versions,
             is_analyzed: false,
         }
+    }
+
+    /// Returns the entry, which is not analyzed unless its namespace counts.
+    pub(super) fn within(mut self, only: &WatchedNamespaces) -> Self {
+        if !only.contains(&self.key.0) {
+            self.object = None;
+        }
+        self
     }
 }
 

@@ -35,3 +35,18 @@ fn addresses_of_other_writers_stay_and_are_reserved() {
     entries.take(WatchEvent::Deleted(entry_row(service_entry("ours", "DNS", None))));
     assert_eq!(entries.entries.len(), 2);
 }
+
+#[test]
+fn entries_of_other_namespaces_get_no_addresses() {
+    let plan = |only: &[&str]| {
+        let mut entries = Entries {
+            only: WatchedNamespaces::new(only.iter().map(SmolStr::new).collect()),
+            ..Entries::default()
+        };
+        entries.take(WatchEvent::Restarted(vec![entry_row(service_entry("a", "DNS", None))]));
+        let mut allocator = Allocator::new("240.240.0.0/16".parse().unwrap(), "2001:2::/48".parse().unwrap());
+        allocator.plan(&entries.entries).len()
+    };
+    let planned = [plan(&[]), plan(&["other", "shop"]), plan(&["other", "more"])];
+    assert_eq!(planned, [1, 1, 0]);
+}

@@ -169,3 +169,9 @@ async fn a_failed_registration_is_repeated_while_the_machine_is_connected() {
     controller.retry(key, connect);
     assert!(controller.working.is_empty(), "the stream has ended");
 }
+
+#[test]
+fn entries_are_not_swept_all_the_time_without_a_grace_period() {
+    assert_eq!(sweep_interval(Duration::ZERO), SHORTEST_SWEEP);
+    assert_eq!(sweep_interval(Duration::from_secs(10)), Duration::from_secs(100));
+}

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
-use crate::base::{Labels, select::LabelSelector};
+use crate::{
+    base::{Labels, select::LabelSelector},
+    status::watching::WatchedNamespaces,
+};
 
 /// Excluded namespaces. `kube-system` is not, because ztunnel may run there.
 const EXCLUDED: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-storage"];
@@ -29,15 +32,15 @@ pub struct Plan {
     selectors: Option<Vec<LabelSelector>>,
     /// Namespace of the control plane, which is always selected.
     own: SmolStr,
-    /// `ISTIO_WATCH_NAMESPACE`; empty for all.
-    only: SmolStr,
+    /// The namespaces to write into.
+    only: WatchedNamespaces,
     /// Hash of the distributed text. `None` while it is unknown: then nothing is written.
     root_hash: Option<u64>,
 }
 
 impl Plan {
     /// Returns an empty plan.
-    pub fn new(own: SmolStr, only: SmolStr) -> Self {
+    pub fn new(own: SmolStr, only: WatchedNamespaces) -> Self {
         Self {
             own,
             only,
@@ -105,7 +108,7 @@ impl Plan {
             return false;
         };
         let excluded = EXCLUDED.contains(&namespace.as_str());
-        let watched = self.only.is_empty() || self.only == *namespace;
+        let watched = self.only.contains(namespace);
         let Some(selectors) = &self.selectors else {
             return false;
         };
@@ -124,7 +127,7 @@ mod tests {
     }
 
     fn plan() -> Plan {
-        let mut plan = Plan::new("istio-system".into(), SmolStr::default());
+        let mut plan = Plan::new("istio-system".into(), WatchedNamespaces::default());
         plan.namespaces(
             ["a", "istio-system", "kube-public", "kube-system"].map(|name| (name.into(), Labels::default())),
         );
@@ -134,7 +137,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written_before_ownership_is_known() {
-        let mut plan = Plan::new("istio-system".into(), SmolStr::default());
+        let mut plan = Plan::new("istio-system".into(), WatchedNamespaces::default());
         plan.namespaces([("a".into(), Labels::default())]);
         plan.want(Some(7));
         assert!(plan.pending().is_empty());
@@ -190,7 +193,10 @@ mod tests {
         };
         assert!(plan.select(vec![selector.clone()]) && !plan.select(vec![selector]));
         assert_eq!(names(&plan), ["b", "istio-system"]);
-        plan.only = "a".into();
+        plan.only = WatchedNamespaces::new(["a".into()].into());
         assert!(names(&plan).is_empty());
+        plan.select(Vec::new());
+        plan.only = WatchedNamespaces::new(["a", "b", "gone"].map(SmolStr::new).into());
+        assert_eq!(names(&plan), ["a", "b"]);
     }
 }

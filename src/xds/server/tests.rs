@@ -796,3 +796,4 @@ async fn machines_are_announced_before_they_are_served() {
 
 mod config_objects;
 mod identity;
+mod lifetime;

@@ -124,6 +124,11 @@ impl Session {
         &self.registration.connection.proxy.id
     }
 
+    /// Returns true if the client waits for the first response to a subscription.
+    pub(super) fn owes_response(&self) -> bool {
+        self.registration.connection.state().connection.owes_response()
+    }
+
     pub(super) async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(incoming.size_bytes);
         let Some(request) = incoming.request else {

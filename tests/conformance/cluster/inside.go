@@ -145,12 +145,15 @@ func startControlPlane(o *options) (*rest.Config, error) {
 	go func() { ended <- server.Wait() }()
 	authority := file("certificates/apiserver.crt")
 	config := &rest.Config{Host: "https://" + nodeAddress + ":6443", BearerToken: administrator, QPS: 500, Burst: 1000}
-	config.CAFile = authority
 	err = until("a ready API server", startTimeout, func() error {
 		select {
 		case err := <-ended:
 			return fatal{fmt.Errorf("the API server ended: %v; see %s", err, file("kube-apiserver.log"))}
 		default:
+		}
+		// The server may still be writing the file. A client with CAFile would keep what it read first.
+		if config.CAData, err = os.ReadFile(authority); err != nil {
+			return err
 		}
 		client, err := rest.HTTPClientFor(config)
 		if err != nil {

@@ -28,6 +28,7 @@ use istiod::{
     environment::wall_clock,
     fetch::{FetchOptions, Fetcher},
     rpc::{Call, Unary},
+    task::Tasks,
 };
 use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
@@ -245,7 +246,7 @@ fn chain(domains: &watch::Receiver<Arc<TrustDomains>>) -> Authenticators {
         blocked: blocked.into(),
         ..FetchOptions::default()
     });
-    options.chains(&fetcher, domains).requests
+    options.chains(&fetcher, domains, &Tasks::default()).requests
 }
 
 thread_local! {

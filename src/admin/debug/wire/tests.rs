@@ -113,6 +113,15 @@ async fn pages_are_those_of_http() {
 }
 
 #[tokio::test]
+async fn r5_pages_that_are_off_are_off_over_xds() {
+    let harness = Harness::new(|installation| installation.features.enable_debug_on_http = false);
+    for page in ["list", "configz", "config_dump?proxyID=a", "status"] {
+        assert_eq!(harness.page(page).await, "404 page not found\n", "{page}");
+    }
+    assert!(harness.ask(SYNC_STATUS, &[], Some(SYSTEM)).await.is_ok());
+}
+
+#[tokio::test]
 async fn r5_pages_over_xds_require_access() {
     let harness = Harness::new(|_| {});
     let anonymous = harness.ask(PAGE, &["list"], None).await.unwrap_err();

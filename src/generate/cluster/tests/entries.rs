@@ -247,3 +247,37 @@ spec:
     // A client sees services of its own namespace alone before public ones.
     assert_eq!(has("exportTo: ['.']"), [false, true]);
 }
+
+#[test]
+fn identities_of_service_accounts_count_in_every_trust_domain() {
+    let entry = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: sans}
+spec:
+  hosts: [sans.com]
+  resolution: STATIC
+  location: MESH_INTERNAL
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  endpoints: [{address: 192.0.2.1}]
+  subjectAltNames: [spiffe://new/ns/a/sa/b, spiffe://new/ns/a, spiffe://new/ns/a/b/sa/c, sans.com]
+";
+    let files = [
+        ("mesh.yaml", "{trustDomain: new, trustDomainAliases: [old]}"),
+        ("entry.yaml", entry),
+    ];
+    let store = fixture::store(Installation::default(), &files, vec![client("b", "n1")]);
+    let cluster = fixture::resource(&store, 0, ResourceType::Cluster, "outbound|80||sans.com");
+    let validation = &mtls_context(&cluster)["combinedValidationContext"]["defaultValidationContext"];
+    let exactly = |name: &str| json!({"exact": name});
+    assert_eq!(
+        validation["matchSubjectAltNames"],
+        json!([
+            exactly("sans.com"),
+            exactly("spiffe://new/ns/a"),
+            exactly("spiffe://new/ns/a/b/sa/c"),
+            exactly("spiffe://new/ns/a/sa/b"),
+            exactly("spiffe://old/ns/a/sa/b"),
+        ])
+    );
+}

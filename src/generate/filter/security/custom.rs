@@ -232,16 +232,23 @@ fn status_on_error(text: &str) -> Option<Option<HttpStatus>> {
     (code != StatusCode::Empty).then(|| Some(HttpStatus { code: code.into() }))
 }
 
-fn buffer(body: Option<&RequestBody>) -> Option<BufferSettings> {
-    body.map(|body| BufferSettings {
+/// Returns how much of the body the provider gets: `Some(None)` if nothing, `None` if Envoy refuses the size.
+#[expect(clippy::option_option, reason = "the two say different things")]
+fn buffer(body: Option<&RequestBody>) -> Option<Option<BufferSettings>> {
+    let Some(body) = body else {
+        return Some(None);
+    };
+    let settings = BufferSettings {
         max_request_bytes: body.max_request_bytes,
         allow_partial_message: body.allow_partial_message,
         pack_as_bytes: body.pack_as_bytes,
-    })
+    };
+    (settings.max_request_bytes > 0).then_some(Some(settings))
 }
 
 fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Option<HttpExtAuthz> {
     let status_on_error = status_on_error(&config.status_on_error)?;
+    let with_request_body = buffer(config.include_request_body_in_check.as_ref())?;
     if !config.path_prefix.is_empty() && !config.path_prefix.starts_with('/') {
         return None;
     }
@@ -285,7 +292,7 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
     Some(HttpExtAuthz {
         transport_api_version: ApiVersion::V3.into(),
         failure_mode_allow: config.fail_open,
-        with_request_body: buffer(config.include_request_body_in_check.as_ref()),
+        with_request_body,
         status_on_error,
         allowed_headers,
         services: Some(Services::HttpService(service)),
@@ -295,6 +302,7 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
 
 fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Option<AuthzService> {
     let status_on_error = status_on_error(&config.status_on_error)?;
+    let with_request_body = buffer(config.include_request_body_in_check.as_ref())?;
     let timeout = timeout(config.timeout)?;
     let target = cluster(stack, name, &config.service, config.port)?;
     let service = GrpcService {
@@ -310,7 +318,7 @@ fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Optio
     let config = HttpExtAuthz {
         transport_api_version: ApiVersion::V3.into(),
         failure_mode_allow: config.fail_open,
-        with_request_body: buffer(config.include_request_body_in_check.as_ref()),
+        with_request_body,
         status_on_error,
         services: Some(Services::GrpcService(service.clone())),
         ..Default::default()
@@ -349,5 +357,17 @@ mod tests {
         for text in ["0", "1", "abc"] {
             assert_eq!(status_on_error(text), None, "{text}");
         }
+    }
+
+    #[test]
+    fn only_sizes_of_bodies_that_envoy_accepts_are_sent() {
+        let body = |max_request_bytes| RequestBody {
+            max_request_bytes,
+            ..Default::default()
+        };
+        let size = |body: Option<&RequestBody>| buffer(body).map(|sent| sent.map(|sent| sent.max_request_bytes));
+        assert_eq!(size(None), Some(None));
+        assert_eq!(size(Some(&body(10))), Some(Some(10)));
+        assert_eq!(size(Some(&body(0))), None);
     }
 }

@@ -114,9 +114,11 @@ fn provider(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> JwtProvi
     space_delimited.extend(rule.space_delimited_claims.iter().cloned());
     space_delimited.sort_unstable();
     space_delimited.dedup();
-    // Envoy refuses a listener with such names. Admission refuses the policy, but it may have been bypassed.
-    let is_name = |name: &str| !name.is_empty() && !name.contains(['\0', '\r', '\n']);
-    let from_headers = rule.from_headers.iter().filter(|header| is_name(&header.name));
+    // Envoy refuses a listener with other names and values. Admission refuses names, but it may have been bypassed.
+    let is_value = |value: &str| !value.contains(['\0', '\r', '\n']);
+    let is_name = |name: &str| !name.is_empty() && is_value(name);
+    let from_headers = rule.from_headers.iter();
+    let from_headers = from_headers.filter(|header| is_name(&header.name) && is_value(&header.prefix));
     let from_headers = from_headers.map(|header| JwtHeader {
         name: header.name.clone(),
         value_prefix: header.prefix.clone(),

@@ -134,6 +134,17 @@ fn r4_substitute_keys_have_no_private_key() {
 }
 
 #[test]
+fn prefixes_of_tokens_that_envoy_refuses_are_not_sent() {
+    let headers = r#"fromHeaders: [{name: a, prefix: "b\n"}, {name: c, prefix: "Bearer "}]"#;
+    let tokens = TOKENS.replace("{issuer", &format!("{{{headers}, issuer"));
+    let listener = fixture("", &tokens, None).get("virtualInbound").to_string();
+    assert!(
+        listener.contains(r#""fromHeaders":[{"name":"c","valuePrefix":"Bearer "}]"#),
+        "{listener}"
+    );
+}
+
+#[test]
 fn fetched_keys_change_the_listeners_that_use_them_and_nothing_else() {
     let only_a = TOKENS.replace("{jwtRules", "{selector: {matchLabels: {app: a}}, jwtRules");
     let files = [("kube.yaml", WORKLOAD), ("config.yaml", only_a.as_str())];

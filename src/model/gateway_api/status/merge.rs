@@ -1,6 +1,8 @@
 //! Statuses as parts of an object's status.
 
-use serde_json::{Value, json};
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
 
 use super::{
     Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, Status, condition,
@@ -39,6 +41,27 @@ impl Status {
             Content::Gateway(own) => self.gateway(own, existing, now, condition::applied),
             Content::Entries(own) => self.entries(own, existing, namespace, now),
         }
+    }
+
+    /// Returns the fields that an apply of `applied` leaves if another field manager owns them, as a merge patch;
+    /// `None` without any. Each listener has owners of its own, such as Istio in a mesh that it has served before.
+    pub fn left_over(&self, applied: &Value, existing: &Value) -> Option<Value> {
+        let Content::Gateway(_) = &self.content else {
+            return None;
+        };
+        let mut fields = Map::new();
+        let (listeners, sets) = ("listeners", "attachedListenerSets");
+        let wanted = names(&applied[listeners]);
+        if !names(&existing[listeners]).is_subset(&wanted) {
+            // Only removes listeners. The others keep their owners, and the conditions of other controllers.
+            let is_wanted = |listener: &&Value| listener["name"].as_str().is_some_and(|name| wanted.contains(name));
+            let kept = existing[listeners].as_array().into_iter().flatten().filter(is_wanted);
+            fields.insert(listeners.to_owned(), kept.cloned().collect());
+        }
+        if !existing[sets].is_null() && applied[sets].is_null() {
+            fields.insert(sets.to_owned(), Value::Null);
+        }
+        (!fields.is_empty()).then_some(Value::Object(fields))
     }
 
     fn gateway(&self, own: &GatewayStatus, existing: &Value, now: &str, conditions: Merge) -> Value {
@@ -134,6 +157,12 @@ impl Entries {
             List::Ancestors => self.controller == controller || controller == MESH_CONTROLLER,
         }
     }
+}
+
+/// Returns the names of listeners.
+fn names(listeners: &Value) -> BTreeSet<&str> {
+    let listeners = listeners.as_array().into_iter().flatten();
+    listeners.filter_map(|listener| listener["name"].as_str()).collect()
 }
 
 /// Merges conditions.

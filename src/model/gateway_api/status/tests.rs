@@ -355,6 +355,20 @@ fn addresses_stay_and_pending_ones_are_reported() {
 }
 
 #[test]
+fn an_apply_does_not_suffice_for_parts_of_other_field_managers() {
+    let world = world(&[gateway(json!([{"name": "a", "port": 80, "protocol": "HTTP"}]))]);
+    let status = status(&world, Kind::KubeGateway, "gw").expect("a status");
+    let applied = status.applied(&Value::Null, &Namespace::new("gw"), "now");
+    for existing in [Value::Null, json!({"listeners": [{"name": "a"}]})] {
+        assert_eq!(status.left_over(&applied, &existing), None);
+    }
+    let kept = json!({"name": "a", "conditions": [{"type": "Other"}]});
+    let existing = json!({"listeners": [kept, {"name": "removed"}], "attachedListenerSets": 1});
+    let left_over = json!({"listeners": [kept], "attachedListenerSets": null});
+    assert_eq!(status.left_over(&applied, &existing), Some(left_over));
+}
+
+#[test]
 fn a_waypoint_has_an_address_once_it_is_ready() {
     let mut gateway = gateway(json!([{"name": "mesh", "port": 15008, "protocol": "HBONE"}]));
     gateway["spec"]["gatewayClassName"] = "istio-waypoint".into();

@@ -131,6 +131,20 @@ fn endpoints_are_cluster_local_unless_exported() {
 }
 
 #[test]
+fn machines_serve_an_imported_host_if_their_cluster_imports_it() {
+    let machine = "{apiVersion: networking.istio.io/v1, kind: WorkloadEntry, metadata: {name: vm, labels: {app: a}}, \
+                   spec: {address: 10.2.0.1}}";
+    let service = SERVICE.replace("clusterIP: 10.0.0.1,", "clusterIP: 10.0.0.1, selector: {app: a},");
+    let count = |own: &[&str], host: &str| {
+        let files: [(&str, &[&str]); 2] = [("kube.yaml", own), ("kube-c2.yaml", &[IMPORT])];
+        endpoints(&world(&["discovery", "host"], &files), host).len()
+    };
+    assert_eq!(count(&[&service, machine], LOCAL), 1);
+    assert_eq!(count(&[&service, machine], SET), 0);
+    assert_eq!(count(&[&service, machine, IMPORT], SET), 1);
+}
+
+#[test]
 fn imported_slices_need_no_service() {
     let ready = SLICE.replace("conditions: {ready: false}", "");
     let files: &[(&str, &[&str])] = &[

@@ -30,6 +30,16 @@ pub(super) fn large_entries(inputs: &Inputs) -> Vec<DemandKey> {
     keys.collect()
 }
 
+/// Returns the changed ServiceEntries that select workloads or did so before.
+pub(super) fn selecting_entries(inputs: &Inputs) -> Vec<ObjectKey> {
+    let entries = inputs.service_entries.changes().iter();
+    let entries = entries.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|entry| entry.spec.workload_selector.is_some())
+    });
+    entries.map(|(key, ..)| key.clone()).collect()
+}
+
 /// Returns the changed ServiceEntries whose lists have or had a row.
 pub(super) fn entries_with_lists(inputs: &Inputs, mesh: &MeshSnapshot) -> Vec<ObjectKey> {
     let entries = inputs.service_entries.changes().iter();

@@ -208,3 +208,13 @@ fn settings_follow_feature_variables() {
     let (_, settings) = inputs.analysis(SYSTEM, 0).expect("complete inputs");
     assert!(settings.scopes_gateways);
 }
+
+#[test]
+fn objects_of_other_namespaces_are_not_analyzed() {
+    let is_read = |only: &str| {
+        let entry = entry(Kind::VirtualService, &virtual_service("x", "1", &json!({})));
+        let only = WatchedNamespaces::new([SmolStr::new(only)].into());
+        entry.within(&only).object.is_some()
+    };
+    assert!(is_read("a") && !is_read("b"));
+}

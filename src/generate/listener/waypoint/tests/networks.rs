@@ -100,6 +100,44 @@ fn sidecars_do_not_try_endpoints_of_networks_without_a_gateway() {
     assert_eq!(addresses(false), otherwise, "other networks may be reachable directly");
 }
 
+#[test]
+fn gateways_that_pass_mutual_tls_through_use_no_tunnels() {
+    let gateway = "---
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: cross}
+spec:
+  selector: {app: cross}
+  servers:
+  - {port: {number: 15443, name: tls, protocol: TLS}, tls: {mode: AUTO_PASSTHROUGH}, hosts: ['*.example.com']}
+";
+    let entry = TWO_NETWORKS
+        .replace("STATIC", "STATIC\n  location: MESH_INTERNAL")
+        .replace(", network: ", ", serviceAccount: sa, network: ");
+    let mut installation = installation();
+    installation.features.ambient_enable_multi_network = true;
+    let node = "router~10.1.0.33~cross-0.default~default.svc.cluster.local";
+    let client = fixture::client(node, &json!({"LABELS": {"app": "cross"}, "NETWORK": "net1"}));
+    let config = format!("{entry}{gateway}");
+    let files = [("mesh.yaml", MESH), ("config.yaml", config.as_str())];
+    let store = fixture::store(installation, &files, vec![client]);
+    let addresses = |name: &str| {
+        let all = endpoints(&store, 0, name);
+        let address = |member: &Value| member["endpoint"]["address"].clone();
+        all.iter().map(address).collect::<Vec<Value>>()
+    };
+    let own = |address: &Value| address["socketAddress"]["address"] == "10.1.7.1";
+    let through = |address: &Value| address["envoyInternalAddress"]["endpointId"] == "192.0.2.2:15008";
+    let [one, other] = &addresses("outbound|80||far.example.com")[..] else {
+        panic!("one endpoint for each network that is reached");
+    };
+    assert!(own(one) && through(other), "{one} {other}");
+    let [one] = &addresses("outbound_.80_._.far.example.com")[..] else {
+        panic!("one endpoint with mutual TLS");
+    };
+    assert!(own(one), "{one}");
+}
+
 /// An installation with several networks.
 fn multi_network() -> Installation {
     let mut installation = installation();

@@ -1,0 +1,41 @@
+use super::*;
+use crate::base::host;
+
+const NAMES: [&str; 16] = [
+    "*",
+    "*.com",
+    "*.a.com",
+    "*.b.a.com",
+    "*a.com",
+    "*-a.com",
+    "*m",
+    "*.b",
+    "com",
+    "a.com",
+    "b.a.com",
+    "c.b.a.com",
+    "x-a.com",
+    "ba.com",
+    "b",
+    "a.b",
+];
+
+#[test]
+fn hosts_are_imported_as_if_each_were_compared() {
+    let own = Namespace::new("own");
+    // Each pair of names.
+    for (first, second) in NAMES.iter().flat_map(|first| NAMES.map(|second| (*first, second))) {
+        let written = [first, second].map(|name| format!("./{name}"));
+        let imports = Imports::of(&written, &own);
+        let hosts = imports.for_namespace("own").next().expect("the hosts of the namespace");
+        for name in NAMES {
+            let imported = [first, second];
+            let is_covered = imported.iter().any(|one| host::subset_of(name, one));
+            assert_eq!(hosts.cover(name), is_covered, "{imported:?} cover {name}");
+            let is_met = imported.iter().any(|one| host::overlaps(name, one));
+            assert_eq!(hosts.meet(name, Semantics::Istio), is_met, "{imported:?} meet {name}");
+            let is_met_as_a_whole = hosts.meet(name, Semantics::Gateway);
+            assert_eq!(is_met_as_a_whole, is_covered, "{imported:?} meet {name}");
+        }
+    }
+}
