@@ -12,6 +12,7 @@ pub mod fetched_keys;
 pub mod field;
 pub mod folder;
 pub mod gateway_api;
+pub mod hidden_gateway;
 pub mod istio;
 pub mod kind;
 pub(crate) mod kinds;

@@ -347,7 +347,7 @@ fn trigger(kind: Kind) -> &'static str {
         Kind::Service => "service",
         Kind::Namespace => "namespace",
         Kind::Secret | Kind::AccessReview => "secret",
-        Kind::MeshNetworks | Kind::ResolvedHost => "networks",
+        Kind::MeshNetworks | Kind::ResolvedHost | Kind::HiddenGateway => "networks",
         Kind::MeshConfig | Kind::TrustAnchors => "global",
         _ => "config",
     }

@@ -307,8 +307,10 @@ impl Folder {
         let objects = declared(files.values(), |_| true);
         let selected = SelectedNamespaces::of(&settings.rows, objects.values().map(|object| object.row));
         for ((owner, ..), object) in objects {
-            if selected.contain(object.row) {
-                rows.entry(owner.clone()).or_default().push(object.row.clone());
+            let row = Some(object.row).filter(|row| selected.contain(row)).cloned();
+            let row = row.or_else(|| selected.hidden_gateway(object.row));
+            if let Some(row) = row {
+                rows.entry(owner.clone()).or_default().push(row);
             }
             diagnostics.extend(object.duplicates);
         }

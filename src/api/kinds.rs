@@ -259,6 +259,12 @@ macro_rules! with_kinds {
                 resource: "multicluster.x-k8s.io" ["v1alpha1", "v1beta1"] "serviceimports" Namespaced,
                 names: "ServiceImport" "service-import"
             }
+            /// A Gateway that counts only as a gateway to another network, because its namespace is not selected.
+            HiddenGateway: hidden_gateway::HiddenGateway {
+                table: hidden_gateways, class: Internal, parser: internal(),
+                resource: "mesh.istio.io" ["v1alpha1"] "hiddengateways" Namespaced,
+                names: "HiddenGateway" "hidden-gateway"
+            }
             /// The DNS answer for the host name of a network gateway, which istiod asks for itself.
             ResolvedHost: resolved_host::ResolvedHost {
                 table: resolved_hosts, class: Internal, parser: internal(),

@@ -10,7 +10,6 @@ const CLAIMS: &str = "@request.auth.claims";
 /// True for a DNS label (RFC 1123): letters, digits and inner `-`.
 ///
 /// Parity (pkg/config/labels): upper case is allowed.
-/// Upper case is allowed too, as in Istio.
 pub fn is_label(text: &str) -> bool {
     let bytes = text.as_bytes();
     let edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
@@ -21,15 +20,19 @@ pub fn is_label(text: &str) -> bool {
 }
 
 /// True for a host name, qualified or short, without wildcard. A trailing dot is allowed.
+///
+/// Parity (pkg/config/validation/agent/validation.go, `ValidateDNS1123Labels`): the last label is no number, unless a
+/// dot follows.
 pub fn is_fqdn(text: &str) -> bool {
     if text.is_empty() || text.len() > MAX_HOST {
         return false;
     }
-    let labels: Vec<&str> = text.strip_suffix('.').unwrap_or(text).split('.').collect();
+    let qualified = text.strip_suffix('.');
+    let labels: Vec<&str> = qualified.unwrap_or(text).split('.').collect();
     let top_is_number = labels
         .last()
         .is_some_and(|label| label.bytes().all(|byte| byte.is_ascii_digit()));
-    labels.iter().all(|label| is_label(label)) && !top_is_number
+    labels.iter().all(|label| is_label(label)) && (qualified.is_some() || !top_is_number)
 }
 
 /// True for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*` alone.
@@ -68,10 +71,18 @@ pub fn is_header_or_pseudo_header(text: &str) -> bool {
 
 /// True for a header name: a token of RFC 9110.
 pub fn is_header_name(text: &str) -> bool {
-    !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+    !text.is_empty() && text.bytes().all(is_token)
+}
+
+/// True for what admission accepts as a header of a match or CORS policy: a name, or several that commas separate.
+///
+/// Parity (pkg/config/validation/validation.go, `validHeaderNameRegex`): `+-.` is a range there, and has the comma.
+pub fn is_header_list(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte == b',' || is_token(byte))
+}
+
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
 /// Returns the claims of a header name: `@request.auth.claims.group.id` or `@request.auth.claims[group][id]`. `None`
@@ -86,6 +97,13 @@ pub fn claim_path(name: &str) -> Option<Vec<&str>> {
         None => rest.strip_prefix('[')?.strip_suffix(']')?.split("][").collect(),
     };
     claims.iter().all(|claim| !claim.is_empty()).then_some(claims)
+}
+
+/// True for the status codes that HTTP defines.
+pub fn is_http_status(code: u32) -> bool {
+    matches!(code,
+        100..=103 | 200..=208 | 226 | 300..=305 | 307 | 308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 500..=508
+        | 510 | 511)
 }
 
 /// The names of the gRPC status codes, by number.
@@ -121,7 +139,7 @@ mod tests {
 
     #[test]
     fn host_label_and_header_names() {
-        for good in ["a", "a.b.svc.cluster.local", "A-1.example.com.", "1.a"] {
+        for good in ["a", "a.b.svc.cluster.local", "A-1.example.com.", "1.a", "a.1."] {
             assert!(is_fqdn(good), "{good}");
         }
         for bad in ["", "a..b", "-a.b", "a_b.c", "10.0.0.1", "a b", ".", "*.a"] {
@@ -136,6 +154,8 @@ mod tests {
         );
         assert!(is_label("v1") && !is_label("a.b") && !is_label(&"x".repeat(64)));
         assert!(is_header_name("x-a_b") && !is_header_name("a:b") && !is_header_name(""));
+        assert!(is_header_list("x-a,x-b") && !is_header_name("x-a,x-b"));
+        assert!(!is_header_list("x-a, x-b") && !is_header_list(""));
     }
 
     #[test]

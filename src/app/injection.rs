@@ -135,8 +135,8 @@ fn prepare(mesh: &MeshSnapshot, out: &watch::Sender<inject::Environment>) {
 fn of_process(settings: &Settings, installation: &Installation) -> inject::Environment {
     let native = settings.variable("ENABLE_NATIVE_SIDECARS").unwrap_or_default();
     let native_sidecars = NativeSidecars::parse(native).unwrap_or_else(|| {
-        tracing::warn!("ENABLE_NATIVE_SIDECARS: {native:?} is not true, false or auto; using auto");
-        NativeSidecars::default()
+        tracing::warn!("ENABLE_NATIVE_SIDECARS: {native:?} is not true, false or auto; using false");
+        NativeSidecars::Disabled
     });
     inject::Environment {
         revision: installation.revision.to_string(),
@@ -157,6 +157,36 @@ async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, out: Arc<watch::Se
         tokio::time::sleep(INTERVAL).await;
         if mesh.changed().await.is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::settings::DiscoveryFlags;
+
+    #[derive(Parser)]
+    struct TestCli {
+        #[command(flatten)]
+        flags: DiscoveryFlags,
+    }
+
+    #[test]
+    fn unknown_modes_switch_native_sidecars_off() {
+        let mode = |value: &str| {
+            let settings = Settings {
+                flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
+                variables: [("ENABLE_NATIVE_SIDECARS".to_owned(), value.to_owned())].into(),
+            };
+            of_process(&settings, &Installation::default()).native_sidecars
+        };
+        assert_eq!(mode("true"), NativeSidecars::Enabled);
+        assert_eq!(mode("auto"), NativeSidecars::ByNodeVersion);
+        for value in ["false", "True", "1"] {
+            assert_eq!(mode(value), NativeSidecars::Disabled, "{value}");
         }
     }
 }

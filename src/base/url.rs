@@ -155,10 +155,14 @@ fn escaped(path: &str) -> String {
 
 /// Returns host and port of an HTTP URL; `None` if it is invalid.
 pub fn authority(uri: &str) -> Option<(&str, u32)> {
-    let (default_port, rest) = match uri.split_once("://")? {
-        ("http", rest) => (80, rest),
-        ("https", rest) => (443, rest),
-        _ => return None,
+    let (scheme, rest) = uri.split_once("://")?;
+    let is = |known: &str| scheme.eq_ignore_ascii_case(known);
+    let default_port = if is("http") {
+        80
+    } else if is("https") {
+        443
+    } else {
+        return None;
     };
     let authority = rest.split(['/', '?', '#']).next()?;
     let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
@@ -209,6 +213,14 @@ mod tests {
         assert_eq!(read("image"), pair("", "oci://image"));
         assert_eq!(read("//host/a"), pair("", "oci://host/a"));
         assert_eq!(read("/a"), pair("", "oci:///a"));
+    }
+
+    #[test]
+    fn authorities_have_the_port_of_the_scheme_in_any_case() {
+        assert_eq!(authority("https://a.com/keys"), Some(("a.com", 443)));
+        assert_eq!(authority("HTTP://a.com:8080/keys"), Some(("a.com", 8080)));
+        assert_eq!(authority("Https://[::1]"), Some(("[::1]", 443)));
+        assert_eq!(authority("ftp://a.com"), None);
     }
 
     #[test]

@@ -128,7 +128,6 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ClusterPart> {
         ProxyType::Waypoint => {
             let behind = WaypointPart::select(ctx, selected).into_iter();
             parts.extend(behind.map(ClusterPart::Waypoint));
-            parts.extend(added(PatchContext::SidecarOutbound));
             parts.extend(added(PatchContext::SidecarInbound));
         }
         ProxyType::Ztunnel | ProxyType::Agentgateway => {}

@@ -25,7 +25,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
-        service::{MergedPort, UNSPECIFIED_IP},
+        service::{MergedPort, Resolution, UNSPECIFIED_IP},
         waypoint,
     },
     proto::{envoy::config::endpoint::v3::ClusterLoadAssignment, field::cluster_load_assignment},
@@ -120,8 +120,10 @@ impl EndpointProxyView {
         };
         if let Some((location, needs)) = location {
             projection.node = needs.node.then(|| location.node.clone());
-            // The locality of a waypoint says nothing about the locality of the endpoints.
-            let balances = needs.locality && projection.through_waypoint.is_none();
+            // The locality of a waypoint says nothing about the locality of the endpoints. Clusters that resolve names
+            // do not use the waypoint.
+            let is_resolved = matches!(service.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb);
+            let balances = needs.locality && (is_resolved || projection.through_waypoint.is_none());
             projection.locality = balances.then(|| location.locality.clone());
             projection.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
         }

@@ -30,6 +30,13 @@ pub use node_metadata::NodeMetadata;
 pub use node_metadata_pool::NodeMetadataPool;
 pub use raw_metadata::RawMetadata;
 
+/// The maximum length of a node id, in bytes. It occurs in logs, statuses and metrics.
+const MAX_ID: usize = 1024;
+/// The maximum number of labels of a node.
+const MAX_LABELS: usize = 1000;
+/// The maximum number of addresses of a proxy that count. The registry is asked for each of them.
+const MAX_ADDRESSES: usize = 1024;
+
 /// The annotation with the service name in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
 
@@ -206,6 +213,12 @@ pub enum NodeError {
     /// No valid address.
     #[error("no valid IP address in node id {0:?} or INSTANCE_IPS")]
     Address(String),
+    /// The id is too long.
+    #[error("the node id has {0} bytes; at most {MAX_ID} are accepted")]
+    LongId(usize),
+    /// Too many labels.
+    #[error("invalid node metadata: {0} has more than {MAX_LABELS} labels")]
+    Labels(&'static str),
 }
 
 impl Proxy {
@@ -256,6 +269,9 @@ impl Proxy {
     ) -> Result<Self, NodeError> {
         if node_id.is_empty() {
             return Err(NodeError::Missing);
+        }
+        if node_id.len() > MAX_ID {
+            return Err(NodeError::LongId(node_id.len()));
         }
         let parts: Vec<&str> = node_id.split('~').collect();
         let &[kind, ip, id, domain] = parts.as_slice() else {
@@ -314,8 +330,8 @@ impl Proxy {
             id: id.into(),
             node_id: node_id.into(),
             addresses,
-            node_labels: Hashed::new(label_map(metadata.get("LABELS"))),
-            static_labels: Hashed::new(label_map(metadata.get("STATIC_LABELS"))),
+            node_labels: labels(&metadata, "LABELS")?,
+            static_labels: labels(&metadata, "STATIC_LABELS")?,
             node_locality,
             service_account: text("SERVICE_ACCOUNT"),
             node_name: text("NODE_NAME"),
@@ -357,11 +373,21 @@ fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
         .split(',')
         .map(str::trim)
         .filter(|text| !text.is_empty())
+        .take(MAX_ADDRESSES)
         .collect();
     if !listed.is_empty() && listed.iter().all(|text| valid(text)) {
         return Some(listed.into_iter().map(SmolStr::new).collect());
     }
     valid(ip).then(|| vec![SmolStr::new(ip)])
+}
+
+/// Returns the labels of a key.
+fn labels(metadata: &BTreeMap<String, Value>, key: &'static str) -> Result<Hashed<Labels>, NodeError> {
+    let labels = label_map(metadata.get(key));
+    if labels.len() > MAX_LABELS {
+        return Err(NodeError::Labels(key));
+    }
+    Ok(Hashed::new(labels))
 }
 
 /// Parses labels or annotations, which are a struct or JSON in a string.
@@ -407,5 +433,33 @@ fn json_of(value: &prost_types::Value) -> Value {
         ),
         Some(Kind::NumberValue(number)) if number.fract() == 0.0 && number.abs() < 9e15 => Value::from(*number as i64),
         Some(Kind::NumberValue(number)) => Value::from(*number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn proxy(id: &str, metadata: &Value) -> Result<Proxy, NodeError> {
+        let id = format!("sidecar~10.0.0.1~{id}~shop.svc.cluster.local");
+        let metadata = serde_json::from_value(metadata.clone()).expect("an object");
+        Proxy::new(&id, "", metadata, SmolStr::default(), Extensions::default())
+    }
+
+    #[test]
+    fn r20_what_a_node_declares_is_bounded() {
+        let long = proxy(&"a".repeat(MAX_ID), &json!({}));
+        assert!(matches!(long, Err(NodeError::LongId(_))), "{long:?}");
+        for key in ["LABELS", "STATIC_LABELS"] {
+            let labels = |count: usize| -> Value { (0..count).map(|label| (label.to_string(), json!(""))).collect() };
+            assert!(proxy("a.shop", &json!({key: labels(MAX_LABELS)})).is_ok());
+            let many = proxy("a.shop", &json!({key: labels(MAX_LABELS + 1)}));
+            assert_eq!(many, Err(NodeError::Labels(key)));
+        }
+        let addresses = "10.0.0.1,".repeat(2 * MAX_ADDRESSES);
+        let many = proxy("a.shop", &json!({"INSTANCE_IPS": addresses})).expect("a node");
+        assert_eq!(many.addresses.len(), MAX_ADDRESSES);
     }
 }

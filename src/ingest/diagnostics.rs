@@ -13,6 +13,11 @@ use crate::{
     base::{ClusterId, ObjectKey},
 };
 
+/// The maximum number of objects that the metric names. Users may create others without end.
+const MAX_NAMED: usize = 10_000;
+/// The name of all further objects of a kind, which is the name of no object.
+const OTHERS: &str = "(others)";
+
 /// An observer of ingested objects.
 pub trait Reports: Send + Sync {
     /// Called once for every new diagnostic.
@@ -37,14 +42,30 @@ pub type Report = Arc<dyn Reports>;
 /// Counts errors in `pilot_total_rejected_configs`, and keeps the active diagnostics.
 struct Counting {
     counter: IntCounterVec,
+    /// The objects that the metric names. Locked for a lookup or an insertion.
+    named: Mutex<BTreeSet<(&'static str, String)>>,
     board: Arc<Board>,
+}
+
+impl Counting {
+    /// Returns the label of an object.
+    fn label(&self, kind: &'static str, name: String) -> String {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let object = (kind, name);
+        if named.len() < MAX_NAMED {
+            named.insert(object.clone());
+        } else if !named.contains(&object) {
+            return OTHERS.to_owned();
+        }
+        object.1
+    }
 }
 
 impl Reports for Counting {
     fn found(&self, diagnostic: &Diagnostic) {
         if diagnostic.severity == Severity::Error {
             let kind = diagnostic.kind.map_or("document", Kind::name);
-            let name = diagnostic.key.to_string();
+            let name = self.label(kind, diagnostic.key.to_string());
             self.counter.with_label_values(&[kind, &name]).inc();
         }
         self.board.change(diagnostic, |findings| {
@@ -85,6 +106,7 @@ pub fn counting_report(registry: &Registry) -> Result<(Report, Arc<Board>), prom
     let board = Arc::<Board>::default();
     let counting = Counting {
         counter,
+        named: Mutex::default(),
         board: board.clone(),
     };
     Ok((Arc::new(counting), board))
@@ -202,6 +224,7 @@ impl<K: Ord> ActiveDiagnostics<K> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::FieldError;
 
     #[test]
     fn a_diagnostic_is_active_while_one_of_several_sources_finds_it() {
@@ -215,5 +238,22 @@ mod tests {
         successor.clear();
         successor.clear();
         assert!(board.all().is_empty());
+    }
+
+    #[test]
+    fn the_metric_names_a_limited_number_of_objects() {
+        let registry = Registry::new();
+        let (report, _) = counting_report(&registry).expect("new names");
+        for number in 0..MAX_NAMED + 10 {
+            let key = ObjectKey::new(&ClusterId::default(), "shop", number.to_string());
+            let finding = FieldError {
+                field: String::new(),
+                message: "message".to_owned(),
+            };
+            let diagnostic = Diagnostic::of_object(Kind::Service, key, Severity::Error, "Code", finding);
+            report.found(&diagnostic);
+        }
+        let metrics = registry.gather().remove(0);
+        assert_eq!(metrics.get_metric().len(), MAX_NAMED + 1);
     }
 }

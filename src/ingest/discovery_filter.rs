@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
-    api::{Diagnostic, Kind, Row},
+    api::{Diagnostic, Kind, Row, hidden_gateway::HiddenGateway},
     base::{ClusterId, Namespace, ObjectKey, SmolStr, select::LabelSelector},
     model::change::{Change, SourceId},
 };
@@ -79,6 +79,16 @@ struct KnownObject {
 impl KnownObject {
     fn visible(&self) -> Option<&Row> {
         self.row.as_ref().filter(|_| self.is_visible)
+    }
+
+    /// Returns the row of a Gateway that counts only as a gateway to another network.
+    ///
+    /// Parity (pilot/pkg/serviceregistry/kube/controller/network.go): such Gateways count in all namespaces.
+    fn hidden_gateway(&self) -> Option<Row> {
+        match &self.row {
+            Some(Row::KubeGateway(gateway)) if !self.is_visible => HiddenGateway::of(gateway).map(Row::from),
+            _ => None,
+        }
     }
 
     fn active_diagnostics(&self) -> BTreeSet<Diagnostic> {
@@ -172,16 +182,25 @@ impl DiscoveryFilter {
         let mut output = FilterOutput::default();
         for kind in kinds {
             let objects = self.objects.get(&kind).into_iter().flatten();
-            let mut rows = Vec::new();
+            let (mut rows, mut hidden) = (Vec::new(), Vec::new());
             for (key, held) in objects {
                 rows.extend(held.visible().cloned());
+                hidden.extend(held.hidden_gateway());
                 let standing = held.active_diagnostics();
                 if !standing.is_empty() {
                     output.findings.push((kind, key.clone(), standing));
                 }
             }
-            let cluster = self.cluster.clone();
-            output.changes.push(Change::Replace(SourceId { cluster, kind }, rows));
+            let source = |kind| SourceId {
+                cluster: self.cluster.clone(),
+                kind,
+            };
+            output.changes.push(Change::Replace(source(kind), rows));
+            if kind == Kind::KubeGateway {
+                output
+                    .changes
+                    .push(Change::Replace(source(HiddenGateway::KIND), hidden));
+            }
         }
         output
     }
@@ -259,7 +278,9 @@ impl DiscoveryFilter {
         let Some(held) = held.filter(|_| counts != before) else {
             return;
         };
+        let hidden = held.hidden_gateway();
         held.is_visible = counts;
+        record_hidden(key, hidden, held.hidden_gateway(), output);
         let change = match (counts, &held.row) {
             (true, Some(row)) => Some(Change::Upsert(row.clone())),
             (false, Some(_)) => Some(Change::Remove(kind, key.clone())),
@@ -280,6 +301,8 @@ fn record_difference(
     after: Option<&KnownObject>,
     output: &mut FilterOutput,
 ) {
+    let hidden = |held: Option<&KnownObject>| held.and_then(KnownObject::hidden_gateway);
+    record_hidden(key, hidden(before), hidden(after), output);
     let visible_before = before.and_then(KnownObject::visible);
     match after.and_then(KnownObject::visible) {
         Some(row) if visible_before != Some(row) => output.changes.push(Change::Upsert(row.clone())),
@@ -291,6 +314,17 @@ fn record_difference(
     if stood != stands {
         output.findings.push((kind, key.clone(), stands));
     }
+}
+
+/// Records the difference between two states of a Gateway that counts only as a gateway to another network.
+fn record_hidden(key: &ObjectKey, before: Option<Row>, after: Option<Row>, output: &mut FilterOutput) {
+    let change = match (before, after) {
+        (Some(before), Some(after)) if before == after => None,
+        (_, Some(after)) => Some(Change::Upsert(after)),
+        (Some(_), None) => Some(Change::Remove(HiddenGateway::KIND, key.clone())),
+        (None, None) => None,
+    };
+    output.changes.extend(change);
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@ use crate::{
     api::{
         Diagnostic, Kind, Row, Severity,
         folder::{self, FileContent, Role, SelectedNamespaces},
+        hidden_gateway::HiddenGateway,
         yaml::MAX_FILE_BYTES,
     },
     base::{ClusterId, ObjectKey, Shared, Version},
@@ -313,6 +314,10 @@ impl FileSource {
                 let object = declared.get(&(&key.cluster, kind, key));
                 let row = object.map(|object| object.row).filter(|row| self.counts(row));
                 self.rows.put(kind, key, row, &mut changes);
+                if kind == Kind::KubeGateway && self.settings.objects == Objects::All {
+                    let hidden = object.and_then(|object| self.selected.hidden_gateway(object.row));
+                    self.rows.put(HiddenGateway::KIND, key, hidden.as_ref(), &mut changes);
+                }
                 self.duplicates.remove(&(kind, key.clone()));
                 if let Some(object) = object.filter(|object| !object.duplicates.is_empty()) {
                     self.duplicates.insert((kind, key.clone()), object.duplicates.clone());

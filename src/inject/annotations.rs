@@ -1,13 +1,13 @@
 //! Validation of the annotations that configure the sidecar.
 
-use std::net::IpAddr;
+use std::str::FromStr;
 
 use serde_json::Value as Json;
 
 use super::schema::canonical_quantity;
 use crate::{
     api::{mesh_config, yaml},
-    base::boolean,
+    base::{boolean, cidr},
 };
 
 type Check = fn(&str) -> Result<(), String>;
@@ -105,21 +105,28 @@ fn ensure(holds: bool, error: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(error()) }
 }
 
+/// True for a number without a sign.
+fn is_number<T: FromStr>(text: &str) -> bool {
+    text.bytes().all(|byte| byte.is_ascii_digit()) && text.parse::<T>().is_ok()
+}
+
 fn port(name: &str, value: &str) -> Result<(), String> {
-    ensure(value.parse::<u16>().is_ok(), || {
+    ensure(is_number::<u16>(value.trim()), || {
         format!("{name} invalid: {value:?} is not a port")
     })
 }
 
 fn unsigned(name: &str, value: &str) -> Result<(), String> {
-    ensure(value.parse::<u32>().is_ok(), || {
+    ensure(is_number::<u32>(value), || {
         format!("{name} invalid: {value:?} is not a number of 32 bits")
     })
 }
 
 fn ports(name: &str, list: &str) -> Result<(), String> {
-    let mut listed = list.split(',').map(str::trim).filter(|port| !port.is_empty());
-    listed.try_for_each(|value| port(name, value))
+    match list.trim() {
+        "" => Ok(()),
+        list => list.split(',').try_for_each(|value| port(name, value)),
+    }
 }
 
 fn cidrs(name: &str, list: &str) -> Result<(), String> {
@@ -127,38 +134,33 @@ fn cidrs(name: &str, list: &str) -> Result<(), String> {
         return Ok(());
     }
     list.split(',').try_for_each(|text| {
-        ensure(is_cidr(text.trim()), || {
-            format!("{name} invalid: {text:?} is not a CIDR range")
-        })
+        let is_range = text.contains('/') && cidr::parse(text).is_some();
+        ensure(is_range, || format!("{name} invalid: {text:?} is not a CIDR range"))
     })
 }
 
-fn is_cidr(text: &str) -> bool {
-    let Some((address, length)) = text.split_once('/') else {
-        return false;
-    };
-    let limit = match address.parse() {
-        Ok(IpAddr::V4(_)) => 32,
-        Ok(IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    length.parse::<u8>().is_ok_and(|length| length <= limit)
-}
+/// The maximum length of the name of an interface.
+const MAX_INTERFACE: usize = 15;
 
 fn interfaces(name: &str, list: &str) -> Result<(), String> {
-    let is_name = |text: &str| {
-        text.bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"_.-:@+*".contains(&byte))
-    };
+    if list.is_empty() {
+        return Ok(());
+    }
+    let is_member = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
     list.split(',').map(str::trim).try_for_each(|text| {
-        ensure(is_name(text), || {
+        let is_name = text.len() <= MAX_INTERFACE
+            && text.starts_with(|first: char| first.is_ascii_alphabetic())
+            && text.bytes().all(is_member);
+        ensure(is_name, || {
             format!("{name} invalid: {text:?} is not the name of an interface")
         })
     })
 }
 
 fn quantity(name: &str, value: &str) -> Result<(), String> {
-    let is_valid = !value.contains(char::is_control) && canonical_quantity(value).is_some();
+    // Spaces around a quantity are valid in JSON only.
+    let is_valid =
+        !value.contains(|it: char| it.is_control() || it.is_whitespace()) && canonical_quantity(value).is_some();
     ensure(is_valid, || {
         format!("{name} invalid: {value:?} is not a quantity such as 100m or 1Gi")
     })
@@ -219,11 +221,48 @@ mod tests {
                 "80,x",
                 "includeInboundPorts invalid: \"x\"",
             ),
+            ("status.sidecar.istio.io/port", "+80", "is not a port"),
+            (
+                "readiness.status.sidecar.istio.io/periodSeconds",
+                "+1",
+                "is not a number",
+            ),
+            (
+                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+                "10.0.0.0/8, 192.168.0.0/16",
+                "excludeIPRanges invalid: \" 192.168.0.0/16\"",
+            ),
+            (
+                "traffic.sidecar.istio.io/includeOutboundIPRanges",
+                "10.0.0.0/08",
+                "is not a CIDR range",
+            ),
+            (
+                "traffic.sidecar.istio.io/excludeInboundPorts",
+                "80,",
+                "excludeInboundPorts invalid: \"\"",
+            ),
             (
                 "traffic.sidecar.istio.io/excludeInterfaces",
                 "eth0;reboot",
                 "is not the name of an interface",
             ),
+            (
+                "traffic.sidecar.istio.io/excludeInterfaces",
+                "eth0,",
+                "is not the name of an interface",
+            ),
+            (
+                "traffic.sidecar.istio.io/kubevirtInterfaces",
+                "0eth",
+                "is not the name of an interface",
+            ),
+            (
+                "istio.io/reroute-virtual-interfaces",
+                "name-of-16-bytes",
+                "is not the name of an interface",
+            ),
+            ("sidecar.istio.io/proxyCPU", " 100m", "is not a quantity"),
             ("prometheus.istio.io/merge-metrics", "maybe", "is not a boolean"),
             ("sidecar.istio.io/proxyCPU", "100m\n", "is not a quantity"),
             ("proxy.istio.io/config", "[a]", "must be a mapping"),
@@ -247,6 +286,9 @@ mod tests {
             ),
             ("traffic.sidecar.istio.io/includeInboundPorts", "*"),
             ("traffic.sidecar.istio.io/excludeInboundPorts", "4,5, 6"),
+            ("traffic.sidecar.istio.io/excludeOutboundPorts", " "),
+            ("traffic.sidecar.istio.io/excludeInterfaces", ""),
+            ("traffic.sidecar.istio.io/excludeInterfaces", "eth0, net1.5_a-b"),
             ("traffic.sidecar.istio.io/includeOutboundPorts", "*"),
             ("traffic.sidecar.istio.io/includeOutboundPorts", "8000:8100"),
             ("sidecar.istio.io/proxyMemory", "1Gi"),

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use percent_encoding::percent_decode_str;
 use prost::{Message, Name};
 use prost_reflect::DynamicMessage;
 
@@ -224,8 +225,15 @@ impl Environment {
     }
 }
 
-/// Returns the minor version in the version of a kubelet, such as `v1.33.2-gke.100`.
-pub fn kubelet_minor(version: &str) -> Option<u32> {
+/// Returns the minor version in the version of a kubelet, such as `v1.33.2-gke.100`; 0 if there is none.
+///
+/// Parity (pkg/kube/inject/webhook.go, DetectNativeSidecar): a node whose version cannot be read, such as a virtual
+/// one, counts as too old.
+pub fn kubelet_minor(version: &str) -> u32 {
+    written_minor(version).unwrap_or_default()
+}
+
+fn written_minor(version: &str) -> Option<u32> {
     let (major, rest) = version.trim_start_matches('v').split_once('.')?;
     let end = rest.find(|it: char| !it.is_ascii_digit()).unwrap_or(rest.len());
     major.parse::<u32>().ok()?;
@@ -235,9 +243,11 @@ pub fn kubelet_minor(version: &str) -> Option<u32> {
 /// Returns the variables that the path of a request sets: `/inject/cluster/C/net/N/KEY/VALUE`, or
 /// `/inject/:ENV:KEY=VALUE:ENV:…`, whose values may contain slashes.
 ///
-/// Parity (pkg/kube/inject/webhook.go, parseInjectEnvs): a last key without a value and empty keys are ignored.
+/// Parity (pkg/kube/inject/webhook.go, parseInjectEnvs): a last key without a value and empty keys are ignored. Go's
+/// server decodes percent-encoded characters before the path is split.
 pub fn proxy_variables(path: &str) -> BTreeMap<String, String> {
-    let path = path.strip_suffix('/').unwrap_or(path);
+    let path = percent_decode_str(path).decode_utf8_lossy();
+    let path = path.strip_suffix('/').unwrap_or(&path);
     let mut parts = path.splitn(3, '/');
     let Some(text) = parts.nth(2) else {
         return BTreeMap::new();
@@ -303,13 +313,19 @@ mod tests {
             variables("/inject/:ENV:net=n/1:ENV:A=b=c:ENV:=x:ENV:y"),
             pairs(&[("A", "b=c"), ("ISTIO_META_NETWORK", "n/1")])
         );
+        assert_eq!(
+            variables("/inject/:ENV:net=n%201:ENV:A=%7B%22b%22%7D"),
+            pairs(&[("A", "{\"b\"}"), ("ISTIO_META_NETWORK", "n 1")])
+        );
     }
 
     #[test]
     fn kubelets_decide_about_native_sidecars() {
-        assert_eq!(kubelet_minor("v1.33.2-gke.100"), Some(33));
-        assert_eq!(kubelet_minor("1.32+"), Some(32));
-        assert_eq!(kubelet_minor("latest"), None);
+        assert_eq!(kubelet_minor("v1.33.2-gke.100"), 33);
+        assert_eq!(kubelet_minor("1.32+"), 32);
+        for version in ["", "latest", "kwok-v0.5.1"] {
+            assert_eq!(kubelet_minor(version), 0, "{version}");
+        }
         let environment = |kubelets: &[(&str, u32)]| Environment {
             kubelets: Arc::new(
                 kubelets
@@ -324,5 +340,7 @@ mod tests {
         assert!(!mixed.uses_native_sidecars(None));
         assert!(!mixed.uses_native_sidecars(Some("unknown")));
         assert!(mixed.uses_native_sidecars(Some("new")));
+        let unreadable = environment(&[("virtual", kubelet_minor("")), ("new", 33)]);
+        assert!(!unreadable.uses_native_sidecars(None));
     }
 }

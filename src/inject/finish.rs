@@ -1,7 +1,7 @@
 //! Changes of the merged pod that templates cannot make: variables of the request, metadata, and the order of
 //! containers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value as Json, json};
 
@@ -34,15 +34,20 @@ pub(super) fn keep_variable_order(request: &Request<'_>, pod: &mut Json) {
     let (Some(earlier), Some(sidecar)) = (earlier, pod::sidecar_mut(pod)) else {
         return;
     };
-    let mut positions = BTreeMap::new();
+    // Several variables may have the same name; the last one counts.
+    let mut positions: BTreeMap<&str, VecDeque<usize>> = BTreeMap::new();
     for (index, variable) in earlier.iter().enumerate() {
-        positions.entry(pod::name(variable)).or_insert(index);
+        positions.entry(pod::name(variable)).or_default().push_back(index);
     }
-    let position = |variable: &Json| positions.get(pod::name(variable)).copied();
     let variables = pod::items_mut(sidecar, "env");
-    if variables.len() == earlier.len() && variables.iter().all(|variable| position(variable).is_some()) {
-        variables.sort_by_cached_key(position);
-    }
+    let position = |variable: &Json| positions.get_mut(pod::name(variable))?.pop_front();
+    let found: Option<Vec<usize>> = variables.iter().map(position).collect();
+    let Some(found) = found.filter(|found| found.len() == earlier.len()) else {
+        return;
+    };
+    let mut placed: Vec<(usize, Json)> = found.into_iter().zip(std::mem::take(variables)).collect();
+    placed.sort_by_key(|(position, _)| *position);
+    variables.extend(placed.into_iter().map(|(_, variable)| variable));
 }
 
 /// Writes the label of the network, the record of the injection, and the annotations of the configuration.

@@ -91,13 +91,10 @@ fn objects(kind: Option<&'static Struct>, mut original: Object, mut patch: Objec
             (Some(Value::Object(original)), Value::Object(value)) if rule != Merge::Whole => {
                 objects(target, original, value).map(Value::Object)
             }
-            (original, Value::Array(items)) if matches!(rule, Merge::Key(_) | Merge::Scalars) => {
-                let original = match original {
-                    Some(Value::Array(original)) => original,
-                    _ => Vec::new(),
-                };
+            (Some(Value::Array(original)), Value::Array(items)) if matches!(rule, Merge::Key(_) | Merge::Scalars) => {
                 lists(target, rule, original, items).map(Value::Array)
             }
+            // A list that only the patch has stays as it is, even if several elements have the same key.
             (_, value) => Ok(cleaned(value)),
         };
         original.insert(key.clone(), merged.map_err(|error| error.within(&key))?);
@@ -340,7 +337,7 @@ fn clean(value: &mut Value) {
             stays
         }),
         Value::Array(items) => items.retain_mut(|item| {
-            let stays = directive(item) != Some("delete");
+            let stays = directive(item).is_none();
             if stays {
                 clean(item);
             }
@@ -471,6 +468,21 @@ mod tests {
     }
 
     #[test]
+    fn lists_of_the_patch_alone_keep_equal_keys() {
+        let field = || json!({"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}});
+        let merged = spec(
+            json!({"containers": [{"name": "a"}]}),
+            json!({"containers": [{"name": "a", "env": [field(), {"name": "X", "value": "1"}]}],
+                "volumes": [{"$patch": "replace"}, {"name": "v"}]}),
+        );
+        assert_eq!(
+            merged["containers"][0]["env"],
+            json!([field(), {"name": "X", "value": "1"}])
+        );
+        assert_eq!(merged["volumes"], json!([{"name": "v"}]));
+    }
+
+    #[test]
     fn keys_are_compared_with_their_type() {
         let merged = merge(
             "Container",
@@ -505,7 +517,7 @@ mod tests {
     fn errors_name_the_element() {
         let error = merge(
             "PodSpec",
-            json!({}),
+            json!({"containers": [{"name": "c"}]}),
             json!({"containers": [{"name": "a"}, {"image": "b"}]}),
         );
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Settings of users for containers that templates add. They take precedence over the template, and an annotation keeps
 //! them for a later injection of the same pod.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json, json};
 
@@ -82,27 +82,29 @@ pub(super) fn apply(request: &Request<'_>, mut rendered: Rendered) -> Result<Ren
     let kept = kept(original)?;
     let status = Status::of(original);
     let mut applied = Map::new();
+    let plain = by_name(pod::list(original, CONTAINERS));
     for field in [CONTAINERS, INIT_CONTAINERS] {
         let injected = status.as_ref().map(|status| match field {
             CONTAINERS => &status.containers,
             _ => &status.init_containers,
         });
-        let was_injected = |name: &String| injected.is_some_and(|names| names.contains(name));
-        let names: Vec<String> = pod::list(&rendered.template, field)
-            .iter()
-            .map(|container| pod::name(container).to_owned())
-            .collect();
-        for name in &names {
-            let own = || pod::find(pod::list(original, field), name);
+        let was_injected = |name: &str| injected.is_some_and(|names| names.contains(name));
+        let (earlier, own) = (by_name(containers(&kept, field)), by_name(pod::list(original, field)));
+        let mut present = BTreeMap::new();
+        for container in pod::list_mut(&mut rendered.pod, field) {
+            present.entry(pod::name(container).to_owned()).or_insert(container);
+        }
+        for name in pod::list(&rendered.template, field).iter().map(pod::name) {
             // A user sets up the proxy as a plain container; the template may add it as an init container.
-            let plain = || pod::find(pod::list(original, CONTAINERS), name).filter(|_| field == INIT_CONTAINERS);
-            let of_user = || own().or_else(plain).filter(|_| !was_injected(name));
-            let found = pod::find(containers(&kept, field), name).or_else(of_user);
-            let Some(container) = found.map(without_auto_image) else {
+            let plain = || plain.get(name).filter(|_| field == INIT_CONTAINERS);
+            let of_user = || own.get(name).or_else(plain).filter(|_| !was_injected(name));
+            let found = earlier.get(name).or_else(of_user);
+            let (Some(container), Some(target)) = (found, present.get_mut(name)) else {
                 continue;
             };
+            let container = without_auto_image(container);
             pod::items_mut(&mut applied, field).push(container.clone());
-            rendered.pod = on_top(rendered.pod, field, container)?;
+            lay_over(target, container)?;
         }
     }
     if !applied.is_empty() && pod::annotation(original, STATUS).is_none() {
@@ -121,15 +123,23 @@ fn without_auto_image(container: &Json) -> Json {
     container
 }
 
-fn on_top(pod: Json, field: &str, container: Json) -> Result<Json, InjectError> {
-    let name = pod::name(&container).to_owned();
-    let invalid = |error: String| InjectError::Overrides {
+/// Returns containers by their names. The first one of a name counts.
+fn by_name(containers: &[Json]) -> BTreeMap<&str, &Json> {
+    let containers = containers.iter().rev();
+    containers.map(|container| (pod::name(container), container)).collect()
+}
+
+/// Merges settings into a container. A merge into the whole pod would take quadratic time for pods of thousands of
+/// containers, all of which templates for gRPC change.
+fn lay_over(target: &mut Json, settings: Json) -> Result<(), InjectError> {
+    let name = pod::name(&settings).to_owned();
+    let invalid = |message: String| InjectError::Overrides {
         container: name.clone(),
-        message: error,
+        message,
     };
-    let merged =
-        merge("Pod", pod, json!({"spec": {field: [container]}})).map_err(|error| invalid(error.to_string()))?;
-    canonical("Pod", merged, Form::Sparse).map_err(|error| invalid(error.to_string()))
+    let merged = merge("Container", std::mem::take(target), settings).map_err(|error| invalid(error.to_string()))?;
+    *target = canonical("Container", merged, Form::Sparse).map_err(|error| invalid(error.to_string()))?;
+    Ok(())
 }
 
 /// Returns containers as Go writes them, with fields in its order.

@@ -65,7 +65,7 @@ impl Owner {
                 }
             }
             "ReplicationController" => {
-                if let Some(name) = label(pod, "deploymentconfig") {
+                if let Some(name) = label(pod, "deploymentconfig").filter(|name| !name.is_empty()) {
                     name.clone_into(&mut self.name);
                     "DeploymentConfig".clone_into(&mut self.kind);
                 }
@@ -121,6 +121,10 @@ mod tests {
         assert_eq!(
             owner("ReplicationController", "web-1", json!({"deploymentconfig": "web"})),
             "apps/v1 DeploymentConfig ns/web"
+        );
+        assert_eq!(
+            owner("ReplicationController", "web-1", json!({"deploymentconfig": ""})),
+            "apps/v1 ReplicationController ns/web-1"
         );
         assert_eq!(owner("Job", "report-28123456", json!({})), "batch/v1 CronJob ns/report");
         assert_eq!(owner("Job", "report-1", json!({})), "apps/v1 Job ns/report-1");

@@ -79,7 +79,7 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
     if !by_annotation.unwrap_or_else(|| request.config.values.rewrites_probes()) || pod::sidecar(pod).is_none() {
         return Ok(());
     }
-    let status_port = pod::annotation(pod, STATUS_PORT).and_then(|port| port.parse().ok());
+    let status_port = pod::annotation(pod, STATUS_PORT).and_then(|port| port.trim().parse().ok());
     let status_port = status_port.unwrap_or_else(|| i64::from(request.mesh().status_port()));
     let probes = probes(pod, status_port);
     if !probes.is_empty() {

@@ -192,6 +192,23 @@ fn second_injection_changes_nothing() {
 }
 
 #[test]
+fn variables_with_equal_names_keep_their_places() {
+    let sidecar = "spec:\n  containers:\n  - name: istio-proxy\n    env:\n    - {name: A, value: a}\n    \
+                   - {name: B, value: b}\n    - {name: A, value: c}\n";
+    let config = json!({"policy": "enabled", "templates": {"sidecar": sidecar}});
+    let injector = Injector::parse(&config.to_string(), VALUES).expect("the configuration is valid");
+    let patch = |pod: &Json| match injector.inject(pod, &environment()) {
+        Ok(Outcome::Patch(patch)) => patch,
+        other => panic!("{other:?}"),
+    };
+    let once = applied(web(), &patch(&web()));
+    let variables = &pod::sidecar(&once).expect("a proxy")["env"];
+    let names: Vec<&str> = variables.as_array().into_iter().flatten().map(pod::name).collect();
+    assert_eq!(names[..3], ["A", "B", "A"]);
+    assert_eq!(patch(&once).operations(), &[] as &[Json]);
+}
+
+#[test]
 fn patches_fit_pods_as_they_were_written() {
     let sparse = json!({"spec": {"containers": [{"name": "istio-proxy", "image": "auto"}]}});
     let verbose = json!({
@@ -258,9 +275,11 @@ fn annotation_and_port_keep_probes() {
         kept["spec"]["containers"][0]["readinessProbe"],
         pod["spec"]["containers"][0]["readinessProbe"]
     );
-    pod["metadata"]["annotations"] = json!({"status.sidecar.istio.io/port": "9"});
-    let moved = inject(&pod, &environment());
-    assert_eq!(moved["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"], 9);
+    for port in ["9", " 9 "] {
+        pod["metadata"]["annotations"] = json!({"status.sidecar.istio.io/port": port});
+        let moved = inject(&pod, &environment());
+        assert_eq!(moved["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"], 9);
+    }
 }
 
 #[test]
@@ -519,6 +538,24 @@ fn templates_of_a_pod_are_bounded() {
     let expected = "more than 32 templates requested, with aliases expanded";
     assert_eq!(error(&repeated("sidecar", MAX_TEMPLATES + 1)), expected);
     assert_eq!(error(&repeated("both", MAX_TEMPLATES / 2 + 1)), expected);
+}
+
+/// A merge of the whole pod for each container would take minutes.
+#[test]
+fn many_containers_are_injected_fast() {
+    const COUNT: usize = 5_000;
+    let template = "{{ range .Spec.Containers }}\n  - {name: {{ .Name }}, tty: true}\n{{ end }}";
+    let config = json!({"policy": "enabled", "templates": {"sidecar": format!("spec:\n  containers:\n{template}")}});
+    let injector = Injector::parse(&config.to_string(), VALUES).expect("the configuration is valid");
+    let containers = (0..COUNT).map(|number| json!({"name": format!("c{number}"), "image": "own"}));
+    let pod = json!({"spec": {"containers": containers.collect::<Vec<_>>()}});
+    let Ok(Outcome::Patch(patch)) = injector.inject(&pod, &environment()) else {
+        panic!("the pod is not injected");
+    };
+    let containers = applied(pod, &patch)["spec"]["containers"].take();
+    assert_eq!(containers.as_array().map(Vec::len), Some(COUNT));
+    let last = json!({"name": format!("c{}", COUNT - 1), "image": "own", "tty": true});
+    assert_eq!(containers[COUNT - 1], last);
 }
 
 /// A host whose deadline has passed.

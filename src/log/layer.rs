@@ -24,6 +24,9 @@ use super::{
     writer::Queue,
 };
 
+/// The longest text of a field, in bytes. Clients choose some texts, such as the ids of proxies.
+pub(super) const MAX_TEXT: usize = 16 << 10;
+
 /// The receiver of all events. Spans are off, and cost nothing.
 pub(super) struct LogLayer {
     pub(super) scopes: Arc<Scopes>,
@@ -91,6 +94,17 @@ fn caller(metadata: &Metadata<'_>) -> Option<String> {
     Some(short)
 }
 
+/// Returns at most [`MAX_TEXT`] bytes of a text, and a mark if there are more.
+fn shortened(mut text: String) -> String {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push('…');
+        // The line may wait for the writer for long.
+        text.shrink_to_fit();
+    }
+    text
+}
+
 /// The fields of an event.
 #[derive(Default)]
 struct Fields {
@@ -114,7 +128,7 @@ impl Fields {
 
 impl Visit for Fields {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        let text = format!("{value:?}");
+        let text = shortened(format!("{value:?}"));
         if field.name() == "message" && self.message.is_none() {
             self.message = Some(text);
         } else {
@@ -123,7 +137,7 @@ impl Visit for Fields {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.add(field, value.into());
+        self.add(field, shortened(value.to_owned()).into());
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {

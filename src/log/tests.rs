@@ -6,7 +6,7 @@ use std::{
 use serde_json::{Value, json};
 use tracing_subscriber::layer::SubscriberExt;
 
-use super::{levels::Level, scope::ScopeState, *};
+use super::{layer::MAX_TEXT, levels::Level, scope::ScopeState, *};
 
 fn noon() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000)
@@ -69,6 +69,19 @@ fn events_become_lines_of_their_scope() {
             .is_some_and(|stack| stack.contains("events_become_lines_of_their_scope"))
     );
     assert_eq!(lines.next(), None);
+}
+
+#[test]
+fn long_texts_are_cut_between_characters() {
+    let long = format!("a{}", "é".repeat(MAX_TEXT));
+    let lines = logged("info", |_| {
+        tracing::info!(target: "istiod::app", node = long.as_str(), reason = %long, "{long}");
+    });
+    for field in ["node", "reason", "msg"] {
+        let text = lines[0][field].as_str().expect("a text");
+        let kept = text.strip_suffix('…').expect("a mark");
+        assert!(long.starts_with(kept) && kept.len() == MAX_TEXT - 1, "{field}");
+    }
 }
 
 #[test]

@@ -467,7 +467,7 @@ features! {
         PILOT_MAX_SUBSETS_PER_NAMESPACE pilot_max_subsets_per_namespace: u32 = 10_000;
         /// Not Istio's. Ports and endpoints of one ServiceEntry, for each of its addresses and hosts, and its
         /// `subjectAltNames` and `exportTo`, for each of its hosts; hosts beyond it do not apply, except the first one
-        /// up to ten times the limit. 0 for no limit.
+        /// up to ten times the limit. A Service has at most ten times as many endpoints in a cluster. 0 for no limit.
         PILOT_MAX_ENDPOINTS_PER_OBJECT pilot_max_endpoints_per_object: u32 = 100_000;
         /// Not Istio's. Ports and endpoints of the ServiceEntries of one namespace, except those with at most 20; later
         /// ones do not apply. 0 for no limit.

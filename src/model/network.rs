@@ -195,8 +195,10 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
         );
     }
     if mesh.installation.features.pilot_multi_network_discover_gateway_api {
-        let labelled = mesh.network_gateways.get(cx, &());
-        gateways.extend(labelled.flat_map(|(_, gateway)| gateway_resource::offered(&mesh.installation, gateway)));
+        let labelled = mesh.network_gateways.get(cx, &()).map(|(_, gateway)| &**gateway);
+        let hidden = mesh.hidden_gateways.iter(cx).map(|(_, row)| &*row.gateway);
+        let offered = |gateway| gateway_resource::offered(&mesh.installation, gateway);
+        gateways.extend(labelled.chain(hidden).flat_map(offered));
     }
     let config = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key());
     for (id, network) in config.iter().flat_map(|config| &config.spec.networks) {

@@ -14,7 +14,7 @@ use super::{
     MeshSnapshot,
     features::Features,
     policy::TargetService,
-    service::{Registry, Resolution, Service, ServiceKey},
+    service::{Registry, Resolution, Service, ServiceKey, kube, mcs},
 };
 use crate::{
     api::{Config, gateway_api, istio::service_entry::USE_WAYPOINT},
@@ -247,7 +247,7 @@ pub fn addresses_of_type<'a>(
     of_type.filter_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
 }
 
-/// Returns the service of a namespace with a host or address.
+/// Returns the service of a namespace with a host or address. Services of other clusters may have the same IP address.
 fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &SmolStr) -> Option<ServiceKey> {
     let by_host = ServiceKey {
         hostname: Hostname::new(address),
@@ -258,9 +258,12 @@ fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &Smo
     }
     let mut services = mesh.services_by_namespace.get(cx, namespace);
     let found = services.find(|(_, service)| {
-        service.all().any(|one| {
-            let mut own = one.cluster_vips.values().flatten();
-            own.any(|vip| vip == address) || one.default_address == *address
+        service.all().any(|one| match one.registry {
+            Registry::Kubernetes => {
+                let own = one.cluster_vips.get(&mesh.installation.cluster);
+                own.is_some_and(|vips| vips.contains(address))
+            }
+            Registry::External => one.default_address == *address,
         })
     });
     found.map(|(key, _)| key.clone())
@@ -288,20 +291,41 @@ fn allowed_namespaces(gateway: &gateway_api::Gateway, binding: Option<&Applicati
 }
 
 /// Derives the waypoint of a service.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/services.go): the ambient mesh consists of the services of the config
+/// cluster, and with several networks of those that span clusters. It has no hosts of imported services.
 pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceWaypoint> {
     if !mesh.installation.features.pilot_enable_ambient {
         return None;
     }
     let service = mesh.services.get(cx, key)?;
-    // Parity (pilot/pkg/serviceregistry/ambient/services.go): an ExternalName has no waypoint.
+    // An ExternalName.
     if service.resolution == Resolution::Alias {
         return None;
     }
-    let gateway = for_service(cx, mesh, &service.labels, &key.namespace).ok()??;
+    let is_known = |one: &&Service| match one.registry {
+        Registry::External => true,
+        Registry::Kubernetes if mcs::is_imported(one) => false,
+        Registry::Kubernetes => {
+            mcs::is_known(cx, mesh, one, &mesh.installation.cluster) || spans_clusters(cx, mesh, one)
+        }
+    };
+    // A ServiceEntry may have the host of a Service of another cluster.
+    let declared = std::iter::once(&**service).chain(service.all()).find(is_known)?;
+    let gateway = for_service(cx, mesh, &declared.labels, &key.namespace).ok()??;
     Some(ServiceWaypoint {
         gateway,
         service: ServedService::of(service),
     })
+}
+
+/// Returns true if several networks are on and the Service of some cluster spans clusters.
+fn spans_clusters(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> bool {
+    if !mesh.installation.features.ambient_enable_multi_network {
+        return false;
+    }
+    let objects = kube::objects(cx, mesh, &service.key.namespace, &service.name);
+    objects.into_iter().any(|object| kube::spans_clusters(cx, mesh, object))
 }
 
 /// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
@@ -366,7 +390,7 @@ pub fn ingress_label(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namesp
 }
 
 /// Returns the Gateway that the labels of an object or of its namespace name as waypoint.
-pub fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<ObjectKey> {
+fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<ObjectKey> {
     let of_namespace = || Choice::of(namespace_labels(cx, mesh, own)?, own);
     match Choice::of(labels, own).or_else(of_namespace)? {
         Choice::Named { namespace, name } => Some(ObjectKey::new(&mesh.installation.cluster, namespace, name)),

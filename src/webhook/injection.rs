@@ -120,9 +120,7 @@ fn kubelets(mesh: &MeshSnapshot) -> BTreeMap<ClusterId, Kubelets> {
     }
     for (key, node) in mesh.nodes.iter(&cx) {
         let kubelets = clusters.entry(key.cluster.clone()).or_default();
-        if let Some(minor) = kubelet_minor(&node.kubelet_version) {
-            kubelets.insert(key.name.to_string(), minor);
-        }
+        kubelets.insert(key.name.to_string(), kubelet_minor(&node.kubelet_version));
     }
     clusters
 }

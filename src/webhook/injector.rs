@@ -145,30 +145,35 @@ async fn follow_files(files: &[PathBuf; 2], mut compiler: Compiler) {
     }
 }
 
-/// Returns the texts of a ConfigMap; `None` without a configuration.
-fn texts(object: Object) -> Option<Texts> {
-    let text = |key: &str| object.value["data"][key].as_str().map(str::to_owned);
-    Some([text(KEYS[0])?, text(KEYS[1]).unwrap_or_default()])
+/// The texts of a ConfigMap, or the key that it lacks.
+type Found = Result<Texts, &'static str>;
+
+/// Returns the texts of a ConfigMap.
+fn texts(object: Object) -> Found {
+    let text = |key: &'static str| object.value["data"][key].as_str().map(str::to_owned).ok_or(key);
+    Ok([text(KEYS[0])?, text(KEYS[1])?])
 }
 
-async fn follow_config_map(mut events: mpsc::Receiver<WatchEvent<Option<Texts>>>, mut compiler: Compiler) {
+async fn follow_config_map(mut events: mpsc::Receiver<WatchEvent<Found>>, mut compiler: Compiler) {
     while let Some(event) = events.recv().await {
-        let texts = match event {
-            WatchEvent::Restarted(all) if all.is_empty() => {
-                tracing::info!(
-                    origin = compiler.origin,
-                    "injector configuration missing, not injecting pods"
-                );
-                compiler.missing();
-                continue;
+        let found = match event {
+            WatchEvent::Restarted(all) => {
+                let Some(found) = all.into_iter().next() else {
+                    tracing::info!(
+                        origin = compiler.origin,
+                        "injector configuration missing, not injecting pods"
+                    );
+                    compiler.missing();
+                    continue;
+                };
+                found
             }
-            WatchEvent::Restarted(all) => all.into_iter().next().flatten(),
-            WatchEvent::Applied(texts) => texts,
+            WatchEvent::Applied(found) => found,
             WatchEvent::Deleted(_) => continue,
         };
-        match texts {
-            Some(texts) => compiler.compile(texts),
-            None => compiler.failed("data.config: is missing"),
+        match found {
+            Ok(texts) => compiler.compile(texts),
+            Err(key) => compiler.failed(&format!("data.{key}: is missing")),
         }
     }
 }

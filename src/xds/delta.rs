@@ -10,13 +10,13 @@ use smol_str::SmolStr;
 
 use super::{
     order,
-    share::response_cache::{CachedUpdate, ResponseCache, resource},
+    share::{
+        initial_versions::Versions,
+        response_cache::{CachedUpdate, ResponseCache, resource},
+    },
     watched::{InFlight, WatchedResource},
 };
-use crate::{
-    base::Version,
-    generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources},
-};
+use crate::generate::{EncodedResource, ResourceSnapshot, ResourceType, resource::TypeResources};
 
 /// Returns what must be sent now, if anything. Then the view counts as sent; removals that must wait are recorded.
 pub(super) fn content(
@@ -34,7 +34,7 @@ pub(super) fn content(
     let mut pending = std::mem::take(&mut watched.pending);
     content.add_difference(watched, &sent, view);
     if !content.is_empty() {
-        pending.append(&mut watched.nacked);
+        pending.append(&mut watched.retry());
     }
     if std::mem::take(&mut watched.resend_all) {
         if watched.wildcard || watched.on_demand {
@@ -61,7 +61,7 @@ fn first(
     watched.must_respond = false;
     let mut content = Content::default();
     let mut charge = None;
-    let gone = |watched: &WatchedResource, held: &FxHashMap<&str, Option<Version>>| -> Vec<SmolStr> {
+    let gone = |watched: &WatchedResource, held: &Versions<'_>| -> Vec<SmolStr> {
         // A name that the client subscribes to may have a placeholder, which is not removed.
         let has_placeholder =
             |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
@@ -132,7 +132,7 @@ fn first(
     }
 }
 
-fn is_held(held: &FxHashMap<&str, Option<Version>>, resource: &EncodedResource) -> bool {
+fn is_held(held: &Versions<'_>, resource: &EncodedResource) -> bool {
     held.get(&*resource.name) == Some(&Some(resource.version))
 }
 

@@ -183,7 +183,8 @@ impl Metrics {
                 IntGaugeVec::new(
                     Opts::new(
                         "istiod_quarantined_resources",
-                        "Number of refused resources that are withheld from proxies of the same build, by type.",
+                        "Number of refused resources that are withheld from proxies of the same identity and build, \
+                         by type.",
                     ),
                     &["type"],
                 )?,

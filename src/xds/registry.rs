@@ -18,7 +18,7 @@ use super::admission::Source;
 use super::connection::Connection;
 use super::protocol::Protocol;
 use super::share::{
-    held::HeldBytes,
+    held::{Charge, HeldBytes},
     quarantine::{Build, Quarantine, Refusal},
     response_cache::ResponseCache,
 };
@@ -33,6 +33,8 @@ use crate::{
 /// that hold more than one part in [`LARGE`] of the limit are refused.
 const EVICTION: Duration = Duration::from_millis(500);
 const LARGE: usize = 64;
+/// The size of a client's node metadata up to which it does not count. That of most nodes is a tenth of it.
+const USUAL_METADATA: usize = 64 << 10;
 
 /// All live connections, oldest first.
 #[derive(Debug, Default)]
@@ -78,6 +80,8 @@ pub struct LiveConnection {
     pub protocol: Protocol,
     /// The source of its requests.
     source: Source,
+    /// The memory of unusually large node metadata.
+    metadata: Option<Arc<Charge>>,
     /// Cancelled when it must make room for others, or is closed by an operator.
     evicted: CancellationToken,
     /// True if an operator closes it.
@@ -176,13 +180,13 @@ impl Registry {
             limit_mib: limit_bytes >> 20,
         };
         if self.is_evicting() {
-            let is_large = own.state().connection.held_bytes() > limit_bytes / LARGE;
+            let is_large = own.held_bytes() > limit_bytes / LARGE;
             return if is_large { Err(refused) } else { Ok(()) };
         }
         let mut excess = held().saturating_sub(limit_bytes);
         let mut by_source: BTreeMap<Source, HeldBySource> = BTreeMap::new();
         for connection in self.connections() {
-            let size_bytes = connection.state().connection.held_bytes();
+            let size_bytes = connection.held_bytes();
             if connection.evicted.is_cancelled() {
                 excess = excess.saturating_sub(size_bytes);
             } else if size_bytes > 0 {
@@ -264,8 +268,9 @@ impl Registry {
             Connection::new(new.protocol)
         };
         let quarantine = self.quarantine.clone();
-        let quarantine = quarantine.map(|quarantine| (quarantine, Build::of(&new.proxy.node)));
+        let quarantine = quarantine.map(|quarantine| (quarantine, Build::of(&new.proxy.node, &new.source)));
         let connection = connection.sharing(self.cache.clone()).with_quarantine(quarantine);
+        let metadata = new.proxy.metadata.size_bytes().saturating_sub(USUAL_METADATA);
         let connection = Arc::new(LiveConnection {
             id: format_smolstr!("{}-{number}", new.proxy.id),
             peer: new.peer,
@@ -274,6 +279,7 @@ impl Registry {
             subscription: new.subscription,
             protocol: new.protocol,
             source: new.source,
+            metadata: (metadata > 0).then(|| self.cache.held().charge(metadata)),
             evicted: CancellationToken::new(),
             closed: AtomicBool::new(false),
             state: Mutex::new(State {
@@ -386,6 +392,12 @@ impl LiveConnection {
         self.state().connection.is_settled()
     }
 
+    /// Returns the memory that its subscriptions and its metadata hold.
+    fn held_bytes(&self) -> usize {
+        let metadata = self.metadata.as_ref().map_or(0, Charge::share);
+        self.state().connection.held_bytes() + metadata
+    }
+
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -474,6 +486,37 @@ mod tests {
         assert!(refused.is_err_and(|error| error.to_string().contains("PILOT_XDS_SUBSCRIPTION_MEMORY_MB")));
         drop((large, larger, gateway, small, huge));
         assert_eq!(registry.cache.held().get(), 0);
+    }
+
+    #[test]
+    fn r20_large_metadata_makes_room_for_others() {
+        let registry = Arc::new(Registry::new(Arc::default(), None));
+        let registered = |size_bytes: usize| {
+            let metadata = json!({"ANNOTATIONS": {"a": "x".repeat(size_bytes)}});
+            registry.register(NewConnection {
+                peer: None,
+                connected_at: SystemTime::UNIX_EPOCH,
+                proxy: Arc::new(fixture::client(
+                    "sidecar~10.0.0.1~a.default~default.svc.cluster.local",
+                    &metadata,
+                )),
+                subscription: ConnectionId(0),
+                protocol: Protocol::Sotw,
+                source: Source::Address(None),
+            })
+        };
+        let held = || registry.cache.held().get();
+        let usual = registered(USUAL_METADATA / 2);
+        assert_eq!(held(), 0);
+        let large = registered(2 * USUAL_METADATA);
+        assert!(held() >= USUAL_METADATA);
+        registry
+            .make_room(&usual.connection, held() - 1)
+            .expect("the other one is larger");
+        let evicted = |of: &Registration| of.connection.evicted.is_cancelled();
+        assert!(evicted(&large) && !evicted(&usual));
+        drop((usual, large));
+        assert_eq!(held(), 0);
     }
 
     #[test]

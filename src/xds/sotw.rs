@@ -38,7 +38,7 @@ pub(super) fn content(
                     .map(|r| (r.name.clone(), r)),
             );
             if !changed.is_empty() || removed {
-                pending.append(&mut watched.nacked);
+                pending.append(&mut watched.retry());
             }
             // A full list removes resources by omission.
             all |= resource_type.is_wildcard() && (!changed.is_empty() || !pending.is_empty() || removed);

@@ -62,7 +62,8 @@ pub struct WatchedResource {
     pub resend_all: bool,
     /// The client waits for a response, even an empty one.
     pub must_respond: bool,
-    /// Names in rejected responses: sent again with the next change of the type.
+    /// Names in rejected responses, without those in `refused` that are withheld until they change: sent again with the
+    /// next change of the type.
     pub nacked: BTreeSet<SmolStr>,
     /// Removed clusters and endpoints: announced once routes no longer refer to them.
     pub deferred_removals: BTreeSet<SmolStr>,
@@ -87,6 +88,8 @@ pub struct Withheld {
     pub(super) held: Option<Arc<EncodedResource>>,
     /// True if the client refused it itself; false if it is withheld because others did.
     is_own: bool,
+    /// True if it is sent again with the next change of the type.
+    is_retried: bool,
     /// True if the client waits for it and was sent the rest of the response first.
     is_postponed: bool,
 }
@@ -344,6 +347,7 @@ impl WatchedResource {
             let refusal = Arc::new(refusal);
             refusals.push(refusal.clone());
             let withheld = Withheld {
+                is_retried: !quarantines || refusal.may_pass(),
                 refusal,
                 held,
                 is_own: true,
@@ -358,6 +362,9 @@ impl WatchedResource {
         if quarantines && is_attributed {
             let rest = rest.into_iter().filter(|name| !self.refused.contains_key(name));
             self.pending.extend(rest.chain(in_flight.removed));
+            let is_retried = |name: &SmolStr| self.refused.get(name).is_some_and(|withheld| withheld.is_retried);
+            let names = blamed.into_iter().map(|refused| refused.name);
+            self.nacked.extend(names.filter(is_retried));
         } else {
             for resource in in_flight.resources.iter() {
                 let held = self.held(&resource.name).cloned();
@@ -399,6 +406,13 @@ impl WatchedResource {
     pub(super) fn release(&mut self) {
         let released = self.retain_refusals(|_, withheld| withheld.is_own || withheld.refusal.concerns_others());
         self.pending.extend(released);
+    }
+
+    /// Returns the names that are sent again with a change of the type: those in rejected responses.
+    pub(super) fn retry(&mut self) -> BTreeSet<SmolStr> {
+        let retried = std::mem::take(&mut self.nacked);
+        self.retain_refusals(|name, withheld| !(withheld.is_retried && retried.contains(name)));
+        retried
     }
 
     /// Forgets the other refusals and returns their names. The client still holds what it held before.
@@ -457,6 +471,7 @@ impl WatchedResource {
                     refusal,
                     held,
                     is_own: false,
+                    is_retried: false,
                     is_postponed: false,
                 };
                 self.refused.insert(resource.name.clone(), withheld.clone());

@@ -259,6 +259,7 @@ fn wrong_configurations_are_not_used(cluster: &Cluster, installed: &Installed) -
         json!({ "config": "templates: {}\n", "values": "[" }),
         json!({ "config": "{".repeat(100_000), "values": "{}" }),
         json!({ "values": "{}" }),
+        json!({ "config": "templates: {}\n" }),
     ];
     for (number, data) in wrong.iter().enumerate() {
         let config_map = json!({ "apiVersion": "v1", "kind": "ConfigMap", "data": data,

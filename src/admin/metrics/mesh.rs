@@ -17,7 +17,7 @@ use crate::{
     model::{
         MeshSnapshot, Service,
         endpoint::Health,
-        service::{Protocol, Resolution, ServicePort},
+        service::{Protocol, Resolution},
     },
     table::Cx,
 };
@@ -151,9 +151,19 @@ fn ports_without_endpoints(mesh: &MeshSnapshot, service: &Service) -> usize {
     }
     let row = mesh.endpoints.get(&Cx::untracked(), &service.key);
     let endpoints = row.map(|row| &*row.endpoints).unwrap_or_default();
-    let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-    let is_empty = |port: &&ServicePort| !endpoints.iter().any(|endpoint| endpoint.port_name == port.name);
-    ports.filter(is_empty).count()
+    let ports = || {
+        let ports = service.ports.iter().filter(|port| port.protocol != Protocol::Udp);
+        ports.map(|port| port.name.as_str())
+    };
+    // A service may have thousands of both. The first endpoints usually serve all ports.
+    let mut empty: BTreeSet<&str> = ports().collect();
+    for endpoint in endpoints {
+        if empty.is_empty() {
+            break;
+        }
+        empty.remove(endpoint.port_name.as_str());
+    }
+    ports().filter(|port| empty.contains(port)).count()
 }
 
 /// Returns the addresses of endpoints that are not ready. One pass over all endpoints: services may have as many

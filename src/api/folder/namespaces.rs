@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use crate::{
-    api::{Kind, Row, mesh_config},
+    api::{Kind, Row, hidden_gateway::HiddenGateway, mesh_config},
     base::{ClusterId, Namespace},
 };
 
@@ -46,5 +46,13 @@ impl SelectedNamespaces {
         }
         let key = row.key();
         selected.contains(&(key.cluster.clone(), key.namespace.clone()))
+    }
+
+    /// Returns the row of a Gateway that counts only as a gateway to another network.
+    pub fn hidden_gateway(&self, row: &Row) -> Option<Row> {
+        match row {
+            Row::KubeGateway(gateway) if !self.contain(row) => HiddenGateway::of(gateway).map(Row::from),
+            _ => None,
+        }
     }
 }

@@ -233,8 +233,8 @@ pub struct Timeouts {
 pub struct Retry {
     /// The statuses to retry.
     pub codes: Vec<u32>,
-    /// The number of retries.
-    pub attempts: Option<u32>,
+    /// The number of retries; a negative one means none.
+    pub attempts: Option<i64>,
     /// The backoff between retries, as a duration.
     pub backoff: Option<SmolStr>,
 }

@@ -14,10 +14,12 @@ use crate::{
     },
 };
 
-/// The maximum length in bytes of a label value and of the name part of a label key.
+/// The maximum length in bytes of a label value, of the name part of a label key, and of the name of a subset.
 const MAX_LABEL_VALUE: usize = 63;
-/// The maximum length in bytes of a header value in Envoy's configuration.
-const MAX_HEADER_VALUE: usize = 16_384;
+/// The maximum length in bytes of the name of a port, as in the definition of ServiceEntries.
+const MAX_PORT_NAME: usize = 256;
+/// The maximum length in bytes of the name and of the value of a header in Envoy's configuration.
+const MAX_HEADER_PART: usize = 16_384;
 
 /// Checks a port number: 1 to 65535.
 pub fn port(at: &FieldPath<'_>, number: u32) {
@@ -26,13 +28,13 @@ pub fn port(at: &FieldPath<'_>, number: u32) {
     }
 }
 
-/// Checks a duration: whole milliseconds, at least one.
+/// Checks a duration: at least a millisecond, and on admission whole milliseconds.
 pub fn duration(at: &FieldPath<'_>, duration: Option<&Duration>) {
     let Some(duration) = duration else { return };
     if duration.seconds < 0 || duration.nanos < 0 || (duration.seconds == 0 && duration.nanos < 1_000_000) {
         at.error("the duration must be at least 1ms");
-    } else if duration.nanos % 1_000_000 != 0 {
-        at.error("only whole milliseconds are supported");
+    } else {
+        at.require_on_admission(duration.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
     }
 }
 
@@ -231,7 +233,7 @@ pub fn header_name(at: &FieldPath<'_>, name: &str) {
 
 /// Checks the value of a header. Admission accepts tabs, but no other control characters.
 pub fn header_value(at: &FieldPath<'_>, value: &str) {
-    at.require(value.len() <= MAX_HEADER_VALUE, "has more than 16384 bytes");
+    at.require(value.len() <= MAX_HEADER_PART, "has more than 16384 bytes");
     header_text(at, value);
     let is_control = |character: char| character.is_ascii_control() && !"\t\0\r\n".contains(character);
     at.require_on_admission(!value.contains(is_control), "has a control character");
@@ -248,10 +250,28 @@ pub fn is_header_text(text: &str) -> bool {
     !text.contains(['\0', '\r', '\n'])
 }
 
-/// Checks the name of a port by the rules of Kubernetes.
+/// True for text that Envoy accepts as the name or the value of a header to add.
+pub fn is_header_part(text: &str) -> bool {
+    text.len() <= MAX_HEADER_PART && is_header_text(text)
+}
+
+/// Checks the name of a port. Admission accepts the names of Kubernetes.
 pub fn port_name(at: &FieldPath<'_>, name: &str) {
-    if !is_label(name) {
-        at.error(format!("{name:?} is not a port name, want letters, digits and `-`"));
+    if name.len() > MAX_PORT_NAME {
+        at.error("has more than 256 bytes");
+    } else if !is_label(name) {
+        at.refuse(format!("{name:?} is not a port name, want letters, digits and `-`"));
+    }
+}
+
+/// Checks the name of a subset. Admission accepts letters, digits and `-`. A `|` would end the name in that of a
+/// cluster.
+pub fn subset_name(at: &FieldPath<'_>, name: &str) {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if name.is_empty() || name.len() > MAX_LABEL_VALUE || !name.bytes().all(fits) {
+        at.error("is not a subset name");
+    } else {
+        at.require_on_admission(is_label(name), "is not a subset name, want letters, digits and `-`");
     }
 }
 

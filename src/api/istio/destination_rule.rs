@@ -3,10 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{common, field_path::FieldPath, traffic_policy};
-use crate::{
-    api::{Meta, names::is_label},
-    proto::istio::networking::v1alpha3::DestinationRule,
-};
+use crate::{api::Meta, proto::istio::networking::v1alpha3::DestinationRule};
 
 /// Checks a DestinationRule.
 pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
@@ -15,10 +12,7 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
     let mut names = BTreeSet::new();
     at.each("subsets", &rule.subsets, |at, subset| {
         let name = at.field("name");
-        name.require(
-            !subset.name.is_empty() && is_label(&subset.name),
-            "is not a subset name",
-        );
+        common::subset_name(&name, &subset.name);
         name.require(names.insert(&subset.name), "is a duplicate");
         for (key, value) in &subset.labels {
             common::label(&at.field("labels"), key, value);

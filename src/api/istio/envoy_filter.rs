@@ -114,10 +114,9 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
                     at.field("value").refuse(message);
                 }
             }
-            let filters = matches!(apply_to, ApplyTo::HttpFilter);
-            let filtered = patch.filter_class != 0;
-            at.field("filterClass")
-                .require_on_admission(!filtered || filters, "counts for HTTP_FILTER only");
+            if patch.filter_class != 0 && apply_to != ApplyTo::HttpFilter {
+                at.field("filterClass").warning("counts for HTTP_FILTER only");
+            }
         }
     }
     if let Some(matched) = &patch.r#match {
@@ -180,7 +179,20 @@ fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: Apply
         ) => true,
         (Some(_), _) => false,
     };
-    at.require_on_admission(fits, "the match is for another kind of object than applyTo");
+    // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): the others have no match that admission checks.
+    let is_checked = !matches!(
+        apply_to,
+        ApplyTo::ListenerFilter | ApplyTo::ExtensionConfig | ApplyTo::Bootstrap
+    );
+    let message = "the match is for another kind of object than applyTo";
+    if fits {
+        return;
+    }
+    if is_checked && !is_of_waypoints(matched) {
+        at.refuse(message);
+    } else {
+        at.warning(message);
+    }
 }
 
 fn proxy_match(at: &FieldPath<'_>, proxy: &ProxyMatch) {
@@ -195,8 +207,8 @@ fn metadata(at: &FieldPath<'_>, metadata: &BTreeMap<String, String>) {
     at.require(metadata.keys().all(|key| !key.is_empty()), "a key is empty");
 }
 
-/// Checks the filters of a match. Parity (pkg/config/validation/envoyfilter/envoyfilter.go): names are not checked for
-/// waypoints and listener filters.
+/// Checks the filters of a match. Parity (pkg/config/validation/envoyfilter/envoyfilter.go): names and sub-filters are
+/// not checked for waypoints and listener filters.
 fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyTo, checks_names: bool) {
     let Some(filter) = listener.filter_chain.as_ref().and_then(|chain| chain.filter.as_ref()) else {
         return;
@@ -213,11 +225,14 @@ fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyT
             .require_on_admission(!checks_names || !name.is_empty(), "is required");
         return;
     };
+    if !checks_names {
+        return;
+    }
     let sub_at = at.field("subFilter");
     sub_at.require_on_admission(apply_to == ApplyTo::HttpFilter, "counts for HTTP_FILTER only");
     at.field("name").require(!name.is_empty(), "is required with subFilter");
     at.field("name").require_on_admission(
-        !checks_names || name.is_empty() || CONNECTION_MANAGERS.contains(&name),
+        name.is_empty() || CONNECTION_MANAGERS.contains(&name),
         "must be envoy.filters.network.http_connection_manager with subFilter",
     );
     sub_at.field("name").require(!sub_filter.name.is_empty(), "is required");

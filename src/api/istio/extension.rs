@@ -16,8 +16,10 @@ use crate::{
 
 /// The maximum length of Lua code, in bytes.
 const MAX_LUA: usize = 64 << 10;
-/// The maximum length of the name of a Secret, a plugin or a variable, in bytes.
-const MAX_NAME: usize = 253;
+/// The maximum length of the name of a Secret, in bytes.
+const MAX_SECRET: usize = 253;
+/// The maximum length of the name of a plugin or a variable, in bytes.
+const MAX_NAME: usize = 256;
 
 /// Checks a WasmPlugin.
 pub fn wasm_plugin(at: &FieldPath<'_>, plugin: &WasmPlugin, _meta: &Meta) {
@@ -96,21 +98,24 @@ fn wasm(at: &FieldPath<'_>, wasm: &Wasm<'_>) {
         ),
         None => url.error("is not a URL"),
     }
-    let hex = wasm.sha256.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let hex = wasm
+        .sha256
+        .bytes()
+        .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     at.field("sha256").require_on_admission(
         wasm.sha256.is_empty() || wasm.sha256.len() == 64 && hex,
-        "want 64 hexadecimal digits",
+        "want 64 hexadecimal digits in lower case",
     );
     at.field("imagePullSecret")
-        .require_on_admission(wasm.pull_secret.len() < MAX_NAME, "is too long");
+        .require_on_admission(wasm.pull_secret.len() <= MAX_SECRET, "is too long");
     at.field("pluginName")
-        .require_on_admission(wasm.plugin_name.len() <= MAX_NAME + 2, "is too long");
+        .require_on_admission(wasm.plugin_name.len() <= MAX_NAME, "is too long");
     let vm_at = at.field("vmConfig");
     let mut names = BTreeSet::new();
     vm_at.each("env", wasm.vm.iter().flat_map(|vm| &vm.env), |at, variable| {
         let name = at.field("name");
         name.require_on_admission(!variable.name.is_empty(), "is required");
-        name.require_on_admission(variable.name.len() <= MAX_NAME + 3, "is too long");
+        name.require_on_admission(variable.name.len() <= MAX_NAME, "is too long");
         name.require_on_admission(names.insert(&variable.name), "is a duplicate");
         let inline = variable.value_from == EnvValueSource::Inline as i32;
         at.field("value")

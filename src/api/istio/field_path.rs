@@ -4,6 +4,7 @@
 use std::{cell::RefCell, fmt};
 
 use super::{ErrorPolicy, RegexUsage, Validation};
+use crate::api::regex::RegexError;
 
 /// A field of the object that is validated. It formats its path only when it records a problem.
 #[doc(alias = "field.Path")]
@@ -80,6 +81,14 @@ impl<'a> FieldPath<'a> {
         let checked = self.validation.borrow_mut().regex(expression, usage);
         if let Err(error) = checked {
             self.error(error.to_string());
+        }
+    }
+
+    /// Warns of a regular expression in this field whose syntax is invalid. Only some of many are compiled.
+    pub fn warn_of_regex(&self, expression: &str) {
+        let checked = self.validation.borrow_mut().regex(expression, RegexUsage::Proxy);
+        if let Err(error @ RegexError::Syntax(_)) = checked {
+            self.warning(error.to_string());
         }
     }
 

@@ -26,7 +26,12 @@ pub fn check(at: &FieldPath<'_>, gateway: &Gateway, meta: &Meta) {
     let is_label_like = is_label(meta.name()) || meta.annotations.contains_key(SEMANTICS_ANNOTATION);
     at.require_on_admission(is_label_like, "the name of a Gateway has no dots");
     at.field("servers").require(!gateway.servers.is_empty(), "is required");
-    common::selector_labels(&at.field("selector"), &gateway.selector);
+    // Istio admits such a selector, and no workload has such labels.
+    let is_plain = |(key, value): (&String, &String)| !key.is_empty() && !key.contains('*') && !value.contains('*');
+    if !gateway.selector.iter().all(is_plain) {
+        at.field("selector")
+            .warning("selects nothing; wildcards are not supported");
+    }
     let mut names = BTreeSet::new();
     at.each("servers", &gateway.servers, |at, server| {
         self::server(at, server);
@@ -52,7 +57,7 @@ fn server(at: &FieldPath<'_>, server: &Server) {
             at.error(format!("{host:?} is not a host name"));
         } else if is_partial_wildcard(host) {
             at.refuse(format!("{host:?} is a partial wildcard, want `*` or `*.` and a domain"));
-        } else if host != "*" && !host.contains(['.', ':']) {
+        } else if host != "*" && !host.contains('.') {
             at.refuse(format!("{host:?} is a short name, want a full one"));
         }
     });
@@ -142,34 +147,49 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
             if any_file || credential {
                 at.warning("certificates have no effect with passthrough");
             }
+            at.field("caCrl").require_on_admission(
+                tls.ca_crl.is_empty() || tls.credential_name.is_empty(),
+                "cannot be combined with credentialName",
+            );
         }
-        Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential || !tls.tls_certificates.is_empty() => {
-            at.field("caCrl")
-                .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with credentialName");
-        }
-        Mode::Simple | Mode::Mutual | Mode::OptionalMutual => {
-            at.field("serverCertificate")
-                .require(!tls.server_certificate.is_empty(), "or credentialName is required");
-            at.field("privateKey")
-                .require(!tls.private_key.is_empty(), "or credentialName is required");
-            if mode == Mode::Mutual {
-                at.field("caCertificates")
-                    .require(!tls.ca_certificates.is_empty(), "is required with MUTUAL");
-            }
-            if mode == Mode::OptionalMutual {
-                at.field("caCertificates")
-                    .require_on_admission(!tls.ca_certificates.is_empty(), "is required with OPTIONAL_MUTUAL");
-            }
-            if mode == Mode::Simple {
+        Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential => {
+            if !tls.ca_crl.is_empty() {
                 at.field("caCrl")
-                    .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with SIMPLE");
+                    .warning("has no effect with credentialName; hint: add the list to the Secret");
             }
         }
+        Mode::Simple | Mode::Mutual | Mode::OptionalMutual => own_certificates(at, tls, mode),
     }
     if tls.credential_names.len() > 2 || tls.tls_certificates.len() > 2 {
         at.warning("more than two certificates: only one RSA and one ECDSA certificate make sense");
     }
     fingerprints(at, tls);
+}
+
+/// Checks the certificates of a server without credentials.
+fn own_certificates(at: &FieldPath<'_>, tls: &ServerTlsSettings, mode: Mode) {
+    let is_single = tls.tls_certificates.is_empty();
+    if is_single {
+        at.field("serverCertificate")
+            .require(!tls.server_certificate.is_empty(), "or credentialName is required");
+        at.field("privateKey")
+            .require(!tls.private_key.is_empty(), "or credentialName is required");
+    }
+    at.each("tlsCertificates", &tls.tls_certificates, |at, certificate| {
+        at.field("serverCertificate")
+            .require_on_admission(!certificate.server_certificate.is_empty(), "is required");
+        at.field("privateKey")
+            .require_on_admission(!certificate.private_key.is_empty(), "is required");
+    });
+    let (has_authority, authority) = (!tls.ca_certificates.is_empty(), at.field("caCertificates"));
+    match mode {
+        Mode::Mutual if is_single => authority.require(has_authority, "is required with MUTUAL"),
+        Mode::Mutual => authority.require_on_admission(has_authority, "is required with MUTUAL"),
+        Mode::OptionalMutual => authority.require_on_admission(has_authority, "is required with OPTIONAL_MUTUAL"),
+        _ => at
+            .field("caCrl")
+            .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with SIMPLE"),
+    }
 }
 
 /// Warns of fingerprints that no certificate has.

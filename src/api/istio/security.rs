@@ -4,6 +4,7 @@
 use super::{DRY_RUN, common, field_path::FieldPath};
 use crate::{
     api::Meta,
+    base::url::Url,
     proto::istio::security::v1beta1::{
         AuthorizationPolicy, Condition, JwtRule, Operation, PeerAuthentication, RequestAuthentication, Rule, Source,
         authorization_policy::{Action, ActionDetail},
@@ -316,11 +317,8 @@ fn jwt_rule(at: &FieldPath<'_>, rule: &JwtRule) {
     not_empty(&at.field("audiences"), &rule.audiences);
     if !rule.jwks_uri.is_empty() {
         let at = at.field("jwksUri");
-        let host = ["http://", "https://"]
-            .iter()
-            .find_map(|scheme| rule.jwks_uri.strip_prefix(scheme));
-        let named = host.is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['/', ':', '?']));
-        at.require(named, "want an http or https address");
+        let fits = Url::parse(&rule.jwks_uri).is_some_and(|url| matches!(url.scheme.as_str(), "http" | "https"));
+        at.require(fits, "want an http or https address");
         if !rule.jwks.is_empty() {
             at.warning("jwks is given too and counts");
         }

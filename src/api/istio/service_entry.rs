@@ -126,6 +126,8 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
                 let fits = by_network || is_fqdn(address) || cidr::parse_ip(address).is_some();
                 at.field("address")
                     .require(fits, "is neither a host name nor an IP address");
+                at.field("address")
+                    .require_on_admission(!by_network, "is required with resolution DNS");
             });
         }
         Resolution::DynamicDns => {

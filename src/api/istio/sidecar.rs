@@ -57,6 +57,10 @@ fn ingress(at: &FieldPath<'_>, listener: &IstioIngressListener) {
         None => at.field("port").error("is required"),
     }
     bind(&at.field("bind"), &listener.bind);
+    at.field("bind").require_on_admission(
+        !listener.bind.starts_with("unix://"),
+        "unix sockets are for egress only",
+    );
     let endpoint = listener.default_endpoint.as_str();
     if !endpoint.is_empty() {
         default_endpoint(&at.field("defaultEndpoint"), endpoint);
@@ -122,15 +126,26 @@ fn bind(at: &FieldPath<'_>, bind: &str) {
 }
 
 fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener], meta: &Meta) {
-    let mut sockets = BTreeSet::new();
+    let (mut sockets, mut numbers) = (BTreeSet::new(), BTreeSet::new());
     at.each("egress", listeners, |at, listener| {
-        let unix = listener.bind.starts_with("unix://");
+        let path = listener.bind.strip_prefix("unix://");
+        let unix = path.is_some();
         bind(&at.field("bind"), &listener.bind);
+        if let Some(path) = path.filter(|_| listener.port.is_some()) {
+            at.field("bind").require_on_admission(
+                path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
+                "is not the absolute path of a unix socket",
+            );
+        }
         // A listener without a port has the ports of its services.
         if let Some(port) = &listener.port {
             self::port(&at.field("port"), port, unix);
-            at.field("port")
-                .require(sockets.insert((listener.bind.as_str(), port.number)), "is a duplicate");
+            let is_new = sockets.insert((listener.bind.as_str(), port.number));
+            at.field("port").require(is_new, "is a duplicate");
+            if is_new && port.number != 0 {
+                at.field("port")
+                    .require_on_admission(numbers.insert(port.number), "has the number of another listener");
+            }
             let captured = listener.capture_mode == CaptureMode::Iptables as i32;
             at.field("captureMode")
                 .require(!(unix && captured), "a unix socket cannot be captured");

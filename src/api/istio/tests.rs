@@ -73,7 +73,7 @@ fn virtual_services() {
     good(
         "VirtualService",
         &http(&format!(
-            "{to_a}, match: [{{uri: {{prefix: ''}}, headers: {{x: {{regex: '*'}}}}, queryParams: {{q: {{regex: '*'}}}}}}]"
+            "{to_a}, match: [{{uri: {{prefix: ''}}, withoutHeaders: {{x: {{regex: '*'}}}}, queryParams: {{q: {{}}}}}}]"
         )),
     );
     good(
@@ -245,6 +245,30 @@ fn values_that_envoy_refuses_are_errors() {
         let spec = format!("{{hosts: [a], http: [{{{to_a}, {nested}: {{{tail}: {value}{closing}}}]}}");
         bad("VirtualService", &spec, &[&format!(".http[0].{field}")]);
     }
+    let long_name = format!("{{hosts: [a], http: [{{{to_a}, headers: {{request: {{remove: [{long}]}}}}}}]}}");
+    bad("VirtualService", &long_name, &[".http[0].headers.request.remove[0]"]);
+    let headers = |count: usize| {
+        let all: Vec<String> = (0..count).map(|number| format!("x{number}: a")).collect();
+        all.join(", ")
+    };
+    let adding = |direction: &str, of_route: usize, of_destination: usize| {
+        let [add, set] = [of_route, of_destination].map(headers);
+        format!(
+            "{{hosts: [a], http: [{{headers: {{{direction}: {{add: {{{add}}}}}}}, \
+             route: [{{destination: {{host: a}}, headers: {{{direction}: {{set: {{{set}}}}}}}}}]}}]}}"
+        )
+    };
+    good("VirtualService", &adding("response", 500, 499));
+    bad("VirtualService", &adding("response", 500, 500), &[".http[0].headers"]);
+    good("VirtualService", &adding("request", 500, 500));
+    bad("VirtualService", &adding("request", 500, 501), &[".http[0].headers"]);
+    let weighted = |last: u32| {
+        let most = [("a", 0x7fff_ffff), ("b", 0x7fff_ffff), ("c", last)];
+        let routes = most.map(|(host, weight)| format!("{{destination: {{host: {host}}}, weight: {weight}}}"));
+        format!("{{hosts: [a], http: [{{route: [{}]}}]}}", routes.join(", "))
+    };
+    good("VirtualService", &weighted(1));
+    bad("VirtualService", &weighted(2), &[".http[0].route"]);
     for (redirect, field) in [
         ("uri: /x, redirectCode: 305", "redirectCode"),
         ("uri: \"/x\\n\"", "uri"),
@@ -389,6 +413,16 @@ fn destination_rules() {
         let at = format!(".trafficPolicy.loadBalancer.consistentHash.{field}");
         bad("DestinationRule", &hash(&key), &[&at]);
     }
+    let ring = |size: u32| hash(&format!("useSourceIp: true, ringHash: {{minimumRingSize: {size}}}"));
+    good("DestinationRule", &ring(8_388_608));
+    bad(
+        "DestinationRule",
+        &ring(8_388_609),
+        &[".trafficPolicy.loadBalancer.consistentHash.ringHash.minimumRingSize"],
+    );
+    let server_name = |length: usize| policy(&format!("tls: {{mode: SIMPLE, sni: {}}}", "x".repeat(length)));
+    good("DestinationRule", &server_name(255));
+    bad("DestinationRule", &server_name(256), &[".trafficPolicy.tls.sni"]);
     bad(
         "DestinationRule",
         &policy("loadBalancer: {simple: FASTEST}"),
@@ -590,6 +624,7 @@ fn policies() {
         "{jwtRules: [{}, {jwksUri: 'ftp://a'}, {issuer: a, jwks: '{}'}]}",
         &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri", ".jwtRules[2].jwks"],
     );
+    good("RequestAuthentication", "{jwtRules: [{jwksUri: 'HTTPS://a/keys'}]}");
     warned(
         "RequestAuthentication",
         "{jwtRules: [{issuer: a, jwks: '{\"kty\": \"EC\"}'}]}",
@@ -676,7 +711,7 @@ fn admission_refuses_more_than_parsing() {
     }
     refused("VirtualService", "{hosts: [a]}", "spec");
     refused("DestinationRule", "{host: a, exportTo: [b, b]}", "spec.exportTo[1]");
-    let distribute = "[{from: a/b, to: {c: 100}}, {from: 'a/*', to: {d: 50, d/e: 50}}]";
+    let distribute = "[{from: 'a/*', to: {c: 100}}, {from: a/b, to: {d: 50, d/e: 50}}]";
     let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{{policy}}}}}");
     let spec = policy(&format!(
         "loadBalancer: {{localityLbSetting: {{distribute: {distribute}}}}}"
@@ -737,6 +772,8 @@ fn admission_refuses_more_than_parsing() {
         let of_waypoints = patch(apply_to, &matched(filter, "WAYPOINT"));
         warned("EnvoyFilter", &of_waypoints, &[""]);
     }
-    let of_listeners = patch("LISTENER_FILTER", &matched(unnamed, "ANY"));
-    warned("EnvoyFilter", &of_listeners, &[""]);
+    for filter in [unnamed, tcp, "subFilter: {}"] {
+        let of_listeners = patch("LISTENER_FILTER", &matched(filter, "ANY"));
+        warned("EnvoyFilter", &of_listeners, &[""]);
+    }
 }

@@ -21,6 +21,10 @@ use crate::{
     },
 };
 
+/// The maximum size of Envoy's hash ring.
+const MAX_RING: u64 = 8_388_608;
+/// The maximum length of a server name in bytes.
+pub const MAX_SERVER_NAME: usize = 255;
 /// The maximum size of Envoy's Maglev table.
 const MAX_MAGLEV: u64 = 5_000_011;
 /// The limit of localities that are compared with each other. The weights of more cannot add up to 100.
@@ -170,7 +174,9 @@ pub fn connection_pool(at: &FieldPath<'_>, pool: Option<&ConnectionPoolSettings>
             .require(tcp.max_connections >= 0, "must not be negative");
         common::duration(&at.field("connectTimeout"), tcp.connect_timeout.as_ref());
         common::duration(&at.field("maxConnectionDuration"), tcp.max_connection_duration.as_ref());
-        not_negative(&at.field("idleTimeout"), tcp.idle_timeout.as_ref());
+        // Parity (pkg/config/validation/validation.go, `validateConnectionPool`): here, admission accepts 0.
+        let idle = tcp.idle_timeout.filter(|idle| !is_short(idle));
+        not_negative(&at.field("idleTimeout"), idle.as_ref());
     }
 }
 
@@ -180,10 +186,14 @@ fn not_negative(at: &FieldPath<'_>, duration: Option<&prost_types::Duration>) {
     if duration.seconds < 0 || duration.nanos < 0 {
         at.error("must not be negative");
     } else {
-        let is_short = duration.seconds == 0 && duration.nanos < 1_000_000;
-        at.require_on_admission(!is_short, "the duration must be at least 1ms");
+        at.require_on_admission(!is_short(duration), "the duration must be at least 1ms");
         at.require_on_admission(duration.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
     }
+}
+
+/// True for less than a millisecond that is not negative.
+fn is_short(duration: &prost_types::Duration) -> bool {
+    duration.seconds == 0 && (0..1_000_000).contains(&duration.nanos)
 }
 
 fn outlier_detection(at: &FieldPath<'_>, outlier: &OutlierDetection) {
@@ -272,6 +282,10 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
             hash.hash_algorithm.is_none(),
             "cannot be combined with ringHash or maglev",
         );
+        ring_size(&at, hash.minimum_ring_size);
+    }
+    if let Some(HashAlgorithm::RingHash(ring)) = &hash.hash_algorithm {
+        ring_size(&at.field("ringHash").field("minimumRingSize"), ring.minimum_ring_size);
     }
     if let Some(HashAlgorithm::Maglev(maglev)) = &hash.hash_algorithm {
         let maglev_at = at.field("maglev");
@@ -284,8 +298,14 @@ fn consistent_hash(at: &FieldPath<'_>, hash: &ConsistentHashLb) {
     }
 }
 
+/// Checks the size of a hash ring. Because of a larger one, Envoy refuses all clusters that it is sent with.
+fn ring_size(at: &FieldPath<'_>, size: u64) {
+    at.require(size <= MAX_RING, "must be at most 8388608");
+}
+
+/// True for a prime number, and for 1, as in Envoy.
 fn is_prime(number: u64) -> bool {
-    number >= 2
+    number >= 1
         && (2..=number)
             .take_while(|divisor| divisor * divisor <= number)
             .all(|divisor| !number.is_multiple_of(divisor))
@@ -336,9 +356,15 @@ fn locality_rules(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
     at.each("distribute", &setting.distribute, |at, distribute| {
         let from = at.field("from");
         locality_text(&from, &distribute.from);
+        locality_parts(&from, &distribute.from);
+        let star = distribute.from.find('*');
+        from.require_on_admission(
+            star.is_none_or(|star| star + 1 == distribute.from.len()),
+            "`*` may only come last",
+        );
         if !sources.insert(&distribute.from) {
             from.error("is a duplicate");
-        } else if compared.iter().any(|other| overlap(other, &distribute.from)) {
+        } else if compared.iter().any(|earlier| hides(earlier, &distribute.from)) {
             from.refuse("overlaps with another one");
         }
         if compared.len() < MAX_COMPARED {
@@ -349,6 +375,7 @@ fn locality_rules(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
         at.require(sum == 100, "the weights must add up to 100");
         for (locality, weight) in &distribute.to {
             locality_text(&at.field(locality), locality);
+            locality_parts(&at.field(locality), locality);
             at.field(locality)
                 .require((1..=100).contains(weight), "want a weight from 1 to 100");
             let star = locality.find('*');
@@ -357,7 +384,7 @@ fn locality_rules(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
                 "`*` may only come last",
             );
             let mut others = distribute.to.keys().take_while(|other| *other < locality);
-            if distribute.to.len() <= MAX_COMPARED && others.any(|other| overlap(other, locality)) {
+            if distribute.to.len() <= MAX_COMPARED && others.any(|other| hides(other, locality)) {
                 at.field(locality).refuse("overlaps with another one");
             }
         }
@@ -372,10 +399,23 @@ fn locality_rules(at: &FieldPath<'_>, setting: &LocalityLoadBalancerSetting) {
     });
 }
 
-/// Returns true if one of two localities contains the other: `region` and `region/*` contain `region/zone`.
-fn overlap(one: &str, other: &str) -> bool {
-    let mut parts = one.split('/').zip(other.split('/'));
-    parts.all(|(one, other)| one == other || one == "*" || other == "*")
+/// Returns region, zone and subzone.
+fn parts(locality: &str) -> impl Iterator<Item = &str> {
+    locality.splitn(3, '/')
+}
+
+/// Checks that no part of a locality is empty.
+fn locality_parts(at: &FieldPath<'_>, locality: &str) {
+    at.require_on_admission(parts(locality).all(|part| !part.is_empty()), "has an empty part");
+}
+
+/// Returns true if an earlier locality covers a later one: `region` and `region/*` cover `region/zone`.
+///
+/// Parity (pkg/config/validation/agent/validation.go, `validateLocalities`): the order counts. `region/*` may follow
+/// `region/zone`, for what the former ones leave; `region` may not.
+fn hides(earlier: &str, later: &str) -> bool {
+    let mut pairs = parts(earlier).zip(parts(later));
+    pairs.all(|(earlier, later)| earlier == later || earlier == "*")
 }
 
 /// Checks the TLS settings of a client, in a rule of a namespace.
@@ -388,12 +428,16 @@ fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings, namespace: &str) {
         );
     }
     let mode = tls.mode();
+    at.field("sni").require(
+        mode == Mode::Disable || tls.sni.len() <= MAX_SERVER_NAME,
+        "has more than 255 bytes",
+    );
     // Other modes have no use for certificates of the rule.
     let has_certificates = matches!(mode, Mode::Simple | Mode::Mutual);
     if has_certificates && !tls.credential_name.is_empty() {
         let files = [&tls.client_certificate, &tls.private_key, &tls.ca_certificates];
         let any_file = files.iter().any(|file| !file.is_empty());
-        at.require(!any_file, "credentialName cannot be combined with certificate files");
+        at.require_on_admission(!any_file, "credentialName cannot be combined with certificate files");
         at.field("caCrl")
             .require_on_admission(tls.ca_crl.is_empty(), "cannot be combined with credentialName");
     }

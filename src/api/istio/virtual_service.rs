@@ -9,18 +9,19 @@ use crate::{
     api::{
         Meta,
         names::{
-            claim_path, grpc_status_code, is_cluster_server_name, is_fqdn, is_header_name, is_label,
-            is_partial_wildcard, is_wildcard_domain,
+            claim_path, grpc_status_code, is_cluster_server_name, is_fqdn, is_header_list, is_header_name,
+            is_http_status, is_label, is_partial_wildcard, is_wildcard_domain,
         },
     },
     base::cidr,
     proto::istio::networking::v1alpha3::{
-        CorsPolicy, Destination, HttpDirectResponse, HttpFaultInjection, HttpMatchRequest, HttpRedirect, HttpRetry,
-        HttpRewrite, HttpRoute, HttpRouteDestination, L4MatchAttributes, Percent, RouteDestination, StringMatch,
-        TcpRoute, TlsMatchAttributes, TlsRoute, VirtualService,
+        CorsPolicy, Destination, Headers, HttpDirectResponse, HttpFaultInjection, HttpMatchRequest, HttpRedirect,
+        HttpRetry, HttpRewrite, HttpRoute, HttpRouteDestination, L4MatchAttributes, Percent, RouteDestination,
+        StringMatch, TcpRoute, TlsMatchAttributes, TlsRoute, VirtualService,
         headers::HeaderOperations,
         http_body::Specifier,
         http_fault_injection::{abort::ErrorType, delay::HttpDelayType},
+        http_redirect::RedirectPort,
         string_match::MatchType,
     },
 };
@@ -33,6 +34,9 @@ const LARGE_BODY: usize = 100 << 10;
 const MAX_QUERY_PARAMETER: usize = 1024;
 /// The pseudo-headers of HTTP/2 and HTTP/3.
 const PSEUDO_HEADERS: [&str; 5] = [":method", ":scheme", ":authority", ":path", ":status"];
+/// The maximum numbers of headers that a route adds to requests and to responses. Envoy accepts 1,000 of each, and one
+/// of a response may advertise HTTP/3.
+const MAX_ADDED_HEADERS: [usize; 2] = [1000, 999];
 /// The smallest percentage of faults above 0: Envoy counts in parts of a million.
 const LEAST_FAULTS: f64 = 0.0001;
 
@@ -64,17 +68,28 @@ pub fn check(at: &FieldPath<'_>, service: &VirtualService, meta: &Meta) {
     unreachable::check(at, service);
 }
 
+/// Checks names of gateways.
+///
+/// Parity (pkg/config/validation/validation.go, `validateGatewayNames`): admission does not check those after the first
+/// one without a slash.
 fn gateways(at: &FieldPath<'_>, gateways: &[String]) {
+    let mut is_checked = true;
     at.each("gateways", gateways, |at, gateway| {
         let fits = match gateway.split_once('/') {
-            Some((namespace, name)) => (namespace == "." || is_label(namespace)) && is_fqdn(name),
+            Some((namespace, name)) => is_label(namespace) && is_label(name),
             None => is_fqdn(gateway),
         };
         if !fits {
-            at.refuse(format!("{gateway:?} is not a gateway, want name or namespace/name"));
+            let message = format!("{gateway:?} is not a gateway, want name or namespace/name");
+            if is_checked {
+                at.refuse(message);
+            } else {
+                at.warning(message);
+            }
         } else if !gateway.contains('/') && gateway.contains('.') {
             at.warning(format!("{gateway:?}: write namespace/name"));
         }
+        is_checked &= gateway.contains('/');
     });
 }
 
@@ -148,7 +163,36 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
     }
     mirrors(at, route);
     headers(at, route.headers.as_ref());
+    let few = adds_few_headers(route);
+    at.field("headers").require(
+        few,
+        "with those of destinations, adds more than 1000 headers to requests or 999 to responses",
+    );
     authority(at, route);
+}
+
+/// True if Envoy accepts the number of headers that a route adds. It adds those of its only destination too.
+pub fn adds_few_headers(route: &HttpRoute) -> bool {
+    let count = |operations: Option<&HeaderOperations>| {
+        let names = operations
+            .into_iter()
+            .flat_map(|one| one.set.keys().chain(one.add.keys()));
+        names.filter(|name| !is_internal(name)).count()
+    };
+    let added = |headers: Option<&Headers>| {
+        let operations = headers.map_or([None; 2], |one| [one.request.as_ref(), one.response.as_ref()]);
+        operations.map(count)
+    };
+    let own = added(route.headers.as_ref());
+    let of_destinations = route.route.iter().map(|destination| {
+        let further = added(destination.headers.as_ref());
+        match route.route.len() {
+            1 => [own[0] + further[0], own[1] + further[1]],
+            _ => further,
+        }
+    });
+    let mut counts = of_destinations.chain([own]);
+    counts.all(|added| added[0] <= MAX_ADDED_HEADERS[0] && added[1] <= MAX_ADDED_HEADERS[1])
 }
 
 /// Checks that at most one field of a route sets the authority.
@@ -161,6 +205,11 @@ fn authority(at: &FieldPath<'_>, route: &HttpRoute) {
     let set = names.filter(|name| is_authority(name)).count();
     let rewritten = rewrite.is_some_and(|authority| !authority.is_empty());
     at.require_on_admission(set + usize::from(rewritten) < 2, "sets the authority more than once");
+}
+
+/// True for pseudo-headers and `host`, which proxies do not add.
+fn is_internal(name: &str) -> bool {
+    name.starts_with(':') || name.eq_ignore_ascii_case("host")
 }
 
 fn is_authority(name: &str) -> bool {
@@ -177,9 +226,10 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
     let given = given.into_iter().filter(|given| *given).count();
     if let Some(target) = &route.delegate {
         at.field("delegate").require(!delegate, "a delegate cannot delegate");
+        // Parity (pkg/config/validation/virtualservice.go, `validateHTTPRouteConflict`): these are the only conflicts.
         at.require_on_admission(
-            given == 0,
-            "delegate cannot be combined with route, redirect or directResponse",
+            route.route.is_empty() && route.redirect.is_none(),
+            "delegate cannot be combined with route or redirect",
         );
         if target.name.is_empty() {
             // Istio admits such an object, and serves its other routes.
@@ -187,7 +237,9 @@ fn actions(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool) {
                 .field("name")
                 .warning("is missing, so the route has no effect");
         }
-    } else if given != 1 {
+        return;
+    }
+    if given != 1 {
         at.error("needs exactly one of route, redirect and directResponse");
     }
     if route.redirect.is_some() || route.direct_response.is_some() {
@@ -226,8 +278,12 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
             let at = at.field(key);
             let is_claim = name != "queryParams" && claim_path(key).is_some();
             // `*` is not a valid expression, but has always meant that the header is present.
-            if is_claim || !matches!(&condition.match_type, Some(MatchType::Regex(text)) if text == "*") {
+            let is_star = matches!(&condition.match_type, Some(MatchType::Regex(text)) if text == "*");
+            if is_claim || !is_star {
                 common::string_match(&at, Some(condition));
+            } else if name != "withoutHeaders" {
+                // Parity (pkg/config/validation/virtualservice.go): admission accepts it there only.
+                at.refuse("`*` is not a regular expression; hint: write `{}` for any value");
             }
             prefix_match(&at, Some(condition));
             if is_claim {
@@ -237,7 +293,7 @@ fn http_match(at: &FieldPath<'_>, matched: &HttpMatchRequest, gateways: &[String
                     (1..=MAX_QUERY_PARAMETER).contains(&key.len()),
                     "the name needs 1 to 1024 bytes",
                 );
-            } else if !is_header_name(key.strip_prefix(':').unwrap_or(key)) {
+            } else if !is_header_list(key.strip_prefix(':').unwrap_or(key)) {
                 at.error(format!("{key:?} is not a header name"));
             } else if key.starts_with(':') && !PSEUDO_HEADERS.contains(&key.as_str()) {
                 at.refuse(format!("{key:?} is not a pseudo-header"));
@@ -284,9 +340,9 @@ fn destination(at: &FieldPath<'_>, destination: Option<&Destination>) {
     } else {
         at.field("host").error("`*` is not a destination");
     }
-    let subset = &destination.subset;
-    at.field("subset")
-        .require(subset.is_empty() || is_label(subset), "is not a subset name");
+    if !destination.subset.is_empty() {
+        common::subset_name(&at.field("subset"), &destination.subset);
+    }
     if let Some(port) = &destination.port {
         common::port(&at.field("port").field("number"), port.number);
     }
@@ -297,7 +353,10 @@ fn destinations(at: &FieldPath<'_>, routes: &[HttpRouteDestination]) {
         destination(&at.field("destination"), route.destination.as_ref());
         headers(at, route.headers.as_ref());
     });
-    weights(at, routes.iter().map(|route| route.weight));
+    let sum = weights(at, routes.iter().map(|route| route.weight));
+    // Envoy refuses all routes of a port because of one such sum.
+    at.field("route")
+        .require(sum <= i64::from(u32::MAX), "the sum of the weights is above 4294967295");
 }
 
 fn l4_destinations(at: &FieldPath<'_>, routes: &[RouteDestination]) {
@@ -308,7 +367,8 @@ fn l4_destinations(at: &FieldPath<'_>, routes: &[RouteDestination]) {
     weights(at, routes.iter().map(|route| route.weight));
 }
 
-fn weights(at: &FieldPath<'_>, weights: impl ExactSizeIterator<Item = i32>) {
+/// Checks the weights of destinations. Returns their sum.
+fn weights(at: &FieldPath<'_>, weights: impl ExactSizeIterator<Item = i32>) -> i64 {
     let count = weights.len();
     let mut sum = 0_i64;
     at.each("route", weights, |at, weight| {
@@ -317,11 +377,12 @@ fn weights(at: &FieldPath<'_>, weights: impl ExactSizeIterator<Item = i32>) {
     });
     at.field("route")
         .require(count < 2 || sum != 0, "the sum of the weights is 0");
+    sum
 }
 
 fn mirrors(at: &FieldPath<'_>, route: &HttpRoute) {
     at.field("mirrors").require_on_admission(
-        route.mirror.is_none() || route.mirrors.is_empty(),
+        route.mirror.is_none() || route.mirrors.is_empty() || route.delegate.is_some(),
         "cannot be combined with mirror",
     );
     if route.mirror.is_some() {
@@ -351,6 +412,10 @@ fn http_redirect(at: &FieldPath<'_>, redirect: &HttpRedirect) {
         matches!(code, 0 | 301 | 302 | 303 | 307 | 308),
         "want 301, 302, 303, 307 or 308",
     );
+    if let Some(RedirectPort::Port(port)) = redirect.redirect_port {
+        at.field("port")
+            .require_on_admission(port <= 65_535, "is not a port, want 1 to 65535");
+    }
     common::header_text(&at.field("uri"), &redirect.uri);
     common::header_text(&at.field("authority"), &redirect.authority);
     let scheme = redirect.scheme.as_str();
@@ -435,16 +500,10 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     if retries.backoff.is_some() {
         common::duration(&at.field("backoff"), retries.backoff.as_ref());
     }
-    for condition in retries
-        .retry_on
-        .split(',')
-        .map(str::trim)
-        .filter(|condition| !condition.is_empty())
-    {
-        let status = condition
-            .parse::<u32>()
-            .is_ok_and(|status| (100..600).contains(&status));
-        if !status && !RETRY_ON.contains(&condition) {
+    // Parity (pkg/config/validation/validation.go, `validateHTTPRetry`): admission accepts no spaces.
+    let conditions = Some(&retries.retry_on).filter(|text| !text.is_empty());
+    for condition in conditions.into_iter().flat_map(|text| text.split(',')) {
+        if !condition.parse().is_ok_and(is_http_status) && !RETRY_ON.contains(&condition) {
             at.field("retryOn")
                 .refuse(format!("{condition:?} is not a condition for retries"));
         }
@@ -505,24 +564,26 @@ fn cors_policy(at: &FieldPath<'_>, policy: &CorsPolicy) {
         common::string_match(at, Some(origin));
     });
     at.each("allowMethods", &policy.allow_methods, |at, method| {
-        at.require(METHODS.contains(&method.as_str()), "is not an HTTP method");
+        common::header_text(at, method);
+        at.require_on_admission(METHODS.contains(&method.as_str()), "is not an HTTP method");
     });
     for (name, headers) in [
         ("allowHeaders", &policy.allow_headers),
         ("exposeHeaders", &policy.expose_headers),
     ] {
         at.each(name, headers, |at, header| {
-            at.require(is_header_name(header), "is not a header name");
+            common::header_text(at, header);
+            at.require_on_admission(is_header_list(header), "is not a header name");
         });
     }
     if let Some(age) = &policy.max_age {
         common::duration(&at.field("maxAge"), Some(age));
         at.field("maxAge")
-            .require(age.nanos == 0, "only whole seconds are supported");
+            .require_on_admission(age.nanos == 0, "only whole seconds are supported");
     }
 }
 
-fn headers(at: &FieldPath<'_>, headers: Option<&crate::proto::istio::networking::v1alpha3::Headers>) {
+fn headers(at: &FieldPath<'_>, headers: Option<&Headers>) {
     let Some(headers) = headers else { return };
     let at = at.field("headers");
     if let Some(operations) = &headers.request {
@@ -542,10 +603,9 @@ enum Direction {
 fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, direction: Direction) {
     // Pseudo headers and `host` have no effect, except to set the authority of a request.
     let named = |at: &FieldPath<'_>, name: &str| {
-        let internal = name.starts_with(':') || name.eq_ignore_ascii_case("host");
-        if internal {
+        if is_internal(name) {
             at.refuse(format!("{name:?} is not a header that can be changed here"));
-        } else if name.is_empty() || !common::is_header_text(name) {
+        } else if name.is_empty() || !common::is_header_part(name) {
             at.error(format!("{name:?} is not a header name"));
         } else if !is_header_name(name) {
             // Istio admits such an object, and Envoy sends the header as it is.
@@ -600,14 +660,15 @@ struct ServerNames<'a> {
     exact: BTreeSet<&'a str>,
     /// The ends of names that wildcards cover.
     suffixes: BTreeSet<&'a str>,
-    /// True if the routes are those of gateways only, which know clusters by server names.
+    /// True unless the gateway `mesh` is named: gateways know clusters by server names.
     of_clusters: bool,
 }
 
 impl<'a> ServerNames<'a> {
     fn of(service: &'a VirtualService) -> Self {
         let mut names = Self {
-            of_clusters: !includes_mesh(&service.gateways),
+            // Parity (pkg/config/validation/validation.go, `isGateway`): without gateways, too.
+            of_clusters: service.gateways.iter().all(|gateway| gateway != "mesh"),
             ..Self::default()
         };
         for host in &service.hosts {

@@ -142,6 +142,7 @@ fn problems_are_reported() {
     for (file, field) in [
         (json!({"connectTimeout": "2h"}), "connectTimeout"),
         (json!({"connectTimeout": "soon"}), "connectTimeout"),
+        (json!({"connectTimeout": "1000500us"}), "connectTimeout"),
         (json!({"proxyListenPort": 70000}), "proxyListenPort"),
         (json!({"proxyListenPort": 0}), "proxyListenPort"),
         (json!({"ingressControllerMode": "LOOSE"}), "ingressControllerMode"),
@@ -156,6 +157,14 @@ fn problems_are_reported() {
         (
             json!({"defaultConfig": {"discoveryAddress": ""}}),
             "defaultConfig.discoveryAddress",
+        ),
+        (
+            json!({"defaultConfig": {"envoyAccessLogService": {"address": "als"}}}),
+            "defaultConfig.envoyAccessLogService.address",
+        ),
+        (
+            json!({"defaultConfig": {"envoyMetricsService": {"address": "ms:0"}}}),
+            "defaultConfig.envoyMetricsService.address",
         ),
         (
             json!({"defaultConfig": {"tracing": {"zipkin": {}}}}),
@@ -249,17 +258,20 @@ fn unusual_values_are_accepted() {
         json!({"defaultConfig": {"terminationDrainDuration": "0s"}}),
         json!({"defaultConfig": {"terminationDrainDuration": "1500ms", "zipkinAddress": "zipkin"}}),
         json!({"trustDomain": "123456789012", "trustDomainAliases": ["mesh.1", "old."]}),
+        json!({"defaultConfig": {"envoyMetricsService": {}, "envoyAccessLogService": {"address": "als:1"},
+            "proxyStatsMatcher": {"inclusionRegexps": ["a".repeat(2000)]}}}),
     ] {
         let parsed = parse(&file).unwrap_or_else(|errors| panic!("{file}: {errors:?}"));
         assert!(parsed.warnings.is_empty(), "{file}: {:?}", parsed.warnings);
     }
     let file = json!({"serviceSettings": [{"settings": {"clusterLocal": true}}], "proxyInboundListenPort": 0,
-        "defaultConfig": {"concurrency": -1}});
+        "defaultConfig": {"concurrency": -1, "proxyStatsMatcher": {"inclusionRegexps": ["("]}}});
     let warnings = parse(&file).expect("a mesh config with warnings").warnings;
     let fields: Vec<&str> = warnings.iter().map(|warning| warning.field.as_str()).collect();
     assert_eq!(
         fields,
         [
+            "defaultConfig.proxyStatsMatcher.inclusionRegexps[0]",
             "proxyInboundListenPort",
             "serviceSettings[0].hosts",
             "defaultConfig.concurrency"

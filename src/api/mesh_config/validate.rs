@@ -6,7 +6,7 @@ use prost_types::Duration;
 
 use crate::{
     api::{
-        istio::{RegexUsage, common, field_path::FieldPath, traffic_policy, virtual_service},
+        istio::{common, field_path::FieldPath, traffic_policy, virtual_service},
         mesh_config::selector,
         names::{is_fqdn, is_label},
     },
@@ -75,6 +75,7 @@ fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
         None => connect.error("is required"),
         Some(timeout) => {
             common::duration(&connect, Some(timeout));
+            connect.require(timeout.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
             connect.require(timeout.seconds <= MAX_CONNECT_TIMEOUT, "is longer than 1h");
         }
     }
@@ -172,7 +173,8 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
     if let Some(matcher) = &config.proxy_stats_matcher {
         let at = at.field("proxyStatsMatcher");
         at.each("inclusionRegexps", &matcher.inclusion_regexps, |at, expression| {
-            at.regex(expression, RegexUsage::Proxy);
+            // Istio does not check these, and proxies accept longer ones than those of routes.
+            at.warn_of_regex(expression);
         });
     }
     if let Some(duration) = &config.drain_duration {
@@ -185,6 +187,15 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
         ("envoyMetricsServiceAddress", &config.envoy_metrics_service_address),
     ] {
         at.field(name)
+            .require(address.is_empty() || is_host_and_port(address), "want host:port");
+    }
+    for (name, service) in [
+        ("envoyMetricsService", &config.envoy_metrics_service),
+        ("envoyAccessLogService", &config.envoy_access_log_service),
+    ] {
+        let address = service.as_ref().map_or("", |service| service.address.as_str());
+        at.field(name)
+            .field("address")
             .require(address.is_empty() || is_host_and_port(address), "want host:port");
     }
     tracing(at, config);

@@ -30,8 +30,9 @@ async fn request(flags: &InjectFlags) -> Result<Sources, InjectCommandError> {
         .await
         .map_err(|error| request_error("nodes", &error))?;
     let kubelets = nodes.items.into_iter().filter_map(|node| {
-        let version = node.status?.node_info?.kubelet_version;
-        Some((node.metadata.name?, kubelet_minor(&version)?))
+        let info = node.status.and_then(|status| status.node_info);
+        let version = info.map(|info| info.kubelet_version).unwrap_or_default();
+        Some((node.metadata.name?, kubelet_minor(&version)))
     });
     Ok(Sources {
         config: key(&injector, "config")?,

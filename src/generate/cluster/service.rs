@@ -35,7 +35,8 @@ use crate::{
         envoy::{
             config::{
                 cluster::v3::cluster::{
-                    CommonLbConfig, DiscoveryType, DnsLookupFamily, LbConfig, LbPolicy, OriginalDstLbConfig,
+                    ClusterDiscoveryType, CommonLbConfig, DiscoveryType, DnsLookupFamily, LbConfig, LbPolicy,
+                    OriginalDstLbConfig,
                 },
                 core::v3::{HealthStatus, HealthStatusSet, TypedExtensionConfig},
                 endpoint::v3::ClusterLoadAssignment,
@@ -149,7 +150,14 @@ impl Context<'_> {
                 ..Default::default()
             })),
         });
-        cluster.load_assignment = Some(self.inline_assignment(&cluster.name, &self.key.subset)?);
+        let assignment = self.inline_assignment(&cluster.name, &self.key.subset)?;
+        // Envoy refuses a cluster of type LOGICAL_DNS with several endpoints, or with several localities, even if all
+        // but one of them are empty.
+        let is_single = matches!(&assignment.endpoints[..], [locality] if locality.lb_endpoints.len() < 2);
+        if !is_single {
+            cluster.cluster_discovery_type = Some(ClusterDiscoveryType::Type(DiscoveryType::StrictDns as i32));
+        }
+        cluster.load_assignment = Some(assignment);
         Some(())
     }
 

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use super::builder::ClusterBuilder;
 use crate::{
+    api::istio::traffic_policy::MAX_SERVER_NAME,
     generate::{
         constant::{
             DEFAULT_SECRET, PEER_EXCHANGE_ALPN, ROOT_SECRET, SecretProvider, TLS_SOCKET, credential_secret,
@@ -263,7 +264,7 @@ impl TlsInputs<'_> {
             "" => &builder.cluster.name,
             sni => sni,
         };
-        out.text(upstream_tls_context::SNI, sni);
+        out.text(upstream_tls_context::SNI, valid_sni(sni));
     }
 
     fn effective(&self, settings: Option<&ClientTlsSettings>) -> Option<EffectiveTls> {
@@ -360,6 +361,7 @@ impl TlsInputs<'_> {
         } else if context.sni.is_empty() {
             context.sni.clone_from(&builder.cluster.name);
         }
+        context.sni.truncate(valid_sni(&context.sni).len());
         let common = context.common_tls_context.get_or_insert_default();
         common.tls_certificate_sds_secret_configs = vec![workload_secret(DEFAULT_SECRET)];
         common.validation_context_type = Some(combined(settings, workload_secret(ROOT_SECRET)));
@@ -445,6 +447,12 @@ impl TlsInputs<'_> {
     }
 }
 
+/// Returns a server name, or an empty one, which is not sent, if Envoy would refuse the cluster: that of a cluster with
+/// a long host may be too long. Only gateways that pass mutual TLS through need it.
+fn valid_sni(sni: &str) -> &str {
+    if sni.len() <= MAX_SERVER_NAME { sni } else { "" }
+}
+
 /// Returns true for credentials that need a permission. ConfigMaps are not secret. `invalid://` fails for every proxy;
 /// in Istio, sidecars send such requests without TLS.
 fn is_guarded(credential: &str) -> bool {
@@ -508,7 +516,8 @@ fn set_automatic_names(builder: &mut ClusterBuilder, settings: &ClientTlsSetting
     }
 }
 
-fn allow_insecure_options(builder: &mut ClusterBuilder) {
+/// Lets a cluster that resolves each request's host have other names in TLS than that host, or none.
+pub(super) fn allow_insecure_options(builder: &mut ClusterBuilder) {
     if let Some(ClusterDiscoveryType::ClusterType(kind)) = &mut builder.cluster.cluster_discovery_type
         && let Some(Ok(Some(mut config))) = kind.typed_config.as_ref().map(Any::unpack::<ClusterConfig>)
     {

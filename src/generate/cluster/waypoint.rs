@@ -12,7 +12,7 @@ use crate::{
     generate::{
         BuildContext,
         name::{ClusterMode, VipTraffic},
-        patch::{PatchContext, cluster::ClusterPatches},
+        patch::PatchRef,
         proxy_view::{ProxyLocation, UpstreamProxyView},
         selected::Selected,
         traffic_policy::{self, PortPolicies},
@@ -54,8 +54,10 @@ impl WaypointPart {
     }
 
     /// Lists clusters, and endpoints of EDS clusters.
+    ///
+    /// Parity (pilot/pkg/networking/core/cluster.go): EnvoyFilters do not change these clusters.
     pub fn list(&self, ctx: &BuildContext) -> Vec<ClusterResource> {
-        let patches = ClusterPatches::of(ctx, &self.client.patches, PatchContext::SidecarInbound);
+        let patches: Shared<[PatchRef]> = Vec::new().into();
         let mut listed = Vec::new();
         for service in waypoint::served(ctx.cx, ctx.mesh, &self.waypoint.role) {
             if service.resolution == Resolution::Alias {
@@ -90,7 +92,7 @@ impl WaypointPart {
         ctx: &BuildContext,
         (service, port, traffic): (&Service, &ServicePort, VipTraffic),
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
-        patches: &ClusterPatches,
+        patches: &Shared<[PatchRef]>,
         listed: &mut Vec<ClusterResource>,
     ) {
         let mode = ClusterMode::Vip(traffic);
@@ -104,7 +106,7 @@ impl WaypointPart {
         let endpoint_policies = PortPolicies::of(of_endpoints.map(|(_, rule)| &**rule), port.number);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
-            let mut key = OutboundKey {
+            let key = OutboundKey {
                 service: service.key.clone(),
                 port: port.number,
                 merged: None,
@@ -113,11 +115,8 @@ impl WaypointPart {
                 rule: of_clusters.map(|(found, _)| found.clone()),
                 client: self.client.socket.clone(),
                 inline: None,
-                patches: patches.none(),
+                patches: patches.clone(),
             };
-            if !patches.is_empty() {
-                key.patches = patches.concerning(&key.name(), &[]);
-            }
             let policy = endpoint_policies.of_subset(subset);
             let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, policy);
             if kinds.inline() {

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use super::{
     EndpointProxyView, address_in,
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, socket_address, write_address, write_metadata},
+    lb_endpoint::{
+        LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, limit_weights, socket_address, write_address, write_metadata,
+    },
     locality,
     network::{self, Destination},
 };
@@ -196,6 +198,7 @@ impl Target<'_> {
                 group.refresh_weight();
             }
         }
+        limit_weights(&mut groups);
         groups
     }
 

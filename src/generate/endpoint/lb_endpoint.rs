@@ -96,6 +96,30 @@ impl LocalityEndpoints {
     }
 }
 
+/// Scales weights down if their sum does not fit in 32 bits: with a consistent hash, Envoy refuses such endpoints, and
+/// with them those of other clusters in the response.
+pub(super) fn limit_weights(groups: &mut [LocalityEndpoints]) {
+    let most = u64::from(u32::MAX);
+    // The sums of groups are cut off at this number.
+    let sums = groups.iter().filter_map(|group| group.weight);
+    if sums.map(u64::from).sum::<u64>() < most {
+        return;
+    }
+    let members = groups.iter().flat_map(|group| &group.endpoints);
+    let total: u64 = members.map(|member| u64::from(member.weight)).sum();
+    if total <= most {
+        return;
+    }
+    // Half of the range leaves room for weights that become 1.
+    let divisor = u32::try_from(total.div_ceil(most / 2)).unwrap_or(u32::MAX);
+    for group in groups {
+        for member in &mut group.endpoints {
+            member.weight = (member.weight / divisor).max(1);
+        }
+        group.refresh_weight();
+    }
+}
+
 /// Writes an endpoint known by address only and reached by mutual TLS (a network gateway).
 pub(super) fn peer(features: &Features, address: &str, port: u32, workload: &str) -> Encoded<EnvoyLbEndpoint> {
     Encoded::write(USUAL_LENGTH, |out| {
@@ -148,5 +172,55 @@ pub(super) fn socket_address(address: &str, port: u32) -> String {
         format!("[{address}]:{port}")
     } else {
         format!("{address}:{port}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limited(groups: &[&[u32]]) -> (Vec<Vec<u32>>, Vec<Option<u32>>) {
+        let member = |weight: &u32| LbEndpoint {
+            encoded: Encoded::empty(),
+            weight: *weight,
+            labels: Shared::default(),
+            mtls: false,
+            network: NetworkId::default(),
+            cluster: crate::base::ClusterId::default(),
+            has_address: true,
+        };
+        let group = |weights: &&[u32]| {
+            let mut group = LocalityEndpoints {
+                locality: "r".into(),
+                endpoints: weights.iter().map(member).collect(),
+                weight: None,
+                priority: 0,
+            };
+            group.refresh_weight();
+            group
+        };
+        let mut groups: Vec<LocalityEndpoints> = groups.iter().map(group).collect();
+        limit_weights(&mut groups);
+        let weights = |group: &LocalityEndpoints| group.endpoints.iter().map(|member| member.weight).collect();
+        let sums = groups.iter().map(|group| group.weight).collect();
+        (groups.iter().map(weights).collect(), sums)
+    }
+
+    #[test]
+    fn the_sum_of_weights_fits_in_32_bits() {
+        let usual: &[&[u32]] = &[&[1, u32::MAX - 3], &[2]];
+        let kept = (vec![vec![1, u32::MAX - 3], vec![2]], vec![Some(u32::MAX - 2), Some(2)]);
+        assert_eq!(limited(usual), kept);
+        for groups in [
+            &[&[u32::MAX, u32::MAX][..], &[1]][..],
+            &[&[u32::MAX][..], &[u32::MAX, 1]],
+        ] {
+            let (weights, sums) = limited(groups);
+            let total: u64 = sums.into_iter().flatten().map(u64::from).sum();
+            assert!(u32::try_from(total).is_ok(), "{total}");
+            let all = weights.concat();
+            assert_eq!(all[0], all[1], "equal weights stay equal: {all:?}");
+            assert_eq!(all[2], 1);
+        }
     }
 }

@@ -308,11 +308,14 @@ fn prioritise(groups: Vec<LocalityEndpoints>, labels: &Labels, list: &[String]) 
     result
 }
 
-/// Removes gaps between priorities, which Envoy requires.
+/// The last priority that Envoy accepts. With a later one, it refuses the endpoints of all clusters in the response.
+const LAST_PRIORITY: u32 = 128;
+
+/// Removes gaps between priorities, which Envoy requires. Groups that would have later ones share the last.
 fn compact(groups: &mut [LocalityEndpoints]) {
     let mut ranks: BTreeMap<u32, u32> = groups.iter().map(|group| (group.priority, 0)).collect();
-    for (rank, slot) in (0..).zip(ranks.values_mut()) {
-        *slot = rank;
+    for (rank, slot) in (0_u32..).zip(ranks.values_mut()) {
+        *slot = rank.min(LAST_PRIORITY);
     }
     for group in groups {
         group.priority = ranks[&group.priority];
@@ -402,6 +405,17 @@ mod tests {
         }
         compact(&mut groups);
         assert_eq!(priorities(&groups), [1, 0, 1, 2]);
+    }
+
+    #[test]
+    fn late_priorities_share_the_last() {
+        let mut groups: Vec<LocalityEndpoints> = std::iter::repeat_n("a", 200).map(group).collect();
+        for (group, priority) in groups.iter_mut().zip(1..) {
+            group.priority = priority;
+        }
+        compact(&mut groups);
+        let expected: Vec<u32> = (0..200).map(|rank| std::cmp::min(rank, 128)).collect();
+        assert_eq!(priorities(&groups), expected);
     }
 
     #[test]

@@ -203,19 +203,34 @@ fn gateways_have_network_plugins_in_the_first_request_chain() {
         let tls = "tls: {mode: SIMPLE, serverCertificate: /c, privateKey: /k}";
         format!("  - {{port: {{number: 443, name: {host}, protocol: HTTPS}}, hosts: [{host}.com], {tls}}}\n")
     };
-    let gateway = format!(
-        "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: g}}\nspec:\n  selector: {{app: a}}\n  \
-         servers:\n{}{}",
-        server("one"),
-        server("two")
-    );
-    let config =
-        gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
-    let store = store(&config, proxy("router", None));
-    let listener = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_443");
-    let chains = listener["filterChains"].as_array().expect("filter chains");
-    let found: Vec<_> = chains.iter().map(|chain| names(&chain["filters"]).len()).collect();
-    assert_eq!(found, [2, 1]);
+    let found = |first: &str, more: &str| {
+        let gateway = format!(
+            "apiVersion: networking.istio.io/v1\nkind: Gateway\nmetadata: {{name: g}}\nspec:\n  \
+             selector: {{app: a}}\n  servers:\n{first}{}{}{more}",
+            server("one"),
+            server("two")
+        );
+        let config =
+            gateway + &plugin("default/n", 1, "type: NETWORK") + &plugin("default/h", 1, "match: [{mode: CLIENT}]");
+        let store = store(&config, proxy("router", None));
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_443");
+        let chains = listener["filterChains"].as_array().expect("filter chains");
+        let found = chains.iter().map(|chain| names(&chain["filters"]).len());
+        found.collect::<Vec<_>>()
+    };
+    assert_eq!(found("", ""), [2, 1]);
+    let passthrough = "  - {port: {number: 443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}\n";
+    let route = "---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: v}
+spec:
+  hosts: [one.com]
+  gateways: [g]
+  tls: [{match: [{sniHosts: [one.com]}], route: [{destination: {host: a.default.svc.cluster.local}}]}]
+";
+    let message = "the server that passes TLS through has the name of the first chain";
+    assert_eq!(found(passthrough, route), [1, 2], "{message}");
 }
 
 #[test]

@@ -177,8 +177,9 @@ fn backends_receive_the_certificate_of_the_gateway() {
     assert_eq!(secret, Value::Null);
 }
 
-/// Returns a store with a proxy that a Gateway of another namespace selects, with these metadata and TLS settings.
-fn foreign(metadata: &Value, tls: &Value) -> ConfigStore {
+/// Returns a store with a proxy that a Gateway of another namespace selects, with these metadata and TLS settings, and
+/// a Gateway with this namespace and protocol.
+fn foreign(metadata: &Value, tls: &Value, (other, protocol): (&str, &str)) -> ConfigStore {
     let server =
         json!({"port": {"number": 8443, "name": "https", "protocol": "HTTPS"}, "hosts": ["t.test"], "tls": tls});
     let gateway = json!({"apiVersion": "networking.istio.io/v1", "kind": "Gateway", "metadata": metadata,
@@ -191,7 +192,13 @@ fn foreign(metadata: &Value, tls: &Value) -> ConfigStore {
         "router~10.1.0.1~x-0.default~default.svc.cluster.local",
         &json!({"LABELS": {"app": "x"}}),
     );
-    let objects = format!("{gateway}\n---\n{rule}\n");
+    let mut server = json!({"port": {"number": 8443, "name": "other", "protocol": protocol}, "hosts": ["other.test"]});
+    if protocol == "HTTPS" {
+        server["tls"] = json!({"mode": "SIMPLE", "credentialName": "other"});
+    }
+    let other = json!({"apiVersion": "networking.istio.io/v1", "kind": "Gateway",
+        "metadata": {"name": "z", "namespace": other}, "spec": {"selector": {"app": "x"}, "servers": [server]}});
+    let objects = format!("{gateway}\n---\n{other}\n---\n{rule}\n");
     let files = [
         ("mesh.yaml", ""),
         ("services.yaml", SERVICES),
@@ -215,6 +222,7 @@ fn annotations_of_conversion_mean_nothing_on_other_gateways() {
             "internal.istio.io/accepts-untrusted-clients": "true",
             "internal.istio.io/backend-certificate": "kubernetes://absent"}}),
         &json!({"mode": "MUTUAL", "credentialName": "cert"}),
+        ("tenant", "HTTPS"),
     );
     assert_eq!(foreign_validation(&store)["trustChainVerification"], Value::Null);
     let name = "outbound|443||x-istio.default.svc.cluster.local";
@@ -226,16 +234,18 @@ fn annotations_of_conversion_mean_nothing_on_other_gateways() {
 }
 
 #[test]
-fn invalid_fingerprints_are_those_of_no_client() {
-    let validation = |keys: &[&str], certificates: &[&str]| {
+fn invalid_fingerprints_take_no_listener_from_others() {
+    let validation_beside = |other: (&str, &str), keys: &[&str], certificates: &[&str]| {
         let tls = json!({"mode": "MUTUAL", "credentialName": "cert",
             "verifyCertificateSpki": keys, "verifyCertificateHash": certificates});
-        let found = foreign_validation(&foreign(&json!({"name": "g", "namespace": "tenant"}), &tls));
+        let metadata = json!({"name": "a", "namespace": "tenant"});
+        let found = foreign_validation(&foreign(&metadata, &tls, other));
         (
             found["verifyCertificateSpki"].clone(),
             found["verifyCertificateHash"].clone(),
         )
     };
+    let validation = |keys: &[&str], certificates: &[&str]| validation_beside(("zone", "HTTPS"), keys, certificates);
     let (key, certificate) = ("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "0f".repeat(32));
     let valid = (json!([key]), json!([certificate]));
     assert_eq!(validation(&[key, "x"], &["y", &certificate]), valid);
@@ -244,4 +254,8 @@ fn invalid_fingerprints_are_those_of_no_client() {
     assert_eq!(validation(&["x"], &[]), nobody);
     assert_eq!(validation(&[], &["y"]), nobody);
     assert_eq!(validation(&[], &[]), (Value::Null, Value::Null));
+    assert_eq!(validation_beside(("zone", "HTTP"), &["x"], &["y"]), nobody);
+    let as_written = (json!(["x"]), json!(["y"]));
+    let own = ("tenant", "HTTPS");
+    assert_eq!(validation_beside(own, &["x"], &["y"]), as_written, "as Istio");
 }

@@ -93,7 +93,7 @@ pub struct GatewayProxyView {
     certificates: ServerCertificates,
     /// True if it has the socket of its own SDS provider.
     external_socket: bool,
-    /// True for a gateway between networks, whose Gateways open only listeners for TCP and TLS.
+    /// True for a gateway between networks, whose Gateways only pass connections on by TCP and TLS routes.
     is_east_west: bool,
 }
 
@@ -166,6 +166,18 @@ enum ServerChain {
     },
 }
 
+impl ServerChain {
+    /// Returns the namespace of the Gateway; `None` for plaintext HTTP, whose servers share one chain.
+    fn namespace(&self) -> Option<&str> {
+        let gateway = match self {
+            Self::Http { .. } => return None,
+            Self::Https { gateway, .. } | Self::AutoPassthrough { gateway, .. } => gateway,
+            Self::Tcp(server) | Self::Passthrough(server) => &server.gateway,
+        };
+        gateway.split_once('/').map(|(namespace, _)| namespace)
+    }
+}
+
 /// A server with TCP or TLS routes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct TcpServer {
@@ -192,6 +204,8 @@ struct TcpBinding {
 struct ListenerBuilder<'a> {
     key: &'a GatewayKey,
     stack: FilterStack<'a>,
+    /// True if the listener may have servers of several namespaces.
+    is_shared: bool,
 }
 
 impl GatewayKey {
@@ -204,11 +218,20 @@ impl GatewayKey {
         [transport, &listener_name(&self.binds[0], self.port)].concat()
     }
 
+    /// Returns true if the listener may have servers of several namespaces. Plaintext HTTP beside TLS counts as one of
+    /// another namespace.
+    fn is_shared(&self) -> bool {
+        let mut namespaces = self.chains.iter().map(ServerChain::namespace);
+        let first = namespaces.next();
+        namespaces.any(|namespace| Some(namespace) != first)
+    }
+
     /// Builds the listener; none without chains.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let making = ListenerBuilder {
             key: self,
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::Gateway),
+            is_shared: self.is_shared(),
         };
         let mut chains = Chains::default();
         making.add_chains(&mut chains);
@@ -231,19 +254,17 @@ struct Chains {
 }
 
 impl Chains {
-    /// Adds a chain for the server names that no earlier chain matches. Returns false if a name was taken, or is one
-    /// that Envoy refuses.
+    /// Adds a chain for the server names that no earlier chain matches. Names that Envoy refuses do not remain either.
     ///
     /// Unlike Istio, which compares the hosts of servers together with their namespaces: two tenants who declare one
     /// host would take the listener from everyone.
-    fn add(&mut self, mut chain: Chain, features: &Features) -> bool {
+    fn add(&mut self, mut chain: Chain, features: &Features) -> Remainder {
         let remainder = self.taken.take(&mut chain);
-        if remainder == Remainder::Nothing {
-            return false;
+        if remainder != Remainder::Nothing {
+            self.needs_hello |= !chain.sni.is_empty() || chain.transport_socket.is_some();
+            self.listener.add_chain(|out| chain.write(out, features));
         }
-        self.needs_hello |= !chain.sni.is_empty() || chain.transport_socket.is_some();
-        self.listener.add_chain(|out| chain.write(out, features));
-        remainder == Remainder::Whole
+        remainder
     }
 }
 
@@ -253,9 +274,11 @@ impl ListenerBuilder<'_> {
         let mut extended = false;
         let features = self.stack.features();
         let mut add = |gateway: &SmolStr, chain| {
-            if !chains.add(chain, features) {
+            let remainder = chains.add(chain, features);
+            if remainder != Remainder::Whole {
                 self.stack.note(REJECTED, gateway.clone());
             }
+            remainder != Remainder::Nothing
         };
         let unnamed = name::delimited_stat(&["outbound_", &self.key.name()].concat());
         let (mut https, mut sockets) = (None, None);
@@ -276,16 +299,15 @@ impl ListenerBuilder<'_> {
                     sni,
                     accepts_untrusted,
                 } => {
-                    let first = !std::mem::replace(&mut extended, true);
                     let manager = https.get_or_insert_with(|| self.manager(Protocol::Https));
                     let stat_prefix = if server.name.is_empty() { &unnamed } else { &server.name };
                     let chain = Chain {
                         sni: sni.iter().map(|name| name.as_str().to_owned()).collect(),
-                        filters: self.http_filters(manager, route, stat_prefix, first),
+                        filters: self.http_filters(manager, route, stat_prefix, !extended),
                         transport_socket: self.known_socket(&mut sockets, server, *accepts_untrusted),
                         ..Default::default()
                     };
-                    add(gateway, chain);
+                    extended |= add(gateway, chain);
                 }
                 ServerChain::Tcp(server) => {
                     if let Some(chain) = self.tcp_chain(server) {
@@ -382,6 +404,7 @@ impl ListenerBuilder<'_> {
                 _ => InnerProtocol::Tcp,
             },
             accepts_untrusted,
+            is_shared: self.is_shared,
         };
         Some(context.socket(settings).encode_to_vec().into())
     }
@@ -418,8 +441,11 @@ impl ListenerBuilder<'_> {
     }
 
     fn listener_filters(&self, needs_hello: bool) -> Vec<ListenerFilter> {
+        let client = &self.key.client;
         let mut filters = Vec::new();
-        if self.key.client.topology.proxy_protocol.is_some() {
+        // The topology is that of proxies in front of ingress gateways. Other networks connect to gateways between
+        // networks without a PROXY header.
+        if client.topology.proxy_protocol.is_some() && !client.is_east_west {
             let config = Any::pack(&ProxyProtocol::default());
             filters.push(inspector::filter("envoy.filters.listener.proxy_protocol", config));
         }

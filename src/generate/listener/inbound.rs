@@ -566,6 +566,7 @@ impl InboundListener<'_> {
             // Parity (pilot/pkg/networking/core/listener_builder.go): the inner protocol does not count here.
             inside: InnerProtocol::Http,
             accepts_untrusted: false,
+            is_shared: false,
         };
         Cow::Owned(Encoded::of(&context.socket(tls)))
     }

@@ -60,6 +60,8 @@ pub(super) struct Context<'a> {
     pub(super) inside: InnerProtocol,
     /// True if client certificates that are not valid are accepted; the application decides about them.
     pub(super) accepts_untrusted: bool,
+    /// True if the listener has servers of several namespaces.
+    pub(super) is_shared: bool,
 }
 
 impl Context<'_> {
@@ -147,7 +149,7 @@ impl Context<'_> {
                 "" => secret(&names[0], AUTHORITY_SUFFIX),
                 authority => secret(authority, ""),
             };
-            let (verify_certificate_spki, verify_certificate_hash) = fingerprints(settings);
+            let (verify_certificate_spki, verify_certificate_hash) = self.fingerprints(settings);
             let default = CertificateValidationContext {
                 verify_certificate_spki,
                 verify_certificate_hash,
@@ -216,22 +218,24 @@ impl Context<'_> {
             own_server: self.certificates.own_server,
         }
     }
-}
 
-/// Returns the fingerprints of keys and certificates that clients may have; each client needs one of these. Envoy would
-/// refuse a listener with an invalid one, which has the servers of others, too. If none is valid, no client certificate
-/// is accepted.
-fn fingerprints(settings: &ServerTlsSettings) -> (Vec<String>, Vec<String>) {
-    let valid = |texts: &[String], is_valid: fn(&str) -> bool| -> Vec<String> {
-        texts.iter().filter(|text| is_valid(text)).cloned().collect()
-    };
-    let keys = valid(&settings.verify_certificate_spki, fingerprint::is_of_key);
-    let mut certificates = valid(&settings.verify_certificate_hash, fingerprint::is_of_certificate);
-    let is_restricted = !settings.verify_certificate_spki.is_empty() || !settings.verify_certificate_hash.is_empty();
-    if is_restricted && keys.is_empty() && certificates.is_empty() {
-        certificates.push(NO_CERTIFICATE.to_owned());
+    /// Returns the fingerprints of keys and certificates that clients may have; each client needs one of these. Envoy
+    /// refuses a listener with an invalid one, so it is omitted where that would take the servers of others. If none is
+    /// valid, no client certificate is accepted.
+    fn fingerprints(&self, settings: &ServerTlsSettings) -> (Vec<String>, Vec<String>) {
+        let valid = |texts: &[String], is_valid: fn(&str) -> bool| -> Vec<String> {
+            let texts = texts.iter().filter(|text| !self.is_shared || is_valid(text));
+            texts.cloned().collect()
+        };
+        let keys = valid(&settings.verify_certificate_spki, fingerprint::is_of_key);
+        let mut certificates = valid(&settings.verify_certificate_hash, fingerprint::is_of_certificate);
+        let is_restricted =
+            !settings.verify_certificate_spki.is_empty() || !settings.verify_certificate_hash.is_empty();
+        if is_restricted && keys.is_empty() && certificates.is_empty() {
+            certificates.push(NO_CERTIFICATE.to_owned());
+        }
+        (keys, certificates)
     }
-    (keys, certificates)
 }
 
 /// Applies certificates that the gateway's agent serves from files, or the agent's own.

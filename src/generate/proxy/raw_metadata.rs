@@ -17,6 +17,11 @@ impl RawMetadata {
         Self(Shared::new(text.into()))
     }
 
+    /// Returns the size of the text.
+    pub fn size_bytes(&self) -> usize {
+        self.0.len()
+    }
+
     /// Returns the text of a key; `None` if it is absent or no text. Costs a search if it is absent.
     pub fn text(&self, key: &str) -> Option<String> {
         if !self.0.contains(key) {

@@ -11,6 +11,9 @@ use crate::{
     },
 };
 
+/// Domain of all hosts.
+const ANY_HOST: &str = "*";
+
 /// True if domains are repeated with the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PortForms {
@@ -108,17 +111,17 @@ fn push_alternatives(result: &mut Vec<String>, host: &str, names: NameSpace, por
         let is_name = cidr::parse_ip(host).is_none();
         result.extend(is_name.then_some(absolute).into_iter().chain(with_port));
     }
-    if let Some((namespace, suffix)) = split_dns_domain(names.dns_domain) {
+    let is_inside = |suffix: &str| host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc."));
+    let forms = match split_dns_domain(names.dns_domain) {
+        Some((namespace, suffix)) if is_inside(suffix) => kubernetes_forms(host, namespace),
         // Hosts outside the cluster's domain are not shortened: the short form could hide a service of that name.
-        if host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc.")) {
-            for form in kubernetes_forms(host, namespace) {
-                push(result, &form, ports);
-            }
-        }
-        return;
-    }
-    for form in shared_suffix_forms(host, names.dns_domain) {
-        push(result, &form, ports);
+        Some(_) => Vec::new(),
+        None => shared_suffix_forms(host, names.dns_domain),
+    };
+    // The short form of a wildcard for the client's own namespace is every host. The last virtual host has that domain,
+    // and Envoy refuses all routes of the port if another one has it too.
+    for form in forms.iter().filter(|form| *form != ANY_HOST) {
+        push(result, form, ports);
     }
 }
 
@@ -217,6 +220,23 @@ mod tests {
             ["foo.local.campus.net.", "foo"]
         );
         assert_eq!(forms("foo.com", "campus.net"), ["foo.com."]);
+    }
+
+    #[test]
+    fn wildcards_have_no_short_form_that_is_every_host() {
+        assert_eq!(
+            forms("*.ns.svc.cluster.local", "ns.svc.cluster.local"),
+            ["*.ns.svc.cluster.local.", "*.ns.svc", "*.ns"]
+        );
+        assert_eq!(forms("*.campus.net", "campus.net"), ["*.campus.net."]);
+        let names = NameSpace {
+            dns_domain: "ns.svc.cluster.local",
+            absolute: false,
+        };
+        assert_eq!(
+            alternatives("*.ns.svc.cluster.local", names, PortForms::With(80)),
+            ["*.ns.svc", "*.ns.svc:80", "*.ns", "*.ns:80"]
+        );
     }
 
     #[test]

@@ -94,12 +94,23 @@ pub(crate) fn regex(text: &str) -> RegexMatcher {
 fn path(uri: &StringMatch, semantics: Semantics) -> Option<PathSpecifier> {
     Some(match uri.match_type.as_ref()? {
         MatchType::Exact(path) => PathSpecifier::Path(path.clone()),
-        MatchType::Prefix(prefix) if semantics != Semantics::Istio && prefix != "/" => {
-            PathSpecifier::PathSeparatedPrefix(prefix.strip_suffix('/').unwrap_or(prefix).to_owned())
-        }
+        MatchType::Prefix(prefix) if semantics != Semantics::Istio => prefix_of_segments(prefix),
         MatchType::Prefix(prefix) => PathSpecifier::Prefix(prefix.clone()),
         MatchType::Regex(text) => PathSpecifier::SafeRegex(regex(text)),
     })
+}
+
+/// Returns the match of a prefix that ends with a segment of the path.
+///
+/// Envoy refuses one with `?` or `#`, which an Ingress may have, and with it all routes of the port. As a text, such a
+/// prefix matches nothing, because Envoy removes query and fragment before it matches.
+fn prefix_of_segments(prefix: &str) -> PathSpecifier {
+    let path = prefix.strip_suffix('/').unwrap_or(prefix);
+    if path.len() > 1 && !path.ends_with('/') && !path.contains(['?', '#']) {
+        PathSpecifier::PathSeparatedPrefix(path.to_owned())
+    } else {
+        PathSpecifier::Prefix(prefix.to_owned())
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -182,5 +193,31 @@ fn claim_matcher(claim: &[&str], condition: &StringMatch) -> MetadataMatcher {
             value_matchers: vec![list, text],
         }))),
         invert: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_of_ingresses_are_valid_for_envoy() {
+        let matched = |prefix: &str, semantics| {
+            let uri = StringMatch {
+                match_type: Some(MatchType::Prefix(prefix.to_owned())),
+            };
+            path(&uri, semantics)
+        };
+        for (prefix, segments) in [("/a", "/a"), ("/a/", "/a"), ("/a/b", "/a/b")] {
+            let separated = PathSpecifier::PathSeparatedPrefix(segments.to_owned());
+            assert_eq!(matched(prefix, Semantics::Ingress), Some(separated.clone()));
+            assert_eq!(matched(prefix, Semantics::Gateway), Some(separated));
+        }
+        for prefix in ["/", "//", "/a?b", "/a#b"] {
+            let text = PathSpecifier::Prefix(prefix.to_owned());
+            assert_eq!(matched(prefix, Semantics::Ingress), Some(text));
+        }
+        let text = PathSpecifier::Prefix("/a/".to_owned());
+        assert_eq!(matched("/a/", Semantics::Istio), Some(text));
     }
 }

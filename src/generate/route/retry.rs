@@ -1,18 +1,21 @@
 //! Retry policies.
 
-use crate::proto::{
-    Any,
-    envoy::{
-        config::route::v3::{
-            RetryPolicy,
-            retry_policy::{RetryBackOff, RetryHostPredicate, RetryPriority, retry_host_predicate, retry_priority},
+use crate::{
+    api::names::is_http_status,
+    proto::{
+        Any,
+        envoy::{
+            config::route::v3::{
+                RetryPolicy,
+                retry_policy::{RetryBackOff, RetryHostPredicate, RetryPriority, retry_host_predicate, retry_priority},
+            },
+            extensions::retry::{
+                host::previous_hosts::v3::PreviousHostsPredicate,
+                priority::previous_priorities::v3::PreviousPrioritiesConfig,
+            },
         },
-        extensions::retry::{
-            host::previous_hosts::v3::PreviousHostsPredicate,
-            priority::previous_priorities::v3::PreviousPrioritiesConfig,
-        },
+        istio::networking::v1alpha3::HttpRetry,
     },
-    istio::networking::v1alpha3::HttpRetry,
 };
 
 const DEFAULT_ATTEMPTS: u32 = 2;
@@ -69,7 +72,7 @@ fn conditions(retry_on: &str) -> (String, Vec<u32>) {
     let mut names = Vec::new();
     for part in retry_on.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         match part.parse::<u32>() {
-            Ok(code) if is_status(code) => codes.push(code),
+            Ok(code) if is_http_status(code) => codes.push(code),
             _ => names.push(part),
         }
     }
@@ -80,13 +83,6 @@ fn conditions(retry_on: &str) -> (String, Vec<u32>) {
         joined.push_str(RETRIABLE_STATUS_CODES);
     }
     (joined, codes)
-}
-
-/// Returns true for the status codes that HTTP defines.
-fn is_status(code: u32) -> bool {
-    matches!(code,
-        100..=103 | 200..=208 | 226 | 300..=305 | 307 | 308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 500..=508
-        | 510 | 511)
 }
 
 fn previous_hosts() -> RetryHostPredicate {

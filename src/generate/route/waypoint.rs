@@ -27,12 +27,14 @@ use crate::{
     proto::{
         envoy::config::route::v3::RouteConfiguration,
         field::{route_configuration, virtual_host},
-        istio::networking::v1alpha3::Destination,
+        istio::networking::v1alpha3::{Destination, http_body::Specifier},
     },
 };
 
 /// Largest direct response of a route, in bytes.
 const MAX_DIRECT_RESPONSE: u32 = 1 << 20;
+/// The largest direct response that Envoy accepts by default, in bytes.
+const USUAL_DIRECT_RESPONSE: usize = 4096;
 
 /// The only virtual host of a waypoint's route configuration.
 pub(crate) struct WaypointHost<'a> {
@@ -111,10 +113,21 @@ pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_ho
         let operation = format!("{hostname}:{}/*", port.port);
         return to_cluster(ctx, &host, &operation);
     }
+    let raises_limit = port.declared.iter().any(|declared| has_large_response(declared));
     WaypointRoutes {
-        configuration: configuration(&host, &routes, false),
+        configuration: configuration(&host, &routes, raises_limit),
         declared: true,
     }
+}
+
+/// Returns true if a direct response is larger than Envoy accepts by default. Envoy would refuse the whole listener.
+fn has_large_response(declared: &VirtualService) -> bool {
+    let routes = declared.spec.http.iter();
+    let mut bodies = routes.filter_map(|http| http.direct_response.as_ref()?.body.as_ref()?.specifier.as_ref());
+    bodies.any(|body| match body {
+        Specifier::String(text) => text.len() > USUAL_DIRECT_RESPONSE,
+        Specifier::Bytes(bytes) => bytes.len() > USUAL_DIRECT_RESPONSE,
+    })
 }
 
 /// Encodes routes that send every request for the host to its cluster. `operation` names them in traces.
@@ -180,7 +193,7 @@ pub(crate) fn tcp_target(
     (cluster, target.rule)
 }
 
-fn configuration(host: &WaypointHost, routes: &[Routes], limits_responses: bool) -> Encoded<RouteConfiguration> {
+fn configuration(host: &WaypointHost, routes: &[Routes], raises_limit: bool) -> Encoded<RouteConfiguration> {
     static REST: LazyLock<[Encoded<RouteConfiguration>; 2]> = LazyLock::new(|| {
         [None, Some(MAX_DIRECT_RESPONSE)].map(|limit| {
             Encoded::of(&RouteConfiguration {
@@ -201,6 +214,6 @@ fn configuration(host: &WaypointHost, routes: &[Routes], limits_responses: bool)
                 out.raw(routes.field());
             }
         });
-        out.fields(&REST[usize::from(limits_responses)]);
+        out.fields(&REST[usize::from(raises_limit)]);
     })
 }

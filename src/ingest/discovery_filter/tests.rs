@@ -179,6 +179,45 @@ fn services_and_gateways_count_for_all_revisions() {
 }
 
 #[test]
+fn gateways_to_networks_count_in_all_namespaces() {
+    let gateway = |labels: &Value| {
+        let spec = json!({"gatewayClassName": "istio", "listeners": [{"name": "l", "port": 80, "protocol": "HTTP"}]});
+        let object = json!({"metadata": {"name": "g", "namespace": "a", "labels": labels}, "spec": spec});
+        item(Kind::KubeGateway, &object)
+    };
+    let to_network = gateway(&json!({"topology.istio.io/network": "n2"}));
+    let mut filter = DiscoveryFilter::new(cluster(), "default".into());
+    let mut output = FilterOutput::default();
+    let selecting = Filters {
+        selectors: teams(&["red"]),
+        ..Filters::default()
+    };
+    filter.set_filters(selecting, &mut output);
+    filter.apply(gateway(&json!({})), &mut output);
+    assert_eq!(summary(&output), [] as [&str; 0]);
+    let mut known = BTreeMap::new();
+    let mut kinds = |filter: &DiscoveryFilter, output: &FilterOutput| {
+        follow(&mut known, &output.changes);
+        let mut all = BTreeMap::new();
+        let kinds = [Kind::Namespace, Kind::KubeGateway];
+        follow(&mut all, &filter.everything(kinds).changes);
+        assert_eq!(known, all);
+        known.keys().map(|(kind, _)| *kind).collect::<Vec<_>>()
+    };
+    filter.apply(to_network.clone(), &mut output);
+    assert_eq!(kinds(&filter, &output), [Kind::HiddenGateway]);
+    let mut output = FilterOutput::default();
+    filter.apply(namespace("a", "red"), &mut output);
+    assert_eq!(kinds(&filter, &output), [Kind::Namespace, Kind::KubeGateway]);
+    let mut output = FilterOutput::default();
+    filter.apply(namespace("a", "blue"), &mut output);
+    assert_eq!(kinds(&filter, &output), [Kind::Namespace, Kind::HiddenGateway]);
+    let mut output = FilterOutput::default();
+    filter.delete(Kind::KubeGateway, &to_network.key, &mut output);
+    assert_eq!(kinds(&filter, &output), [Kind::Namespace]);
+}
+
+#[test]
 fn invalid_objects_keep_their_last_valid_form_and_are_reported() {
     let mut filter = DiscoveryFilter::new(cluster(), "v2".into());
     let mut output = FilterOutput::default();

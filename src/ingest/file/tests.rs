@@ -303,18 +303,25 @@ fn many_scans_equal_one_scan() {
 fn objects_come_and_go_with_the_labels_of_their_namespace() {
     let namespace =
         |labels: &str| format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: default, labels: {labels}}}\n");
+    let gateway = "apiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\nmetadata: {name: g, labels: \
+                   {topology.istio.io/network: n2}}\nspec: {gatewayClassName: istio-remote, listeners: []}\n";
     let fixture = Fixture::new(&[
         ("kube.yaml", SERVICE),
+        ("gateway.yaml", gateway),
         ("mesh.yaml", "discoverySelectors: [{matchLabels: {env: x}}]"),
         ("namespace.yaml", &namespace("{}")),
     ]);
     let (mut source, changes) = fixture.open(fixture.settings());
     let service = "Kubernetes Service: default/a".to_owned();
-    assert!(!summary(&changes).contains(&service));
+    let gateway = "Kubernetes HiddenGateway: default/g".to_owned();
+    let first = summary(&changes);
+    assert!(!first.contains(&service) && first.contains(&gateway), "{first:?}");
     fixture.write("namespace.yaml", &namespace("{env: x}"));
-    assert!(summary(&source.look(&Noticed::any())).contains(&service));
+    let selected = summary(&source.look(&Noticed::any()));
+    assert!(selected.contains(&service) && selected.contains(&"Kubernetes HiddenGateway: ".to_owned()));
     fixture.write("namespace.yaml", &namespace("{env: y}"));
-    assert!(summary(&source.look(&Noticed::any())).contains(&"Kubernetes Service: ".to_owned()));
+    let hidden = summary(&source.look(&Noticed::any()));
+    assert!(hidden.contains(&"Kubernetes Service: ".to_owned()) && hidden.contains(&gateway));
 }
 
 #[test]

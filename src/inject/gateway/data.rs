@@ -137,7 +137,8 @@ fn map(metadata: &Metadata) -> Value {
     Map::of_strings(metadata.iter().map(|(key, value)| (key.clone(), value.clone()))).into()
 }
 
-/// Returns the ports of the Service: that of load balancers' probes, then one for each number.
+/// Returns the ports of the Service: that of load balancers' probes, then one for each number. API servers refuse a
+/// Service with two ports of one number or name, and a ListenerSet of another namespace must not cause that.
 fn ports(gateway: &Json, more: &[Port]) -> Vec<Json> {
     let listeners = gateway.pointer("/spec/listeners").and_then(Json::as_array);
     let own = listeners.into_iter().flatten().map(|listener| Port {
@@ -148,8 +149,9 @@ fn ports(gateway: &Json, more: &[Port]) -> Vec<Json> {
             .unwrap_or_default(),
         protocol: pod::text(listener, "protocol").to_owned(),
     });
-    let mut ports = vec![json!({"name": "status-port", "port": STATUS_PORT, "appProtocol": "tcp"})];
-    let mut known = BTreeSet::new();
+    let mut ports = vec![json!({"name": STATUS_PORT_NAME, "port": STATUS_PORT, "appProtocol": "tcp"})];
+    let mut known = BTreeSet::from([STATUS_PORT]);
+    let mut names = BTreeSet::from([STATUS_PORT_NAME.to_owned()]);
     let more = more.iter().filter(|port| check::is_port(port));
     for (index, port) in own.chain(more.cloned()).enumerate() {
         if !known.insert(port.number) {
@@ -161,10 +163,29 @@ fn ports(gateway: &Json, more: &[Port]) -> Vec<Json> {
         if name.is_empty() {
             name = format!("{protocol}-{index}");
         }
+        let name = unique(&name, port.number, &mut names);
         ports.push(json!({"name": name, "port": port.number, "appProtocol": protocol}));
     }
     ports
 }
 
+/// Returns a name that no other port has: the number follows if a port before has it, as in Istio 1.31.
+fn unique(name: &str, number: u16, names: &mut BTreeSet<String>) -> String {
+    let mut found = name.to_owned();
+    let mut attempts = 0_u32;
+    while !names.insert(found.clone()) {
+        let suffix = match attempts {
+            0 => format!("-{number}"),
+            attempts => format!("-{number}-{attempts}"),
+        };
+        let end = name.floor_char_boundary(MAX_PORT_NAME - suffix.len());
+        found = [&name[..end], &suffix].concat();
+        attempts += 1;
+    }
+    found
+}
+
+/// The name of the port of load balancers' probes.
+const STATUS_PORT_NAME: &str = "status-port";
 /// The longest name of a Service's port.
 const MAX_PORT_NAME: usize = 63;

@@ -122,6 +122,41 @@ fn objects_have_labels_and_ports() {
 }
 
 #[test]
+fn ports_differ_in_number_and_name() {
+    let long = "d".repeat(70);
+    let listener = |name: &str, port: u16| json!({"name": name, "port": port, "protocol": "HTTP"});
+    let listeners = json!([
+        listener("set", 80),
+        listener("a.b", 81),
+        listener("a-b", 82),
+        listener("a-b-83", 84),
+        listener("a-b", 83),
+        listener(&long, 85),
+        listener(&long, 86),
+        listener("probes", 15021),
+    ]);
+    let gateway = gateway(json!({}), json!({"listeners": listeners}));
+    let objects = rendered(TEMPLATE, &gateway, None, None).expect("objects");
+    let ports = objects[1].value["spec"]["ports"].as_array().expect("a list").iter();
+    let names: Vec<&str> = ports.map(|port| port["name"].as_str().expect("a name")).collect();
+    let (first, second) = ("d".repeat(63), "d".repeat(60) + "-86");
+    assert_eq!(
+        names,
+        [
+            "status-port",
+            "set",
+            "a-b",
+            "a-b-82",
+            "a-b-83",
+            "a-b-83-1",
+            first.as_str(),
+            second.as_str(),
+            "set-443"
+        ]
+    );
+}
+
+#[test]
 fn templates_see_the_types_of_go() {
     let listeners = json!([{"name": "a", "port": 443, "protocol": "HTTPS",
         "tls": {"mode": "Terminate", "certificateRefs": [{"name": "cert"}]},

@@ -14,18 +14,19 @@ use smol_str::SmolStr;
 
 use super::{SelectorKey, cluster_network, counts, from_octets, network_address, selector_key, waypoint};
 use crate::{
-    api::{Config, Meta, kube, kube::service::TargetPort, mesh_config},
+    api::{Config, Meta, kube, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, host},
     model::{
         MeshSnapshot, ServiceKey,
         identity::spiffe_id,
         inputs::Inputs,
-        service::{Protocol, TrafficDistribution, entry, entry_lists::EntryLists, traffic_distribution},
+        service::{
+            Protocol, TrafficDistribution, entry, entry_lists::EntryLists, kube::spans_clusters, traffic_distribution,
+        },
         waypoint::{ServedService, for_service, ingress_label},
         workload::address_name,
     },
     proto::istio::{
-        mesh::v1alpha1::mesh_config::service_scope_configs::Scope as ServiceScope,
         networking::v1alpha3::{ServiceEntry, service_entry::Resolution},
         workload::{
             AppProtocol, IpFamilies, LoadBalancing, NetworkAddress, Port, Service, Workload,
@@ -130,7 +131,7 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, object: &kube::Se
     if object.is_external_name() {
         return None;
     }
-    let is_global = mesh.installation.features.ambient_enable_multi_network && is_global(cx, mesh, object);
+    let is_global = mesh.installation.features.ambient_enable_multi_network && spans_clusters(cx, mesh, object);
     if !is_global && !is_own(mesh, &key.object) {
         return None;
     }
@@ -201,22 +202,6 @@ impl DeclaredService {
         let object = &self.key.object;
         (self.key.source, self.creation, &object.name, &object.namespace)
     }
-}
-
-/// Returns true if a selector of the mesh config makes the Service span clusters.
-fn is_global(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> bool {
-    let scopes = &mesh.mesh_config(cx).service_scope_configs;
-    let namespace = ObjectKey::new(object.meta.cluster(), "", object.meta.namespace().as_str());
-    scopes.iter().any(|scope| {
-        let matches = |selector: Option<&_>, labels: &Labels| {
-            selector.is_none_or(|selector| mesh_config::selector(selector).matches(labels))
-        };
-        scope.scope() == ServiceScope::Global
-            && mesh.namespaces.get(cx, &namespace).is_some_and(|namespace| {
-                matches(scope.namespace_selector.as_ref(), &namespace.meta.labels)
-                    && matches(scope.services_selector.as_ref(), &object.meta.labels)
-            })
-    })
 }
 
 fn port(port: &kube::service::Port) -> Port {

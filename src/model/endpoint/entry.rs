@@ -22,7 +22,7 @@ use crate::{
 const UNIX: &str = "unix://";
 /// The multiple of the limit of an object up to which its first host applies. An entry must not vanish because one more
 /// workload becomes ready.
-const FIRST_HOST_MULTIPLE: u64 = 10;
+pub(super) const FIRST_HOST_MULTIPLE: u64 = 10;
 
 /// Returns the endpoints of all entries that declare the host, oldest entry first.
 pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Endpoint> {
@@ -148,8 +148,8 @@ fn inline_workload(
     workload::of_entry(cx, mesh, &key, endpoint, workload::label_map(&endpoint.labels), name)
 }
 
-/// The workloads that a ServiceEntry selects. All of its hosts read this row, so that the workloads of the namespace are
-/// not matched again for each host.
+/// The workloads that a ServiceEntry selects. All of its hosts read this row, so that the workloads of the namespace
+/// are not matched again for each host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedWorkloads(Box<[Shared<Workload>]>);
 

@@ -6,10 +6,14 @@ use smol_str::SmolStr;
 
 use super::{Endpoint, Health, Origin, entry};
 use crate::{
-    api::kube::{self, EndpointSlice, endpoint_slice::SliceEndpoint, service::TargetPort},
+    api::{
+        Kind,
+        kube::{self, EndpointSlice, endpoint_slice::SliceEndpoint, service::TargetPort},
+    },
     base::{ClusterId, Labels, ObjectKey, Shared, select},
     model::{
         MeshSnapshot, Service, network,
+        output_limit::Limits,
         service::{Resolution, kube as registry, mcs},
         workload::{self, Workload, WorkloadKey, WorkloadSource},
     },
@@ -25,6 +29,9 @@ struct ServiceInCluster<'a> {
     labels: Option<&'a Labels>,
     /// True if the endpoints are cluster-local.
     cluster_local: bool,
+    /// The maximum number of endpoints, as of the first host of a ServiceEntry. A slice may have thousands of addresses
+    /// and thousands of ports.
+    most: usize,
 }
 
 /// Returns the endpoints in all clusters that have the Service or slices of it, in the order of cluster ids, and the
@@ -41,6 +48,8 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
         .map(|object| (object.meta.cluster(), object))
         .collect();
     let clusters: BTreeSet<&ClusterId> = slices.keys().chain(objects.keys()).copied().collect();
+    let limit = Limits::of(mesh, Kind::ServiceEntry).object;
+    let most = limit.saturating_mul(entry::FIRST_HOST_MULTIPLE);
     let (mut endpoints, mut pending) = (Vec::new(), 0);
     for cluster in clusters {
         let object = objects.get(cluster).copied();
@@ -54,6 +63,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
             object,
             labels,
             cluster_local: mcs::is_cluster_local_in(cx, mesh, service, cluster),
+            most: usize::try_from(most).unwrap_or(usize::MAX),
         };
         let slices = slices.get(cluster).map_or(&[][..], Vec::as_slice);
         let listed = of_slices(cx, mesh, &in_cluster, slices, &mut pending);
@@ -62,7 +72,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
         endpoints.extend(listed.into_iter().filter(counts));
         // The host of an imported service exists only in clusters that import it.
         if let Some(object) = object.filter(|_| labels.is_some()) {
-            endpoints.extend(of_entries(cx, mesh, service, object));
+            endpoints.extend(of_entries(cx, mesh, service, object, in_cluster.most));
         }
     }
     (endpoints, pending)
@@ -91,7 +101,8 @@ fn of_slices(
     let mut endpoints = Vec::new();
     // Slices of host names are not supported.
     for slice in slices.iter().filter(|slice| slice.address_type != "FQDN") {
-        for endpoint in of_slice(cx, mesh, in_cluster, slice, pending) {
+        let most = in_cluster.most - endpoints.len();
+        for endpoint in of_slice(cx, mesh, in_cluster, slice, most, pending) {
             if known.insert((endpoint.address.clone(), endpoint.port_name.clone())) {
                 endpoints.push(endpoint);
             }
@@ -100,11 +111,13 @@ fn of_slices(
     endpoints
 }
 
+/// Returns the endpoints of a slice, at most some: each address with each port.
 fn of_slice(
     cx: &Cx,
     mesh: &MeshSnapshot,
     in_cluster: &ServiceInCluster<'_>,
     slice: &EndpointSlice,
+    most: usize,
     pending: &mut usize,
 ) -> Vec<Endpoint> {
     let (mut endpoints, mut last) = (Vec::new(), None);
@@ -112,6 +125,9 @@ fn of_slice(
     for listed in &slice.endpoints {
         let health = health(mesh, in_cluster, listed);
         for address in &listed.addresses {
+            if endpoints.len() >= most {
+                return endpoints;
+            }
             let workload = workload_of(cx, mesh, slice, listed, address);
             // The pod is not known yet: without its labels and account the endpoint would be wrong.
             if workload.is_none() && listed.pod.is_some() {
@@ -131,7 +147,7 @@ fn of_slice(
                 Some(workload) => workload.origin.clone(),
                 None => origin_without_pod(cx, mesh, in_cluster.cluster, address, &mut last),
             };
-            for (port_name, port) in &slice.ports {
+            for (port_name, port) in slice.ports.iter().take(most - endpoints.len()) {
                 let endpoint = Endpoint::new(address, (port_name, *port), health, &origin);
                 let mut endpoint = Endpoint {
                     cluster_local: in_cluster.cluster_local,
@@ -219,8 +235,9 @@ fn health(mesh: &MeshSnapshot, in_cluster: &ServiceInCluster<'_>, listed: &Slice
     }
 }
 
-/// Returns the endpoints on virtual machines: WorkloadEntries of the Service's cluster and namespace that it selects.
-fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Service) -> Vec<Endpoint> {
+/// Returns the endpoints on virtual machines, at most some: WorkloadEntries of the Service's cluster and namespace that
+/// it selects.
+fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Service, most: usize) -> Vec<Endpoint> {
     let features = &mesh.installation.features;
     let own_cluster = *object.meta.cluster() == mesh.installation.cluster;
     let selects = features.pilot_enable_k8s_select_workload_entries
@@ -244,7 +261,8 @@ fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Se
             let number = target_port(port, workload)?;
             Some(Endpoint::of_workload(workload, &port.name, number, Health::Unknown))
         });
-        endpoints.extend(served);
+        let left = most - endpoints.len();
+        endpoints.extend(served.take(left));
     }
     endpoints
 }

@@ -578,6 +578,31 @@ fn traits_of_a_port_are_those_of_all_endpoints_by_number_or_name() {
 }
 
 #[test]
+fn r21_addresses_and_ports_of_slices_multiply_up_to_a_limit() {
+    let ports = [80, 90, 91, 92].map(|port| json!({"name": format!("tcp-{port}"), "port": port}));
+    let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"},
+        "spec": {"clusterIP": "10.0.0.1", "ports": ports}});
+    let slice = |name: &str, addresses: [&str; 2]| {
+        let endpoints = addresses.map(|address| json!({"addresses": [address]}));
+        json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "a"}},
+            "ports": service["spec"]["ports"], "endpoints": endpoints})
+    };
+    let first = slice("a-1", ["10.1.0.1", "10.1.0.2"]);
+    let second = slice("a-2", ["10.1.0.3", "10.1.0.4"]);
+    let objects = format!("{service}\n---\n{first}\n---\n{second}\n");
+    let last = |limit: u32| {
+        let mut installation = Installation::default();
+        installation.features.pilot_max_endpoints_per_object = limit;
+        let world = fixture::folder_world(installation, &[("kube.yaml", objects.as_str())]);
+        let endpoints = list(&world, A);
+        (endpoints.len(), endpoints[endpoints.len() - 1].address.clone())
+    };
+    assert_eq!(last(1), (10, "10.1.0.3".into()));
+    assert_eq!(last(0), (16, "10.1.0.4".into()));
+}
+
+#[test]
 fn pods_with_two_families_are_one_endpoint() {
     let service = SERVICE.replace(
         "clusterIP: 10.0.0.1",

@@ -11,7 +11,10 @@ use super::{
 use crate::{
     api::{Kind, Meta, gateway_api::route::BackendReference},
     base::{Hostname, Namespace, ObjectKey},
-    model::{MeshSnapshot, service::ServiceKey},
+    model::{
+        MeshSnapshot,
+        service::{ServiceKey, mcs},
+    },
     proto::istio::networking::v1alpha3::{Destination, PortSelector, RouteDestination},
     table::Cx,
 };
@@ -88,7 +91,8 @@ impl Backends<'_> {
         if inference_pool::is_reference(group, kind) {
             return self.inference_pool(&namespace, &backend.name);
         }
-        let is_import = group == Kind::ServiceImport.group() && kind == Kind::ServiceImport.name();
+        let features = &self.mesh.installation.features;
+        let is_import = group == features.mcs_api_group.as_str() && kind == Kind::ServiceImport.name();
         let (host, exists) = match (group, kind) {
             ("", "Service") => self.service(&namespace, &backend.name)?,
             ("networking.istio.io", "Hostname") => self.hostname(backend, &namespace)?,
@@ -211,7 +215,7 @@ impl Backends<'_> {
     }
 
     fn import(&self, namespace: &Namespace, name: &SmolStr) -> (String, bool) {
-        let host = if self.mesh.installation.features.enable_mcs_host {
+        let host = if mcs::has_hosts(&self.mesh.installation.features) {
             [name, ".", namespace, ".svc.clusterset.local"].concat()
         } else {
             service_host(self.mesh, namespace, name)

@@ -2,12 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use smol_str::SmolStr;
+
 use super::{
     Mistake,
     backend::{Backends, reason},
 };
 use crate::{
-    api::gateway_api::route::{Cors, Filter, Header, HeaderModifier, RequestMirror, RequestRedirect, UrlRewrite},
+    api::{
+        gateway_api::route::{Cors, Filter, Header, HeaderModifier, RequestMirror, RequestRedirect, UrlRewrite},
+        istio::common::is_header_text,
+    },
     proto::istio::networking::v1alpha3::{
         CorsPolicy, Headers, HttpMirrorPolicy, HttpRedirect, HttpRewrite, Percent, RegexRewrite, StringMatch,
         cors_policy::UnmatchedPreflights,
@@ -21,6 +26,8 @@ use crate::{
 const PREFIX: &str = "%PREFIX()%";
 /// Origins of RFC 6454, for `*`.
 const ANY_ORIGIN: &str = r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#]+$";
+/// Length of Envoy's shortest commands in format strings, such as `REQ`.
+const SHORTEST_COMMAND: usize = 3;
 
 /// Adds a filter for headers to the operations. Returns false for other filters.
 pub(super) fn apply_headers(filter: &Filter, headers: &mut Option<Headers>) -> Result<bool, Mistake> {
@@ -57,6 +64,12 @@ fn operations(modifier: &HeaderModifier) -> Result<HeaderOperations, Mistake> {
         );
         return Err(Mistake::new(reason::INVALID_FILTER, message));
     }
+    // Envoy would refuse such a name, and with it all routes of the port.
+    let is_name = |name: &str| !name.is_empty() && is_header_text(name);
+    if let Some(name) = modifier.remove.iter().find(|name| !is_name(name)) {
+        let message = format!("header {name:?} cannot be removed, because it is no name");
+        return Err(Mistake::new(reason::INVALID_FILTER, message));
+    }
     Ok(HeaderOperations {
         set: by_name(&modifier.set),
         add: by_name(&modifier.add),
@@ -69,9 +82,70 @@ fn by_name(headers: &[Header]) -> BTreeMap<String, String> {
     let mut named = BTreeMap::new();
     for header in headers {
         let name = header.name.to_lowercase();
-        named.entry(name).or_insert_with(|| header.value.to_string());
+        // The host is no format string.
+        let value = if name == "host" {
+            header.value.to_string()
+        } else {
+            format_string(&header.value)
+        };
+        named.entry(name).or_insert(value);
     }
     named
+}
+
+/// Returns the value of a header as a format string of Envoy. A value that is none is literal, as the API specifies:
+/// Envoy would refuse it, and with it all routes of the port.
+fn format_string(value: &str) -> String {
+    if is_format_string(value) {
+        value.to_owned()
+    } else {
+        value.replace('%', "%%")
+    }
+}
+
+/// Returns true if each percent sign of a text is escaped, or belongs to a command.
+fn is_format_string(text: &str) -> bool {
+    let mut rest = text;
+    while let Some((_, after)) = rest.split_once('%') {
+        let Some(behind) = after.strip_prefix('%').or_else(|| behind_command(after)) else {
+            return false;
+        };
+        rest = behind;
+    }
+    true
+}
+
+/// Returns the text behind a command, of which the first percent sign was read: `NAME%`, `NAME(arguments)%` or
+/// `NAME(arguments):length%` (Envoy, source/common/formatter/substitution_formatter.cc).
+fn behind_command(text: &str) -> Option<&str> {
+    let is_of_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
+    let (name, rest) = text.split_at(text.find(|c: char| !is_of_name(c))?);
+    // Shorter ones are escapes of a URL, such as `%E2%82%AC`.
+    if name.len() < SHORTEST_COMMAND || name.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    match rest.strip_prefix('(') {
+        Some(arguments) => {
+            let mut ends = arguments.match_indices(')');
+            ends.find_map(|(end, _)| behind_length(&arguments[end + 1..]))
+        }
+        None => behind_length(rest),
+    }
+}
+
+/// Returns the text behind the length, if there is one, and the last percent sign of a command.
+fn behind_length(text: &str) -> Option<&str> {
+    let rest = match text.strip_prefix(':') {
+        Some(length) => {
+            let rest = length.trim_start_matches(|c: char| c.is_ascii_digit());
+            // Envoy reads 64 bits.
+            let digits = &length[..length.len() - rest.len()];
+            digits.parse::<u64>().ok()?;
+            rest
+        }
+        None => text,
+    };
+    rest.strip_prefix('%')
 }
 
 /// Converts a mirror.
@@ -91,52 +165,65 @@ pub(super) fn mirror(backends: &Backends, mirror: &RequestMirror) -> Result<Http
     })
 }
 
+/// Returns a new path, or the mistake of one that Envoy refuses, and with it all routes of the port.
+fn new_path(path: Option<&SmolStr>) -> Result<&str, Mistake> {
+    let path = path.map_or("", SmolStr::as_str);
+    if is_header_text(path) {
+        return Ok(path);
+    }
+    let message = format!("path {path:?} contains invalid characters");
+    Err(Mistake::new(reason::INVALID_FILTER, message))
+}
+
 /// Converts a redirect.
-pub(super) fn redirect(redirect: &RequestRedirect) -> HttpRedirect {
-    let uri = redirect.path.as_ref().map(|path| match path.modifier_type.as_str() {
-        "ReplacePrefixMatch" => [PREFIX, path.replace_prefix_match.as_deref().unwrap_or_default()].concat(),
-        _ => path.replace_full_path.as_deref().unwrap_or_default().to_owned(),
-    });
+pub(super) fn redirect(redirect: &RequestRedirect) -> Result<HttpRedirect, Mistake> {
+    let uri = match &redirect.path {
+        Some(path) if path.modifier_type == "ReplacePrefixMatch" => {
+            [PREFIX, new_path(path.replace_prefix_match.as_ref())?].concat()
+        }
+        Some(path) => new_path(path.replace_full_path.as_ref())?.to_owned(),
+        None => String::new(),
+    };
     let derived = if redirect.scheme.is_some() {
         RedirectPortSelection::FromProtocolDefault
     } else {
         RedirectPortSelection::FromRequestPort
     };
     let port = redirect.port.map(|port| RedirectPort::Port(port.into()));
-    HttpRedirect {
-        uri: uri.unwrap_or_default(),
+    Ok(HttpRedirect {
+        uri,
         authority: redirect.hostname.as_deref().unwrap_or_default().to_owned(),
         scheme: redirect.scheme.as_deref().unwrap_or_default().to_owned(),
         redirect_code: redirect.status_code.unwrap_or_default(),
         redirect_port: Some(port.unwrap_or(RedirectPort::DerivePort(derived as i32))),
-    }
+    })
 }
 
 /// Converts a rewrite; `None` if it changes nothing.
-pub(super) fn rewrite(rewrite: &UrlRewrite) -> Option<HttpRewrite> {
+pub(super) fn rewrite(rewrite: &UrlRewrite) -> Result<Option<HttpRewrite>, Mistake> {
     let mut converted = HttpRewrite {
         authority: rewrite.hostname.as_deref().unwrap_or_default().to_owned(),
         ..Default::default()
     };
     if let Some(path) = &rewrite.path {
         if path.modifier_type == "ReplacePrefixMatch" {
-            let value = path.replace_prefix_match.as_deref().unwrap_or_default();
+            let value = new_path(path.replace_prefix_match.as_ref())?;
             let value = value.strip_suffix('/').unwrap_or(value);
             converted.uri = if value.is_empty() { "/" } else { value }.to_owned();
         } else {
             converted.uri_regex_rewrite = Some(RegexRewrite {
                 r#match: "/.*".to_owned(),
-                rewrite: path.replace_full_path.as_deref().unwrap_or_default().to_owned(),
+                rewrite: new_path(path.replace_full_path.as_ref())?.to_owned(),
             });
         }
     }
     let changes = !converted.uri.is_empty() || converted.uri_regex_rewrite.is_some() || !converted.authority.is_empty();
-    changes.then_some(converted)
+    Ok(changes.then_some(converted))
 }
 
 /// Converts a CORS filter.
 pub(super) fn cors(cors: &Cors) -> CorsPolicy {
-    let strings = |values: &[smol_str::SmolStr]| values.iter().map(ToString::to_string).collect();
+    let strings = |values: &[SmolStr]| values.iter().map(ToString::to_string).collect();
     let origins = cors.allow_origins.iter().filter(|origin| !origin.is_empty());
     CorsPolicy {
         allow_origins: origins.map(|origin| origin_match(origin)).collect(),
@@ -162,5 +249,43 @@ fn origin_match(origin: &str) -> StringMatch {
     };
     StringMatch {
         match_type: Some(matched),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_are_no_format_strings_are_literal() {
+        for format in [
+            "a",
+            "100%%",
+            "%REQ(x-id)%",
+            "a %DOWNSTREAM_REMOTE_ADDRESS% b",
+            "%REQ(A?B):10%",
+            "%START_TIME(%Y-%m)%",
+            "%CEL(f(a))%",
+        ] {
+            assert_eq!(format_string(format), format);
+        }
+        for (value, escaped) in [
+            ("50%", "50%%"),
+            ("10%-20%", "10%%-20%%"),
+            ("/a%20b%20c", "/a%%20b%%20c"),
+            ("%E2%82%AC", "%%E2%%82%%AC"),
+            ("%REQ(a", "%%REQ(a"),
+            ("%REQ(a):%", "%%REQ(a):%%"),
+            ("%REQ(a):18446744073709551616%", "%%REQ(a):18446744073709551616%%"),
+            ("%req(a)%", "%%req(a)%%"),
+        ] {
+            assert_eq!(format_string(value), escaped);
+        }
+        let header = |name: &str| Header {
+            name: name.into(),
+            value: "5%".into(),
+        };
+        let named = by_name(&[header("Host"), header("Rate")]);
+        assert_eq!((&*named["host"], &*named["rate"]), ("5%", "5%%"));
     }
 }

@@ -1,6 +1,6 @@
 //! Rules of HTTPRoutes.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
@@ -21,7 +21,7 @@ use crate::{
 /// Failures after which requests are retried, beside statuses.
 const RETRY_ON: [&str; 4] = ["connect-failure", "refused-stream", "unavailable", "cancelled"];
 /// Retries without a number.
-const RETRIES: u32 = 2;
+const RETRIES: i64 = 2;
 
 /// A converted rule, with the mistake of its backends.
 pub(super) type Converted<T> = (T, Option<Mistake>);
@@ -94,8 +94,13 @@ fn apply_filters(backends: &Backends, rule: &HttpRule, route: &mut HttpRoute) ->
             continue;
         }
         match one.filter_type.as_str() {
-            "RequestRedirect" => route.redirect = one.request_redirect.as_ref().map(filter::redirect),
-            "URLRewrite" => route.rewrite = one.url_rewrite.as_ref().and_then(filter::rewrite),
+            "RequestRedirect" => {
+                route.redirect = one.request_redirect.as_ref().map(filter::redirect).transpose()?;
+            }
+            "URLRewrite" => {
+                let rewrite = one.url_rewrite.as_ref().map(filter::rewrite).transpose()?;
+                route.rewrite = rewrite.flatten();
+            }
             "CORS" => route.cors_policy = one.cors.as_ref().map(filter::cors),
             "RequestMirror" => {
                 let mirror = one.request_mirror.as_ref();
@@ -111,7 +116,8 @@ fn apply_filters(backends: &Backends, rule: &HttpRule, route: &mut HttpRoute) ->
 }
 
 fn retries(retry: &Retry) -> HttpRetry {
-    let attempts = retry.attempts.unwrap_or(RETRIES);
+    // A negative number means none.
+    let attempts = retry.attempts.unwrap_or(RETRIES).max(0);
     let mut conditions: Vec<String> = Vec::new();
     if attempts > 0 {
         conditions.extend(RETRY_ON.map(str::to_owned));
@@ -120,23 +126,17 @@ fn retries(retry: &Retry) -> HttpRetry {
     HttpRetry {
         attempts: i32::try_from(attempts).unwrap_or(i32::MAX),
         retry_on: conditions.join(","),
-        backoff: retry
-            .backoff
-            .as_ref()
-            .map(|text| proto(parsed(text).unwrap_or_default())),
+        // Envoy refuses a backoff of zero, and with it all routes of the port.
+        backoff: positive(retry.backoff.as_ref()),
         ..Default::default()
     }
 }
 
 fn apply_timeouts(limits: &Timeouts, route: &mut HttpRoute) {
-    let positive = |text: &Option<SmolStr>| {
-        let duration = parsed(text.as_ref()?)?;
-        (!duration.is_zero()).then(|| proto(duration))
-    };
-    if let Some(request) = positive(&limits.request) {
+    if let Some(request) = positive(limits.request.as_ref()) {
         route.timeout = Some(request);
     }
-    if let Some(attempt) = positive(&limits.backend_request) {
+    if let Some(attempt) = positive(limits.backend_request.as_ref()) {
         match &mut route.retries {
             Some(retries) => retries.per_try_timeout = Some(attempt),
             None => route.timeout = Some(attempt),
@@ -144,15 +144,13 @@ fn apply_timeouts(limits: &Timeouts, route: &mut HttpRoute) {
     }
 }
 
-fn parsed(text: &SmolStr) -> Option<Duration> {
-    duration::parse(text).ok()
-}
-
-fn proto(duration: Duration) -> prost_types::Duration {
-    prost_types::Duration {
+/// Returns a duration; `None` for one that is zero or malformed.
+fn positive(text: Option<&SmolStr>) -> Option<prost_types::Duration> {
+    let duration = duration::parse(text?).ok().filter(|duration| !duration.is_zero())?;
+    Some(prost_types::Duration {
         seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
         nanos: i32::try_from(duration.subsec_nanos()).unwrap_or_default(),
-    }
+    })
 }
 
 fn request(matched: &HttpMatch) -> Result<HttpMatchRequest, Mistake> {
@@ -203,4 +201,25 @@ pub(super) fn string(matched: MatchType) -> StringMatch {
 pub(super) fn unknown_type(found: &str, what: &str) -> Mistake {
     let message = format!("unknown type: {found:?} is not supported {what} type");
     Mistake::new(reason::INVALID_CONFIGURATION, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retries_are_valid_for_envoy() {
+        let converted = |attempts: Option<i64>, backoff: &str| {
+            let converted = retries(&Retry {
+                codes: vec![503],
+                attempts,
+                backoff: Some(backoff.into()),
+            });
+            (converted.attempts, converted.backoff.map(|backoff| backoff.seconds))
+        };
+        assert_eq!(converted(None, "1s"), (2, Some(1)));
+        assert_eq!(converted(Some(3), "0s"), (3, None));
+        assert_eq!(converted(Some(-1), "2s"), (0, Some(2)));
+        assert_eq!(converted(Some(1 << 40), "no"), (i32::MAX, None));
+    }
 }

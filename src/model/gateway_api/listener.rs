@@ -6,6 +6,8 @@ pub mod key_pair;
 mod tests;
 pub(super) mod tls;
 
+use std::collections::BTreeMap;
+
 use smol_str::SmolStr;
 
 use super::{CONVERTED, Mistake, PARENTS_ANNOTATION, class::Controller, converted_meta, is_converted, service_host};
@@ -84,6 +86,8 @@ pub struct Listener {
     pub port: u16,
     /// Protocol as written.
     pub protocol: SmolStr,
+    /// Hosts of the owner's listeners with this port and protocol, as written; its own is one of them.
+    pub hosts_of_port: Shared<[SmolStr]>,
     /// Host of the server; `*` for all.
     pub host: SmolStr,
     /// Namespaces whose routes may attach.
@@ -188,9 +192,25 @@ pub fn listeners(cx: &Cx, mesh: &MeshSnapshot, key: &ListenerOwner) -> Option<Li
         }
         Some(converted)
     });
-    Some(Listeners {
-        listeners: listeners.collect(),
-    })
+    let mut listeners: Vec<Listener> = listeners.collect();
+    share_hosts(&mut listeners);
+    Some(Listeners { listeners })
+}
+
+/// Sets the hosts of the listeners with one port and protocol in each of them. Every route has them for each of its
+/// parents, so they exist once.
+fn share_hosts(listeners: &mut [Listener]) {
+    let mut hosts: BTreeMap<(u16, SmolStr), Vec<SmolStr>> = BTreeMap::new();
+    let group = |listener: &Listener| (listener.port, listener.protocol.clone());
+    for listener in &*listeners {
+        let hosts = hosts.entry(group(listener)).or_default();
+        hosts.push(listener.hostname.clone());
+    }
+    let hosts = hosts.into_iter().map(|(group, hosts)| (group, hosts.into()));
+    let hosts: BTreeMap<(u16, SmolStr), Shared<[SmolStr]>> = hosts.collect();
+    for listener in listeners {
+        listener.hosts_of_port = hosts.get(&group(listener)).cloned().unwrap_or_default();
+    }
 }
 
 /// Emits the Gateway of a ListenerSet.
@@ -383,6 +403,7 @@ impl<'a> Declaration<'a> {
             hostname: listener.hostname.clone().unwrap_or_default(),
             port: port.unwrap_or_default(),
             protocol: listener.protocol.clone(),
+            hosts_of_port: Shared::default(),
             host,
             namespaces,
             kinds: kinds(listener),

@@ -2,17 +2,14 @@
 
 use smol_str::SmolStr;
 
-use super::{
-    class::{self, Controller},
-    listener::{Listener, ListenerOwner},
-};
+use super::listener::{Listener, ListenerOwner};
 use crate::{
     api::{
         Kind, Meta,
         gateway_api::common::{GROUP, ParentReference},
     },
-    base::{Labels, Namespace, ObjectKey, host},
-    model::{MeshSnapshot, virtual_service::MESH_GATEWAY, waypoint},
+    base::{Namespace, ObjectKey, Shared, host},
+    model::{MeshSnapshot, virtual_service::MESH_GATEWAY},
     table::Cx,
 };
 
@@ -26,7 +23,8 @@ pub(super) mod reason {
     pub(in crate::model::gateway_api) const NO_HOST: &str = "NoMatchingListenerHostname";
 }
 
-/// A parent of a route. A reference to a Gateway without a section has one for each listener.
+/// A parent of a route. A reference to a Gateway without a section has one for each listener, and so has one to a
+/// section or port that does not exist.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parent {
     /// The reference as written.
@@ -50,8 +48,8 @@ pub enum Target {
         hostname: SmolStr,
         /// The Gateway that it is converted to, as `namespace/name`.
         gateway: SmolStr,
-        /// Hosts of the other listeners with its port and protocol.
-        others: Vec<SmolStr>,
+        /// Hosts of the listeners with its port and protocol; its own is one of them.
+        hosts_of_port: Shared<[SmolStr]>,
     },
     /// A service of the mesh, with its hosts.
     Service {
@@ -71,7 +69,12 @@ impl Target {
 
     /// Returns false if another listener of the Gateway is the more specific one for a host of the route.
     pub fn is_most_specific_for(&self, route_host: &str) -> bool {
-        let Self::Listener { hostname, others, .. } = self else {
+        let Self::Listener {
+            hostname,
+            hosts_of_port,
+            ..
+        } = self
+        else {
             return true;
         };
         if !hostname.is_empty() && !host::is_wildcard(hostname) {
@@ -80,9 +83,8 @@ impl Target {
         if !hostname.is_empty() && !host::overlaps(route_host, hostname) {
             return false;
         }
-        !others
-            .iter()
-            .any(|other| hostname.len() <= other.len() && is_covered(route_host, other))
+        let mut others = hosts_of_port.iter().filter(|other| *other != hostname);
+        !others.any(|other| hostname.len() <= other.len() && is_covered(route_host, other))
     }
 }
 
@@ -115,7 +117,7 @@ pub fn resolve(cx: &Cx, mesh: &MeshSnapshot, child: &Child, references: &[Parent
         let object = ObjectKey::new(child.meta.cluster(), namespace, reference.name.clone());
         match kind {
             Some(kind @ (Kind::Service | Kind::ServiceEntry)) => {
-                parents.extend(service(cx, mesh, kind, &object, reference));
+                parents.push(service(cx, mesh, kind, &object, reference));
             }
             Some(kind) => listeners(
                 cx,
@@ -156,13 +158,11 @@ fn listeners(
     let Some(row) = mesh.listeners.get(cx, owner) else {
         return;
     };
-    for (position, listener) in row.listeners.iter().enumerate() {
-        let others =
-            row.listeners.iter().enumerate().filter(|(other, it)| {
-                *other != position && it.port == listener.port && it.protocol == listener.protocol
-            });
-        let mut others: Vec<SmolStr> = others.map(|(_, it)| it.hostname.clone()).collect();
-        others.retain(|other| *other != listener.hostname);
+    // A listener with the section and port decides alone. Otherwise, a route with many references to a Gateway with
+    // many listeners would keep the product of both.
+    let is_meant = |listener: &&Listener| mismatch(listener, reference).is_none();
+    let has_meant = row.listeners.iter().any(|listener| is_meant(&listener));
+    for listener in row.listeners.iter().filter(|it| !has_meant || is_meant(it)) {
         let gateway = [&*listener.gateway.namespace, "/", &listener.gateway.name].concat();
         parents.push(Parent {
             reference: reference.clone(),
@@ -172,10 +172,23 @@ fn listeners(
                 section: listener.name.clone(),
                 hostname: listener.hostname.clone(),
                 gateway: gateway.into(),
-                others,
+                hosts_of_port: listener.hosts_of_port.clone(),
             },
         });
     }
+}
+
+/// Returns the reason why a reference does not mean a listener: it names another port or section.
+fn mismatch(listener: &Listener, reference: &ParentReference) -> Option<super::Mistake> {
+    let port = reference.port.filter(|port| *port != 0 && *port != listener.port);
+    let section = reference.section_name.as_deref().filter(|section| !section.is_empty());
+    let section = section.filter(|section| *section != listener.name);
+    let message = match (port, section) {
+        (Some(port), _) => format!("port {port} not found"),
+        (None, Some(section)) => format!("sectionName {section:?} not found"),
+        (None, None) => return None,
+    };
+    Some(super::Mistake::new(reason::NO_PARENT, message))
 }
 
 /// Returns the reason why a route does not attach to a listener.
@@ -187,15 +200,8 @@ fn denial(
     reference: &ParentReference,
 ) -> Option<super::Mistake> {
     let denied = |reason, message: String| Some(super::Mistake::new(reason, message));
-    if let Some(port) = reference.port.filter(|port| *port != 0 && *port != listener.port) {
-        return denied(reason::NO_PARENT, format!("port {port} not found"));
-    }
-    let section = reference.section_name.as_ref().filter(|section| !section.is_empty());
-    if let Some(section) = section.filter(|section| **section != listener.name) {
-        return denied(
-            reason::NO_PARENT,
-            format!("sectionName {section:?} not found", section = section.as_str()),
-        );
+    if let Some(mistake) = mismatch(listener, reference) {
+        return Some(mistake);
     }
     let own = child.meta.namespace();
     let any = [SmolStr::new_static("*")];
@@ -227,51 +233,24 @@ fn denial(
     }
 }
 
-/// Returns a service as a parent, unless another control plane's waypoint processes its requests.
-fn service(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    kind: Kind,
-    object: &ObjectKey,
-    reference: &ParentReference,
-) -> Option<Parent> {
-    let (labels, hosts, noun) = if kind == Kind::Service {
-        let row = mesh.kube_services.get(cx, object);
+/// Returns a service as a parent.
+fn service(cx: &Cx, mesh: &MeshSnapshot, kind: Kind, object: &ObjectKey, reference: &ParentReference) -> Parent {
+    let (exists, hosts, noun) = if kind == Kind::Service {
+        let exists = mesh.kube_services.get(cx, object).is_some();
         let host = super::service_host(mesh, &object.namespace, &object.name);
-        (row.map(|row| row.meta.labels.clone()), vec![host], "service")
+        (exists, vec![host], "service")
     } else {
         let row = mesh.service_entries.get(cx, object);
         let hosts = row.map(|row| row.spec.hosts.clone()).unwrap_or_default();
-        (row.map(|row| row.meta.labels.clone()), hosts, "service entry")
+        (row.is_some(), hosts, "service entry")
     };
-    if labels
-        .as_ref()
-        .is_some_and(|labels| has_foreign_waypoint(cx, mesh, labels, &object.namespace))
-    {
-        return None;
-    }
-    let denied = labels.is_none().then(|| {
+    let denied = (!exists).then(|| {
         let message = format!("parent {noun}: {name:?} not found", name = object.name.as_str());
         super::Mistake::new(reason::NO_PARENT, message)
     });
-    Some(Parent {
+    Parent {
         reference: reference.clone(),
         target: Target::Service { hosts },
         denied,
-    })
-}
-
-fn has_foreign_waypoint(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> bool {
-    let Some(gateway) = waypoint::requested_gateway(cx, mesh, labels, namespace) else {
-        return false;
-    };
-    let Some(gateway) = mesh.kube_gateways.get(cx, &gateway) else {
-        return false;
-    };
-    let class = ObjectKey::new(&mesh.installation.cluster, "", gateway.spec.gateway_class_name.clone());
-    let class = mesh.gateway_classes.get(cx, &class);
-    class.is_some_and(|class| {
-        let name = &class.spec.controller_name;
-        name != class::WAYPOINT && Controller::named(mesh, name) != Some(Controller::Gateway)
-    })
+    }
 }

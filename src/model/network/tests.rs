@@ -1,7 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{MeshSnapshot, fixture, installation::Installation};
+use crate::{
+    api::hidden_gateway::HiddenGateway,
+    model::{MeshSnapshot, fixture, installation::Installation},
+};
 
 /// Returns the snapshot of a mesh folder.
 fn mesh(files: &[(&str, &str)]) -> std::sync::Arc<MeshSnapshot> {
@@ -182,6 +185,21 @@ fn labelled_gateway_resources_are_network_gateways() {
     assert!(of("kube.yaml", &remote).0[0].ends_with("istio-system/east-istio-remote"));
     let unlabelled = GATEWAY.replace("topology.istio.io/network: n2", "");
     assert!(of("kube.yaml", &unlabelled).0.is_empty());
+}
+
+#[test]
+fn gateways_of_other_namespaces_lead_to_networks_and_do_nothing_else() {
+    let rows = fixture::folder(&Installation::default(), &[("kube-c2.yaml", GATEWAY)]);
+    let hidden = rows.iter().find_map(|row| match row {
+        crate::api::Row::KubeGateway(gateway) => HiddenGateway::of(gateway),
+        _ => None,
+    });
+    let hidden = hidden.expect("a Gateway to a network");
+    let mut world = fixture::folder_world(Installation::default(), &[]);
+    let mesh = world.commit(vec![crate::model::Change::Upsert(hidden.into())]).snapshot;
+    let want = ["n2 1.2.3.4:15008 c2", "n2 1.2.3.4:15443 c2", "n2 1.2.3.4:35443 c2"];
+    assert_eq!(gateways(&mesh).0, want);
+    assert!(mesh.kube_gateways.is_empty());
 }
 
 #[test]

@@ -4,12 +4,13 @@ use smol_str::SmolStr;
 
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs};
 use crate::{
-    api::kube,
-    base::{ClusterId, Hostname, Labels, Namespace, Shared, select},
+    api::{kube, mesh_config},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select},
     model::{
         MeshSnapshot,
         identity::{spiffe_id, trust_domain},
     },
+    proto::istio::mesh::v1alpha1::mesh_config::service_scope_configs::Scope as ServiceScope,
     table::Cx,
 };
 
@@ -21,6 +22,22 @@ const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
 
 /// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
 const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
+
+/// Returns true if a selector of the mesh config makes the Service span clusters.
+pub(in crate::model) fn spans_clusters(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> bool {
+    let scopes = &mesh.mesh_config(cx).service_scope_configs;
+    let namespace = ObjectKey::new(object.meta.cluster(), "", object.meta.namespace().as_str());
+    scopes.iter().any(|scope| {
+        let matches = |selector: Option<&_>, labels: &Labels| {
+            selector.is_none_or(|selector| mesh_config::selector(selector).matches(labels))
+        };
+        scope.scope() == ServiceScope::Global
+            && mesh.namespaces.get(cx, &namespace).is_some_and(|namespace| {
+                matches(scope.namespace_selector.as_ref(), &namespace.meta.labels)
+                    && matches(scope.services_selector.as_ref(), &object.meta.labels)
+            })
+    })
+}
 
 /// Merges the Kubernetes Services of this name. The first cluster decides everything except virtual IPs and accounts,
 /// which are collected from all.

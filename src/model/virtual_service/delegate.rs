@@ -6,7 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::units;
-use crate::proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType};
+use crate::{
+    api::istio::virtual_service::adds_few_headers,
+    proto::istio::networking::v1alpha3::{HttpMatchRequest, HttpRoute, StringMatch, string_match::MatchType},
+};
 
 /// Returns the delegate's routes as they apply below one route of the root.
 pub(super) fn merged<'a>(root: &'a HttpRoute, delegate: &'a [HttpRoute]) -> impl Iterator<Item = HttpRoute> + use<'a> {
@@ -59,7 +62,8 @@ fn merged_route(root: &HttpRoute, delegate: &HttpRoute) -> Option<HttpRoute> {
     if route.mirrors.is_empty() {
         route.mirrors.clone_from(&root.mirrors);
     }
-    Some(route)
+    // The headers of the root and those of the destination may be too many only together.
+    adds_few_headers(&route).then_some(route)
 }
 
 fn inherit<T: Clone>(own: &mut Option<T>, root: Option<&T>) {

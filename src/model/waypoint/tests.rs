@@ -122,6 +122,60 @@ fn service_labels_override_namespace_labels() {
 }
 
 #[test]
+fn services_of_other_clusters_and_imported_hosts_use_no_waypoint() {
+    let import = "
+---
+apiVersion: multicluster.x-k8s.io/v1alpha1
+kind: ServiceImport
+metadata: {name: here, namespace: shop}
+spec: {type: ClusterSetIP, ips: [240.0.0.1], ports: [{port: 80}]}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: declared, namespace: shop}
+spec:
+  hosts: [declared.shop.svc.cluster.local]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: STATIC
+";
+    let here = service("here", "shop", "", 1);
+    let own = [GATEWAYS, &here, import].concat();
+    let other = [
+        here,
+        service("there", "shop", "", 2),
+        service("declared", "shop", "", 3),
+    ];
+    let other = other.concat();
+    let mut installation = installation();
+    let features = &mut installation.features;
+    (features.enable_mcs_host, features.enable_mcs_service_discovery) = (true, true);
+    let mesh = fixture::folder_world(installation, &[("kube.yaml", &own), ("kube-c2.yaml", &other)]).snapshot();
+    let imported = ServiceKey {
+        hostname: "here.shop.svc.clusterset.local".into(),
+        namespace: Namespace::new("shop"),
+    };
+    assert!(mesh.services.get(&Cx::untracked(), &imported).is_some());
+    assert_eq!(through(&mesh, "shop/own"), ["shop/declared", "shop/here"]);
+}
+
+#[test]
+fn with_several_networks_services_that_span_clusters_use_waypoints() {
+    let mut installation = installation();
+    installation.features.ambient_enable_multi_network = true;
+    let namespace = "\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
+    let wide = service("wide", "shop", "scope: global", 1);
+    let other = [namespace, &wide, &service("there", "shop", "", 2)].concat();
+    let scopes = "serviceScopeConfigs: [{servicesSelector: {matchLabels: {scope: global}}, scope: GLOBAL}]";
+    let files = [
+        ("mesh.yaml", scopes),
+        ("kube.yaml", GATEWAYS),
+        ("kube-c2.yaml", other.as_str()),
+    ];
+    let mesh = fixture::folder_world(installation, &files).snapshot();
+    assert_eq!(through(&mesh, "shop/own"), ["shop/wide"]);
+}
+
+#[test]
 fn the_status_of_a_route_ignores_labels_without_a_name() {
     let mesh = snapshot(&[]);
     let is_named = |name: &str, namespace: &str| {
@@ -162,6 +216,21 @@ fn a_waypoint_is_identified_by_its_address() {
     // A host is unique only within its namespace.
     assert!(at("bare", &[own]).is_empty());
     assert!(at("shop", &[]).is_empty());
+}
+
+#[test]
+fn the_service_of_a_waypoint_has_its_address_in_the_config_cluster() {
+    let service = |name: &str| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: infra}}\n\
+             spec: {{clusterIP: 10.0.0.8, ports: [{{port: 15008, name: mesh}}]}}\n"
+        )
+    };
+    let (own, other) = ([GATEWAYS, &service("z")].concat(), service("a"));
+    let mesh = fixture::folder_world(installation(), &[("kube.yaml", &own), ("kube-c2.yaml", &other)]).snapshot();
+    let waypoint = mesh.waypoints.get(&Cx::untracked(), &key("infra/shared"));
+    let service = waypoint.and_then(|waypoint| waypoint.service.clone());
+    assert_eq!(service.expect("a service").hostname, "z.infra.svc.cluster.local");
 }
 
 #[test]

@@ -115,6 +115,39 @@ async fn an_entry_of_a_deleted_group_is_replaced() {
 }
 
 #[tokio::test]
+async fn r20_nothing_is_read_for_machines_without_identity() {
+    let api = FakeApi::default();
+    api.put(GROUP, group("u-1"));
+    let mut controller = controller(&api);
+    let options = Options {
+        validate_identity: true,
+        ..controller.writer.options().clone()
+    };
+    let metrics = Metrics::new(&Registry::new()).expect("unused names");
+    controller.writer = Writer::new(api.client(), options, metrics, controller.mesh.clone());
+    for binding in [Binding::Group("web".into()), Binding::Entry("web-10.0.0.7".into())] {
+        let (key, connect) = connected(&mut controller);
+        let Operation::Connect { machine, at, .. } = connect else {
+            panic!("a registration");
+        };
+        let machine = Arc::new(Machine {
+            binding,
+            ..Machine::clone(&machine)
+        });
+        let connect = Operation::Connect {
+            connection: 1,
+            machine,
+            at,
+            answer: None,
+            attempt: 0,
+        };
+        let outcome = controller.writer.perform(&key, connect).await;
+        assert!(matches!(outcome, Outcome::Unbound(1)), "{outcome:?}");
+        assert_eq!((api.requests(GROUP), api.requests(ENTRY)), (0, 0));
+    }
+}
+
+#[tokio::test]
 async fn the_group_of_an_entry_is_read_once_per_version() {
     let api = FakeApi::default();
     api.put(GROUP, group("u-1"));

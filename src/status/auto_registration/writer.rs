@@ -20,6 +20,7 @@ use crate::{
     environment,
     model::snapshot::MeshSnapshot,
     status::store::{Store, WriteError},
+    table::Cx,
     xds::events::{Binding, Health, Machine, Rejection},
 };
 
@@ -91,6 +92,13 @@ impl Writer {
         drop(permit);
         outcome
     }
+}
+
+/// Returns the rejection of a machine whose entry does not exist.
+fn missing((namespace, name): &EntryKey) -> Rejection {
+    Rejection::Missing(format!(
+        "WORKLOAD_ENTRY of the proxy names WorkloadEntry {namespace}/{name}, which does not exist"
+    ))
 }
 
 impl Shared {
@@ -181,6 +189,9 @@ impl Shared {
 
     /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
     async fn connect(&self, key: &EntryKey, machine: &Machine, at: SystemTime) -> Result<bool, Rejection> {
+        if self.options.validate_identity && machine.identity.is_none() {
+            return self.without_identity(key, machine);
+        }
         for _ in 0..ATTEMPTS {
             let found = self
                 .entries
@@ -188,12 +199,7 @@ impl Shared {
                 .await
                 .map_err(|error| self.failed(key, &error))?;
             let written = match (&machine.binding, found) {
-                (Binding::Entry(_), None) => {
-                    return Err(Rejection::Missing(format!(
-                        "WORKLOAD_ENTRY of the proxy names WorkloadEntry {}/{}, which does not exist",
-                        key.0, key.1
-                    )));
-                }
+                (Binding::Entry(_), None) => return Err(missing(key)),
                 (Binding::Entry(_), Some(found)) if !entry::takes_health(&found) => return Ok(false),
                 (Binding::Group(group), None) => self.register(key, machine, group, at).await?,
                 (binding, Some(found)) => {
@@ -236,6 +242,21 @@ impl Shared {
             "WorkloadEntry {}/{} changes all the time",
             key.0, key.1
         )))
+    }
+
+    /// Answers a machine that needs an identity and has none. Any client may claim to be a machine, so nothing is read
+    /// from the API server for it.
+    fn without_identity(&self, key: &EntryKey, machine: &Machine) -> Result<bool, Rejection> {
+        if let Binding::Entry(_) = &machine.binding {
+            let mesh = self.mesh.borrow().clone();
+            let found = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), key.1.clone());
+            let found = mesh.workload_entries.get(&Cx::untracked(), &found);
+            let entry = found.ok_or_else(|| missing(key))?;
+            if !entry.meta.annotations.contains_key(entry::HEALTH_CHECKED) {
+                return Ok(false);
+            }
+        }
+        entry::permit(true, machine, &Value::Null).map(|()| false)
     }
 
     /// Returns true if an entry belongs to an earlier group of this name. Reads the group only if it has changed since

@@ -19,8 +19,17 @@ use rustc_hash::FxHashMap;
 use super::set_hash::{SetHash, SetHasher, insert};
 use crate::base::Version;
 
+/// The size of most entries.
+const ENTRY_BYTES: usize = 64;
 /// Smaller sets are not shared.
 const SMALL_BYTES: usize = 1 << 10;
+
+/// The versions of names. Randomly keyed, since clients choose the names.
+#[expect(
+    clippy::disallowed_types,
+    reason = "clients could find many names with one hash of a faster hasher"
+)]
+pub(in crate::xds) type Versions<'a> = std::collections::HashMap<&'a str, Option<Version>>;
 
 /// The encoded entries of a protobuf map from names to versions, with their tags.
 #[derive(Clone, Default)]
@@ -66,9 +75,10 @@ impl InitialVersions {
     }
 
     /// Returns the version of each name, if it is one of ours. If a name occurs twice, the last entry counts.
-    pub(in crate::xds) fn versions(&self) -> FxHashMap<&str, Option<Version>> {
+    pub(in crate::xds) fn versions(&self) -> Versions<'_> {
         let mut rest: &[u8] = &self.0;
-        let mut versions = FxHashMap::default();
+        // A map that grows hashes its names again.
+        let mut versions = Versions::with_capacity(rest.len() / ENTRY_BYTES);
         while let Ok((name, version)) = entry(&mut rest) {
             versions.insert(name, Version::parse(version));
         }

@@ -18,7 +18,7 @@ use smol_str::SmolStr;
 use super::{
     coalesced::{ChunkCache, CoalescedResources, lock},
     held::{Charge, HeldBytes, size_of_private},
-    initial_versions::InitialVersions,
+    initial_versions::{InitialVersions, Versions},
     names::Names,
     recent::Recent,
 };
@@ -196,7 +196,7 @@ impl ResponseCache {
         &self,
         all: &CachedResponse,
         initial_versions: &InitialVersions,
-        compute: impl FnOnce(&FxHashMap<&str, Option<Version>>) -> CachedUpdate,
+        compute: impl FnOnce(&Versions<'_>) -> CachedUpdate,
     ) -> CachedUpdate {
         // As with complete responses, the cache keeps no placeholders.
         if !initial_versions.is_shared() || all.held.is_some() {

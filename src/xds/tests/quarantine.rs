@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::xds::{
+    admission::Source,
     share::quarantine::{Build, Quarantine, Refusal},
     watched::{Awaited, InFlight, WatchedResource},
 };
@@ -11,7 +12,8 @@ fn quarantine() -> (Quarantine, Build) {
     let gauges = prometheus::IntGaugeVec::new(prometheus::Opts::new("quarantined", "help"), &["type"]);
     let node = "sidecar~10.0.0.1~a.default~default.svc.cluster.local";
     let proxy = crate::generate::fixture::client(node, &serde_json::json!({}));
-    (Quarantine::new(gauges.expect("a valid metric")), Build::of(&proxy.node))
+    let build = Build::of(&proxy.node, &Source::Address(None));
+    (Quarantine::new(gauges.expect("a valid metric")), build)
 }
 
 /// Clusters r0 and r1 with these generations, at the next revision.
@@ -115,6 +117,39 @@ fn a_refused_resource_is_withheld_until_it_changes() {
         connection.on_request(request(&nonce, None)).expect("an ACK");
         assert!(matches!(progress(&connection, 0, 4), Progress::Acknowledged));
         assert!(connection.is_settled());
+    }
+}
+
+#[test]
+fn a_refusal_that_may_pass_is_retried_with_the_next_change() {
+    let port = "Error adding/updating cluster(s) r0: cannot bind '0.0.0.0:80': Address already in use";
+    let content = "Error adding/updating cluster(s) r0: bad";
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        for (is_quarantined, error) in [(true, port), (false, content)] {
+            let mut client = NamingClient::new(protocol, ResourceType::Cluster, quarantine());
+            if !is_quarantined {
+                client.connection = Connection::new(protocol);
+            }
+            let mut world = World::default();
+            client.connection.on_snapshot(clusters(&mut world, [1, 1]));
+            let first = client.request(&SmolStr::default(), None, &[]);
+            let nonce = sent(&first.responses, &[(0, 1), (1, 1)]);
+            let rejected = client.request(&nonce, Some(error), &[]);
+            assert_eq!(refused(&rejected), ["r0"], "{protocol:?}");
+            if is_quarantined {
+                let nonce = sent(&rejected.responses, &[(1, 1)]);
+                assert!(client.ack(&nonce).is_empty(), "{protocol:?}");
+            } else {
+                assert!(rejected.responses.is_empty(), "{protocol:?}");
+            }
+            let changed = client.connection.on_snapshot(clusters(&mut world, [1, 2]));
+            let nonce = sent(&changed, &[(0, 1), (1, 2)]);
+            assert!(client.ack(&nonce).is_empty(), "{protocol:?}");
+            assert!(
+                matches!(client.progress(0, 1), Progress::Acknowledged),
+                "{protocol:?} {error}"
+            );
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Objects that Istio's webhook admits, and violations that only admission refuses. All of these objects apply, without
 //! the parts that have no effect.
 
-use super::{bad, good, parsed};
+use super::{bad, good, parsed, warned};
 use crate::{
     api::{
         diagnostics::REFUSED,
@@ -79,7 +79,41 @@ fn virtual_services() {
     admitted("VirtualService", &delegating, ".http[0].delegate.name");
     let tcp = format!("{{hosts: [a], tcp: [{{match: [{{sourceNamespace: a_b}}], {TO_A}}}]}}");
     good("VirtualService", &tcp);
+    good(
+        "VirtualService",
+        "{hosts: [a], http: [{delegate: {name: d}, directResponse: {status: 503}, fault: {abort: {httpStatus: 503}}}]}",
+    );
+    let bound = |gateways: &str| format!("{{hosts: [a.com], gateways: [{gateways}], http: [{{{TO_A}}}]}}");
+    // Names after one without a slash are not checked.
+    admitted("VirtualService", &bound("mesh, a_b/gw"), ".gateways[1]");
+    for gateways in ["a_b/gw, mesh", "./gw", "ns/a.b"] {
+        refused("VirtualService", &bound(gateways), ".gateways[0]");
+    }
+    let name = "outbound_.80_._.x.a.com";
+    let tls = format!("{{hosts: ['*.a.com'], tls: [{{match: [{{sniHosts: ['{name}']}}], {TO_A}}}]}}");
+    good("VirtualService", &tls);
+    let port = "{hosts: [a], http: [{redirect: {uri: /x, port: 70000}}]}";
+    refused("VirtualService", port, ".http[0].redirect.port");
+    let subset =
+        |name: &str| format!("{{hosts: [a], http: [{{route: [{{destination: {{host: a, subset: {name}}}}}]}}]}}");
+    refused(
+        "VirtualService",
+        &subset("v1_0"),
+        ".http[0].route[0].destination.subset",
+    );
+    bad(
+        "VirtualService",
+        &subset("'a|b'"),
+        &[".http[0].route[0].destination.subset"],
+    );
     let http = |more: &str| format!("{{hosts: [a], http: [{{{TO_A}, {more}}}]}}");
+    // Istio's expression for names of headers has the comma.
+    good(
+        "VirtualService",
+        &http("corsPolicy: {allowHeaders: ['x-a,x-b'], exposeHeaders: ['*']}, match: [{headers: {'a,b': {exact: v}}}]"),
+    );
+    let broken = http("corsPolicy: {allowMethods: [GET], exposeHeaders: [\"a\\n\"]}");
+    assert!(parsed("VirtualService", &broken).rows.is_empty());
     let added = http("headers: {request: {add: {'x y': z}}}");
     admitted("VirtualService", &added, ".http[0].headers.request.add");
     let removed = http("headers: {response: {remove: ['x:']}}");
@@ -87,7 +121,16 @@ fn virtual_services() {
     for (more, field) in [
         ("match: [{headers: {':x': {exact: v}}}]", "match[0].headers.:x"),
         ("retries: {retryRemoteLocalities: true}", "retries"),
+        ("match: [{headers: {x: {regex: '*'}}}]", "match[0].headers.x"),
+        ("match: [{queryParams: {x: {regex: '*'}}}]", "match[0].queryParams.x"),
         ("retries: {attempts: 1, retryOn: connect-error}", "retries.retryOn"),
+        ("retries: {attempts: 1, retryOn: '5xx, reset'}", "retries.retryOn"),
+        ("retries: {attempts: 1, retryOn: '5xx,'}", "retries.retryOn"),
+        ("retries: {attempts: 1, retryOn: '499'}", "retries.retryOn"),
+        ("corsPolicy: {allowMethods: [get]}", "corsPolicy.allowMethods[0]"),
+        ("corsPolicy: {allowHeaders: ['x-a, x-b']}", "corsPolicy.allowHeaders[0]"),
+        ("corsPolicy: {maxAge: 1.5s}", "corsPolicy.maxAge"),
+        ("timeout: 1000500us", "timeout"),
     ] {
         refused("VirtualService", &http(more), &format!(".http[0].{field}"));
     }
@@ -102,6 +145,16 @@ fn destination_rules() {
     good(
         "DestinationRule",
         &format!("{{host: a, subsets: [{{name: s, labels: {{version: {long}}}}}]}}"),
+    );
+    refused(
+        "DestinationRule",
+        "{host: a, subsets: [{name: v1.0}]}",
+        ".subsets[0].name",
+    );
+    bad(
+        "DestinationRule",
+        "{host: a, subsets: [{name: 'a|b'}]}",
+        &[".subsets[0].name"],
     );
     admitted(
         "DestinationRule",
@@ -124,12 +177,41 @@ fn destination_rules() {
         locality("distribute: [{from: a, to: {b: 100}}], failoverPriority: [x]"),
         locality("failover: [{from: a, to: b}], failoverPriority: [x]"),
         locality("failover: [{to: b}]"),
+        // What the former localities leave.
+        locality("distribute: [{from: a/b, to: {c: 100}}, {from: 'a/*', to: {c: 100}}, {from: '*', to: {c: 100}}]"),
+        balancer("consistentHash: {useSourceIp: true, maglev: {tableSize: 1}}"),
+        // Zero disables the timeout.
+        policy("connectionPool: {tcp: {idleTimeout: 0s}}"),
     ] {
         good("DestinationRule", &spec);
     }
     let zone = "failover: [{from: a, to: b}], failoverPriority: [topology.kubernetes.io/zone]";
     for (spec, field) in [
         (locality(zone), "loadBalancer.localityLbSetting"),
+        (
+            locality("distribute: [{from: a//b, to: {c: 100}}]"),
+            "loadBalancer.localityLbSetting.distribute[0].from",
+        ),
+        (
+            locality("distribute: [{from: '*/b', to: {c: 100}}]"),
+            "loadBalancer.localityLbSetting.distribute[0].from",
+        ),
+        (
+            locality("distribute: [{from: a, to: {c/: 100}}]"),
+            "loadBalancer.localityLbSetting.distribute[0].to.c/",
+        ),
+        (
+            locality("distribute: [{from: a/b, to: {c: 100}}, {from: a, to: {c: 100}}]"),
+            "loadBalancer.localityLbSetting.distribute[1].from",
+        ),
+        (
+            policy("connectionPool: {http: {idleTimeout: 0s}}"),
+            "connectionPool.http.idleTimeout",
+        ),
+        (
+            policy("tls: {mode: SIMPLE, credentialName: c, caCertificates: /x}"),
+            "tls",
+        ),
         (
             policy("tls: {mode: SIMPLE, credentialName: 'configmap://other/x'}"),
             "tls.credentialName",
@@ -161,6 +243,34 @@ fn gateways_and_sidecars() {
     ] {
         refused("Gateway", &server(spec), &format!(".servers[0].{field}"));
     }
+    let https = |tls: &str| {
+        server(&format!(
+            "port: {{number: 443, protocol: HTTPS, name: https}}, tls: {{{tls}}}"
+        ))
+    };
+    // Istio admits and ignores it.
+    let crl = https("mode: SIMPLE, credentialName: c, caCrl: /l");
+    admitted("Gateway", &crl, ".servers[0].tls.caCrl");
+    let several = "tlsCertificates: [{serverCertificate: /c, privateKey: /k}]";
+    good(
+        "Gateway",
+        &https(&format!("mode: MUTUAL, {several}, caCertificates: /a, caCrl: /l")),
+    );
+    for (tls, field) in [
+        (format!("mode: MUTUAL, {several}"), "caCertificates"),
+        (format!("mode: SIMPLE, {several}, caCrl: /l"), "caCrl"),
+        (
+            "mode: SIMPLE, tlsCertificates: [{serverCertificate: /c}]".to_owned(),
+            "tlsCertificates[0].privateKey",
+        ),
+    ] {
+        refused("Gateway", &https(&tls), &format!(".servers[0].tls.{field}"));
+    }
+    let port = "port: {number: 80, protocol: HTTP, name: http}";
+    let selecting = format!("{{selector: {{istio: '*'}}, servers: [{{hosts: ['*'], {port}}}]}}");
+    admitted("Gateway", &selecting, ".selector");
+    let address = format!("{{servers: [{{hosts: ['2001:db8::1'], {port}}}]}}");
+    refused("Gateway", &address, ".servers[0].hosts[0]");
     let ingress = |protocol: &str, tls: &str| {
         let port = format!("port: {{number: 443, protocol: {protocol}, name: p}}");
         format!("{{ingress: [{{{port}, tls: {{{tls}}}}}]}}")
@@ -178,12 +288,63 @@ fn gateways_and_sidecars() {
 fn hosts_and_sockets_are_restricted() {
     let sidecar = "{egress: [{hosts: ['./*', ./a]}]}";
     refused("Sidecar", sidecar, ".egress[0].hosts[1]");
+    let port = |number: u16| format!("port: {{number: {number}, protocol: HTTP, name: p}}");
+    let bound = format!("{{ingress: [{{bind: 'unix:///a', {}}}]}}", port(80));
+    refused("Sidecar", &bound, ".ingress[0].bind");
+    let listener = |bind: &str, number: u16| format!("{{bind: '{bind}', {}, hosts: ['*/*']}}", port(number));
+    let relative = format!("{{egress: [{}]}}", listener("unix://a", 0));
+    refused("Sidecar", &relative, ".egress[0].bind");
+    let equal = format!(
+        "{{egress: [{}, {}]}}",
+        listener("10.0.0.1", 80),
+        listener("10.0.0.2", 80)
+    );
+    refused("Sidecar", &equal, ".egress[1].port");
     let selecting = "{hosts: ['*.a.com'], resolution: DNS, workloadSelector: {labels: {a: b}}, \
                      ports: [{number: 80, name: p, protocol: HTTP}]}";
     refused("ServiceEntry", selecting, ".hosts[0]");
     let ports = "ports: [{number: 80, name: p, protocol: HTTP}, {number: 81, name: q, protocol: HTTP}]";
     let socket = format!("{{hosts: [a.com], resolution: STATIC, endpoints: [{{address: 'unix:///a'}}], {ports}}}");
     refused("ServiceEntry", &socket, ".endpoints[0].address");
+    let entry = |host: &str, port: &str, more: &str| {
+        format!("{{hosts: ['{host}'], resolution: DNS, ports: [{{number: 80, name: {port}, protocol: HTTP}}]{more}}}")
+    };
+    good("ServiceEntry", &entry("a.1.", "http", ""));
+    refused("ServiceEntry", &entry("a.com", "http_web", ""), ".ports[0].name");
+    bad(
+        "ServiceEntry",
+        &entry("a.com", &"p".repeat(257), ""),
+        &[".ports[0].name"],
+    );
+    let elsewhere = entry("a.com", "http", ", endpoints: [{network: net}]");
+    refused("ServiceEntry", &elsewhere, ".endpoints[0].address");
+}
+
+#[test]
+fn extensions() {
+    let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
+    let patched = "match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}";
+    for apply_to in ["EXTENSION_CONFIG", "BOOTSTRAP"] {
+        warned(
+            "EnvoyFilter",
+            &patch(apply_to, patched),
+            &[".configPatches[0].match", ""],
+        );
+    }
+    refused("EnvoyFilter", &patch("CLUSTER", patched), ".configPatches[0].match");
+    warned(
+        "EnvoyFilter",
+        &patch("NETWORK_FILTER", "patch: {operation: REMOVE, filterClass: STATS}"),
+        &[".configPatches[0].patch.filterClass", ""],
+    );
+    let plugin = |secret: usize, name: usize, sha256: &str| {
+        let (secret, name) = ("s".repeat(secret), "n".repeat(name));
+        format!("{{url: 'oci://a/b', imagePullSecret: {secret}, pluginName: {name}, sha256: '{sha256}'}}")
+    };
+    good("WasmPlugin", &plugin(253, 256, &"a".repeat(64)));
+    refused("WasmPlugin", &plugin(254, 256, ""), ".imagePullSecret");
+    refused("WasmPlugin", &plugin(253, 257, ""), ".pluginName");
+    refused("WasmPlugin", &plugin(253, 256, &"A".repeat(64)), ".sha256");
 }
 
 #[test]

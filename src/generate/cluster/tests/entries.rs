@@ -104,6 +104,17 @@ spec:
     let cluster = fixture(&verified).cluster("outbound|443||*.wild.com");
     assert_eq!(names(&cluster), json!({"autoSni": true, "autoSanValidation": true}));
     assert_eq!(insecure(&cluster), Value::Null);
+
+    // Without TLS, the cluster is valid whatever its HTTP options.
+    let plain = |protocol: &str| {
+        let (entry, _) = entry.split_once("---").expect("a rule");
+        let entry = entry.replace("protocol: TLS", &format!("protocol: {protocol}"));
+        let cluster = fixture(&entry).cluster("outbound|443||*.wild.com");
+        assert_eq!(names(&cluster), Value::Null);
+        insecure(&cluster)
+    };
+    assert_eq!(plain("HTTP"), Value::Null);
+    assert_eq!(plain("GRPC"), true);
 }
 
 #[test]
@@ -280,4 +291,66 @@ spec:
             exactly("spiffe://old/ns/a/sa/b"),
         ])
     );
+}
+
+#[test]
+fn a_server_name_that_is_too_long_is_not_sent() {
+    let cluster = |length: usize| {
+        let label = "x".repeat(60);
+        let host = format!("{label}.{label}.{label}.{}.com", "y".repeat(length - 187));
+        let entry = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: long}}
+spec:
+  hosts: [{host}]
+  resolution: STATIC
+  location: MESH_INTERNAL
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  endpoints: [{{address: 192.0.2.1}}]
+"
+        );
+        fixture(&entry).cluster(&format!("outbound|80||{host}"))
+    };
+    let sent = |length: usize| {
+        let context = &cluster(length)["transportSocketMatches"][0]["transportSocket"]["typedConfig"];
+        assert_ne!(context["commonTlsContext"], Value::Null);
+        context["sni"].as_str().map(str::len)
+    };
+    // `outbound_.80_._.` precedes the host.
+    assert_eq!(sent(239), Some(255));
+    assert_eq!(sent(240), None);
+}
+
+#[test]
+fn only_one_endpoint_is_resolved_logically() {
+    let kind = |endpoints: &str| {
+        let entry = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: race, annotations: {{istio.io/connect-strategy: RACE_FIRST_TCP_CONNECT}}}}
+spec:
+  hosts: [race.com]
+  resolution: DNS
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  endpoints: [{endpoints}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: race}}
+spec:
+  host: race.com
+  trafficPolicy: {{loadBalancer: {{localityLbSetting: {{distribute: [{{from: '*', to: {{r1: 100}}}}]}}}}}}
+"
+        );
+        fixture(&entry).cluster("outbound|80||race.com")["type"].clone()
+    };
+    assert_eq!(kind("{address: x.com, locality: r1}"), "LOGICAL_DNS");
+    let equal = "{address: x.com, locality: r1}, {address: y.com, locality: r1}";
+    assert_eq!(kind(equal), "STRICT_DNS");
+    // The second locality has no endpoint.
+    let excluded = "{address: x.com, locality: r1}, {address: y.com, locality: r2}";
+    assert_eq!(kind(excluded), "STRICT_DNS");
 }

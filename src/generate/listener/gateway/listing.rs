@@ -39,14 +39,15 @@ impl GatewayPart {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
                 continue;
             }
-            if self.client.is_east_west && !passes_bytes(port) {
+            // A gateway between networks opens the port of tunnels by itself.
+            if self.client.is_east_west && port.number == HBONE_PORT {
                 continue;
             }
             let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers);
             self.add(ctx, &mut listeners, port, Transport::Tcp, chains);
             let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
             let quic: Vec<_> = quic.collect();
-            if !quic.is_empty() {
+            if !quic.is_empty() && !self.client.is_east_west {
                 self.add(ctx, &mut listeners, port, Transport::Quic, quic);
             }
         }
@@ -103,7 +104,9 @@ impl GatewayPart {
         servers: &PortServers,
     ) -> Vec<ServerChain> {
         let protocol = Protocol::parse(&port.protocol);
-        if protocol.is_http() {
+        // Parity (pilot/pkg/networking/core/listener_waypoint.go): a gateway between networks reads no requests.
+        let reads_requests = !self.client.is_east_west;
+        if protocol.is_http() && reads_requests {
             return vec![ServerChain::Http {
                 route: servers.route.clone(),
                 protocol,
@@ -112,7 +115,7 @@ impl GatewayPart {
         let servers = servers.servers.iter().map(|index| &merged.servers[*index]);
         servers
             .map(|server| {
-                if server.terminates_https() {
+                if server.terminates_https() && reads_requests {
                     return https_chain(server);
                 }
                 match server.tls().map(ServerTlsSettings::mode) {
@@ -150,13 +153,6 @@ impl GatewayPart {
                 .collect(),
         }
     }
-}
-
-/// Returns true if a gateway between networks opens the port because a Gateway says so: for TLS and TCP, which are all
-/// that its listeners may declare. It opens the port of tunnels by itself.
-fn passes_bytes(port: &ServerPort) -> bool {
-    let protocol = Protocol::parse(&port.protocol);
-    port.number != HBONE_PORT && !protocol.is_http() && protocol != Protocol::Https
 }
 
 fn https_chain(server: &GatewayServer) -> ServerChain {

@@ -33,7 +33,10 @@ use crate::{
         service::{Protocol, Resolution, ServicePort},
         virtual_service::VirtualService,
     },
-    proto::{envoy::config::listener::v3::Listener, xds::r#type::matcher::v3::IpMatcher},
+    proto::{
+        envoy::config::listener::v3::Listener, istio::workload::gateway_address::Destination,
+        xds::r#type::matcher::v3::IpMatcher,
+    },
     table::{Cx, Table},
 };
 
@@ -115,7 +118,7 @@ impl ServiceChains {
         };
         let waypoint = of_clusters
             .filter(|_| is_east_west)
-            .and_then(|row| OwnWaypoint::of(ctx, row));
+            .and_then(|row| OwnWaypoint::of(row));
         let mut listener = EncodedListener::default();
         let mut ports = Vec::new();
         let mut chains = Vec::new();
@@ -174,15 +177,19 @@ struct OwnWaypoint {
 }
 
 impl OwnWaypoint {
-    /// Returns the waypoint of a service; `None` if the gateway has no chain for it.
-    fn of(ctx: &BuildContext, row: &AmbientService) -> Option<Self> {
-        let waypoint = row.waypoint.as_ref()?;
-        ctx.mesh.exposed_services.get(ctx.cx, waypoint)?;
-        ctx.service(waypoint)?
-            .port(HBONE_PORT)
-            .filter(|port| port.protocol != Protocol::Udp)?;
+    /// Returns the waypoint of a service.
+    ///
+    /// Note: its chain may be missing, for example while its Service is. Envoy closes these connections, which would
+    /// otherwise reach the service without the waypoint's policies.
+    fn of(row: &AmbientService) -> Option<Self> {
+        // Parity (pilot/pkg/serviceregistry/ambient/sidecar_interop.go): an IP address of no known service counts as no
+        // waypoint.
+        let host = match row.message.waypoint.as_ref()?.destination.as_ref()? {
+            Destination::Hostname(name) => name.hostname.as_str(),
+            Destination::Address(_) => row.waypoint.as_ref()?.hostname.as_str(),
+        };
         Some(Self {
-            chain: ClusterMode::Vip(VipTraffic::Tcp).cluster_name(HBONE_PORT, "", &waypoint.hostname),
+            chain: ClusterMode::Vip(VipTraffic::Tcp).cluster_name(HBONE_PORT, "", host),
             from_gateways: row.message.ingress_use_waypoint,
         })
     }

@@ -1,6 +1,7 @@
 mod clusters;
 mod custom;
 mod networks;
+mod routes;
 mod wildcard;
 
 use std::sync::LazyLock;

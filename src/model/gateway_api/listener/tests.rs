@@ -119,3 +119,45 @@ fn listeners_do_not_list_namespaces() {
     let converted = before.listeners[0].converted.as_ref().expect("the listener is valid");
     assert_eq!(converted.spec.servers[0].hosts, ["~/*.test"]);
 }
+
+/// A route with many references to a Gateway with many listeners would have the product of both.
+#[test]
+fn a_reference_to_a_section_has_one_parent() {
+    let listener = |name: &str, host: &str| json!({"name": name, "port": 80, "protocol": "HTTP", "hostname": host});
+    let listeners = [("a", "*.test"), ("b", "b.test"), ("c", "c.test")].map(|(name, host)| listener(name, host));
+    let mut world = World::new(Installation::default());
+    let attached = |world: &mut World, parent: Value| {
+        let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": "x", "namespace": "gw"},
+            "spec": {"gatewayClassName": "istio", "listeners": listeners}});
+        let route = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+            "metadata": {"name": "x", "namespace": "gw"},
+            "spec": {"parentRefs": [parent], "hostnames": ["a.test", "b.test"],
+                "rules": [{"backendRefs": [{"name": "web", "port": 80}]}]}});
+        put(world, &[gateway, route]);
+        let key = RouteKey {
+            kind: Kind::HttpRoute,
+            object: fixture::key("gw/x"),
+        };
+        let mesh = world.snapshot();
+        let route = mesh.attached_routes.get(&Cx::untracked(), &key).expect("a route");
+        let served = route.contributions.iter().map(|one| {
+            let listener = one.gateway.rsplit('~').next().unwrap_or_default();
+            format!("{listener} {}", one.host)
+        });
+        (route.parents.len(), served.collect::<Vec<String>>())
+    };
+    let none = Vec::<String>::new();
+    let section = |name: &str| json!({"name": "x", "sectionName": name});
+    assert_eq!(attached(&mut world, section("c")), (1, none.clone()));
+    assert_eq!(attached(&mut world, section("no")), (3, none));
+    let (parents, served) = attached(&mut world, section("b"));
+    assert_eq!(parents, 1);
+    assert_eq!(served, ["b a.test", "b b.test"]);
+    // The listener with the host of the route is more specific than the wildcard.
+    let (parents, served) = attached(&mut world, json!({"name": "x"}));
+    assert_eq!(parents, 3);
+    assert_eq!(served, ["a a.test", "b a.test", "b b.test"]);
+    let row = listeners_of(&world.snapshot());
+    assert!(row.listeners[0].hosts_of_port.same(&row.listeners[2].hosts_of_port));
+}

@@ -180,6 +180,11 @@ impl Certificates<'_> {
             return Err(invalid("only secret is allowed"));
         }
         let namespace = self.namespace_of(reference);
+        // Permission precedes existence: a status must not tell which Secrets other namespaces have.
+        if !self.is_allowed("Secret", &namespace, &reference.name) {
+            let own = &self.owner.object.namespace;
+            return Err(not_permitted(field, &format!("{}/{namespace}", reference.name), own));
+        }
         let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
         let key = self.key(&namespace, &reference.name);
         if self.mesh.secrets.get(self.cx, &key).is_none() {
@@ -189,10 +194,6 @@ impl Certificates<'_> {
         certificate.map_err(|reason| invalid(&reason))?;
         if let Some(error) = self.mesh.key_pair_errors.get(self.cx, &key) {
             return Err(invalid(&format!("the certificate is malformed: {}", **error)));
-        }
-        if !self.is_allowed("Secret", &namespace, &reference.name) {
-            let own = &self.owner.object.namespace;
-            return Err(not_permitted(field, &format!("{}/{namespace}", reference.name), own));
         }
         Ok(format!("{GATEWAY_SECRET}{namespace}/{}", reference.name))
     }
@@ -235,39 +236,35 @@ impl Certificates<'_> {
         let namespace = self.namespace_of(reference);
         let key = self.key(&namespace, &reference.name);
         let is_core = reference.group.as_ref().is_none_or(SmolStr::is_empty);
-        let kind = reference.kind.as_deref().filter(|_| is_core);
+        let Some(kind @ ("ConfigMap" | "Secret")) = reference.kind.as_deref().filter(|_| is_core) else {
+            let mistake = invalid("only secret and configmap are allowed");
+            return Err(Mistake {
+                reason: INVALID_AUTHORITY_KIND,
+                ..mistake
+            });
+        };
+        if !self.is_allowed(kind, &namespace, &reference.name) {
+            let own = &self.owner.object.namespace;
+            let named = format!("{namespace}/{}", reference.name);
+            return Err(not_permitted("caCertificateRef", &named, own));
+        }
         let not_found = |kind: &str| invalid(&format!("{kind} {namespace}/{} not found", reference.name));
-        let (scheme, found) = match kind {
-            Some("ConfigMap") => {
-                if self.mesh.config_maps.get(self.cx, &key).is_none() {
-                    return Err(not_found("configmap"));
-                }
-                let found = config_map_authority(self.cx, self.mesh, &namespace, &reference.name);
-                (CONFIG_MAP, found)
+        let (scheme, found) = if kind == "ConfigMap" {
+            if self.mesh.config_maps.get(self.cx, &key).is_none() {
+                return Err(not_found("configmap"));
             }
-            Some("Secret") => {
-                if self.mesh.secrets.get(self.cx, &key).is_none() {
-                    return Err(not_found("secret"));
-                }
-                let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
-                (GATEWAY_SECRET, secrets.authority(&namespace, &reference.name))
+            let found = config_map_authority(self.cx, self.mesh, &namespace, &reference.name);
+            (CONFIG_MAP, found)
+        } else {
+            if self.mesh.secrets.get(self.cx, &key).is_none() {
+                return Err(not_found("secret"));
             }
-            _ => {
-                let mistake = invalid("only secret and configmap are allowed");
-                return Err(Mistake {
-                    reason: INVALID_AUTHORITY_KIND,
-                    ..mistake
-                });
-            }
+            let secrets = Secrets::of_config_cluster(self.cx, self.mesh);
+            (GATEWAY_SECRET, secrets.authority(&namespace, &reference.name))
         };
         let found = found.map_err(|reason| invalid(&reason))?;
         if !pem::has_certificate(&found.roots) {
             return Err(invalid("the bundle is malformed"));
-        }
-        if !self.is_allowed(kind.unwrap_or_default(), &namespace, &reference.name) {
-            let own = &self.owner.object.namespace;
-            let named = format!("{namespace}/{}", reference.name);
-            return Err(not_permitted("caCertificateRef", &named, own));
         }
         Ok(format!("{scheme}{namespace}/{}{AUTHORITY_SUFFIX}", reference.name))
     }

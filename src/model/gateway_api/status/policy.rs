@@ -96,9 +96,11 @@ pub(super) fn traffic(cx: &Cx, mesh: &MeshSnapshot, revisions: &Revisions, key: 
         None => VALID.to_owned(),
     };
     let conditions = |target: &TargetReference| {
-        let mistake = target_backends(cx, mesh, key, target)
-            .err()
-            .map(|error| not_found(&error));
+        let error = target_backends(cx, mesh, key, target).err().or_else(|| {
+            let is_service = target.kind == Kind::Service.name();
+            (!is_service).then(|| format!("unsupported reference kind: {}", target.kind))
+        });
+        let mistake = error.map(|error| not_found(&error));
         vec![Condition::met(ACCEPTED, ACCEPTED, message.clone()).unless(mistake)]
     };
     Some(with_entries(mesh, &policy.meta, entries(targets, conditions)))

@@ -17,6 +17,7 @@ use crate::{
 };
 
 mod certificates;
+mod references;
 
 const GROUP: &str = "gateway.networking.k8s.io/v1";
 
@@ -91,15 +92,22 @@ fn status(world: &World, kind: Kind, namespace: &str) -> Option<Status> {
         .map(|status| Status::clone(status))
 }
 
-/// Returns `Accepted` and `ResolvedRefs` of the route's first entry, as `reason: message`.
-fn reported(spec: &Value) -> [String; 2] {
-    let status = status(&mesh("HTTPRoute", spec), Kind::HttpRoute, "app").expect("the route is converted");
+/// Returns the conditions of the first entry of HTTPRoute `app/x`, as `reason: message`.
+fn conditions_of(world: &World) -> Vec<String> {
+    let status = status(world, Kind::HttpRoute, "app").expect("the route is converted");
     let Content::Entries(entries) = status.content else {
         panic!("routes have entries");
     };
     assert_eq!(status.generation, 3);
     let conditions = &entries.entries.first().expect("the route has a parent").conditions;
-    [0, 1].map(|index| format!("{}: {}", conditions[index].reason, conditions[index].message))
+    let texts = conditions.iter().map(|it| format!("{}: {}", it.reason, it.message));
+    texts.collect()
+}
+
+/// Returns `Accepted` and `ResolvedRefs` of the route's first entry, as `reason: message`.
+fn reported(spec: &Value) -> [String; 2] {
+    let conditions = conditions_of(&mesh("HTTPRoute", spec));
+    [0, 1].map(|index| conditions[index].clone())
 }
 
 /// A route with a parent and a rule.
@@ -221,6 +229,28 @@ fn filters_and_matches_are_checked() {
         ),
         "InvalidFilter: header \"h\" value contains invalid characters"
     );
+    for (name, shown) in [("", "\"\""), ("a\nb", "\"a\\nb\"")] {
+        let modifier = json!({"remove": ["h", name]});
+        assert_eq!(
+            with(
+                "filters",
+                json!({"type": "ResponseHeaderModifier", "responseHeaderModifier": modifier})
+            ),
+            format!("InvalidFilter: header {shown} cannot be removed, because it is no name")
+        );
+    }
+    for (kind, field) in [("RequestRedirect", "requestRedirect"), ("URLRewrite", "urlRewrite")] {
+        for (modifier, path) in [
+            ("ReplaceFullPath", "replaceFullPath"),
+            ("ReplacePrefixMatch", "replacePrefixMatch"),
+        ] {
+            let broken = json!({"path": {"type": modifier, path: "/a\nb"}});
+            assert_eq!(
+                with("filters", json!({"type": kind, field: broken})),
+                "InvalidFilter: path \"/a\\nb\" contains invalid characters"
+            );
+        }
+    }
     assert_eq!(
         with("matches", json!({"path": {"type": "Glob", "value": "/"}})),
         "InvalidConfiguration: unknown type: \"Glob\" is not supported Path match type"

@@ -26,6 +26,15 @@ metadata: {name: a}
 spec: {type: ClusterSetIP, ips: [240.0.0.2, nonsense, 240.0.0.1], ports: [{port: 80}]}
 ";
 
+const ROUTE: &str = "
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: route}
+spec:
+  parentRefs: [{group: '', kind: Service, name: a}]
+  rules: [{backendRefs: [{group: multicluster.x-k8s.io, kind: ServiceImport, name: a, port: 80}]}]
+";
+
 const LOCAL: &str = "a.default.svc.cluster.local";
 const SET: &str = "a.default.svc.clusterset.local";
 
@@ -92,6 +101,22 @@ fn service_imports_declare_a_host() {
     assert_eq!(vips(&on, LOCAL), ["10.0.0.1", "Kubernetes 10.0.0.1"]);
     for off in [&["host"][..], &["discovery"], &[]] {
         assert!(vips(&world(off, files), SET).is_empty(), "{off:?}");
+    }
+}
+
+#[test]
+fn routes_to_imports_use_the_host_only_where_it_exists() {
+    for (features, host) in [
+        (&["discovery", "host"][..], SET),
+        (&["host"][..], LOCAL),
+        (&["discovery"][..], LOCAL),
+    ] {
+        let world = world(features, &[("kube.yaml", &[SERVICE, IMPORT, ROUTE])]);
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        let mut services = mesh.raw_virtual_services.iter(&cx);
+        let (_, service) = services.next().expect("the route");
+        let destination = service.spec.http[0].route[0].destination.as_ref();
+        assert_eq!(destination.map(|one| one.host.as_str()), Some(host), "{features:?}");
     }
 }
 

@@ -53,6 +53,40 @@ spec: {host: api.example.com, trafficPolicy: {tls: {mode: SIMPLE, credentialName
 }
 
 #[test]
+fn names_keep_their_localities_at_gateways_that_use_waypoints() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: dns, labels: {istio.io/use-waypoint: waypoint, istio.io/ingress-use-waypoint: 'true'}}
+spec:
+  hosts: [dns.com]
+  resolution: DNS
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  addresses: [240.240.0.9]
+  endpoints:
+  - {address: one.dns.com, labels: {v: one}}
+  - {address: two.dns.com, labels: {v: two}}
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: dns}
+spec:
+  host: dns.com
+  trafficPolicy:
+    outlierDetection: {}
+    loadBalancer: {localityLbSetting: {failoverPriority: [v=two]}}
+";
+    let labels = json!({"LABELS": {"app": "gateway"}});
+    let router = fixture::client("router~10.1.0.7~r.default~default.svc.cluster.local", &labels);
+    let files = [("mesh.yaml", MESH), ("kube.yaml", WAYPOINT), ("config.yaml", config)];
+    let store = fixture::store(installation(), &files, vec![router]);
+    let cluster = fixture::resource(&store, 0, ResourceType::Cluster, "outbound|80||dns.com");
+    let split = &cluster["loadAssignment"]["endpoints"];
+    let first = &split[0]["lbEndpoints"][0]["endpoint"]["address"]["socketAddress"]["address"];
+    assert_eq!((first, &split[1]["priority"]), (&json!("two.dns.com"), &json!(1)));
+}
+
+#[test]
 fn any_peer_is_accepted_if_trust_domains_are_not_validated() {
     let accepted = |skips| {
         let mut installation = installation();

@@ -50,6 +50,39 @@ fn patches_apply_to_all_listeners_of_a_waypoint() {
 }
 
 #[test]
+fn patches_add_clusters_and_change_none_of_services() {
+    let config = "
+apiVersion: networking.istio.io/v1alpha3
+kind: EnvoyFilter
+metadata: {name: clusters}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: waypoint}]
+  configPatches:
+  - {applyTo: CLUSTER, match: {context: SIDECAR_INBOUND}, patch: {operation: MERGE, value: {connect_timeout: 3s}}}
+  - applyTo: CLUSTER
+    match: {cluster: {service: b.default.svc.cluster.local}}
+    patch: {operation: REMOVE}
+  - {applyTo: CLUSTER, match: {context: SIDECAR_INBOUND}, patch: {operation: ADD, value: {name: inbound}}}
+  - {applyTo: CLUSTER, match: {context: SIDECAR_OUTBOUND}, patch: {operation: ADD, value: {name: outbound}}}
+  - {applyTo: CLUSTER, patch: {operation: ADD, value: {name: any}}}
+";
+    let (plain, patched) = (store(""), store(config));
+    let names = |store| {
+        let mut names = fixture::names(store, 0, ResourceType::Cluster);
+        names.sort();
+        names
+    };
+    let (mut want, found) = (names(&plain), names(&patched));
+    for name in &want {
+        let cluster = |store| fixture::resource(store, 0, ResourceType::Cluster, name);
+        assert_eq!(cluster(&patched), cluster(&plain), "{name}");
+    }
+    want.push("inbound".to_owned());
+    want.sort();
+    assert_eq!(found, want);
+}
+
+#[test]
 fn route_patches_apply_to_routes_of_no_virtual_service() {
     let config = "
 apiVersion: networking.istio.io/v1alpha3

@@ -423,6 +423,27 @@ fn gateways_between_networks_choose_by_the_source() {
     assert_eq!(sources["gateway"]["action"], to(waypoint));
 }
 
+#[test]
+fn gateways_between_networks_do_not_pass_by_a_waypoint_without_a_service() {
+    let address = "{type: IPAddress, value: 10.0.0.9}";
+    let host = "{type: Hostname, value: gone.default.svc.cluster.local}";
+    let waypoint = WAYPOINT.replace(address, host);
+    let files = [
+        ("mesh.yaml", GLOBAL),
+        ("kube.yaml", &[waypoint.as_str(), "---", EAST].concat()),
+    ];
+    let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
+    let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
+    let store = fixture::store(multi_network(), &files, vec![fixture::client(node, &labels)]);
+    let listener = main_internal(&store);
+    let map = &listener["filterChainMatcher"]["matcherTree"]["exactMatchMap"]["map"];
+    let by_source = &map[format!("{WIDE}:80")]["matcher"];
+    let gone = "inbound-vip|15008|tcp|gone.default.svc.cluster.local";
+    assert_eq!(by_source["onNoMatch"]["action"]["name"], gone);
+    let chains = listener["filterChains"].as_array().expect("chains");
+    assert!(chains.iter().all(|chain| chain["name"] != gone));
+}
+
 /// Policies of services are enforced where the inner tunnel ends; the gateway sees none of its identities.
 #[test]
 fn gateways_between_networks_enforce_no_policies_of_services() {
@@ -489,6 +510,48 @@ fn services_that_do_not_span_clusters_keep_their_own_endpoints() {
     assert_eq!(header(2), json!({"key": "x-istio-source", "value": "gateway"}));
 }
 
+/// Listeners of gateways between networks that pass TLS through.
+const API: &str = "
+apiVersion: networking.istio.io/v1
+kind: Gateway
+metadata: {name: api, namespace: istio-system}
+spec:
+  selector: {gateway.istio.io/managed: istio.io-eastwest-controller}
+  servers:
+  - {port: {number: 6443, name: tls, protocol: TLS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}
+  - {port: {number: 7443, name: https, protocol: HTTPS}, hosts: ['*'], tls: {mode: PASSTHROUGH}}
+  - {port: {number: 8080, name: http, protocol: HTTP}, hosts: ['*']}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: api, namespace: istio-system}
+spec:
+  hosts: [api.example.com]
+  gateways: [api]
+  tls:
+  - match: [{sniHosts: [api.example.com]}]
+    route: [{destination: {host: wide.default.svc.cluster.local, port: {number: 90}}}]
+";
+
+#[test]
+fn gateways_between_networks_pass_connections_on_without_a_proxy_header() {
+    let mesh = format!("{GLOBAL}defaultConfig: {{gatewayTopology: {{proxyProtocol: {{}}}}}}\n");
+    let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
+    let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
+    let files = [("mesh.yaml", mesh.as_str()), ("kube.yaml", EAST), ("config.yaml", API)];
+    let store = fixture::store(multi_network(), &files, vec![fixture::client(node, &labels)]);
+    for name in ["0.0.0.0_6443", "0.0.0.0_7443"] {
+        let listener = fixture::resource(&store, 0, ResourceType::Listener, name);
+        let filters = listener["listenerFilters"].as_array().expect("listener filters");
+        let names: Vec<_> = filters.iter().map(|filter| filter["name"].clone()).collect();
+        assert_eq!(names, ["envoy.filters.listener.tls_inspector"], "{name}");
+        let chain = &listener["filterChains"][0];
+        assert_eq!(chain["filterChainMatch"]["serverNames"], json!(["api.example.com"]));
+    }
+    let plaintext = fixture::resource(&store, 0, ResourceType::Listener, "0.0.0.0_8080");
+    assert_eq!(plaintext, Value::Null, "there is no TCP route");
+}
+
 #[test]
 fn patches_apply_to_listeners_of_nested_tunnels_and_of_gateways_between_networks() {
     let patches = "  configPatches:
@@ -500,24 +563,7 @@ fn patches_apply_to_listeners_of_nested_tunnels_and_of_gateways_between_networks
     patch: {operation: MERGE, value: {transparent: true}}
 ";
     let config = format!(
-        "
-apiVersion: networking.istio.io/v1
-kind: Gateway
-metadata: {{name: api, namespace: istio-system}}
-spec:
-  selector: {{gateway.istio.io/managed: istio.io-eastwest-controller}}
-  servers: [{{port: {{number: 6443, name: tls, protocol: TLS}}, hosts: ['*'], tls: {{mode: PASSTHROUGH}}}}]
----
-apiVersion: networking.istio.io/v1
-kind: VirtualService
-metadata: {{name: api, namespace: istio-system}}
-spec:
-  hosts: [api.example.com]
-  gateways: [api]
-  tls:
-  - match: [{{sniHosts: [api.example.com]}}]
-    route: [{{destination: {{host: wide.default.svc.cluster.local, port: {{number: 90}}}}}}]
----
+        "{API}---
 apiVersion: networking.istio.io/v1alpha3
 kind: EnvoyFilter
 metadata: {{name: all, namespace: istio-system}}

@@ -136,3 +136,45 @@ fn blocks_of_other_types_are_skipped() {
         "InvalidCertificateRef: invalid CA certificate reference /ConfigMap/roots., the bundle is malformed";
     assert_eq!(validated(&(revoked + &damaged)), [malformed]);
 }
+
+/// A status must not tell whether objects of other namespaces exist.
+#[test]
+fn references_to_other_namespaces_need_a_grant_first() {
+    let reference = |group: &str, kind: &str| json!({"group": group, "kind": kind, "name": "no", "namespace": "far"});
+    let mut gateway = secured(&[&["good"], &[]]);
+    gateway["spec"]["listeners"][1]["tls"]["certificateRefs"] = json!([reference("", "Secret")]);
+    gateway["spec"]["tls"] = json!({"backend": {"clientCertificateRef": reference("", "Secret")},
+        "frontend": {"default": {"validation": {"caCertificateRefs": [reference("", "ConfigMap")]}}}});
+    let pair = Pair::new();
+    let mut world = world(&[secret("good", &pair.certificate, &pair.key), gateway]);
+    let reported = |world: &World| {
+        let mut statuses = Statuses::new(Revisions::default());
+        statuses.update(&world.snapshot(), Vec::new());
+        let status = merged(&statuses, Kind::KubeGateway, "gw", "x");
+        let of_gateway = status["conditions"][2]["message"].as_str().unwrap_or_default();
+        [resolved(&statuses), vec![of_gateway.to_owned()]].concat()
+    };
+    let denied = |field: &str, named: &str| {
+        format!("{field} {named} not accessible to a Gateway in namespace \"gw\" (missing a ReferenceGrant?)")
+    };
+    assert_eq!(
+        reported(&world),
+        [
+            format!("RefNotPermitted: {}", denied("caCertificateRef", "far/no")),
+            format!("RefNotPermitted: {}", denied("certificateRef", "no/far")),
+            denied("clientCertificateRef", "no/far"),
+        ]
+    );
+    let to = json!([{"group": "", "kind": "Secret"}, {"group": "", "kind": "ConfigMap"}]);
+    let from = json!([{"group": "gateway.networking.k8s.io", "kind": "Gateway", "namespace": "gw"}]);
+    let grant = object("ReferenceGrant", "far", &json!({"from": from, "to": to}));
+    put(&mut world, &[grant]);
+    assert_eq!(
+        reported(&world),
+        [
+            "InvalidCertificateRef: invalid CA certificate reference /ConfigMap/no.far, configmap far/no not found",
+            "InvalidCertificateRef: invalid certificate reference /Secret/no.far, secret far/no not found",
+            "invalid certificate reference /Secret/no.far, secret far/no not found",
+        ]
+    );
+}
