@@ -418,7 +418,7 @@ fn trigger_all_writes(cluster: &Cluster, daemon: &Daemon) -> Result<(), String> 
             "spec": { "selector": absent } }),
         json!({ "apiVersion": "extensions.istio.io/v1alpha1", "kind": "WasmPlugin",
             "metadata": metadata("default", "none"),
-            "spec": { "url": "oci://example.com/plugin", "imagePullSecret": "a".repeat(253) } }),
+            "spec": { "url": "192.0.2.1:5000/plugin" } }),
         json!({ "apiVersion": networking, "kind": "WorkloadGroup", "metadata": metadata("default", "machines"),
             "spec": { "template": { "serviceAccount": "machine" } } }),
         json!({ "apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",

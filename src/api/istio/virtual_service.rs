@@ -153,7 +153,9 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
         http_rewrite(&at.field("rewrite"), rewrite);
     }
     if let Some(retries) = &route.retries {
-        http_retries(&at.field("retries"), retries);
+        let at = at.field("retries");
+        http_retries(&at, retries);
+        retry_conditions(&at.field("retryOn"), &retries.retry_on);
     }
     if let Some(fault) = &route.fault {
         http_fault(&at.field("fault"), fault);
@@ -500,12 +502,17 @@ pub fn http_retries(at: &FieldPath<'_>, retries: &HttpRetry) {
     if retries.backoff.is_some() {
         common::duration(&at.field("backoff"), retries.backoff.as_ref());
     }
-    // Parity (pkg/config/validation/validation.go, `validateHTTPRetry`): admission accepts no spaces.
-    let conditions = Some(&retries.retry_on).filter(|text| !text.is_empty());
+}
+
+/// Checks the conditions for retries of a route.
+///
+/// Parity (pkg/config/validation/validation.go, `validateHTTPRetry`): admission accepts no spaces. Istio does not check
+/// the conditions of the mesh config.
+fn retry_conditions(at: &FieldPath<'_>, text: &str) {
+    let conditions = Some(text).filter(|text| !text.is_empty());
     for condition in conditions.into_iter().flat_map(|text| text.split(',')) {
         if !condition.parse().is_ok_and(is_http_status) && !RETRY_ON.contains(&condition) {
-            at.field("retryOn")
-                .refuse(format!("{condition:?} is not a condition for retries"));
+            at.refuse(format!("{condition:?} is not a condition for retries"));
         }
     }
 }

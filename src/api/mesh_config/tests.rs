@@ -258,6 +258,7 @@ fn unusual_values_are_accepted() {
         json!({"defaultConfig": {"terminationDrainDuration": "0s"}}),
         json!({"defaultConfig": {"terminationDrainDuration": "1500ms", "zipkinAddress": "zipkin"}}),
         json!({"trustDomain": "123456789012", "trustDomainAliases": ["mesh.1", "old."]}),
+        json!({"defaultHttpRetryPolicy": {"attempts": 2, "retryOn": "5xx, reset"}}),
         json!({"defaultConfig": {"envoyMetricsService": {}, "envoyAccessLogService": {"address": "als:1"},
             "proxyStatsMatcher": {"inclusionRegexps": ["a".repeat(2000)]}}}),
     ] {
