@@ -516,10 +516,10 @@ fn address(text: &str) -> Result<Address, AddressError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod fixture {
     use clap::Parser;
 
-    use super::*;
+    use super::{DiscoveryFlags, Settings};
 
     #[derive(Parser)]
     struct Line {
@@ -527,11 +527,32 @@ mod tests {
         flags: DiscoveryFlags,
     }
 
-    fn parse(words: &[&str]) -> Result<DiscoveryFlags, String> {
+    /// Returns the flags of a command line.
+    pub(crate) fn flags(words: &[&str]) -> Result<DiscoveryFlags, clap::Error> {
         let words = std::iter::once("istiod").chain(words.iter().copied());
-        let line = Line::try_parse_from(words).map_err(|error| error.to_string())?;
-        line.flags.check().map_err(|error| error.to_string())?;
-        Ok(line.flags)
+        Ok(Line::try_parse_from(words)?.flags)
+    }
+
+    /// Returns the settings of a command line and these variables.
+    pub(crate) fn settings(words: &[&str], variables: &[(&str, &str)]) -> Settings {
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        Settings {
+            flags: flags(words).expect("valid flags"),
+            variables: variables.collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(words: &[&str]) -> Result<DiscoveryFlags, String> {
+        let flags = fixture::flags(words).map_err(|error| error.to_string())?;
+        flags.check().map_err(|error| error.to_string())?;
+        Ok(flags)
     }
 
     #[test]

@@ -550,25 +550,15 @@ fn identity(settings: &Settings) -> SmolStr {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::settings::DiscoveryFlags;
-
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
+    use crate::settings::fixture;
 
     #[test]
     fn roots_of_another_ca_are_not_distributed() {
         let distributes = |variables: &[(&str, &str)]| {
-            let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-            let variables: BTreeMap<String, String> = variables.collect();
-            let (features, _) = Features::parse(&variables);
-            let flags = TestCli::try_parse_from(["istiod"]).expect("no flags").flags;
-            distributes_roots(&Settings { flags, variables }, &features)
+            let settings = fixture::settings(&[], variables);
+            let (features, _) = Features::parse(&settings.variables);
+            distributes_roots(&settings, &features)
         };
         assert!(distributes(&[]));
         assert!(distributes(&[("PILOT_CERT_PROVIDER", "k8s.io/a.b/c")]));

@@ -373,28 +373,13 @@ mod tests {
     use std::{convert::Infallible, future::pending};
 
     use ::kube::client::Body;
-    use clap::Parser;
     use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 
     use super::*;
-    use crate::{
-        fetch::FetchOptions,
-        model::fixture::folder_world,
-        settings::{DiscoveryFlags, Settings},
-    };
-
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
+    use crate::{fetch::FetchOptions, model::fixture::folder_world, settings::fixture::settings};
 
     fn environment(variables: &[(&str, &str)]) -> Arc<Environment> {
-        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        Arc::new(Environment::new(Settings {
-            flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
-            variables: variables.collect(),
-        }))
+        Arc::new(Environment::new(settings(&[], variables)))
     }
 
     /// Returns the inputs with an API server that does not answer.

@@ -163,24 +163,13 @@ async fn follow(mut mesh: watch::Receiver<Arc<MeshSnapshot>>, out: Arc<watch::Se
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::settings::DiscoveryFlags;
-
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
+    use crate::settings::fixture;
 
     #[test]
     fn unknown_modes_switch_native_sidecars_off() {
         let mode = |value: &str| {
-            let settings = Settings {
-                flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
-                variables: [("ENABLE_NATIVE_SIDECARS".to_owned(), value.to_owned())].into(),
-            };
+            let settings = fixture::settings(&[], &[("ENABLE_NATIVE_SIDECARS", value)]);
             of_process(&settings, &Installation::default()).native_sidecars
         };
         assert_eq!(mode("true"), NativeSidecars::Enabled);

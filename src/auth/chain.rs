@@ -144,28 +144,17 @@ mod tests {
     use std::collections::BTreeMap;
 
     use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-    use clap::Parser;
     use http::HeaderMap;
 
     use super::*;
     use crate::{
         auth::{Credentials, Unauthenticated},
         fetch::FetchOptions,
-        settings::DiscoveryFlags,
+        settings::fixture,
     };
 
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
-
     fn settings(variables: &[(&str, &str)]) -> Settings {
-        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        Settings {
-            flags: TestCli::try_parse_from(["istiod"]).expect("no flags").flags,
-            variables: variables.collect(),
-        }
+        fixture::settings(&[], variables)
     }
 
     fn options(

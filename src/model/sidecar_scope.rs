@@ -313,7 +313,7 @@ fn sidecar_scope(
     let mut egress = Vec::new();
     let mut virtual_services: Vec<ObjectKey> = Vec::new();
     let mut known: FxHashSet<&ObjectKey> = FxHashSet::default();
-    // These do not depend on the listener, and a Sidecar may have thousands of listeners.
+    // Gathered once for all listeners, as a Sidecar may have thousands of these.
     let mut visible: BTreeMap<Option<Vec<Namespace>>, Vec<VisibleService>> = BTreeMap::new();
     let visible_routes = virtual_service::for_sidecars(cx, mesh, namespace);
     let mut destinations: FxHashMap<&ObjectKey, Vec<DestinationService>> = FxHashMap::default();

@@ -412,7 +412,7 @@ fn locality_parts(at: &FieldPath<'_>, locality: &str) {
 /// Returns true if an earlier locality covers a later one: `region` and `region/*` cover `region/zone`.
 ///
 /// Parity (pkg/config/validation/agent/validation.go, `validateLocalities`): the order counts. `region/*` may follow
-/// `region/zone`, for what the former ones leave; `region` may not.
+/// `region/zone` and covers the remaining zones; `region` may not.
 fn hides(earlier: &str, later: &str) -> bool {
     let mut pairs = parts(earlier).zip(parts(later));
     pairs.all(|(earlier, later)| earlier == later || earlier == "*")

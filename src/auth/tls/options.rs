@@ -154,20 +154,11 @@ fn is_chacha_of_13(suite: CipherSuite) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct TestCli {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
+    use crate::settings::fixture;
 
     fn options(words: &[&str], compliance: &str) -> Result<TlsOptions, TlsOptionsError> {
-        let line =
-            TestCli::try_parse_from(std::iter::once("istiod").chain(words.iter().copied())).expect("valid flags");
-        TlsOptions::new(&line.flags, compliance)
+        TlsOptions::new(&fixture::flags(words).expect("valid flags"), compliance)
     }
 
     fn suites(options: &TlsOptions) -> Vec<CipherSuite> {

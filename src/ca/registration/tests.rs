@@ -1,13 +1,12 @@
-use std::{collections::BTreeMap, convert::Infallible, future::pending};
+use std::{convert::Infallible, future::pending};
 
 use ::kube::client::Body;
-use clap::Parser;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, KeyPair, SanType};
 
 use super::*;
 use crate::{
     ca::mesh_trust::{Anchor, AnchorSource},
-    settings::DiscoveryFlags,
+    settings::fixture,
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -20,18 +19,8 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000)
 }
 
-#[derive(Parser)]
-struct TestCli {
-    #[command(flatten)]
-    flags: DiscoveryFlags,
-}
-
 fn settings(variables: &[(&str, &str)]) -> Settings {
-    let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-    Settings {
-        flags: TestCli::try_parse_from(["istiod"]).expect("valid flags").flags,
-        variables: variables.collect::<BTreeMap<_, _>>(),
-    }
+    fixture::settings(&[], variables)
 }
 
 fn rules(signer: &str, domain: &str) -> RegistrationRules {

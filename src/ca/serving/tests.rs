@@ -1,34 +1,16 @@
 use std::{cell::Cell, sync::LazyLock};
 
-use clap::Parser;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, KeyUsagePurpose};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 use super::*;
 use crate::{
     ca::bundle::{BundlePart, CaBundle},
-    settings::DiscoveryFlags,
+    settings::fixture::settings,
 };
 
 const HOUR: Duration = Duration::from_hours(1);
 static NOW: LazyLock<SystemTime> = LazyLock::new(|| SystemTime::UNIX_EPOCH + Duration::from_secs(1_900_000_000));
-
-#[derive(Parser)]
-struct TestCli {
-    #[command(flatten)]
-    flags: DiscoveryFlags,
-}
-
-fn settings(flags: &[&str], variables: &[(&str, &str)]) -> Settings {
-    let line = std::iter::once("istiod").chain(flags.iter().copied());
-    Settings {
-        flags: TestCli::try_parse_from(line).expect("valid flags").flags,
-        variables: variables
-            .iter()
-            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
-            .collect(),
-    }
-}
 
 /// A self-signed CA with this lifetime.
 fn authority(lifetime: Duration) -> Arc<Authority> {

@@ -250,11 +250,11 @@ fn invalid_fingerprints_take_no_listener_from_others() {
     let valid = (json!([key]), json!([certificate]));
     assert_eq!(validation(&[key, "x"], &["y", &certificate]), valid);
     assert_eq!(validation(&[key], &["y"]), (json!([key]), Value::Null));
-    let nobody = (Value::Null, json!(["0".repeat(64)]));
-    assert_eq!(validation(&["x"], &[]), nobody);
-    assert_eq!(validation(&[], &["y"]), nobody);
+    let no_client = (Value::Null, json!(["0".repeat(64)]));
+    assert_eq!(validation(&["x"], &[]), no_client);
+    assert_eq!(validation(&[], &["y"]), no_client);
     assert_eq!(validation(&[], &[]), (Value::Null, Value::Null));
-    assert_eq!(validation_beside(("zone", "HTTP"), &["x"], &["y"]), nobody);
+    assert_eq!(validation_beside(("zone", "HTTP"), &["x"], &["y"]), no_client);
     let as_written = (json!(["x"]), json!(["y"]));
     let own = ("tenant", "HTTPS");
     assert_eq!(validation_beside(own, &["x"], &["y"]), as_written, "as Istio");

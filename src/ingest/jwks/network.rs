@@ -128,7 +128,7 @@ impl Fetch for Network {
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
         Box::pin(async move {
             tokio::time::sleep(jittered(wait)).await;
-            // That of the namespace comes first: a fetch that waits for it must not hold one of all.
+            // The share of the namespace comes first: a fetch that waits for it must hold no permit that others need.
             let _share = shares.fetch().await;
             // The semaphore is never closed; without a permit only the bound would be lost.
             let _permit = self.fetches.acquire().await;

@@ -177,7 +177,7 @@ fn destination_rules() {
         locality("distribute: [{from: a, to: {b: 100}}], failoverPriority: [x]"),
         locality("failover: [{from: a, to: b}], failoverPriority: [x]"),
         locality("failover: [{to: b}]"),
-        // What the former localities leave.
+        // Each entry has the localities that no earlier one has.
         locality("distribute: [{from: a/b, to: {c: 100}}, {from: 'a/*', to: {c: 100}}, {from: '*', to: {c: 100}}]"),
         balancer("consistentHash: {useSourceIp: true, maglev: {tableSize: 1}}"),
         // Zero disables the timeout.
