@@ -15,7 +15,7 @@ use istiod::{
         gateway::selected_namespaces,
         gateway_api::status::{Revisions, StatusKey, Statuses},
     },
-    proto::json,
+    proto::{istio::networking::v1alpha3::HttpRoute, json},
     table::Cx,
 };
 use libtest_mimic::{Completion, Failed, Trial};
@@ -302,7 +302,16 @@ fn converted(mesh: &MeshSnapshot) -> Objects {
         }
         entry(&gateway)
     }));
-    objects.extend(mesh.converted_virtual_services.iter(&cx).map(|(_, row)| entry(row)));
+    objects.extend(mesh.converted_virtual_services.iter(&cx).map(|(_, row)| {
+        let mut service = row.object.clone();
+        service.spec.http = row
+            .requests
+            .routes
+            .iter()
+            .map(|route| HttpRoute::clone(route))
+            .collect();
+        entry(&service)
+    }));
     objects.extend(mesh.converted_destination_rules.iter(&cx).map(|(_, row)| entry(row)));
     objects
 }

@@ -41,12 +41,7 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
                 finding,
             ));
         };
-        for gateway in virtual_service
-            .spec
-            .gateways
-            .iter()
-            .filter(|name| *name != MESH_GATEWAY)
-        {
+        for gateway in virtual_service.gateways.iter().filter(|name| *name != MESH_GATEWAY) {
             if !has_gateway(cx, mesh, key, gateway) {
                 report("spec.gateways", format!("there is no Gateway {gateway}"));
             }
@@ -69,13 +64,10 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
 
 /// Returns every destination of routes that do not come from a delegate.
 fn destinations(virtual_service: &VirtualService) -> impl Iterator<Item = &Destination> {
-    let spec = &virtual_service.spec;
-    let http = spec
-        .http
-        .iter()
-        .flat_map(|http| http.route.iter().filter_map(|route| route.destination.as_ref()));
-    let tls = spec.tls.iter().flat_map(|tls| tls.route.iter());
-    let tcp = spec.tcp.iter().flat_map(|tcp| tcp.route.iter());
+    let http = virtual_service.http.routes.iter();
+    let http = http.flat_map(|http| http.route.iter().filter_map(|route| route.destination.as_ref()));
+    let tls = virtual_service.tls.iter().flat_map(|tls| tls.route.iter());
+    let tcp = virtual_service.tcp.iter().flat_map(|tcp| tcp.route.iter());
     http.chain(tls.chain(tcp).filter_map(|route| route.destination.as_ref()))
 }
 

@@ -1,5 +1,6 @@
 //! VirtualServices with delegates merged, short names resolved and `exportTo` parsed.
 
+mod declared;
 mod delegate;
 mod output;
 mod ownership;
@@ -11,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use smol_str::SmolStr;
 
+use self::declared::Declared;
 pub use self::{
+    declared::{Converted, Requests},
     output::{PortRoutes, demand, may_be_large},
     ownership::{WildcardOwners, wildcard_owners},
 };
@@ -41,21 +44,27 @@ pub enum Semantics {
     Gateway,
 }
 
-/// A resolved VirtualService: hosts and destinations are fully qualified, gateways are `namespace/name` or `mesh`.
+/// A resolved VirtualService: hosts and destinations are fully qualified.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VirtualService {
     /// Metadata of the (root) object.
     pub meta: Shared<Meta>,
     /// Fully qualified hosts.
     pub hosts: Vec<Hostname>,
+    /// `namespace/name` or `mesh`; never empty.
+    pub gateways: Vec<SmolStr>,
     /// Visibility.
     pub export_to: ExportTo,
-    /// Specification; its `hosts` and `gateways` are resolved as well (no gateways: `mesh`).
-    pub spec: networking::VirtualService,
+    /// HTTP routes.
+    pub http: Shared<Requests>,
+    /// TLS routes.
+    pub tls: Vec<networking::TlsRoute>,
+    /// TCP routes.
+    pub tcp: Vec<networking::TcpRoute>,
     /// Semantics.
     pub semantics: Semantics,
-    /// All destination hosts, sorted and unique.
-    pub destinations: Vec<Hostname>,
+    /// Destinations of all routes.
+    pub destinations: Shared<BTreeSet<Destination>>,
 }
 
 /// Visibility, precedence and destinations of a VirtualService; they change far less often than weights and matches.
@@ -72,7 +81,7 @@ pub struct VirtualServiceSummary {
     /// Semantics.
     pub semantics: Semantics,
     /// Destinations.
-    pub destinations: BTreeSet<Destination>,
+    pub destinations: Shared<BTreeSet<Destination>>,
     /// True if as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
     /// that its namespace does not own ([`ownership::owns`]).
     pub only_own_clients: bool,
@@ -105,8 +114,18 @@ pub struct Destination {
     pub host: Hostname,
     /// Port; 0 for any.
     pub port: u32,
-    /// Namespaces of clients that the route applies to (`sourceNamespace`); empty for all.
+    /// Namespaces of clients that the route applies to (`sourceNamespace`); empty for all. Only those of HTTP routes.
     pub sources: Vec<Namespace>,
+}
+
+impl Destination {
+    fn new(destination: &networking::Destination, sources: &[Namespace]) -> Self {
+        Self {
+            host: Hostname::new(&destination.host),
+            port: destination.port.as_ref().map_or(0, |port| port.number),
+            sources: sources.to_vec(),
+        }
+    }
 }
 
 /// A namespace that an object is exported to; `None` for all.
@@ -187,23 +206,18 @@ pub fn tcp_for_host<'a>(cx: &Cx, mesh: &'a MeshSnapshot, hostname: &Hostname) ->
     rows.map(|(key, _)| key).collect()
 }
 
-/// Returns the number of routes that HTTP routes count as.
-pub fn counted_routes(http: &[networking::HttpRoute]) -> u64 {
-    units::sum(http.iter().map(units::of_http))
-}
-
 impl VirtualService {
     /// Returns true if it has TCP or TLS routes.
     pub fn routes_tcp(&self) -> bool {
-        !self.spec.tcp.is_empty() || !self.spec.tls.is_empty()
+        !self.tcp.is_empty() || !self.tls.is_empty()
     }
 }
 
 /// Emits the index keys of a VirtualService: the client labels in its matches.
 pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(SmolStr)) {
-    let http = row.spec.http.iter().flat_map(|route| &route.r#match);
-    let tls = row.spec.tls.iter().flat_map(|route| &route.r#match);
-    let tcp = row.spec.tcp.iter().flat_map(|route| &route.r#match);
+    let http = row.http.routes.iter().flat_map(|route| &route.r#match);
+    let tls = row.tls.iter().flat_map(|route| &route.r#match);
+    let tcp = row.tcp.iter().flat_map(|route| &route.r#match);
     let labels = http
         .map(|rule| &rule.source_labels)
         .chain(tls.map(|rule| &rule.source_labels))
@@ -345,12 +359,8 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
     output::limited(cx, mesh, key)
 }
 
-fn resolved(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    key: &ObjectKey,
-    raw: &Config<networking::VirtualService>,
-) -> Option<VirtualService> {
+fn resolved(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey, declared: &Declared) -> Option<VirtualService> {
+    let raw = declared.object;
     if raw.spec.hosts.is_empty() {
         return None;
     }
@@ -365,14 +375,20 @@ fn resolved(
     if spec.gateways.is_empty() {
         spec.gateways.push(MESH_GATEWAY.to_owned());
     }
-    let destinations = destinations(&spec).into_iter().map(|destination| destination.host);
+    let http = declared.converted.clone().unwrap_or_else(|| {
+        let own = std::mem::take(&mut spec.http).into_iter();
+        Requests::new(own.map(Shared::new).collect()).into()
+    });
     Some(VirtualService {
         meta: raw.meta.clone(),
         hosts: spec.hosts.iter().map(Hostname::new).collect(),
         export_to: exported(cx, mesh, raw),
         semantics,
-        destinations: destinations.collect::<BTreeSet<_>>().into_iter().collect(),
-        spec,
+        destinations: destinations(&http, &spec),
+        gateways: spec.gateways.iter().map(SmolStr::new).collect(),
+        http,
+        tls: spec.tls,
+        tcp: spec.tcp,
     })
 }
 
@@ -383,28 +399,28 @@ pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualS
         meta: row.meta.clone(),
         export_to: row.export_to.clone(),
         hosts: row.hosts.clone(),
-        gateways: row.spec.gateways.iter().map(SmolStr::new).collect(),
+        gateways: row.gateways.clone(),
         semantics: row.semantics,
-        destinations: destinations(&row.spec),
+        destinations: row.destinations.clone(),
         only_own_clients: mesh.installation.features.pilot_strict_host_ownership
             && !row
                 .hosts
                 .iter()
                 .all(|host| ownership::owns(cx, mesh, row.meta.namespace(), host)),
         by_source: row
-            .spec
             .http
+            .routes
             .iter()
             .flat_map(|http| &http.r#match)
             .any(|condition| !condition.source_labels.is_empty() || !condition.source_namespace.is_empty()),
         by_gateway: row
-            .spec
             .http
+            .routes
             .iter()
             .flat_map(|http| &http.r#match)
             .any(|condition| !condition.gateways.is_empty()),
-        by_port: row.spec.http.iter().any(mentions_port),
-        unconditional: row.spec.http.iter().any(|http| http.r#match.is_empty()),
+        by_port: row.http.routes.iter().any(|http| mentions_port(http)),
+        unconditional: row.http.routes.iter().any(|http| http.r#match.is_empty()),
     })
 }
 
@@ -564,31 +580,15 @@ pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
     }
 }
 
-/// Returns all destinations of the routes. Only HTTP routes are restricted to source namespaces here.
-fn destinations(spec: &networking::VirtualService) -> BTreeSet<Destination> {
-    let mut found = BTreeSet::new();
-    let mut add = |destination: &networking::Destination, sources: &[Namespace]| {
-        found.insert(Destination {
-            host: Hostname::new(&destination.host),
-            port: destination.port.as_ref().map_or(0, |port| port.number),
-            sources: sources.to_vec(),
-        });
-    };
-    for route in &spec.http {
-        let named = route.r#match.iter().filter(|m| !m.source_namespace.is_empty());
-        let sources: BTreeSet<Namespace> = named.map(|m| Namespace::new(&m.source_namespace)).collect();
-        let sources: Vec<Namespace> = sources.into_iter().collect();
-        let weighted = route.route.iter().filter_map(|route| route.destination.as_ref());
-        let mirrors = route.mirrors.iter().filter_map(|mirror| mirror.destination.as_ref());
-        weighted
-            .chain(route.mirror.as_ref())
-            .chain(mirrors)
-            .for_each(|destination| add(destination, &sources));
-    }
+/// Returns the destinations of all routes.
+fn destinations(http: &Requests, spec: &networking::VirtualService) -> Shared<BTreeSet<Destination>> {
     let tcp = spec.tcp.iter().flat_map(|route| &route.route);
     let tls = spec.tls.iter().flat_map(|route| &route.route);
-    tcp.chain(tls)
-        .filter_map(|route| route.destination.as_ref())
-        .for_each(|destination| add(destination, &[]));
-    found
+    let mut streams = tcp.chain(tls).filter_map(|route| route.destination.as_ref()).peekable();
+    if streams.peek().is_none() {
+        return http.destinations.clone();
+    }
+    let mut all = BTreeSet::clone(&http.destinations);
+    all.extend(streams.map(|destination| Destination::new(destination, &[])));
+    all.into()
 }

@@ -88,7 +88,7 @@ fn routed_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[Obj
     for gateway in gateways {
         let name = format!("{}/{}", gateway.namespace, gateway.name);
         let routes = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, &name);
-        let destinations = routes.into_iter().flat_map(|(_, reach)| &reach.destinations);
+        let destinations = routes.into_iter().flat_map(|(_, reach)| reach.destinations.iter());
         // Gateways with a namespace accept only routes for proxies of that namespace.
         let counted = destinations.filter(|destination| {
             !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
@@ -105,7 +105,7 @@ fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<Refere
     }
     let served = Served::of(ctx, waypoint);
     let routes = served.keys().flat_map(|key| served.routes(key));
-    let destinations = routes.flat_map(|(_, reach)| &reach.destinations);
+    let destinations = routes.flat_map(|(_, reach)| reach.destinations.iter());
     // Parity (pilot/pkg/networking/core/waypoint.go): services outside the mesh have both kinds of clusters.
     let is_elsewhere = |service: Option<&Shared<Service>>| service.is_none_or(|service| service.mesh_external);
     destinations

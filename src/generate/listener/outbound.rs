@@ -339,8 +339,8 @@ impl<'a> Lister<'a> {
             let Some(row) = self.ctx.mesh.virtual_services.get(self.ctx.cx, key) else {
                 continue;
             };
-            for host in &row.destinations {
-                if let Some(service) = self.scope.by_host.get(host) {
+            for declared in row.destinations.iter() {
+                if let Some(service) = self.scope.by_host.get(&declared.host) {
                     let destination = self.scope.scoped(service);
                     member.destinations.push((destination, self.rule(service)));
                 }

@@ -44,7 +44,7 @@ pub(crate) const MESH_GATEWAY: &str = "mesh";
 /// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {
     let mut writer = RouteWriter::new(&declared.meta);
-    for http in &declared.spec.http {
+    for http in &declared.http.routes {
         if http.r#match.is_empty() {
             RouteTemplate::of(translation, declared, http, None).write(&mut writer, None);
             break;

@@ -1,7 +1,7 @@
 //! Routes of waypoints. Each serves one service port and accepts every host, because the address has already determined
 //! the service.
 
-use std::sync::LazyLock;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use super::{
     RouteProxyView,
@@ -122,7 +122,7 @@ pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_ho
 
 /// Returns true if a direct response is larger than Envoy accepts by default. Envoy would refuse the whole listener.
 fn has_large_response(declared: &VirtualService) -> bool {
-    let routes = declared.spec.http.iter();
+    let routes = declared.http.routes.iter();
     let mut bodies = routes.filter_map(|http| http.direct_response.as_ref()?.body.as_ref()?.specifier.as_ref());
     bodies.any(|body| match body {
         Specifier::String(text) => text.len() > USUAL_DIRECT_RESPONSE,
@@ -143,7 +143,10 @@ pub(crate) fn to_cluster(ctx: &BuildContext, host: &WaypointHost, operation: &st
 fn targets(ctx: &BuildContext, port: &ServedPort, declared: &VirtualService) -> TargetMap {
     let namespace = declared.meta.namespace();
     let rows = declared.destinations.iter();
-    rows.map(|host| (host.clone(), target(ctx, port, host, namespace)))
+    let hosts: BTreeSet<&Hostname> = rows.map(|one| &one.host).collect();
+    let hosts = hosts.into_iter();
+    hosts
+        .map(|host| (host.clone(), target(ctx, port, host, namespace)))
         .collect()
 }
 

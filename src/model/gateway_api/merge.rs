@@ -10,42 +10,19 @@ use super::{
 };
 use crate::{
     api::{Config, Kind},
-    base::{Labels, Namespace, ObjectKey},
+    base::{Labels, Namespace, ObjectKey, Shared},
     model::{
         MeshSnapshot,
-        virtual_service::{SEMANTICS_ANNOTATION, counted_routes},
+        virtual_service::{Converted, Requests, SEMANTICS_ANNOTATION},
     },
-    proto::istio::networking::v1alpha3::{HttpRoute, VirtualService},
+    proto::istio::networking::v1alpha3::VirtualService,
     table::Cx,
 };
 
 /// Derives a VirtualService from the routes that contribute to it. The oldest one decides namespace and age.
-pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Option<Config<VirtualService>> {
+pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Option<Converted> {
     let sources = sources(cx, mesh, name);
     let (_, oldest, first) = *sources.first()?;
-    let mut spec = VirtualService {
-        hosts: vec![first.host.clone()],
-        gateways: vec![first.gateway.to_string()],
-        ..Default::default()
-    };
-    for (_, _, contribution) in &sources {
-        match &contribution.rules {
-            Rules::Http(rules) => spec.http.extend_from_slice(rules),
-            Rules::Tls(rules) => spec.tls.extend_from_slice(rules),
-            Rules::Tcp(rules) => spec.tcp.extend_from_slice(rules),
-        }
-    }
-    if sources.len() > 1 {
-        sort_http(&mut spec.http);
-    }
-    let parents: Vec<String> = sources.iter().map(|(key, ..)| parent_text(key)).collect();
-    let annotations: Labels = [
-        (PARENTS_ANNOTATION, SmolStr::from(parents.join(","))),
-        (SEMANTICS_ANNOTATION, SmolStr::new_static("gateway")),
-    ]
-    .into_iter()
-    .map(|(name, value)| (SmolStr::new_static(name), value))
-    .collect();
     let key = ObjectKey::new(
         oldest.meta.cluster(),
         oldest.meta.namespace().clone(),
@@ -55,24 +32,71 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
     if mesh.written_virtual_services.get(cx, &key).is_some() {
         return None;
     }
-    Some(Config {
+    let mut spec = VirtualService {
+        hosts: vec![first.host.clone()],
+        gateways: vec![first.gateway.to_string()],
+        ..Default::default()
+    };
+    for (_, _, contribution) in &sources {
+        match &contribution.rules {
+            Rules::Http(_) => {}
+            Rules::Tls(rules) => spec.tls.extend_from_slice(rules),
+            Rules::Tcp(rules) => spec.tcp.extend_from_slice(rules),
+        }
+    }
+    let requests = match (first.requests(), sources.len()) {
+        (Some(only), 1) => only.clone(),
+        _ => merged(&sources).into(),
+    };
+    let parents: Vec<String> = sources.iter().map(|(key, ..)| parent_text(key)).collect();
+    let annotations: Labels = [
+        (PARENTS_ANNOTATION, SmolStr::from(parents.join(","))),
+        (SEMANTICS_ANNOTATION, SmolStr::new_static("gateway")),
+    ]
+    .into_iter()
+    .map(|(name, value)| (SmolStr::new_static(name), value))
+    .collect();
+    let object = Config {
         meta: converted_meta(Kind::VirtualService, key, annotations, oldest.meta.creation),
         spec,
         status: None,
-    })
+    };
+    Some(Converted { object, requests })
+}
+
+/// Returns the rules for requests of several routes, in order of precedence.
+fn merged<'a, 'b: 'a>(sources: impl IntoIterator<Item = &'a Source<'b>>) -> Requests {
+    let all = sources
+        .into_iter()
+        .filter_map(|(.., contribution)| contribution.requests());
+    let mut rules: Vec<_> = all.flat_map(|requests| &requests.routes).cloned().collect();
+    sort_http(&mut rules);
+    Requests::new(rules)
 }
 
 impl MeshSnapshot {
+    /// Returns the VirtualService with a key that is made from routes.
+    pub fn converted_virtual_service(&self, cx: &Cx, object: &ObjectKey) -> Option<&Shared<Converted>> {
+        let own = ConvertedName {
+            namespace: object.namespace.clone(),
+            name: object.name.clone(),
+        };
+        let found = [merged_name(object), own].into_iter();
+        let mut found = found.filter_map(|name| self.converted_virtual_services.get(cx, &name));
+        found.find(|converted| converted.object.meta.key == *object)
+    }
+
     /// Returns what the routes of each namespace count in a VirtualService made from routes of several namespaces;
     /// nothing for any other one.
     pub fn routes_by_namespace(&self, cx: &Cx, object: &ObjectKey) -> BTreeMap<Namespace, u64> {
         let (name, mut numbers) = (merged_name(object), BTreeMap::new());
         let merged = self.converted_virtual_services.get(cx, &name);
-        if merged.is_none_or(|merged| merged.meta.key != *object) {
+        if merged.is_none_or(|merged| merged.object.meta.key != *object) {
             return numbers;
         }
         for (_, route, contribution) in sources(cx, self, &name) {
-            *numbers.entry(route.meta.namespace().clone()).or_default() += counted_routes(contribution.http());
+            let counted = contribution.requests().map_or(0, |requests| requests.counted());
+            *numbers.entry(route.meta.namespace().clone()).or_default() += counted;
         }
         if numbers.len() == 1 {
             numbers.clear();
@@ -81,13 +105,10 @@ impl MeshSnapshot {
     }
 
     /// Returns the routes of a merged VirtualService without those of some namespaces.
-    pub fn routes_without(&self, cx: &Cx, object: &ObjectKey, refused: &BTreeSet<Namespace>) -> Vec<HttpRoute> {
-        let sources = sources(cx, self, &merged_name(object)).into_iter();
-        let kept = sources.filter(|(_, route, _)| !refused.contains(route.meta.namespace()));
-        let routes = kept.flat_map(|(.., contribution)| contribution.http());
-        let mut routes: Vec<HttpRoute> = routes.cloned().collect();
-        sort_http(&mut routes);
-        routes
+    pub fn requests_without(&self, cx: &Cx, object: &ObjectKey, refused: &BTreeSet<Namespace>) -> Requests {
+        let mut sources = sources(cx, self, &merged_name(object));
+        sources.retain(|(_, route, _)| !refused.contains(route.meta.namespace()));
+        merged(&sources)
     }
 }
 
@@ -118,4 +139,57 @@ fn sources<'a>(cx: &Cx, mesh: &'a MeshSnapshot, name: &ConvertedName) -> Vec<Sou
 fn parent_text(key: &RouteKey) -> String {
     let (namespace, name) = (&key.object.namespace, &key.object.name);
     format!("{}/{name}.{namespace}", key.kind.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        api::document,
+        base::Hostname,
+        model::{Change, Installation, World, fixture::CLUSTER},
+    };
+
+    #[test]
+    fn listeners_and_hosts_share_the_routes() {
+        let listener = |port: u16| {
+            json!({"name": format!("p{port}"), "port": port, "protocol": "HTTP",
+                "allowedRoutes": {"namespaces": {"from": "All"}}})
+        };
+        let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": "edge", "namespace": "gw"},
+            "spec": {"gatewayClassName": "istio", "listeners": [listener(80), listener(81)]}});
+        let route = |name: &str, hosts: &[&str]| {
+            json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+                "metadata": {"name": name, "namespace": "app"},
+                "spec": {"parentRefs": [{"name": "edge", "namespace": "gw"}], "hostnames": hosts,
+                    "rules": [{"matches": [{"path": {"value": format!("/{name}")}}]}]}})
+        };
+        let objects = [
+            gateway,
+            route("one", &["a.test", "b.test"]),
+            route("other", &["b.test"]),
+        ];
+        let mut world = World::new(Installation::default());
+        let rows = objects.iter().flat_map(|object| document::parse(&CLUSTER, object).rows);
+        world.commit(rows.map(Change::Upsert).collect());
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        let rows: Vec<_> = mesh.virtual_services.iter(&cx).map(|(_, row)| row).collect();
+        let of = |host: &str| {
+            let of_host = rows.iter().filter(|row| row.hosts == [Hostname::new(host)]);
+            of_host.map(|row| &row.http).collect::<Vec<_>>()
+        };
+        let [first, second] = of("a.test").try_into().expect("one for each listener");
+        assert!(first.same(second), "rows of one route share all");
+        assert_eq!(first.routes.len(), 1);
+        for merged in of("b.test") {
+            let [longer, shorter] = merged.routes.as_slice() else {
+                panic!("routes of both: {merged:?}")
+            };
+            assert!(shorter.same(&first.routes[0]), "merged rows share each route");
+            assert_ne!(longer, shorter);
+        }
+    }
 }

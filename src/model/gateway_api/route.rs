@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::{Kind, Meta, gateway_api::common::ParentReference},
     base::{Namespace, ObjectKey, Shared, host},
-    model::{MeshSnapshot, inputs::Inputs},
+    model::{MeshSnapshot, inputs::Inputs, virtual_service::Requests},
     proto::istio::networking::v1alpha3::{
         HttpMatchRequest, HttpRoute, L4MatchAttributes, TcpRoute, TlsMatchAttributes, TlsRoute, string_match::MatchType,
     },
@@ -68,10 +68,10 @@ pub struct Contribution {
 
 impl Contribution {
     /// Returns the rules for requests.
-    pub fn http(&self) -> &[HttpRoute] {
+    pub fn requests(&self) -> Option<&Shared<Requests>> {
         match &self.rules {
-            Rules::Http(rules) => rules,
-            Rules::Tls(_) | Rules::Tcp(_) => &[],
+            Rules::Http(rules) => Some(rules),
+            Rules::Tls(_) | Rules::Tcp(_) => None,
         }
     }
 }
@@ -80,7 +80,7 @@ impl Contribution {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rules {
     /// Of HTTPRoutes and GRPCRoutes, in order of precedence.
-    Http(Shared<[HttpRoute]>),
+    Http(Shared<Requests>),
     /// Of TLSRoutes.
     Tls(Vec<TlsRoute>),
     /// Of TCPRoutes.
@@ -298,11 +298,9 @@ impl Conversion<'_> {
         convert: impl Fn(&Backends) -> Rows<HttpRoute>,
     ) -> AttachedRoute {
         let mut both = self.rules(hostnames, references, convert);
-        sort_http(&mut both.mesh.0);
-        sort_http(&mut both.gateway.0);
         let written = written_hosts(hostnames);
-        let for_mesh: Shared<[HttpRoute]> = std::mem::take(&mut both.mesh.0).into();
-        let for_gateways: Shared<[HttpRoute]> = std::mem::take(&mut both.gateway.0).into();
+        let for_mesh = ordered(std::mem::take(&mut both.mesh.0));
+        let for_gateways = ordered(std::mem::take(&mut both.gateway.0));
         let mut contributions = Vec::new();
         for parent in attached_parents(&both.parents) {
             let (scope, rules, hosts) = match &parent.target {
@@ -318,7 +316,7 @@ impl Conversion<'_> {
                 }
                 Target::Listener { gateway, .. } => (gateway.replace('/', "~"), for_gateways.clone(), &written),
             };
-            if rules.is_empty() {
+            if rules.routes.is_empty() {
                 continue;
             }
             for host in hosts.iter().filter(|host| parent.target.is_most_specific_for(host)) {
@@ -400,8 +398,15 @@ fn collected<T>(converted: impl Iterator<Item = Result<http::Converted<T>, Mista
     (rules, last)
 }
 
+/// Returns rules in order of precedence.
+fn ordered(rules: Vec<HttpRoute>) -> Shared<Requests> {
+    let mut rules: Vec<Shared<HttpRoute>> = rules.into_iter().map(Shared::new).collect();
+    sort_http(&mut rules);
+    Requests::new(rules).into()
+}
+
 /// Sorts rules by the precedence of the API: exact paths, then long ones, then more conditions.
-pub fn sort_http(rules: &mut [HttpRoute]) {
+pub fn sort_http(rules: &mut [Shared<HttpRoute>]) {
     rules.sort_by_cached_key(|rule| {
         let matched = rule.r#match.first();
         std::cmp::Reverse((
@@ -426,15 +431,16 @@ fn path_rank(matched: &HttpMatchRequest) -> (u8, usize) {
 }
 
 /// Restricts rules to a port.
-fn on_port(rules: &[HttpRoute], port: u16) -> Shared<[HttpRoute]> {
-    let mut rules = rules.to_vec();
-    for rule in &mut rules {
+fn on_port(rules: &Requests, port: u16) -> Shared<Requests> {
+    let rules = rules.routes.iter().map(|rule| {
+        let mut rule = HttpRoute::clone(rule);
         if rule.r#match.is_empty() {
             rule.r#match.push(HttpMatchRequest::default());
         }
         rule.r#match.iter_mut().for_each(|matched| matched.port = port.into());
-    }
-    rules.into()
+        Shared::new(rule)
+    });
+    Requests::new(rules.collect()).into()
 }
 
 fn tcp_contributions(parent: &Parent, rules: &[TcpRoute]) -> Vec<(String, Rules)> {

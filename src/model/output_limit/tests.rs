@@ -1,5 +1,6 @@
 use super::*;
 use crate::{
+    base::Hostname,
     model::{
         Change, Installation, World,
         fixture::{CLUSTER, config, folder},
@@ -99,7 +100,7 @@ fn subsets(mesh: &MeshSnapshot, names: &[&str]) -> Vec<usize> {
 /// Returns the hosts and the number of routes of a row.
 fn served(mesh: &MeshSnapshot, key: &ObjectKey) -> Option<(usize, usize)> {
     let row = mesh.virtual_services.get(&Cx::untracked(), key)?;
-    Some((row.hosts.len(), row.spec.http.len()))
+    Some((row.hosts.len(), row.http.routes.len()))
 }
 
 fn messages(mesh: &MeshSnapshot) -> Vec<String> {
@@ -201,7 +202,7 @@ fn r21_requests_to_surplus_hosts_are_refused() {
         .get(&Cx::untracked(), &surplus)
         .expect("it exists");
     assert!(
-        row.spec.http[0]
+        row.http.routes[0]
             .direct_response
             .as_ref()
             .is_some_and(|response| response.status == 404)
@@ -371,11 +372,11 @@ fn shared_gateway() -> String {
 fn shop(mesh: &MeshSnapshot) -> Vec<(String, usize, bool)> {
     let cx = Cx::untracked();
     let rows = mesh.virtual_services.iter(&cx);
-    let rows = rows.filter(|(_, row)| row.spec.hosts == ["shop.example"]);
+    let rows = rows.filter(|(_, row)| row.hosts == [Hostname::new("shop.example")]);
     let summary = |(key, row): (&ObjectKey, &Shared<VirtualService>)| {
         (
             key.namespace.to_string(),
-            row.spec.http.len(),
+            row.http.routes.len(),
             surplus_of(key).is_some(),
         )
     };
@@ -625,8 +626,8 @@ fn r21_servers_multiply_routes_of_connections() {
     assert_eq!(served(&mesh, &key("a/tls")), None);
     let row = mesh.virtual_services.get(&Cx::untracked(), &surplus_key(&key("a/tls")));
     let row = row.expect("a row refuses the connections");
-    let [route] = row.spec.tls.as_slice() else {
-        panic!("{} routes", row.spec.tls.len());
+    let [route] = row.tls.as_slice() else {
+        panic!("{} routes", row.tls.len());
     };
     assert_eq!(
         route.r#match[0].sni_hosts.len(),

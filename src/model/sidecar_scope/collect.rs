@@ -154,7 +154,7 @@ pub(super) fn destinations<'m>(
     summary: &VirtualServiceSummary,
 ) -> Vec<DestinationService<'m>> {
     let mut ports_by_host: BTreeMap<&Hostname, BTreeSet<u32>> = BTreeMap::new();
-    for destination in &summary.destinations {
+    for destination in summary.destinations.iter() {
         if destination.sources.is_empty() || destination.sources.contains(own) {
             ports_by_host
                 .entry(&destination.host)

@@ -66,7 +66,8 @@ use crate::{
     table::{Cx, Derived, Index, IndexWriter, RelationId, Table, Transaction, Union},
 };
 use source::{
-    candidates, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects, selecting_entries,
+    candidates, changed_converted, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects,
+    selecting_entries,
 };
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
@@ -507,7 +508,7 @@ graph! {
     /// The same by the Gateways of the routes.
     index pools_by_gateway (ObjectKey, ObjectKey, UsedPool) from (used_pools) = gateway_api::used_pool::gateways;
     /// VirtualServices made from routes of the Gateway API.
-    table converted_virtual_services (ConvertedName, Config<networking::VirtualService>)
+    table converted_virtual_services (ConvertedName, virtual_service::Converted)
         from (with |graph, _, _| graph.routes_by_virtual_service.changed().iter().cloned().collect()) =
             gateway_api::merge::virtual_service;
     /// BackendTLSPolicies by their targets.
@@ -546,9 +547,9 @@ graph! {
     /// All Gateways.
     union gateways (ObjectKey, Config<networking::Gateway>)
         from (inputs.written_gateways, converted_gateways, ingress_gateways) = own_key;
-    /// All VirtualServices, not yet resolved.
+    /// All VirtualServices but those made from routes of the Gateway API, not yet resolved.
     union raw_virtual_services (ObjectKey, Config<networking::VirtualService>)
-        from (inputs.written_virtual_services, converted_virtual_services, ingress_virtual_services) = own_key;
+        from (inputs.written_virtual_services, ingress_virtual_services) = own_key;
     /// All DestinationRules, not yet merged.
     union raw_destination_rules (ObjectKey, Config<networking::DestinationRule>)
         from (inputs.written_destination_rules, converted_destination_rules) = own_key;
@@ -735,6 +736,7 @@ graph! {
     /// Resolved VirtualServices, and rows that refuse the surplus of very large ones.
     table virtual_services (ObjectKey, VirtualService) from (with |graph, _, _| {
             let mut keys = changed_keys(graph.raw_virtual_services.writer());
+            keys.extend(changed_converted(graph));
             let large = graph.demands.writer().changes().iter().map(|(key, ..)| key);
             let large = large.filter(|key| key.kind == Kind::VirtualService);
             keys.extend(large.map(|key| output_limit::surplus_key(&key.object)));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{MESH_GATEWAY, Resolver, Semantics, VirtualService, delegate, units};
+use super::{MESH_GATEWAY, Requests, Resolver, Semantics, VirtualService, declared::Declared, delegate, units};
 use crate::{
     api::{Config, Kind},
     base::{Namespace, ObjectKey, host},
@@ -28,10 +28,12 @@ const REFUSED_STATUS: u32 = 404;
 const NOWHERE: &str = "surplus.invalid";
 
 /// Returns true if the output may be above that of a small object, as far as the object alone shows.
-pub fn may_be_large(spec: &networking::VirtualService) -> bool {
+pub fn may_be_large(spec: &networking::VirtualService, converted: Option<&Requests>) -> bool {
     let is_elsewhere = spec.gateways.iter().any(|gateway| gateway != MESH_GATEWAY);
     let delegates = spec.http.iter().any(|route| route.delegate.is_some());
-    let declared = Entries::of(spec, |_| 0);
+    let own = units::sum(spec.http.iter().map(|route| of_route(route, |_| 0)));
+    let http = converted.map_or(own, Requests::counted);
+    let declared = Entries::of(http, spec);
     let hosts = spec.hosts.len() as u64;
     // Servers of Gateways multiply the routes of wildcard hosts, and TLS routes.
     let multiplies = is_elsewhere && (declared.streams() > 0 || spec.hosts.iter().any(|name| host::is_wildcard(name)));
@@ -41,7 +43,8 @@ pub fn may_be_large(spec: &networking::VirtualService) -> bool {
 
 /// Derives the output of one VirtualService that is not small.
 pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
-    let raw = mesh.raw_virtual_services.get(cx, key)?;
+    let object = Declared::get(cx, mesh, key)?;
+    let raw = object.object;
     if raw.spec.hosts.is_empty() {
         return None;
     }
@@ -65,7 +68,8 @@ pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     let limit = Limits::of(mesh, Kind::VirtualService).object;
     let collapses = mesh.installation.features.pilot_enable_route_collapse_optimization;
     let output = |entries| places.output(&spec.hosts, entries, collapses, limit);
-    let whole = output(Entries::of(&raw.spec, delegated));
+    let http = units::sum(object.http().map(|route| of_route(route, delegated)));
+    let whole = output(Entries::of(http, &raw.spec));
     if whole.declared <= SMALL {
         return None;
     }
@@ -118,7 +122,7 @@ impl VirtualService {
     /// Returns the numbers of its TLS routes.
     pub fn tls_routes(&self) -> PortRoutes {
         let mut numbers = PortRoutes::default();
-        for route in &self.spec.tls {
+        for route in &self.tls {
             for (by, units) in route.r#match.iter().zip(units::of_tls_matches(route)) {
                 numbers.add(&by.gateways, by.port, units);
             }
@@ -129,7 +133,7 @@ impl VirtualService {
     /// Returns the numbers of its TCP routes.
     pub fn tcp_routes(&self) -> PortRoutes {
         let mut numbers = PortRoutes::default();
-        for route in &self.spec.tcp {
+        for route in &self.tcp {
             if route.r#match.is_empty() {
                 numbers.add(&[], 0, units::of_tcp(route));
             }
@@ -150,13 +154,9 @@ struct Entries {
 }
 
 impl Entries {
-    fn of(spec: &networking::VirtualService, delegated: impl Fn(&HttpRoute) -> u64) -> Self {
-        let http = spec.http.iter().map(|route| match &route.delegate {
-            Some(_) => delegated(route),
-            None => units::of_http(route),
-        });
+    fn of(http: u64, spec: &networking::VirtualService) -> Self {
         Self {
-            http: units::sum(http),
+            http,
             tls: units::sum(spec.tls.iter().map(units::of_tls)),
             tcp: units::sum(spec.tcp.iter().map(units::of_tcp)),
         }
@@ -169,6 +169,14 @@ impl Entries {
     /// Returns the number of routes of connections. Part of a list of these cannot be refused alone.
     fn streams(self) -> u64 {
         self.tls + self.tcp
+    }
+}
+
+/// Returns what an HTTP route counts.
+fn of_route(route: &HttpRoute, delegated: impl Fn(&HttpRoute) -> u64) -> u64 {
+    match &route.delegate {
+        Some(_) => delegated(route),
+        None => units::of_http(route),
     }
 }
 
@@ -266,59 +274,48 @@ impl Places {
 pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualService> {
     let surplus_of = output_limit::surplus_of(key);
     let object = surplus_of.as_ref().unwrap_or(key);
-    let raw = mesh.raw_virtual_services.get(cx, object)?;
-    let large = may_be_large(&raw.spec);
+    let declared = Declared::get(cx, mesh, object)?;
+    let large = may_be_large(&declared.object.spec, declared.converted.as_deref());
     let kept = large.then(|| output_limit::kept(cx, mesh, Kind::VirtualService, object));
     let kept = kept.flatten();
     match (surplus_of.is_some(), kept) {
         (false, None) => {
             let refused = large.then(|| output_limit::refused_namespaces(cx, mesh, object));
             match refused.filter(|refused| !refused.is_empty()) {
-                None => super::resolved(cx, mesh, object, raw),
-                Some(refused) => super::resolved(cx, mesh, object, &without(cx, mesh, raw, &refused)),
+                None => super::resolved(cx, mesh, object, &declared),
+                Some(refused) => {
+                    let rest = Declared {
+                        object: declared.object,
+                        converted: Some(mesh.requests_without(cx, object, &refused).into()),
+                    };
+                    super::resolved(cx, mesh, object, &rest)
+                }
             }
         }
         (true, None) => None,
         (false, Some(0)) => None,
         (false, Some(kept)) => {
-            let mut row = super::resolved(cx, mesh, object, raw)?;
+            let mut row = super::resolved(cx, mesh, object, &declared)?;
             row.hosts.truncate(kept);
-            row.spec.hosts.truncate(kept);
             Some(row)
         }
         (true, Some(kept)) => {
-            let mut row = super::resolved(cx, mesh, object, &refusing(raw))?;
+            let refusing = Declared {
+                object: &refusing(&declared),
+                converted: None,
+            };
+            let mut row = super::resolved(cx, mesh, object, &refusing)?;
             row.hosts.drain(..kept);
-            row.spec.hosts.drain(..kept);
             Some(row)
         }
-    }
-}
-
-/// Returns a merged VirtualService without the routes of some namespaces.
-fn without(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    raw: &Config<networking::VirtualService>,
-    refused: &BTreeSet<Namespace>,
-) -> Config<networking::VirtualService> {
-    Config {
-        meta: raw.meta.clone(),
-        spec: networking::VirtualService {
-            hosts: raw.spec.hosts.clone(),
-            gateways: raw.spec.gateways.clone(),
-            http: mesh.routes_without(cx, &raw.meta.key, refused),
-            ..Default::default()
-        },
-        status: None,
     }
 }
 
 /// Returns a VirtualService with refusals in place of all routes. Delegates are not merged before: their routes may be
 /// what is too large.
-fn refusing(raw: &Config<networking::VirtualService>) -> Config<networking::VirtualService> {
-    let mut spec = raw.spec.clone();
-    if !spec.http.is_empty() {
+fn refusing(declared: &Declared) -> Config<networking::VirtualService> {
+    let mut spec = declared.object.spec.clone();
+    if declared.http().next().is_some() {
         spec.http = vec![refusal()];
     }
     let matches = spec.tls.iter().flat_map(|route| &route.r#match);
@@ -342,7 +339,7 @@ fn refusing(raw: &Config<networking::VirtualService>) -> Config<networking::Virt
         }];
     }
     Config {
-        meta: raw.meta.clone(),
+        meta: declared.object.meta.clone(),
         spec,
         status: None,
     }

@@ -76,8 +76,9 @@ fn short_names_refer_to_the_own_namespace() {
         .get(&Cx::untracked(), &key("shop/a"))
         .unwrap();
     assert_eq!(row.hosts, vec![Hostname::new("reviews.shop.svc.cluster.local")]);
-    assert_eq!(row.spec.gateways, ["mesh", "shop/front", "shop/side", "edge/old"]);
-    assert_eq!(row.destinations, vec![Hostname::new("ratings.shop.svc.cluster.local")]);
+    assert_eq!(row.gateways, ["mesh", "shop/front", "shop/side", "edge/old"]);
+    let destinations: Vec<_> = row.destinations.iter().map(|one| one.host.as_str()).collect();
+    assert_eq!(destinations, ["ratings.shop.svc.cluster.local"]);
 }
 
 #[test]
@@ -98,11 +99,11 @@ fn delegates_are_merged_where_they_agree() {
     let cx = Cx::untracked();
     assert!(commit.snapshot.virtual_services.get(&cx, &key("sub/cart")).is_none());
     let row = commit.snapshot.virtual_services.get(&cx, &key("shop/root")).unwrap();
-    let names: Vec<_> = row.spec.http.iter().map(|route| route.name.as_str()).collect();
+    let names: Vec<_> = row.http.routes.iter().map(|route| route.name.as_str()).collect();
     assert_eq!(names, ["root-cart", "rest"]);
-    assert_eq!(row.spec.http[0].r#match, [prefix("/shop/cart")]);
+    assert_eq!(row.http.routes[0].r#match, [prefix("/shop/cart")]);
     assert_eq!(
-        row.spec.http[0].route[0].destination.as_ref().unwrap().host,
+        row.http.routes[0].route[0].destination.as_ref().unwrap().host,
         "cart.sub.svc.cluster.local"
     );
 }
@@ -118,7 +119,7 @@ fn a_delegate_must_be_exported_to_its_root() {
         .virtual_services
         .get(&Cx::untracked(), &key("shop/root"))
         .unwrap();
-    assert!(row.spec.http.is_empty());
+    assert!(row.http.routes.is_empty());
 }
 
 #[test]

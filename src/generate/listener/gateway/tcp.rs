@@ -79,7 +79,7 @@ impl ListenerBuilder<'_> {
                 continue;
             };
             let targets = self.targets(&binding.targets);
-            for route in &declared.spec.tls {
+            for route in &declared.tls {
                 for condition in &route.r#match {
                     if !applies(server, condition.port, &condition.gateways) {
                         continue;
@@ -220,17 +220,13 @@ impl ListenerBuilder<'_> {
 /// Returns the destinations of a server that terminates TLS: those of the first TCP route that applies. Gateway API
 /// routes for terminated TLS are TLS routes all the same.
 fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Option<&'v [RouteDestination]> {
-    let tcp = declared.spec.tcp.iter().find(|route| {
+    let tcp = declared.tcp.iter().find(|route| {
         route.r#match.is_empty() || route.r#match.iter().any(|by| applies(server, by.port, &by.gateways))
     });
     if let Some(route) = tcp {
         return Some(&route.route);
     }
-    let tls = declared
-        .spec
-        .tls
-        .iter()
-        .filter(|_| declared.semantics == Semantics::Gateway);
+    let tls = declared.tls.iter().filter(|_| declared.semantics == Semantics::Gateway);
     let mut tls = tls.filter(|route| route.r#match.iter().any(|by| applies(server, by.port, &by.gateways)));
     tls.next().map(|route| route.route.as_slice())
 }

@@ -88,7 +88,7 @@ impl OutboundListener<'_> {
         let mut handled: BTreeSet<(&[String], &[String])> = BTreeSet::new();
         let mut chains = Vec::new();
         for row in rows {
-            for route in row.spec.tls.iter().filter(|route| !route.route.is_empty()) {
+            for route in row.tls.iter().filter(|route| !route.route.is_empty()) {
                 for by in route
                     .r#match
                     .iter()
@@ -134,7 +134,7 @@ impl OutboundListener<'_> {
         let mut chains = Vec::new();
         let mut has_default = false;
         for row in rows {
-            for route in row.spec.tcp.iter().filter(|route| !route.route.is_empty()) {
+            for route in row.tcp.iter().filter(|route| !route.route.is_empty()) {
                 let applying: Vec<_> = route
                     .r#match
                     .iter()

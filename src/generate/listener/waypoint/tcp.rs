@@ -82,14 +82,14 @@ fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDesti
             let of_host = matches!(by.sni_hosts.as_slice(), [sni] if sni == hostname);
             of_host && Condition::from(by).applies(target.port)
         };
-        let mut routes = declared.spec.tls.iter();
+        let mut routes = declared.tls.iter();
         let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
         of_route(declared, &found.route)
     });
     let tcp = || {
         declared.clone().find_map(|declared| {
             let applies = |by: &L4MatchAttributes| Condition::from(by).applies(target.port);
-            let mut routes = declared.spec.tcp.iter();
+            let mut routes = declared.tcp.iter();
             let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
             of_route(declared, &found.route)
         })

@@ -113,9 +113,9 @@ fn routes_to_imports_use_the_host_only_where_it_exists() {
     ] {
         let world = world(features, &[("kube.yaml", &[SERVICE, IMPORT, ROUTE])]);
         let (cx, mesh) = (Cx::untracked(), world.snapshot());
-        let mut services = mesh.raw_virtual_services.iter(&cx);
+        let mut services = mesh.converted_virtual_services.iter(&cx);
         let (_, service) = services.next().expect("the route");
-        let destination = service.spec.http[0].route[0].destination.as_ref();
+        let destination = service.requests.routes[0].route[0].destination.as_ref();
         assert_eq!(destination.map(|one| one.host.as_str()), Some(host), "{features:?}");
     }
 }

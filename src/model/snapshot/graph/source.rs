@@ -1,12 +1,17 @@
 //! Sources of derived tables: the keys whose rows may have changed.
 
+use std::collections::BTreeSet;
+
 use super::Graph;
 use crate::{
     api::Kind,
-    base::ObjectKey,
+    base::{ObjectKey, Shared},
     model::{
-        MeshSnapshot, destination_rule, endpoint, inputs::Inputs, output_limit::DemandKey, service::entry_lists,
-        virtual_service,
+        MeshSnapshot, destination_rule, endpoint,
+        inputs::Inputs,
+        output_limit::DemandKey,
+        service::entry_lists,
+        virtual_service::{self, Converted},
     },
     table::{Key, TableWriter},
 };
@@ -57,13 +62,34 @@ pub(super) fn large_objects(graph: &Graph, mesh: &MeshSnapshot) -> Vec<DemandKey
     let services = graph.raw_virtual_services.writer().changes().iter();
     let services = services.filter(|(_, old, new)| {
         let mut versions = [old, new].into_iter().flatten();
-        versions.any(|service| virtual_service::may_be_large(&service.spec))
+        versions.any(|service| virtual_service::may_be_large(&service.spec, None))
+    });
+    let converted = graph.converted_virtual_services.writer().changes().iter();
+    let converted = converted.filter(|(_, old, new)| {
+        let mut versions = [old, new].into_iter().flatten();
+        versions.any(|row| virtual_service::may_be_large(&row.object.spec, Some(&row.requests)))
     });
     let key = |kind, object| DemandKey { kind, object };
     let rules = rules.map(|object| key(Kind::DestinationRule, object));
+    let services = services.map(|(object, ..)| object.clone());
+    let services = services.chain(converted.flat_map(|(_, old, new)| converted_keys(old.as_ref(), new.as_ref())));
     rules
-        .chain(services.map(|(object, ..)| key(Kind::VirtualService, object.clone())))
+        .chain(services.map(|object| key(Kind::VirtualService, object)))
         .collect()
+}
+
+/// Returns the keys of the changed VirtualServices that are made from routes of the Gateway API.
+pub(super) fn changed_converted(graph: &Graph) -> Vec<ObjectKey> {
+    let changes = graph.converted_virtual_services.writer().changes().iter();
+    changes
+        .flat_map(|(_, old, new)| converted_keys(old.as_ref(), new.as_ref()))
+        .collect()
+}
+
+/// Returns the keys of a row before and after a change: routes of another namespace may have become the oldest.
+fn converted_keys(old: Option<&Shared<Converted>>, new: Option<&Shared<Converted>>) -> BTreeSet<ObjectKey> {
+    let versions = [old, new].into_iter().flatten();
+    versions.map(|row| row.object.meta.key.clone()).collect()
 }
 
 /// Returns keys in ambient mode, and none otherwise.
