@@ -3,6 +3,7 @@
 pub mod address;
 pub mod boolean;
 pub mod cidr;
+pub mod cipher_suite;
 pub mod duration;
 pub mod fingerprint;
 pub mod hashed;

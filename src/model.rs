@@ -5,7 +5,6 @@ pub mod ambient_status;
 pub mod authentication;
 pub mod canonical;
 pub mod change;
-pub mod cipher_suite;
 pub mod cluster_local;
 pub mod credential;
 pub mod destination_rule;

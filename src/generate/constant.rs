@@ -210,9 +210,9 @@ pub fn credential_secret(name: &str, has_socket: bool, provider: &SecretProvider
         CredentialSource::Socket => secret(name, grpc_source(EXTERNAL_SDS_CLUSTER)),
         CredentialSource::Provider(provided) => match provider {
             SecretProvider::None => secret(&credential::resource_name(&provided), secret_ads_source()),
-            SecretProvider::Cluster(cluster) => secret(&provided, grpc_source(cluster)),
-            // Parity (pilot/pkg/security/model/authentication.go): an empty SDS config, which Envoy rejects.
-            SecretProvider::Unresolved => SdsSecretConfig::default(),
+            SecretProvider::Cluster(cluster) if !provided.is_empty() => secret(&provided, grpc_source(cluster)),
+            // No proxy receives this secret. Envoy refuses one without a name, and with it the whole listener.
+            SecretProvider::Cluster(_) | SecretProvider::Unresolved => secret(credential::INVALID, secret_ads_source()),
         },
         CredentialSource::Ads(name) => secret(&name, secret_ads_source()),
     }

@@ -60,7 +60,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "features",
             "installation",
             "canonical",
-            "cipher_suite",
             "identity",
             "selector",
             "service",

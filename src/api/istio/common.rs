@@ -196,6 +196,14 @@ pub fn unix_path(at: &FieldPath<'_>, path: &str) {
     );
 }
 
+/// Checks on admission the path of a Unix socket that is served as it is.
+pub fn unix_path_on_admission(at: &FieldPath<'_>, path: &str) {
+    at.require_on_admission(
+        path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
+        "is not the absolute path of a unix socket",
+    );
+}
+
 /// Checks an IP address or an address range.
 pub fn address_range(at: &FieldPath<'_>, text: &str) {
     if cidr::parse(text).is_none() {

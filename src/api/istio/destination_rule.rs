@@ -21,10 +21,11 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
     });
     common::export_to(at, &rule.export_to, meta.namespace(), false);
     if let Some(selector) = &rule.workload_selector {
-        common::selector_labels(
-            &at.field("workloadSelector").field("matchLabels"),
-            &selector.match_labels,
-        );
+        let selector_at = at.field("workloadSelector");
+        common::selector_labels(&selector_at.field("matchLabels"), &selector.match_labels);
+        if selector.match_labels.is_empty() {
+            selector_at.warning("without labels selects all workloads of the namespace");
+        }
         let own = rule
             .export_to
             .iter()

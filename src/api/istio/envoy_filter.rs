@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use prost::Name;
-use prost_reflect::DynamicMessage;
+use prost_reflect::{DynamicMessage, MessageDescriptor, ReflectMessage, Value as Reflected};
 use prost_types::Struct;
 
 use super::{RegexUsage, common, field_path::FieldPath};
@@ -38,12 +38,57 @@ const CONNECTION_MANAGERS: [&str; 2] = [
     "envoy.http_connection_manager",
 ];
 
+/// Former names of filters, with those of today. No filter that istiod generates has a former name.
+const FORMER_NAMES: [(&str, &str); 27] = [
+    ("envoy.buffer", "envoy.filters.http.buffer"),
+    ("envoy.client_ssl_auth", "envoy.filters.network.client_ssl_auth"),
+    ("envoy.cors", "envoy.filters.http.cors"),
+    ("envoy.csrf", "envoy.filters.http.csrf"),
+    ("envoy.ext_authz", "envoy.filters.http.ext_authz"),
+    ("envoy.fault", "envoy.filters.http.fault"),
+    ("envoy.grpc_http1_bridge", "envoy.filters.http.grpc_http1_bridge"),
+    ("envoy.grpc_json_transcoder", "envoy.filters.http.grpc_json_transcoder"),
+    ("envoy.grpc_web", "envoy.filters.http.grpc_web"),
+    ("envoy.gzip", "envoy.filters.http.gzip"),
+    ("envoy.health_check", "envoy.filters.http.health_check"),
+    (
+        "envoy.http_connection_manager",
+        "envoy.filters.network.http_connection_manager",
+    ),
+    ("envoy.http_dynamo_filter", "envoy.filters.http.dynamo"),
+    ("envoy.ip_tagging", "envoy.filters.http.ip_tagging"),
+    ("envoy.listener.http_inspector", "envoy.filters.listener.http_inspector"),
+    ("envoy.listener.original_dst", "envoy.filters.listener.original_dst"),
+    ("envoy.listener.original_src", "envoy.filters.listener.original_src"),
+    ("envoy.listener.proxy_protocol", "envoy.filters.listener.proxy_protocol"),
+    ("envoy.listener.tls_inspector", "envoy.filters.listener.tls_inspector"),
+    ("envoy.lua", "envoy.filters.http.lua"),
+    ("envoy.mongo_proxy", "envoy.filters.network.mongo_proxy"),
+    ("envoy.rate_limit", "envoy.filters.http.ratelimit"),
+    ("envoy.ratelimit", "envoy.filters.network.ratelimit"),
+    ("envoy.redis_proxy", "envoy.filters.network.redis_proxy"),
+    ("envoy.router", "envoy.filters.http.router"),
+    ("envoy.squash", "envoy.filters.http.squash"),
+    ("envoy.tcp_proxy", "envoy.filters.network.tcp_proxy"),
+];
+
 /// Parses the value of a patch as the message that `applyTo` implies. Unknown fields are skipped: they may belong to a
 /// newer Envoy.
 ///
 /// # Errors
 /// At the first value that does not fit its field, and for unknown types.
 pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonError> {
+    let descriptor = descriptor_of(apply_to)?;
+    let bytes = encode_json(&descriptor, &json_of(value), Unknown::Ignore)?;
+    Ok(DynamicMessage::decode(descriptor, bytes).expect("because the bytes follow the descriptor"))
+}
+
+fn json_of(value: &Struct) -> serde_json::Value {
+    serde_json::Value::Object(struct_to_json(value))
+}
+
+/// Returns the type of values of a patch.
+fn descriptor_of(apply_to: ApplyTo) -> Result<MessageDescriptor, JsonError> {
     let name = match apply_to {
         ApplyTo::Listener => Listener::full_name(),
         ApplyTo::FilterChain => FilterChain::full_name(),
@@ -58,11 +103,7 @@ pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonEr
         ApplyTo::Bootstrap => Bootstrap::full_name(),
         ApplyTo::Invalid => return Err(JsonError::new("applyTo names nothing")),
     };
-    let descriptor = message_descriptor(&name);
-    let descriptor = descriptor.ok_or_else(|| JsonError::new("the type of applyTo is not known"))?;
-    let json = serde_json::Value::Object(struct_to_json(value));
-    let bytes = encode_json(&descriptor, &json, Unknown::Ignore)?;
-    Ok(DynamicMessage::decode(descriptor, bytes).expect("because the bytes follow the descriptor"))
+    message_descriptor(&name).ok_or_else(|| JsonError::new("the type of applyTo is not known"))
 }
 
 /// Checks an EnvoyFilter.
@@ -102,16 +143,17 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
             if removes && patch.value.is_some() {
                 at.field("value").warning("has no effect with REMOVE");
             }
-            if let Some(found) = &patch.value
-                && let Err(error) = value(apply_to, found)
-            {
-                // The other patches of the object apply. Parity (golang/protobuf, jsonpb/decode.go, unmarshalMessage):
-                // Istio admits ambiguous values.
-                let message = format!("is left out: {error}");
-                if is_waypoint || error.is_ambiguous || has_unknown_type(found) {
-                    at.field("value").warning(message);
-                } else {
-                    at.field("value").refuse(message);
+            if let Some(found) = &patch.value {
+                let at = at.field("value");
+                match value(apply_to, found) {
+                    Ok(message) if !is_waypoint && !removes => likely_mistakes(&at, found, &message, operation),
+                    Ok(_) => {}
+                    // The other patches of the object apply. Parity (golang/protobuf, jsonpb/decode.go,
+                    // unmarshalMessage): Istio admits ambiguous values.
+                    Err(error) if is_waypoint || error.is_ambiguous || has_unknown_type(found) => {
+                        at.warning(format!("is left out: {error}"));
+                    }
+                    Err(error) => at.refuse(format!("is left out: {error}")),
                 }
             }
             if patch.filter_class != 0 && apply_to != ApplyTo::HttpFilter {
@@ -121,6 +163,42 @@ fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
     }
     if let Some(matched) = &patch.r#match {
         self::matched(&at.field("match"), matched, apply_to);
+    }
+}
+
+/// Warns of a field in the value of a patch that is not known, and of extensions without a type.
+///
+/// Parity (pkg/config/validation/envoyfilter/envoyfilter.go): unlike there, a value that is merged may leave the type
+/// as it is.
+fn likely_mistakes(at: &FieldPath<'_>, written: &Struct, message: &DynamicMessage, operation: Operation) {
+    if let Err(error) = encode_json(&message.descriptor(), &json_of(written), Unknown::Deny) {
+        at.warning(format!("{error}, which has no effect"));
+    }
+    if operation != Operation::Merge {
+        let mut untyped = Vec::new();
+        untyped_extensions(message, &mut untyped);
+        for name in untyped {
+            at.warning(format!(
+                "extension {name:?} has no typed_config, so proxies may refuse it"
+            ));
+        }
+    }
+}
+
+/// Collects the names of extensions without a type, except those in lists.
+fn untyped_extensions(message: &DynamicMessage, found: &mut Vec<String>) {
+    let descriptor = message.descriptor();
+    let field = |name: &str| descriptor.get_field_by_name(name);
+    let is_set = |name: &str| field(name).is_some_and(|field| message.has_field(&field));
+    if field("typed_config").is_some() && !is_set("typed_config") && !is_set("config_discovery") {
+        let name = message.get_field_by_name("name");
+        let name = name.as_deref().and_then(Reflected::as_str);
+        found.push(name.unwrap_or_default().to_owned());
+    }
+    for (_, value) in message.fields() {
+        if let Reflected::Message(inner) = value {
+            untyped_extensions(inner, found);
+        }
     }
 }
 
@@ -167,8 +245,8 @@ fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: Apply
             Some(ObjectTypes::RouteConfiguration(_)),
             ApplyTo::RouteConfiguration | ApplyTo::VirtualHost | ApplyTo::HttpRoute,
         )
-        | (Some(ObjectTypes::Cluster(_)), ApplyTo::Cluster)
-        | (
+        | (Some(ObjectTypes::Cluster(_)), ApplyTo::Cluster) => true,
+        (
             Some(ObjectTypes::Waypoint(_)),
             ApplyTo::NetworkFilter
             | ApplyTo::HttpFilter
@@ -176,7 +254,7 @@ fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: Apply
             | ApplyTo::Listener
             | ApplyTo::FilterChain
             | ApplyTo::Cluster,
-        ) => true,
+        ) => is_of_waypoints(matched),
         (Some(_), _) => false,
     };
     // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): the others have no match that admission checks.
@@ -220,6 +298,9 @@ fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyT
         at.warning("a match of filters has no effect with this applyTo");
     }
     let name = filter.name.as_str();
+    if checks_names {
+        former_name(&at.field("name"), name);
+    }
     let Some(sub_filter) = &filter.sub_filter else {
         at.field("name")
             .require_on_admission(!checks_names || !name.is_empty(), "is required");
@@ -236,4 +317,14 @@ fn listener_match(at: &FieldPath<'_>, listener: &ListenerMatch, apply_to: ApplyT
         "must be envoy.filters.network.http_connection_manager with subFilter",
     );
     sub_at.field("name").require(!sub_filter.name.is_empty(), "is required");
+    former_name(&sub_at.field("name"), &sub_filter.name);
+}
+
+/// Warns of a name that filters had in former releases of Envoy.
+fn former_name(at: &FieldPath<'_>, name: &str) {
+    if let Some((_, today)) = FORMER_NAMES.iter().find(|(former, _)| *former == name) {
+        at.warning(format!(
+            "{name:?} is a former name, which no filter has; hint: write {today:?}"
+        ));
+    }
 }

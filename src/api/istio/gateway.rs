@@ -11,7 +11,7 @@ use crate::{
         Meta,
         names::{is_label, is_partial_wildcard, is_wildcard_domain},
     },
-    base::{cidr, fingerprint},
+    base::{cidr, cipher_suite, fingerprint},
     proto::istio::networking::v1alpha3::{
         Gateway, Server, ServerTlsSettings,
         server_tls_settings::{TlSmode as Mode, TlsProtocol},
@@ -66,10 +66,7 @@ fn server(at: &FieldPath<'_>, server: &Server) {
     };
     let unix = server.bind.starts_with("unix://");
     if let Some(path) = server.bind.strip_prefix("unix://") {
-        at.field("bind").require_on_admission(
-            path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
-            "is not the absolute path of a unix socket",
-        );
+        common::unix_path_on_admission(&at.field("bind"), path);
     }
     if !server.bind.is_empty() && !unix && cidr::parse_ip(&server.bind).is_none() {
         at.field("bind")
@@ -144,7 +141,7 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
             "ISTIO_MUTUAL takes no certificates",
         ),
         Mode::Passthrough | Mode::AutoPassthrough => {
-            if any_file || credential {
+            if any_file || credential || !tls.tls_certificates.is_empty() || !tls.ca_crl.is_empty() {
                 at.warning("certificates have no effect with passthrough");
             }
             at.field("caCrl").require_on_admission(
@@ -218,7 +215,9 @@ fn versions(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     }
     let mut seen = BTreeSet::new();
     at.each("cipherSuites", &tls.cipher_suites, |at, suite| {
-        if !seen.insert(suite) {
+        if !cipher_suite::is_known(suite) {
+            at.warning(format!("{suite:?} is not a cipher suite of proxies and has no effect"));
+        } else if !seen.insert(suite) {
             at.warning(format!("{suite} is a duplicate"));
         }
     });

@@ -17,6 +17,10 @@ use crate::{
 
 /// The protocols in which proxies find the host to resolve.
 const DYNAMIC_PROTOCOLS: [&str; 4] = ["HTTP", "HTTP2", "GRPC", "TLS"];
+/// The protocols whose connections are told apart by their addresses or server names.
+const TCP_PROTOCOLS: [&str; 6] = ["TCP", "TLS", "HTTPS", "MONGO", "REDIS", "MYSQL"];
+/// The label of a ServiceEntry without allocated addresses: `false`.
+const ALLOCATES: &str = "networking.istio.io/enable-autoallocate-ip";
 /// The label with the waypoint of a service or namespace; `none` for none.
 pub const USE_WAYPOINT: &str = "istio.io/use-waypoint";
 
@@ -38,6 +42,7 @@ pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
         at.require(!range, "an address range needs resolution NONE or STATIC");
     });
     ports(at, entry);
+    shared_addresses(at, entry, meta);
     by_resolution(at, entry, resolution);
     let waypoint = meta.labels.get(USE_WAYPOINT);
     let has_waypoint = waypoint.is_some_and(|name| !name.is_empty() && !name.eq_ignore_ascii_case("none"));
@@ -84,6 +89,34 @@ fn ports(at: &FieldPath<'_>, entry: &ServiceEntry) {
     });
 }
 
+/// Warns of ports whose connections proxies cannot tell from those of other hosts.
+///
+/// Parity (pkg/config/validation/validation.go, `ValidateServiceEntry`): an empty protocol counts as TCP. Addresses are
+/// allocated by default (`PILOT_ENABLE_IP_AUTOALLOCATE`).
+fn shared_addresses(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
+    let resolution = entry.resolution();
+    let label = meta.labels.get(ALLOCATES);
+    let opts_out = label.is_some_and(|value| value.eq_ignore_ascii_case("false"));
+    if entry.addresses.is_empty() && (resolution == Resolution::None || opts_out) {
+        at.each("ports", &entry.ports, |at, port| {
+            if matches!(port.protocol.as_str(), "" | "TCP") {
+                at.field("protocol")
+                    .warning("without addresses, the port takes connections to all addresses");
+            }
+        });
+    }
+    let is_tcp = |protocol: &str| TCP_PROTOCOLS.iter().any(|known| known.eq_ignore_ascii_case(protocol));
+    let by_dns = matches!(resolution, Resolution::Dns | Resolution::DnsRoundRobin);
+    if by_dns
+        && entry.hosts.len() > 1
+        && !entry.addresses.is_empty()
+        && entry.ports.iter().any(|port| is_tcp(&port.protocol))
+    {
+        at.field("addresses")
+            .warning("are shared by several hosts, so proxies cannot tell connections to them apart");
+    }
+}
+
 fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolution) {
     let endpoints = at.field("endpoints");
     match resolution {
@@ -100,10 +133,19 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
             let fits = by_network || address.starts_with("unix://") || cidr::parse_ip(address).is_some();
             at.field("address")
                 .require(fits, "with resolution STATIC this is an IP address");
-            at.field("address").require_on_admission(
-                !address.starts_with("unix://") || entry.ports.len() == 1,
-                "a unix socket needs a ServiceEntry with one port",
-            );
+            if by_network {
+                at.field("address")
+                    .warning("without an address the endpoint is reached through a gateway of its network only");
+            }
+            if let Some(path) = address.strip_prefix("unix://") {
+                common::unix_path_on_admission(&at.field("address"), path);
+                at.field("address").require_on_admission(
+                    entry.ports.len() == 1,
+                    "a unix socket needs a ServiceEntry with one port",
+                );
+                at.field("ports")
+                    .require_on_admission(endpoint.ports.is_empty(), "a unix socket has no ports");
+            }
         }),
         Resolution::Dns | Resolution::DnsRoundRobin => {
             if entry.endpoints.is_empty() {

@@ -65,9 +65,15 @@ fn ingress(at: &FieldPath<'_>, listener: &IstioIngressListener) {
     if !endpoint.is_empty() {
         default_endpoint(&at.field("defaultEndpoint"), endpoint);
     }
-    traffic_policy::connection_pool(&at.field("connectionPool"), listener.connection_pool.as_ref());
+    let pool = listener.connection_pool.as_ref();
+    traffic_policy::connection_pool(&at.field("connectionPool"), pool);
+    let protocol = listener.port.as_ref().map_or("", |port| port.protocol.as_str());
+    if pool.is_some_and(|pool| pool.http.is_some()) && listener.port.is_some() && !common::is_plain_http(protocol) {
+        at.field("connectionPool")
+            .field("http")
+            .warning("has no effect, because the protocol of the port is not HTTP");
+    }
     if let Some(tls) = &listener.tls {
-        let protocol = listener.port.as_ref().map_or("", |port| port.protocol.as_str());
         let at = at.field("tls");
         at.require_on_admission(common::is_tls(protocol), "needs the protocol HTTPS or TLS");
         at.field("httpsRedirect")
@@ -132,10 +138,7 @@ fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener], meta: &Meta) {
         let unix = path.is_some();
         bind(&at.field("bind"), &listener.bind);
         if let Some(path) = path.filter(|_| listener.port.is_some()) {
-            at.field("bind").require_on_admission(
-                path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
-                "is not the absolute path of a unix socket",
-            );
+            common::unix_path_on_admission(&at.field("bind"), path);
         }
         // A listener without a port has the ports of its services.
         if let Some(port) = &listener.port {
@@ -214,6 +217,9 @@ fn outbound_policy(at: &FieldPath<'_>, policy: &OutboundTrafficPolicy) {
         "has an effect with ALLOW_ANY only",
     );
     common::host(&at.field("host"), &proxy.host);
+    if !proxy.subset.is_empty() {
+        common::subset_name(&at.field("subset"), &proxy.subset);
+    }
     match &proxy.port {
         Some(port) => common::port(&at.field("port").field("number"), port.number),
         None => at.field("port").error("is required"),

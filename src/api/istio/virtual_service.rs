@@ -641,12 +641,11 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, names: &ServerNames<'_>) {
         at.field("sniHosts")
             .require(!matched.sni_hosts.is_empty(), "is required");
         at.each("sniHosts", &matched.sni_hosts, |at, sni| {
-            // Few clients send such an SNI.
-            let is_address = sni.parse::<std::net::IpAddr>().is_ok();
-            if is_address {
+            if sni.parse::<std::net::IpAddr>().is_ok() {
+                // Few clients send such an SNI. Parity (pkg/config/validation/validation.go, `validateSniHost`): it
+                // need not be among the hosts.
                 at.warning(format!("{sni:?} is an IP address"));
-            }
-            if !is_address && !names.may_contain(sni) {
+            } else if !names.may_contain(sni) {
                 at.error(format!("{sni:?} is not a host name"));
             } else if !names.contain(sni) {
                 at.error(format!("{sni:?} is not among the hosts of the VirtualService"));

@@ -281,6 +281,22 @@ fn unusual_values_are_accepted() {
 }
 
 #[test]
+fn unknown_curves_and_deprecated_variables_are_warned_of() {
+    let file = json!({"tlsDefaults": {"ecdhCurves": ["P-256", "P-257", "P-256"]},
+        "defaultConfig": {"proxyMetadata": {"ISTIO_META_DNS_AUTO_ALLOCATE": "true"}}});
+    let warnings = parse(&file).expect("a mesh config with warnings").warnings;
+    let fields: Vec<&str> = warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(
+        fields,
+        [
+            "tlsDefaults.ecdhCurves[1]",
+            "tlsDefaults.ecdhCurves[2]",
+            "defaultConfig.proxyMetadata.ISTIO_META_DNS_AUTO_ALLOCATE"
+        ]
+    );
+}
+
+#[test]
 fn the_map_is_named_after_the_revision() {
     assert_eq!(["", "default", "v2"].map(map_name), ["istio", "istio", "istio-v2"]);
 }

@@ -21,6 +21,18 @@ use crate::{
 };
 
 const NO_PORT: &str = "is not a port, want 1 to 65535";
+/// The variable that made agents allocate addresses.
+const AUTO_ALLOCATION: &str = "ISTIO_META_DNS_AUTO_ALLOCATE";
+/// The ECDH curves of BoringSSL. Parity (pkg/config/security/security.go).
+const CURVES: [&str; 7] = [
+    "P-224",
+    "P-256",
+    "P-384",
+    "P-521",
+    "X25519",
+    "X25519Kyber768Draft00",
+    "X25519MLKEM768",
+];
 /// The maximum connect timeout, in seconds.
 const MAX_CONNECT_TIMEOUT: i64 = 3600;
 
@@ -62,11 +74,27 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
             .field("ecdhCurves")
             .require_on_admission(tls.ecdh_curves.is_empty(), "has no effect for mutual TLS");
     }
+    if let Some(tls) = &config.tls_defaults {
+        ecdh_curves(&at.field("tlsDefaults"), &tls.ecdh_curves);
+    }
     extension_providers(at, &config.extension_providers);
     match &config.default_config {
         Some(proxy) => proxy_config(&at.field("defaultConfig"), proxy),
         None => at.field("defaultConfig").error("is required"),
     }
+}
+
+fn ecdh_curves(at: &FieldPath<'_>, curves: &[String]) {
+    let mut seen = BTreeSet::new();
+    at.each("ecdhCurves", curves, |at, curve| {
+        if !curve.is_empty() && !CURVES.contains(&curve.as_str()) {
+            at.warning(format!(
+                "{curve:?} is not a curve that proxies know, so they may refuse all listeners with TLS"
+            ));
+        } else if !seen.insert(curve) {
+            at.warning(format!("{curve:?} is a duplicate"));
+        }
+    });
 }
 
 fn durations(at: &FieldPath<'_>, config: &MeshConfig) {
@@ -197,6 +225,12 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
         at.field(name)
             .field("address")
             .require(address.is_empty() || is_host_and_port(address), "want host:port");
+    }
+    let metadata = at.field("proxyMetadata");
+    if config.proxy_metadata.contains_key(AUTO_ALLOCATION) {
+        metadata
+            .field(AUTO_ALLOCATION)
+            .warning("is deprecated, because addresses are allocated in the statuses of ServiceEntries");
     }
     tracing(at, config);
     let headers = config.proxy_headers.as_ref();

@@ -259,3 +259,41 @@ fn invalid_fingerprints_take_no_listener_from_others() {
     let own = ("tenant", "HTTPS");
     assert_eq!(validation_beside(own, &["x"], &["y"]), as_written, "as Istio");
 }
+
+/// Envoy refuses a secret without a name.
+#[test]
+fn credentials_of_an_unusable_provider_take_no_listener_from_others() {
+    let secret = |credential: &str, service: &str| {
+        let mesh = json!({"extensionProviders": [{"name": "p", "sds": {"name": "p", "service": service, "port": 80}}]});
+        let gateway = json!({"apiVersion": "networking.istio.io/v1", "kind": "Gateway",
+            "metadata": {"name": "a", "namespace": "tenant"},
+            "spec": {"selector": {"app": "x"}, "servers": [{
+                "port": {"number": 8443, "name": "https", "protocol": "HTTPS"}, "hosts": ["t.test"],
+                "tls": {"mode": "SIMPLE", "credentialName": credential}}]}});
+        let proxy = fixture::client(
+            "router~10.1.0.1~x-0.default~default.svc.cluster.local",
+            &json!({"LABELS": {"app": "x"}}),
+        );
+        let files = [
+            ("mesh.yaml", mesh.to_string()),
+            ("services.yaml", SERVICES.to_owned()),
+            ("objects.yaml", gateway.to_string()),
+        ];
+        let files = files.each_ref().map(|(path, text)| (*path, text.as_str()));
+        let store = fixture::store(Installation::default(), &files, vec![proxy]);
+        let listener = resource(&store, 0, ResourceType::Listener, "0.0.0.0_8443");
+        let context = &listener["filterChains"][0]["transportSocket"]["typedConfig"]["commonTlsContext"];
+        context["tlsCertificateSdsSecretConfigs"][0].clone()
+    };
+    let known = "b.default.svc.cluster.local";
+    let provided = secret("sds://cert", known);
+    assert_eq!(provided["name"], "cert");
+    let source = &provided["sdsConfig"]["apiConfigSource"];
+    let cluster = &source["grpcServices"][0]["envoyGrpc"]["clusterName"];
+    assert_eq!(*cluster, format!("outbound|80||{known}"));
+    for (credential, service) in [("sds://cert", "absent.test"), ("sds://", known)] {
+        let unusable = secret(credential, service);
+        assert_eq!(unusable["name"], "invalid://", "{credential} of {service}");
+        assert_eq!(unusable["sdsConfig"]["ads"], json!({}));
+    }
+}

@@ -1,7 +1,7 @@
 //! TLS termination by the settings of a server, on gateways and on ingress listeners of Sidecars.
 
 use crate::{
-    base::fingerprint,
+    base::{cipher_suite, fingerprint},
     generate::{
         constant::{self, SDS_CREDENTIAL, SecretProvider, TLS_SOCKET, credential_secret},
         filter::{
@@ -10,7 +10,7 @@ use crate::{
         },
         tls::enforce_compliance,
     },
-    model::{cipher_suite, credential::AUTHORITY_SUFFIX},
+    model::credential::AUTHORITY_SUFFIX,
     proto::{
         Any,
         envoy::{

@@ -56,7 +56,7 @@ fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Se
 
 fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
     let cluster = workload::cluster(ctx, proxy);
-    if let Some(entry) = workload::entry(ctx, proxy) {
+    if let Some(entry) = workload::entry(ctx, proxy, pod) {
         return selecting(ctx, &cluster, &entry.origin.namespace, &entry.origin.labels)
             .flat_map(|service| by_entry(ctx, service, entry))
             .collect();

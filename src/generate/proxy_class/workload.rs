@@ -66,18 +66,35 @@ fn pod_by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: ClusterId)
     }
 }
 
-/// Returns the WorkloadEntry at the proxy's first address, if it is healthy. Of several, the one with its name, or else
-/// one of its namespace, or else the first.
-pub(crate) fn entry<'a>(ctx: &BuildContext<'a>, proxy: &Proxy) -> Option<&'a Shared<Workload>> {
+/// Returns the WorkloadEntry at the proxy's first address, if it is healthy and Services select WorkloadEntries. Those
+/// of other clusters count only without one in the proxy's cluster and without a pod. Of several, the one with the
+/// proxy's name counts, or else one of its namespace, or else the first.
+///
+/// Parity (pilot/pkg/serviceregistry/kube/controller/multicluster.go, `initializeCluster`): a registry of Kubernetes
+/// knows the WorkloadEntries of its cluster. Pods of other clusters may have the addresses of these machines.
+pub(crate) fn entry<'a>(
+    ctx: &BuildContext<'a>,
+    proxy: &Proxy,
+    pod: Option<&Shared<Pod>>,
+) -> Option<&'a Shared<Workload>> {
+    if !ctx.mesh.installation.features.pilot_enable_k8s_select_workload_entries {
+        return None;
+    }
     let address = proxy.addresses.first()?;
     let rows = ctx.mesh.workloads_by_address.get(ctx.cx, address);
-    let entries: Vec<_> = rows
+    let cluster = cluster(ctx, proxy);
+    let (own, others): (Vec<_>, Vec<_>) = rows
         .filter(|(key, row)| key.source == WorkloadSource::WorkloadEntry && row.ready)
         .map(|(_, row)| row)
-        .collect();
-    let (name, namespace) = proxy.id.split_once('.').unwrap_or((&proxy.id, ""));
-    let of_name = |row: &&&Shared<Workload>| row.key.object.name == name && row.key.object.namespace == *namespace;
+        .partition(|row| row.key.object.cluster == cluster);
+    let entries = if own.is_empty() && pod.is_none() { others } else { own };
+    let named = proxy
+        .id
+        .split_once('.')
+        .filter(|(_, namespace)| proxy.node.namespace == *namespace);
     let of_namespace = |row: &&&Shared<Workload>| row.key.object.namespace == proxy.node.namespace;
+    let of_name =
+        |row: &&&Shared<Workload>| of_namespace(row) && named.is_some_and(|(name, _)| row.key.object.name == name);
     let chosen = entries.iter().find(of_name);
     chosen
         .or_else(|| entries.iter().find(of_namespace))
@@ -92,15 +109,20 @@ pub(crate) fn is_of_namespace(proxy: &Proxy, namespace: &Namespace) -> bool {
 }
 
 /// Returns the labels for selectors: those of the registry over `STATIC_LABELS` if the registry has the workload, or
-/// else `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address. Also returns the
-/// locality; that of the labels takes precedence over that of the node.
+/// else `LABELS` alone. `of_entry` are the labels of a ServiceEntry's endpoint at the proxy's address; they count for
+/// proxies of the config cluster and those without a cluster. Also returns the locality; that of the labels takes
+/// precedence over that of the node.
+///
+/// Parity (pilot/pkg/serviceregistry/aggregate/controller.go, `GetProxyWorkloadLabels`): ServiceEntries are a registry
+/// of the config cluster. The services of a proxy, in contrast, are those of ServiceEntries in any case.
 pub(crate) fn labels_and_locality(
     ctx: &BuildContext,
     proxy: &Proxy,
     pod: Option<&Shared<Pod>>,
     of_entry: Option<Labels>,
 ) -> (Labels, SmolStr) {
-    let of_entry = of_entry.filter(|_| !is_test_vm(proxy));
+    let counts = proxy.node.cluster.is_empty() || proxy.node.cluster == ctx.mesh.installation.cluster;
+    let of_entry = of_entry.filter(|_| counts && !is_test_vm(proxy));
     let registered = pod.and_then(|pod| labels_of_pod(ctx, proxy, pod)).or(of_entry);
     let mut labels = match registered {
         Some(registered) if proxy.static_labels.is_empty() => registered,

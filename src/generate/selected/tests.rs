@@ -169,6 +169,116 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
     });
 }
 
+/// A Service of the cluster `c2`, with a pod at the address of a machine of the config cluster.
+const REMOTE: &str = "
+apiVersion: v1
+kind: Pod
+metadata: {name: api-1, namespace: shop, labels: {app: api}}
+spec: {containers: [{name: app, ports: [{name: http, containerPort: 8080}]}]}
+status: {phase: Running, podIP: 10.2.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: api, namespace: shop}
+spec: {clusterIP: 10.9.0.1, selector: {app: api}, ports: [{name: http, port: 80, targetPort: http}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: database, namespace: shop}
+spec: {clusterIP: 10.9.0.2, selector: {app: database}, ports: [{name: http, port: 3306}]}
+";
+
+const MACHINE: &str = "
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: vm, namespace: shop}
+spec: {address: 10.2.0.1, labels: {app: database}}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: listed, namespace: shop}
+spec:
+  hosts: [listed.example.com]
+  resolution: STATIC
+  ports: [{number: 443, name: tls, protocol: TLS}]
+  endpoints: [{address: 10.2.0.1, labels: {app: listed}}]
+";
+
+#[test]
+fn a_workload_entry_of_another_cluster_is_not_that_of_a_pod() {
+    let files = [("kube-c2.yaml", REMOTE), ("config.yaml", MACHINE)];
+    let world = folder_world(Installation::default(), &files);
+    let targets = |name: &str, cluster: &str| {
+        let id = format!("sidecar~10.2.0.1~{name}.shop~shop.svc.cluster.local");
+        let proxy = proxy(&id, json!({"NAMESPACE": "shop", "CLUSTER_ID": cluster}));
+        with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))))
+    };
+    let listed = "listed.example.com:443->443";
+    assert_eq!(targets("api-1", "c2"), ["api.shop.svc.cluster.local:80->8080", listed]);
+    // The machine of a cluster whose config is elsewhere.
+    let own = ["database.shop.svc.cluster.local:3306->3306", listed];
+    assert_eq!(targets("vm", "c2"), own);
+}
+
+#[test]
+fn a_pod_decides_if_services_do_not_select_workload_entries() {
+    let files = [("kube.yaml", REMOTE), ("config.yaml", MACHINE)];
+    for (selects, service) in [(true, "database"), (false, "api")] {
+        let mut installation = Installation::default();
+        installation.features.pilot_enable_k8s_select_workload_entries = selects;
+        let world = folder_world(installation, &files);
+        let proxy = proxy(
+            "sidecar~10.2.0.1~api-1.shop~shop.svc.cluster.local",
+            json!({"NAMESPACE": "shop"}),
+        );
+        let targets = with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))));
+        let host = format!("{service}.shop.svc.cluster.local");
+        assert!(targets.iter().any(|target| target.starts_with(&host)), "{targets:?}");
+        assert_eq!(targets.len(), 2);
+    }
+}
+
+#[test]
+fn a_node_id_of_another_namespace_names_no_workload_entry() {
+    let entry = |name: &str, namespace: &str, port: u32| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: WorkloadEntry\n\
+             metadata: {{name: {name}, namespace: {namespace}}}\n\
+             spec: {{address: 10.2.0.1, labels: {{app: web}}, ports: {{http: {port}}}}}\n"
+        )
+    };
+    let entries = [
+        entry("a", "shop", 1001),
+        entry("vm", "shop", 1002),
+        entry("vm", "yard", 1003),
+    ];
+    let world = world(&entries.join("---\n"));
+    for (id, port) in [("vm.shop", 1002), ("vm.yard", 1001)] {
+        let proxy = proxy(
+            &format!("sidecar~10.2.0.1~{id}~shop.svc.cluster.local"),
+            json!({"NAMESPACE": "shop"}),
+        );
+        let targets = with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))));
+        let expected = format!("web.shop.svc.cluster.local:80->{port}");
+        assert!(targets.contains(&expected), "{id}: {targets:?}");
+    }
+}
+
+#[test]
+fn labels_of_a_service_entry_count_in_the_config_cluster() {
+    let world = folder_world(Installation::default(), &[("config.yaml", MACHINE)]);
+    for (cluster, label) in [("Kubernetes", "listed"), ("", "listed"), ("c2", "own")] {
+        let metadata = json!({"NAMESPACE": "shop", "CLUSTER_ID": cluster, "LABELS": {"app": "own"}});
+        let proxy = proxy("sidecar~10.2.0.1~vm.shop~shop.svc.cluster.local", metadata);
+        with(&world, |ctx| {
+            let class = class(ctx, &proxy);
+            let selected = Selected::of(ctx, &class);
+            assert_eq!(selected.labels.get("app").unwrap(), label, "{cluster}");
+            assert_eq!(targets_of(&selected), ["listed.example.com:443->443"]);
+        });
+    }
+}
+
 #[test]
 fn the_narrowest_sidecar_is_chosen() {
     let world = world(

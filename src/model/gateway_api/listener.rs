@@ -96,7 +96,7 @@ pub struct Listener {
     pub kinds: Vec<Kind>,
     /// Key of the Gateway that it is converted to.
     pub gateway: ObjectKey,
-    /// That Gateway; `None` if the listener has a mistake.
+    /// That Gateway; `None` if the listener has a mistake, or is for TLS but has no TLS settings.
     pub converted: Option<Shared<Config<networking::Gateway>>>,
 }
 
@@ -185,12 +185,12 @@ pub fn listeners(cx: &Cx, mesh: &MeshSnapshot, key: &ListenerOwner) -> Option<Li
     let declaration = Declaration::of(cx, mesh, key)?;
     let listeners = declaration.with_conflicts();
     let listeners = listeners.filter(|(listener, _)| declaration.has_routes(listener));
-    let listeners = listeners.filter_map(|(listener, conflict)| {
-        let mut converted = declaration.convert(cx, mesh, listener)?;
+    let listeners = listeners.map(|(listener, conflict)| {
+        let mut converted = declaration.convert(cx, mesh, listener);
         if conflict.is_some() {
             converted.converted = None;
         }
-        Some(converted)
+        converted
     });
     let mut listeners: Vec<Listener> = listeners.collect();
     share_hosts(&mut listeners);
@@ -365,12 +365,9 @@ impl<'a> Declaration<'a> {
         }
     }
 
-    fn convert(&self, cx: &Cx, mesh: &MeshSnapshot, listener: &gateway_api::gateway::Listener) -> Option<Listener> {
+    fn convert(&self, cx: &Cx, mesh: &MeshSnapshot, listener: &gateway_api::gateway::Listener) -> Listener {
         let key = &self.owner.object;
         let needs_tls = matches!(listener.protocol.as_str(), "HTTPS" | "TLS");
-        if listener.tls.is_none() && needs_tls {
-            return None;
-        }
         let port = port(listener);
         let name = [&key.name, "~", CONVERTED, "~", &listener.name].concat();
         let gateway = ObjectKey::new(&key.cluster, key.namespace.clone(), name);
@@ -383,6 +380,9 @@ impl<'a> Declaration<'a> {
             RouteNamespaces::Selected(_) => NO_NAMESPACE,
         };
         let server = self.server(cx, mesh, listener, vec![[user, "/", &host].concat()]);
+        // Routes attach to a listener for TLS without TLS settings, as in Istio, but it serves nothing: its server
+        // would only take the port from those with settings.
+        let server = server.ok().filter(|server| server.tls.is_some() || !needs_tls);
         let converted = server.map(|server| {
             Shared::new(Config {
                 meta: converted_meta(
@@ -398,7 +398,7 @@ impl<'a> Declaration<'a> {
                 status: None,
             })
         });
-        Some(Listener {
+        Listener {
             name: listener.name.clone(),
             hostname: listener.hostname.clone().unwrap_or_default(),
             port: port.unwrap_or_default(),
@@ -408,8 +408,8 @@ impl<'a> Declaration<'a> {
             namespaces,
             kinds: kinds(listener),
             gateway,
-            converted: converted.ok(),
-        })
+            converted,
+        }
     }
 
     fn server(

@@ -92,6 +92,8 @@ fn virtual_services() {
     let name = "outbound_.80_._.x.a.com";
     let tls = format!("{{hosts: ['*.a.com'], tls: [{{match: [{{sniHosts: ['{name}']}}], {TO_A}}}]}}");
     good("VirtualService", &tls);
+    let address = format!("{{hosts: [a.com], tls: [{{match: [{{sniHosts: [10.0.0.1]}}], {TO_A}}}]}}");
+    admitted("VirtualService", &address, ".tls[0].match[0].sniHosts[0]");
     let port = "{hosts: [a], http: [{redirect: {uri: /x, port: 70000}}]}";
     refused("VirtualService", port, ".http[0].redirect.port");
     let subset =
@@ -155,6 +157,11 @@ fn destination_rules() {
         "DestinationRule",
         "{host: a, subsets: [{name: 'a|b'}]}",
         &[".subsets[0].name"],
+    );
+    admitted(
+        "DestinationRule",
+        "{host: a, workloadSelector: {}}",
+        ".workloadSelector",
     );
     admitted(
         "DestinationRule",
@@ -252,6 +259,14 @@ fn gateways_and_sidecars() {
     let crl = https("mode: SIMPLE, credentialName: c, caCrl: /l");
     admitted("Gateway", &crl, ".servers[0].tls.caCrl");
     let several = "tlsCertificates: [{serverCertificate: /c, privateKey: /k}]";
+    let unknown = "mode: SIMPLE, credentialName: c, cipherSuites: [AES128-SHA, RC4]";
+    for (tls, field) in [
+        ("mode: PASSTHROUGH, caCrl: /l".to_owned(), ""),
+        (format!("mode: PASSTHROUGH, {several}"), ""),
+        (unknown.to_owned(), ".cipherSuites[1]"),
+    ] {
+        admitted("Gateway", &https(&tls), &format!(".servers[0].tls{field}"));
+    }
     good(
         "Gateway",
         &https(&format!("mode: MUTUAL, {several}, caCertificates: /a, caCrl: /l")),
@@ -282,12 +297,24 @@ fn gateways_and_sidecars() {
     refused("Sidecar", &auto, ".ingress[0].tls.mode");
     let plaintext = ingress("HTTP", &format!("mode: SIMPLE, {files}"));
     refused("Sidecar", &plaintext, ".ingress[0].tls");
+    let pool = |protocol: &str| {
+        let port = format!("port: {{number: 90, protocol: {protocol}, name: p}}");
+        format!("{{ingress: [{{{port}, connectionPool: {{http: {{maxRetries: 3}}}}}}]}}")
+    };
+    good("Sidecar", &pool("HTTP2"));
+    admitted("Sidecar", &pool("TCP"), ".ingress[0].connectionPool.http");
 }
 
 #[test]
 fn hosts_and_sockets_are_restricted() {
     let sidecar = "{egress: [{hosts: ['./*', ./a]}]}";
     refused("Sidecar", sidecar, ".egress[0].hosts[1]");
+    let through = |subset: &str| {
+        let proxy = format!("{{host: a.com, subset: {subset}, port: {{number: 80}}}}");
+        format!("{{outboundTrafficPolicy: {{mode: ALLOW_ANY, egressProxy: {proxy}}}}}")
+    };
+    good("Sidecar", &through("v1"));
+    refused("Sidecar", &through("v_1"), ".outboundTrafficPolicy.egressProxy.subset");
     let port = |number: u16| format!("port: {{number: {number}, protocol: HTTP, name: p}}");
     let bound = format!("{{ingress: [{{bind: 'unix:///a', {}}}]}}", port(80));
     refused("Sidecar", &bound, ".ingress[0].bind");
@@ -306,6 +333,15 @@ fn hosts_and_sockets_are_restricted() {
     let ports = "ports: [{number: 80, name: p, protocol: HTTP}, {number: 81, name: q, protocol: HTTP}]";
     let socket = format!("{{hosts: [a.com], resolution: STATIC, endpoints: [{{address: 'unix:///a'}}], {ports}}}");
     refused("ServiceEntry", &socket, ".endpoints[0].address");
+    let local = |endpoint: &str| {
+        let port = "{number: 80, name: p, protocol: HTTP}";
+        format!("{{hosts: [a.com], resolution: STATIC, endpoints: [{{{endpoint}}}], ports: [{port}]}}")
+    };
+    good("ServiceEntry", &local("address: 'unix:///a'"));
+    refused("ServiceEntry", &local("address: 'unix://./a'"), ".endpoints[0].address");
+    let numbered = local("address: 'unix:///a', ports: {p: 80}");
+    refused("ServiceEntry", &numbered, ".endpoints[0].ports");
+    admitted("ServiceEntry", &local("network: net"), ".endpoints[0].address");
     let entry = |host: &str, port: &str, more: &str| {
         format!("{{hosts: ['{host}'], resolution: DNS, ports: [{{number: 80, name: {port}, protocol: HTTP}}]{more}}}")
     };
@@ -318,6 +354,27 @@ fn hosts_and_sockets_are_restricted() {
     );
     let elsewhere = entry("a.com", "http", ", endpoints: [{network: net}]");
     refused("ServiceEntry", &elsewhere, ".endpoints[0].address");
+}
+
+#[test]
+fn ports_without_addresses_of_their_own_are_warned_of() {
+    let entry = |resolution: &str, protocol: &str, more: &str| {
+        let port = format!("{{number: 443, name: p{protocol}}}");
+        format!("{{hosts: [a.com, b.com], resolution: {resolution}, ports: [{port}]{more}}}")
+    };
+    let addresses = ", addresses: [10.0.0.1]";
+    good("ServiceEntry", &entry("DNS", ", protocol: HTTPS", ""));
+    good("ServiceEntry", &entry("DNS", ", protocol: HTTP", addresses));
+    admitted(
+        "ServiceEntry",
+        &entry("DNS", ", protocol: HTTPS", addresses),
+        ".addresses",
+    );
+    good("ServiceEntry", &entry("NONE", ", protocol: TCP", addresses));
+    good("ServiceEntry", &entry("NONE", ", protocol: TLS", ""));
+    for protocol in ["", ", protocol: TCP"] {
+        admitted("ServiceEntry", &entry("NONE", protocol, ""), ".ports[0].protocol");
+    }
 }
 
 #[test]
@@ -337,6 +394,32 @@ fn extensions() {
         &patch("NETWORK_FILTER", "patch: {operation: REMOVE, filterClass: STATS}"),
         &[".configPatches[0].patch.filterClass", ""],
     );
+    let changed = |operation: &str, value: &str| format!("patch: {{operation: {operation}, value: {value}}}");
+    for (apply_to, value) in [
+        ("CLUSTER", "{nam: a}"),
+        ("HTTP_FILTER", "{name: a}"),
+        (
+            "HTTP_FILTER",
+            "{typed_config: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.Lua, code: x}}",
+        ),
+    ] {
+        let mistaken = patch(apply_to, &changed("ADD", value));
+        warned("EnvoyFilter", &mistaken, &[".configPatches[0].patch.value", ""]);
+    }
+    let merged = patch("HTTP_FILTER", &changed("MERGE", "{name: a}"));
+    warned("EnvoyFilter", &merged, &[""]);
+    let named = "match: {listener: {filterChain: {filter: {name: envoy.tcp_proxy}}}}, patch: {operation: REMOVE}";
+    warned(
+        "EnvoyFilter",
+        &patch("NETWORK_FILTER", named),
+        &[".configPatches[0].match.listener.filterChain.filter.name", ""],
+    );
+    let of_waypoints = |context: &str| {
+        let matched = format!("match: {{context: {context}, waypoint: {{portNumber: 80}}}}");
+        patch("HTTP_FILTER", &format!("{matched}, patch: {{operation: REMOVE}}"))
+    };
+    warned("EnvoyFilter", &of_waypoints("WAYPOINT"), &[""]);
+    refused("EnvoyFilter", &of_waypoints("ANY"), ".configPatches[0].match");
     let plugin = |secret: usize, name: usize, sha256: &str| {
         let (secret, name) = ("s".repeat(secret), "n".repeat(name));
         format!("{{url: 'oci://a/b', imagePullSecret: {secret}, pluginName: {name}, sha256: '{sha256}'}}")

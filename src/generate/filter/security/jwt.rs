@@ -203,11 +203,11 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     })
 }
 
-/// Returns the timeout for fetching keys. Admission may have been bypassed, so a timeout that is not positive, which
-/// Envoy refuses, is replaced.
+/// Returns the timeout for fetching keys. One that Envoy refuses is replaced: 136 years and more, and, as admission may
+/// have been bypassed, one that is not positive.
 fn fetch_timeout(rule: &JwtRule) -> prost_types::Duration {
     let given = rule
         .timeout
-        .filter(|given| given.seconds > 0 || given.seconds == 0 && given.nanos > 0);
+        .filter(|given| (0..=i64::from(u32::MAX)).contains(&given.seconds) && (given.seconds, given.nanos) > (0, 0));
     given.unwrap_or_else(|| constant::duration(KEYS_TIMEOUT))
 }

@@ -12,9 +12,9 @@ use crate::{
             gateway::{ClientValidation, ListenerTls, PortTls},
         },
     },
-    base::{Namespace, ObjectKey},
+    base::{Namespace, ObjectKey, cipher_suite},
     model::{
-        MeshSnapshot, cipher_suite,
+        MeshSnapshot,
         credential::{AUTHORITY_SUFFIX, BUILTIN, CONFIG_MAP, GATEWAY_SECRET, Secrets, config_map_authority, pem},
         gateway_api::{
             Mistake,

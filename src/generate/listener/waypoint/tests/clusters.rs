@@ -122,7 +122,7 @@ kind: RequestAuthentication
 metadata: {name: all, namespace: istio-system}
 spec:
   targetRefs: [{group: gateway.networking.k8s.io, kind: GatewayClass, name: istio-waypoint}]
-  jwtRules: [{issuer: x, jwksUri: 'https://keys.example.com/jwks'}]
+  jwtRules: [{issuer: x, jwksUri: 'https://keys.example.com/jwks', timeout: 5000000000s}]
 ---
 apiVersion: security.istio.io/v1
 kind: RequestAuthentication
@@ -138,4 +138,7 @@ spec: {jwtRules: [{issuer: own, jwksUri: 'https://own.example.com/jwks'}]}
     };
     assert!(has("keys.example.com"));
     assert!(!has("own.example.com"), "the policy is for other workloads");
+    let listener = fixture::resource(&store, 0, ResourceType::Listener, "main_internal").to_string();
+    assert!(listener.contains("https://keys.example.com/jwks"));
+    assert!(!listener.contains("5000000000s"), "Envoy refuses 136 years");
 }

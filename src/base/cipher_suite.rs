@@ -19,14 +19,13 @@ const KNOWN_SUITES: &[&str] = &[
     "DES-CBC3-SHA",
 ];
 
-/// Returns the cipher suites that Envoy supports, without duplicates. Expressions, which begin with a sign, are left to
-/// Envoy.
+/// Returns true if Envoy supports a cipher suite. Expressions, which begin with a sign, are left to Envoy.
+pub fn is_known(suite: &str) -> bool {
+    suite == "ALL" || suite.chars().next().is_none_or(|first| !first.is_alphanumeric()) || KNOWN_SUITES.contains(&suite)
+}
+
+/// Returns the cipher suites that Envoy supports, without duplicates.
 pub fn known(written: &[String]) -> Vec<String> {
-    let is_known = |suite: &str| {
-        suite == "ALL"
-            || suite.chars().next().is_none_or(|first| !first.is_alphanumeric())
-            || KNOWN_SUITES.contains(&suite)
-    };
     let mut suites: Vec<String> = Vec::new();
     for suite in written {
         if is_known(suite) && !suites.contains(suite) {
