@@ -24,8 +24,10 @@ use crate::{
 pub(super) struct DiscoveryTypes {
     /// Type by the service's resolution.
     declared: DiscoveryType,
-    /// Final type of the default cluster, which determines those of its subsets.
+    /// Final type of the default cluster.
     default: DiscoveryType,
+    /// True if the type of the default cluster determines those of its subsets.
+    inherited: bool,
     /// True if the load balancing policy is ignored.
     fixed_policy: bool,
 }
@@ -53,6 +55,8 @@ impl DiscoveryTypes {
         Self {
             declared,
             default: resolved(declared, policies.general, fixed_policy),
+            // Parity (pilot/pkg/networking/core/cluster_waypoint.go): each cluster behind a waypoint has its own type.
+            inherited: !mode.is_vip(),
             fixed_policy,
         }
     }
@@ -73,6 +77,12 @@ impl DiscoveryTypes {
             return ClusterDiscovery {
                 initial: self.declared,
                 resolved: self.default,
+            };
+        }
+        if !self.inherited {
+            return ClusterDiscovery {
+                initial: self.declared,
+                resolved: resolved(self.declared, policy, self.fixed_policy),
             };
         }
         let own = rule

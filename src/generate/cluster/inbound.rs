@@ -201,17 +201,19 @@ impl InboundPart {
     /// Returns the rule of a service. Rules that select clients do not apply to servers, nor do rules for services that
     /// the workload itself does not see.
     fn rule(&self, ctx: &BuildContext, service: &ServiceKey) -> Option<RuleRef> {
+        let in_scope = |key: ScopeKey| ctx.tcp_scope(&key).service(&service.hostname).cloned();
         let seen = match &self.sidecar {
-            Some(key) => {
-                let scope = ctx.tcp_scope(&ScopeKey::Sidecar(self.namespace.clone(), key.clone()));
-                scope.service(&service.hostname)?.clone()
-            }
+            Some(key) => in_scope(ScopeKey::Sidecar(self.namespace.clone(), key.clone())),
             None => {
                 let row = ctx.mesh.visibility.get(ctx.cx, service);
-                row.filter(|row| row.export_to.visible_to(&self.namespace))?;
-                service.clone()
+                if row.is_some_and(|row| row.export_to.visible_to(&self.namespace)) {
+                    Some(service.clone())
+                } else {
+                    // A route may lead to a service that is not exported to its own namespace.
+                    in_scope(ScopeKey::Default(self.namespace.clone()))
+                }
             }
-        };
+        }?;
         destination_rule::find(ctx.cx, ctx.mesh, &self.namespace, None, &seen).map(|(found, _)| found)
     }
 

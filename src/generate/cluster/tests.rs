@@ -369,6 +369,32 @@ spec: {egress: [{hosts: [HOSTS]}]}
 }
 
 #[test]
+fn a_server_sees_its_own_service_if_a_route_of_the_mesh_leads_there() {
+    let objects = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec: {host: a, trafficPolicy: {connectionPool: {tcp: {maxConnections: 7}}}}
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: b}
+spec: {hosts: [b.example.com], gateways: [GATEWAY], http: [{route: [{destination: {host: a}}]}]}
+";
+    let unexported = "{name: a, annotations: {networking.istio.io/exportTo: other}}";
+    let service = SERVICE.replacen("{name: a}", unexported, 1);
+    let limit = |gateway: &str| {
+        let objects = objects.replace("GATEWAY", gateway);
+        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+        let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
+        let fixture = Fixture::new(&[("a.yaml", &service), ("b.yaml", &objects)], vec![proxy]);
+        fixture.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
+    };
+    assert_eq!(limit("mesh"), 7);
+    assert_eq!(limit("g"), u32::MAX);
+}
+
+#[test]
 fn tls_of_a_rule_stays_inside_tunnels_except_that_of_the_mesh() {
     let sockets = |tls: &str, balancer: &str, certificates: &Value| {
         let rule = format!(

@@ -63,8 +63,12 @@ impl WaypointPart {
             if service.resolution == Resolution::Alias {
                 continue;
             }
+            let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
+            let is_visible = row.is_some_and(|row| row.export_to.visible_to(&self.waypoint.namespace));
             // A waypoint acts for the service: rules that select clients do not apply.
             let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
+            // Parity (pilot/pkg/model/sidecar.go): rules count for services that the waypoint's namespace sees.
+            let rule = rule.filter(|_| is_visible);
             let features = &ctx.mesh.installation.features;
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
@@ -77,8 +81,6 @@ impl WaypointPart {
             }
             // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not
             // see has clusters, but no endpoints.
-            let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
-            let is_visible = row.is_some_and(|row| row.export_to.visible_to(&self.waypoint.namespace));
             listed.extend(
                 own.into_iter()
                     .filter(|one| is_visible || matches!(one, ClusterResource::Cluster(_))),

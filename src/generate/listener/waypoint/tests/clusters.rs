@@ -87,6 +87,75 @@ spec:
 }
 
 #[test]
+fn subsets_of_services_behind_waypoints_have_their_own_discovery_types() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {name: a}
+spec:
+  host: a.default.svc.cluster.local
+  trafficPolicy: {loadBalancer: {simple: PASSTHROUGH}}
+  subsets:
+  - {name: spread, labels: {v: one}, trafficPolicy: {loadBalancer: {simple: ROUND_ROBIN}}}
+  - {name: same, labels: {v: two}}
+";
+    let store = store_in(installation(), None, config);
+    let kind = |subset: &str| {
+        let name = format!("inbound-vip|80|http{subset}|a.default.svc.cluster.local");
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, &name);
+        cluster["type"].clone()
+    };
+    assert_eq!(kind(""), "ORIGINAL_DST");
+    assert_eq!(kind("/same"), "ORIGINAL_DST");
+    assert_eq!(kind("/spread"), "EDS");
+}
+
+#[test]
+fn rules_do_not_apply_to_services_that_the_namespace_of_the_waypoint_does_not_see() {
+    let kube = WAYPOINT.replace(
+        "protocol: HBONE}",
+        "protocol: HBONE, allowedRoutes: {namespaces: {from: All}}}",
+    );
+    let clusters = |export: &str| {
+        let config = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata:
+  name: dns
+  namespace: other
+  labels: {{istio.io/use-waypoint: waypoint, istio.io/use-waypoint-namespace: default}}
+spec:
+  hosts: [dns.com]
+  exportTo: ['{export}']
+  resolution: DNS
+  ports: [{{number: 80, name: http, protocol: HTTP}}]
+  addresses: [240.240.0.9]
+  endpoints: [{{address: one.dns.com, labels: {{v: one}}}}]
+---
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: dns}}
+spec: {{host: dns.com, subsets: [{{name: one, labels: {{v: one}}}}]}}
+"
+        );
+        let files = [
+            ("mesh.yaml", MESH),
+            ("kube.yaml", kube.as_str()),
+            ("config.yaml", config.as_str()),
+        ];
+        let store = fixture::store(installation(), &files, vec![client(None)]);
+        let mut names = fixture::names(&store, 0, ResourceType::Cluster);
+        names.retain(|name| name.ends_with("|dns.com"));
+        names.sort();
+        names
+    };
+    let own = "inbound-vip|80|http|dns.com";
+    assert_eq!(clusters("*"), ["inbound-vip|80|http/one|dns.com", own]);
+    assert_eq!(clusters("."), [own]);
+}
+
+#[test]
 fn any_peer_is_accepted_if_trust_domains_are_not_validated() {
     let accepted = |skips| {
         let mut installation = installation();
