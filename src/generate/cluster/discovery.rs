@@ -79,17 +79,12 @@ impl DiscoveryTypes {
                 resolved: self.default,
             };
         }
-        if !self.inherited {
-            return ClusterDiscovery {
-                initial: self.declared,
-                resolved: resolved(self.declared, policy, self.fixed_policy),
-            };
-        }
         let own = rule
             .and_then(|rule| rule.subset(subset))
             .and_then(|subset| subset.traffic_policy.as_ref());
         let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_ref()));
         let initial = match own {
+            _ if !self.inherited => self.declared,
             SimpleLb::Passthrough => DiscoveryType::OriginalDst,
             _ => self.default,
         };

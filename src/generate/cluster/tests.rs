@@ -344,6 +344,14 @@ spec: {host: a, trafficPolicy: {connectionPool: {http: {h2UpgradePolicy: UPGRADE
     assert!(!any["useDownstreamProtocolConfig"].is_null());
 }
 
+/// Returns the maximum number of connections to a workload of service `a`.
+fn limit_of_server(service: &str, config: &str) -> Value {
+    let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+    let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
+    let fixture = Fixture::new(&[("a.yaml", service), ("b.yaml", config)], vec![proxy]);
+    fixture.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
+}
+
 #[test]
 fn a_servers_rule_applies_only_if_the_server_sees_its_own_service() {
     let rule = "
@@ -357,13 +365,7 @@ kind: Sidecar
 metadata: {name: s}
 spec: {egress: [{hosts: [HOSTS]}]}
 ";
-    let limit = |hosts: &str| {
-        let rule = rule.replace("HOSTS", hosts);
-        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
-        let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
-        let fixture = Fixture::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![proxy]);
-        fixture.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
-    };
+    let limit = |hosts: &str| limit_of_server(SERVICE, &rule.replace("HOSTS", hosts));
     assert_eq!(limit("'*/*'"), 7);
     assert_eq!(limit("'other/*'"), u32::MAX);
 }
@@ -383,13 +385,7 @@ spec: {hosts: [b.example.com], gateways: [GATEWAY], http: [{route: [{destination
 ";
     let unexported = "{name: a, annotations: {networking.istio.io/exportTo: other}}";
     let service = SERVICE.replacen("{name: a}", unexported, 1);
-    let limit = |gateway: &str| {
-        let objects = objects.replace("GATEWAY", gateway);
-        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
-        let proxy = fixture::client(id, &json!({"LABELS": {"app": "a"}}));
-        let fixture = Fixture::new(&[("a.yaml", &service), ("b.yaml", &objects)], vec![proxy]);
-        fixture.cluster("inbound|8080||")["circuitBreakers"]["thresholds"][0]["maxConnections"].clone()
-    };
+    let limit = |gateway: &str| limit_of_server(&service, &objects.replace("GATEWAY", gateway));
     assert_eq!(limit("mesh"), 7);
     assert_eq!(limit("g"), u32::MAX);
 }

@@ -66,9 +66,9 @@ impl WaypointPart {
             let row = ctx.mesh.visibility.get(ctx.cx, &service.key);
             let is_visible = row.is_some_and(|row| row.export_to.visible_to(&self.waypoint.namespace));
             // A waypoint acts for the service: rules that select clients do not apply.
-            let rule = destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
+            let find = || destination_rule::find(ctx.cx, ctx.mesh, &self.waypoint.namespace, None, &service.key);
             // Parity (pilot/pkg/model/sidecar.go): rules count for services that the waypoint's namespace sees.
-            let rule = rule.filter(|_| is_visible);
+            let rule = is_visible.then(find).flatten();
             let features = &ctx.mesh.installation.features;
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)

@@ -104,6 +104,10 @@ fn class(ctx: &BuildContext, proxy: &Proxy) -> ProxyClass {
     ProxyClass::of(ctx, proxy, &Shared::default())
 }
 
+fn targets_of_proxy(world: &World, proxy: &Proxy) -> Vec<String> {
+    with(world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, proxy))))
+}
+
 fn targets_of(selected: &Selected) -> Vec<String> {
     let text = |target: &ServiceTarget| format!("{}:{}->{}", target.service.hostname, target.port, target.target_port);
     selected.targets.iter().map(text).collect()
@@ -158,15 +162,13 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
         "sidecar~10.2.0.1~vm.shop~shop.svc.cluster.local",
         json!({"NAMESPACE": "shop"}),
     );
-    with(&world, |ctx| {
-        let expected = [
-            "selecting.example.com:7000->7000",
-            "web.shop.svc.cluster.local:80->1234",
-            "web.shop.svc.cluster.local:81->8080",
-            "web.shop.svc.cluster.local:90->9090",
-        ];
-        assert_eq!(targets_of(&Selected::of(ctx, &class(ctx, &proxy))), expected);
-    });
+    let expected = [
+        "selecting.example.com:7000->7000",
+        "web.shop.svc.cluster.local:80->1234",
+        "web.shop.svc.cluster.local:81->8080",
+        "web.shop.svc.cluster.local:90->9090",
+    ];
+    assert_eq!(targets_of_proxy(&world, &proxy), expected);
 }
 
 /// A Service of the cluster `c2`, with a pod at the address of a machine of the config cluster.
@@ -211,7 +213,7 @@ fn a_workload_entry_of_another_cluster_is_not_that_of_a_pod() {
     let targets = |name: &str, cluster: &str| {
         let id = format!("sidecar~10.2.0.1~{name}.shop~shop.svc.cluster.local");
         let proxy = proxy(&id, json!({"NAMESPACE": "shop", "CLUSTER_ID": cluster}));
-        with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))))
+        targets_of_proxy(&world, &proxy)
     };
     let listed = "listed.example.com:443->443";
     assert_eq!(targets("api-1", "c2"), ["api.shop.svc.cluster.local:80->8080", listed]);
@@ -231,7 +233,7 @@ fn a_pod_decides_if_services_do_not_select_workload_entries() {
             "sidecar~10.2.0.1~api-1.shop~shop.svc.cluster.local",
             json!({"NAMESPACE": "shop"}),
         );
-        let targets = with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))));
+        let targets = targets_of_proxy(&world, &proxy);
         let host = format!("{service}.shop.svc.cluster.local");
         assert!(targets.iter().any(|target| target.starts_with(&host)), "{targets:?}");
         assert_eq!(targets.len(), 2);
@@ -258,7 +260,7 @@ fn a_node_id_of_another_namespace_names_no_workload_entry() {
             &format!("sidecar~10.2.0.1~{id}~shop.svc.cluster.local"),
             json!({"NAMESPACE": "shop"}),
         );
-        let targets = with(&world, |ctx| targets_of(&Selected::of(ctx, &class(ctx, &proxy))));
+        let targets = targets_of_proxy(&world, &proxy);
         let expected = format!("web.shop.svc.cluster.local:80->{port}");
         assert!(targets.contains(&expected), "{id}: {targets:?}");
     }

@@ -1,9 +1,8 @@
 //! Reconciles declared remote clusters with running ones: what to start, replace and stop.
 //!
 //! Pure. The result depends on the present declarations and running clusters, never on the order of events. If several
-//! Secrets name one cluster, the oldest valid one counts; of several files, the one of the running cluster, or else the
-//! first by name. Note: an invalid kubeconfig stops nothing. If there is no valid one, the cluster keeps its last one
-//! while the same Secret or file names it.
+//! Secrets name one cluster, the oldest valid one counts. Note: an invalid kubeconfig stops nothing. If there is no
+//! valid one, the cluster keeps its last one while the same Secret or file names it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -207,20 +206,11 @@ impl Reconciler {
     }
 
     /// Returns the origin of each cluster: the oldest with a valid kubeconfig, and among equal ages the first by name.
-    /// Without a valid one, it is the origin of the running cluster, or else the oldest. Files have no age; the file of
-    /// the running cluster precedes others.
-    ///
-    /// Parity (pkg/kube/multicluster/remote_config_source.go): a copy of a file does not replace a running cluster.
+    /// Without a valid one, it is the origin of the running cluster, or else the oldest.
     fn owners(&self, problems: &mut BTreeMap<ProblemAt, Problem>) -> BTreeMap<ClusterId, (ObjectKey, Claim)> {
-        let is_other_file = |key: &ObjectKey, origin: &Origin| {
-            let requested = |cluster: &ClusterId| self.requested.get(cluster);
-            let mut running = origin.claims.keys().filter_map(requested);
-            origin.created.is_empty() && !running.any(|running| running.origin == *key)
-        };
         let mut ordered: Vec<_> = self.origins.iter().collect();
         ordered.sort_by(|(left_key, left), (right_key, right)| {
-            let left = (&left.created, is_other_file(left_key, left), left_key);
-            left.cmp(&(&right.created, is_other_file(right_key, right), right_key))
+            (&left.created, left_key).cmp(&(&right.created, right_key))
         });
         let mut owners: BTreeMap<ClusterId, (ObjectKey, Claim)> = BTreeMap::new();
         for (key, origin) in ordered {

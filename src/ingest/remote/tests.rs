@@ -503,7 +503,7 @@ fn a_kubeconfig_file_names_its_cluster_and_keeps_its_last_valid_content() {
 }
 
 #[test]
-fn a_second_file_of_a_cluster_does_not_replace_the_first() {
+fn of_several_files_of_a_cluster_the_first_by_name_counts() {
     let own = ClusterId::new("own");
     let key = |name: &str| ObjectKey::new(&own, "", name);
     let file = |comment: &str| {
@@ -511,26 +511,27 @@ fn a_second_file_of_a_cluster_does_not_replace_the_first() {
         of_file(Ok(text.into()), None, &Allowed::default())
     };
     let cluster = ClusterId::new("in-one");
-    let mut reconciler = Reconciler::new(own.clone());
     let origin = |reconciler: &Reconciler| reconciler.running()[&cluster].0.clone();
-    reconciler.put(key("remote.yaml"), file("first"));
-    assert_eq!(reconciler.reconcile().0.len(), 1);
-    // Its name comes first.
-    reconciler.put(key("copy.yaml"), file("second"));
-    let (actions, problems) = reconciler.reconcile();
-    assert!(actions.is_empty(), "{actions:?}");
-    assert_eq!(origin(&reconciler), key("remote.yaml"));
-    let problem = &problems[&(key("copy.yaml"), Some(cluster.clone()))];
-    assert_eq!((problem.code, problems.len()), ("DuplicateCluster", 1));
-    // An edit of the file that counts is applied.
-    reconciler.put(key("remote.yaml"), file("third"));
-    let (actions, _) = reconciler.reconcile();
-    assert!(matches!(&actions[&cluster], (_, Action::Replace(_))));
-    assert_eq!(origin(&reconciler), key("remote.yaml"));
-    reconciler.remove(&key("remote.yaml"));
-    let (actions, problems) = reconciler.reconcile();
-    assert!(matches!(&actions[&cluster], (_, Action::Replace(_))) && problems.is_empty());
-    assert_eq!(origin(&reconciler), key("copy.yaml"));
+    let (first, second) = (key("a.yaml"), key("b.yaml"));
+    // In any order of arrival, so that replicas agree.
+    for order in [[&first, &second], [&second, &first]] {
+        let mut reconciler = Reconciler::new(own.clone());
+        for key in order {
+            reconciler.put(key.clone(), file(&key.name));
+            reconciler.reconcile();
+        }
+        assert_eq!(origin(&reconciler), first);
+        // An edit of the file that counts is applied.
+        reconciler.put(first.clone(), file("edited"));
+        let (actions, problems) = reconciler.reconcile();
+        assert!(matches!(&actions[&cluster], (_, Action::Replace(_))));
+        let problem = &problems[&(second.clone(), Some(cluster.clone()))];
+        assert_eq!((problem.code, problems.len()), ("DuplicateCluster", 1));
+        reconciler.remove(&first);
+        let (actions, problems) = reconciler.reconcile();
+        assert!(matches!(&actions[&cluster], (_, Action::Replace(_))) && problems.is_empty());
+        assert_eq!(origin(&reconciler), second);
+    }
 }
 
 #[test]

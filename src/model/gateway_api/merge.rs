@@ -65,10 +65,8 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
 }
 
 /// Returns the rules for requests of several routes, in order of precedence.
-fn merged<'a, 'b: 'a>(sources: impl IntoIterator<Item = &'a Source<'b>>) -> Requests {
-    let all = sources
-        .into_iter()
-        .filter_map(|(.., contribution)| contribution.requests());
+fn merged(sources: &[Source<'_>]) -> Requests {
+    let all = sources.iter().filter_map(|(.., contribution)| contribution.requests());
     let mut rules: Vec<_> = all.flat_map(|requests| &requests.routes).cloned().collect();
     sort_http(&mut rules);
     Requests::new(rules)
