@@ -2,7 +2,8 @@
 //! project, and compares the result with the responses of istiod 1.30.3.
 //!
 //! The share of equal resources may only rise: `parity/floor.txt` holds the highest share reached, and
-//! `parity/differences.txt` lists every remaining difference.
+//! `parity/differences.txt` lists every remaining difference. A sample of random meshes of that set may differ a
+//! little: the list names the causes.
 
 mod differences;
 
@@ -19,20 +20,38 @@ use crate::golden::folders;
 use crate::support::{daemon, project};
 
 pub(crate) fn trials() -> Vec<Trial> {
-    vec![Trial::ignorable_test("parity::conformance", conformance)]
+    vec![
+        Trial::ignorable_test("parity::conformance", conformance),
+        Trial::ignorable_test("parity::random_meshes", random_meshes),
+    ]
+}
+
+/// Returns Istio's conformance set.
+fn conformance_set() -> Result<PathBuf, Completion> {
+    let set = project().join("../shared/conformance");
+    if set.is_dir() {
+        return Ok(set);
+    }
+    let reason = "skipped: Istio's conformance set is not next to the project (../shared/conformance)";
+    println!("parity: {reason}");
+    Err(Completion::ignored_with(reason))
+}
+
+/// Returns an empty folder for the output of a test.
+fn output(name: &str) -> PathBuf {
+    let out = project().join("target").join(name);
+    if out.exists() {
+        std::fs::remove_dir_all(&out).expect("the output of the previous run can be removed");
+    }
+    out
 }
 
 fn conformance() -> Result<Completion, Failed> {
-    let set = project().join("../shared/conformance");
-    if !set.is_dir() {
-        let reason = "skipped: Istio's conformance set is not next to the project (../shared/conformance)";
-        println!("parity: {reason}");
-        return Ok(Completion::ignored_with(reason));
-    }
-    let out = project().join("target/parity");
-    if out.exists() {
-        std::fs::remove_dir_all(&out).expect("target/parity can be removed");
-    }
+    let set = match conformance_set() {
+        Ok(set) => set,
+        Err(skipped) => return Ok(skipped),
+    };
+    let out = output("parity");
     let scenarios: Vec<PathBuf> = folders(&set.join("scenarios"))
         .iter()
         .flat_map(|group| folders(group))
@@ -40,8 +59,9 @@ fn conformance() -> Result<Completion, Failed> {
     let meshes = folders(&set.join(FOUND));
     let mut crashes = render_all(&set.join("scenarios"), &scenarios, &out.join("scenarios"));
     crashes.extend(render_all(&set.join(FOUND), &meshes, &out.join(FOUND)));
-    let figures = compare(&set, &out, "scenarios")?;
-    let found = compare(&set, &out, FOUND)?;
+    let program = set.join("compare.py");
+    let figures = compare(&program, &set, &out, "scenarios")?;
+    let found = compare(&program, &set, &out, FOUND)?;
     println!("{}", figures.table());
     if !crashes.is_empty() {
         return Err(format!("cannot render {} scenarios:\n{}", crashes.len(), crashes.join("\n")).into());
@@ -66,6 +86,52 @@ fn conformance() -> Result<Completion, Failed> {
     }
     Ok(Completion::Completed)
 }
+
+/// The share of the random meshes' resources that are equal, in per cent, without the known oddities of Istio.
+const RANDOM_FLOOR: f64 = 99.3;
+
+fn random_meshes() -> Result<Completion, Failed> {
+    let set = match conformance_set() {
+        Ok(set) => set,
+        Err(skipped) => return Ok(skipped),
+    };
+    let out = output("parity-random");
+    std::fs::create_dir_all(&out)?;
+    let unpacked = Command::new("python3")
+        .args(["-m", "tarfile", "--extract"])
+        .args([&set.join("random.tar.xz"), &out.join("expected")])
+        .status()?;
+    assert!(unpacked.success(), "random.tar.xz is unpacked");
+    let expected = out.join("expected");
+    let meshes = folders(&expected.join(RANDOM));
+    let mut errors = render_all(&expected, &meshes, &out.join("actual"));
+    let figures = compare(&set.join("compare.py"), &expected, &out.join("actual"), RANDOM)?;
+    let total = figures.total();
+    println!(
+        "parity: {} of {} resources of random meshes are equal",
+        total.equal, total.all
+    );
+    if total.percent() < RANDOM_FLOOR {
+        errors.push(format!(
+            "{:.2} % are below the floor of {RANDOM_FLOOR} %",
+            total.percent()
+        ));
+        errors.extend(
+            figures
+                .differences
+                .iter()
+                .map(|(mesh, difference)| format!("{mesh}: {difference}")),
+        );
+    }
+    if errors.is_empty() {
+        Ok(Completion::Completed)
+    } else {
+        Err(errors.join("\n").into())
+    }
+}
+
+/// The sample of random meshes.
+const RANDOM: &str = "random";
 
 /// Part of the set with small meshes that differed once. They do not count for the share of equal resources.
 const FOUND: &str = "differences";
@@ -97,12 +163,13 @@ fn render_all(root: &Path, scenarios: &[PathBuf], out: &Path) -> Vec<String> {
     failures
 }
 
-fn compare(set: &Path, out: &Path, part: &str) -> Result<Figures, Failed> {
+/// Compares one part of the expected output with the actual one.
+fn compare(program: &Path, expected: &Path, out: &Path, part: &str) -> Result<Figures, Failed> {
     let json = out.join(format!("{part}.json"));
     let result = Command::new("python3")
-        .arg(set.join("compare.py"))
+        .arg(program)
         .args(["--quiet", "--json"])
-        .args([&json, &set.join(part), &out.join(part)])
+        .args([&json, &expected.join(part), &out.join(part)])
         .output()?;
     let text = std::fs::read_to_string(&json).map_err(|error| {
         format!(

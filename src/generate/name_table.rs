@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 use smol_str::SmolStr;
 
 use super::{
-    BuildContext, EncodedResource, ProxyType, resource::Built, selected::Selected, vip::VipView, wire::Writer,
+    BuildContext, EncodedResource, ProxyType,
+    resource::Built,
+    selected::{Selected, has_default_scope},
+    vip::VipView,
+    wire::Writer,
 };
 use crate::{
     base::{Namespace, NetworkId, cidr},
@@ -86,7 +90,7 @@ const CLUSTER_SET_DOMAIN: &str = ".clusterset.local";
 /// The inputs of a name table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NameTableKey {
-    /// The scope of the proxy.
+    /// The scope whose services the table has.
     scope: ScopeKey,
     /// The visible addresses of services.
     vips: VipView,
@@ -97,7 +101,7 @@ pub struct NameTableKey {
 /// Returns the name table of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
     NameTableKey {
-        scope: selected.scope.clone(),
+        scope: scope(ctx, selected),
         vips: VipView::of(selected.proxy, &ctx.mesh.installation.features),
         network: match selected.proxy.proxy_type {
             ProxyType::Sidecar => selected.network.clone(),
@@ -106,7 +110,28 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
     }
 }
 
+/// Returns the scope of a proxy's table.
+///
+/// Parity (pilot/pkg/model/push_context.go): a waypoint takes the default scope of its namespace if a sidecar has made
+/// Istio compute it. Here the workloads decide, so that all replicas agree.
+fn scope(ctx: &BuildContext, selected: &Selected) -> ScopeKey {
+    let namespace = selected.scope.namespace();
+    let is_default = selected.proxy.proxy_type == ProxyType::Waypoint
+        && ctx.mesh.sidecar_namespaces.get(ctx.cx, namespace).is_some()
+        && has_default_scope(ctx, namespace);
+    if is_default {
+        ScopeKey::Default(namespace.clone())
+    } else {
+        selected.scope.clone()
+    }
+}
+
 impl NameTableKey {
+    /// Returns the scope whose services the table has.
+    pub fn scope(&self) -> &ScopeKey {
+        &self.scope
+    }
+
     /// Builds the table.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let scope = ctx.tcp_scope(&self.scope);
@@ -294,6 +319,47 @@ endpoints: [{{addresses: [{ip}], conditions: {{ready: true}}, targetRef: {{kind:
             (&row["shortname"], &row["namespace"]),
             (&json!("db-1.db"), &json!("default"))
         );
+    }
+
+    #[test]
+    fn waypoints_have_the_table_of_sidecars_of_their_namespace() {
+        let kube = "
+apiVersion: v1
+kind: Pod
+metadata: {name: app, labels: {security.istio.io/tlsMode: istio}}
+status: {phase: Running, podIP: 10.1.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.1, ports: [{name: http, port: 80}]}
+";
+        let sidecar = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: scope}
+spec: {egress: [{hosts: ['./*']}]}
+";
+        let has_table = |proxy_type: &str, kube: &str, config: &str| {
+            let node = format!("{proxy_type}~10.9.0.1~a-0.default~default.svc.cluster.local");
+            let files = [("kube.yaml", kube), ("config.yaml", config)];
+            let client = fixture::client(&node, &json!({}));
+            let store = fixture::store(Installation::default(), &files, vec![client]);
+            fixture::resource(&store, 0, ResourceType::NameTable, "")["table"].is_object()
+        };
+        assert!(has_table("waypoint", kube, ""));
+        assert!(!has_table("router", kube, ""));
+        let with_label = |label: &str| kube.replace("security.istio.io/tlsMode: istio", label);
+        assert!(!has_table(
+            "waypoint",
+            &with_label("security.istio.io/tlsMode: disabled"),
+            ""
+        ));
+        let gateway = with_label("security.istio.io/tlsMode: istio, gateway.networking.k8s.io/gateway-name: own");
+        assert!(!has_table("waypoint", &gateway, ""));
+        assert!(!has_table("waypoint", kube, sidecar));
+        let selecting = sidecar.replace("spec: {", "spec: {workloadSelector: {labels: {app: b}}, ");
+        assert!(has_table("waypoint", kube, &selecting));
     }
 
     #[test]

@@ -261,7 +261,7 @@ impl Resource {
 /// The complete result of selection. Proxies with equal specs share all resources.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GroupSpec {
-    /// The scope that the parts read.
+    /// The scope of the proxies.
     pub scope: ScopeKey,
     /// The parts, in order.
     pub parts: Vec<PartKey>,
@@ -269,6 +269,17 @@ pub struct GroupSpec {
     pub unknown_routes: UnknownRoutes,
     /// The requested names, if the parts depend on them.
     pub requested: Option<Shared<RequestedResources>>,
+}
+
+impl GroupSpec {
+    /// Returns the scopes that the parts read: that of the proxies, and that of the name table if it is another one.
+    pub fn scopes(&self) -> impl Iterator<Item = &ScopeKey> {
+        let of_table = self.parts.iter().find_map(|part| match &**part {
+            Part::NameTable(key) => Some(key.scope()),
+            _ => None,
+        });
+        std::iter::once(&self.scope).chain(of_table.filter(|scope| **scope != self.scope))
+    }
 }
 
 /// The key of a group, hashed once and cheap to compare.

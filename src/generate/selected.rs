@@ -162,6 +162,15 @@ fn scope(ctx: &BuildContext, proxy: &NodeMetadata, labels: &Labels) -> ScopeKey 
     }
 }
 
+/// Returns true if sidecars of a namespace have the default scope unless a Sidecar selects them.
+pub(super) fn has_default_scope(ctx: &BuildContext, namespace: &Namespace) -> bool {
+    let root = policy::root_namespace(ctx.cx, ctx.mesh);
+    [namespace, &root].into_iter().all(|namespace| {
+        let mut sidecars = ctx.mesh.sidecars_by_namespace.get(ctx.cx, namespace);
+        sidecars.all(|(_, row)| row.spec.workload_selector.is_some())
+    })
+}
+
 /// Returns `PROXY_CONFIG` of the node, or else the mesh's default. ProxyConfig resources affect injection and bootstrap
 /// only, and reach a proxy through its node.
 fn proxy_config<'a>(ctx: &BuildContext<'a>, proxy: &'a NodeMetadata) -> Cow<'a, ProxyConfig> {

@@ -387,9 +387,8 @@ impl ConfigStore {
             };
             self.groups.insert(key.clone(), group);
             touched.insert(key.clone());
-            if self.groups_of_scope.add(&key.scope) {
-                new.scopes.push(key.scope.clone());
-            }
+            let scopes = key.scopes().filter(|scope| self.groups_of_scope.add(scope));
+            new.scopes.extend(scopes.cloned());
             for part in &key.parts {
                 if self.groups_of_part.add(part, key.clone()) {
                     self.subjects.add(part);
@@ -420,8 +419,10 @@ impl ConfigStore {
                 continue;
             }
             self.groups.remove(&key);
-            if self.groups_of_scope.remove(&key.scope) {
-                self.scopes.forget(tx, &key.scope);
+            for scope in key.scopes() {
+                if self.groups_of_scope.remove(scope) {
+                    self.scopes.forget(tx, scope);
+                }
             }
             for part in &key.parts {
                 if !self.groups_of_part.remove(part, &key) {

@@ -9,6 +9,7 @@ use super::{
     identity::{spiffe_id, trust_domain},
     inputs::Inputs,
     network,
+    policy::GATEWAY_NAME_LABEL,
 };
 use crate::{
     api::{
@@ -286,6 +287,14 @@ fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
     let default = if entry_account.is_empty() { "disabled" } else { "istio" };
     let label = labels.get("security.istio.io/tlsMode");
     label.cloned().unwrap_or(SmolStr::new_static(default))
+}
+
+/// Returns a value if a workload of a namespace has a sidecar. Gateways, which also accept TLS of the mesh, have none.
+pub fn has_sidecars(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Option<()> {
+    let has_sidecar =
+        |workload: &Workload| workload.origin.tls_mode == "istio" && !workload.labels.contains_key(GATEWAY_NAME_LABEL);
+    let mut workloads = mesh.workloads_by_namespace.get(cx, namespace);
+    workloads.any(|(_, workload)| has_sidecar(workload)).then_some(())
 }
 
 /// Returns the locality in a label; labels cannot contain `/`, so `.` replaces it.

@@ -517,7 +517,7 @@ fn set_automatic_names(builder: &mut ClusterBuilder, settings: &ClientTlsSetting
 }
 
 /// Lets a cluster that resolves each request's host have other names in TLS than that host, or none.
-pub(super) fn allow_insecure_options(builder: &mut ClusterBuilder) {
+fn allow_insecure_options(builder: &mut ClusterBuilder) {
     if let Some(ClusterDiscoveryType::ClusterType(kind)) = &mut builder.cluster.cluster_discovery_type
         && let Some(Ok(Some(mut config))) = kind.typed_config.as_ref().map(Any::unpack::<ClusterConfig>)
     {

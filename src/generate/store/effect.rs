@@ -123,7 +123,11 @@ impl<'a> Preview<'a> {
         let groups = store.connections.preview(&mut tx, inputs, executor);
         let others = || groups.keys().map(|(_, other)| other);
         let new = |key: &ScopeKey| !contains(store.scopes.all(), key);
-        let new: Vec<ScopeKey> = others().map(|group| group.scope.clone()).filter(new).collect();
+        let new: Vec<ScopeKey> = others()
+            .flat_map(|group| group.scopes())
+            .filter(|key| new(key))
+            .cloned()
+            .collect();
         let scopes = store.scopes.preview(&mut tx, mesh, &new, executor);
         let inputs = BuildInputs {
             scopes: &scopes,

@@ -413,6 +413,10 @@ graph! {
                 emit(key.object.namespace.clone());
             }
         };
+    /// Namespaces with workloads that have sidecars.
+    table sidecar_namespaces (Namespace, ()) from (with |graph, _, _| {
+            graph.workloads_by_namespace.changed().iter().cloned().collect()
+        }) = workload::has_sidecars;
     /// Workloads by address.
     index workloads_by_address (SmolStr, WorkloadKey, Workload)
         from (workloads) = |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));

@@ -2,14 +2,13 @@
 
 use super::Context;
 use crate::{
-    generate::cluster::{builder::ClusterBuilder, dynamic::dns_cache, tls},
+    generate::cluster::{builder::ClusterBuilder, dynamic::dns_cache},
     proto::{
         Any,
         envoy::{
             config::cluster::v3::cluster::{ClusterDiscoveryType, CustomClusterType, LbPolicy},
-            extensions::{
-                clusters::dynamic_forward_proxy::v3::{ClusterConfig, cluster_config::ClusterImplementationSpecifier},
-                upstreams::http::v3::HttpProtocolOptions,
+            extensions::clusters::dynamic_forward_proxy::v3::{
+                ClusterConfig, cluster_config::ClusterImplementationSpecifier,
             },
         },
     },
@@ -39,12 +38,6 @@ pub(super) fn cluster(context: &Context) -> ClusterBuilder {
         context.apply_tunnel(&mut builder);
     } else {
         context.apply_tls(&mut builder);
-    }
-    // Envoy takes SNI and certificate name from the request unless there are HTTP options, which may say otherwise. It
-    // refuses a cluster whose options do, even without TLS.
-    let names_are_unset = |http: &HttpProtocolOptions| http.upstream_http_protocol_options.is_none();
-    if builder.http.as_ref().is_some_and(names_are_unset) {
-        tls::allow_insecure_options(&mut builder);
     }
     if context.key.client.metadata_exchange && !is_vip {
         builder.exchange_metadata(&context.ctx.mesh.installation.features.pilot_mx_additional_labels);

@@ -104,17 +104,6 @@ spec:
     let cluster = fixture(&verified).cluster("outbound|443||*.wild.com");
     assert_eq!(names(&cluster), json!({"autoSni": true, "autoSanValidation": true}));
     assert_eq!(insecure(&cluster), Value::Null);
-
-    // Without TLS, the cluster is valid whatever its HTTP options.
-    let plain = |protocol: &str| {
-        let (entry, _) = entry.split_once("---").expect("a rule");
-        let entry = entry.replace("protocol: TLS", &format!("protocol: {protocol}"));
-        let cluster = fixture(&entry).cluster("outbound|443||*.wild.com");
-        assert_eq!(names(&cluster), Value::Null);
-        insecure(&cluster)
-    };
-    assert_eq!(plain("HTTP"), Value::Null);
-    assert_eq!(plain("GRPC"), true);
 }
 
 #[test]
