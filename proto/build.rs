@@ -33,6 +33,21 @@ const SHIPPED_ROOTS: &[&str] = &[
     "xds",
 ];
 
+/// Large fields that few objects set, of messages that a mesh has by the thousand. Boxed, they take 8 bytes where they
+/// are absent, so that a route has 344 bytes instead of 952, a destination 72 instead of 208, and a subset 56 instead of
+/// 896.
+const BOXED: &[&str] = &[
+    ".istio.networking.v1alpha3.DestinationRule.traffic_policy",
+    ".istio.networking.v1alpha3.HTTPRoute.cors_policy",
+    ".istio.networking.v1alpha3.HTTPRoute.fault",
+    ".istio.networking.v1alpha3.HTTPRoute.headers",
+    ".istio.networking.v1alpha3.HTTPRoute.redirect",
+    ".istio.networking.v1alpha3.HTTPRoute.retries",
+    ".istio.networking.v1alpha3.HTTPRoute.rewrite",
+    ".istio.networking.v1alpha3.HTTPRouteDestination.headers",
+    ".istio.networking.v1alpha3.Subset.traffic_policy",
+];
+
 /// Folders (with subfolders) and files that become Rust types, together with all their imports.
 const TYPED: &[&str] = &[
     "istio",
@@ -427,7 +442,11 @@ fn generate(files: FileDescriptorSet) -> Result<(), Error> {
         .build_transport(false)
         .disable_comments(["."])
         .service_generator();
-    prost_build::Config::new()
+    let mut config = prost_build::Config::new();
+    for field in BOXED {
+        config.boxed(field);
+    }
+    config
         .btree_map(["."])
         .bytes(["."])
         .disable_comments(["."])

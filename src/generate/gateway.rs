@@ -32,7 +32,8 @@ impl GatewayView {
         let exposed = selected.targets.iter().filter_map(|target| {
             let service = ctx.service(&target.service)?;
             // TCP and UDP may share a port number.
-            let mut same = service.ports.iter().filter(|port| port.number == target.port);
+            let ports = service.ports.iter().chain(target.own.as_deref());
+            let mut same = ports.filter(|port| port.number == target.port);
             Some(ExposedPort {
                 service: target.service.clone(),
                 number: target.port,

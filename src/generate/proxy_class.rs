@@ -14,9 +14,9 @@ use super::{
 use crate::{
     base::{Hashed, Labels, Shared},
     model::{
-        ServiceKey,
+        Service, ServiceKey,
         per_replica::{PerReplicaInputs, REPLICA_LABELS},
-        service::Resolution,
+        service::{Resolution, ServicePort},
     },
     proto::istio::mesh::v1alpha1::mesh_config::extension_provider::{
         OpenTelemetryTracingProvider, Provider, ServiceAttributeEnrichment,
@@ -32,6 +32,17 @@ pub struct ServiceTarget {
     pub port: u32,
     /// The port on which the workload listens; 0 if the object has none.
     pub target_port: u32,
+    /// The service port, if only the Service in the workload's own cluster has it: a service of the model has the ports
+    /// of the first cluster.
+    pub own: Option<Box<ServicePort>>,
+}
+
+impl ServiceTarget {
+    /// Returns the service port.
+    pub fn declared<'a>(&'a self, service: &'a Service) -> Option<&'a ServicePort> {
+        let own = self.own.as_deref();
+        own.or_else(|| service.inbound_port(self.port, self.target_port))
+    }
 }
 
 /// The attributes of a proxy, from its node and the registry, that its configuration depends on. Attributes that differ

@@ -38,7 +38,7 @@ pub struct PortPolicies<'a> {
 impl<'a> PortPolicies<'a> {
     /// Returns the policies of a rule, if there is one.
     pub fn of(rule: Option<&'a DestinationRule>, port: u32) -> Self {
-        let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_ref());
+        let policy = rule.and_then(|rule| rule.spec.traffic_policy.as_deref());
         Self {
             rule,
             port,
@@ -48,7 +48,7 @@ impl<'a> PortPolicies<'a> {
 
     /// Returns the policy of a subset, or the general one if the name is empty.
     pub fn of_subset(&self, name: &str) -> Option<EffectivePolicy<'a>> {
-        let own = self.rule.and_then(|rule| rule.subset(name)?.traffic_policy.as_ref());
+        let own = self.rule.and_then(|rule| rule.subset(name)?.traffic_policy.as_deref());
         match own {
             Some(own) => Some(overlaid(self.general.unwrap_or_default(), own, self.port)),
             None => self.general,

@@ -112,8 +112,8 @@ fn policies(row: &HostRules) -> impl Iterator<Item = Part<'_>> {
             .spec
             .subsets
             .iter()
-            .filter_map(|subset| subset.traffic_policy.as_ref());
-        rule.spec.traffic_policy.iter().chain(subsets)
+            .filter_map(|subset| subset.traffic_policy.as_deref());
+        rule.spec.traffic_policy.as_deref().into_iter().chain(subsets)
     });
     all.flat_map(|policy: &TrafficPolicy| {
         let general = Part {

@@ -8,7 +8,7 @@ use crate::{api::Meta, proto::istio::networking::v1alpha3::DestinationRule};
 /// Checks a DestinationRule.
 pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
     common::wildcard_domain(&at.field("host"), &rule.host);
-    traffic_policy::check(at, rule.traffic_policy.as_ref(), meta.namespace());
+    traffic_policy::check(at, rule.traffic_policy.as_deref(), meta.namespace());
     let mut names = BTreeSet::new();
     at.each("subsets", &rule.subsets, |at, subset| {
         let name = at.field("name");
@@ -17,7 +17,7 @@ pub fn check(at: &FieldPath<'_>, rule: &DestinationRule, meta: &Meta) {
         for (key, value) in &subset.labels {
             common::label(&at.field("labels"), key, value);
         }
-        traffic_policy::check(at, subset.traffic_policy.as_ref(), meta.namespace());
+        traffic_policy::check(at, subset.traffic_policy.as_deref(), meta.namespace());
     });
     common::export_to(at, &rule.export_to, meta.namespace(), false);
     if let Some(selector) = &rule.workload_selector {

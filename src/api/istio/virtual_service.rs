@@ -164,7 +164,7 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
         cors_policy(&at.field("corsPolicy"), cors);
     }
     mirrors(at, route);
-    headers(at, route.headers.as_ref());
+    headers(at, route.headers.as_deref());
     let few = adds_few_headers(route);
     at.field("headers").require(
         few,
@@ -185,9 +185,9 @@ pub fn adds_few_headers(route: &HttpRoute) -> bool {
         let operations = headers.map_or([None; 2], |one| [one.request.as_ref(), one.response.as_ref()]);
         operations.map(count)
     };
-    let own = added(route.headers.as_ref());
+    let own = added(route.headers.as_deref());
     let of_destinations = route.route.iter().map(|destination| {
-        let further = added(destination.headers.as_ref());
+        let further = added(destination.headers.as_deref());
         match route.route.len() {
             1 => [own[0] + further[0], own[1] + further[1]],
             _ => further,
@@ -353,7 +353,7 @@ fn destination(at: &FieldPath<'_>, destination: Option<&Destination>) {
 fn destinations(at: &FieldPath<'_>, routes: &[HttpRouteDestination]) {
     at.each("route", routes, |at, route| {
         destination(&at.field("destination"), route.destination.as_ref());
-        headers(at, route.headers.as_ref());
+        headers(at, route.headers.as_deref());
     });
     let sum = weights(at, routes.iter().map(|route| route.weight));
     // Envoy refuses all routes of a port because of one such sum.

@@ -76,6 +76,8 @@ pub struct InboundKey {
     /// Services with their port numbers; the owner of the cluster is first. Empty for a Sidecar's listener on a port
     /// without a service.
     pub services: Shared<[(ServiceKey, u32)]>,
+    /// Port of the first service, if only the workload's own cluster has it.
+    pub own_port: Option<Box<ServicePort>>,
     /// Sidecar, for its connection pools.
     pub sidecar: Option<ObjectKey>,
     /// Namespace of the workload.
@@ -144,10 +146,9 @@ impl InboundPart {
 
     /// Returns one cluster for each workload port of a service, unless a listener of the Sidecar has the port.
     fn service_keys(&self, ctx: &BuildContext, ingress: &[IstioIngressListener]) -> Vec<InboundKey> {
-        let mut ports: BTreeMap<u32, Vec<(ServiceKey, u32)>> = BTreeMap::new();
+        let mut ports: BTreeMap<u32, Vec<&ServiceTarget>> = BTreeMap::new();
         for target in self.targets.iter() {
-            let services = ports.entry(target.target_port).or_default();
-            services.push((target.service.clone(), target.port));
+            ports.entry(target.target_port).or_default().push(target);
         }
         let policy = ctx.mesh_config().inbound_traffic_policy.unwrap_or_default();
         let endpoint = match policy.mode() {
@@ -157,9 +158,16 @@ impl InboundPart {
         let free = ports
             .into_iter()
             .filter(|(port, _)| !ingress.iter().any(|listener| port_of(listener) == *port));
-        free.map(|(port, services)| InboundKey {
-            rule: services.first().and_then(|(service, _)| self.rule(ctx, service)),
-            services: services.into(),
+        let services = |targets: &[&ServiceTarget]| -> Vec<(ServiceKey, u32)> {
+            targets
+                .iter()
+                .map(|target| (target.service.clone(), target.port))
+                .collect()
+        };
+        free.map(|(port, targets)| InboundKey {
+            rule: targets.first().and_then(|target| self.rule(ctx, &target.service)),
+            own_port: targets.first().and_then(|target| target.own.clone()),
+            services: services(&targets).into(),
             is_listener: false,
             ..self.key(port, endpoint.clone().map(|address| (address, port)))
         })
@@ -188,6 +196,7 @@ impl InboundPart {
             port,
             endpoint,
             services: Shared::from(Vec::new()),
+            own_port: None,
             sidecar: self.sidecar.clone(),
             namespace: self.namespace.clone(),
             is_listener: false,
@@ -318,7 +327,8 @@ impl InboundKey {
     fn port(&self, sidecar: Option<&Sidecar>, owner: Option<&Service>) -> Option<ServicePort> {
         if !self.is_listener {
             let number = self.services.first()?.1;
-            return owner?.inbound_port(number, self.port).cloned();
+            let own = self.own_port.as_deref();
+            return own.or_else(|| owner?.inbound_port(number, self.port)).cloned();
         }
         let mut listeners = sidecar?.ingress.iter().filter_map(|listener| listener.port.as_ref());
         let port = listeners.find(|port| port.number == self.port)?;

@@ -305,8 +305,8 @@ impl Context<'_> {
     /// endpoints apart, so all of them must accept it.
     fn peers_accept_mtls(&self) -> bool {
         let own_policy = self.rule.and_then(|rule| match self.key.subset.as_str() {
-            "" => rule.spec.traffic_policy.as_ref(),
-            name => rule.subset(name)?.traffic_policy.as_ref(),
+            "" => rule.spec.traffic_policy.as_deref(),
+            name => rule.subset(name)?.traffic_policy.as_deref(),
         });
         let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
         let by_address = self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough;

@@ -391,6 +391,34 @@ spec: {hosts: [b.example.com], gateways: [GATEWAY], http: [{route: [{destination
 }
 
 #[test]
+fn a_port_that_only_the_own_cluster_has_is_inbound() {
+    let remote = SERVICE.replace("{name: tcp, port: 90}", "{name: grpc, port: 70, targetPort: 7070}");
+    let files = [("a.yaml", SERVICE), ("kube-c2.yaml", remote.as_str())];
+    let inbound = |cluster: &str| {
+        let id = "sidecar~10.1.0.1~a-0.default~default.svc.cluster.local";
+        let proxy = fixture::client(id, &json!({"CLUSTER_ID": cluster}));
+        let fixture = Fixture::new(&files, vec![proxy]);
+        let listener = fixture.get(0, ResourceType::Listener, "virtualInbound");
+        let chains = listener["filterChains"].as_array().expect("chains").iter();
+        let mut ports: Vec<u64> = chains
+            .filter_map(|chain| chain["filterChainMatch"]["destinationPort"].as_u64())
+            .collect();
+        ports.sort_unstable();
+        ports.dedup();
+        (fixture.cluster("inbound|7070||"), ports)
+    };
+    let (cluster, ports) = inbound("c2");
+    assert!(ports.contains(&7070), "{ports:?}");
+    let services = &cluster["metadata"]["filterMetadata"]["istio"]["services"];
+    assert_eq!(services[0]["host"], "a.default.svc.cluster.local");
+    let options = &cluster["typedExtensionProtocolOptions"]["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"];
+    assert_eq!(options["explicitHttpConfig"], json!({"http2ProtocolOptions": {}}));
+    let (cluster, ports) = inbound("Kubernetes");
+    assert!(cluster.is_null());
+    assert!(ports.contains(&8080) && !ports.contains(&7070), "{ports:?}");
+}
+
+#[test]
 fn tls_of_a_rule_stays_inside_tunnels_except_that_of_the_mesh() {
     let sockets = |tls: &str, balancer: &str, certificates: &Value| {
         let rule = format!(

@@ -278,8 +278,8 @@ impl<'m> MtlsChecker<'m> {
         // behind a waypoint counts as a subset, `http` or `tcp`.
         let policy = target.rule.and_then(|rule| match target.subset {
             "" if target.mode.is_vip() => None,
-            "" => rule.spec.traffic_policy.as_ref(),
-            name => rule.subset(name)?.traffic_policy.as_ref(),
+            "" => rule.spec.traffic_policy.as_deref(),
+            name => rule.subset(name)?.traffic_policy.as_deref(),
         });
         Self {
             rule: policy.and_then(|policy| tls_mode(policy, target.port.number)),

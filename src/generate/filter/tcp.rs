@@ -137,7 +137,7 @@ impl FilterStack<'_> {
 
     /// Returns a whole chain to an upstream.
     pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
-        let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_ref());
+        let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_deref());
         let tcp = rule_policy
             .and_then(|policy| policy.connection_pool.as_ref())
             .and_then(|pool| pool.tcp.as_ref());
@@ -287,7 +287,7 @@ pub fn add_black_hole(filters: &mut NetworkFilters) {
 
 fn subset_policy<'r>(rule: &'r DestinationRule, subset: &str) -> Option<&'r TrafficPolicy> {
     let found = rule.subsets.iter().find(|candidate| candidate.name == subset);
-    found.and_then(|subset| subset.traffic_policy.as_ref())
+    found.and_then(|subset| subset.traffic_policy.as_deref())
 }
 
 fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> {
@@ -302,7 +302,7 @@ fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> 
         ))
     };
     let of_rule = rule
-        .and_then(|rule| rule.traffic_policy.as_ref())
+        .and_then(|rule| rule.traffic_policy.as_deref())
         .and_then(uses_source_ip);
     let of_subset = rule
         .and_then(|rule| subset_policy(rule, subset))
@@ -317,7 +317,7 @@ fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> 
 
 fn tunnel(rule: Option<&DestinationRule>, subset: &str) -> Option<TunnelingConfig> {
     let policy = if subset.is_empty() {
-        rule?.traffic_policy.as_ref()?
+        rule?.traffic_policy.as_deref()?
     } else {
         subset_policy(rule?, subset)?
     };

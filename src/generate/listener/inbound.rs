@@ -185,7 +185,7 @@ impl InboundProxyView {
             let Some(service) = stack.ctx.service(&target.service) else {
                 continue;
             };
-            let Some(port) = service.inbound_port(target.port, target.target_port) else {
+            let Some(port) = target.declared(service) else {
                 continue;
             };
             let number = target.target_port;

@@ -20,7 +20,7 @@ use crate::{
     generate::{BuildContext, Proxy},
     model::{
         Service, ServiceKey,
-        service::{Protocol, Resolution, mcs},
+        service::{Protocol, Resolution, ServicePort, mcs},
         workload::{Workload, WorkloadSource, augmented},
     },
     proto::istio::networking::v1alpha3 as networking,
@@ -50,6 +50,7 @@ fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Se
         service: service.key.clone(),
         port,
         target_port,
+        own: None,
     };
     (service, target)
 }
@@ -117,13 +118,17 @@ fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl F
     for row in rows(ctx, service) {
         let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
         for port in &service.ports {
-            let Some(declared) = row.ports.iter().find(|declared| declared.name == port.name) else {
-                continue;
-            };
             let Some(number) = resolve(port) else { continue };
-            if seen.insert((number, declared.protocol)) {
-                found.push(target(row, declared.number, number));
+            let port = ServicePort::of_kube(port);
+            if !seen.insert((number, port.protocol)) {
+                continue;
             }
+            let (row, mut target) = target(row, port.number, number);
+            let same = |known: &ServicePort| {
+                (&known.name, known.number, known.protocol) == (&port.name, port.number, port.protocol)
+            };
+            target.own = (!row.ports.iter().any(same)).then(|| Box::new(port));
+            found.push((row, target));
         }
     }
     found

@@ -148,7 +148,7 @@ pub(crate) fn forward(
         }
     };
     let mesh_default = translation.ctx.mesh_config().default_http_retry_policy.as_ref();
-    action.retry_policy = retry::policy(declared.retries.as_ref().or(mesh_default), balancing);
+    action.retry_policy = retry::policy(declared.retries.as_deref().or(mesh_default), balancing);
     route.action = Some(Action::Route(action));
 
     let reached = declared
@@ -265,7 +265,7 @@ fn one_destination(
     let none = Destination::default();
     let destination = declared.destination.as_ref().unwrap_or(&none);
     action.cluster_specifier = Some(ClusterSpecifier::Cluster(cluster(destination, translation)));
-    let changes = HeaderChanges::of(declared.headers.as_ref());
+    let changes = HeaderChanges::of(declared.headers.as_deref());
     route.request_headers_to_add.extend(changes.request_add);
     route.request_headers_to_remove.extend(changes.request_remove);
     route.response_headers_to_add.extend(changes.response_add);
@@ -288,7 +288,7 @@ fn weighted_destinations(action: &mut RouteAction, declared: &[HttpRouteDestinat
     let none = Destination::default();
     for declared in declared.iter().filter(|declared| declared.weight != 0) {
         let destination = declared.destination.as_ref().unwrap_or(&none);
-        let changes = HeaderChanges::of(declared.headers.as_ref());
+        let changes = HeaderChanges::of(declared.headers.as_deref());
         clusters.push(ClusterWeight {
             name: cluster(destination, translation),
             weight: Some(u32::try_from(declared.weight).unwrap_or_default()),

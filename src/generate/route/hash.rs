@@ -16,8 +16,8 @@ pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destin
     let port = destination.port.map(|port| port.number);
     let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
     let subset = rule.subsets.iter().find(|subset| subset.name == destination.subset);
-    let subset = subset.and_then(|subset| subset.traffic_policy.as_ref());
-    let whole = rule.traffic_policy.as_ref();
+    let subset = subset.and_then(|subset| subset.traffic_policy.as_deref());
+    let whole = rule.traffic_policy.as_deref();
     of_port(subset)
         .or_else(|| of_policy(subset))
         .or_else(|| of_port(whole))
@@ -26,7 +26,7 @@ pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destin
 
 /// Returns the consistent hash of a service port: the first of port and rule that has one.
 pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
-    let whole = rule.traffic_policy.as_ref();
+    let whole = rule.traffic_policy.as_deref();
     of_port_settings(whole, port).or_else(|| of_policy(whole))
 }
 

@@ -177,7 +177,7 @@ impl<'a> RouteTemplate<'a> {
         condition: Option<&HttpMatchRequest>,
     ) -> Self {
         let semantics = virtual_service.semantics;
-        let changes = HeaderChanges::of(declared.headers.as_ref());
+        let changes = HeaderChanges::of(declared.headers.as_deref());
         let mut route = Route {
             request_headers_to_add: changes.request_add,
             request_headers_to_remove: changes.request_remove,

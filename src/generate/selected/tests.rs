@@ -223,6 +223,38 @@ fn a_workload_entry_of_another_cluster_is_not_that_of_a_pod() {
 }
 
 #[test]
+fn a_workload_serves_the_ports_of_its_own_cluster() {
+    let service = |ports: &str| {
+        format!(
+            "apiVersion: v1
+kind: Service
+metadata: {{name: gw, namespace: shop}}
+spec: {{clusterIP: 10.9.0.3, selector: {{app: gw}}, ports: [{ports}]}}
+"
+        )
+    };
+    let first = service("{name: http, port: 80, targetPort: 8080}, {name: tls, port: 15443}");
+    let second = service("{name: http, port: 81, targetPort: 8080}, {name: https, port: 443, targetPort: 8443}");
+    let pod = "
+apiVersion: v1
+kind: Pod
+metadata: {name: gw, namespace: shop, labels: {app: gw}}
+spec: {containers: [{name: app}]}
+status: {phase: Running, podIP: 10.1.0.7, conditions: [{type: Ready, status: 'True'}]}
+";
+    let second = format!("{second}---{pod}");
+    let files = [("kube.yaml", first.as_str()), ("kube-c2.yaml", second.as_str())];
+    let world = folder_world(Installation::default(), &files);
+    let host = "gw.shop.svc.cluster.local";
+    let expected = [format!("{host}:81->8080"), format!("{host}:443->8443")];
+    for kind in ["router", "sidecar"] {
+        let id = format!("{kind}~10.1.0.7~gw.shop~shop.svc.cluster.local");
+        let workload = proxy(&id, json!({"NAMESPACE": "shop", "CLUSTER_ID": "c2"}));
+        assert_eq!(targets_of_proxy(&world, &workload), expected);
+    }
+}
+
+#[test]
 fn a_pod_decides_if_services_do_not_select_workload_entries() {
     let files = [("kube.yaml", REMOTE), ("config.yaml", MACHINE)];
     for (selects, service) in [(true, "database"), (false, "api")] {

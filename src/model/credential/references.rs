@@ -40,8 +40,11 @@ pub fn clients(key: &ObjectKey, rule: &Config<DestinationRule>, emit: &mut dyn F
 
 /// Returns the TLS settings of a rule that use a credential.
 pub fn client_credentials(rule: &DestinationRule) -> impl Iterator<Item = &ClientTlsSettings> {
-    let of_subsets = rule.subsets.iter().filter_map(|subset| subset.traffic_policy.as_ref());
-    let policies = rule.traffic_policy.iter().chain(of_subsets);
+    let of_subsets = rule
+        .subsets
+        .iter()
+        .filter_map(|subset| subset.traffic_policy.as_deref());
+    let policies = rule.traffic_policy.as_deref().into_iter().chain(of_subsets);
     policies
         .flat_map(tls_settings)
         .filter(|tls| !tls.credential_name.is_empty() && matches!(tls.mode(), TlSmode::Simple | TlSmode::Mutual))

@@ -60,7 +60,7 @@ fn found(commit: &Commit, client: &str, client_labels: &[(&str, &str)]) -> Optio
 fn rules_of_one_host_are_merged() {
     let mut first = rule("reviews", &[], &["v1"]);
     let mut second = rule(HOST, &[], &["v1", "v2"]);
-    second.traffic_policy = Some(TrafficPolicy::default());
+    second.traffic_policy = Some(Box::default());
     first.traffic_policy = None;
     let commit = commit(vec![("shop/a", first), ("shop/b", second)]);
     let key = RuleKey {
@@ -175,10 +175,10 @@ fn hashed(host: &str, export_to: &[&str], in_subset: bool) -> networking::Destin
         lb_policy: Some(LbPolicy::ConsistentHash(ConsistentHashLb::default())),
         ..Default::default()
     };
-    let policy = Some(TrafficPolicy {
+    let policy = Some(Box::new(TrafficPolicy {
         load_balancer: Some(settings),
         ..Default::default()
-    });
+    }));
     let mut rule = rule(host, export_to, &["v1"]);
     if in_subset {
         rule.subsets[0].traffic_policy = policy;

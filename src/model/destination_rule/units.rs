@@ -18,7 +18,7 @@ pub struct PolicySize([Option<usize>; 4]);
 impl PolicySize {
     /// Returns the size of the policy that holds for a rule's clusters without a subset, the largest over all ports.
     pub(super) fn of_rule(rule: &DestinationRule) -> Self {
-        let policy = rule.traffic_policy.as_ref();
+        let policy = rule.traffic_policy.as_deref();
         let of_ports = policy.into_iter().flat_map(|policy| &policy.port_level_settings);
         let general = policy.map(Self::of_all_ports).unwrap_or_default();
         of_ports.map(Self::of_port_entry).fold(general, Self::largest)
@@ -88,7 +88,7 @@ impl PolicySize {
 /// Returns what each subset of a rule counts, in order: one, and one more for each full KiB of the policy that holds
 /// for it. Subsets inherit a policy, which may be that of another rule.
 pub(super) fn of_subsets(rule: &DestinationRule, inherited: PolicySize) -> impl Iterator<Item = u64> {
-    let policies = rule.subsets.iter().map(|subset| subset.traffic_policy.as_ref());
+    let policies = rule.subsets.iter().map(|subset| subset.traffic_policy.as_deref());
     policies.map(move |own| match own {
         None => inherited.units(),
         Some(own) => {
@@ -125,12 +125,12 @@ mod tests {
     }
 
     fn units(of_rule: Option<TrafficPolicy>, of_subsets: Vec<Option<TrafficPolicy>>) -> Vec<u64> {
-        let subset = |traffic_policy| Subset {
-            traffic_policy,
+        let subset = |policy: Option<TrafficPolicy>| Subset {
+            traffic_policy: policy.map(Box::new),
             ..Default::default()
         };
         let rule = DestinationRule {
-            traffic_policy: of_rule,
+            traffic_policy: of_rule.map(Box::new),
             subsets: of_subsets.into_iter().map(subset).collect(),
             ..Default::default()
         };

@@ -144,7 +144,7 @@ fn of_slice(
                 continue;
             }
             let origin = match workload {
-                Some(workload) => workload.origin.clone(),
+                Some(workload) => origin_at(cx, mesh, workload, address),
                 None => origin_without_pod(cx, mesh, in_cluster.cluster, address, &mut last),
             };
             for (port_name, port) in slice.ports.iter().take(most - endpoints.len()) {
@@ -185,6 +185,25 @@ fn workload_of<'a>(
     };
     let source = WorkloadSource::Pod;
     mesh.workloads.get(cx, &WorkloadKey { source, object })
+}
+
+/// Returns the origin of a pod at one of its addresses. If its main address is in no network, another one may be in a
+/// range of meshNetworks.
+fn origin_at(cx: &Cx, mesh: &MeshSnapshot, workload: &Workload, address: &SmolStr) -> Shared<Origin> {
+    let origin = &workload.origin;
+    if !origin.network.is_empty() || workload.addresses.first() == Some(address) {
+        return origin.clone();
+    }
+    let network = network::of_endpoint(cx, mesh, &origin.cluster, &Labels::new(), address);
+    if network.is_empty() {
+        return origin.clone();
+    }
+    let (cluster, locality, node) = (&origin.cluster, &origin.locality, &origin.node_name);
+    Shared::new(Origin {
+        labels: Shared::new(workload::augmented(&workload.labels, cluster, locality, node, &network)),
+        network,
+        ..Origin::clone(origin)
+    })
 }
 
 /// Returns the origin of an address without a pod: its cluster, and possibly a network. Most have the same network as

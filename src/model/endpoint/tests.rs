@@ -267,9 +267,9 @@ fn localities_of_pods_come_from_labels_or_nodes() {
 
 #[test]
 fn networks_of_pods_come_from_labels_or_mesh_networks() {
-    let of = |pods: &str, networks: &str| {
+    let at = |service: &str, pods: &str, networks: &str| {
         let files = [
-            ("kube.yaml", SERVICE),
+            ("kube.yaml", service),
             ("pods.yaml", pods),
             ("meshnetworks.yaml", networks),
         ];
@@ -283,6 +283,7 @@ fn networks_of_pods_come_from_labels_or_mesh_networks() {
         assert_eq!(label, endpoint.origin.network.as_str());
         label.to_string()
     };
+    let of = |pods: &str, networks: &str| at(SERVICE, pods, networks);
     let none = "networks: {}";
     let registry = "networks: {reg: {endpoints: [{fromRegistry: Kubernetes}, {fromCidr: 10.0.0.0/8}]}}";
     let range = "networks: {range: {endpoints: [{fromCidr: 10.0.0.0/8}]}}";
@@ -303,6 +304,11 @@ fn networks_of_pods_come_from_labels_or_mesh_networks() {
     assert_eq!(of(&unlabelled, registry), "reg");
     assert_eq!(of(&unlabelled, range), "range");
     assert_eq!(of(&unlabelled, none), "");
+    let both = unlabelled.replace("podIP: 10.1.0.1", "podIPs: [{ip: 10.1.0.1}, {ip: 'fd00::1'}]");
+    let second = SERVICE.replace("IPv4", "IPv6").replace("[10.1.0.1]", "['fd00::1']");
+    let six = "networks: {six: {endpoints: [{fromCidr: 'fd00::/64'}]}}";
+    assert_eq!(of(&both, six), "");
+    assert_eq!(at(&second, &both, six), "six");
 }
 
 #[test]

@@ -30,7 +30,7 @@ const ANY_ORIGIN: &str = r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#]+$";
 const SHORTEST_COMMAND: usize = 3;
 
 /// Adds a filter for headers to the operations. Returns false for other filters.
-pub(super) fn apply_headers(filter: &Filter, headers: &mut Option<Headers>) -> Result<bool, Mistake> {
+pub(super) fn apply_headers(filter: &Filter, headers: &mut Option<Box<Headers>>) -> Result<bool, Mistake> {
     match filter.filter_type.as_str() {
         "RequestHeaderModifier" => {
             if let Some(modifier) = &filter.request_header_modifier {

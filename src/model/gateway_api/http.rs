@@ -42,7 +42,7 @@ pub(super) fn rule(
         ..Default::default()
     };
     let mirrored = apply_filters(backends, rule, &mut route)?;
-    route.retries = rule.retry.as_ref().map(retries);
+    route.retries = rule.retry.as_ref().map(|retry| Box::new(retries(retry)));
     if let Some(limits) = &rule.timeouts {
         apply_timeouts(limits, &mut route);
     }
@@ -95,13 +95,14 @@ fn apply_filters(backends: &Backends, rule: &HttpRule, route: &mut HttpRoute) ->
         }
         match one.filter_type.as_str() {
             "RequestRedirect" => {
-                route.redirect = one.request_redirect.as_ref().map(filter::redirect).transpose()?;
+                let redirect = one.request_redirect.as_ref().map(filter::redirect).transpose()?;
+                route.redirect = redirect.map(Box::new);
             }
             "URLRewrite" => {
                 let rewrite = one.url_rewrite.as_ref().map(filter::rewrite).transpose()?;
-                route.rewrite = rewrite.flatten();
+                route.rewrite = rewrite.flatten().map(Box::new);
             }
-            "CORS" => route.cors_policy = one.cors.as_ref().map(filter::cors),
+            "CORS" => route.cors_policy = one.cors.as_ref().map(|cors| Box::new(filter::cors(cors))),
             "RequestMirror" => {
                 let mirror = one.request_mirror.as_ref();
                 match mirror.map(|mirror| filter::mirror(backends, mirror)).transpose() {

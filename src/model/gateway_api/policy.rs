@@ -398,7 +398,7 @@ pub fn destination_rule(cx: &Cx, mesh: &MeshSnapshot, backend: &Backend) -> Opti
         meta: converted_meta(Kind::DestinationRule, key, annotations, OLDEST),
         spec: DestinationRule {
             host: backend.host.to_string(),
-            traffic_policy: Some(traffic),
+            traffic_policy: Some(traffic.into()),
             ..Default::default()
         },
         status: None,

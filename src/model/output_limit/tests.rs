@@ -60,7 +60,7 @@ fn rule_with_policy(name: &str, age: i64, host: &str, subsets: usize, kib: usize
     let spec = networking::DestinationRule {
         host: host.to_owned(),
         subsets: (0..subsets).map(subset).collect(),
-        traffic_policy: (kib > 0).then_some(policy),
+        traffic_policy: (kib > 0).then(|| policy.into()),
         ..Default::default()
     };
     config(Kind::DestinationRule, name, age, spec).into()

@@ -169,7 +169,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         registry: Registry::Kubernetes,
         service_entry: None,
         creation: meta.creation,
-        ports: object.ports.iter().map(port).collect(),
+        ports: object.ports.iter().map(ServicePort::of_kube).collect(),
         default_address: vips[0].clone(),
         cluster_vips: [(cluster.clone(), vips)].into(),
         auto_ipv4: SmolStr::default(),
@@ -194,12 +194,15 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
     }
 }
 
-fn port(port: &kube::service::Port) -> ServicePort {
-    ServicePort {
-        name: port.name.clone(),
-        number: port.number,
-        target: port.target.clone(),
-        protocol: Protocol::of_kube_port(port),
+impl ServicePort {
+    /// Returns a port of a Kubernetes Service.
+    pub fn of_kube(port: &kube::service::Port) -> Self {
+        Self {
+            name: port.name.clone(),
+            number: port.number,
+            target: port.target.clone(),
+            protocol: Protocol::of_kube_port(port),
+        }
     }
 }
 

@@ -117,10 +117,10 @@ mod tests {
         let of = |value, number, size| {
             of_http(&HttpRoute {
                 r#match: matches(number, size),
-                headers: Some(Headers {
+                headers: Some(Box::new(Headers {
                     request: Some(operations(value)),
                     response: Some(operations(value)),
-                }),
+                })),
                 ..Default::default()
             })
         };

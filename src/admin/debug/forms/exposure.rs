@@ -587,7 +587,7 @@ impl View<'_> {
 
     fn destination_rule(&self) -> Option<DestinationRule> {
         let (_, rule) = destination_rule::find(&self.cx, self.mesh, &self.key.namespace, None, self.key)?;
-        let policy = rule.spec.traffic_policy.as_ref();
+        let policy = rule.spec.traffic_policy.as_deref();
         let tls = policy.and_then(|policy| policy.tls.as_ref());
         Some(DestinationRule {
             objects: rule

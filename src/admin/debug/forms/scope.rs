@@ -14,7 +14,7 @@ use crate::{
         service::mcs,
         sidecar_scope::EgressListener,
     },
-    proto::json,
+    proto::{istio::networking::v1alpha3 as networking, json},
     table::Cx,
 };
 
@@ -69,10 +69,14 @@ fn merged_rule(mesh: &MeshSnapshot, rule: &DestinationRule) -> Value {
     };
     let from = rule.from.iter();
     let from = from.map(|key| json!({ "Namespace": key.namespace.as_str(), "Name": key.name }));
+    let spec = networking::DestinationRule {
+        host: rule.host.to_string(),
+        ..networking::DestinationRule::clone(&rule.spec)
+    };
     json!({
         "exportTo": export_to,
         "from": list_or_null(from),
-        "rule": object::config(&rule.meta, &rule.spec, &mesh.installation.domain),
+        "rule": object::config(&rule.meta, &spec, &mesh.installation.domain),
     })
 }
 

@@ -61,11 +61,7 @@ pub(super) fn service(mesh: &MeshSnapshot, service: &Service) -> Value {
 /// Returns the service of a target, with the port that the workload serves.
 pub(super) fn target(mesh: &MeshSnapshot, target: &ServiceTarget) -> Option<Value> {
     let service = mesh.services.get(&Cx::untracked(), &target.service)?;
-    let mut port = service
-        .ports
-        .iter()
-        .find(|port| port.number == target.port)
-        .map(self::port)?;
+    let mut port = target.declared(service).map(self::port)?;
     port.insert("TargetPort".to_owned(), json!(target.target_port));
     Some(json!({ "Service": self::service(mesh, service), "Port": port }))
 }

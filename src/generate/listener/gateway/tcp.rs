@@ -107,7 +107,7 @@ impl ListenerBuilder<'_> {
         for service in services.iter().filter_map(|service| ctx.scoped(service)) {
             let namespace = &client.filters.namespace;
             let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, &service);
-            let spec = rule.as_ref().map(|rule| &rule.spec);
+            let spec = rule.as_ref().map(|rule| &*rule.spec);
             let host = &service.key.hostname;
             for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
                 let subsets = spec.into_iter().flat_map(|spec| &spec.subsets);
@@ -203,7 +203,7 @@ impl ListenerBuilder<'_> {
             stat_prefix,
             clusters,
             subset,
-            rule: rule.map(|rule| &rule.spec),
+            rule: rule.map(|rule| &*rule.spec),
             may_tunnel: true,
             dynamic_dns: None,
         };

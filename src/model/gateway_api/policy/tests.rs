@@ -43,7 +43,7 @@ fn rules(history: &[&str]) -> BTreeMap<String, String> {
     let (cx, mesh) = (Cx::untracked(), world.snapshot());
     let rules = mesh.raw_destination_rules.iter(&cx);
     let rule = |(key, rule): (&ObjectKey, &Shared<Config<DestinationRule>>)| {
-        let policy = rule.spec.traffic_policy.as_ref().expect("a traffic policy");
+        let policy = rule.spec.traffic_policy.as_deref().expect("a traffic policy");
         assert!(policy.tls.is_some(), "{key}");
         (key.name.to_string(), rule.spec.host.clone())
     };
@@ -99,7 +99,7 @@ fn the_oldest_policy_of_a_target_applies() {
     let sni = |mesh: &MeshSnapshot| -> Vec<String> {
         let cx = Cx::untracked();
         let rules = mesh.raw_destination_rules.iter(&cx);
-        let policies = rules.filter_map(|(_, rule)| rule.spec.traffic_policy.as_ref());
+        let policies = rules.filter_map(|(_, rule)| rule.spec.traffic_policy.as_deref());
         let settings = policies.filter_map(|policy| policy.tls.as_ref());
         settings.map(|tls| tls.sni.clone()).collect()
     };
