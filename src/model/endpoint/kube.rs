@@ -72,7 +72,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> (Vec
         endpoints.extend(listed.into_iter().filter(counts));
         // The host of an imported service exists only in clusters that import it.
         if let Some(object) = object.filter(|_| labels.is_some()) {
-            endpoints.extend(of_entries(cx, mesh, service, object, in_cluster.most));
+            endpoints.extend(of_entries(cx, mesh, object, in_cluster.most));
         }
     }
     (endpoints, pending)
@@ -256,12 +256,12 @@ fn health(mesh: &MeshSnapshot, in_cluster: &ServiceInCluster<'_>, listed: &Slice
 
 /// Returns the endpoints on virtual machines, at most some: WorkloadEntries of the Service's cluster and namespace that
 /// it selects.
-fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Service, most: usize) -> Vec<Endpoint> {
+fn of_entries(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service, most: usize) -> Vec<Endpoint> {
     let features = &mesh.installation.features;
     let own_cluster = *object.meta.cluster() == mesh.installation.cluster;
     let selects = features.pilot_enable_k8s_select_workload_entries
         && (own_cluster || features.pilot_enable_cross_cluster_workload_entry)
-        && service.resolution == Resolution::ClientSideLb
+        && Resolution::of_kube(object) == Resolution::ClientSideLb
         && !object.selector.is_empty();
     if !selects {
         return Vec::new();
@@ -288,7 +288,7 @@ fn of_entries(cx: &Cx, mesh: &MeshSnapshot, service: &Service, object: &kube::Se
 
 /// Returns the port of a WorkloadEntry for a service port: its own port of that name, or else the number. A named
 /// target port must be among its ports.
-fn target_port(port: &kube::service::Port, workload: &Workload) -> Option<u32> {
+pub fn target_port(port: &kube::service::Port, workload: &Workload) -> Option<u32> {
     let named = |name: &SmolStr| workload.named_ports.get(name).copied().filter(|number| *number > 0);
     match &port.target {
         TargetPort::Name(name) => named(name),

@@ -3,7 +3,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     api::{Kind, document::parse_object},
-    base::ObjectKey,
+    base::{ClusterId, ObjectKey},
     model::{Change, World, fixture, installation::Installation},
 };
 
@@ -454,6 +454,26 @@ fn services_select_machines() {
     assert_eq!(endpoints[0].origin.labels.get("v").map(SmolStr::as_str), Some("1"));
     let named = service.replace("targetPort: 8080", "targetPort: web");
     assert!(list(&mesh(&[("kube.yaml", &named), ("config.yaml", ENTRIES)]), A).is_empty());
+}
+
+#[test]
+fn services_select_machines_as_declared_in_their_cluster() {
+    let service = SERVICE.split("---").next().unwrap_or_default();
+    let headless = service.replace("10.0.0.1", "None");
+    let installation = Installation::default();
+    let remote = Installation {
+        cluster: ClusterId::new("c2"),
+        ..Installation::default()
+    };
+    let endpoints = |first: &str, own: &str| {
+        let mut rows = fixture::folder(&installation, &[("kube.yaml", first), ("kube-c2.yaml", own)]);
+        rows.extend(fixture::folder(&remote, &[("config.yaml", ENTRIES)]));
+        let mut world = World::new(installation.clone());
+        world.commit(rows.into_iter().map(Change::Upsert).collect());
+        short(&list(&world, A))
+    };
+    assert_eq!(endpoints(&headless, service), ["10.2.0.1:9000 http vm Unknown"]);
+    assert!(endpoints(service, &headless).is_empty());
 }
 
 #[test]

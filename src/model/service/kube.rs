@@ -143,13 +143,6 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
     } else {
         ""
     };
-    let resolution = if object.is_headless() {
-        Resolution::Passthrough
-    } else if external_name.is_empty() {
-        Resolution::ClientSideLb
-    } else {
-        Resolution::Alias
-    };
     let vips = vips(object);
     let annotation = |name: &str| meta.annotations.get(name).map_or("", SmolStr::as_str);
     let scope = match annotation(CONFIG_SCOPE) {
@@ -176,7 +169,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         auto_ipv6: SmolStr::default(),
         members: Vec::new(),
         merge_class: 0,
-        resolution,
+        resolution: Resolution::of_kube(object),
         mesh_external: !external_name.is_empty(),
         export_to: super::export_to(cx, mesh, &export_to, meta.namespace()),
         service_accounts: Shared::default(),
@@ -191,6 +184,19 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         headless: object.is_headless(),
         external_addresses: addresses.into_iter().map(|list| (cluster.clone(), list)).collect(),
         external_ports: ports.into_iter().map(|map| (cluster.clone(), map)).collect(),
+    }
+}
+
+impl Resolution {
+    /// Returns the resolution of a Kubernetes Service.
+    pub fn of_kube(object: &kube::Service) -> Self {
+        if object.is_headless() {
+            Self::Passthrough
+        } else if object.is_external_name() && !object.external_name.is_empty() {
+            Self::Alias
+        } else {
+            Self::ClientSideLb
+        }
     }
 }
 
