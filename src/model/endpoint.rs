@@ -18,6 +18,7 @@ use crate::{
 };
 
 pub use entry::{SelectedWorkloads, demand, may_be_large, selected_workloads};
+pub use kube::target_port;
 
 /// Health, with Istio's distinctions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

@@ -16,10 +16,11 @@ use crate::{
             service::{Port, TargetPort},
         },
     },
-    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, Shared, select},
+    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, select},
     generate::{BuildContext, Proxy},
     model::{
         Service, ServiceKey,
+        endpoint::target_port,
         service::{Protocol, Resolution, ServicePort, mcs},
         workload::{Workload, WorkloadSource, augmented},
     },
@@ -36,26 +37,17 @@ pub(crate) struct Targets {
 pub(crate) fn targets(ctx: &BuildContext, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Targets {
     let mut found = kube_targets(ctx, proxy, pod);
     let entry_labels = entry_targets(ctx, proxy, &mut found);
-    found.sort_by(|(a, _), (b, _)| (a.creation, &a.key.hostname).cmp(&(b.creation, &b.key.hostname)));
+    found.sort_by(|(a_age, a), (b_age, b)| (a_age, &a.service.hostname).cmp(&(b_age, &b.service.hostname)));
     Targets {
         list: found.into_iter().map(|(_, target)| target).collect(),
         entry_labels,
     }
 }
 
-type Found<'a> = Vec<(&'a Shared<Service>, ServiceTarget)>;
+/// Targets, each with the creation time of the Service in the proxy's cluster or of the ServiceEntry.
+type Found = Vec<(i64, ServiceTarget)>;
 
-fn target(service: &Shared<Service>, port: u32, target_port: u32) -> (&Shared<Service>, ServiceTarget) {
-    let target = ServiceTarget {
-        service: service.key.clone(),
-        port,
-        target_port,
-        own: None,
-    };
-    (service, target)
-}
-
-fn kube_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found<'a> {
+fn kube_targets(ctx: &BuildContext, proxy: &Proxy, pod: Option<&Shared<Pod>>) -> Found {
     let cluster = workload::cluster(ctx, proxy);
     if let Some(entry) = workload::entry(ctx, proxy, pod) {
         return selecting(ctx, &cluster, &entry.origin.namespace, &entry.origin.labels)
@@ -111,24 +103,33 @@ fn rows<'a>(ctx: &BuildContext<'a>, service: &kube::Service) -> impl Iterator<It
         })
 }
 
+/// Returns the target of a port of a Service.
+fn target(row: &Service, service: &kube::Service, port: &Port, number: u32) -> (i64, ServiceTarget) {
+    let declared = ServicePort::of_kube(port);
+    let same = |known: &ServicePort| {
+        (&known.name, known.number, known.protocol) == (&declared.name, declared.number, declared.protocol)
+    };
+    let is_known = row.ports.iter().any(same);
+    let target = ServiceTarget {
+        service: row.key.clone(),
+        port: port.number,
+        target_port: number,
+        own: (!is_known).then(|| Box::new(declared)),
+    };
+    (service.meta.creation, target)
+}
+
 /// Returns the targets of a Service whose ports resolve. Two ports with the same target port and protocol are one
 /// target.
-fn by_ports<'a>(ctx: &BuildContext<'a>, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found<'a> {
+fn by_ports(ctx: &BuildContext, service: &kube::Service, resolve: impl Fn(&Port) -> Option<u32>) -> Found {
     let mut found = Vec::new();
     for row in rows(ctx, service) {
         let mut seen: BTreeSet<(u32, Protocol)> = BTreeSet::new();
         for port in &service.ports {
             let Some(number) = resolve(port) else { continue };
-            let port = ServicePort::of_kube(port);
-            if !seen.insert((number, port.protocol)) {
-                continue;
+            if seen.insert((number, Protocol::of_kube_port(port))) {
+                found.push(target(row, service, port, number));
             }
-            let (row, mut target) = target(row, port.number, number);
-            let same = |known: &ServicePort| {
-                (&known.name, known.number, known.protocol) == (&port.name, port.number, port.protocol)
-            };
-            target.own = (!row.ports.iter().any(same)).then(|| Box::new(port));
-            found.push((row, target));
         }
     }
     found
@@ -141,41 +142,20 @@ fn port_of_pod(pod: &Pod, port: &Port) -> Option<u32> {
     }
 }
 
-/// Returns the targets of a Service on a WorkloadEntry. Its port map is keyed by the name of the target port.
-fn by_entry<'a>(ctx: &BuildContext<'a>, service: &kube::Service, entry: &Workload) -> Found<'a> {
-    let Some(row) = rows(ctx, service)
-        .next()
-        .filter(|row| row.resolution == Resolution::ClientSideLb)
-    else {
+/// Returns the targets of a Service on a WorkloadEntry.
+fn by_entry(ctx: &BuildContext, service: &kube::Service, entry: &Workload) -> Found {
+    let selects = Resolution::of_kube(service) == Resolution::ClientSideLb;
+    let Some(row) = rows(ctx, service).next().filter(|_| selects) else {
         return Vec::new();
     };
-    let declared = row.ports.iter().filter(|port| port.protocol != Protocol::Udp);
-    let resolved = declared.filter_map(|declared| {
-        let same = |port: &&Port| port.name == declared.name || port.number == declared.number;
-        let (number, name, must_be_mapped) = match service.ports.iter().find(same) {
-            Some(Port {
-                name,
-                target: TargetPort::Number(number),
-                ..
-            }) if *number > 0 => (*number, name.as_str(), false),
-            Some(Port {
-                target: TargetPort::Name(name),
-                ..
-            }) => (declared.number, name.as_str(), true),
-            _ => (declared.number, "", false),
-        };
-        let mapped = entry.named_ports.get(name).copied().filter(|port| *port != 0);
-        let number = match mapped {
-            None if must_be_mapped => return None,
-            mapped => mapped.unwrap_or(number),
-        };
-        Some(target(row, declared.number, number))
-    });
+    let served = service.ports.iter();
+    let served = served.filter(|port| Protocol::of_kube_port(port) != Protocol::Udp);
+    let resolved = served.filter_map(|port| Some(target(row, service, port, target_port(port, entry)?)));
     resolved.collect()
 }
 
 /// Returns the targets of Services without a selector whose EndpointSlices contain the proxy's first address.
-fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) -> Found<'a> {
+fn by_address(ctx: &BuildContext, proxy: &Proxy, cluster: &ClusterId) -> Found {
     let Some(address) = proxy.addresses.first() else {
         return Vec::new();
     };
@@ -189,12 +169,16 @@ fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) ->
         let Some(row) = ctx.service(key).filter(known) else {
             continue;
         };
+        let object = ObjectKey::new(cluster, key.namespace.clone(), row.name.clone());
+        let Some(service) = ctx.mesh.kube_services.get(ctx.cx, &object) else {
+            continue;
+        };
         for endpoint in &*endpoints.endpoints {
             if endpoint.address != *address || endpoint.origin.cluster != *cluster {
                 continue;
             }
-            if let Some(port) = row.ports.iter().find(|port| port.name == endpoint.port_name) {
-                found.push(target(row, port.number, endpoint.port));
+            if let Some(port) = service.ports.iter().find(|port| port.name == endpoint.port_name) {
+                found.push(target(row, service, port, endpoint.port));
             }
         }
     }
@@ -202,7 +186,7 @@ fn by_address<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, cluster: &ClusterId) ->
 }
 
 /// Adds the targets of ServiceEntries at the proxy's addresses. Returns the labels of the first endpoint.
-fn entry_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, found: &mut Found<'a>) -> Option<Labels> {
+fn entry_targets(ctx: &BuildContext, proxy: &Proxy, found: &mut Found) -> Option<Labels> {
     let mut labels = None;
     for address in &proxy.addresses {
         inline_targets(ctx, proxy, address, found, &mut labels);
@@ -213,11 +197,11 @@ fn entry_targets<'a>(ctx: &BuildContext<'a>, proxy: &Proxy, found: &mut Found<'a
 
 type Entry = Config<networking::ServiceEntry>;
 
-fn inline_targets<'a>(
-    ctx: &BuildContext<'a>,
+fn inline_targets(
+    ctx: &BuildContext,
     proxy: &Proxy,
     address: &SmolStr,
-    found: &mut Found<'a>,
+    found: &mut Found,
     labels: &mut Option<Labels>,
 ) {
     for (key, entry) in ctx.mesh.service_entries_by_endpoint_address.get(ctx.cx, address) {
@@ -241,11 +225,11 @@ fn inline_targets<'a>(
     }
 }
 
-fn selected_targets<'a>(
-    ctx: &BuildContext<'a>,
+fn selected_targets(
+    ctx: &BuildContext,
     proxy: &Proxy,
     address: &SmolStr,
-    found: &mut Found<'a>,
+    found: &mut Found,
     labels: &mut Option<Labels>,
 ) {
     let select_pods = ctx.mesh.installation.features.pilot_enable_serviceentry_select_pods;
@@ -274,7 +258,7 @@ fn selected_targets<'a>(
 
 /// Adds every port of every host of a ServiceEntry, with the endpoint's port of that name, or else the target port, or
 /// else the number itself.
-fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found<'a>) {
+fn add_entry(ctx: &BuildContext, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found) {
     for host in &entry.spec.hosts {
         let key = ServiceKey {
             hostname: Hostname::new(host),
@@ -291,7 +275,13 @@ fn add_entry<'a>(ctx: &BuildContext<'a>, entry: &Entry, own: impl Fn(&str) -> Op
                 port.number
             };
             let number = own(&port.name).filter(|number| *number > 0).unwrap_or(declared);
-            found.push(target(row, port.number, number));
+            let target = ServiceTarget {
+                service: key.clone(),
+                port: port.number,
+                target_port: number,
+                own: None,
+            };
+            found.push((entry.meta.creation, target));
         }
     }
 }

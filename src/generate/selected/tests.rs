@@ -9,7 +9,7 @@ use crate::{
         Installation, World,
         fixture::{folder_world, labels},
         policy::TargetService,
-        service::Registry,
+        service::{Protocol, Registry},
     },
     table::{Cx, RelationId, Table},
 };
@@ -252,6 +252,95 @@ status: {phase: Running, podIP: 10.1.0.7, conditions: [{type: Ready, status: 'Tr
         let workload = proxy(&id, json!({"NAMESPACE": "shop", "CLUSTER_ID": "c2"}));
         assert_eq!(targets_of_proxy(&world, &workload), expected);
     }
+}
+
+/// Returns a Service that was created on a day.
+fn service_of(name: &str, day: u32, spec: &str) -> String {
+    format!(
+        "---
+apiVersion: v1
+kind: Service
+metadata: {{name: {name}, namespace: shop, creationTimestamp: '2024-01-0{day}T00:00:00Z'}}
+spec: {{{spec}}}
+"
+    )
+}
+
+/// Returns the targets of the workload at 10.2.0.1 in the cluster `c2`, given the objects of the config cluster and
+/// those of `c2`.
+fn remote_targets(first: &str, objects: &str) -> Vec<ServiceTarget> {
+    let files = [("kube.yaml", first), ("kube-c2.yaml", objects)];
+    let world = folder_world(Installation::default(), &files);
+    let proxy = proxy(
+        "sidecar~10.2.0.1~app.shop~shop.svc.cluster.local",
+        json!({"NAMESPACE": "shop", "CLUSTER_ID": "c2"}),
+    );
+    with(&world, |ctx| class(ctx, &proxy).targets.to_vec())
+}
+
+#[test]
+fn a_machine_serves_the_services_of_its_own_cluster() {
+    let entry = "---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: app, namespace: shop}
+spec: {address: 10.2.0.1, labels: {app: db}}
+";
+    let service = |ip: &str, port: &str| {
+        let spec = format!("clusterIP: {ip}, selector: {{app: db}}, ports: [{port}]");
+        service_of("db", 1, &spec)
+    };
+    let headless = service("None", "{name: http, port: 80}");
+    let balanced = service("10.9.0.1", "{name: tcp, port: 5432, targetPort: 6432}");
+    let targets = |first: &str, own: &str| remote_targets(&format!("{first}{entry}"), own);
+    let found = targets(&headless, &balanced);
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].port, found[0].target_port), (5432, 6432));
+    let protocol = found[0].own.as_ref().map(|port| port.protocol);
+    assert_eq!(protocol, Some(Protocol::Tcp), "not that of another cluster");
+    assert!(targets(&balanced, &headless).is_empty());
+}
+
+#[test]
+fn a_pod_of_a_slice_serves_the_ports_of_its_own_cluster() {
+    let objects = "---
+apiVersion: v1
+kind: Pod
+metadata: {name: app, namespace: shop}
+spec: {containers: [{name: app}]}
+status: {phase: Running, podIP: 10.2.0.1, conditions: [{type: Ready, status: 'True'}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: listed-1, namespace: shop, labels: {kubernetes.io/service-name: listed}}
+addressType: IPv4
+ports: [{name: grpc, port: 7070}]
+endpoints: [{addresses: [10.2.0.1]}]
+";
+    let first = service_of("listed", 1, "clusterIP: 10.0.0.1, ports: [{name: http, port: 80}]");
+    let own = service_of("listed", 1, "clusterIP: 10.9.0.1, ports: [{name: grpc, port: 70}]");
+    let found = remote_targets(&first, &format!("{own}{objects}"));
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].port, found[0].target_port), (70, 7070));
+}
+
+#[test]
+fn services_of_a_workload_come_in_their_order_in_its_cluster() {
+    let pod = "---
+apiVersion: v1
+kind: Pod
+metadata: {name: app, namespace: shop, labels: {app: web}}
+spec: {containers: [{name: app}]}
+status: {phase: Running, podIP: 10.2.0.1, conditions: [{type: Ready, status: 'True'}]}
+";
+    let services = |ages: [u32; 2]| {
+        let spec = "clusterIP: 10.0.0.1, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]";
+        service_of("a", ages[0], spec) + &service_of("b", ages[1], spec)
+    };
+    let own = services([4, 3]) + pod;
+    let found = remote_targets(&services([1, 2]), &own);
+    let hosts: Vec<&str> = found.iter().map(|target| target.service.hostname.as_str()).collect();
+    assert_eq!(hosts, ["b.shop.svc.cluster.local", "a.shop.svc.cluster.local"]);
 }
 
 #[test]
