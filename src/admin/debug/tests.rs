@@ -53,6 +53,15 @@ fn multi_cluster_services_are_listed() {
 }
 
 #[test]
+fn a_service_has_the_type_in_the_config_cluster() {
+    let service = OBJECTS.split("---").next().unwrap_or_default();
+    let remote = service.replace("clusterIP:", "type: LoadBalancer, clusterIP:");
+    let files = [("kube-A.yaml", remote.as_str()), ("kube.yaml", service)];
+    let shown = forms::service::registry(&fixture::folder_world(Installation::default(), &files).snapshot());
+    assert_eq!(shown[0]["Attributes"]["Type"], "ClusterIP");
+}
+
+#[test]
 fn network_gateways_are_listed() {
     let world = fixture::folder_world(Installation::default(), &[("kube-c2.yaml", OBJECTS)]);
     let want = json!([{ "Network": "n2", "Cluster": "c2", "Addr": "1.2.3.4", "Port": 15443, "HBONEPort": 0,

@@ -66,7 +66,7 @@ pub(super) fn target(mesh: &MeshSnapshot, target: &ServiceTarget) -> Option<Valu
     Some(json!({ "Service": self::service(mesh, service), "Port": port }))
 }
 
-/// Attributes of the Kubernetes Service of a row.
+/// Attributes of the Kubernetes Service of a row, in the first cluster that has one.
 #[derive(Default)]
 struct KubeObject {
     kind: SmolStr,
@@ -78,7 +78,7 @@ fn object(mesh: &MeshSnapshot, service: &Service) -> KubeObject {
         return KubeObject::default();
     }
     let cx = Cx::untracked();
-    let clusters = service.cluster_vips.keys().chain([&mesh.installation.cluster]);
+    let clusters = std::iter::once(&mesh.installation.cluster).chain(service.cluster_vips.keys());
     let mut keys = clusters.map(|cluster| ObjectKey::new(cluster, service.key.namespace.clone(), service.name.clone()));
     let row = keys.find_map(|key| mesh.kube_services.get(&cx, &key));
     row.map_or_else(KubeObject::default, |row| KubeObject {
