@@ -176,8 +176,23 @@ impl<'a> RoutePatchList<'a> {
     }
 }
 
-/// Applies the patches to a route configuration.
+/// Applies the patches to a route configuration that proxies request. It keeps its name: the listener waits for this
+/// one, and Envoy drops others.
 pub fn apply(
+    ctx: &BuildContext,
+    patches: &RoutePatches,
+    context: PatchContext,
+    routes: RouteConfiguration,
+    notes: &mut Vec<Note>,
+) -> RouteConfiguration {
+    let name = routes.name.clone();
+    RouteConfiguration {
+        name,
+        ..patched(ctx, patches, context, routes, notes)
+    }
+}
+
+fn patched(
     ctx: &BuildContext,
     patches: &RoutePatches,
     context: PatchContext,
@@ -211,7 +226,7 @@ pub fn inbound(
     }
     let context = PatchContext::SidecarInbound;
     let patches = RoutePatchList::of(ctx, refs, context).at_once(&routes.name, BTreeSet::new);
-    apply(ctx, &patches, context, routes, notes)
+    patched(ctx, &patches, context, routes, notes)
 }
 
 /// State of patching one route configuration.
