@@ -25,7 +25,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
-        service::{MergedPort, Resolution, UNSPECIFIED_IP},
+        service::{MergedPort, UNSPECIFIED_IP},
         waypoint,
     },
     proto::{envoy::config::endpoint::v3::ClusterLoadAssignment, field::cluster_load_assignment},
@@ -122,8 +122,7 @@ impl EndpointProxyView {
             projection.node = needs.node.then(|| location.node.clone());
             // The locality of a waypoint says nothing about the locality of the endpoints. Clusters that resolve names
             // do not use the waypoint.
-            let is_resolved = matches!(service.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb);
-            let balances = needs.locality && (is_resolved || projection.through_waypoint.is_none());
+            let balances = needs.locality && (service.resolution.is_dns() || projection.through_waypoint.is_none());
             projection.locality = balances.then(|| location.locality.clone());
             projection.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
         }

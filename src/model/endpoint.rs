@@ -178,9 +178,7 @@ pub fn traits(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Endpoint
     let service = mesh.services.get(cx, key)?;
     let endpoints = &mesh.endpoints.get(cx, key)?.endpoints;
     let identities: BTreeSet<&SmolStr> = endpoints.iter().map(|endpoint| &endpoint.origin.identity).collect();
-    let is_dns = service
-        .all()
-        .any(|one| matches!(one.resolution, Resolution::DnsLb | Resolution::DnsRoundRobinLb));
+    let is_dns = service.all().any(|one| one.resolution.is_dns());
     let headless = if service.all().any(|one| one.resolution == Resolution::Passthrough) {
         &**endpoints
     } else {

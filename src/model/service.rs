@@ -65,6 +65,13 @@ pub enum Resolution {
     DynamicDns,
 }
 
+impl Resolution {
+    /// Returns true if proxies resolve the endpoints, which are part of the cluster.
+    pub fn is_dns(self) -> bool {
+        matches!(self, Self::DnsLb | Self::DnsRoundRobinLb)
+    }
+}
+
 /// One port of a service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServicePort {

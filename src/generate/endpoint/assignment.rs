@@ -61,6 +61,11 @@ impl Target<'_> {
         if let Some(address) = &client.through_waypoint {
             return self.waypoints(ctx, client, address);
         }
+        // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): endpoints that DNS resolves are in their cluster. A
+        // client with another cluster gets none: a proxyless one, or an Envoy with a cluster of an EnvoyFilter.
+        if self.service.resolution.is_dns() {
+            return Vec::new();
+        }
         let Some(row) = ctx.mesh.endpoints.get(ctx.cx, &self.service.key) else {
             return Vec::new();
         };

@@ -24,7 +24,6 @@ use crate::{
         Service,
         features::Features,
         network::{GatewayIndex, NetworkGateway},
-        service::Resolution,
     },
     proto::envoy::config::{
         core::v3::Metadata,
@@ -46,9 +45,10 @@ pub(super) struct Destination<'a> {
 /// Returns the gateways of a service: as declared if the proxy resolves names itself, otherwise those with an address.
 pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a GatewayIndex> {
     let networks = ctx.mesh.networks.get(ctx.cx, &())?;
-    let index = match service.resolution {
-        Resolution::DnsLb | Resolution::DnsRoundRobinLb => &networks.unresolved,
-        _ => &networks.resolved,
+    let index = if service.resolution.is_dns() {
+        &networks.unresolved
+    } else {
+        &networks.resolved
     };
     index.is_multi_network().then_some(index)
 }

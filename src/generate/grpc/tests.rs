@@ -418,6 +418,32 @@ fn endpoints_are_filtered_by_subset() {
     assert_eq!([addresses(""), addresses("v1"), addresses("hashed")], [1, 1, 0]);
 }
 
+/// Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): the cluster is the same, and stays empty.
+#[test]
+fn endpoints_that_dns_resolves_are_not_sent() {
+    let localities = |resolution: &str| {
+        let config = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: out}}
+spec:
+  hosts: [out.example.com]
+  resolution: {resolution}
+  endpoints: [{{address: 10.9.9.9}}]
+  ports: [{{number: 80, name: grpc, protocol: GRPC}}]
+"
+        );
+        let name = "outbound|80||out.example.com";
+        let cluster = only(ask(&config, client(), ResourceType::Cluster, &[name]));
+        assert_eq!(cluster["type"], "EDS");
+        let assignment = only(ask(&config, client(), ResourceType::Endpoint, &[name]));
+        assert_eq!(assignment["clusterName"], name);
+        assignment["endpoints"].as_array().map_or(0, Vec::len)
+    };
+    assert_eq!(["STATIC", "DNS", "DNS_ROUND_ROBIN"].map(localities), [1, 0, 0]);
+}
+
 #[test]
 fn endpoints_in_the_ambient_mesh_are_reached_without_tunnels() {
     let config = "

@@ -51,7 +51,7 @@ pub(super) fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<E
 
 /// Returns true if an entry without endpoints has its hosts as endpoints.
 fn is_dns(spec: &ServiceEntry) -> bool {
-    matches!(entry::resolution(spec), Resolution::DnsLb | Resolution::DnsRoundRobinLb)
+    entry::resolution(spec).is_dns()
 }
 
 /// Returns the number of workloads of an entry without a selector: its endpoints, or the host itself.
