@@ -1,7 +1,8 @@
 //! Writes rows as manifests, the reverse of parsing: the parsed manifest is an equal row.
 //!
 //! Covers the kinds that count in remote clusters, except Secrets, whose content must not be written anywhere. Note: a
-//! manifest has only what the row keeps of the object.
+//! manifest has only what the row keeps of the object. A hidden Gateway has the manifest of the whole one, because
+//! discovery selectors decide again whether it is hidden.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,7 @@ use super::{
 };
 use crate::proto::{istio::mesh::v1alpha1::MeshConfig, json::to_json};
 
-/// Kinds with a manifest.
+/// Kinds of manifests.
 pub const KINDS: [Kind; 10] = [
     Kind::MeshConfig,
     Kind::Namespace,
@@ -27,7 +28,7 @@ pub const KINDS: [Kind; 10] = [
     Kind::ServiceImport,
 ];
 
-/// Returns the manifest of a row; `None` for kinds that are not in [`KINDS`].
+/// Returns the manifest of a row, whose kind is one of [`KINDS`]; `None` for rows without one.
 pub fn manifest(row: &Row) -> Option<Value> {
     Some(match row {
         Row::MeshConfig(row) => object(&row.meta, metadata(&row.meta), remote_mesh(&row.spec)),
@@ -38,6 +39,7 @@ pub fn manifest(row: &Row) -> Option<Value> {
         Row::EndpointSlice(row) => object(&row.meta, metadata(&row.meta), endpoint_slice(row)),
         Row::WorkloadEntry(row) => config(row, to_json(&row.spec)),
         Row::KubeGateway(row) => typed(row)?,
+        Row::HiddenGateway(row) => typed(&row.gateway)?,
         Row::ServiceExport(row) => typed(row)?,
         Row::ServiceImport(row) => typed(row)?,
         _ => return None,

@@ -1,7 +1,10 @@
 use serde_json::json;
 
 use super::*;
-use crate::{api::document::parse_object, base::ClusterId};
+use crate::{
+    api::{document::parse_object, hidden_gateway::HiddenGateway},
+    base::ClusterId,
+};
 
 /// Returns the row of an object, after checking that its manifest is an equal row.
 fn row(kind: Kind, object: &Value) -> Row {
@@ -91,6 +94,18 @@ fn every_kind_has_a_manifest_that_parses_to_the_same_row() {
             .iter()
             .all(|kind| objects.iter().any(|(tested, _)| tested == kind))
     );
+}
+
+#[test]
+fn a_hidden_gateway_has_the_manifest_of_its_gateway() {
+    let mut object = json!({ "metadata": metadata("gw"), "spec": { "gatewayClassName": "istio" } });
+    object["metadata"]["labels"] = json!({ "topology.istio.io/network": "n1" });
+    let whole = row(Kind::KubeGateway, &object);
+    let Row::KubeGateway(gateway) = &whole else {
+        panic!("not a Gateway");
+    };
+    let hidden = HiddenGateway::of(gateway).map(Row::from).expect("a network gateway");
+    assert_eq!(manifest(&hidden), manifest(&whole));
 }
 
 #[test]

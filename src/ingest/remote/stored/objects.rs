@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use imbl::OrdMap;
 
 use crate::{
-    api::{Kind, Row, manifest},
+    api::{Kind, Row, hidden_gateway::HiddenGateway, manifest},
     base::{ClusterId, ObjectKey},
     model::change::Change,
 };
 
-/// Returns true if objects of the kind are stored.
+/// Returns true if rows of the kind are stored.
 pub(super) fn is_stored(kind: Kind) -> bool {
-    manifest::KINDS.contains(&kind)
+    // Gateways in namespaces that are not selected are rows of a kind of their own.
+    manifest::KINDS.contains(&kind) || kind == HiddenGateway::KIND
 }
 
 /// The stored kinds of one cluster. Cloning it copies no object.

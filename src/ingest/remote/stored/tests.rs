@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{folder::Folder, objects::Objects, *};
 use crate::{
-    api::{Row, document::parse_object},
+    api::{Row, document::parse_object, hidden_gateway::HiddenGateway},
     base::select::LabelSelector,
     model::change::{Change, SourceId},
 };
@@ -196,58 +196,94 @@ fn only_regular_files_are_read() {
     assert!(folder.write(&cluster(), &objects(&rows()), wall_clock()).is_err());
 }
 
-#[tokio::test]
-async fn stored_objects_follow_the_filters() {
+/// Writes these rows, and returns the changes of the stored state after a start with these rules and filters.
+async fn restored(rows: &[Row], rules: &Rules, filters: watch::Receiver<Option<Filters>>) -> BoxStream<'static, Batch> {
     let parent = tempfile::tempdir().expect("a folder");
     let registry = Registry::new();
     let settings = StoredSettings {
         folder: parent.path().to_owned(),
         max_age: Duration::ZERO,
     };
-    let (filters, filters_in) = watch::channel(None);
     let watches = WatchMetrics::new(&registry).expect("new metrics");
-    let (states, _writer) =
-        StoredStates::new(&registry, settings, &Rules::default(), filters_in, watches).expect("new metrics");
+    let (states, _writer) = StoredStates::new(&registry, settings, rules, filters, watches).expect("new metrics");
     states
         .folder
-        .write(&cluster(), &objects(&rows()), wall_clock())
+        .write(&cluster(), &objects(rows), wall_clock())
         .expect("a written file");
     let state = states.read(cluster()).await.expect("a state");
-    let mut changes = states.changes(&cluster(), state);
+    states.changes(&cluster(), state)
+}
+
+/// Returns filters for namespaces of a team.
+fn selecting(team: &str) -> Filters {
+    let selector: LabelSelector =
+        serde_json::from_value(json!({ "matchLabels": { "team": team } })).expect("a selector");
+    Filters {
+        selectors: vec![selector],
+        ..Filters::default()
+    }
+}
+
+/// Returns all rows of a kind in a batch.
+fn of(batch: &[Change], kind: Kind) -> Option<Vec<Row>> {
+    batch.iter().find_map(|change| match change {
+        Change::Replace(source, rows) if source.kind == kind => Some(rows.clone()),
+        _ => None,
+    })
+}
+
+fn words(batch: &[Change]) -> Vec<String> {
+    let word = |change: &Change| match change {
+        Change::Upsert(row) => format!("+{}", row.kind().name()),
+        Change::Remove(kind, _) => format!("-{}", kind.name()),
+        other => format!("{other:?}"),
+    };
+    batch.iter().map(word).collect()
+}
+
+#[tokio::test]
+async fn stored_objects_follow_the_filters() {
+    let (filters, filters_in) = watch::channel(None);
+    let mut changes = restored(&rows(), &Rules::default(), filters_in).await;
     assert!(changes.next().now_or_never().is_none(), "the filters are not known yet");
-    let selecting = |team: &str| {
-        let selector: LabelSelector =
-            serde_json::from_value(json!({ "matchLabels": { "team": team } })).expect("a selector");
-        filters.send_replace(Some(Filters {
-            selectors: vec![selector],
-            ..Filters::default()
-        }));
-    };
-    selecting("a");
+    filters.send_replace(Some(selecting("a")));
     let first = changes.next().await.expect("a batch");
-    let of = |kind: Kind| {
-        first.iter().find_map(|change| match change {
-            Change::Replace(source, rows) if source.kind == kind => Some(rows.clone()),
-            _ => None,
-        })
-    };
-    assert_eq!(of(Kind::Service), Some(vec![named(Kind::Service, "a", "s")]));
+    assert_eq!(of(&first, Kind::Service), Some(vec![named(Kind::Service, "a", "s")]));
     assert_eq!(
-        of(Kind::MeshConfig),
+        of(&first, Kind::MeshConfig),
         Some(vec![mesh_config()]),
         "it counts in any namespace"
     );
-    selecting("b");
-    let words: Vec<String> = changes
-        .next()
-        .await
-        .expect("a batch")
-        .iter()
-        .map(|change| match change {
-            Change::Upsert(row) => format!("+{}", row.kind().name()),
-            Change::Remove(kind, _) => format!("-{}", kind.name()),
-            other => format!("{other:?}"),
-        })
-        .collect();
-    assert_eq!(words, ["+Pod", "-Service", "+Service"]);
+    filters.send_replace(Some(selecting("b")));
+    let second = changes.next().await.expect("a batch");
+    assert_eq!(words(&second), ["+Pod", "-Service", "+Service"]);
+}
+
+#[tokio::test]
+async fn network_gateways_in_other_namespaces_are_stored() {
+    let gateway = json!({
+        "metadata": { "namespace": "b", "name": "gw", "labels": { "topology.istio.io/network": "n1" } },
+        "spec": { "gatewayClassName": "istio-remote", "addresses": [{ "type": "IPAddress", "value": "4.4.4.4" }] },
+    });
+    let whole = row(Kind::KubeGateway, &gateway);
+    let Row::KubeGateway(gateway) = &whole else {
+        panic!("not a Gateway");
+    };
+    let hidden = HiddenGateway::of(gateway).map(Row::from).expect("a network gateway");
+    let mut live = rows();
+    live.push(hidden.clone());
+    let rules = Rules {
+        gateway_api: true,
+        ..Rules::default()
+    };
+    let (filters, filters_in) = watch::channel(Some(selecting("a")));
+    let mut changes = restored(&live, &rules, filters_in).await;
+    let first = changes.next().await.expect("a batch");
+    assert_eq!(of(&first, Kind::HiddenGateway), Some(vec![hidden]));
+    assert_eq!(of(&first, Kind::KubeGateway), Some(Vec::new()));
+    filters.send_replace(Some(selecting("b")));
+    let second = changes.next().await.expect("a batch");
+    let is_whole = |change: &Change| matches!(change, Change::Upsert(row) if *row == whole);
+    assert!(second.iter().any(is_whole), "its namespace is selected now: {second:?}");
+    assert!(words(&second).contains(&"-HiddenGateway".to_owned()), "{second:?}");
 }
