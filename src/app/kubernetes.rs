@@ -309,7 +309,10 @@ fn rules(settings: &Settings, installation: &Installation) -> Rules {
         gateway_api: features.pilot_enable_gateway_api,
         inference: features.enable_gateway_api_inference_extension,
         mcs: mcs.then(|| (features.mcs_api_group.clone(), features.mcs_api_version.clone())),
-        remote_workload_entries: features.pilot_enable_cross_cluster_workload_entry,
+        // Parity (pilot/pkg/serviceregistry/kube/controller/multicluster.go, `initializeCluster`): unless Services
+        // select WorkloadEntries, those of remote clusters are not read, and ServiceEntries lack them too.
+        remote_workload_entries: features.pilot_enable_k8s_select_workload_entries
+            && features.pilot_enable_cross_cluster_workload_entry,
     }
 }
 
@@ -351,5 +354,60 @@ async fn follow_filters(
         if changed.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{model::features::Features, settings::fixture};
+
+    fn kinds(role: Role, flags: &[&str], variables: &[(&str, &str)]) -> BTreeSet<Kind> {
+        let settings = fixture::settings(flags, variables);
+        let (features, _) = Features::parse(&settings.variables);
+        let installation = Installation {
+            features,
+            ..Installation::default()
+        };
+        rules(&settings, &installation).kinds(role)
+    }
+
+    #[test]
+    fn remote_workload_entries_are_read_for_services_that_select_them() {
+        let reads = |role: Role, variables: &[(&str, &str)]| kinds(role, &[], variables).contains(&Kind::WorkloadEntry);
+        assert!(reads(Role::Remote, &[]));
+        for variable in [
+            "PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY",
+            "PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES",
+        ] {
+            let off = [(variable, "false")];
+            assert!(!reads(Role::Remote, &off), "{variable}");
+            assert!(reads(Role::Config, &off), "{variable}");
+        }
+    }
+
+    #[test]
+    fn flags_and_features_decide_which_kinds_are_read() {
+        let config = |variables: &[(&str, &str)]| kinds(Role::Config, &[], variables);
+        assert!(config(&[]).contains(&Kind::HttpRoute) && config(&[]).contains(&Kind::VirtualService));
+        let without = config(&[("PILOT_ENABLE_GATEWAY_API", "false")]);
+        assert!(!without.contains(&Kind::HttpRoute) && without.contains(&Kind::VirtualService));
+        let ignoring = config(&[
+            ("PILOT_IGNORE_RESOURCES", "*.networking.istio.io"),
+            ("PILOT_INCLUDE_RESOURCES", "sidecars.networking.istio.io"),
+        ]);
+        assert!(!ignoring.contains(&Kind::VirtualService) && ignoring.contains(&Kind::Sidecar));
+        for (variable, kind) in [
+            ("ENABLE_GATEWAY_API_INFERENCE_EXTENSION", Kind::InferencePool),
+            ("ENABLE_MCS_SERVICE_DISCOVERY", Kind::ServiceExport),
+            ("ENABLE_MCS_HOST", Kind::ServiceImport),
+            ("ENABLE_MCS_CLUSTER_LOCAL", Kind::ServiceExport),
+            ("ENABLE_MCS_AUTO_EXPORT", Kind::ServiceExport),
+        ] {
+            assert!(!config(&[]).contains(&kind), "{variable}");
+            assert!(config(&[(variable, "true")]).contains(&kind), "{variable}");
+        }
+        let beside_a_folder = kinds(Role::Config, &["--configDir", "/etc/mesh"], &[]);
+        assert!(!beside_a_folder.contains(&Kind::VirtualService) && beside_a_folder.contains(&Kind::Service));
     }
 }

@@ -43,7 +43,8 @@ pub struct Rules {
     pub inference: bool,
     /// `MCS_API_GROUP` and `MCS_API_VERSION`, if a feature of MCS is enabled.
     pub mcs: Option<(SmolStr, SmolStr)>,
-    /// `PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY`.
+    /// True if WorkloadEntries of remote clusters are read (`PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES` and
+    /// `PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY`).
     pub remote_workload_entries: bool,
 }
 

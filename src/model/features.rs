@@ -348,11 +348,11 @@ features! {
         ENABLE_ENHANCED_DESTINATIONRULE_MERGE enable_enhanced_destinationrule_merge: bool = true;
 
         // Registry.
-        /// Lets Services select WorkloadEntries.
+        /// Lets Services select WorkloadEntries. Without it, those of remote clusters are not read.
         PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES pilot_enable_k8s_select_workload_entries: bool = true;
         /// Lets ServiceEntries select pods.
         PILOT_ENABLE_SERVICEENTRY_SELECT_PODS pilot_enable_serviceentry_select_pods: bool = true;
-        /// Uses WorkloadEntries of all clusters.
+        /// Uses WorkloadEntries of all clusters, with `PILOT_ENABLE_K8S_SELECT_WORKLOAD_ENTRIES`.
         PILOT_ENABLE_CROSS_CLUSTER_WORKLOAD_ENTRY pilot_enable_cross_cluster_workload_entry: bool = true;
         /// Creates WorkloadEntries for virtual machines that connect.
         PILOT_ENABLE_WORKLOAD_ENTRY_AUTOREGISTRATION pilot_enable_workload_entry_autoregistration: bool = true;
