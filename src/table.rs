@@ -6,6 +6,7 @@
 //! evaluation but never misses one.
 
 mod derive;
+mod distinct;
 mod evaluated;
 mod index;
 mod memo;
@@ -24,6 +25,7 @@ use std::{
 };
 
 pub use derive::Derived;
+pub use distinct::Distinct;
 pub use evaluated::{Evaluated, Outcome};
 pub use index::{Index, IndexWriter};
 pub use memo::{Memo, Memoized};

@@ -289,12 +289,11 @@ fn tls_mode(labels: &Labels, entry_account: &str) -> SmolStr {
     label.cloned().unwrap_or(SmolStr::new_static(default))
 }
 
-/// Returns a value if a workload of a namespace has a sidecar. Gateways, which also accept TLS of the mesh, have none.
-pub fn has_sidecars(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace) -> Option<()> {
-    let has_sidecar =
-        |workload: &Workload| workload.origin.tls_mode == "istio" && !workload.labels.contains_key(GATEWAY_NAME_LABEL);
-    let mut workloads = mesh.workloads_by_namespace.get(cx, namespace);
-    workloads.any(|(_, workload)| has_sidecar(workload)).then_some(())
+/// Emits the namespace of a workload that has a sidecar. Gateways, which also accept TLS of the mesh, have none.
+pub fn sidecar_namespace(key: &WorkloadKey, workload: &Workload, emit: &mut dyn FnMut(Namespace)) {
+    if workload.origin.tls_mode == "istio" && !workload.labels.contains_key(GATEWAY_NAME_LABEL) {
+        emit(key.object.namespace.clone());
+    }
 }
 
 /// Returns the locality in a label; labels cannot contain `/`, so `.` replaces it.

@@ -9,10 +9,12 @@ use super::*;
 const NUMBERS: RelationId = RelationId(1);
 const BY_PARITY: RelationId = RelationId(2);
 const SUMS: RelationId = RelationId(3);
+const PARITIES: RelationId = RelationId(5);
 
 struct Rig {
     numbers: TableWriter<u8, i64>,
     by_parity: IndexWriter<bool, u8, i64>,
+    parities: Distinct<bool, u8, i64>,
     sums: Derived<bool, i64>,
     evaluations: Cell<usize>,
 }
@@ -22,6 +24,7 @@ impl Rig {
         Self {
             numbers: TableWriter::new(NUMBERS),
             by_parity: IndexWriter::new(BY_PARITY, |_, value, emit| emit(value % 2 == 0)),
+            parities: Distinct::new(PARITIES, |_, value, emit| emit(value % 2 == 0)),
             sums: Derived::new(SUMS),
             evaluations: Cell::new(0),
         }
@@ -37,6 +40,7 @@ impl Rig {
             };
         }
         self.by_parity.update(&mut tx, &self.numbers);
+        self.parities.update(&mut tx, &self.numbers);
         let (index, evaluations) = (self.by_parity.index().clone(), &self.evaluations);
         self.sums.update(&mut tx, self.by_parity.changed(), |cx, parity| {
             evaluations.set(evaluations.get() + 1);
@@ -88,6 +92,9 @@ proptest! {
         let mut scratch = Rig::new();
         scratch.commit(&model.iter().map(|(k, v)| (*k, Some(*v))).collect::<Vec<_>>());
         prop_assert_eq!(rig.content(), scratch.content());
+        let cx = Cx::untracked();
+        let indexed: Vec<&bool> = rig.by_parity.index().keys(&cx).collect();
+        prop_assert_eq!(rig.parities.table().keys(&cx).collect::<Vec<_>>(), indexed);
         prop_assert!(rig.sums.recorded_reads() <= 2, "one read for each evaluated key");
         prop_assert_eq!(rig.sums.recorded_reads(), rig.sums.counted_reads());
     }
@@ -107,6 +114,25 @@ fn an_equal_row_stops_the_propagation() {
         "an equal sum is not a change"
     );
     assert!(changes.touches(&[ReadKey::of(NUMBERS, &1u8)]));
+}
+
+#[test]
+fn distinct_keys_change_with_their_first_and_last_rows() {
+    let mut rig = Rig::new();
+    let even = [ReadKey::of(PARITIES, &true)];
+    assert!(rig.commit(&[(1, Some(2))]).touches(&even));
+    assert!(
+        !rig.commit(&[(2, Some(4)), (1, Some(6))]).touches(&even),
+        "it exists already"
+    );
+    assert!(!rig.commit(&[(1, None)]).touches(&even), "another row has it");
+    assert!(
+        !rig.commit(&[(2, None), (3, Some(8))]).touches(&even),
+        "it passes to another row"
+    );
+    assert!(rig.parities.table().get(&Cx::untracked(), &true).is_some());
+    assert!(rig.commit(&[(3, Some(7))]).touches(&even));
+    assert!(rig.parities.table().get(&Cx::untracked(), &true).is_none());
 }
 
 #[test]

@@ -63,7 +63,7 @@ use crate::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
     },
-    table::{Cx, Derived, Index, IndexWriter, RelationId, Table, Transaction, Union},
+    table::{Cx, Derived, Distinct, Index, IndexWriter, RelationId, Table, Transaction, Union},
 };
 use source::{
     candidates, changed_converted, changed_keys, entries_with_lists, if_ambient, large_entries, large_objects,
@@ -72,6 +72,7 @@ use source::{
 
 /// Generates the tables from a list of entries, which are updated in the order of the list:
 /// - `index name (IndexKey, Key, Row) from (source) = extract;` indexes the rows of a table;
+/// - `distinct name (IndexKey, Key, Row) from (source) = extract;` has the keys of such an index without the rows;
 /// - `table name (Key, Row) from (source) = derive;` derives the rows of the keys that the source returns, and those
 ///   whose recorded reads have changed;
 /// - `union name (Key, Row) from (inputs.table, tables…) = key;` has the rows of all, under the keys that the function
@@ -157,6 +158,7 @@ macro_rules! graph {
 
 macro_rules! writer {
     (index ($entry:ty, $key:ty, $row:ty)) => { IndexWriter<$entry, $key, $row> };
+    (distinct ($entry:ty, $key:ty, $row:ty)) => { Distinct<$entry, $key, $row> };
     (table ($key:ty, $row:ty)) => { Derived<$key, $row> };
     (union ($key:ty, $row:ty)) => { Union<$key, $row> };
 }
@@ -164,6 +166,9 @@ macro_rules! writer {
 macro_rules! new_writer {
     (index $id:expr, $extract:expr) => {
         IndexWriter::new($id, $extract)
+    };
+    (distinct $id:expr, $extract:expr) => {
+        Distinct::new($id, $extract)
     };
     (table $id:expr, $derive:expr) => {
         Derived::new($id)
@@ -175,6 +180,7 @@ macro_rules! new_writer {
 
 macro_rules! reader {
     (index ($entry:ty, $key:ty, $row:ty)) => { Index<$entry, $key, $row> };
+    (distinct ($entry:ty, $key:ty, $row:ty)) => { Table<$entry, ()> };
     (table ($key:ty, $row:ty)) => { Table<$key, $row> };
     (union ($key:ty, $row:ty)) => { Table<$key, $row> };
 }
@@ -182,6 +188,9 @@ macro_rules! reader {
 macro_rules! current {
     (index $writer:expr) => {
         $writer.index().clone()
+    };
+    (distinct $writer:expr) => {
+        $writer.table().clone()
     };
     (table $writer:expr) => {
         $writer.table().clone()
@@ -210,6 +219,9 @@ macro_rules! recorded_reads {
     (index $writer:expr) => {
         0
     };
+    (distinct $writer:expr) => {
+        0
+    };
     (table $writer:expr) => {
         $writer.recorded_reads()
     };
@@ -223,6 +235,9 @@ macro_rules! update {
         $graph.$name.update($tx, &$inputs.$table)
     };
     (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
+        $graph.$name.update($tx, $graph.$table.writer())
+    };
+    (distinct $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
         $graph.$name.update($tx, $graph.$table.writer())
     };
     (union $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $to:ident (inputs.$a:ident, $($b:ident),+) $key:expr)
@@ -414,9 +429,7 @@ graph! {
             }
         };
     /// Namespaces with workloads that have sidecars.
-    table sidecar_namespaces (Namespace, ()) from (with |graph, _, _| {
-            graph.workloads_by_namespace.changed().iter().cloned().collect()
-        }) = workload::has_sidecars;
+    distinct sidecar_namespaces (Namespace, WorkloadKey, Workload) from (workloads) = workload::sidecar_namespace;
     /// Workloads by address.
     index workloads_by_address (SmolStr, WorkloadKey, Workload)
         from (workloads) = |_, workload, emit| workload.addresses.iter().for_each(|address| emit(address.clone()));
