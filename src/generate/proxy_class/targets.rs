@@ -215,12 +215,13 @@ fn inline_targets(
             .iter()
             .filter(|endpoint| endpoint.address == *address)
         {
-            add_entry(ctx, entry, |name| endpoint.ports.get(name).copied(), found);
-            labels.get_or_insert_with(|| {
-                let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
-                let network = NetworkId::new(&endpoint.network);
-                augmented(&own.collect(), &key.cluster, &endpoint.locality, "", &network)
-            });
+            if add_entry(ctx, entry, address, |name| endpoint.ports.get(name).copied(), found) {
+                labels.get_or_insert_with(|| {
+                    let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
+                    let network = NetworkId::new(&endpoint.network);
+                    augmented(&own.collect(), &key.cluster, &endpoint.locality, "", &network)
+                });
+            }
         }
     }
 }
@@ -250,23 +251,33 @@ fn selected_targets(
             if !select::matches(pairs, &row.origin.labels) {
                 continue;
             }
-            add_entry(ctx, entry, |name| row.named_ports.get(name).copied(), found);
-            labels.get_or_insert_with(|| Labels::clone(&row.origin.labels));
+            if add_entry(ctx, entry, address, |name| row.named_ports.get(name).copied(), found) {
+                labels.get_or_insert_with(|| Labels::clone(&row.origin.labels));
+            }
         }
     }
 }
 
-/// Adds every port of every host of a ServiceEntry, with the endpoint's port of that name, or else the target port, or
-/// else the number itself.
-fn add_entry(ctx: &BuildContext, entry: &Entry, own: impl Fn(&str) -> Option<u32>, found: &mut Found) {
+/// Adds every port of every host of a ServiceEntry that the workload at this address serves, with the workload's port
+/// of that name, or else the target port, or else the number itself. Returns true if there is one.
+fn add_entry(
+    ctx: &BuildContext,
+    entry: &Entry,
+    address: &SmolStr,
+    own: impl Fn(&str) -> Option<u32>,
+    found: &mut Found,
+) -> bool {
+    let known = found.len();
     for host in &entry.spec.hosts {
         let key = ServiceKey {
             hostname: Hostname::new(host),
             namespace: entry.meta.namespace().clone(),
         };
         let Some(row) = ctx.service(&key) else { continue };
+        let served = served_ports(ctx, entry, &key, address);
         for port in &entry.spec.ports {
-            if row.inbound_port(port.number, 0).is_none() {
+            let is_served = served.as_ref().is_none_or(|served| served.contains(&port.number));
+            if row.inbound_port(port.number, 0).is_none() || !is_served {
                 continue;
             }
             let declared = if port.target_port > 0 {
@@ -284,4 +295,20 @@ fn add_entry(ctx: &BuildContext, entry: &Entry, own: impl Fn(&str) -> Option<u32
             found.push((entry.meta.creation, target));
         }
     }
+    found.len() > known
+}
+
+/// Returns the ports of a service that the workload at this address serves, for a ServiceEntry that names or selects
+/// it. `None` if it serves all of them.
+///
+/// Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go, `mergeServicesInstancesByNamespaceHost`): with DNS
+/// round robin, a port has one endpoint, and other workloads do not serve it.
+fn served_ports(ctx: &BuildContext, entry: &Entry, service: &ServiceKey, address: &SmolStr) -> Option<BTreeSet<u32>> {
+    if entry.spec.resolution() != networking::service_entry::Resolution::DnsRoundRobin {
+        return None;
+    }
+    let endpoints = ctx.mesh.endpoints.get(ctx.cx, service);
+    let endpoints = endpoints.into_iter().flat_map(|row| row.endpoints.iter());
+    let own = endpoints.filter(|endpoint| endpoint.address == *address);
+    Some(own.map(|endpoint| endpoint.service_port).collect())
 }

@@ -171,6 +171,45 @@ spec: {address: 10.2.0.1, labels: {app: web}, ports: {http: 1234}}
     assert_eq!(targets_of_proxy(&world, &proxy), expected);
 }
 
+#[test]
+fn the_first_workload_alone_serves_an_entry_with_dns_round_robin() {
+    let entry = |name: &str, address: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {{name: {name}, namespace: shop}}
+spec: {{address: {address}, labels: {{app: db}}}}
+---
+"
+        )
+    };
+    let selecting = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: db, namespace: shop}
+spec:
+  hosts: [db.example.com]
+  resolution: DNS_ROUND_ROBIN
+  ports: [{number: 3306, name: tcp, protocol: TCP}]
+  workloadSelector: {labels: {app: db}}
+";
+    let entries = [entry("b", "10.2.0.1"), entry("a", "10.2.0.2")].concat();
+    let targets = |resolution: &str, address: &str| {
+        let world = world(&(entries.clone() + &selecting.replace("DNS_ROUND_ROBIN", resolution)));
+        let id = format!("sidecar~{address}~vm.shop~shop.svc.cluster.local");
+        let proxy = proxy(&id, json!({"NAMESPACE": "shop", "LABELS": {"app": "own"}}));
+        let app = with(&world, |ctx| {
+            Selected::of(ctx, &class(ctx, &proxy)).labels.get("app").cloned()
+        });
+        let app = app.map(|app| app.to_string()).unwrap_or_default();
+        (targets_of_proxy(&world, &proxy), app)
+    };
+    let served = (vec!["db.example.com:3306->3306".to_owned()], "db".to_owned());
+    assert_eq!(targets("DNS", "10.2.0.1"), served);
+    assert_eq!(targets("DNS_ROUND_ROBIN", "10.2.0.1"), (Vec::new(), "own".to_owned()));
+    assert_eq!(targets("DNS_ROUND_ROBIN", "10.2.0.2"), served);
+}
+
 /// A Service of the cluster `c2`, with a pod at the address of a machine of the config cluster.
 const REMOTE: &str = "
 apiVersion: v1
