@@ -6,7 +6,6 @@ pub(super) mod process;
 
 use std::{
     collections::BTreeSet,
-    mem,
     sync::{Mutex, PoisonError},
 };
 
@@ -17,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, patch::set, resource::Note, secret, store::StoreSize},
+    generate::{self, filter::stack, patch::set, resource::Note, secret, store::StoreSize},
     model::{output_limit, reference},
     push::{
         delivery::DeliveryObserver,
@@ -362,13 +361,14 @@ fn update(kind: Kind) -> &'static str {
     }
 }
 
-/// Gauges of the notes of generation, as Istio's push status: the number of objects per code.
+/// Metrics of the notes of generation, as Istio's push status: the number of objects per code, and counters.
 pub struct NoteMetrics {
     gauges: Vec<(&'static str, IntGauge)>,
     patches: IntGaugeVec,
     certificate_errors: IntCounter,
-    /// Notes about certificates at the last collection.
-    wrong_certificates: Mutex<BTreeSet<Note>>,
+    failed_lookups: IntCounterVec,
+    /// Notes that counters count, at the last collection.
+    counted: Mutex<BTreeSet<Note>>,
 }
 
 /// Codes with an Istio metric of their own.
@@ -381,7 +381,7 @@ const CODES_WITH_METRIC: [&str; 5] = [
 ];
 
 impl NoteMetrics {
-    /// Registers the gauges.
+    /// Registers the metrics.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
         let mut gauges = Vec::new();
         for code in CODES_WITH_METRIC {
@@ -402,21 +402,26 @@ impl NoteMetrics {
             "Requested certificates that are missing, denied or malformed; see /debug/notez.",
         )?;
         registry.register(Box::new(certificate_errors.clone()))?;
+        let failed_lookups = IntCounterVec::new(
+            Opts::new(
+                stack::LOOKUP_FAILURE,
+                "Services of providers that do not exist, or exist in several namespaces; see /debug/notez.",
+            ),
+            &["type"],
+        )?;
+        registry.register(Box::new(failed_lookups.clone()))?;
         Ok(Self {
             gauges,
             patches,
             certificate_errors,
-            wrong_certificates: Mutex::default(),
+            failed_lookups,
+            counted: Mutex::default(),
         })
     }
 
-    /// Sets the gauges from the present notes; those of patches with `PILOT_ENVOY_FILTER_STATS`.
+    /// Sets the gauges from the present notes, those of patches with `PILOT_ENVOY_FILTER_STATS`, and counts new ones.
     pub fn set(&self, notes: &BTreeSet<Note>, of_patches: bool) {
-        let wrong = notes.iter().filter(|note| note.code == secret::CERTIFICATE_ERROR);
-        let wrong: BTreeSet<Note> = wrong.cloned().collect();
-        let mut known = self.wrong_certificates.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = mem::replace(&mut *known, wrong.clone());
-        self.certificate_errors.inc_by(wrong.difference(&before).count() as u64);
+        self.count(notes);
         self.patches.reset();
         for (name, patch, result) in notes.iter().filter_map(set::status).filter(|_| of_patches) {
             self.patches.with_label_values(&[name, patch, result]).set(1);
@@ -429,6 +434,20 @@ impl NoteMetrics {
                     .count() as i64,
             );
         }
+    }
+
+    /// Counts the notes that the last collection lacked.
+    fn count(&self, notes: &BTreeSet<Note>) {
+        let is_counted = |note: &&Note| matches!(note.code, secret::CERTIFICATE_ERROR | stack::LOOKUP_FAILURE);
+        let present: BTreeSet<Note> = notes.iter().filter(is_counted).cloned().collect();
+        let mut known = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        for note in present.difference(&known) {
+            match stack::failed_lookup(note) {
+                Some(kind) => self.failed_lookups.with_label_values(&[kind]).inc(),
+                None => self.certificate_errors.inc(),
+            }
+        }
+        *known = present;
     }
 }
 
@@ -459,6 +478,30 @@ mod tests {
 
     use super::*;
     use crate::model::{Installation, World};
+
+    #[test]
+    fn new_notes_are_counted() {
+        let metrics = NoteMetrics::new(&Registry::new()).expect("no name is taken");
+        let note = |code, detail: &str| Note {
+            code,
+            detail: detail.into(),
+        };
+        let zipkin = note(stack::LOOKUP_FAILURE, "zipkin tracing/zipkin.example.com");
+        let keys = note(stack::LOOKUP_FAILURE, "jwks keys.example.com");
+        let certificate = note(secret::CERTIFICATE_ERROR, "kubernetes://a");
+        let others = note("jwks_unavailable", "a/b: c");
+        for notes in [
+            vec![zipkin.clone(), certificate, others],
+            vec![zipkin.clone(), keys],
+            Vec::new(),
+            vec![zipkin],
+        ] {
+            metrics.set(&notes.into_iter().collect(), false);
+        }
+        let failed = |kind: &str| metrics.failed_lookups.with_label_values(&[kind]).get();
+        assert_eq!((failed("zipkin"), failed("jwks")), (2, 1));
+        assert_eq!(metrics.certificate_errors.get(), 1);
+    }
 
     #[test]
     fn store_size_is_exported_after_each_push() {

@@ -28,6 +28,15 @@ use crate::{
     table::{Memo, Memoized},
 };
 
+/// Code of the note about a provider whose service does not exist, or exists in several namespaces.
+pub const LOOKUP_FAILURE: &str = "provider_lookup_cluster_failures";
+
+/// Returns the kind of the provider that a note with the code [`LOOKUP_FAILURE`] is about.
+pub fn failed_lookup(note: &Note) -> Option<&str> {
+    let (kind, _) = note.detail.split_once(' ')?;
+    (note.code == LOOKUP_FAILURE).then_some(kind)
+}
+
 /// Position of a log, which decides the logged events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogPosition {
@@ -125,16 +134,21 @@ impl<'a> FilterStack<'a> {
         self.features().pilot_enable_metadata_exchange && self.has_extension("istio.metadata_exchange")
     }
 
-    /// Returns host and cluster of a provider's service (`host` or `namespace/host`), and notes a failure.
-    pub fn provider_cluster(&self, provider: &str, service: &str, port: u32) -> Option<ProviderCluster> {
-        let found = self.provider_host(service).map(|host| ProviderCluster {
-            cluster: name::outbound_cluster(port, "", &host),
-            host: host.to_string(),
-        });
+    /// Returns host and cluster of the service of a provider, and notes a failure. `kind` is Istio's word for its kind.
+    pub fn provider_cluster(&self, kind: &str, service: &str, port: u32) -> Option<ProviderCluster> {
+        let found = self.service_cluster(service, port);
         if found.is_none() {
-            self.note("provider_lookup_cluster_failures", provider);
+            self.note(LOOKUP_FAILURE, format!("{kind} {service}"));
         }
         found
+    }
+
+    /// Returns host and cluster of a service (`host` or `namespace/host`).
+    pub fn service_cluster(&self, service: &str, port: u32) -> Option<ProviderCluster> {
+        self.provider_host(service).map(|host| ProviderCluster {
+            cluster: name::outbound_cluster(port, "", &host),
+            host: host.to_string(),
+        })
     }
 
     /// Returns the host if the service exists; without a namespace it must exist in exactly one.

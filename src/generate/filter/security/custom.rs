@@ -190,8 +190,8 @@ fn service(stack: &FilterStack, name: &str) -> Option<AuthzService> {
         return None;
     }
     match provider.provider.as_ref()? {
-        Provider::EnvoyExtAuthzHttp(config) => http_service(stack, name, config).map(AuthzService::Http),
-        Provider::EnvoyExtAuthzGrpc(config) => grpc_service(stack, name, config),
+        Provider::EnvoyExtAuthzHttp(config) => http_service(stack, config).map(AuthzService::Http),
+        Provider::EnvoyExtAuthzGrpc(config) => grpc_service(stack, config),
         _ => None,
     }
 }
@@ -211,9 +211,11 @@ fn decides(provider: &ExtensionProvider) -> bool {
     )
 }
 
-fn cluster(stack: &FilterStack, name: &str, service: &str, port: u32) -> Option<ProviderCluster> {
+fn cluster(stack: &FilterStack, service: &str, port: u32) -> Option<ProviderCluster> {
     let is_port = (1..=65535).contains(&port);
-    is_port.then(|| stack.provider_cluster(name, service, port)).flatten()
+    is_port
+        .then(|| stack.provider_cluster("authz", service, port))
+        .flatten()
 }
 
 /// Returns the timeout, if Envoy accepts it.
@@ -246,7 +248,7 @@ fn buffer(body: Option<&RequestBody>) -> Option<Option<BufferSettings>> {
     (settings.max_request_bytes > 0).then_some(Some(settings))
 }
 
-fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Option<HttpExtAuthz> {
+fn http_service(stack: &FilterStack, config: &HttpProvider) -> Option<HttpExtAuthz> {
     let status_on_error = status_on_error(&config.status_on_error)?;
     let with_request_body = buffer(config.include_request_body_in_check.as_ref())?;
     if !config.path_prefix.is_empty() && !config.path_prefix.starts_with('/') {
@@ -265,7 +267,7 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
         allowed_client_headers_on_success: headers(&config.headers_to_downstream_on_allow)?,
         ..Default::default()
     };
-    let target = cluster(stack, name, &config.service, config.port)?;
+    let target = cluster(stack, &config.service, config.port)?;
     let added = config.include_additional_headers_in_check.iter();
     let headers_to_add: Vec<HeaderValue> = added
         .map(|(key, value)| HeaderValue {
@@ -300,11 +302,11 @@ fn http_service(stack: &FilterStack, name: &str, config: &HttpProvider) -> Optio
     })
 }
 
-fn grpc_service(stack: &FilterStack, name: &str, config: &GrpcProvider) -> Option<AuthzService> {
+fn grpc_service(stack: &FilterStack, config: &GrpcProvider) -> Option<AuthzService> {
     let status_on_error = status_on_error(&config.status_on_error)?;
     let with_request_body = buffer(config.include_request_body_in_check.as_ref())?;
     let timeout = timeout(config.timeout)?;
-    let target = cluster(stack, name, &config.service, config.port)?;
+    let target = cluster(stack, &config.service, config.port)?;
     let service = GrpcService {
         timeout: Some(timeout),
         target_specifier: Some(TargetSpecifier::EnvoyGrpc(EnvoyGrpc {

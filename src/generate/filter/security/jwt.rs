@@ -187,7 +187,12 @@ fn inline_keys(stack: &FilterStack, policy: &ObjectKey, rule: &JwtRule) -> Strin
 /// Returns keys that Envoy fetches from a service of the mesh.
 fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<RemoteJwks> {
     let (host, port) = url::authority(&rule.jwks_uri)?;
-    let cluster = match stack.provider_cluster("jwks", host, port) {
+    let found = match fetcher {
+        Fetcher::Envoy => stack.provider_cluster("jwks", host, port),
+        // istiod fetches the keys of all others.
+        Fetcher::Hybrid | Fetcher::Istiod => stack.service_cluster(host, port),
+    };
+    let cluster = match found {
         Some(found) => found.cluster,
         None if fetcher == Fetcher::Envoy => name::outbound_cluster(port, "", host),
         None => return None,

@@ -9,11 +9,16 @@ use crate::{
     api::fetched_keys::{FetchedKeys, KeySource},
     generate::{
         ResourceType,
-        filter::security::JWT_FILTER,
+        filter::{security::JWT_FILTER, stack::LOOKUP_FAILURE},
         fixture,
         store::{ConfigStore, ConnectionId, ProxyEvents, Serial},
     },
-    model::{Change, features::Features, fixture::folder_world, installation::Installation},
+    model::{
+        Change,
+        features::{Features, RemoteJwks},
+        fixture::folder_world,
+        installation::Installation,
+    },
     table::ChangeSet,
 };
 
@@ -134,6 +139,18 @@ fn r4_substitute_keys_have_no_private_key() {
 }
 
 #[test]
+fn an_issuer_outside_the_mesh_is_a_failed_lookup_if_proxies_fetch_all_keys() {
+    for (fetcher, fails) in [(RemoteJwks::Hybrid, false), (RemoteJwks::Envoy, true)] {
+        let mut installation = Installation::default();
+        installation.features.pilot_jwt_enable_remote_jwks = fetcher;
+        let files = [("mesh.yaml", MESH), ("kube.yaml", WORKLOAD), ("config.yaml", TOKENS)];
+        let store = fixture::store(installation, &files, vec![sidecar("10.1.0.1", json!({}), None)]);
+        let noted = has_note(&Fixture { store }, LOOKUP_FAILURE, "jwks nowhere.example.com");
+        assert_eq!(noted, fails, "{fetcher:?}");
+    }
+}
+
+#[test]
 fn prefixes_of_tokens_that_envoy_refuses_are_not_sent() {
     let headers = r#"fromHeaders: [{name: a, prefix: "b\n"}, {name: c, prefix: "Bearer "}]"#;
     let tokens = TOKENS.replace("{issuer", &format!("{{{headers}, issuer"));
@@ -210,6 +227,8 @@ fn custom_policies_select_requests_for_the_provider() {
     assert!(!names.contains(&ask));
     assert_eq!(filters[first]["typedConfig"]["rules"]["action"], "DENY");
     assert!(has_note(&unknown, "authorization_provider_unusable", "p"));
+    assert!(has_note(&unknown, LOOKUP_FAILURE, "authz nobody.example.com"));
+    assert!(!has_note(&known, LOOKUP_FAILURE, "authz a.default.svc.cluster.local"));
 }
 
 #[test]
