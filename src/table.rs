@@ -298,8 +298,8 @@ impl<K: Key, V: PartialEq> TableWriter<K, V> {
         std::mem::take(&mut self.changes)
     }
 
-    /// Clears the row changes at the start of a transaction.
+    /// Starts or ends a transaction: drops the row changes, with their memory.
     pub fn begin(&mut self) {
-        self.changes.clear();
+        self.changes = Vec::new();
     }
 }

@@ -53,6 +53,19 @@ fn derived(mesh: &MeshSnapshot) -> String {
     text
 }
 
+#[test]
+fn replaced_rows_are_dropped() {
+    let installation = Installation::default();
+    let [before, after] = [0, 1].map(|index| rows_of(&installation, OBJECTS[index]).remove(0));
+    let mut world = World::new(installation);
+    world.commit(vec![Change::Upsert(before.clone())]);
+    world.commit(vec![Change::Upsert(after)]);
+    let Row::Service(service) = before else {
+        panic!("want a Service");
+    };
+    assert!(!service.is_shared(), "nothing holds the old row");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 

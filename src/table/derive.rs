@@ -52,7 +52,7 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
         self.reads.reserve(keys);
     }
 
-    /// Starts or ends a transaction: clears the row changes.
+    /// Starts or ends a transaction: drops the row changes.
     pub fn begin(&mut self) {
         self.rows.begin();
     }

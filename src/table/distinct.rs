@@ -27,9 +27,14 @@ impl<I: Key, K: Key, V: PartialEq> Distinct<I, K, V> {
         self.keys.table()
     }
 
+    /// Starts or ends a transaction: drops the changes of keys.
+    pub fn begin(&mut self) {
+        self.keys.begin();
+    }
+
     /// Applies the row changes of the source.
     pub fn update(&mut self, tx: &mut Transaction, source: &TableWriter<K, V>) {
-        self.keys.begin();
+        self.begin();
         // New rows precede old ones, so that a key that passes from one row to another does not change.
         for (key, _, new) in source.changes() {
             let Some(new) = new else { continue };

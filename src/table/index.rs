@@ -159,9 +159,14 @@ impl<I: Key, K: Key, V: PartialEq> IndexWriter<I, K, V> {
         &self.changed
     }
 
+    /// Starts or ends a transaction: drops the changed keys.
+    pub fn begin(&mut self) {
+        self.changed.clear();
+    }
+
     /// Applies the row changes of the table.
     pub fn update(&mut self, tx: &mut Transaction, source: &TableWriter<K, V>) {
-        self.changed.clear();
+        self.begin();
         for (key, old, new) in source.changes() {
             if let Some(old) = old {
                 (self.extract)(key, old, &mut |entry| {

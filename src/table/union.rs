@@ -27,7 +27,7 @@ impl<K: Key, V: PartialEq> Union<K, V> {
         &self.rows
     }
 
-    /// Starts a transaction: clears the row changes.
+    /// Starts or ends a transaction: drops the row changes.
     pub fn begin(&mut self) {
         self.rows.begin();
     }

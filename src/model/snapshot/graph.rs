@@ -143,6 +143,11 @@ macro_rules! graph {
                 0 $(+ recorded_reads!($sort self.$name))*
             }
 
+            /// Forgets the row changes of the last transaction.
+            pub fn begin(&mut self) {
+                $(self.$name.begin();)*
+            }
+
             /// Updates everything from the inputs, in order. Each table is published for the following ones.
             pub fn update(&mut self, tx: &mut Transaction, inputs: &Inputs, mesh: &mut MeshSnapshot) {
                 mesh.derived.inputs = inputs.tables();
