@@ -118,6 +118,23 @@ fn sorted(mut reads: Vec<ReadKey>) -> Box<[ReadKey]> {
     reads.into_boxed_slice()
 }
 
+/// Returns items, sorted by key, in the order in which they fill the nodes of an empty persistent map: every second
+/// one, then the others. In their own order, each node would stay half empty: when it is full, it is split in two, and
+/// only the second half gets more.
+pub fn filling_order<T>(sorted: Vec<T>) -> Vec<T> {
+    let mut order = Vec::with_capacity(sorted.len());
+    let mut others = Vec::with_capacity(sorted.len() / 2);
+    for (position, item) in sorted.into_iter().enumerate() {
+        if position.is_multiple_of(2) {
+            order.push(item);
+        } else {
+            others.push(item);
+        }
+    }
+    order.append(&mut others);
+    order
+}
+
 /// A persistent ordered map of shared rows. Cloning takes constant time; the clone never changes.
 pub struct Table<K, V> {
     id: RelationId,

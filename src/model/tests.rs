@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{Change, MeshSnapshot, World, fixture, inputs::Row, installation::Installation};
+use super::{Change, MeshSnapshot, SourceId, World, fixture, inputs::Row, installation::Installation};
 use crate::table::Cx;
 
 /// Objects with many interactions. Each may exist or not, some in two forms.
@@ -64,6 +64,20 @@ fn replaced_rows_are_dropped() {
         panic!("want a Service");
     };
     assert!(!service.is_shared(), "nothing holds the old row");
+}
+
+#[test]
+fn the_last_of_several_rows_with_one_key_counts() {
+    let installation = Installation::default();
+    let [first, last, other] = [0, 1, 3].map(|index| rows_of(&installation, OBJECTS[index]).remove(0));
+    let (kind, key) = (last.kind(), last.key().clone());
+    let source = SourceId {
+        cluster: key.cluster.clone(),
+        kind,
+    };
+    let mut world = World::new(installation);
+    world.commit(vec![Change::Replace(source, vec![other, first, last.clone()])]);
+    assert_eq!(world.snapshot().object(kind, &key), Some(last));
 }
 
 proptest! {

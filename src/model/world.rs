@@ -1,6 +1,6 @@
 //! `World`: owner of all mutable data, on one thread, synchronous.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
     change::{Batch, Change},
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::Kind,
     base::{ObjectKey, Shared},
-    table::{ChangeSet, Transaction},
+    table::{ChangeSet, Transaction, filling_order},
 };
 
 /// The mutable model.
@@ -118,13 +118,14 @@ impl World {
                 self.inputs.remove(tx, kind, &key);
             }
             Change::Replace(source, rows) => {
-                let keep: BTreeSet<_> = rows.iter().map(|row| row.key().clone()).collect();
+                // The last row of a key counts, as in single changes.
+                let rows: BTreeMap<_, _> = rows.into_iter().map(|row| (row.key().clone(), row)).collect();
                 for key in self.inputs.keys(source.kind, &source.cluster) {
-                    if !keep.contains(&key) {
+                    if !rows.contains_key(&key) {
                         self.inputs.remove(tx, source.kind, &key);
                     }
                 }
-                for row in rows {
+                for row in filling_order(rows.into_values().collect()) {
                     self.inputs.put(tx, row);
                 }
             }

@@ -1,6 +1,8 @@
 //! Derived tables: rows computed from other tables, evaluated again only when something they read has changed.
 
-use super::{Cx, Evaluated, Key, Outcome, Reads, RelationId, RowChange, Table, TableWriter, Transaction};
+use super::{
+    Cx, Evaluated, Key, Outcome, Reads, RelationId, RowChange, Table, TableWriter, Transaction, filling_order,
+};
 use crate::base::Shared;
 
 /// A table whose rows are a pure function of other tables.
@@ -81,7 +83,11 @@ impl<K: Key, V: PartialEq> Derived<K, V> {
             Vec::new()
         };
         self.begin();
-        for key in self.dirty(tx, candidates) {
+        let mut keys = self.dirty(tx, candidates);
+        if self.table().is_empty() {
+            keys = filling_order(keys);
+        }
+        for key in keys {
             let evaluated = Evaluated::guarded(key, &function);
             if evaluated.panicked() {
                 tx.note_panic(format!("{:?}", evaluated.key()));

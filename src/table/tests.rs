@@ -60,6 +60,53 @@ impl Rig {
     }
 }
 
+/// A key that counts its copies. A map copies one key when it splits a leaf.
+struct CountedKey<'a>(u32, &'a Cell<usize>);
+
+impl Clone for CountedKey<'_> {
+    fn clone(&self) -> Self {
+        self.1.set(self.1.get() + 1);
+        Self(self.0, self.1)
+    }
+}
+
+impl PartialEq for CountedKey<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for CountedKey<'_> {}
+
+impl PartialOrd for CountedKey<'_> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for CountedKey<'_> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
+#[test]
+fn the_filling_order_makes_half_as_many_nodes() {
+    let leaves = |keys: Vec<u32>| {
+        let copies = Cell::new(0);
+        let mut map = OrdMap::new();
+        for key in keys {
+            map.insert(CountedKey(key, &copies), ());
+        }
+        assert_eq!(map.len(), 1000);
+        1 + copies.get()
+    };
+    let sorted: Vec<u32> = (0..1000).collect();
+    let (in_order, filling) = (leaves(sorted.clone()), leaves(filling_order(sorted)));
+    assert!(in_order >= 100, "{in_order} leaves");
+    assert!(filling * 10 <= in_order * 6, "{filling} leaves instead of {in_order}");
+}
+
 #[cfg(debug_assertions)]
 #[test]
 #[should_panic(expected = "rows of a union have one key")]
