@@ -1,14 +1,16 @@
 //! Dependencies: evaluations by the keys that they have read, to find those that a change affects.
 
-use std::collections::hash_map;
+use std::{collections::hash_map, hash::BuildHasher};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use hashbrown::HashTable;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 
 use super::{Evaluated, Key, Outcome, ReadKey, Transaction};
 
 /// Recorded reads of evaluations. Keys without reads are not stored.
 pub struct Reads<K> {
-    slots: FxHashMap<K, u32>,
+    /// Occupied slots, by the hashes of the keys in their entries. A map from keys to slots would hold each key twice.
+    slots: HashTable<u32>,
     entries: Vec<Option<Entry<K>>>,
     free: Vec<u32>,
     readers: FxHashMap<ReadKey, Readers>,
@@ -37,7 +39,7 @@ struct Many {
 impl<K> Default for Reads<K> {
     fn default() -> Self {
         Self {
-            slots: FxHashMap::default(),
+            slots: HashTable::new(),
             entries: Vec::new(),
             free: Vec::new(),
             readers: FxHashMap::default(),
@@ -85,7 +87,7 @@ impl<K: Key> Reads<K> {
 
     /// Reserves capacity for this number of new keys.
     pub fn reserve(&mut self, keys: usize) {
-        self.slots.reserve(keys);
+        self.slots.reserve(keys, |slot| hash_of(&self.entries, *slot));
         self.readers.reserve(keys);
         self.entries.reserve(keys.saturating_sub(self.free.len()));
     }
@@ -103,14 +105,16 @@ impl<K: Key> Reads<K> {
     }
 
     fn record(&mut self, key: &K, reads: Box<[ReadKey]>) {
-        let slot = match self.slots.get(key) {
-            Some(slot) => *slot,
+        let hash = FxBuildHasher.hash_one(key);
+        let found = self.slots.find(hash, |slot| has_key(&self.entries, *slot, key));
+        let slot = match found.copied() {
+            Some(slot) => slot,
             None if reads.is_empty() => return,
-            None => self.allocate(key.clone()),
+            None => self.allocate(key.clone(), hash),
         };
         let entry = self.entries[slot as usize]
             .as_mut()
-            .expect("because a slot in the map is occupied");
+            .expect("because a slot in the table is occupied");
         let old = std::mem::replace(&mut entry.reads, reads);
         let new = &self.entries[slot as usize]
             .as_ref()
@@ -124,15 +128,17 @@ impl<K: Key> Reads<K> {
             add_reader(&mut self.readers, read, slot);
         }
         if new.is_empty() {
+            if let Ok(occupied) = self.slots.find_entry(hash, |other| *other == slot) {
+                occupied.remove();
+            }
             self.entries[slot as usize] = None;
-            self.slots.remove(key);
             self.free.push(slot);
         }
     }
 
-    fn allocate(&mut self, key: K) -> u32 {
+    fn allocate(&mut self, key: K, hash: u64) -> u32 {
         let entry = Some(Entry {
-            key: key.clone(),
+            key,
             reads: Box::default(),
         });
         let slot = if let Some(slot) = self.free.pop() {
@@ -142,9 +148,22 @@ impl<K: Key> Reads<K> {
             self.entries.push(entry);
             u32::try_from(self.entries.len() - 1).expect("because a table has fewer than 2^32 rows")
         };
-        self.slots.insert(key, slot);
+        self.slots
+            .insert_unique(hash, slot, |slot| hash_of(&self.entries, *slot));
         slot
     }
+}
+
+/// Returns true if the entry in that slot has the key.
+fn has_key<K: Key>(entries: &[Option<Entry<K>>], slot: u32, key: &K) -> bool {
+    let entry = entries[slot as usize].as_ref();
+    entry.is_some_and(|entry| entry.key == *key)
+}
+
+/// Returns the hash of the key in an occupied slot.
+fn hash_of<K: Key>(entries: &[Option<Entry<K>>], slot: u32) -> u64 {
+    let entry = entries[slot as usize].as_ref();
+    FxBuildHasher.hash_one(&entry.expect("because a slot in the table is occupied").key)
 }
 
 /// Returns the reads of the first list that are not in the second one. Both are sorted; some lists have 100,000 reads.
