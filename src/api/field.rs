@@ -124,10 +124,12 @@ impl<'a> Fields<'a> {
 
     /// Returns the texts of a list.
     pub fn texts(&self, name: &str) -> Vec<SmolStr> {
-        let texts = self.list(name).iter().enumerate();
+        let list = self.list(name);
+        // Rows live long, and most lists have one text. A collected one would have room for four.
+        let mut texts = Vec::with_capacity(list.len());
+        let values = list.iter().enumerate();
+        texts.extend(values.filter_map(|(i, value)| self.text_of(value, || format!("{name}[{i}]"))));
         texts
-            .filter_map(|(i, value)| self.text_of(value, || format!("{name}[{i}]")))
-            .collect()
     }
 
     /// Returns the texts of a list, where null is an empty text: for what Go reads without the schema of a CRD.
@@ -197,12 +199,12 @@ impl<'a> Fields<'a> {
         let Some(map) = self.object(name).map else {
             return Labels::new();
         };
-        map.iter()
-            .filter_map(|(key, value)| {
-                let text = self.nullable_text_of(value, || format!("{name}.{key}"))?;
-                Some((SmolStr::new(key), text))
-            })
-            .collect()
+        let mut labels = Labels::with_capacity(map.len());
+        labels.extend(map.iter().filter_map(|(key, value)| {
+            let text = self.nullable_text_of(value, || format!("{name}.{key}"))?;
+            Some((SmolStr::new(key), text))
+        }));
+        labels
     }
 
     /// Returns a field that may be a number or a text, such as Kubernetes' `IntOrString`.

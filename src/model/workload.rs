@@ -340,7 +340,8 @@ fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
 pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) -> Labels {
     let mut augmented = labels.clone();
     augment(&mut augmented, cluster, locality, node, network);
-    augmented
+    // The clone has no spare capacity.
+    augmented.clone()
 }
 
 /// Adds these labels in place.

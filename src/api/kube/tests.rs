@@ -3,7 +3,10 @@ use serde_json::{Value, json};
 
 use super::{endpoint_slice::PodReference, service::TargetPort, *};
 use crate::{
-    api::{FieldError, Kind, Meta},
+    api::{
+        FieldError, Kind, Meta,
+        field::{FieldErrors, Fields},
+    },
     base::{ClusterId, Shared},
 };
 
@@ -23,6 +26,16 @@ fn metadata_has_the_defaults_of_a_mesh_folder() {
     assert_eq!((pod.creation, pod.resource_version.as_str()), (1_704_067_200, "1"));
     let node = Meta::parse(Kind::Node, &ClusterId::new("c1"), &object).unwrap();
     assert_eq!(node.namespace().as_str(), "");
+}
+
+#[test]
+fn parsed_lists_have_no_spare_capacity() {
+    let object = json!({"metadata": {"name": "a", "labels": {"x": "y"}}, "spec": {"clusterIPs": ["10.0.0.1"]}});
+    let service = Service::parse(meta(Kind::Service, &object), &object).unwrap();
+    assert_eq!(service.cluster_ips.capacity(), 1);
+    let errors = FieldErrors::default();
+    let labels = Fields::root(&object, &errors).object("metadata").labels("labels");
+    assert_eq!(labels.into_tuple_vec().capacity(), 1);
 }
 
 #[test]

@@ -183,7 +183,7 @@ mod tests {
         assert!(first.same(second), "rows of one route share all");
         assert_eq!(first.routes.len(), 1);
         for merged in of("b.test") {
-            let [longer, shorter] = merged.routes.as_slice() else {
+            let [longer, shorter] = &*merged.routes else {
                 panic!("routes of both: {merged:?}")
             };
             assert!(shorter.same(&first.routes[0]), "merged rows share each route");

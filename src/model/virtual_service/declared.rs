@@ -16,8 +16,8 @@ use crate::{
 /// matches, without them 109.
 #[derive(Debug)]
 pub struct Requests {
-    /// Routes.
-    pub routes: Vec<Shared<HttpRoute>>,
+    /// Routes. A boxed slice, because a list that is collected from a list of routes keeps the memory of that one.
+    pub routes: Box<[Shared<HttpRoute>]>,
     /// Destinations of the routes.
     pub destinations: Shared<BTreeSet<Destination>>,
 }
@@ -36,7 +36,7 @@ impl Requests {
             destinations.extend(all.map(|destination| Destination::new(destination, &sources)));
         }
         Self {
-            routes,
+            routes: routes.into_boxed_slice(),
             destinations: destinations.into(),
         }
     }
