@@ -13,6 +13,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use litemap::LiteMap;
 use smol_str::SmolStr;
 
 use super::{
@@ -115,8 +116,8 @@ pub struct Service {
     /// The ports, in declared order.
     pub ports: Vec<ServicePort>,
     /// Virtual IPs of a Kubernetes Service by cluster ([`UNSPECIFIED_IP`] without one); empty for ServiceEntries, whose
-    /// address is in `default_address`.
-    pub cluster_vips: BTreeMap<ClusterId, Vec<SmolStr>>,
+    /// address is in `default_address`. Most have one entry, for which a `BTreeMap` would take 640 bytes.
+    pub cluster_vips: LiteMap<ClusterId, Vec<SmolStr>>,
     /// `0.0.0.0` if the service has no address; otherwise the first address (a ServiceEntry may have a CIDR).
     pub default_address: SmolStr,
     /// Auto-allocated IPv4 address (ServiceEntries without addresses), empty if none.

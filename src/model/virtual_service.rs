@@ -63,8 +63,8 @@ pub struct VirtualService {
     pub tcp: Vec<networking::TcpRoute>,
     /// Semantics.
     pub semantics: Semantics,
-    /// Destinations of all routes.
-    pub destinations: Shared<BTreeSet<Destination>>,
+    /// Destinations of all routes, sorted and unique.
+    pub destinations: Shared<[Destination]>,
 }
 
 /// Visibility, precedence and destinations of a VirtualService; they change far less often than weights and matches.
@@ -81,7 +81,7 @@ pub struct VirtualServiceSummary {
     /// Semantics.
     pub semantics: Semantics,
     /// Destinations.
-    pub destinations: Shared<BTreeSet<Destination>>,
+    pub destinations: Shared<[Destination]>,
     /// True if as gateway `mesh` it applies only to clients of its own namespace, whatever its visibility: it has hosts
     /// that its namespace does not own ([`ownership::owns`]).
     pub only_own_clients: bool,
@@ -581,14 +581,14 @@ pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
 }
 
 /// Returns the destinations of all routes.
-fn destinations(http: &Requests, spec: &networking::VirtualService) -> Shared<BTreeSet<Destination>> {
+fn destinations(http: &Requests, spec: &networking::VirtualService) -> Shared<[Destination]> {
     let tcp = spec.tcp.iter().flat_map(|route| &route.route);
     let tls = spec.tls.iter().flat_map(|route| &route.route);
     let mut streams = tcp.chain(tls).filter_map(|route| route.destination.as_ref()).peekable();
     if streams.peek().is_none() {
         return http.destinations.clone();
     }
-    let mut all = BTreeSet::clone(&http.destinations);
+    let mut all: BTreeSet<Destination> = http.destinations.iter().cloned().collect();
     all.extend(streams.map(|destination| Destination::new(destination, &[])));
-    all.into()
+    all.into_iter().collect::<Vec<_>>().into()
 }

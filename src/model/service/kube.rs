@@ -1,5 +1,6 @@
 //! Services of Kubernetes Services with one name in any number of clusters.
 
+use litemap::LiteMap;
 use smol_str::SmolStr;
 
 use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs};
@@ -164,7 +165,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         creation: meta.creation,
         ports: object.ports.iter().map(ServicePort::of_kube).collect(),
         default_address: vips[0].clone(),
-        cluster_vips: [(cluster.clone(), vips)].into(),
+        cluster_vips: LiteMap::from_sorted_store_unchecked(vec![(cluster.clone(), vips)]),
         auto_ipv4: SmolStr::default(),
         auto_ipv6: SmolStr::default(),
         members: Vec::new(),

@@ -18,8 +18,8 @@ use crate::{
 pub struct Requests {
     /// Routes. A boxed slice, because a list that is collected from a list of routes keeps the memory of that one.
     pub routes: Box<[Shared<HttpRoute>]>,
-    /// Destinations of the routes.
-    pub destinations: Shared<BTreeSet<Destination>>,
+    /// Destinations of the routes, sorted and unique. A `BTreeSet` would take 640 bytes for the first one.
+    pub destinations: Shared<[Destination]>,
 }
 
 impl Requests {
@@ -37,7 +37,7 @@ impl Requests {
         }
         Self {
             routes: routes.into_boxed_slice(),
-            destinations: destinations.into(),
+            destinations: destinations.into_iter().collect::<Vec<_>>().into(),
         }
     }
 

@@ -82,6 +82,29 @@ fn short_names_refer_to_the_own_namespace() {
 }
 
 #[test]
+fn destinations_are_sorted_and_listed_once() {
+    let to = |host: &str| networking::RouteDestination {
+        destination: Some(Target {
+            host: host.into(),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    let http = ["web", "ratings", "web"].map(|host| route("", "/", host));
+    let mut written = spec(&["a"], http.into());
+    written.tcp = vec![networking::TcpRoute {
+        route: vec![to("web"), to("db")],
+        ..Default::default()
+    }];
+    let commit = world(vec![service("shop/a", 0, written)]);
+    let rows = &commit.snapshot.virtual_services;
+    let row = rows.get(&Cx::untracked(), &key("shop/a")).unwrap();
+    let hosts: Vec<_> = row.destinations.iter().map(|one| one.host.as_str()).collect();
+    let want = ["db", "ratings", "web"].map(|name| format!("{name}.shop.svc.cluster.local"));
+    assert_eq!(hosts, want);
+}
+
+#[test]
 fn delegates_are_merged_where_they_agree() {
     let root = spec(
         &["shop.example"],
