@@ -34,18 +34,26 @@ const SHIPPED_ROOTS: &[&str] = &[
 ];
 
 /// Large fields that many objects lack, of messages that a mesh has by the thousand. Boxed, they take 8 bytes where they
-/// are absent, so that a route has 344 bytes instead of 952, a destination 72 instead of 208, and a subset 56 instead of
-/// 896.
+/// are absent, so that a route has 216 bytes instead of 952, a destination 72 instead of 208, a subset 56 instead of
+/// 896, and a policy 360 instead of 848.
 const BOXED: &[&str] = &[
     ".istio.networking.v1alpha3.DestinationRule.traffic_policy",
     ".istio.networking.v1alpha3.HTTPRoute.cors_policy",
+    ".istio.networking.v1alpha3.HTTPRoute.delegate",
+    ".istio.networking.v1alpha3.HTTPRoute.direct_response",
     ".istio.networking.v1alpha3.HTTPRoute.fault",
     ".istio.networking.v1alpha3.HTTPRoute.headers",
+    ".istio.networking.v1alpha3.HTTPRoute.mirror",
     ".istio.networking.v1alpha3.HTTPRoute.redirect",
     ".istio.networking.v1alpha3.HTTPRoute.retries",
     ".istio.networking.v1alpha3.HTTPRoute.rewrite",
     ".istio.networking.v1alpha3.HTTPRouteDestination.headers",
     ".istio.networking.v1alpha3.Subset.traffic_policy",
+    ".istio.networking.v1alpha3.TrafficPolicy.PortTrafficPolicy.load_balancer",
+    ".istio.networking.v1alpha3.TrafficPolicy.PortTrafficPolicy.tls",
+    ".istio.networking.v1alpha3.TrafficPolicy.load_balancer",
+    ".istio.networking.v1alpha3.TrafficPolicy.tls",
+    ".istio.networking.v1alpha3.TrafficPolicy.tunnel",
 ];
 
 /// Folders (with subfolders) and files that become Rust types, together with all their imports.

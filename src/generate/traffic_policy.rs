@@ -88,10 +88,10 @@ fn of_all_ports(policy: &TrafficPolicy) -> EffectivePolicy<'_> {
         retry_budget,
     } = policy;
     EffectivePolicy {
-        load_balancer: load_balancer.as_ref(),
+        load_balancer: load_balancer.as_deref(),
         connection_pool: connection_pool.as_ref(),
         outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_ref(),
+        tls: tls.as_deref(),
         proxy_protocol: proxy_protocol.as_ref(),
         retry_budget: retry_budget.as_ref(),
     }
@@ -106,10 +106,10 @@ fn of_port_entry(entry: &PortTrafficPolicy) -> EffectivePolicy<'_> {
         tls,
     } = entry;
     EffectivePolicy {
-        load_balancer: load_balancer.as_ref(),
+        load_balancer: load_balancer.as_deref(),
         connection_pool: connection_pool.as_ref(),
         outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_ref(),
+        tls: tls.as_deref(),
         proxy_protocol: None,
         retry_budget: None,
     }
@@ -158,14 +158,14 @@ mod tests {
         Some(ConnectionPoolSettings::default())
     }
 
-    fn balancer(warmup_seconds: i64) -> Option<LoadBalancerSettings> {
-        Some(LoadBalancerSettings {
+    fn balancer(warmup_seconds: i64) -> Option<Box<LoadBalancerSettings>> {
+        Some(Box::new(LoadBalancerSettings {
             warmup_duration_secs: Some(prost_types::Duration {
                 seconds: warmup_seconds,
                 nanos: 0,
             }),
             ..Default::default()
-        })
+        }))
     }
 
     fn entry(number: u32) -> PortTrafficPolicy {
@@ -211,7 +211,7 @@ mod tests {
         };
         let general = for_port(&policy, 80);
         let by_field = overlaid(general, &own, 80);
-        assert_eq!(by_field.load_balancer, own.load_balancer.as_ref());
+        assert_eq!(by_field.load_balancer, own.load_balancer.as_deref());
         assert_eq!(by_field.connection_pool, policy.connection_pool.as_ref());
         assert_eq!(by_field.retry_budget, policy.retry_budget.as_ref());
         assert_eq!(by_field.proxy_protocol, own.proxy_protocol.as_ref());

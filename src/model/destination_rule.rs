@@ -231,8 +231,8 @@ pub fn has_consistent_hash(rule: &networking::DestinationRule) -> bool {
         let ports = policy
             .port_level_settings
             .iter()
-            .map(|port| port.load_balancer.as_ref());
-        ports.chain([policy.load_balancer.as_ref()]).any(is_hash)
+            .map(|port| port.load_balancer.as_deref());
+        ports.chain([policy.load_balancer.as_deref()]).any(is_hash)
     })
 }
 

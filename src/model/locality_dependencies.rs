@@ -118,11 +118,11 @@ fn policies(row: &HostRules) -> impl Iterator<Item = Part<'_>> {
     all.flat_map(|policy: &TrafficPolicy| {
         let general = Part {
             outlier: policy.outlier_detection.as_ref(),
-            load_balancer: policy.load_balancer.as_ref(),
+            load_balancer: policy.load_balancer.as_deref(),
         };
         let ports = policy.port_level_settings.iter().map(|entry| Part {
             outlier: entry.outlier_detection.as_ref(),
-            load_balancer: entry.load_balancer.as_ref(),
+            load_balancer: entry.load_balancer.as_deref(),
         });
         std::iter::once(general).chain(ports)
     })

@@ -534,7 +534,7 @@ impl<'a> Resolver<'a> {
                 .filter_map(|mirror| mirror.destination.as_mut());
             let weighted = route.route.iter_mut().filter_map(|route| route.destination.as_mut());
             weighted
-                .chain(route.mirror.as_mut())
+                .chain(route.mirror.as_deref_mut())
                 .chain(mirrors)
                 .for_each(|destination| self.host(&mut destination.host));
         }

@@ -63,10 +63,10 @@ pub fn check(at: &FieldPath<'_>, policy: Option<&TrafficPolicy>, namespace: &str
         retry_budget,
     } = policy;
     let common = CommonSettings {
-        load_balancer: load_balancer.as_ref(),
+        load_balancer: load_balancer.as_deref(),
         connection_pool: connection_pool.as_ref(),
         outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_ref(),
+        tls: tls.as_deref(),
     };
     common.check(&at, namespace);
     at.each("portLevelSettings", port_level_settings, |at, policy| {
@@ -102,10 +102,10 @@ fn port_policy(at: &FieldPath<'_>, policy: &PortTrafficPolicy, namespace: &str) 
         None => at.field("port").error("is required"),
     }
     let common = CommonSettings {
-        load_balancer: load_balancer.as_ref(),
+        load_balancer: load_balancer.as_deref(),
         connection_pool: connection_pool.as_ref(),
         outlier_detection: outlier_detection.as_ref(),
-        tls: tls.as_ref(),
+        tls: tls.as_deref(),
     };
     at.require_on_admission(common != CommonSettings::default(), "needs a setting besides the port");
     common.check(at, namespace);

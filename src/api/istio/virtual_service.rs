@@ -388,7 +388,7 @@ fn mirrors(at: &FieldPath<'_>, route: &HttpRoute) {
         "cannot be combined with mirror",
     );
     if route.mirror.is_some() {
-        destination(&at.field("mirror"), route.mirror.as_ref());
+        destination(&at.field("mirror"), route.mirror.as_deref());
     }
     at.each("mirrors", &route.mirrors, |at, mirror| {
         destination(&at.field("destination"), mirror.destination.as_ref());

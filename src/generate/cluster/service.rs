@@ -308,7 +308,7 @@ impl Context<'_> {
             "" => rule.spec.traffic_policy.as_deref(),
             name => rule.subset(name)?.traffic_policy.as_deref(),
         });
-        let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_ref()));
+        let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_deref()));
         let by_address = self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough;
         if by_address && self.port_traits().is_none_or(|traits| traits.plaintext) {
             return false;

@@ -312,7 +312,7 @@ impl<'m> MtlsChecker<'m> {
 fn tls_mode(policy: &TrafficPolicy, port: u32) -> Option<TlSmode> {
     let entries = policy.port_level_settings.iter();
     let mut of_port = entries.filter(|entry| entry.port.is_some_and(|selector| selector.number == port));
-    let tls = of_port.find_map(|entry| entry.tls.as_ref()).or(policy.tls.as_ref());
+    let tls = of_port.find_map(|entry| entry.tls.as_deref()).or(policy.tls.as_deref());
     tls.map(ClientTlsSettings::mode)
 }
 

@@ -31,14 +31,14 @@ pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&Cons
 }
 
 fn of_policy(policy: Option<&TrafficPolicy>) -> Option<&ConsistentHashLb> {
-    of_load_balancer(policy?.load_balancer.as_ref())
+    of_load_balancer(policy?.load_balancer.as_deref())
 }
 
 /// Only the first entry of a port counts.
 fn of_port_settings(policy: Option<&TrafficPolicy>, port: u32) -> Option<&ConsistentHashLb> {
     let mut settings = policy?.port_level_settings.iter();
     let setting = settings.find(|setting| setting.port.is_some_and(|selector| selector.number == port))?;
-    of_load_balancer(setting.load_balancer.as_ref())
+    of_load_balancer(setting.load_balancer.as_deref())
 }
 
 fn of_load_balancer(settings: Option<&LoadBalancerSettings>) -> Option<&ConsistentHashLb> {

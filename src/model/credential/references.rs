@@ -51,8 +51,8 @@ pub fn client_credentials(rule: &DestinationRule) -> impl Iterator<Item = &Clien
 }
 
 fn tls_settings(policy: &TrafficPolicy) -> impl Iterator<Item = &ClientTlsSettings> {
-    let of_ports = policy.port_level_settings.iter().filter_map(|port| port.tls.as_ref());
-    policy.tls.iter().chain(of_ports)
+    let of_ports = policy.port_level_settings.iter().filter_map(|port| port.tls.as_deref());
+    policy.tls.as_deref().into_iter().chain(of_ports)
 }
 
 /// Returns the credentials anywhere in the patches of an EnvoyFilter, sorted; `None` without any.

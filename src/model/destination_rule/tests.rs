@@ -176,7 +176,7 @@ fn hashed(host: &str, export_to: &[&str], in_subset: bool) -> networking::Destin
         ..Default::default()
     };
     let policy = Some(Box::new(TrafficPolicy {
-        load_balancer: Some(settings),
+        load_balancer: Some(Box::new(settings)),
         ..Default::default()
     }));
     let mut rule = rule(host, export_to, &["v1"]);

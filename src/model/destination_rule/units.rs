@@ -37,10 +37,10 @@ impl PolicySize {
             retry_budget: _,
         } = policy;
         Self([
-            load_balancer.as_ref().map(Message::encoded_len),
+            load_balancer.as_deref().map(Message::encoded_len),
             connection_pool.as_ref().map(Message::encoded_len),
             outlier_detection.as_ref().map(Message::encoded_len),
-            tls.as_ref().map(Message::encoded_len),
+            tls.as_deref().map(Message::encoded_len),
         ])
     }
 
@@ -53,10 +53,10 @@ impl PolicySize {
             tls,
         } = entry;
         Self([
-            load_balancer.as_ref().map(Message::encoded_len),
+            load_balancer.as_deref().map(Message::encoded_len),
             connection_pool.as_ref().map(Message::encoded_len),
             outlier_detection.as_ref().map(Message::encoded_len),
-            tls.as_ref().map(Message::encoded_len),
+            tls.as_deref().map(Message::encoded_len),
         ])
     }
 
@@ -104,12 +104,12 @@ mod tests {
     use super::*;
     use crate::proto::istio::networking::v1alpha3::{ClientTlsSettings, Subset};
 
-    fn tls(bytes: usize) -> Option<ClientTlsSettings> {
-        Some(ClientTlsSettings {
+    fn tls(bytes: usize) -> Option<Box<ClientTlsSettings>> {
+        Some(Box::new(ClientTlsSettings {
             // The key and the length take three bytes.
             sni: "s".repeat(bytes - 3),
             ..Default::default()
-        })
+        }))
     }
 
     fn policy(bytes: usize, ports: &[usize]) -> Option<TrafficPolicy> {

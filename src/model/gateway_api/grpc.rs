@@ -41,10 +41,11 @@ pub(super) fn rule(
         }
     }
     if !has_weight(&rule.backend_refs) {
-        route.direct_response = Some(HttpDirectResponse {
+        let refusal = HttpDirectResponse {
             status: 500,
             body: None,
-        });
+        };
+        route.direct_response = Some(refusal.into());
         return Ok((route, None));
     }
     let (destinations, mistake) = http::destinations(backends, &rule.backend_refs)?;

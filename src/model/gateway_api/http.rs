@@ -48,7 +48,7 @@ pub(super) fn rule(
     }
     if route.redirect.is_none() && !has_weight(&rule.backend_refs) {
         let status = if rule.backend_refs.is_empty() { 404 } else { 500 };
-        route.direct_response = Some(HttpDirectResponse { status, body: None });
+        route.direct_response = Some(Box::new(HttpDirectResponse { status, body: None }));
         return Ok((route, mirrored));
     }
     let weighted = destinations(backends, &rule.backend_refs)?;

@@ -22,7 +22,7 @@ use crate::{
         inputs::Inputs,
     },
     proto::istio::networking::v1alpha3::{
-        ClientTlsSettings, DestinationRule, LoadBalancerSettings, PortSelector, TrafficPolicy,
+        ClientTlsSettings, DestinationRule, PortSelector, TrafficPolicy,
         client_tls_settings::TlSmode,
         traffic_policy::{PortTrafficPolicy, RetryBudget},
     },
@@ -434,7 +434,7 @@ fn apply(
 ) -> bool {
     match (settings, section) {
         (Settings::Tls(_), None) if traffic.tls.is_some() => return false,
-        (Settings::Tls(tls), None) => traffic.tls = Some(tls.clone()),
+        (Settings::Tls(tls), None) => traffic.tls = Some(Box::new(tls.clone())),
         (Settings::Tls(tls), Some(section)) => {
             let Some(number) = port(cx, mesh, backend, section) else {
                 return true;
@@ -446,14 +446,14 @@ fn apply(
             {
                 levels.push(PortTrafficPolicy {
                     port: Some(PortSelector { number }),
-                    tls: Some(tls.clone()),
+                    tls: Some(Box::new(tls.clone())),
                     ..Default::default()
                 });
             }
         }
         (Settings::Retries(_), _) if traffic.load_balancer.is_some() => return false,
         (Settings::Retries(budget), _) => {
-            traffic.load_balancer = Some(LoadBalancerSettings::default());
+            traffic.load_balancer = Some(Box::default());
             traffic.retry_budget = *budget;
         }
     }

@@ -54,7 +54,7 @@ fn rule_with_policy(name: &str, age: i64, host: &str, subsets: usize, kib: usize
         ..Default::default()
     };
     let policy = networking::TrafficPolicy {
-        tls: Some(tls),
+        tls: Some(Box::new(tls)),
         ..Default::default()
     };
     let spec = networking::DestinationRule {
@@ -245,10 +245,10 @@ fn answer(bytes: usize) -> networking::HttpRoute {
         specifier: Some(networking::http_body::Specifier::String("b".repeat(bytes))),
     };
     networking::HttpRoute {
-        direct_response: Some(networking::HttpDirectResponse {
+        direct_response: Some(Box::new(networking::HttpDirectResponse {
             status: 200,
             body: Some(body),
-        }),
+        })),
         ..Default::default()
     }
 }
@@ -296,10 +296,10 @@ fn r21_many_destinations_of_one_route_count() {
 fn delegating(conditions: Vec<networking::HttpMatchRequest>) -> networking::HttpRoute {
     networking::HttpRoute {
         r#match: conditions,
-        delegate: Some(networking::Delegate {
+        delegate: Some(Box::new(networking::Delegate {
             name: "part".to_owned(),
             namespace: "a".to_owned(),
-        }),
+        })),
         ..Default::default()
     }
 }

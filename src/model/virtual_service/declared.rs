@@ -32,7 +32,7 @@ impl Requests {
             let sources: Vec<Namespace> = sources.into_iter().collect();
             let weighted = route.route.iter().filter_map(|route| route.destination.as_ref());
             let mirrors = route.mirrors.iter().filter_map(|mirror| mirror.destination.as_ref());
-            let all = weighted.chain(route.mirror.as_ref()).chain(mirrors);
+            let all = weighted.chain(route.mirror.as_deref()).chain(mirrors);
             destinations.extend(all.map(|destination| Destination::new(destination, &sources)));
         }
         Self {

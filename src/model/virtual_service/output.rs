@@ -357,10 +357,10 @@ fn refusal() -> HttpRoute {
     HttpRoute {
         name: "surplus".to_owned(),
         r#match: vec![everything],
-        direct_response: Some(HttpDirectResponse {
+        direct_response: Some(Box::new(HttpDirectResponse {
             status: REFUSED_STATUS,
             body: None,
-        }),
+        })),
         ..Default::default()
     }
 }

@@ -39,10 +39,10 @@ fn route(name: &str, path: &str, host: &str) -> HttpRoute {
 fn delegating(name: &str, path: &str, to: &str) -> HttpRoute {
     let (namespace, delegate) = to.split_once('/').unwrap();
     HttpRoute {
-        delegate: Some(Delegate {
+        delegate: Some(Box::new(Delegate {
             name: delegate.into(),
             namespace: namespace.into(),
-        }),
+        })),
         route: Vec::new(),
         ..route(name, path, "")
     }

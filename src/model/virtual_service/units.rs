@@ -139,7 +139,7 @@ mod tests {
             r#match: matches(2, 1),
             route: to(32),
             mirrors: vec![mirror; 31],
-            mirror: destination(),
+            mirror: destination().map(Box::new),
             ..Default::default()
         };
         assert_eq!(of_http(&http), 6);
