@@ -303,7 +303,7 @@ fn converted(mesh: &MeshSnapshot) -> Objects {
         entry(&gateway)
     }));
     objects.extend(mesh.converted_virtual_services.iter(&cx).map(|(_, row)| {
-        let mut service = row.object.clone();
+        let mut service = Config::clone(&row.object);
         service.spec.http = row
             .requests
             .routes

@@ -1,6 +1,9 @@
 //! Dangling references: destinations, subsets and gateways that VirtualServices refer to and that do not exist.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use super::{MeshSnapshot, network, output_limit, virtual_service::VirtualService};
 use crate::{
@@ -46,11 +49,11 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
                 report("spec.gateways", format!("there is no Gateway {gateway}"));
             }
         }
-        for destination in destinations(virtual_service) {
+        for destination in destinations(mesh, virtual_service) {
             if !declared.has_host(cx, mesh, &destination.host) {
                 report("spec", format!("no service has the host {}", destination.host));
-            } else if !declared.has_subset(destination) {
-                let Destination { host, subset, .. } = destination;
+            } else if !declared.has_subset(&destination) {
+                let Destination { host, subset, .. } = &*destination;
                 report(
                     "spec",
                     format!("no DestinationRule declares the subset {subset} of {host}"),
@@ -62,13 +65,16 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     findings
 }
 
-/// Returns every destination of routes that do not come from a delegate.
-fn destinations(virtual_service: &VirtualService) -> impl Iterator<Item = &Destination> {
-    let http = virtual_service.http.routes.iter();
-    let http = http.flat_map(|http| http.route.iter().filter_map(|route| route.destination.as_ref()));
+/// Returns every destination of the routes, without those of mirrored requests.
+fn destinations<'a>(
+    mesh: &'a MeshSnapshot,
+    virtual_service: &'a VirtualService,
+) -> impl Iterator<Item = Cow<'a, Destination>> {
+    let http = virtual_service.http.weighted(&mesh.installation);
     let tls = virtual_service.tls.iter().flat_map(|tls| tls.route.iter());
     let tcp = virtual_service.tcp.iter().flat_map(|tcp| tcp.route.iter());
-    http.chain(tls.chain(tcp).filter_map(|route| route.destination.as_ref()))
+    let streams = tls.chain(tcp).filter_map(|route| route.destination.as_ref());
+    http.chain(streams.map(Cow::Borrowed))
 }
 
 /// The names that destinations may refer to.

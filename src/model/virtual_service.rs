@@ -8,13 +8,16 @@ mod ownership;
 mod tests;
 mod units;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use smol_str::SmolStr;
 
 use self::declared::Declared;
 pub use self::{
-    declared::{Converted, Requests},
+    declared::{Converted, HttpRoutes, Requests},
     output::{PortRoutes, demand, may_be_large},
     ownership::{WildcardOwners, wildcard_owners},
 };
@@ -44,7 +47,8 @@ pub enum Semantics {
     Gateway,
 }
 
-/// A resolved VirtualService: hosts and destinations are fully qualified.
+/// A resolved VirtualService: hosts and destinations are fully qualified. Those in HTTP routes are resolved where they
+/// are read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VirtualService {
     /// Metadata of the (root) object.
@@ -56,7 +60,7 @@ pub struct VirtualService {
     /// Visibility.
     pub export_to: ExportTo,
     /// HTTP routes.
-    pub http: Shared<Requests>,
+    pub http: HttpRoutes,
     /// TLS routes.
     pub tls: Vec<networking::TlsRoute>,
     /// TCP routes.
@@ -215,7 +219,7 @@ impl VirtualService {
 
 /// Emits the index keys of a VirtualService: the client labels in its matches.
 pub fn source_labels(_: &ObjectKey, row: &VirtualService, emit: &mut dyn FnMut(SmolStr)) {
-    let http = row.http.routes.iter().flat_map(|route| &route.r#match);
+    let http = row.http.as_written().flat_map(|route| &route.r#match);
     let tls = row.tls.iter().flat_map(|route| &route.r#match);
     let tcp = row.tcp.iter().flat_map(|route| &route.r#match);
     let labels = http
@@ -360,36 +364,56 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<
 }
 
 fn resolved(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey, declared: &Declared) -> Option<VirtualService> {
-    let raw = declared.object;
+    let raw = &*declared.object;
     if raw.spec.hosts.is_empty() {
         return None;
     }
     let semantics = semantics_of(&raw.meta);
-    let mut spec = raw.spec.clone();
+    let mut spec = networking::VirtualService {
+        hosts: raw.spec.hosts.clone(),
+        gateways: raw.spec.gateways.clone(),
+        tls: raw.spec.tls.clone(),
+        tcp: raw.spec.tcp.clone(),
+        ..Default::default()
+    };
     if semantics != Semantics::Gateway {
         Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
-    }
-    if semantics == Semantics::Istio && spec.http.iter().any(|route| route.delegate.is_some()) {
-        spec.http = delegated(cx, mesh, key, &spec.http);
     }
     if spec.gateways.is_empty() {
         spec.gateways.push(MESH_GATEWAY.to_owned());
     }
-    let http = declared.converted.clone().unwrap_or_else(|| {
-        let own = std::mem::take(&mut spec.http).into_iter();
-        Requests::new(own.map(Shared::new).collect()).into()
-    });
+    let http = http_routes(cx, mesh, key, declared);
     Some(VirtualService {
         meta: raw.meta.clone(),
         hosts: spec.hosts.iter().map(Hostname::new).collect(),
         export_to: exported(cx, mesh, raw),
         semantics,
-        destinations: destinations(&http, &spec),
+        destinations: destinations(http.destinations(&mesh.installation), &spec),
         gateways: spec.gateways.iter().map(SmolStr::new).collect(),
         http,
         tls: spec.tls,
         tcp: spec.tcp,
     })
+}
+
+/// Returns the HTTP routes, with those of delegates merged. Names in objects with the semantics of the Gateway API are
+/// fully qualified.
+fn http_routes(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey, declared: &Declared) -> HttpRoutes {
+    if let Some(converted) = &declared.converted {
+        return HttpRoutes::Resolved(converted.clone());
+    }
+    let routes = &declared.object.spec.http;
+    let written = HttpRoutes::Written(declared.object.clone());
+    let routes = match semantics_of(&declared.object.meta) {
+        Semantics::Gateway => routes.clone(),
+        Semantics::Istio if routes.iter().any(|route| route.delegate.is_some()) => {
+            let own: Vec<_> = written.resolved(&mesh.installation).map(Cow::into_owned).collect();
+            delegated(cx, mesh, key, &own)
+        }
+        Semantics::Istio | Semantics::Ingress => return written,
+    };
+    let routes = routes.into_iter().map(Shared::new).collect();
+    HttpRoutes::Resolved(Requests::new(routes).into())
 }
 
 /// Derives visibility and destinations of one VirtualService.
@@ -409,18 +433,16 @@ pub fn summary(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<VirtualS
                 .all(|host| ownership::owns(cx, mesh, row.meta.namespace(), host)),
         by_source: row
             .http
-            .routes
-            .iter()
+            .as_written()
             .flat_map(|http| &http.r#match)
             .any(|condition| !condition.source_labels.is_empty() || !condition.source_namespace.is_empty()),
         by_gateway: row
             .http
-            .routes
-            .iter()
+            .as_written()
             .flat_map(|http| &http.r#match)
             .any(|condition| !condition.gateways.is_empty()),
-        by_port: row.http.routes.iter().any(|http| mentions_port(http)),
-        unconditional: row.http.routes.iter().any(|http| http.r#match.is_empty()),
+        by_port: row.http.as_written().any(mentions_port),
+        unconditional: row.http.as_written().any(|http| http.r#match.is_empty()),
     })
 }
 
@@ -460,13 +482,9 @@ fn delegated(
     root: &ObjectKey,
     routes: &[networking::HttpRoute],
 ) -> Vec<networking::HttpRoute> {
-    let routes_of = |raw: &Config<networking::VirtualService>| {
-        let mut spec = networking::VirtualService {
-            http: raw.spec.http.clone(),
-            ..Default::default()
-        };
-        Resolver::new(&mesh.installation, &raw.meta).resolve(&mut spec);
-        spec.http
+    let routes_of = |raw: &Config<networking::VirtualService>| -> Vec<networking::HttpRoute> {
+        let resolver = Resolver::new(&mesh.installation, &raw.meta);
+        raw.spec.http.iter().map(|route| resolver.http(route)).collect()
     };
     let delegates = delegates(cx, mesh, root, routes).into_iter();
     let delegates: BTreeMap<_, _> = delegates.map(|(key, raw)| (key, routes_of(raw))).collect();
@@ -523,21 +541,33 @@ impl<'a> Resolver<'a> {
         }
     }
 
+    /// Returns an HTTP route with fully qualified names.
+    fn http(&self, route: &networking::HttpRoute) -> networking::HttpRoute {
+        let mut route = route.clone();
+        route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+        let mirrors = route
+            .mirrors
+            .iter_mut()
+            .filter_map(|mirror| mirror.destination.as_mut());
+        let weighted = route.route.iter_mut().filter_map(|route| route.destination.as_mut());
+        weighted
+            .chain(route.mirror.as_deref_mut())
+            .chain(mirrors)
+            .for_each(|destination| self.host(&mut destination.host));
+        route
+    }
+
+    /// Returns a destination with a fully qualified host.
+    fn destination(&self, destination: &networking::Destination) -> networking::Destination {
+        let mut destination = destination.clone();
+        self.host(&mut destination.host);
+        destination
+    }
+
+    /// Resolves all names but those in HTTP routes.
     fn resolve(&self, spec: &mut networking::VirtualService) {
         spec.hosts.iter_mut().for_each(|host| self.host(host));
         self.gateways(&mut spec.gateways);
-        for route in &mut spec.http {
-            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
-            let mirrors = route
-                .mirrors
-                .iter_mut()
-                .filter_map(|mirror| mirror.destination.as_mut());
-            let weighted = route.route.iter_mut().filter_map(|route| route.destination.as_mut());
-            weighted
-                .chain(route.mirror.as_deref_mut())
-                .chain(mirrors)
-                .for_each(|destination| self.host(&mut destination.host));
-        }
         for route in &mut spec.tcp {
             route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
             self.destinations(&mut route.route);
@@ -580,15 +610,15 @@ pub fn resolve_gateway(gateway: &str, namespace: &Namespace) -> String {
     }
 }
 
-/// Returns the destinations of all routes.
-fn destinations(http: &Requests, spec: &networking::VirtualService) -> Shared<[Destination]> {
+/// Returns the destinations of all routes, given those of HTTP routes.
+fn destinations(http: Shared<[Destination]>, spec: &networking::VirtualService) -> Shared<[Destination]> {
     let tcp = spec.tcp.iter().flat_map(|route| &route.route);
     let tls = spec.tls.iter().flat_map(|route| &route.route);
     let mut streams = tcp.chain(tls).filter_map(|route| route.destination.as_ref()).peekable();
     if streams.peek().is_none() {
-        return http.destinations.clone();
+        return http;
     }
-    let mut all: BTreeSet<Destination> = http.destinations.iter().cloned().collect();
+    let mut all: BTreeSet<Destination> = http.iter().cloned().collect();
     all.extend(streams.map(|destination| Destination::new(destination, &[])));
     all.into_iter().collect::<Vec<_>>().into()
 }

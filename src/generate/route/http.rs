@@ -44,7 +44,8 @@ pub(crate) const MESH_GATEWAY: &str = "mesh";
 /// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {
     let mut writer = RouteWriter::new(&declared.meta);
-    for http in &declared.http.routes {
+    for http in declared.http.resolved(&translation.ctx.mesh.installation) {
+        let http = &*http;
         if http.r#match.is_empty() {
             RouteTemplate::of(translation, declared, http, None).write(&mut writer, None);
             break;

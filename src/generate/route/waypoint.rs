@@ -122,7 +122,7 @@ pub(crate) fn of_port(ctx: &BuildContext, port: &ServedPort, append_forwarded_ho
 
 /// Returns true if a direct response is larger than Envoy accepts by default. Envoy would refuse the whole listener.
 fn has_large_response(declared: &VirtualService) -> bool {
-    let routes = declared.http.routes.iter();
+    let routes = declared.http.as_written();
     let mut bodies = routes.filter_map(|http| http.direct_response.as_ref()?.body.as_ref()?.specifier.as_ref());
     bodies.any(|body| match body {
         Specifier::String(text) => text.len() > USUAL_DIRECT_RESPONSE,

@@ -61,7 +61,10 @@ pub fn virtual_service(cx: &Cx, mesh: &MeshSnapshot, name: &ConvertedName) -> Op
         spec,
         status: None,
     };
-    Some(Converted { object, requests })
+    Some(Converted {
+        object: object.into(),
+        requests,
+    })
 }
 
 /// Returns the rules for requests of several routes, in order of precedence.
@@ -147,7 +150,7 @@ mod tests {
     use crate::{
         api::document,
         base::Hostname,
-        model::{Change, Installation, World, fixture::CLUSTER},
+        model::{Change, Installation, World, fixture::CLUSTER, virtual_service::HttpRoutes},
     };
 
     #[test]
@@ -177,10 +180,14 @@ mod tests {
         let rows: Vec<_> = mesh.virtual_services.iter(&cx).map(|(_, row)| row).collect();
         let of = |host: &str| {
             let of_host = rows.iter().filter(|row| row.hosts == [Hostname::new(host)]);
-            of_host.map(|row| &row.http).collect::<Vec<_>>()
+            let requests = |http: &HttpRoutes| match http {
+                HttpRoutes::Resolved(requests) => requests.clone(),
+                HttpRoutes::Written(object) => panic!("routes of an object: {object:?}"),
+            };
+            of_host.map(|row| requests(&row.http)).collect::<Vec<_>>()
         };
         let [first, second] = of("a.test").try_into().expect("one for each listener");
-        assert!(first.same(second), "rows of one route share all");
+        assert!(first.same(&second), "rows of one route share all");
         assert_eq!(first.routes.len(), 1);
         for merged in of("b.test") {
             let [longer, shorter] = &*merged.routes else {

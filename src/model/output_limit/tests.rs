@@ -100,7 +100,7 @@ fn subsets(mesh: &MeshSnapshot, names: &[&str]) -> Vec<usize> {
 /// Returns the hosts and the number of routes of a row.
 fn served(mesh: &MeshSnapshot, key: &ObjectKey) -> Option<(usize, usize)> {
     let row = mesh.virtual_services.get(&Cx::untracked(), key)?;
-    Some((row.hosts.len(), row.http.routes.len()))
+    Some((row.hosts.len(), row.http.as_written().count()))
 }
 
 fn messages(mesh: &MeshSnapshot) -> Vec<String> {
@@ -201,12 +201,9 @@ fn r21_requests_to_surplus_hosts_are_refused() {
         .virtual_services
         .get(&Cx::untracked(), &surplus)
         .expect("it exists");
-    assert!(
-        row.http.routes[0]
-            .direct_response
-            .as_ref()
-            .is_some_and(|response| response.status == 404)
-    );
+    let first = row.http.as_written().next();
+    let response = first.and_then(|route| route.direct_response.as_ref());
+    assert!(response.is_some_and(|response| response.status == 404));
     assert_eq!(served(&mesh, &key("a/small")), Some((2, 4)));
     let [message] = messages(&mesh).try_into().expect("one finding");
     assert_eq!(
@@ -376,7 +373,7 @@ fn shop(mesh: &MeshSnapshot) -> Vec<(String, usize, bool)> {
     let summary = |(key, row): (&ObjectKey, &Shared<VirtualService>)| {
         (
             key.namespace.to_string(),
-            row.http.routes.len(),
+            row.http.as_written().count(),
             surplus_of(key).is_some(),
         )
     };

@@ -44,7 +44,7 @@ pub fn may_be_large(spec: &networking::VirtualService, converted: Option<&Reques
 /// Derives the output of one VirtualService that is not small.
 pub fn demand(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Demand> {
     let object = Declared::get(cx, mesh, key)?;
-    let raw = object.object;
+    let raw = &*object.object;
     if raw.spec.hosts.is_empty() {
         return None;
     }
@@ -285,7 +285,7 @@ pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<V
                 None => super::resolved(cx, mesh, object, &declared),
                 Some(refused) => {
                     let rest = Declared {
-                        object: declared.object,
+                        object: declared.object.clone(),
                         converted: Some(mesh.requests_without(cx, object, &refused).into()),
                     };
                     super::resolved(cx, mesh, object, &rest)
@@ -301,7 +301,7 @@ pub(super) fn limited(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<V
         }
         (true, Some(kept)) => {
             let refusing = Declared {
-                object: &refusing(&declared),
+                object: refusing(&declared).into(),
                 converted: None,
             };
             let mut row = super::resolved(cx, mesh, object, &refusing)?;

@@ -60,9 +60,20 @@ fn spec(hosts: &[&str], http: Vec<HttpRoute>) -> networking::VirtualService {
     }
 }
 
+fn resolved_routes(row: &VirtualService) -> Vec<HttpRoute> {
+    let installation = Installation::default();
+    row.http.resolved(&installation).map(Cow::into_owned).collect()
+}
+
 #[test]
 fn short_names_refer_to_the_own_namespace() {
-    let mut written = spec(&["reviews"], vec![route("", "/", "ratings")]);
+    let mut reading = route("", "/", "ratings");
+    reading.r#match[0].gateways = vec!["front".into()];
+    reading.mirror = Some(Box::new(Target {
+        host: "copy".into(),
+        ..Default::default()
+    }));
+    let mut written = spec(&["reviews"], vec![reading]);
     written.gateways = vec![
         "mesh".into(),
         "front".into(),
@@ -78,7 +89,13 @@ fn short_names_refer_to_the_own_namespace() {
     assert_eq!(row.hosts, vec![Hostname::new("reviews.shop.svc.cluster.local")]);
     assert_eq!(row.gateways, ["mesh", "shop/front", "shop/side", "edge/old"]);
     let destinations: Vec<_> = row.destinations.iter().map(|one| one.host.as_str()).collect();
-    assert_eq!(destinations, ["ratings.shop.svc.cluster.local"]);
+    let want = ["copy.shop.svc.cluster.local", "ratings.shop.svc.cluster.local"];
+    assert_eq!(destinations, want);
+    let [route] = resolved_routes(row).try_into().expect("one route");
+    assert_eq!(route.r#match[0].gateways, ["shop/front"]);
+    let weighted = route.route[0].destination.as_ref();
+    let hosts = [route.mirror.as_deref(), weighted].map(|to| to.map(|to| to.host.as_str()));
+    assert_eq!(hosts, want.map(Some));
 }
 
 #[test]
@@ -122,13 +139,15 @@ fn delegates_are_merged_where_they_agree() {
     let cx = Cx::untracked();
     assert!(commit.snapshot.virtual_services.get(&cx, &key("sub/cart")).is_none());
     let row = commit.snapshot.virtual_services.get(&cx, &key("shop/root")).unwrap();
-    let names: Vec<_> = row.http.routes.iter().map(|route| route.name.as_str()).collect();
+    let routes = resolved_routes(row);
+    let names: Vec<_> = routes.iter().map(|route| route.name.as_str()).collect();
     assert_eq!(names, ["root-cart", "rest"]);
-    assert_eq!(row.http.routes[0].r#match, [prefix("/shop/cart")]);
-    assert_eq!(
-        row.http.routes[0].route[0].destination.as_ref().unwrap().host,
-        "cart.sub.svc.cluster.local"
-    );
+    assert_eq!(routes[0].r#match, [prefix("/shop/cart")]);
+    let hosts = routes
+        .iter()
+        .map(|route| &route.route[0].destination.as_ref().unwrap().host);
+    let hosts: Vec<_> = hosts.collect();
+    assert_eq!(hosts, ["cart.sub.svc.cluster.local", "web.shop.svc.cluster.local"]);
 }
 
 #[test]
@@ -142,7 +161,7 @@ fn a_delegate_must_be_exported_to_its_root() {
         .virtual_services
         .get(&Cx::untracked(), &key("shop/root"))
         .unwrap();
-    assert!(row.http.routes.is_empty());
+    assert!(resolved_routes(row).is_empty());
 }
 
 #[test]
