@@ -16,7 +16,7 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, Interest, ReadBuf},
     net::TcpStream,
 };
 
@@ -93,11 +93,24 @@ impl Uncork {
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let stream = &self.0.stream;
+        let room = buffer.remaining();
         loop {
-            ready!(self.0.stream.poll_read_ready(cx))?;
-            match self.0.stream.try_read_buf(buffer) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => return Poll::Ready(read.map(|_| ())),
+            ready!(stream.poll_read_ready(cx))?;
+            let mut read = 0;
+            let outcome = stream.try_io(Interest::READABLE, || {
+                read = stream.try_read_buf(buffer)?;
+                // A partly filled buffer shows that no bytes are left, so that another read would find none. The error
+                // makes the next one wait, as `TcpStream::poll_read` does.
+                if (1..room).contains(&read) {
+                    return Err(io::ErrorKind::WouldBlock.into());
+                }
+                Ok(())
+            });
+            match outcome {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && read == 0 => {}
+                Err(error) if read == 0 => return Poll::Ready(Err(error)),
+                _ => return Poll::Ready(Ok(())),
             }
         }
     }
@@ -127,5 +140,55 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.0.cork(false);
         Poll::Ready(rustix::net::shutdown(&self.0.stream, rustix::net::Shutdown::Write).map_err(io::Error::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// Returns a socket and its peer.
+    async fn connected() -> (Socket, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let address = listener.local_addr().expect("a bound listener");
+        let (peer, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (stream, _) = accepted.expect("a connection");
+        (Socket::new(stream), peer.expect("a connection"))
+    }
+
+    #[tokio::test]
+    async fn what_arrives_after_a_partial_read_wakes_the_reader() {
+        let (mut socket, mut peer) = connected().await;
+        let mut buffer = [0; 4];
+        for sent in ["ab", "cdef", "ghijkl", "m"] {
+            peer.write_all(sent.as_bytes()).await.expect("a connection");
+            let mut received = Vec::new();
+            while received.len() < sent.len() {
+                let len = socket.read(&mut buffer).await.expect("a connection");
+                assert!(len > 0, "the connection is open");
+                received.extend_from_slice(&buffer[..len]);
+            }
+            assert_eq!(received, sent.as_bytes());
+            let waiting = socket.read(&mut buffer);
+            tokio::pin!(waiting);
+            assert!(futures::poll!(&mut waiting).is_pending());
+        }
+    }
+
+    #[tokio::test]
+    async fn the_end_is_read_after_the_last_bytes() {
+        for sent in ["ab", "abcd"] {
+            let (mut socket, mut peer) = connected().await;
+            peer.write_all(sent.as_bytes()).await.expect("a connection");
+            drop(peer);
+            let mut received = String::new();
+            socket.read_to_string(&mut received).await.expect("a connection");
+            assert_eq!(received, sent);
+        }
     }
 }
