@@ -27,13 +27,14 @@ pub type Body = body::Body<Message>;
 /// The sending half of a [`Body`].
 pub type ResponseSender = body::ResponseSender<Message>;
 
-/// The size at which a DATA payload is full. Larger than an HTTP/2 frame, so that frames are full, and small compared
-/// with the flow-control windows.
-const DATA_BYTES: usize = 64 << 10;
-/// The number of buffers at which a DATA payload is full: as many as the transport passes to the kernel in one call.
-const DATA_BUFS: usize = 64;
-/// The average size below which resources are coalesced first, if other streams are sent the same ones: the transport
-/// takes sixteen buffers at a time, which should fill a frame.
+/// The size at which a DATA payload is full. The HTTP/2 server queues payloads of up to 400 KiB for a stream, and never
+/// gives the memory of the queue back. Large payloads keep it short.
+const DATA_BYTES: usize = 256 << 10;
+/// The number of buffers at which a DATA payload is full.
+const DATA_BUFS: usize = 256;
+/// The size above which lists of small resources are coalesced first, if other streams are sent the same ones.
+const LARGE_LIST_BYTES: usize = 64 << 10;
+/// The average size of small resources: the transport takes sixteen buffers at a time, which should fill a frame.
 const SMALL_BYTES: usize = 4 << 10;
 
 /// The fields of a response that are specific to one stream.
@@ -139,7 +140,7 @@ impl Message {
         let (len, count) = (frames().sum::<usize>(), response.resources.len());
         let coalesced = response
             .coalesced
-            .filter(|_| len > DATA_BYTES && len / count < SMALL_BYTES);
+            .filter(|_| len > LARGE_LIST_BYTES && len / count < SMALL_BYTES);
         let content = match coalesced {
             Some(coalesced) => Content::Blocks(coalesced.blocks(protocol, &response.resources)),
             None => Content::Resources(response.resources),
@@ -279,7 +280,7 @@ mod tests {
         let resources = (0..count).map(|number| {
             let message = Cluster {
                 name: format!("c{number}"),
-                alt_stat_name: "x".repeat(2000),
+                alt_stat_name: "x".repeat(DATA_BYTES / 32),
                 ..Default::default()
             };
             Arc::new(EncodedResource::new(format!("c{number}"), &message))
