@@ -15,7 +15,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Starts a transaction that undoes the last one: where an evaluation panics, the row before that one comes back.
+    /// Starts a transaction that undoes the last one, whose row changes the tables still have: where an evaluation
+    /// panics, the row before that one comes back.
     pub fn undoing_last() -> Self {
         Self {
             undoes_last: true,

@@ -66,7 +66,7 @@ pub(super) fn target(mesh: &MeshSnapshot, target: &ServiceTarget) -> Option<Valu
     Some(json!({ "Service": self::service(mesh, service), "Port": port }))
 }
 
-/// Attributes of the Kubernetes Service of a row, in the first cluster that has one.
+/// Attributes of the Kubernetes Service of a row: the one in the config cluster, or else in the first cluster by id.
 #[derive(Default)]
 struct KubeObject {
     kind: SmolStr,
