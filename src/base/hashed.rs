@@ -8,7 +8,9 @@ use super::{Shared, scratch};
 
 /// A shared value with its 128-bit hash. The order is that of the hashes: stable within a process, without meaning.
 pub struct Hashed<T> {
-    digest: u128,
+    /// The hash in bytes: a `u128` is aligned to 16 bytes, with which a key would have 32 bytes instead of 24, and a
+    /// listed resource 48 instead of 32.
+    digest: [u8; 16],
     value: Shared<T>,
 }
 
@@ -16,7 +18,7 @@ impl<T: hash::Hash> Hashed<T> {
     /// Hashes and shares a value.
     pub fn new(value: T) -> Self {
         Self {
-            digest: digest(&value),
+            digest: digest(&value).to_ne_bytes(),
             value: Shared::new(value),
         }
     }
@@ -76,6 +78,10 @@ fn digest(value: &impl hash::Hash) -> u128 {
 }
 
 impl<T> Hashed<T> {
+    fn digest(&self) -> u128 {
+        u128::from_ne_bytes(self.digest)
+    }
+
     /// Returns true if both are the same allocation.
     pub fn same(&self, other: &Self) -> bool {
         self.value.same(&other.value)
@@ -105,7 +111,7 @@ impl<T> ops::Deref for Hashed<T> {
 
 impl<T: PartialEq> PartialEq for Hashed<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.digest == other.digest && self.value == other.value
+        self.digest() == other.digest() && self.value == other.value
     }
 }
 
@@ -119,13 +125,13 @@ impl<T: Eq> PartialOrd for Hashed<T> {
 
 impl<T: Eq> Ord for Hashed<T> {
     fn cmp(&self, other: &Self) -> Ordering {
-        self.digest.cmp(&other.digest)
+        self.digest().cmp(&other.digest())
     }
 }
 
 impl<T> hash::Hash for Hashed<T> {
     fn hash<H: hash::Hasher>(&self, state: &mut H) {
-        self.digest.hash(state);
+        self.digest().hash(state);
     }
 }
 
@@ -140,6 +146,11 @@ mod tests {
     use std::hash::Hash as _;
 
     use super::*;
+
+    #[test]
+    fn a_key_has_no_padding() {
+        assert_eq!(size_of::<Hashed<String>>(), size_of::<u128>() + size_of::<usize>());
+    }
 
     #[test]
     fn values_of_any_length_have_the_hash_of_their_bytes() {
