@@ -263,8 +263,9 @@ impl Resource {
 pub struct GroupSpec {
     /// The scope of the proxies.
     pub scope: ScopeKey,
-    /// The parts, in order.
-    pub parts: Vec<PartKey>,
+    /// The parts, in order. A `Vec` would keep the allocation of the list of [`Part`]s that it is collected from in
+    /// place, which is 14 times as large.
+    pub parts: Box<[PartKey]>,
     /// The answer to unknown names of route configurations.
     pub unknown_routes: UnknownRoutes,
     /// The requested names, if the parts depend on them.
