@@ -273,6 +273,15 @@ pub struct GroupSpec {
 }
 
 impl GroupSpec {
+    /// Replaces parts by the equal ones that `share` returns.
+    #[must_use]
+    pub fn sharing(mut self, mut share: impl FnMut(&PartKey) -> PartKey) -> Self {
+        for part in &mut self.parts {
+            *part = share(part);
+        }
+        self
+    }
+
     /// Returns the scopes that the parts read: that of the proxies, and that of the name table if it is another one.
     pub fn scopes(&self) -> impl Iterator<Item = &ScopeKey> {
         let of_table = self.parts.iter().find_map(|part| match &**part {
@@ -287,7 +296,7 @@ impl GroupSpec {
 pub type ProxyGroupKey = Hashed<GroupSpec>;
 
 /// Returns the parts of the configuration of a proxy class.
-pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
+pub fn select(ctx: &BuildContext, class: &ProxyClass) -> GroupSpec {
     let selected = Selected::of(ctx, class);
     let proxy = selected.proxy;
     let mut parts: Vec<Part> = Vec::new();
@@ -312,12 +321,12 @@ pub fn select(ctx: &BuildContext, class: &ProxyClass) -> ProxyGroupKey {
     let addresses = address::select(ctx, class.requested.as_deref(), &class.node_name);
     parts.extend(addresses.into_iter().map(Part::Addresses));
     let unknown_routes = route::unknown(ctx, &selected);
-    Hashed::new(GroupSpec {
+    GroupSpec {
         scope: selected.scope,
         parts: parts.into_iter().map(Hashed::new).collect(),
         unknown_routes,
         requested: class.requested.clone(),
-    })
+    }
 }
 
 /// Equal values of keys and resources, each held once as long as it is used.

@@ -222,7 +222,10 @@ impl ConfigStore {
             scopes: &scopes,
             memo: &memo,
         };
-        let released = self.connections.update(&mut tx, inputs, events, executor, &mut update);
+        let used = &self.groups_of_part;
+        let released = self
+            .connections
+            .update(&mut tx, inputs, used, events, executor, &mut update);
         let new = self.add_connections(&update.moved, &mut touched);
         if !(tx.is_empty() && new.is_empty()) {
             self.generate(&mut tx, inputs, &new, executor, &mut update, &mut touched);

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate};
+use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate_each};
 use crate::{
     base::Shared,
     generate::{
-        Proxy, ProxyGroupKey, RequestedResources, plan,
+        Proxy, ProxyGroupKey, RequestedResources,
+        plan::{self, GroupSpec, PartKey},
         proxy_class::{ProxyClass, ProxyClassKey},
     },
     table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction, Users},
@@ -94,10 +95,12 @@ impl Connections {
     }
 
     /// Updates the groups of all connections. Returns the groups that lost a connection, once for each lost connection.
+    /// `used` are the parts in use.
     pub(super) fn update(
         &mut self,
         tx: &mut Transaction,
         inputs: BuildInputs,
+        used: &Users<PartKey, ProxyGroupKey>,
         events: ProxyEvents,
         executor: &impl Executor,
         update: &mut StoreUpdate,
@@ -106,7 +109,12 @@ impl Connections {
         let candidates = self.apply(events, &mut released);
         let (new, mut moved) = self.classify(tx, inputs, &candidates, executor, update, &mut released);
         let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
-        evaluate(&mut self.groups, tx, &new, executor, &mut update.panics, select);
+        let mut shared = FxHashSet::default();
+        let finish = |evaluated: Evaluated<ProxyClassKey, GroupSpec>| {
+            evaluated.map(|group| ProxyGroupKey::new(group.sharing(|part| share(part, &mut shared, used))))
+        };
+        let panics = &mut update.panics;
+        evaluate_each(&mut self.groups, tx, &new, executor, panics, select, finish);
         for (class, ..) in self.groups.writer().changes() {
             moved.extend(self.classes.get(class));
         }
@@ -144,7 +152,7 @@ impl Connections {
         }
         let new = others.values().filter(|class| !self.classes.contains(class));
         let new: Vec<ProxyClassKey> = new.cloned().collect();
-        let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
+        let select = |cx: &Cx, class: &ProxyClassKey| Some(ProxyGroupKey::new(plan::select(&inputs.ctx(cx), class)));
         let groups = effect::evaluate(&self.groups, tx, &new, executor, select);
         let changed: FxHashSet<&ProxyClassKey> = groups.changes().iter().map(|(class, ..)| class).collect();
         let mut pairs: FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> = FxHashMap::default();
@@ -263,4 +271,14 @@ impl Connections {
             released.groups.extend(connection.group.replace(group));
         }
     }
+}
+
+/// Returns the equal part that is in use, or that another new group has. A part takes 384 bytes, and most parts of a
+/// group are also those of other groups.
+fn share(part: &PartKey, new: &mut FxHashSet<PartKey>, used: &Users<PartKey, ProxyGroupKey>) -> PartKey {
+    if let Some(known) = used.key(part).or_else(|| new.get(part)) {
+        return known.clone();
+    }
+    new.insert(part.clone());
+    part.clone()
 }

@@ -191,6 +191,11 @@ fn workloads_whose_listeners_differ_share_all_other_resources() {
         let is_same = one.resources(*resource_type).same(other.resources(*resource_type));
         assert_eq!(is_same, *resource_type != ResourceType::Listener, "{resource_type:?}");
     }
+    let group = |number: u64| harness.store.group_of(ConnectionId(number)).expect("a group");
+    let pairs = group(1).parts.iter().zip(&group(2).parts);
+    let equal: Vec<_> = pairs.filter(|(part, other)| part == other).collect();
+    assert!(equal.len() > 1, "only the parts of listeners differ");
+    assert!(equal.iter().all(|(part, other)| part.same(other)), "{equal:?}");
 }
 
 #[test]
