@@ -36,6 +36,17 @@ struct Many {
     gone: usize,
 }
 
+impl Many {
+    /// Adds a slot. The list grows by a quarter: if it doubled, a third of it would be empty on average, which is about
+    /// 1 KiB for each group of proxies.
+    fn add(&mut self, slot: u32) {
+        if self.slots.len() == self.slots.capacity() {
+            self.slots.reserve_exact(self.slots.len() / 4 + 1);
+        }
+        self.slots.push(slot);
+    }
+}
+
 impl<K> Default for Reads<K> {
     fn default() -> Self {
         Self {
@@ -183,7 +194,7 @@ fn add_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u3
     match readers.entry(read) {
         hash_map::Entry::Vacant(free) => _ = free.insert(Readers::One(slot)),
         hash_map::Entry::Occupied(mut standing) => match standing.get_mut() {
-            Readers::Many(many) => many.slots.push(slot),
+            Readers::Many(many) => many.add(slot),
             Readers::One(first) => {
                 let slots = vec![*first, slot];
                 standing.insert(Readers::Many(Box::new(Many { slots, gone: 0 })));
@@ -220,4 +231,22 @@ fn remove_reader<K>(readers: &mut FxHashMap<ReadKey, Readers>, entries: &[Option
 fn reads<K>(entries: &[Option<Entry<K>>], slot: u32, read: ReadKey) -> bool {
     let entry = entries[slot as usize].as_ref();
     entry.is_some_and(|entry| entry.reads.binary_search(&read).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_readers_has_little_room() {
+        let mut many = Many {
+            slots: vec![0, 1],
+            gone: 0,
+        };
+        for slot in 2..10_000 {
+            many.add(slot);
+            let (len, capacity) = (many.slots.len(), many.slots.capacity());
+            assert!(capacity <= len + len / 4 + 1, "{capacity} for {len}");
+        }
+    }
 }
