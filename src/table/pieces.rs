@@ -57,6 +57,12 @@ impl PieceReads {
         is_valid
     }
 
+    /// Ends with the last piece: gives back the room for more.
+    pub fn finish(&mut self) {
+        self.reads.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
     fn add(&mut self, cx: &Cx, reads: &[ReadKey]) {
         cx.record_all(reads);
         self.reads.extend_from_slice(reads);

@@ -241,7 +241,13 @@ impl<'a> Lister<'a> {
         ctx.memo.get::<CommonLists>().get(ctx.cx, key).cloned()
     }
 
-    pub(super) fn finish(self) -> PartList {
+    /// Ends the list. It is kept, with its pieces, until the part is listed again, so they give back the room for more:
+    /// up to half of their memory.
+    pub(super) fn finish(mut self) -> PartList {
+        self.list.resources.shrink_to_fit();
+        if let Some(clusters) = &mut self.clusters {
+            clusters.reads.finish();
+        }
         PartList {
             pieces: self.list.pieces.or(self.clusters.map(ListPieces::Clusters)),
             ..self.list

@@ -170,6 +170,8 @@ impl GatewayPart {
                 });
             }
         }
+        reads.finish();
+        pieces.shrink_to_fit();
         (bindings, GatewayPieces { reads, scope, pieces })
     }
 }

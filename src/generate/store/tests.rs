@@ -123,6 +123,9 @@ fn sizes_follow_additions_changes_and_removals() {
         _ => None,
     });
     harness.commit(gone.collect());
+    let (cx, lists) = (Cx::untracked(), harness.store.parts.table());
+    let is_full = |(_, list): (&PartKey, &Shared<List>)| list.capacity() == list.len();
+    assert!(lists.iter(&cx).all(is_full), "lists of known keys have no spare room");
     harness.disconnect(3);
     harness.disconnect(2);
     assert_eq!(harness.store.size(), one, "the size from before");
