@@ -193,6 +193,13 @@ fn workloads_whose_listeners_differ_share_all_other_resources() {
     for resource_type in ResourceType::ALL {
         let is_same = one.resources(*resource_type).same(other.resources(*resource_type));
         assert_eq!(is_same, *resource_type != ResourceType::Listener, "{resource_type:?}");
+        let resources = one.resources(*resource_type);
+        let is_empty = resources.iter().next().is_none();
+        assert_eq!(
+            resources.parts.is_empty(),
+            is_empty,
+            "{resource_type:?} has maps for nothing"
+        );
     }
     let group = |number: u64| harness.store.group_of(ConnectionId(number)).expect("a group");
     let pairs = group(1).parts.iter().zip(&group(2).parts);
