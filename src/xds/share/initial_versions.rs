@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, LazyLock, Mutex, PoisonError, Weak},
 };
 
 use bytes::Bytes;
@@ -32,8 +32,17 @@ const SMALL_BYTES: usize = 1 << 10;
 pub(in crate::xds) type Versions<'a> = std::collections::HashMap<&'a str, Option<Version>>;
 
 /// The encoded entries of a protobuf map from names to versions, with their tags.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct InitialVersions(Arc<Bytes>);
+
+/// The empty set. Each type of each connection has it after its first response; one of their own would take 48 bytes.
+static NONE: LazyLock<Arc<Bytes>> = LazyLock::new(Arc::default);
+
+impl Default for InitialVersions {
+    fn default() -> Self {
+        Self(NONE.clone())
+    }
+}
 
 /// A malformed entry of `initial_resource_versions`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,6 +119,9 @@ pub(in crate::xds) struct InitialVersionsInterner {
 impl InitialVersionsInterner {
     /// Reads encoded entries, including their tags, or returns a set with the same entries in any order.
     pub(in crate::xds) fn read(&self, fields: &[u8]) -> Result<InitialVersions, EntryError> {
+        if fields.is_empty() {
+            return Ok(InitialVersions::default());
+        }
         if fields.len() < SMALL_BYTES {
             return InitialVersions::read(fields);
         }
