@@ -640,7 +640,7 @@ impl Connection {
         };
         if let Some(watched) = &mut self.types[resource_type as usize] {
             watched.nonce_sent = nonce;
-            watched.in_flight = Some(content);
+            watched.in_flight = Some(Box::new(content));
         }
         response
     }

@@ -219,10 +219,10 @@ fn a_response_that_fails_because_of_held_resources_is_not_repeated() {
     let mut watched = WatchedResource {
         wildcard: true,
         acknowledged: Some(view.clone()),
-        in_flight: Some(InFlight {
+        in_flight: Some(Box::new(InFlight {
             resources: view.iter().cloned().collect(),
             ..InFlight::default()
-        }),
+        })),
         ..WatchedResource::default()
     };
     let error = "Error adding/updating cluster(s) r0: bad".to_owned();
