@@ -10,11 +10,12 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate_each};
 use crate::{
-    base::Shared,
+    base::{Shared, pool::Pool},
     generate::{
         Proxy, ProxyGroupKey, RequestedResources,
         plan::{self, GroupSpec, PartKey},
         proxy_class::{ProxyClass, ProxyClassKey},
+        resource::{RoutePlaceholders, UnknownRoutes},
     },
     table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction, Users},
 };
@@ -26,6 +27,8 @@ pub(super) struct Connections {
     reads: Reads<ConnectionId>,
     groups: Derived<ProxyClassKey, ProxyGroupKey>,
     classes: Users<ProxyClassKey, ConnectionId>,
+    /// Most groups have the same placeholders of route configurations, of about 400 bytes.
+    placeholders: Pool<Shared<RoutePlaceholders>>,
     /// The request of connections that have sent none.
     no_request: Shared<RequestedResources>,
 }
@@ -55,6 +58,7 @@ impl Connections {
             reads: Reads::default(),
             groups: Derived::new(id),
             classes: Users::default(),
+            placeholders: Pool::default(),
             no_request: Shared::default(),
         }
     }
@@ -110,8 +114,14 @@ impl Connections {
         let (new, mut moved) = self.classify(tx, inputs, &candidates, executor, update, &mut released);
         let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
         let mut shared = FxHashSet::default();
+        let placeholders = &mut self.placeholders;
         let finish = |evaluated: Evaluated<ProxyClassKey, GroupSpec>| {
-            evaluated.map(|group| ProxyGroupKey::new(group.sharing(|part| share(part, &mut shared, used))))
+            evaluated.map(|mut group| {
+                if let UnknownRoutes::Sidecar(of_group) = &mut group.unknown_routes {
+                    *of_group = placeholders.share(of_group);
+                }
+                ProxyGroupKey::new(group.sharing(|part| share(part, &mut shared, used)))
+            })
         };
         let panics = &mut update.panics;
         evaluate_each(&mut self.groups, tx, &new, executor, panics, select, finish);

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::Kind,
-    generate::{fixture, plan::Part, proxy_class::ProxyClassKey},
+    generate::{fixture, plan::Part, proxy_class::ProxyClassKey, resource::UnknownRoutes},
     model::{Batch, Change, Installation, World, fixture as model},
 };
 
@@ -206,6 +206,10 @@ fn workloads_whose_listeners_differ_share_all_other_resources() {
     let equal: Vec<_> = pairs.filter(|(part, other)| part == other).collect();
     assert!(equal.len() > 1, "only the parts of listeners differ");
     assert!(equal.iter().all(|(part, other)| part.same(other)), "{equal:?}");
+    assert!(matches!(
+        (&group(1).unknown_routes, &group(2).unknown_routes),
+        (UnknownRoutes::Sidecar(one), UnknownRoutes::Sidecar(other)) if one.same(other)
+    ));
 }
 
 #[test]
