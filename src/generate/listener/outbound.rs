@@ -108,7 +108,9 @@ impl OutboundPart {
         let without_routes = Hashed::new(without_http.without_routes());
         let entries = lister.entries.into_values();
         entries
-            .map(|entry| {
+            .map(|mut entry| {
+                // Keys are kept, and a list of two members has room for four, of about 200 bytes each.
+                entry.services.shrink_to_fit();
                 let mut services = entry.services.iter();
                 let client = if !services.all(|member| member.kind == ChainKind::Tcp) {
                     &self.client

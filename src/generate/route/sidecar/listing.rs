@@ -182,7 +182,7 @@ impl SidecarPart {
         // HTTP proxies route to all services and ports.
         let port = if visible.is_http_proxy() { 0 } else { rds_scope.port() };
         let client = &self.client.routes;
-        let (bindings, services) = match rds_scope {
+        let (mut bindings, mut services) = match rds_scope {
             RdsScope::Port(_) => {
                 let (bindings, taken) = visible.bindings(port, client);
                 (bindings, visible.default_hosts(port, client, &taken))
@@ -193,6 +193,9 @@ impl SidecarPart {
                 (bindings, visible.hosts_with_routes(only, port, client, &taken))
             }
         };
+        // Keys are kept, and as the lengths were not known, up to half of the lists is spare room.
+        bindings.shrink_to_fit();
+        services.shrink_to_fit();
         SidecarRoutes {
             name,
             port,
