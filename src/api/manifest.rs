@@ -14,7 +14,7 @@ use super::{
 };
 use crate::proto::{istio::mesh::v1alpha1::MeshConfig, json::to_json};
 
-/// Kinds of manifests.
+/// The kinds of the objects that manifests describe.
 pub const KINDS: [Kind; 10] = [
     Kind::MeshConfig,
     Kind::Namespace,

@@ -108,8 +108,8 @@ impl Queue {
 
     /// Waits while lines are collected, unless many are waiting or the process is about to end.
     fn pause(&self) {
-        let is_early = |waiting: &mut Waiting| !waiting.is_ending && waiting.lines.len() < CAPACITY / 2;
-        drop(self.filled.wait_timeout_while(self.lock(), PAUSE, is_early));
+        let is_collecting = |waiting: &mut Waiting| !waiting.is_ending && waiting.lines.len() < CAPACITY / 2;
+        drop(self.filled.wait_timeout_while(self.lock(), PAUSE, is_collecting));
     }
 }
 

@@ -340,7 +340,7 @@ fn node_locality(cx: &Cx, mesh: &MeshSnapshot, pod: &Pod) -> SmolStr {
 pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) -> Labels {
     let mut augmented = labels.clone();
     augment(&mut augmented, cluster, locality, node, network);
-    // The clone has no spare capacity.
+    // Workloads keep the labels. A clone gives back the room for more that the additions left.
     augmented.clone()
 }
 

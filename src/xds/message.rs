@@ -30,7 +30,7 @@ pub type ResponseSender = body::ResponseSender<Message>;
 /// The size at which a DATA payload is full. The HTTP/2 server queues payloads of up to 400 KiB for a stream, and never
 /// gives the memory of the queue back. Large payloads keep it short.
 const DATA_BYTES: usize = 256 << 10;
-/// The number of buffers at which a DATA payload is full.
+/// The number of buffers at which a DATA payload is full, which bounds the list of its buffers to 8 KiB.
 const DATA_BUFS: usize = 256;
 /// The size above which lists of small resources are coalesced first, if other streams are sent the same ones.
 const LARGE_LIST_BYTES: usize = 64 << 10;
