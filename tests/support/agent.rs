@@ -19,6 +19,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde_json::{Value, json};
+use tokio::io::AsyncBufReadExt;
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 use tokio_rustls::TlsConnector;
@@ -143,7 +144,7 @@ impl Agent {
         }
     }
 
-    /// Opens a new connection.
+    /// Opens a new connection. It is an error if the server refuses the certificate.
     pub(crate) async fn channel(&self, credentials: &ClientCredentials) -> Result<Channel, String> {
         let tls = TlsConnector::from(Arc::new(self.tls(credentials.certificate.as_ref())?));
         let name = ServerName::try_from(self.server.clone()).map_err(|error| error.to_string())?;
@@ -153,7 +154,14 @@ impl Agent {
             async move {
                 let stream = TcpStream::connect(address).await?;
                 stream.set_nodelay(true)?;
-                Ok::<_, std::io::Error>(TokioIo::new(tls.connect(name, stream).await?))
+                let mut stream = tls.connect(name, stream).await?;
+                // With TLS 1.3, the client is connected before the server has verified its certificate. If the server
+                // then closes the connection just while hyper hands over a request, the request is never answered. A
+                // server of HTTP/2 speaks first, so its first bytes show that it has accepted the client.
+                if stream.fill_buf().await?.is_empty() {
+                    return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
+                }
+                Ok::<_, std::io::Error>(TokioIo::new(stream))
             }
         });
         Endpoint::from_static("http://istiod")
