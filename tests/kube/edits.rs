@@ -30,7 +30,7 @@ pub(super) fn trials() -> Vec<Trial> {
 /// Number of repetitions of each edit, to tell the daemon's time from that of a busy machine.
 const EDITS: u32 = 5;
 
-/// Time limit of the fastest edit, from the API server to the Envoy.
+/// Time limit of the fastest edit on a quiet machine, from the API server to the Envoy.
 const LIMIT: Duration = Duration::from_secs(1);
 
 /// Other networks are reached only with mutual TLS, so the pod has the label for it.
@@ -73,7 +73,10 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
     }
     let best = times.iter().min().ok_or("no edits")?;
     eprintln!("mesh: {times:?}");
-    assert!(*best < LIMIT, "an edit of the mesh config took {times:?}");
+    assert!(
+        *best < wait::extended(LIMIT),
+        "an edit of the mesh config took {times:?}"
+    );
 
     let mut times = Vec::new();
     for edit in 0..EDITS {
@@ -90,7 +93,7 @@ fn mesh_and_networks_arrive(name: &str, protocol: Protocol) -> Result<(), Failed
     }
     let best = times.iter().min().ok_or("no edits")?;
     eprintln!("meshNetworks: {times:?}");
-    assert!(*best < LIMIT, "an edit of the networks took {times:?}");
+    assert!(*best < wait::extended(LIMIT), "an edit of the networks took {times:?}");
     tenant.set_config("meshNetworks", "networks: {}")?;
     wait::until("the direct endpoint", TIMEOUT, || {
         (envoy.endpoints(&web) == [tenant.fill("10.{n}.3.1:8080")]).then_some(())

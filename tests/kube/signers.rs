@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Parser;
+use futures::future::LocalBoxFuture;
 use istiod::ca::authority::TtlLimits;
 use istiod::ca::mesh_trust::{Anchor, AnchorSource, MeshTrust};
 use istiod::ca::registration::{self, Registration, RegistrationRules};
@@ -21,7 +22,7 @@ use istiod::status::watching::Watches;
 use libtest_mimic::{Failed, Trial};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, SanType};
 use serde_json::json;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::tenant::TIMEOUT;
@@ -36,6 +37,9 @@ const NAMED: &str = "signers.example.com/named";
 const OWN: &str = "signers.example.com/own";
 const ID: &str = "spiffe://cluster.local/ns/default/sa/reviews";
 const SIGN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A future that waits for a request.
+type Requested<'a> = LocalBoxFuture<'a, Result<(), String>>;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
@@ -173,6 +177,25 @@ fn requests(cluster: &Cluster) -> Result<usize, String> {
     Ok(all.len())
 }
 
+/// Runs `action` with a future that waits until the cluster has a CertificateSigningRequest.
+fn once_requested<T>(
+    cluster: &Cluster,
+    action: impl AsyncFnOnce(Requested<'_>) -> Result<T, String>,
+) -> Result<T, String> {
+    let (sender, receiver) = oneshot::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let requested = wait::until("one CertificateSigningRequest", TIMEOUT, || {
+                (requests(cluster).ok()? == 1).then_some(())
+            });
+            // The action may have ended.
+            let _ = sender.send(requested);
+        });
+        let requested = async { receiver.await.map_err(|error| error.to_string())? };
+        RUNTIME.block_on(action(Box::pin(requested)))
+    })
+}
+
 fn until_none_is_left(cluster: &Cluster) -> Result<(), String> {
     wait::until("no CertificateSigningRequest", TIMEOUT, || {
         (requests(cluster).ok()? == 0).then_some(())
@@ -240,26 +263,26 @@ fn no_signing_requests_remain(trial: &str) -> Result<(), Failed> {
     let registration = register(&environment, client, &mesh)?;
 
     // The caller disconnects before the signer has signed.
-    let cancelled = async {
-        let signing = registration.signer.sign(request(ID, ""));
-        tokio::time::timeout(Duration::from_secs(2), signing).await
-    };
-    assert!(RUNTIME.block_on(cancelled).is_err(), "no signer is running");
-    assert_eq!(requests(&cluster)?, 1);
+    once_requested(&cluster, async |requested| {
+        tokio::select! {
+            _ = registration.signer.sign(request(ID, "")) => Err("no signer is running".to_owned()),
+            requested = requested => requested,
+        }
+    })?;
     signer.pause(false);
     until_none_is_left(&cluster)?;
 
     // The process ends before the signer has signed.
     signer.pause(true);
-    let ending = async {
+    let (signed, ended) = once_requested(&cluster, async |requested| {
         let signing = registration.signer.sign(request(ID, ""));
         let ending = async {
-            tokio::time::sleep(Duration::from_secs(2)).await;
-            environment.tasks.end(SIGN_TIMEOUT).await
+            requested.await?;
+            Ok::<_, String>(environment.tasks.end(SIGN_TIMEOUT).await)
         };
-        tokio::join!(signing, ending)
-    };
-    let (signed, ended) = RUNTIME.block_on(ending);
+        let (signed, ended) = tokio::join!(signing, ending);
+        Ok::<_, String>((signed, ended?))
+    })?;
     assert_eq!(signed.expect_err("the process has ended").kind, SignErrorKind::NotReady);
     assert!(ended);
     assert_eq!(requests(&cluster)?, 0);

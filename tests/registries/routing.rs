@@ -11,7 +11,7 @@ use crate::support::envoy::{Envoy, Protocol};
 use crate::support::http::{self, Application};
 use crate::support::wait;
 
-/// The time in which an unhealthy instance must have left.
+/// The time in which an unhealthy instance must have left on a quiet machine.
 const LEFT: Duration = Duration::from_secs(2);
 /// Number of requests of one look.
 const REQUESTS: usize = 10;
@@ -100,7 +100,7 @@ impl Life<'_> {
         })?;
         let left = began.elapsed();
         eprintln!("{}: an unhealthy instance left after {left:?}", self.source);
-        if left > LEFT {
+        if left > wait::extended(LEFT) {
             return Err(format!("{}: the unhealthy instance left after {left:?}", self.source));
         }
         // Connected only now, as an earlier one might still lack what Envoy has.
