@@ -1,7 +1,7 @@
 //! Writes the statuses of the Gateway API's objects (`PILOT_ENABLE_GATEWAY_API_STATUS`).
 //!
 //! Each revision has a leader, because each is responsible for objects of its own. An older Istio has one lock for all
-//! revisions: while it holds that, this revision waits for it.
+//! revisions: while it holds that, this revision waits for it, and then releases it for the other revisions.
 //!
 //! Parity (pilot/pkg/bootstrap/configcontroller.go, pilot/pkg/leaderelection/).
 
@@ -53,18 +53,29 @@ pub async fn run(election: &Election, inputs: Inputs) {
             let (election, inputs) = (election.clone(), inputs.clone());
             async move {
                 let default_tag = election.default_revision.clone();
-                if !election.is_held(&Lock::OLD_GATEWAY_STATUS).await {
-                    return write(inputs, default_tag, token).await;
+                if election.is_held(&Lock::OLD_GATEWAY_STATUS).await {
+                    Box::pin(take_over(election, &token)).await;
                 }
-                let election = Election {
-                    shutdown: token,
-                    ..election
-                };
-                let writing = election.run(Lock::OLD_GATEWAY_STATUS, |token| {
-                    write(inputs.clone(), default_tag.clone(), token)
-                });
-                Box::pin(writing).await;
+                write(inputs, default_tag, token).await;
             }
+        })
+        .await;
+}
+
+/// Waits until an older Istio no longer writes: acquires its lock and releases it at once, because every other revision
+/// waits for it, too. Ends early with the token.
+///
+/// Parity (pilot/pkg/bootstrap/configcontroller.go, `checkAndRunNonRevisionLeaderElectionIfRequired`).
+async fn take_over(election: Election, token: &CancellationToken) {
+    let acquired = token.child_token();
+    let election = Election {
+        shutdown: acquired.clone(),
+        ..election
+    };
+    election
+        .run(Lock::OLD_GATEWAY_STATUS, |_| {
+            let acquired = acquired.clone();
+            async move { acquired.cancel() }
         })
         .await;
 }
@@ -124,5 +135,58 @@ impl object_status::Statuses for GatewayStatuses {
 
     fn depend_on(&self, kind: Kind) -> bool {
         self.has_pools && Statuses::depend_on(kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::status::{
+        fake_api::FakeApi,
+        leader::{
+            Timing,
+            record::{LockForm, Record},
+        },
+    };
+
+    #[tokio::test]
+    async fn revisions_do_not_keep_the_lock_of_an_older_istio() {
+        const PATH: &str = "/api/v1/namespaces/istio-system/configmaps/istio-gateway-status-leader";
+        let api = FakeApi::default();
+        let held = Record {
+            holder_identity: "istiod-old".to_owned(),
+            holder_key: "default".to_owned(),
+            ..Record::default()
+        };
+        let lock = Lock::OLD_GATEWAY_STATUS;
+        api.put(PATH, lock.form.object("istio-system", &lock.name, &held));
+        for revision in ["canary", "stable"] {
+            let election = Election {
+                client: api.client(),
+                namespace: "istio-system".into(),
+                identity: format!("istiod-{revision}").into(),
+                revision: revision.into(),
+                remote: false,
+                enabled: true,
+                default_revision: watch::channel(SmolStr::default()).1,
+                shutdown: CancellationToken::new(),
+                // The lease of the older one is over.
+                timing: Timing {
+                    lease: Duration::ZERO,
+                    ..Timing::default()
+                },
+            };
+            let token = CancellationToken::new();
+            let waiting = take_over(election.clone(), &token);
+            let ended = tokio::time::timeout(Duration::from_secs(30), waiting).await;
+            assert!(ended.is_ok(), "{revision} does not get the lock");
+            assert!(!token.is_cancelled());
+            assert!(!election.is_held(&lock).await, "{revision} keeps the lock");
+        }
+        let object = api.get(PATH).expect("the lock");
+        let record = LockForm::ConfigMap.read(&object).expect("a record");
+        assert_eq!(record.leader_transitions, 2);
     }
 }
