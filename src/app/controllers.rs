@@ -109,7 +109,7 @@ pub struct Controllers {
     webhooks: webhook_configuration::Metrics,
 }
 
-/// Publishes the root certificates and the revocation lists of the trust bundle.
+/// Publishes the root certificates and the revocation lists of the trust bundle; an empty text without a list.
 async fn publish_trust(
     mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
     roots: watch::Sender<Option<Bytes>>,
@@ -117,7 +117,7 @@ async fn publish_trust(
 ) {
     loop {
         let known = trust.borrow_and_update().clone();
-        let revoked_now = known.as_ref().and_then(|trust| trust.crl.clone());
+        let revoked_now = known.as_ref().map(|trust| trust.crl.clone().unwrap_or_default());
         for (out, known) in [
             (&roots, known.map(|trust| trust.roots.clone())),
             (&revoked, revoked_now),
@@ -552,6 +552,28 @@ fn identity(settings: &Settings) -> SmolStr {
 mod tests {
     use super::*;
     use crate::settings::fixture;
+
+    #[tokio::test]
+    async fn a_mesh_without_a_revocation_list_has_an_empty_one() {
+        let (trust_out, trust) = watch::channel(None);
+        let (roots_out, roots) = watch::channel(None);
+        let (revoked_out, mut revoked) = watch::channel(None);
+        let publishing = publish_trust(trust, roots_out, revoked_out);
+        let changing = async {
+            for (crl, text) in [(None, ""), (Some("list".into()), "list"), (None, "")] {
+                let bundle = TrustBundle {
+                    roots: Bytes::from_static(b"roots"),
+                    crl,
+                };
+                trust_out.send_replace(Some(Arc::new(bundle)));
+                let published = revoked.wait_for(|published| published.as_deref() == Some(text.as_bytes()));
+                published.await.expect("a list");
+            }
+            drop(trust_out);
+        };
+        futures::join!(publishing, changing);
+        assert_eq!(roots.borrow().as_deref(), Some(&b"roots"[..]));
+    }
 
     #[test]
     fn roots_of_another_ca_are_not_distributed() {

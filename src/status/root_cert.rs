@@ -1,6 +1,9 @@
 //! Namespace controller: a ConfigMap with the mesh's root certificates in every namespace, where proxies find them
 //! before they trust anything, and another one with the revocation list, if there is one. Changes and deletions by
 //! others are reverted.
+//!
+//! Without a revocation list, the ConfigMaps of an earlier one are emptied: an Envoy with lists refuses a chain with an
+//! authority that has none.
 
 pub mod plan;
 
@@ -57,12 +60,12 @@ pub struct RootCertOptions {
     pub only: WatchedNamespaces,
 }
 
-/// Distributed texts, PEM each; `None` while there is nothing.
+/// Distributed texts, PEM each; `None` while they are unknown.
 #[derive(Clone, Debug)]
 pub struct DistributedTexts {
     /// Root certificates.
     pub roots: watch::Receiver<Option<Bytes>>,
-    /// Revocation list.
+    /// Revocation list; empty if there is none.
     pub revoked: watch::Receiver<Option<Bytes>>,
 }
 
@@ -100,14 +103,35 @@ pub async fn run(
         .await;
 }
 
-/// Distributes the revocation list. Most meshes have none, so nothing is watched before there is one.
+/// Distributes the revocation list. Most meshes have none, so nothing is watched before there is one, or ConfigMaps of
+/// an earlier one.
+///
+/// Parity (pilot/pkg/serviceregistry/kube/controller/namespacecontroller.go, `reconcileCACertAndCRL`): Istio also
+/// creates ConfigMaps without a list, which have no effect.
 async fn distribute_revoked(distribution: Option<Distribution>, watches: Watches, token: CancellationToken) {
     let Some(distribution) = distribution else { return };
-    let mut text = distribution.roots.clone();
-    let is_there = async { text.wait_for(Option::is_some).await.is_ok() };
-    if token.run_until_cancelled(is_there).await == Some(true) {
+    let is_needed = is_needed(&distribution.store, &distribution.name, distribution.roots.clone());
+    if token.run_until_cancelled(is_needed).await == Some(true) {
         distribution.run(watches, token).await;
     }
+}
+
+/// Waits until there is a text, or ConfigMaps that an empty one must replace. Returns false if there will never be one.
+async fn is_needed(store: &Store, name: &str, mut text: watch::Receiver<Option<Bytes>>) -> bool {
+    if text.wait_for(Option::is_some).await.is_err() {
+        return false;
+    }
+    // If the API server does not answer, the watches try again.
+    if !matches!(store.metadata("", name).await, Ok(None)) {
+        return true;
+    }
+    let has_text = |text: &Option<Bytes>| text.as_ref().is_some_and(|text| !text.is_empty());
+    text.wait_for(has_text).await.is_ok()
+}
+
+/// Returns the hash of a distributed text; 0 for an empty one.
+fn hash_of(text: &[u8]) -> u64 {
+    if text.is_empty() { 0 } else { xxh3_64(text) }
 }
 
 /// Content of a ConfigMap.
@@ -204,7 +228,7 @@ impl Distribution {
                     if changed.is_err() {
                         return;
                     }
-                    let hash = self.roots.borrow_and_update().as_ref().map(|roots| xxh3_64(roots));
+                    let hash = self.roots.borrow_and_update().as_ref().map(|roots| hash_of(roots));
                     if self.plan.want(hash) {
                         self.offer(self.plan.pending());
                     }
@@ -332,9 +356,13 @@ impl Distribution {
     }
 }
 
-/// Writes one key of a ConfigMap and keeps the others; returns false if it was right already.
+/// Writes one key of a ConfigMap and keeps the others; returns false if it was right already. An empty text creates no
+/// ConfigMap.
 async fn put(store: &Store, namespace: &str, name: &str, key: &str, text: &str) -> Result<bool, WriteError> {
     let Some(mut found) = store.get(namespace, name).await? else {
+        if text.is_empty() {
+            return Ok(false);
+        }
         let new = json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -366,7 +394,7 @@ fn config_map_facts(object: Object, key: &str) -> (SmolStr, Content) {
     let roots = object.value["data"][key].as_str();
     let label: &Value = &object.value["metadata"]["labels"][LABEL];
     let content = Content {
-        hash: roots.map_or(0, |roots| xxh3_64(roots.as_bytes())),
+        hash: roots.map_or(0, |roots| hash_of(roots.as_bytes())),
         labelled: label == "true",
     };
     (object.metadata.namespace.unwrap_or_default().into(), content)
@@ -379,14 +407,20 @@ mod tests {
     use ::kube::client::Body;
 
     use super::*;
-    use crate::model::{Installation, World};
+    use crate::{
+        model::{Installation, World},
+        status::fake_api::FakeApi,
+    };
 
     /// A distribution in a cluster whose API server is not asked.
     fn distribution() -> Distribution {
         let unreachable = tower::service_fn(|_: http::Request<Body>| async {
             Err::<http::Response<Body>, _>(std::io::Error::other("unreachable"))
         });
-        let client = ::kube::Client::new(unreachable, "default");
+        distribution_in(::kube::Client::new(unreachable, "default"))
+    }
+
+    fn distribution_in(client: ::kube::Client) -> Distribution {
         Distribution {
             store: Store::new(client, "", "v1", "ConfigMap", "configmaps"),
             name: "roots".into(),
@@ -415,5 +449,37 @@ mod tests {
         distribution.on_written(key.clone(), Ok(true));
         assert_eq!(distribution.queue.failures(&key), 0);
         assert_eq!(distribution.queue.next_time(), None);
+    }
+
+    #[tokio::test]
+    async fn an_empty_text_empties_config_maps_and_creates_none() {
+        const PATH: &str = "/api/v1/namespaces/a/configmaps/roots";
+        let api = FakeApi::default();
+        let store = distribution_in(api.client()).store;
+        let write = async |text: &str| put(&store, "a", "roots", REVOKED, text).await.expect("an answer");
+        assert!(!write("").await);
+        assert_eq!(api.get(PATH), None);
+        assert!(write("list").await);
+        assert!(write("").await);
+        let config_map = api.get(PATH).expect("the ConfigMap");
+        assert_eq!(config_map["data"], json!({REVOKED: ""}));
+        let metadata = json!({"namespace": "a", "name": "roots", "labels": config_map["metadata"]["labels"]});
+        let emptied = Object::from_value(json!({"metadata": metadata, "data": config_map["data"]}));
+        let (_, content) = config_map_facts(emptied.expect("an object"), REVOKED);
+        assert_eq!((content.hash, content.labelled), (0, true));
+    }
+
+    #[tokio::test]
+    async fn config_maps_of_an_earlier_text_are_looked_after() {
+        let api = FakeApi::default();
+        let store = distribution_in(api.client()).store;
+        let needed = async |text: &'static str| {
+            let text = watch::channel(Some(Bytes::from_static(text.as_bytes()))).1;
+            is_needed(&store, "roots", text).await
+        };
+        assert!(needed("list").await);
+        assert!(!needed("").await, "there will never be a text");
+        api.put("/api/v1/configmaps/roots", json!({"metadata": {"name": "roots"}}));
+        assert!(needed("").await);
     }
 }

@@ -15,7 +15,7 @@ const EXCLUDED: [&str; 3] = ["kube-public", "kube-node-lease", "local-path-stora
 /// Content of a ConfigMap, hashed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Hash of the root certificates; 0 without any.
+    /// Hash of the text; 0 for none.
     pub hash: u64,
     /// True if it has the required label.
     pub labelled: bool,
@@ -34,7 +34,7 @@ pub struct Plan {
     own: SmolStr,
     /// The namespaces to write into.
     only: WatchedNamespaces,
-    /// Hash of the distributed text. `None` while it is unknown: then nothing is written.
+    /// Hash of the distributed text; 0 if there is none. `None` while it is unknown: then nothing is written.
     root_hash: Option<u64>,
 }
 
@@ -90,8 +90,13 @@ impl Plan {
     /// Returns true if the ConfigMap of this namespace must be written.
     pub fn needs(&self, namespace: &SmolStr) -> bool {
         let Some(hash) = self.root_hash else { return false };
-        let expected = Content { hash, labelled: true };
-        self.serves(namespace) && self.contents.get(namespace) != Some(&expected)
+        let present = self.contents.get(namespace);
+        let is_right = match hash {
+            // A ConfigMap with a text is emptied, and none is created.
+            0 => present.is_none_or(|present| present.hash == 0),
+            hash => present == Some(&Content { hash, labelled: true }),
+        };
+        self.serves(namespace) && !is_right
     }
 
     /// Returns all namespaces whose ConfigMap must be written.
@@ -179,6 +184,26 @@ mod tests {
         assert!(plan.needs(&"istio-system".into()), "it was deleted");
         plan.namespace("istio-system".into(), None);
         assert!(!plan.needs(&"istio-system".into()), "and its namespace with it");
+    }
+
+    #[test]
+    fn config_maps_of_an_earlier_text_are_emptied() {
+        let mut plan = plan();
+        let written = Content {
+            hash: 7,
+            labelled: true,
+        };
+        let empty = Content {
+            hash: 0,
+            labelled: false,
+        };
+        plan.contents([("a".into(), written), ("kube-system".into(), empty)]);
+        plan.want(Some(0));
+        assert_eq!(names(&plan), ["a"]);
+        plan.content("a".into(), Some(Content { hash: 0, ..written }));
+        assert!(plan.pending().is_empty());
+        plan.want(Some(7));
+        assert_eq!(names(&plan), ["a", "istio-system", "kube-system"]);
     }
 
     #[test]
