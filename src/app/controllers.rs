@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::{ClusterId, cidr},
+    base::{ClusterId, boolean, cidr},
     ca::TrustBundle,
     distribution::{Distribution, refused::RefusedObject},
     environment::Environment,
@@ -245,7 +245,7 @@ impl Controllers {
 
     /// Starts to keep the CA bundles of the injector's webhook configurations.
     fn keep_injectors(&self, cluster: &Cluster, revision: &SmolStr) {
-        if self.environment.settings.is_emptied("INJECTION_WEBHOOK_CONFIG_NAME") {
+        if !keeps_injectors(&self.environment.settings, cluster.remote) {
             return;
         }
         let (inputs, until) = (self.webhook_inputs(cluster, revision), cluster.until.clone());
@@ -534,6 +534,16 @@ pub(super) fn distributes_roots(settings: &Settings, features: &Features) -> boo
     features.enable_ca_server && settings.variable("PILOT_CERT_PROVIDER") != Some("none")
 }
 
+/// Returns true if this control plane keeps the CA bundles of the injector's webhook configurations in a cluster. If
+/// injection is switched off, another program injects the pods of the config cluster.
+///
+/// Parity (pilot/pkg/bootstrap/sidecarinjector.go, pilot/pkg/serviceregistry/kube/controller/multicluster.go): in
+/// remote clusters, `INJECT_ENABLED` does not matter.
+fn keeps_injectors(settings: &Settings, is_remote: bool) -> bool {
+    let injects = settings.variable("INJECT_ENABLED").and_then(boolean::parse) != Some(false);
+    !settings.is_emptied("INJECTION_WEBHOOK_CONFIG_NAME") && (injects || is_remote)
+}
+
 /// `EXTERNAL_ISTIOD`.
 pub fn is_external(settings: &Settings) -> bool {
     settings.is_on("EXTERNAL_ISTIOD")
@@ -573,6 +583,19 @@ mod tests {
         };
         futures::join!(publishing, changing);
         assert_eq!(roots.borrow().as_deref(), Some(&b"roots"[..]));
+    }
+
+    #[test]
+    fn configurations_of_another_injector_are_left_alone() {
+        let keeps = |variables: &[(&str, &str)], is_remote| {
+            let settings = fixture::settings(&[], variables);
+            keeps_injectors(&settings, is_remote)
+        };
+        assert!(keeps(&[], false) && keeps(&[("INJECT_ENABLED", "true")], false));
+        let off = [("INJECT_ENABLED", "false")];
+        assert!(!keeps(&off, false) && keeps(&off, true));
+        let emptied = [("INJECTION_WEBHOOK_CONFIG_NAME", "")];
+        assert!(!keeps(&emptied, false) && !keeps(&emptied, true));
     }
 
     #[test]
