@@ -283,7 +283,7 @@ impl Controllers {
         let tasks = &self.environment.tasks;
         let (sender, default_revision) = watch::channel(SmolStr::default());
         let enabled = self.installation.features.enable_leader_election;
-        if enabled {
+        if follows_default_tag(enabled, cluster.remote) {
             let watches = cluster.watches();
             let until = cluster.until.clone();
             tasks.spawn("default revision", async move {
@@ -534,6 +534,14 @@ pub(super) fn distributes_roots(settings: &Settings, features: &Features) -> boo
     features.enable_ca_server && settings.variable("PILOT_CERT_PROVIDER") != Some("none")
 }
 
+/// Returns true if this control plane follows the revision that the tag `default` points to in a cluster: for
+/// elections, and, in the config cluster, to know which Ingresses and objects of the Gateway API are its own.
+///
+/// Parity (pkg/revisions/tag_watcher.go, `IsMine`): the tag decides with `ENABLE_LEADER_ELECTION=false`, too.
+fn follows_default_tag(has_elections: bool, is_remote: bool) -> bool {
+    has_elections || !is_remote
+}
+
 /// Returns true if this control plane keeps the CA bundles of the injector's webhook configurations in a cluster. If
 /// injection is switched off, another program injects the pods of the config cluster.
 ///
@@ -583,6 +591,12 @@ mod tests {
         };
         futures::join!(publishing, changing);
         assert_eq!(roots.borrow().as_deref(), Some(&b"roots"[..]));
+    }
+
+    #[test]
+    fn the_default_tag_counts_without_elections() {
+        assert!(follows_default_tag(true, false) && follows_default_tag(true, true));
+        assert!(follows_default_tag(false, false) && !follows_default_tag(false, true));
     }
 
     #[test]

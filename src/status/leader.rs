@@ -117,7 +117,7 @@ pub struct Election {
     pub remote: bool,
     /// `ENABLE_LEADER_ELECTION`; if false, every replica leads.
     pub enabled: bool,
-    /// Default revision of the cluster, empty if there is none.
+    /// Default revision of the cluster, empty if there is none: the one that the tag `default` points to.
     pub default_revision: watch::Receiver<SmolStr>,
     /// Ends elections, and releases their locks.
     pub shutdown: CancellationToken,

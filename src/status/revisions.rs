@@ -78,7 +78,7 @@ async fn publish(
     mut default_validator: watch::Receiver<SmolStr>,
     out: watch::Sender<Option<Revisions>>,
 ) {
-    // The first change is the first list. The tag is not followed without leader election; then it counts as none.
+    // The first change is the first list. A tag that is not followed counts as none.
     let mut is_tag_followed = default_tag.changed().await.is_ok();
     if default_validator.changed().await.is_err() {
         return;
