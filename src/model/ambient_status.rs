@@ -2,22 +2,23 @@
 //! AuthorizationPolicies ztunnels and waypoints enforce.
 //!
 //! Parity (pilot/pkg/model/service.go, pilot/pkg/serviceregistry/ambient/status.go): types, reasons and texts. Unlike
-//! in Istio, hosts of one ServiceEntry that differ lead to one result, and a policy has the condition of one kind of
-//! proxy.
+//! in Istio, hosts of one ServiceEntry that differ lead to one result, a ServiceEntry that no longer counts loses its
+//! conditions, and a policy has the condition of one kind of proxy.
 
 pub mod policy;
 #[cfg(test)]
 mod tests;
 
 use super::{
-    MeshSnapshot,
+    MeshSnapshot, ServiceKey,
+    ambient::service::{ClusterServiceKey, ServiceSource},
     inputs::Inputs,
     service::entry::races_connections,
     waypoint::{self, Attachment, NotAttached, Refusal, workloads},
 };
 use crate::{
-    api::{Config, Kind},
-    base::ObjectKey,
+    api::{Config, Kind, Meta},
+    base::{Hostname, ObjectKey},
     proto::istio::networking::v1alpha3::ServiceEntry,
     table::{Cx, TableWriter},
 };
@@ -119,16 +120,7 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, target: &StatusTarget) -> Option<
         }
         Kind::ServiceEntry => {
             let entry = mesh.service_entries.get(cx, key)?;
-            let attachment = waypoint::for_service(cx, mesh, &entry.meta.labels, &key.namespace);
-            let ingress = waypoint::ingress_label(cx, mesh, &entry.meta.labels, &key.namespace);
-            let is_attached = matches!(attachment, Ok(Some(_)));
-            Some(ObjectConditions {
-                manager: "istio-ambient-service",
-                conditions: vec![
-                    (WAYPOINT_BOUND, bound(&attachment, "service", ingress)),
-                    (WAYPOINT_MISSING, missing(entry).filter(|_| !is_attached)),
-                ],
-            })
+            Some(of_entry(cx, mesh, entry))
         }
         Kind::WorkloadEntry => {
             let entry = mesh.workload_entries.get(cx, key)?;
@@ -147,6 +139,45 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, target: &StatusTarget) -> Option<
         }
         _ => None,
     }
+}
+
+/// Returns the conditions of a ServiceEntry: none if others declare all of its hosts.
+fn of_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> ObjectConditions {
+    let (key, labels) = (&entry.meta.key, &entry.meta.labels);
+    let counts = |host: &String| counts_for(cx, mesh, key, host);
+    let (mut bound_to, mut without) = (None, None);
+    if entry.spec.hosts.iter().any(counts) {
+        let attachment = waypoint::for_service(cx, mesh, labels, &key.namespace);
+        let ingress = waypoint::ingress_label(cx, mesh, labels, &key.namespace);
+        bound_to = bound(&attachment, "service", ingress);
+        if !matches!(attachment, Ok(Some(_))) {
+            let mut wildcards = entry.spec.hosts.iter().filter(|host| host.starts_with('*'));
+            without = missing(&entry.meta, || wildcards.any(counts));
+        }
+    }
+    ObjectConditions {
+        manager: "istio-ambient-service",
+        conditions: vec![(WAYPOINT_BOUND, bound_to), (WAYPOINT_MISSING, without)],
+    }
+}
+
+/// Returns true if ztunnels know a host of a ServiceEntry by this object, and not by a Service or an older ServiceEntry
+/// of its namespace.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/services.go, `ServicesCollection`).
+fn counts_for(cx: &Cx, mesh: &MeshSnapshot, entry: &ObjectKey, host: &str) -> bool {
+    let key = ClusterServiceKey {
+        cluster: entry.cluster.clone(),
+        service: ServiceKey {
+            hostname: Hostname::new(host),
+            namespace: entry.namespace.clone(),
+        },
+    };
+    let service = mesh.cluster_services.get(cx, &key);
+    service.is_some_and(|service| {
+        let declared = &service.declared.key;
+        declared.source == ServiceSource::ServiceEntry && declared.object == *entry
+    })
 }
 
 /// Returns [`WAYPOINT_BOUND`] of an object that receives this traffic, with the label for gateways, if it has one.
@@ -187,14 +218,14 @@ fn bound(attachment: &Attachment, traffic: &str, ingress: Option<bool>) -> Optio
 }
 
 /// Returns [`WAYPOINT_MISSING`] of a ServiceEntry without a waypoint; `None` if it needs none.
-fn missing(entry: &Config<ServiceEntry>) -> Option<Condition> {
-    let (reason, message) = if races_connections(&entry.meta) {
+fn missing(meta: &Meta, has_wildcard: impl FnOnce() -> bool) -> Option<Condition> {
+    let (reason, message) = if races_connections(meta) {
         (
             "NoWaypointForRacingConnectStrategy",
             "ServiceEntry has a non-default connect strategy but no waypoint bound. A waypoint is required for connect \
              strategies to take effect for ambient clients.",
         )
-    } else if entry.spec.hosts.iter().any(|host| host.starts_with('*')) {
+    } else if has_wildcard() {
         (
             "NoWaypointForWildcardService",
             "ServiceEntry will not apply until it is bound to a valid waypoint.",

@@ -196,6 +196,40 @@ fn service_entries_say_that_a_waypoint_is_missing() {
 }
 
 #[test]
+fn service_entries_without_a_host_of_their_own_have_no_conditions() {
+    let entry = |name: &str, year: u32, hosts: &str| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: ServiceEntry\n\
+             metadata: {{name: {name}, namespace: shop, creationTimestamp: '{year}-01-01T00:00:00Z'}}\n\
+             spec: {{hosts: [{hosts}], resolution: DNS, ports: [{{number: 80, name: http, protocol: HTTP}}]}}\n"
+        )
+    };
+    let objects = [
+        entry("old", 2020, "a.example.com"),
+        entry("new", 2021, "a.example.com"),
+        entry("both", 2022, "a.example.com, b.example.com"),
+        entry("service", 2019, "own.shop.svc.cluster.local"),
+    ];
+    let mut world = world_of(&objects.join("---\n"));
+    let of = |world: &World, name: &str| conditions_in(&world.snapshot(), Kind::ServiceEntry, &format!("shop/{name}"));
+    let attached = "istio.io/WaypointBound true WaypointAccepted: Successfully attached to waypoint shop/own";
+    let (attached, none): (&[&str], &[&str]) = (&[attached], &[]);
+    for (name, want) in [("old", attached), ("both", attached), ("new", none), ("service", none)] {
+        assert_eq!(of(&world, name), want, "{name}");
+    }
+    let target = StatusTarget {
+        kind: Kind::ServiceEntry,
+        object: key("shop/new"),
+    };
+    let mesh = world.snapshot();
+    let row = mesh.ambient_statuses.get(&Cx::untracked(), &target).expect("a row");
+    let want: [(&str, Option<Condition>); 2] = [(WAYPOINT_BOUND, None), (WAYPOINT_MISSING, None)];
+    assert_eq!(row.conditions, want, "those of an earlier time are removed");
+    world.commit(vec![Change::Remove(Kind::ServiceEntry, key("shop/old"))]);
+    assert_eq!(of(&world, "new"), attached);
+}
+
+#[test]
 fn workload_entries_name_waypoints_for_workloads() {
     let of = |labels: &str| {
         let manifest = format!(
