@@ -1,6 +1,6 @@
 //! TCP and TLS chains of outbound listeners: routes of VirtualServices, or else the service itself.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use smol_str::SmolStr;
 
@@ -17,7 +17,7 @@ use crate::{
             chain_fields::NetworkFilters,
             tcp::{BLACK_HOLE, TcpChain, TcpClusters, TcpUpstream},
         },
-        listener::filter_chain::Chain,
+        listener::{filter_chain::Chain, l4_match::StaticMatch},
         name::{self, ClusterMode, outbound_cluster},
         route::{
             destination::{self, PortInference},
@@ -29,40 +29,10 @@ use crate::{
         destination_rule::{self, DestinationRule, RuleRef},
         output_limit,
         service::{Registry, ServicePort, UNSPECIFIED_IP},
-        virtual_service::{MESH_GATEWAY, VirtualService},
+        virtual_service::VirtualService,
     },
-    proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
+    proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination},
 };
-
-/// Conditions of TCP and TLS routes on the proxy and the port.
-struct StaticMatch<'m> {
-    gateways: &'m [String],
-    port: u32,
-    source_namespace: &'m str,
-    source_labels: &'m BTreeMap<String, String>,
-}
-
-impl<'m> From<&'m TlsMatchAttributes> for StaticMatch<'m> {
-    fn from(by: &'m TlsMatchAttributes) -> Self {
-        Self {
-            gateways: &by.gateways,
-            port: by.port,
-            source_namespace: &by.source_namespace,
-            source_labels: &by.source_labels,
-        }
-    }
-}
-
-impl<'m> From<&'m L4MatchAttributes> for StaticMatch<'m> {
-    fn from(by: &'m L4MatchAttributes) -> Self {
-        Self {
-            gateways: &by.gateways,
-            port: by.port,
-            source_namespace: &by.source_namespace,
-            source_labels: &by.source_labels,
-        }
-    }
-}
 
 impl OutboundListener<'_> {
     /// Returns the chains of a TCP, TLS or undeclared port.
@@ -204,8 +174,7 @@ impl OutboundListener<'_> {
     /// Returns true if a match may apply to this proxy and port.
     fn applies(&self, by: &StaticMatch, member: &ListenerService) -> bool {
         let labels = by.source_labels.iter();
-        (by.gateways.is_empty() || by.gateways.iter().any(|gateway| gateway == MESH_GATEWAY))
-            && (by.port == 0 || by.port == member.port.number)
+        by.is_for_mesh(member.port.number)
             && (by.source_namespace.is_empty() || self.filters.namespace == by.source_namespace)
             && select::matches(labels.map(|(key, value)| (key.as_str(), value.as_str())), &self.labels)
     }

@@ -1,7 +1,5 @@
 //! TCP chains of waypoints: a route of a VirtualService, or else the service's own cluster.
 
-use std::collections::BTreeMap;
-
 use super::VIP_CHAIN;
 use crate::{
     base::{Namespace, Shared, host},
@@ -11,12 +9,13 @@ use crate::{
             stack::FilterStack,
             tcp::{TcpChain, TcpClusters, TcpUpstream},
         },
+        listener::l4_match::StaticMatch,
         route::waypoint::{self as route, ServedPort},
     },
     model::{
         Service,
         service::{Registry, Resolution, ServicePort},
-        virtual_service::{MESH_GATEWAY, VirtualService},
+        virtual_service::VirtualService,
     },
     proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination, TlsMatchAttributes},
 };
@@ -80,7 +79,7 @@ fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDesti
     let tls = declared.clone().find_map(|declared| {
         let applies = |by: &TlsMatchAttributes| {
             let of_host = matches!(by.sni_hosts.as_slice(), [sni] if sni == hostname);
-            of_host && Condition::from(by).applies(target.port)
+            of_host && applies_to(&StaticMatch::from(by), target.port)
         };
         let mut routes = declared.tls.iter();
         let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
@@ -88,7 +87,7 @@ fn routes<'a>(target: &ServedPort<'a>) -> Option<(&'a Namespace, &'a [RouteDesti
     });
     let tcp = || {
         declared.clone().find_map(|declared| {
-            let applies = |by: &L4MatchAttributes| Condition::from(by).applies(target.port);
+            let applies = |by: &L4MatchAttributes| applies_to(&StaticMatch::from(by), target.port);
             let mut routes = declared.tcp.iter();
             let found = routes.find(|route| route.r#match.is_empty() || route.r#match.iter().any(applies))?;
             of_route(declared, &found.route)
@@ -104,43 +103,9 @@ fn of_route<'a>(
     (!destinations.is_empty()).then(|| (declared.meta.namespace(), destinations))
 }
 
-/// Conditions of a match that do not depend on the connection. The client is unknown, so none on it applies.
-struct Condition<'m> {
-    gateways: &'m [String],
-    port: u32,
-    source_namespace: &'m str,
-    source_labels: &'m BTreeMap<String, String>,
-}
-
-impl<'m> From<&'m TlsMatchAttributes> for Condition<'m> {
-    fn from(by: &'m TlsMatchAttributes) -> Self {
-        Self {
-            gateways: &by.gateways,
-            port: by.port,
-            source_namespace: &by.source_namespace,
-            source_labels: &by.source_labels,
-        }
-    }
-}
-
-impl<'m> From<&'m L4MatchAttributes> for Condition<'m> {
-    fn from(by: &'m L4MatchAttributes) -> Self {
-        Self {
-            gateways: &by.gateways,
-            port: by.port,
-            source_namespace: &by.source_namespace,
-            source_labels: &by.source_labels,
-        }
-    }
-}
-
-impl Condition<'_> {
-    fn applies(&self, port: u32) -> bool {
-        (self.gateways.is_empty() || self.gateways.iter().any(|gateway| gateway == MESH_GATEWAY))
-            && (self.port == 0 || self.port == port)
-            && self.source_namespace.is_empty()
-            && self.source_labels.is_empty()
-    }
+/// Returns true if a match applies to a port. The client is unknown, so none with a condition on it applies.
+fn applies_to(by: &StaticMatch, port: u32) -> bool {
+    by.is_for_mesh(port) && by.source_namespace.is_empty() && by.source_labels.is_empty()
 }
 
 /// Returns the statistics prefix of a TCP proxy: that of inbound clusters.
