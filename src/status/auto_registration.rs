@@ -103,17 +103,7 @@ pub async fn run(
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 ) {
     let sweep = sweep_interval(options.limits.grace);
-    let controller = AutoRegistrationController {
-        writer: Writer::new(client, options, metrics, mesh.clone()),
-        connections: BTreeMap::new(),
-        groups: BTreeMap::new(),
-        work_queue: KeyedWorkQueue::default(),
-        working: FuturesUnordered::new(),
-        leaving: FuturesUnordered::new(),
-        timers: FuturesUnordered::new(),
-        clean_ups: VecDeque::new(),
-        mesh,
-    };
+    let controller = AutoRegistrationController::new(client, options, metrics, mesh);
     controller.run(events, sweep).await;
 }
 
@@ -150,6 +140,25 @@ struct AutoRegistrationController {
 }
 
 impl AutoRegistrationController {
+    fn new(
+        client: ::kube::Client,
+        options: Options,
+        metrics: Metrics,
+        mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    ) -> Self {
+        Self {
+            writer: Writer::new(client, options, metrics, mesh.clone()),
+            connections: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            work_queue: KeyedWorkQueue::default(),
+            working: FuturesUnordered::new(),
+            leaving: FuturesUnordered::new(),
+            timers: FuturesUnordered::new(),
+            clean_ups: VecDeque::new(),
+            mesh,
+        }
+    }
+
     async fn run(mut self, mut events: mpsc::Receiver<Event>, sweep: Duration) {
         // An empty `FuturesUnordered` completes at once; a pending future keeps its `select!` arm idle.
         self.working.push(pending().boxed());

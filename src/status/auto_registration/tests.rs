@@ -32,18 +32,7 @@ fn controller_of(api: &FakeApi, mesh: Arc<MeshSnapshot>) -> AutoRegistrationCont
         },
     };
     let metrics = Metrics::new(&Registry::new()).expect("unused names");
-    let mesh = watch::channel(mesh).1;
-    AutoRegistrationController {
-        writer: Writer::new(api.client(), options, metrics, mesh.clone()),
-        connections: BTreeMap::new(),
-        groups: BTreeMap::new(),
-        work_queue: KeyedWorkQueue::default(),
-        working: FuturesUnordered::new(),
-        leaving: FuturesUnordered::new(),
-        timers: FuturesUnordered::new(),
-        clean_ups: VecDeque::new(),
-        mesh,
-    }
+    AutoRegistrationController::new(api.client(), options, metrics, watch::channel(mesh).1)
 }
 
 /// Adds the stream 1 of a machine. Returns the key of its entry and the operation that registers it again.
