@@ -33,6 +33,10 @@ use crate::{
     table::Cx,
 };
 
+/// Type of the condition that an object is accepted, and its reason if it is.
+const ACCEPTED: &str = "Accepted";
+/// Type of the condition that references are resolved, and its reason if they are.
+const RESOLVED_REFS: &str = "ResolvedRefs";
 /// Controller in entries for targets of policies.
 const MESH_CONTROLLER: &str = super::class::WAYPOINT;
 /// Label with the revision or tag of an object or namespace.

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, net::IpAddr};
 use smol_str::SmolStr;
 
 use super::{
-    Address, Condition, Content, GatewayStatus, ListenerStatus, Revisions, Status, Verdict, address::Resolved, is_own,
-    statuses::Attached,
+    ACCEPTED, Address, Condition, Content, GatewayStatus, ListenerStatus, RESOLVED_REFS, Revisions, Status, Verdict,
+    address::Resolved, is_own, statuses::Attached,
 };
 use crate::{
     api::{Config, Kind, gateway_api},
@@ -27,9 +27,7 @@ use crate::{
 pub(super) const NO_ADDRESS: &str = "Failed to assign to any requested addresses";
 /// Annotation with the type of reported addresses.
 const ADDRESS_TYPE_ANNOTATION: &str = "networking.istio.io/address-type";
-const ACCEPTED: &str = "Accepted";
 const PROGRAMMED: &str = "Programmed";
-pub(super) const RESOLVED_REFS: &str = "ResolvedRefs";
 pub(super) const INSECURE_VALIDATION: &str = "InsecureFrontendValidationMode";
 /// Message of listeners without a mistake.
 const NO_ERRORS: &str = "No errors found";

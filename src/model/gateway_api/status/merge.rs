@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 
 use super::{
-    Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, Status, condition,
-    gateway::{INSECURE_VALIDATION, RESOLVED_REFS},
+    Content, Entries, Entry, GatewayStatus, List, MESH_CONTROLLER, RESOLVED_REFS, Status, condition,
+    gateway::INSECURE_VALIDATION,
 };
 use crate::{api::gateway_api::common::GROUP, base::Namespace};
 

@@ -6,7 +6,10 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
-use super::{Condition, Content, Entries, Entry, List, MESH_CONTROLLER, Revisions, Status, is_own, statuses::Attached};
+use super::{
+    ACCEPTED, Condition, Content, Entries, Entry, List, MESH_CONTROLLER, RESOLVED_REFS, Revisions, Status, is_own,
+    statuses::Attached,
+};
 use crate::{
     api::{
         Kind, Meta,
@@ -26,8 +29,6 @@ use crate::{
     table::Cx,
 };
 
-const ACCEPTED: &str = "Accepted";
-const RESOLVED_REFS: &str = "ResolvedRefs";
 const VALID: &str = "Configuration is valid";
 
 /// Returns the status of a BackendTLSPolicy; `None` if it is another revision's.

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 
 use super::{
-    Condition, Content, Entries, Entry, List, Revisions, Status, StatusKey, Verdict, gateway::is_of_own_class, is_own,
-    statuses::Attached,
+    ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Revisions, Status, StatusKey, Verdict,
+    gateway::is_of_own_class, is_own, statuses::Attached,
 };
 use crate::{
     api::{
@@ -23,9 +23,6 @@ use crate::{
     },
     table::Cx,
 };
-
-const ACCEPTED: &str = "Accepted";
-const RESOLVED_REFS: &str = "ResolvedRefs";
 
 /// Returns the status of an InferencePool; `None` if it is another revision's.
 pub(super) fn status(

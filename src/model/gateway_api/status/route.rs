@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value};
 use smol_str::SmolStr;
 
-use super::{Condition, Content, Entries, Entry, List, Revisions, Status, is_own};
+use super::{ACCEPTED, Condition, Content, Entries, Entry, List, RESOLVED_REFS, Revisions, Status, is_own};
 use crate::{
     api::{
         Kind,
@@ -26,8 +26,6 @@ use crate::{
     table::Cx,
 };
 
-const ACCEPTED: &str = "Accepted";
-const RESOLVED_REFS: &str = "ResolvedRefs";
 const RESOLVED_WAYPOINTS: &str = "ResolvedWaypoints";
 
 /// Returns the status of a route; `None` if it is another revision's.
