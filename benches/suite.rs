@@ -24,9 +24,9 @@ use crate::support::figures::{self, Figure};
 use cases::{CASES, Case, Istiod};
 use measure::{Generation, Measured, count, measure};
 
-/// Goal: this many times as fast as istiod for a proxy from scratch, each type by itself,
+/// The goal for a proxy from scratch, for each type by itself: this many times as fast as istiod.
 const FROM_NOTHING: f64 = 5.0;
-/// and for a proxy that shares everything with another, all types together.
+/// The goal for a proxy that shares everything with another, for all types together: this many times as fast as istiod.
 const SHARED: f64 = 100.0;
 
 #[derive(Default)]

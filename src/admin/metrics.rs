@@ -367,7 +367,7 @@ pub struct NoteMetrics {
     patches: IntGaugeVec,
     certificate_errors: IntCounter,
     failed_lookups: IntCounterVec,
-    /// Notes that counters count, at the last collection.
+    /// Notes of the last collection that counters have counted: a note counts once while it lasts.
     counted: Mutex<BTreeSet<Note>>,
 }
 

@@ -28,7 +28,8 @@ use crate::{base::ClusterId, environment, kube::clients::Clients};
 /// The maximum number of concurrent reviews of each API server; others wait. Unauthenticated clients can send tokens
 /// and must not overload it. A server that does not answer delays only its own cluster.
 const MAX_CONCURRENT_REVIEWS: usize = 64;
-/// The maximum number of those for clients of one address. Tokens may be forged, so they prove no other source.
+/// The maximum number of concurrent reviews of each API server for clients of one address. Tokens may be forged, so the
+/// address is the only source that is known.
 const MAX_REVIEWS_PER_ADDRESS: usize = 32;
 
 /// Accepts service account tokens that an API server authenticates.
@@ -54,7 +55,7 @@ struct ReviewedToken {
 
 impl KubernetesTokens {
     /// Reviews tokens at the API servers of `clients`, for any of the audiences (`TOKEN_AUDIENCES`). Without audiences,
-    /// no token is accepted, as in Istio: those for the API server itself are widely used.
+    /// no token is accepted, as in Istio: many programs hold tokens for the API server itself.
     pub fn new(clients: Clients, audiences: &[SmolStr], domains: watch::Receiver<Arc<TrustDomains>>) -> Self {
         let audiences = audiences.iter().filter(|audience| !audience.is_empty());
         Self {

@@ -30,8 +30,8 @@ const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
 /// The maximum number of concurrent calls of authenticated callers; a call may wait for its message or a signer.
 const MAX_CONCURRENT_CALLS: usize = 1024;
-/// The maximum number of those of one identity, which all replicas of a workload, and all ztunnels, have in common: of
-/// calls with a message, and of calls from one address without. Others wait.
+/// The maximum number of concurrent calls of one identity whose message has arrived, and of those from one address whose
+/// message is awaited. Further calls wait. All replicas of a workload, and all ztunnels, have the same identity.
 const MAX_CALLS_PER_IDENTITY: usize = 64;
 /// The maximum wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
@@ -48,9 +48,10 @@ pub struct CertificateService {
     domains: watch::Receiver<Arc<TrustDomains>>,
     may_impersonate: MayImpersonate,
     calls: Semaphore,
-    /// Calls whose message is awaited. Those at one address must not delay others of a shared identity.
+    /// Calls whose message is awaited, by identity and address. Calls from one address must not delay those of other
+    /// clients with the same identity.
     unread_calls: Shares<(SmolStr, Option<IpAddr>)>,
-    /// Calls with a message.
+    /// Calls with a message, by identity.
     signed_calls: Shares<SmolStr>,
     metrics: Metrics,
 }

@@ -131,7 +131,7 @@ struct ObjectQuery {
     name: String,
     resource_version: Option<u64>,
     proxy: String,
-    /// True if it waits for pushes that are due, and causes none.
+    /// True if it waits for the push that is due anyway, instead of causing one.
     debounced: bool,
 }
 

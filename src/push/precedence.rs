@@ -7,7 +7,7 @@ use std::time::Duration;
 /// The maximum time that proxies use before everything else goes first.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
-/// See the module's documentation.
+/// Decides whether proxies or other events go first; see the documentation of the module.
 #[derive(Default)]
 pub(super) struct Precedence {
     /// The time that proxies have used while everything else may have waited, less the time that it has used since.

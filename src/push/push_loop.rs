@@ -129,7 +129,7 @@ impl Flushes {
 /// A request that is answered when all changes sent before it are in a snapshot.
 pub struct FlushRequest {
     answer: oneshot::Sender<()>,
-    /// True if it waits for pushes that are due, and causes none.
+    /// True if it waits for the push that is due anyway, instead of causing one.
     is_debounced: bool,
 }
 

@@ -1,8 +1,8 @@
 //! Writes conditions of ambient objects into their statuses (`AMBIENT_ENABLE_STATUS`), by server-side apply.
 //!
 //! The snapshot has the conditions that objects must have. The leader alone watches those that they have. An object is
-//! written when its row has changed and differs from its status: neither a status that comes back nor one that another
-//! writer has changed is a reason, because several writers of one list would replace each other's results forever.
+//! written when its row has changed and differs from its status. A status that comes back, or that another writer has
+//! changed, is no reason: several writers of one list would replace each other's results forever.
 //!
 //! Of Istio's kinds, a write replaces the list as a whole. So it repeats the conditions of others, such as the health
 //! of a WorkloadEntry, and names the version of the object that has them.

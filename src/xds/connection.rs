@@ -565,8 +565,8 @@ impl Connection {
     }
 
     /// Marks the endpoints of changed clusters: Envoy waits for them, even if it announces that it holds them. If this
-    /// process is killed before it has sent them, a client that still asks for clusters tells the next one by their
-    /// versions which these are, and one that does not is sent all endpoints.
+    /// process is killed before it has sent them, the next one must do it. A client that asks for clusters shows by
+    /// their versions which have changed; a client that asks for endpoints only is sent all of them.
     fn warm(&mut self, clusters: &mut InFlight) {
         // A client without any cluster is sent the whole list, and hardly ever holds endpoints. Over SotW, a
         // subscription begins with all.

@@ -434,9 +434,9 @@ impl WatchedResource {
         }
     }
 
-    /// Replaces the resources of a response that the client or others refused by those that the client holds, as far as
-    /// their absence would remove them, and by those that others hold, if the client waits for them; omits the others.
-    /// Returns `None` if nothing is left to send.
+    /// Replaces each resource of a response that the client or others refused by the version that the client holds, or
+    /// else by that of a client that refused it, if the client waits for the resource or an omission would remove it.
+    /// Omits the other refused resources. Returns `None` if nothing is left to send.
     ///
     /// A client waits only for types that it requests by name. Without a version to replace it, a resource for which it
     /// waits is sent as it is: if Envoy rejects it too, it waits no longer (`RdsRouteConfigSubscription` and

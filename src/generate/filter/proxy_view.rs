@@ -206,7 +206,7 @@ impl FilterProxyView {
 /// those of its own that select or refer to it.
 ///
 /// Parity (pilot/pkg/model/telemetry.go, applicableTelemetries): for a service behind a waypoint of another namespace,
-/// the general one of the service's namespace follows, also where that is the root namespace again, and those with
+/// the general one of the service's namespace follows, even if that is the root namespace again. Telemetries with
 /// references come from that namespace alone.
 fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
     let index = &ctx.mesh.telemetries_by_namespace;

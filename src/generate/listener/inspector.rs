@@ -103,8 +103,8 @@ impl InspectorsByPort {
     }
 }
 
-/// Returns the ports where the TLS inspector is disabled: those that do not need it, or all except those that need it
-/// if unknown ports do not need it.
+/// Returns the match of the ports where the TLS inspector is disabled. If unknown ports need it, these are the known
+/// ports that do not need it; otherwise, all ports except the known ones that need it.
 fn tls_disabled(ports: &BTreeMap<u32, RequiredInspectors>) -> Option<ListenerFilterChainMatchPredicate> {
     let by_default = ports.get(&0).is_some_and(|needs| needs.tls);
     let listed = ports

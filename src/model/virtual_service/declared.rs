@@ -71,6 +71,8 @@ impl HttpRoutes {
 }
 
 impl PartialEq for HttpRoutes {
+    /// Compares the routes as they are. Short names also depend on the namespace, which is in the metadata of the
+    /// [`super::VirtualService`].
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Written(own), Self::Written(other)) => own.same(other) || own.spec.http == other.spec.http,

@@ -1,7 +1,7 @@
 //! Quarantine: resources that a proxy refused are not sent to proxies of the same source and build, until they change.
 //!
-//! One proxy must not keep changes from others, so a resource is withheld from proxies that have not refused it
-//! themselves only after several have, and only while none of the build has acknowledged it. A proxy that waits for a
+//! One proxy must not keep changes from others. So a resource is withheld from a proxy that has not refused it only
+//! after several others have, and only while no proxy of the build has acknowledged it. A proxy that waits for a
 //! resource by its name is sent the version that others hold, or else the refused one, so that it goes on. All of this
 //! is among clients of one identity, because a client may claim any build and refuse anything.
 //!
@@ -31,8 +31,9 @@ use crate::{
 /// The number of connections that must refuse a resource before it is withheld from others.
 const REFUSERS: u32 = 3;
 
-/// Beginnings of reasons, or of parts of them, that lie in the machine of a proxy and not in the content: a port that
-/// another process still holds, or a file that is missing. They may pass, and say nothing of other proxies.
+/// Texts with which a reason, or a part of it after a colon, begins if the machine of a proxy is the cause and not the
+/// content: another process still holds a port, or a file is missing. Such a cause may pass, and does not concern other
+/// proxies.
 ///
 /// Texts of Envoy: source/common/network/listen_socket_impl.cc, source/common/filesystem/posix/filesystem_impl.cc.
 const LOCAL_REASONS: [&str; 3] = ["cannot bind ", "unable to read file: ", "Invalid path: "];

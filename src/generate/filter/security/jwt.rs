@@ -189,7 +189,7 @@ fn remote_keys(stack: &FilterStack, rule: &JwtRule, fetcher: Fetcher) -> Option<
     let (host, port) = url::authority(&rule.jwks_uri)?;
     let found = match fetcher {
         Fetcher::Envoy => stack.provider_cluster("jwks", host, port),
-        // istiod fetches the keys of all others.
+        // istiod fetches the keys of servers outside the mesh, so a missing service is no failure.
         Fetcher::Hybrid | Fetcher::Istiod => stack.service_cluster(host, port),
     };
     let cluster = match found {

@@ -126,7 +126,7 @@ fn the_oldest_policy_of_a_target_applies() {
     let mesh = put(vec![policy("a", "1", 1, None)]);
     assert_eq!(sni(&mesh), ["a"]);
     assert_eq!(rival(&mesh, "b"), some("a"));
-    // Policies from files are not each other's rivals.
+    // Policies from files do not compete with each other.
     let mesh = put(vec![policy("a", "", 1, None), policy("c", "", 3, None)]);
     let rivals = ["a", "b", "c", "d"].map(|name| rival(&mesh, name));
     assert_eq!(rivals, [None, some("a"), some("b"), some("a")]);
