@@ -279,11 +279,6 @@ impl Authority {
     pub(super) fn key(&self) -> &PrivateKey {
         &self.key
     }
-
-    /// The type of its key.
-    pub fn key_kind(&self) -> KeyKind {
-        self.key.kind()
-    }
 }
 
 impl fmt::Debug for Authority {

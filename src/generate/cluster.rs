@@ -25,7 +25,7 @@ pub use added::{AddedKey, AddedPart};
 pub use inbound::{InboundKey, InboundPart};
 pub(super) use load_balancer::consistent_hash;
 pub(super) use service::{has_persistent_sessions, identities, statuses_of_sessions};
-pub use static_clusters::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH, StaticKey, StaticPart};
+pub use static_clusters::{StaticKey, StaticPart};
 pub use tunnel::TunnelCluster;
 pub use waypoint::WaypointPart;
 pub use {outbound::OutboundPart, outbound_key::OutboundKey};

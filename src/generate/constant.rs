@@ -65,7 +65,8 @@ pub const PEER_METADATA: &str = "istio.peer_metadata";
 
 const SDS_CLUSTER: &str = "sds-grpc";
 const FILE_SDS_CLUSTER: &str = "sds-files-grpc";
-const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
+/// The cluster of the SDS provider next to the proxy.
+pub const EXTERNAL_SDS_CLUSTER: &str = "sds-external";
 /// The prefix of credentials that an external SDS provider serves.
 pub const SDS_CREDENTIAL: &str = "sds://";
 

@@ -7,6 +7,13 @@ use crate::model::{
     service::{Protocol, Registry, ServicePort},
 };
 
+/// The cluster that drops traffic.
+pub const BLACK_HOLE: &str = "BlackHoleCluster";
+/// The cluster of the original destination.
+pub const PASSTHROUGH: &str = "PassthroughCluster";
+/// The cluster of inbound traffic to workload ports without a service.
+pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
+
 /// Returns the name of the cluster of a service port or subset: `outbound|80|v1|host`.
 pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
     joined("outbound|", port, "|", subset, host)

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Name of the route configuration of HTTP proxy listeners.
-const HTTP_PROXY: &str = "http_proxy";
+pub const HTTP_PROXY: &str = "http_proxy";
 
 /// A finding while a resource was built, for metrics and debug pages: a conflict, an omitted filter, a missing
 /// reference.

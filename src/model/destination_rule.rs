@@ -589,16 +589,6 @@ pub fn lookup(
     find(cx, mesh, client, Some(labels), &service.key).map(|(_, rule)| rule)
 }
 
-/// Returns the rule of a server in a namespace for its own service: selectors are ignored.
-pub fn lookup_inbound(
-    cx: &Cx,
-    mesh: &MeshSnapshot,
-    server: &Namespace,
-    service: &Service,
-) -> Option<Shared<DestinationRule>> {
-    find(cx, mesh, server, None, &service.key).map(|(_, rule)| rule)
-}
-
 /// Returns a rule by its reference.
 pub fn rule(cx: &Cx, mesh: &MeshSnapshot, found: &RuleRef) -> Option<Shared<DestinationRule>> {
     let rules = mesh.destination_rules.get(cx, &found.key)?;

@@ -110,6 +110,8 @@ fn lcm(a: u32, b: u32) -> u32 {
 
 /// Label with the network of a workload, of a cluster (on its system namespace), or of a gateway.
 pub const LABEL: &str = "topology.istio.io/network";
+/// Class of Gateways that represent a gateway of another network, which is not deployed here.
+pub(super) const REMOTE_CLASS: &str = "istio-remote";
 /// Label with the passthrough port of a gateway, by default [`PASSTHROUGH_PORT`].
 const PORT_LABEL: &str = "networking.istio.io/gatewayPort";
 /// Default port of mTLS passthrough.

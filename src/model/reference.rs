@@ -5,23 +5,16 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use super::{MeshSnapshot, network, output_limit, virtual_service::VirtualService};
+use super::{
+    MeshSnapshot, network, output_limit,
+    virtual_service::{MESH_GATEWAY, VirtualService},
+};
 use crate::{
     api::{Diagnostic, Kind, Severity, field::FieldError},
     base::{Hostname, Namespace, ObjectKey, host},
     proto::istio::networking::v1alpha3::Destination,
     table::Cx,
 };
-
-/// Gateway name that refers to all sidecars.
-const MESH_GATEWAY: &str = "mesh";
-
-impl MeshSnapshot {
-    /// Returns the result of [`missing`] for this snapshot.
-    pub fn missing_references(&self, cx: &Cx) -> BTreeSet<Diagnostic> {
-        missing(cx, self)
-    }
-}
 
 /// Returns all dangling references of VirtualServices, and network gateways whose host names are not resolved. Missing
 /// destinations are served as if they existed, without endpoints.

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// The annotation of Gateways that are converted from the Gateway API. Their names may have dots.
-const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
+pub const SEMANTICS_ANNOTATION: &str = "internal.istio.io/gateway-semantics";
 
 /// Checks a Gateway.
 pub fn check(at: &FieldPath<'_>, gateway: &Gateway, meta: &Meta) {

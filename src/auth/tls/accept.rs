@@ -131,7 +131,7 @@ struct CurrentCertificate(watch::Receiver<Option<Arc<ServingCertificate>>>);
 
 impl fmt::Debug for CurrentCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LiveCertificate")
+        f.write_str("CurrentCertificate")
     }
 }
 
@@ -146,13 +146,6 @@ impl ResolvesServerCert for CurrentCertificate {
 pub struct HandshakeReadLimit<S> {
     inner: S,
     left: Option<usize>,
-}
-
-impl<S> HandshakeReadLimit<S> {
-    /// The underlying stream.
-    pub fn get_ref(&self) -> &S {
-        &self.inner
-    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for HandshakeReadLimit<S> {

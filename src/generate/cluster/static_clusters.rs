@@ -7,8 +7,9 @@ use crate::{
     base::{Shared, SmolStr, cidr::IpMode},
     generate::{
         BuildContext,
-        constant::{self, METADATA_EXCHANGE, passthrough_sources, socket_address},
+        constant::{self, EXTERNAL_SDS_CLUSTER, METADATA_EXCHANGE, passthrough_sources, socket_address},
         filter::tls::ServerCertificates,
+        name::{BLACK_HOLE, INBOUND_PASSTHROUGH, PASSTHROUGH},
         patch::{self, PatchContext, PatchRef, cluster::ClusterPatches, set},
         proxy::{MetadataKey, ProxyType},
         proxy_view,
@@ -24,14 +25,7 @@ use crate::{
     },
 };
 
-/// Cluster of dropped traffic.
-pub const BLACK_HOLE: &str = "BlackHoleCluster";
-/// Cluster of the original destination.
-pub const PASSTHROUGH: &str = "PassthroughCluster";
-/// Cluster of workload ports without a service.
-pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
-/// Cluster of the SDS provider next to the proxy.
-const EXTERNAL_SDS: &str = "sds-external";
+/// Socket of the SDS provider next to the proxy.
 const EXTERNAL_SDS_SOCKET: &str = "./var/run/secrets/credential-uds/socket";
 
 /// Static clusters of a proxy, with the attributes that they depend on.
@@ -89,7 +83,7 @@ impl StaticCluster {
             Self::BlackHole => BLACK_HOLE,
             Self::Passthrough { .. } => PASSTHROUGH,
             Self::InboundPassthrough { .. } => INBOUND_PASSTHROUGH,
-            Self::ExternalSds => EXTERNAL_SDS,
+            Self::ExternalSds => EXTERNAL_SDS_CLUSTER,
             Self::Tunnel(tunnel) => tunnel.name(),
         }
     }
@@ -297,9 +291,9 @@ fn passthrough(ctx: &BuildContext, name: &str, keeps_header_case: bool) -> Clust
 }
 
 fn external_sds(ctx: &BuildContext) -> ClusterBuilder {
-    let mut builder = ClusterBuilder::new(EXTERNAL_SDS.to_owned(), DiscoveryType::Static);
+    let mut builder = ClusterBuilder::new(EXTERNAL_SDS_CLUSTER.to_owned(), DiscoveryType::Static);
     builder.cluster.connect_timeout = ctx.mesh_config().connect_timeout;
-    builder.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS, EXTERNAL_SDS_SOCKET, 0));
+    builder.cluster.load_assignment = Some(fixed_endpoint(EXTERNAL_SDS_CLUSTER, EXTERNAL_SDS_SOCKET, 0));
     builder.use_http2();
     builder
 }

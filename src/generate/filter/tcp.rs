@@ -15,6 +15,7 @@ use crate::{
     base::Hostname,
     generate::{
         constant::{METADATA_EXCHANGE, metadata_exchange, network_filter},
+        name::BLACK_HOLE,
         wire::Encoded,
     },
     model::{extension::ExtensionLayer, service::Protocol},
@@ -58,8 +59,6 @@ pub const SNI_FORWARD_PROXY: &str = "envoy.extensions.filters.network.sni_dynami
 const MONGO_PROXY: &str = "envoy.filters.network.mongo_proxy";
 const MYSQL_PROXY: &str = "envoy.filters.network.mysql_proxy";
 const REDIS_PROXY: &str = "envoy.filters.network.redis_proxy";
-/// Cluster of dropped traffic.
-pub const BLACK_HOLE: &str = "BlackHoleCluster";
 
 /// Destination of a TCP chain.
 pub struct TcpUpstream<'r> {

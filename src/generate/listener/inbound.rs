@@ -62,8 +62,6 @@ use filters::InboundPort;
 pub const VIRTUAL_INBOUND: &str = "virtualInbound";
 /// Name of the chain that drops connections.
 pub const BLACK_HOLE_CHAIN: &str = "virtualInbound-blackhole";
-/// Cluster of inbound traffic to undeclared ports.
-pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
 
 /// Attributes of a sidecar that its inbound listeners depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

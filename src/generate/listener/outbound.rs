@@ -19,6 +19,7 @@ use crate::{
     generate::{
         BuildContext,
         constant::{loopbacks, wildcards},
+        name::{BLACK_HOLE, PASSTHROUGH},
         proxy::InterceptionMode,
     },
     model::{
@@ -135,9 +136,9 @@ impl OutboundPart {
 /// Returns the cluster of traffic to unknown destinations.
 pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
     if policy.registry_only {
-        SmolStr::new_static(crate::generate::filter::tcp::BLACK_HOLE)
+        SmolStr::new_static(BLACK_HOLE)
     } else if policy.egress_proxy.is_empty() {
-        SmolStr::new_static("PassthroughCluster")
+        SmolStr::new_static(PASSTHROUGH)
     } else {
         policy.egress_proxy.clone()
     }

@@ -4,7 +4,7 @@
 use super::{
     RouteProxyView,
     destination::{PortInference, Target, TargetMap, TargetRows},
-    http::{self, MESH_GATEWAY},
+    http,
     routes::Routes,
     translation::Translation,
 };
@@ -15,7 +15,7 @@ use crate::{
         ServiceKey,
         destination_rule::{self, RuleRef},
         service::ScopedService,
-        virtual_service::VirtualServiceSummary,
+        virtual_service::{MESH_GATEWAY, VirtualServiceSummary},
     },
     table::{Cx, Table},
 };

@@ -20,7 +20,7 @@ use crate::{
     model::{
         Service,
         gateway_api::inference_pool::Picker,
-        virtual_service::{Semantics, VirtualService},
+        virtual_service::{MESH_GATEWAY, Semantics, VirtualService},
     },
     proto::{
         envoy::config::{
@@ -37,9 +37,6 @@ use crate::{
     },
     table::{Memo, Memoized},
 };
-
-/// Gateway name that refers to sidecars.
-pub(crate) const MESH_GATEWAY: &str = "mesh";
 
 /// Translates all routes that apply; none if no match applies to the proxy.
 pub(crate) fn routes(translation: &Translation, declared: &VirtualService) -> Routes {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     api::names::claim_path,
+    generate::filter::security::JWT_FILTER,
     model::virtual_service::Semantics,
     proto::{
         envoy::{
@@ -21,8 +22,6 @@ use crate::{
         istio::networking::v1alpha3::{HttpMatchRequest, StringMatch, string_match::MatchType},
     },
 };
-
-const JWT_FILTER: &str = "envoy.filters.http.jwt_authn";
 
 /// Returns the match of a route; without conditions it matches every path.
 pub(crate) fn route_match(declared: Option<&HttpMatchRequest>, semantics: Semantics) -> RouteMatch {

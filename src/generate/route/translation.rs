@@ -14,7 +14,7 @@ pub(crate) struct Translation<'a> {
     pub(crate) client: &'a RouteProxyView,
     /// True if the labels of the requests' clients are unknown, so that no match of labels applies.
     pub(crate) clients_are_unknown: bool,
-    /// [`MESH_GATEWAY`](super::http::MESH_GATEWAY), or `namespace/name` of the Gateway.
+    /// [`MESH_GATEWAY`](crate::model::virtual_service::MESH_GATEWAY), or `namespace/name` of the Gateway.
     pub(crate) gateway: &'a str,
     /// Port of the listener, or of the server on gateways; 0 for route configurations of all ports.
     pub(crate) port: u32,

@@ -6,7 +6,7 @@ use std::{collections::BTreeSet, sync::LazyLock};
 use super::{
     RouteProxyView,
     destination::{self, PortInference, TargetMap, TargetRows},
-    http::{self, DefaultRoutes, MESH_GATEWAY},
+    http::{self, DefaultRoutes},
     routes::Routes,
     translation::Translation,
 };
@@ -22,7 +22,7 @@ use crate::{
         ScopeKey, Service,
         destination_rule::{self, DestinationRule},
         service::Resolution,
-        virtual_service::VirtualService,
+        virtual_service::{MESH_GATEWAY, VirtualService},
     },
     proto::{
         envoy::config::route::v3::RouteConfiguration,

@@ -17,8 +17,6 @@ use crate::{
     table::Cx,
 };
 
-/// Class of Gateways that represent a gateway of another network.
-const REMOTE_CLASS: &str = "istio-remote";
 /// Class of gateways between networks.
 const EAST_WEST_CLASS: &str = "istio-east-west";
 
@@ -70,7 +68,7 @@ fn addresses(mesh: &MeshSnapshot, object: &Config<gateway_api::Gateway>) -> Vec<
         return Vec::new();
     };
     let is_own = *object.meta.cluster() == mesh.installation.cluster;
-    let class = if is_own { REMOTE_CLASS } else { EAST_WEST_CLASS };
+    let class = if is_own { network::REMOTE_CLASS } else { EAST_WEST_CLASS };
     let terminates = |listener: &gateway_api::gateway::Listener| {
         let mode = listener.tls.as_ref().and_then(|tls| tls.mode.as_deref());
         mode == Some("Terminate")

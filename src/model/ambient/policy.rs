@@ -7,7 +7,7 @@ use smol_str::SmolStr;
 
 use super::{SelectorKey, selecting_keys, selector_key};
 use crate::{
-    api::Config,
+    api::{Config, istio::DRY_RUN},
     base::{Labels, Namespace, ObjectKey, boolean, select},
     model::{MeshSnapshot, workload::label_map},
     proto::istio::security::v1beta1::{
@@ -18,8 +18,6 @@ use crate::{
     table::Cx,
 };
 
-/// Annotation of policies that are only logged.
-const DRY_RUN: &str = "istio.io/dry-run";
 /// Name of the policy that requires mutual TLS.
 pub const STRICT: &str = "istio_converted_static_strict";
 /// Prefix of the names of converted PeerAuthentications. Names of objects have no underscores.

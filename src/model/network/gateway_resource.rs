@@ -2,15 +2,13 @@
 
 use smol_str::SmolStr;
 
-use super::{LABEL, NetworkGateway, template};
+use super::{LABEL, NetworkGateway, REMOTE_CLASS, template};
 use crate::{
     api::{Config, gateway_api},
     base::{Labels, ObjectKey},
     model::Installation,
 };
 
-/// Class of Gateways that represent a remote gateway, which is not deployed here.
-const REMOTE_CLASS: &str = "istio-remote";
 /// TLS option with the purpose of a listener.
 const LISTENER_PROTOCOL: &str = "gateway.istio.io/listener-protocol";
 /// Annotation with the service account of the gateway's pods.

@@ -2,7 +2,7 @@
 
 use smol_str::SmolStr;
 
-use super::{INBOUND_PASSTHROUGH, InboundListener, VIRTUAL_INBOUND};
+use super::{InboundListener, VIRTUAL_INBOUND};
 use crate::{
     api::kube::service::TargetPort,
     base::Shared,
@@ -15,7 +15,8 @@ use crate::{
             tcp::{TcpChain, plain_proxy},
         },
         listener::outbound::listener_name,
-        name, patch,
+        name::{self, INBOUND_PASSTHROUGH},
+        patch,
     },
     model::{
         Service,

@@ -15,10 +15,10 @@ use crate::{
         constant::{config_metadata, wildcards},
         filter::{
             chain_fields::NetworkFilters,
-            tcp::{BLACK_HOLE, TcpChain, TcpClusters, TcpUpstream},
+            tcp::{TcpChain, TcpClusters, TcpUpstream},
         },
         listener::{filter_chain::Chain, l4_match::StaticMatch},
-        name::{self, ClusterMode, outbound_cluster},
+        name::{self, BLACK_HOLE, ClusterMode, outbound_cluster},
         route::{
             destination::{self, PortInference},
             domains::{self, NameSpace, PortForms},

@@ -22,7 +22,7 @@ use crate::{
         name,
         patch::PatchContext,
         proxy::InterceptionMode,
-        resource::Built,
+        resource::{Built, HTTP_PROXY},
     },
     model::service::Protocol,
     proto::{
@@ -118,7 +118,7 @@ impl HttpProxyKey {
         };
         let making = OutboundListener { stack, key: &key };
         let stat_prefix = name::delimited_stat(&format!("outbound_{}", key.name()));
-        let routes = HttpRoutes::Rds("http_proxy".to_owned());
+        let routes = HttpRoutes::Rds(HTTP_PROXY.to_owned());
         let mut http = HttpConnection::new(stat_prefix, routes, Protocol::HttpProxy, self.port);
         let client = &self.client.filters;
         client.apply_headers(ListenerClass::SidecarOutbound, &mut http.base);

@@ -16,10 +16,12 @@ use crate::{
     generate::{
         BuildContext,
         constant::wildcards,
+        name::PASSTHROUGH,
         patch::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
         },
+        resource::HTTP_PROXY,
         route::{
             RouteProxyView,
             destination::Target,
@@ -35,10 +37,6 @@ use crate::{
         virtual_service::{Semantics, VirtualServiceSummary},
     },
 };
-
-/// Route configuration of HTTP proxy listeners.
-const HTTP_PROXY: &str = "http_proxy";
-const PASSTHROUGH_CLUSTER: &str = "PassthroughCluster";
 
 /// Names under which listeners request the routes of a service port.
 #[derive(Clone, Copy, Default)]
@@ -263,7 +261,7 @@ pub(super) fn catch_all(policy: &OutboundPolicy) -> CatchAll {
     if policy.registry_only {
         CatchAll::BlockAll
     } else if policy.egress_proxy.is_empty() {
-        CatchAll::AllowAny(SmolStr::new_static(PASSTHROUGH_CLUSTER))
+        CatchAll::AllowAny(SmolStr::new_static(PASSTHROUGH))
     } else {
         CatchAll::AllowAny(policy.egress_proxy.clone())
     }
