@@ -141,10 +141,6 @@ const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-const fn hours(count: u64) -> Duration {
-    seconds(count * 3600)
-}
-
 macro_rules! features {
     (
         always { $($(#[doc = $doc:literal])* $name:ident $field:ident: $type:ty = $default:expr;)* }
@@ -516,10 +512,6 @@ features! {
         // Certificates.
         /// Serves the CA.
         ENABLE_CA_SERVER enable_ca_server: bool = true;
-        /// Default validity of workload certificates.
-        DEFAULT_WORKLOAD_CERT_TTL default_workload_cert_ttl: Duration = hours(24);
-        /// Longest validity of workload certificates.
-        MAX_WORKLOAD_CERT_TTL max_workload_cert_ttl: Duration = hours(2160);
 
         // Debugging.
         /// Serves debug pages, over HTTP and xDS.
@@ -617,10 +609,8 @@ mod tests {
 
     impl Shown for Duration {
         fn show(&self) -> String {
-            let seconds = self.as_secs();
             match self.subsec_millis() {
-                0 if seconds > 0 && seconds.is_multiple_of(3600) => format!("{}h", seconds / 3600),
-                0 => format!("{seconds}s"),
+                0 => format!("{}s", self.as_secs()),
                 _ => format!("{}ms", self.as_millis()),
             }
         }

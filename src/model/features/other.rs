@@ -29,6 +29,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
     ),
     ("CLUSTER_ID", "Default of `--clusterID`."),
     (
+        "DEFAULT_WORKLOAD_CERT_TTL",
+        "Validity of workload certificates for requests without one; `24h` by default.",
+    ),
+    (
         "ENABLE_NATIVE_SIDECARS",
         "Native sidecars: `true`, `false` or `auto`, which is by the versions of the nodes.",
     ),
@@ -77,6 +81,10 @@ pub const OTHER_VARIABLES: &[Described] = &[
         "Port of the API server for the service account.",
     ),
     ("K_REVISION", "Set by Knative: the first stream is refused."),
+    (
+        "MAX_WORKLOAD_CERT_TTL",
+        "Longest validity of workload certificates; `2160h` by default.",
+    ),
     (
         "METRICS_LOCALHOST_ACCESS_ONLY",
         "Serves `/metrics` to this machine only.",
