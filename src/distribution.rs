@@ -256,7 +256,7 @@ impl Distribution {
                     let until = tokio::time::Instant::now() + together;
                     tokio::time::sleep_until(until.min(deadline)).await;
                 }
-                () = until(rests), if stale => {}
+                () = task::until(rests.map(Into::into)), if stale => {}
                 () = tokio::time::sleep_until(deadline) => {}
             }
             if reports.is_closed() {
@@ -466,13 +466,6 @@ impl Distribution {
 
     fn blames(&self) -> MutexGuard<'_, Blames> {
         self.blames.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time.into()).await,
-        None => std::future::pending().await,
     }
 }
 

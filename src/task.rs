@@ -1,9 +1,16 @@
 //! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that shutdown waits for every task.
 
-use std::{future::Future, panic::AssertUnwindSafe, time::Duration};
+use std::{
+    future::{Future, pending},
+    panic::AssertUnwindSafe,
+    time::Duration,
+};
 
 use futures::FutureExt;
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    time::Instant,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for them. Cheap to clone.
@@ -50,6 +57,14 @@ impl Tasks {
         self.shutdown.cancel();
         self.tracker.close();
         tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
+    }
+}
+
+/// Waits until an instant; forever without one.
+pub async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => tokio::time::sleep_until(instant).await,
+        None => pending().await,
     }
 }
 

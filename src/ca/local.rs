@@ -29,7 +29,10 @@ use super::{
     self_signed::{CACERTS_SECRET, Root, SELF_SIGNED_SECRET},
     signing::{SignError, SignErrorKind, SignedCertificate, Signer, SigningRequest},
 };
-use crate::{environment::Environment, task::Tasks};
+use crate::{
+    environment::Environment,
+    task::{Tasks, until},
+};
 
 /// The interval of expiry checks.
 const EXPIRY_CHECK_INTERVAL: Duration = Duration::from_hours(1);
@@ -391,13 +394,6 @@ async fn next_secret(by: &mut Option<mpsc::Receiver<Option<Secret>>>) -> SecretS
         *by = None;
     }
     std::future::pending().await
-}
-
-async fn until(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 async fn resolved(organization: &mut Option<BoxFuture<'static, SmolStr>>) -> SmolStr {

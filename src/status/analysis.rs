@@ -22,7 +22,7 @@ use serde_json::Value;
 use tokio::{
     sync::watch,
     task::{JoinError, JoinHandle, spawn_blocking},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 
 use self::{
@@ -44,6 +44,7 @@ use crate::{
         watch::{WatchEvent, WatchTarget},
     },
     model::snapshot::MeshSnapshot,
+    task,
 };
 
 /// Time without a change after which an analysis begins, at most.
@@ -165,11 +166,11 @@ impl Analysis {
                     }
                     self.observe();
                 }
-                () = at(self.observe_at) => self.observe_at = None,
-                () = at(due) => self.begin(),
+                () = task::until(self.observe_at) => self.observe_at = None,
+                () = task::until(due) => self.begin(),
                 analyzed = ended(&mut self.analyzing) => self.on_analyzed(analyzed),
                 Some(written) = self.writing.next() => self.on_written(written),
-                () = at(self.retry_at) => {
+                () = task::until(self.retry_at) => {
                     self.retry_at = None;
                     self.queue = self.inputs.due(&self.found);
                 }
@@ -365,13 +366,6 @@ impl Analysis {
 /// Returns true for kinds that CustomResourceDefinitions define.
 fn is_custom(kind: Type) -> bool {
     matches!(kind, Type::Known(kind) if kind.is_custom())
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
-        None => pending().await,
-    }
 }
 
 async fn ended<T>(job: &mut Option<JoinHandle<T>>) -> Result<T, JoinError> {

@@ -9,7 +9,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::json;
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -18,9 +18,12 @@ use super::{
     store::{Store, WriteError},
     watching::Watches,
 };
-use crate::kube::{
-    Object,
-    watch::{WatchEvent, WatchTarget},
+use crate::{
+    kube::{
+        Object,
+        watch::{WatchEvent, WatchTarget},
+    },
+    task,
 };
 
 /// Name of the object. Its first part is the signer, with `:` for `/`.
@@ -97,19 +100,13 @@ async fn follow(
                 }
             }
         }
-        let waiting = async {
-            match again {
-                Some(time) => sleep_until(time).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             event = events.recv() => match event {
                 Some(event) => present = after(event),
                 None => return,
             },
             changed = roots.changed() => if changed.is_err() { return },
-            () = waiting => {}
+            () = task::until(again) => {}
         }
     }
 }

@@ -16,7 +16,6 @@ mod write;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::pending,
     sync::Arc,
     time::Duration,
 };
@@ -24,7 +23,7 @@ use std::{
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 
 pub use self::metrics::Metrics;
@@ -190,7 +189,7 @@ impl Controller {
                     self.observe();
                     self.observe_at = Some(Instant::now() + INTERVAL);
                 }
-                () = at(self.observe_at) => self.observe_at = None,
+                () = task::until(self.observe_at) => self.observe_at = None,
                 changed = self.inputs.injector.changed() => {
                     if changed.is_err() {
                         return;
@@ -210,7 +209,7 @@ impl Controller {
                     self.observe();
                 }
                 Some(finished) = self.running.next() => self.on_finished(finished),
-                () = at(retry_at) => self.on_retry(),
+                () = task::until(retry_at) => self.on_retry(),
             }
             self.begin();
         }
@@ -505,13 +504,6 @@ fn number(major: &str, minor: &str) -> i64 {
         .filter(char::is_ascii_digit)
         .collect();
     digits.parse().unwrap_or(-1)
-}
-
-async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
-        None => pending().await,
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     discovery::is_selected,
     leader::{Election, Lock},
-    object_status::{at, queue::Queue},
+    object_status::queue::Queue,
     store::{self, Store, WriteError},
     watching::{WatchedNamespaces, Watches},
 };
@@ -32,6 +32,7 @@ use crate::{
     },
     model::{gateway_api::status::StatusKey, snapshot::MeshSnapshot},
     table::Cx,
+    task,
 };
 
 /// Concurrent writes.
@@ -144,7 +145,7 @@ impl Exporter {
                     }
                     self.select();
                 }
-                () = at(due) => {}
+                () = task::until(due) => {}
             }
             while let Ok(event) = events.try_recv() {
                 self.take(event);

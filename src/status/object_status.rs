@@ -19,10 +19,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered}
 use serde_json::{Map, Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep_until},
-};
+use tokio::{sync::watch, time::Instant};
 
 use self::queue::Queue;
 use super::{
@@ -179,7 +176,7 @@ impl<S: Statuses> Writer<S> {
                 }
                 keys = self.statuses.changed() => self.offer(keys),
                 Some(result) = self.writing.next() => self.on_written(result),
-                () = at(due) => {}
+                () = task::until(due) => {}
             }
             if !self.written.is_empty() && self.is_complete() {
                 self.evaluate();
@@ -467,14 +464,6 @@ fn timestamp() -> String {
     let now = i64::try_from(now.as_secs()).unwrap_or_default();
     let now = OffsetDateTime::from_unix_timestamp(now).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     now.format(&Rfc3339).unwrap_or_default()
-}
-
-/// Waits for an instant; forever without one.
-pub(super) async fn at(instant: Option<Instant>) {
-    match instant {
-        Some(instant) => sleep_until(instant).await,
-        None => pending().await,
-    }
 }
 
 /// Delay between two writes of one object, in which changes are collected.

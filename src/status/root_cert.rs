@@ -23,7 +23,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use self::plan::{Content, Plan};
 use super::{
     leader::{Election, Lock},
-    object_status::{at, queue::Queue},
+    object_status::queue::Queue,
     store::{Store, WriteError},
     watching::{WatchedNamespaces, Watches},
 };
@@ -36,6 +36,7 @@ use crate::{
     },
     model::{gateway_api::status::StatusKey, snapshot::MeshSnapshot},
     table::Cx,
+    task,
 };
 
 /// Key of the certificates.
@@ -247,7 +248,7 @@ impl Distribution {
                     }
                 }
                 Some((key, written)) = self.writing.next() => self.on_written(key, written),
-                () = at(due) => {}
+                () = task::until(due) => {}
             }
             self.write();
         }

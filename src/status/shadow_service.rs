@@ -17,7 +17,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::{
     leader::{Election, Lock},
-    object_status::{at, queue::Queue},
+    object_status::queue::Queue,
     owned_object::{Owner, fingerprint},
     store::{WriteError, resource},
     watching::{WatchSet, WatchedNamespaces, Watches},
@@ -35,6 +35,7 @@ use crate::{
         snapshot::MeshSnapshot,
     },
     table::Cx,
+    task,
 };
 
 /// Name of the lock of a revision, without the revision.
@@ -168,7 +169,7 @@ impl Controller {
                     self.compare();
                 }
                 Some(finished) = self.writing.next() => self.on_written(finished),
-                () = at(due) => {}
+                () = task::until(due) => {}
             }
             self.write();
         }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 use tokio::{
     sync::{mpsc, watch},
-    time::{Instant, sleep_until},
+    time::Instant,
 };
 
 pub use self::metrics::Metrics;
@@ -40,6 +40,7 @@ use crate::{
         Object,
         watch::{WatchEvent, WatchTarget},
     },
+    task,
 };
 
 const GROUP: &str = "admissionregistration.k8s.io";
@@ -131,7 +132,7 @@ async fn keep(inputs: Inputs, kind: Kind, namespace: Option<SmolStr>) {
         namespace,
         revision: inputs.revision.clone(),
     });
-    let keeper = Keeper {
+    let reconciler = Reconciler {
         store,
         kind,
         roots: inputs.roots,
@@ -148,7 +149,7 @@ async fn keep(inputs: Inputs, kind: Kind, namespace: Option<SmolStr>) {
     };
     tokio::select! {
         () = watching => {}
-        () = keeper.run(events) => {}
+        () = reconciler.run(events) => {}
     }
 }
 
@@ -157,7 +158,8 @@ fn configuration(object: Object) -> (SmolStr, Value) {
     (object.name().into(), object.value)
 }
 
-struct Keeper {
+/// The state of the task that keeps the configurations of one kind up to date.
+struct Reconciler {
     store: Store,
     kind: Kind,
     roots: watch::Receiver<Option<Bytes>>,
@@ -174,23 +176,17 @@ struct Keeper {
     failures: u32,
 }
 
-impl Keeper {
+impl Reconciler {
     async fn run(mut self, mut events: mpsc::Receiver<WatchEvent<(SmolStr, Value)>>) {
         loop {
             let again = self.reconcile().await;
-            let waiting = async {
-                match again {
-                    Some(time) => sleep_until(time).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 event = events.recv() => match event {
                     Some(event) => self.apply(event),
                     None => return,
                 },
                 changed = self.roots.changed() => if changed.is_err() { return },
-                () = waiting => {}
+                () = task::until(again) => {}
             }
             // Further events that have arrived already make one round.
             while let Ok(event) = events.try_recv() {
@@ -363,17 +359,17 @@ mod tests {
     }
 
     /// Sets the bundle of a configuration, as another replica does.
-    fn revert(api: &FakeApi, keeper: &mut Keeper, certificates: &[&str]) {
+    fn revert(api: &FakeApi, reconciler: &mut Reconciler, certificates: &[&str]) {
         let client = json!({"caBundle": bundle(certificates)});
         let webhook = json!({"name": "x.sidecar-injector.istio.io", "clientConfig": client});
         api.put(PATH, json!({"metadata": {"name": "x"}, "webhooks": [webhook]}));
         let found = api.get(PATH).expect("the configuration");
-        keeper.apply(WatchEvent::Applied(("x".into(), found)));
+        reconciler.apply(WatchEvent::Applied(("x".into(), found)));
     }
 
-    fn keeper(api: &FakeApi, roots: watch::Receiver<Option<Bytes>>) -> Keeper {
+    fn reconciler(api: &FakeApi, roots: watch::Receiver<Option<Bytes>>) -> Reconciler {
         let kind = Kind::Mutating;
-        Keeper {
+        Reconciler {
             store: Store::new(api.client(), GROUP, VERSION, kind.name(), kind.plural()),
             kind,
             roots,
@@ -402,24 +398,26 @@ mod tests {
         let api = FakeApi::default();
         let present = || api.get(PATH).expect("the configuration")["webhooks"][0]["clientConfig"]["caBundle"].clone();
         let (sender, receiver) = watch::channel(Some(roots(&["AAAA"])));
-        let mut keeper = keeper(&api, receiver);
+        let mut reconciler = reconciler(&api, receiver);
         // Other replicas still trust an earlier root.
-        revert(&api, &mut keeper, &["AAAA", "AAAB"]);
-        assert_eq!(keeper.reconcile().await, None);
+        revert(&api, &mut reconciler, &["AAAA", "AAAB"]);
+        assert_eq!(reconciler.reconcile().await, None);
         assert_eq!(present(), bundle(&["AAAA", "AAAB"]));
         sender.send_replace(Some(roots(&["AAAB"])));
-        assert_eq!(keeper.reconcile().await, None);
+        assert_eq!(reconciler.reconcile().await, None);
         assert_eq!(present(), bundle(&["AAAB"]), "the own roots have changed");
-        revert(&api, &mut keeper, &["AAAA", "AAAB"]);
-        assert_eq!(keeper.reconcile().await, None);
+        revert(&api, &mut reconciler, &["AAAA", "AAAB"]);
+        assert_eq!(reconciler.reconcile().await, None);
         assert_eq!(present(), bundle(&["AAAA", "AAAB"]));
         // A bundle without the own roots is replaced, but not at once.
-        revert(&api, &mut keeper, &["AAAA"]);
-        keeper.rests.begin("x".into(), Instant::now() + Duration::from_hours(1));
-        assert!(keeper.reconcile().await.is_some());
+        revert(&api, &mut reconciler, &["AAAA"]);
+        reconciler
+            .rests
+            .begin("x".into(), Instant::now() + Duration::from_hours(1));
+        assert!(reconciler.reconcile().await.is_some());
         assert_eq!(present(), bundle(&["AAAA"]));
-        keeper.rests.clear();
-        assert_eq!(keeper.reconcile().await, None);
+        reconciler.rests.clear();
+        assert_eq!(reconciler.reconcile().await, None);
         assert_eq!(present(), bundle(&["AAAB"]));
     }
 }
