@@ -136,30 +136,14 @@ fn enabled(converter: &mut Converter<'_>, config: &Old<'_>) -> Option<Enabled> {
 /// Writes the policies that hold without roles.
 fn defaults(converter: &mut Converter<'_>, config: &Old<'_>, enabled: &Enabled, is_dry_run: bool) {
     let root = converter.options.root_namespace.clone();
+    if matches!(enabled, Enabled::Everywhere | Enabled::Except(..)) {
+        let name = "generated-global-deny-all";
+        write(converter, &root, name, None, Vec::new(), is_dry_run);
+    }
     let (namespaces, services, allows) = match enabled {
-        Enabled::Everywhere => {
-            write(
-                converter,
-                &root,
-                "generated-global-deny-all",
-                None,
-                Vec::new(),
-                is_dry_run,
-            );
-            return;
-        }
+        Enabled::Everywhere => return,
         Enabled::In(namespaces, services) => (namespaces, services, false),
-        Enabled::Except(namespaces, services) => {
-            write(
-                converter,
-                &root,
-                "generated-global-deny-all",
-                None,
-                Vec::new(),
-                is_dry_run,
-            );
-            (namespaces, services, true)
-        }
+        Enabled::Except(namespaces, services) => (namespaces, services, true),
     };
     let rules = if allows { vec![json!({})] } else { Vec::new() };
     let effect = if allows { "allow-all" } else { "deny-all" };

@@ -271,6 +271,11 @@ impl Conversion<'_> {
                 });
             }
         }
+        self.contributing(both, contributions)
+    }
+
+    /// Returns the route with these contributions.
+    fn contributing<T>(&self, both: BothSides<T>, mut contributions: Vec<Contribution>) -> AttachedRoute {
         contributions.sort_by(|a, b| a.name.cmp(&b.name));
         AttachedRoute {
             meta: self.meta.clone(),
@@ -331,15 +336,7 @@ impl Conversion<'_> {
                 });
             }
         }
-        contributions.sort_by(|a, b| a.name.cmp(&b.name));
-        AttachedRoute {
-            meta: self.meta.clone(),
-            parents: both.parents,
-            mesh_mistake: both.mesh.1,
-            gateway_mistake: both.gateway.1,
-            contributions,
-            pools: Vec::new(),
-        }
+        self.contributing(both, contributions)
     }
 }
 
