@@ -7,15 +7,18 @@ use prost_types::{Struct, Value, value::Kind};
 
 use crate::{
     api::Meta,
-    base::{SmolStr, cidr::IpMode},
+    base::{
+        SmolStr,
+        cidr::{self, IpMode},
+    },
     model::credential::{self, AUTHORITY_SUFFIX, BUILTIN},
     proto::{
         Any,
         envoy::{
             config::{
                 core::v3::{
-                    Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, ConfigSource, GrpcService, Metadata,
-                    Pipe, SocketAddress, TransportSocket, TypedExtensionConfig, address,
+                    Address, AggregatedConfigSource, ApiConfigSource, ApiVersion, CidrRange, ConfigSource, GrpcService,
+                    Metadata, Pipe, SocketAddress, TransportSocket, TypedExtensionConfig, address,
                     api_config_source::ApiType,
                     config_source::ConfigSourceSpecifier,
                     grpc_service::{EnvoyGrpc, TargetSpecifier},
@@ -305,6 +308,15 @@ pub fn object(fields: BTreeMap<String, Value>) -> Value {
     Value {
         kind: Some(Kind::StructValue(Struct { fields })),
     }
+}
+
+/// Parses a range, or an address as a range of one.
+pub fn cidr_range(text: &str) -> Option<CidrRange> {
+    let range = cidr::parse(text)?;
+    Some(CidrRange {
+        address_prefix: range.addr().to_string(),
+        prefix_len: Some(u32::from(range.prefix_len())),
+    })
 }
 
 /// Creates a socket address.

@@ -9,11 +9,15 @@ use smol_str::{SmolStr, StrExt};
 use crate::{
     api::names::is_partial_wildcard,
     base::cidr,
-    generate::{constant::duration, filter::chain_fields::NetworkFilters, wire::Writer},
+    generate::{
+        constant::{cidr_range, duration},
+        filter::chain_fields::NetworkFilters,
+        wire::Writer,
+    },
     model::{features::Features, service::UNSPECIFIED_IP},
     proto::{
         envoy::config::{
-            core::v3::{CidrRange, Metadata},
+            core::v3::Metadata,
             listener::v3::{FilterChain, FilterChainMatch},
         },
         field::filter_chain,
@@ -241,15 +245,6 @@ pub fn max_connections_per_event(features: &Features) -> Option<u32> {
         0 => None,
         count => Some(count),
     }
-}
-
-/// Parses a range, or an address as a range of one.
-pub fn cidr_range(text: &str) -> Option<CidrRange> {
-    let range = cidr::parse(text)?;
-    Some(CidrRange {
-        address_prefix: range.addr().to_string(),
-        prefix_len: Some(u32::from(range.prefix_len())),
-    })
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
-    filter_chain::cidr_range,
     inbound::{InboundListener, InboundProxyView},
     inspector::original_destination,
     outbound::listener::{additional_addresses, exact_balance},
@@ -15,7 +14,8 @@ use crate::{
     generate::{
         BuildContext, EncodedResource,
         constant::{
-            self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, http_filter, network_filter, structure, text, wildcards,
+            self, HTTP_CONNECTION_MANAGER, METADATA_EXCHANGE, cidr_range, http_filter, network_filter, structure, text,
+            wildcards,
         },
         filter::{
             SecurityStage,

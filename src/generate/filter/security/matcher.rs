@@ -1,18 +1,12 @@
 //! Envoy's matchers for values of policies, where a star at one end matches anything.
 
-use crate::{
-    base::cidr,
-    proto::envoy::{
-        config::{
-            core::v3::CidrRange,
-            route::v3::{HeaderMatcher, header_matcher::HeaderMatchSpecifier},
-        },
-        r#type::matcher::v3::{
-            ListMatcher, MetadataMatcher, OrMatcher, RegexMatcher, StringMatcher, ValueMatcher, list_matcher,
-            metadata_matcher::{PathSegment, path_segment::Segment},
-            string_matcher::MatchPattern,
-            value_matcher,
-        },
+use crate::proto::envoy::{
+    config::route::v3::{HeaderMatcher, header_matcher::HeaderMatchSpecifier},
+    r#type::matcher::v3::{
+        ListMatcher, MetadataMatcher, OrMatcher, RegexMatcher, StringMatcher, ValueMatcher, list_matcher,
+        metadata_matcher::{PathSegment, path_segment::Segment},
+        string_matcher::MatchPattern,
+        value_matcher,
     },
 };
 
@@ -97,15 +91,6 @@ pub(crate) fn header(name: &str, value: &str, case: Case) -> HeaderMatcher {
         header_match_specifier: Some(specifier),
         ..Default::default()
     }
-}
-
-/// Parses an address or a range.
-pub(crate) fn range(text: &str) -> Option<CidrRange> {
-    let range = cidr::parse(text)?;
-    Some(CidrRange {
-        address_prefix: range.addr().to_string(),
-        prefix_len: Some(u32::from(range.prefix_len())),
-    })
 }
 
 /// Returns a regular expression that matches exactly this text, with RE2's special characters escaped.

@@ -5,18 +5,21 @@ use super::{
     item::{Attribute, Expression, FieldPath, Rendered},
     matcher::{self, Case},
 };
-use crate::proto::{
-    Any,
-    envoy::{
-        config::{
-            core::v3::TypedExtensionConfig,
-            rbac::v3::{
-                Permission,
-                permission::{Rule, Set},
+use crate::{
+    generate::constant::cidr_range,
+    proto::{
+        Any,
+        envoy::{
+            config::{
+                core::v3::TypedExtensionConfig,
+                rbac::v3::{
+                    Permission,
+                    permission::{Rule, Set},
+                },
             },
+            extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
+            r#type::matcher::v3::{PathMatcher, path_matcher},
         },
-        extensions::path::r#match::uri_template::v3::UriTemplateMatchConfig,
-        r#type::matcher::v3::{PathMatcher, path_matcher},
     },
 };
 
@@ -89,7 +92,7 @@ impl OperationAttribute<'_> {
             Self::Method if is_http => Some(Rule::Header(matcher::header(":method", value, Case::Sensitive))),
             Self::Path if is_http => path(value),
             Self::Port => port(value).map(Rule::DestinationPort),
-            Self::DestinationIp => matcher::range(value).map(Rule::DestinationIp),
+            Self::DestinationIp => cidr_range(value).map(Rule::DestinationIp),
             Self::ServerName => Some(Rule::RequestedServerName(matcher::string(value))),
             Self::Host | Self::Method | Self::Path | Self::Metadata { .. } | Self::Unreadable => None,
         }

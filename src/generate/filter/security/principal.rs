@@ -7,6 +7,7 @@ use super::{
 };
 use crate::{
     base::Namespace,
+    generate::constant::cidr_range,
     proto::envoy::{
         config::rbac::v3::{
             Principal,
@@ -161,7 +162,7 @@ fn addresses(
     identifier: fn(crate::proto::envoy::config::core::v3::CidrRange) -> Identifier,
 ) -> Rendered<Principal> {
     Rendered::each(values.iter().map(|value| {
-        let range = matcher::range(value)?;
+        let range = cidr_range(value)?;
         Some(principal(identifier(range)))
     }))
 }
