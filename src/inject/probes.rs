@@ -83,7 +83,7 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
     let status_port = status_port.unwrap_or_else(|| i64::from(request.mesh().status_port()));
     let probes = probes(pod, status_port);
     if !probes.is_empty() {
-        tell_agent(pod, probes)?;
+        set_agent_variable(pod, probes)?;
     }
     for field in [pod::CONTAINERS, pod::INIT_CONTAINERS] {
         if pod::list(pod, field).is_empty() {
@@ -144,7 +144,7 @@ fn resolved(container: &Json, port: Option<&Json>) -> Option<i64> {
 }
 
 /// Writes the variable of the agent. What an earlier injection wrote there takes precedence: it has the original.
-fn tell_agent(pod: &mut Json, mut probes: BTreeMap<String, Json>) -> Result<(), InjectError> {
+fn set_agent_variable(pod: &mut Json, mut probes: BTreeMap<String, Json>) -> Result<(), InjectError> {
     let was_injected = pod::annotation(pod, overrides::STATUS).is_some();
     let Some(sidecar) = pod::sidecar_mut(pod) else {
         return Ok(());

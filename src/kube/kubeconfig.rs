@@ -75,7 +75,7 @@ impl CheckedKubeconfig {
     /// Returns the client configuration: server, credentials and certificates of the current context.
     pub async fn client_config(&self) -> Result<Config, KubeconfigError> {
         let loaded = client_config(self.0.clone(), &KubeConfigOptions::default()).await;
-        loaded.map_err(|error| KubeconfigError::NotUsable(what_fails(&error).to_owned()))
+        loaded.map_err(|error| KubeconfigError::NotUsable(problem_of(&error).to_owned()))
     }
 
     /// Returns the cluster of the current context.
@@ -220,7 +220,7 @@ fn usable(config: &Kubeconfig) -> Result<(), String> {
 }
 
 /// Describes an error without the library's message, which may quote the kubeconfig.
-fn what_fails(error: &LoadError) -> &'static str {
+fn problem_of(error: &LoadError) -> &'static str {
     match error {
         LoadError::ParseClusterUrl(_) => "server is no URL",
         LoadError::ParseProxyUrl(_) => "proxy-url is no URL",

@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_arrives_after_a_partial_read_wakes_the_reader() {
+    async fn bytes_after_a_partial_read_wake_the_reader() {
         let (mut socket, mut peer) = connected().await;
         let mut buffer = [0; 4];
         for sent in ["ab", "cdef", "ghijkl", "m"] {

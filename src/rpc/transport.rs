@@ -242,8 +242,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin> LimitedTransport<I> {
         }
     }
 
-    /// Tells the client why its connection ends, if that is possible without waiting.
-    fn say_goodbye(&mut self, cx: &mut Context<'_>) {
+    /// Sends the reason for the end of the connection, if that is possible without waiting.
+    fn send_goaway(&mut self, cx: &mut Context<'_>) {
         if !self.sent.is_between_frames() {
             return;
         }
@@ -266,7 +266,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin> AsyncRead for LimitedTransport<I> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let read = self.read(cx, buffer);
         if let Poll::Ready(Err(_)) = &read {
-            self.say_goodbye(cx);
+            self.send_goaway(cx);
         }
         read
     }

@@ -194,7 +194,7 @@ impl Controller {
                     if changed.is_err() {
                         return;
                     }
-                    self.look_at_all();
+                    self.queue_all();
                 }
                 changed = self.inputs.environment.changed() => {
                     if changed.is_err() {
@@ -264,7 +264,7 @@ impl Controller {
     fn on_event(&mut self, event: Event) {
         for change in self.known.take(event) {
             match change {
-                Change::Gateway(key) => self.look_at(key),
+                Change::Gateway(key) => self.queue(key),
                 Change::Owned {
                     object,
                     fingerprint,
@@ -289,8 +289,8 @@ impl Controller {
         }
     }
 
-    /// Looks at a Gateway that has changed, and forgets one that is gone. Kubernetes deletes its objects.
-    fn look_at(&mut self, key: Key) {
+    /// Queues a Gateway that has changed, and forgets one that is gone. Kubernetes deletes its objects.
+    fn queue(&mut self, key: Key) {
         if self.known.gateway(&key).is_some() {
             let facts = self.facts_of(&key);
             self.facts.insert(key.clone(), facts);
@@ -304,12 +304,13 @@ impl Controller {
         self.refusals.remove(&key);
     }
 
-    fn look_at_all(&mut self) {
+    /// Queues all Gateways, also those that wait for a retry.
+    fn queue_all(&mut self) {
         self.pending.extend(self.known.gateways().cloned());
         self.retries.clear();
     }
 
-    /// Looks at the Gateways whose facts have changed.
+    /// Queues the Gateways whose facts have changed.
     fn observe(&mut self) {
         self.inputs.mesh.mark_unchanged();
         let keys: Vec<Key> = self.known.gateways().cloned().collect();
@@ -338,7 +339,7 @@ impl Controller {
         if !is_same {
             self.environment = Some(environment.clone());
             drop(environment);
-            self.look_at_all();
+            self.queue_all();
         }
     }
 

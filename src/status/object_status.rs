@@ -479,7 +479,7 @@ mod tests {
     use crate::{base::ClusterId, status::fake_api::FakeApi};
 
     #[tokio::test]
-    async fn what_an_apply_would_leave_is_merged_before() {
+    async fn fields_that_an_apply_would_leave_are_merged_before() {
         let api = FakeApi::default();
         let path = "/apis/gateway.networking.k8s.io/v1/namespaces/gw/gateways/x";
         api.put(path, json!({"metadata": {"name": "x"}}));

@@ -324,7 +324,7 @@ async fn refused_requests_are_reported_with_a_hint_and_retried() {
 }
 
 #[tokio::test]
-async fn what_must_not_be_read_is_absent_until_it_may_be_read() {
+async fn forbidden_objects_are_absent_until_they_may_be_read() {
     let registry = Registry::new();
     let target = WatchTarget {
         may_be_forbidden: true,
