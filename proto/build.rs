@@ -33,9 +33,9 @@ const SHIPPED_ROOTS: &[&str] = &[
     "xds",
 ];
 
-/// Large fields that many objects lack, of messages that a mesh has by the thousand. Boxed, they take 8 bytes where they
-/// are absent, so that a route has 216 bytes instead of 952, a destination 72 instead of 208, a subset 56 instead of
-/// 896, and a policy 360 instead of 848.
+/// Large fields that many objects lack, of messages that a mesh has by the thousand. Boxed, they take 8 bytes where
+/// they are absent: a route has 216 bytes instead of 952, a destination 72 instead of 208, a subset 56 instead of 896,
+/// and a policy 360 instead of 848.
 const BOXED: &[&str] = &[
     ".istio.networking.v1alpha3.DestinationRule.traffic_policy",
     ".istio.networking.v1alpha3.HTTPRoute.cors_policy",
