@@ -40,11 +40,11 @@ const FEW_EVENTS: usize = 8;
 /// The kinds that change with endpoints. In a cluster, the Pods do.
 const ENDPOINT_KINDS: [Kind; 2] = [Kind::EndpointSlice, Kind::Pod];
 
-/// A burst is pushed after this many quiet periods,
+/// The number of quiet periods after which a burst is pushed, but not before [`BURST_PART`].
 const BURST_PERIODS: u32 = 5;
-/// or this many if it changes only endpoints, which affect single resources,
+/// The same number for a burst that changes only endpoints, which affect single resources.
 const ENDPOINT_BURST_PERIODS: u32 = 1;
-/// or this many times the duration of the last push, whichever is longer.
+/// The multiple of the duration of the last push after which a burst is pushed at the earliest.
 const BURST_PART: u32 = 10;
 
 /// The changes of a push.
