@@ -84,7 +84,7 @@ pub async fn run(
                 store: Store::new(election.client.clone(), "", "v1", "ConfigMap", "configmaps"),
                 name: name.clone(),
                 key,
-                roots: text.clone(),
+                text: text.clone(),
                 mesh: mesh.clone(),
                 cluster: watches.cluster.clone(),
                 plan: Plan::new(election.namespace.clone(), rules.only.clone()),
@@ -111,7 +111,7 @@ pub async fn run(
 /// creates ConfigMaps without a list, which have no effect.
 async fn distribute_revoked(distribution: Option<Distribution>, watches: Watches, token: CancellationToken) {
     let Some(distribution) = distribution else { return };
-    let is_needed = is_needed(&distribution.store, &distribution.name, distribution.roots.clone());
+    let is_needed = is_needed(&distribution.store, &distribution.name, distribution.text.clone());
     if token.run_until_cancelled(is_needed).await == Some(true) {
         distribution.run(watches, token).await;
     }
@@ -163,7 +163,8 @@ struct Distribution {
     /// Name of the ConfigMaps.
     name: SmolStr,
     key: Key,
-    roots: watch::Receiver<Option<Bytes>>,
+    /// The distributed text, PEM: root certificates or the revocation list.
+    text: watch::Receiver<Option<Bytes>>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
     cluster: ClusterId,
     plan: Plan,
@@ -212,7 +213,7 @@ impl Distribution {
         };
         self.on_config_map(first_config_maps);
         self.on_namespace(first_namespaces);
-        self.roots.mark_changed();
+        self.text.mark_changed();
         self.mesh.mark_changed();
         loop {
             let due = self.queue.next_time().filter(|_| self.may_write());
@@ -225,11 +226,11 @@ impl Distribution {
                     Some(event) => self.on_config_map(event),
                     None => return,
                 },
-                changed = self.roots.changed() => {
+                changed = self.text.changed() => {
                     if changed.is_err() {
                         return;
                     }
-                    let hash = self.roots.borrow_and_update().as_ref().map(|roots| hash_of(roots));
+                    let hash = self.text.borrow_and_update().as_ref().map(|text| hash_of(text));
                     if self.plan.want(hash) {
                         self.offer(self.plan.pending());
                     }
@@ -316,7 +317,7 @@ impl Distribution {
         while self.may_write() {
             let Some(key) = self.queue.pop(now) else { return };
             let namespace = key.object.name.clone();
-            let text = self.roots.borrow().clone().filter(|_| self.plan.needs(&namespace));
+            let text = self.text.borrow().clone().filter(|_| self.plan.needs(&namespace));
             let Some(text) = text else {
                 self.queue.ended(&key, now);
                 continue;
@@ -392,10 +393,10 @@ fn namespace_facts(object: Object) -> NamespaceFacts {
 }
 
 fn config_map_facts(object: Object, key: &str) -> (SmolStr, Content) {
-    let roots = object.value["data"][key].as_str();
+    let text = object.value["data"][key].as_str();
     let label: &Value = &object.value["metadata"]["labels"][LABEL];
     let content = Content {
-        hash: roots.map_or(0, |roots| hash_of(roots.as_bytes())),
+        hash: text.map_or(0, |text| hash_of(text.as_bytes())),
         labelled: label == "true",
     };
     (object.metadata.namespace.unwrap_or_default().into(), content)
@@ -426,7 +427,7 @@ mod tests {
             store: Store::new(client, "", "v1", "ConfigMap", "configmaps"),
             name: "roots".into(),
             key: Key::Roots,
-            roots: watch::channel(None).1,
+            text: watch::channel(None).1,
             mesh: watch::channel(World::new(Installation::default()).snapshot()).1,
             cluster: ClusterId::default(),
             plan: Plan::default(),
