@@ -6,14 +6,14 @@ use serde_json::Value;
 
 use super::{
     json::{is_set, labels, text},
-    membership::proxies,
+    membership::{INJECT, proxies},
     mesh::Mesh,
     message::{
         AUTO_IMAGE_OF_DEPLOYMENT, AUTO_IMAGE_OF_POD, INJECTED_BY_DEFAULT, NAMESPACE_NOT_INJECTED, POD_MISSING_PROXY,
         PROXY_IMAGE_MISMATCH, Report, SEVERAL_INJECTION_LABELS,
     },
     object::{Object, Type},
-    webhook,
+    webhook::{self, REVISION},
 };
 use crate::{
     api::{Kind, yaml},
@@ -21,9 +21,7 @@ use crate::{
 };
 
 const INJECTION: &str = "istio-injection";
-const REVISION: &str = "istio.io/rev";
 const MODE: &str = "istio.io/dataplane-mode";
-const INJECT: &str = "sidecar.istio.io/inject";
 /// The ConfigMap of the injector; those of other revisions than the default one have a suffix.
 const CONFIG_MAP: &str = "istio-sidecar-injector";
 /// The lists of a pod's containers.

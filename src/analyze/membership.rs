@@ -12,7 +12,7 @@ use super::{
 use crate::api::Kind;
 
 /// Label and annotation that decide about the injection of a pod.
-const INJECT: &str = "sidecar.istio.io/inject";
+pub(super) const INJECT: &str = "sidecar.istio.io/inject";
 
 /// Returns true for pods with a sidecar, or that would get one.
 pub(super) fn has_sidecar(mesh: &Mesh, pod: &Object) -> bool {

@@ -18,7 +18,8 @@ use crate::{
     base::{Labels, SmolStr, select::LabelSelector},
 };
 
-const REVISION: &str = "istio.io/rev";
+/// Label with a revision or tag.
+pub(super) const REVISION: &str = "istio.io/rev";
 /// The maximum number of revisions of which overlaps are searched: each pair of their labels is tried.
 const MAX_REVISIONS: usize = 32;
 

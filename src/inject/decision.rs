@@ -12,7 +12,8 @@ use super::{
 /// Namespaces whose pods are never injected.
 pub const IGNORED_NAMESPACES: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "local-path-storage"];
 
-const INJECT: &str = "sidecar.istio.io/inject";
+/// Label and annotation that decide about the injection of a pod.
+pub(super) const INJECT: &str = "sidecar.istio.io/inject";
 const TEMPLATES: &str = "inject.istio.io/templates";
 
 /// The reason why a pod is not injected.

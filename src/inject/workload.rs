@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use super::{
     Environment, InjectError, Injector, Mesh,
     annotations::{PROXY_CONFIG, proxy_config_value},
-    decision::IGNORED_NAMESPACES,
+    decision::{IGNORED_NAMESPACES, INJECT},
     owner::Owner,
     pod,
     schema::{Form, canonical},
@@ -166,7 +166,6 @@ fn workload(
 
 /// Returns the reason not to inject a pod that the caller named.
 fn reason_to_skip(pod: &Json) -> Option<&'static str> {
-    const INJECT: &str = "sidecar.istio.io/inject";
     if pod.pointer("/spec/hostNetwork") == Some(&Json::Bool(true)) {
         return Some("host networking enabled");
     }
