@@ -332,13 +332,14 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
     };
     let mut listener = EncodedListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
-    let (mut matched, mut asked) = (Vec::new(), Vec::new());
+    let (mut unserved, mut matched, mut asked) = (Vec::new(), Vec::new(), Vec::new());
     for key in services {
         let built = chains::built(ctx, key);
         listener.append_chains(&built.chains);
         for (port, protocol) in &built.ports {
             ports.entry(*port).or_default().push(*protocol);
         }
+        unserved.extend_from_slice(&built.unserved);
         for note in &built.notes {
             making.stack.note(note.code, note.detail.clone());
         }
@@ -372,7 +373,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
     listener.rest = Listener {
         traffic_direction: TrafficDirection::Inbound as i32,
         filter_chain_matcher: Some(matcher::by_authority(asked, matcher::by_address(matched))),
-        listener_filters: inspectors(&ports, workloads.is_some()),
+        listener_filters: inspectors(&ports, &unserved, workloads.is_some()),
         access_log: making.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)
     };
@@ -503,27 +504,40 @@ fn http_filters(
 
 /// Returns the inspectors by ports of services: HTTP on ports that may carry it or another protocol, TLS on ports
 /// declared to carry it. Every port of a workload may carry HTTP.
-fn inspectors(ports: &BTreeMap<u32, Vec<Protocol>>, has_workloads: bool) -> Vec<ListenerFilter> {
+///
+/// Parity (pilot/pkg/networking/core/listener_waypoint.go): for TLS, ports without chains count, too, such as those of
+/// UDP.
+fn inspectors(
+    ports: &BTreeMap<u32, Vec<Protocol>>,
+    unserved: &[(u32, Protocol)],
+    has_workloads: bool,
+) -> Vec<ListenerFilter> {
     let is_single = |protocols: &[Protocol]| {
         let mut kinds: Vec<_> = protocols.iter().map(|protocol| ChainKind::of(*protocol)).collect();
         kinds.dedup();
         kinds.len() == 1 && kinds[0] != Some(ChainKind::Auto)
     };
-    let is_tls = |protocols: &[Protocol]| protocols.iter().any(|protocol| protocol.is_tls());
-    let where_not = |wanted: &dyn Fn(&[Protocol]) -> bool| {
-        let others = ports.iter().filter(|(_, protocols)| !wanted(protocols));
-        inspector::on_ports(others.map(|(port, _)| *port).collect())
-    };
+    let of_one_kind = ports
+        .iter()
+        .filter(|(_, protocols)| !has_workloads && is_single(protocols));
     let mut filters = vec![
         original_destination(),
         ListenerFilter {
-            filter_disabled: where_not(&|protocols| has_workloads || !is_single(protocols)),
+            filter_disabled: inspector::on_ports(of_one_kind.map(|(port, _)| *port).collect()),
             ..inspector::http_inspector()
         },
     ];
-    if ports.values().any(|protocols| is_tls(protocols)) {
+    let mut carries_tls: BTreeMap<u32, bool> = BTreeMap::new();
+    let served = ports
+        .iter()
+        .flat_map(|(port, protocols)| protocols.iter().map(|protocol| (*port, *protocol)));
+    for (port, protocol) in served.chain(unserved.iter().copied()) {
+        *carries_tls.entry(port).or_default() |= protocol.is_tls();
+    }
+    if carries_tls.values().any(|carries| *carries) {
+        let others = carries_tls.iter().filter(|(_, carries)| !**carries);
         filters.push(ListenerFilter {
-            filter_disabled: where_not(&is_tls),
+            filter_disabled: inspector::on_ports(others.map(|(port, _)| *port).collect()),
             ..inspector::tls_inspector()
         });
     }

@@ -60,6 +60,8 @@ pub struct BuiltChains {
     pub(super) chains: Encoded<Listener>,
     /// Ports with their protocols.
     pub(super) ports: Vec<(u32, Protocol)>,
+    /// Ports without chains, with their protocols.
+    pub(super) unserved: Vec<(u32, Protocol)>,
     /// The matcher by the addresses of the service: fields of an [`IpMatcher`].
     pub(super) matcher: Vec<u8>,
     /// Chains by host and port that clients ask for; none without several networks.
@@ -120,10 +122,11 @@ impl ServiceChains {
             .filter(|_| is_east_west)
             .and_then(|row| OwnWaypoint::of(row));
         let mut listener = EncodedListener::default();
-        let mut ports = Vec::new();
+        let (mut ports, mut unserved) = (Vec::new(), Vec::new());
         let mut chains = Vec::new();
         for port in &service.ports {
             let Some(chain) = making.add_port(&mut listener, port) else {
+                unserved.push((port.number, port.protocol));
                 continue;
             };
             let chain = match (&waypoint, chain) {
@@ -146,6 +149,7 @@ impl ServiceChains {
         BuiltChains {
             chains: listener.into_chains(),
             ports,
+            unserved,
             matcher: IpMatcher { range_matchers }.encode_to_vec(),
             asked,
             notes: making.stack.into_notes(),

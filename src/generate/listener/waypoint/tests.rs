@@ -158,7 +158,8 @@ fn a_chain_is_chosen_by_address_port_and_protocol() {
     assert_eq!(by_protocol["'http/1.1'"]["action"]["name"], want[3]);
     assert_eq!(by_protocol.as_object().map(serde_json::Map::len), Some(2));
 
-    // Only the ports whose protocol is not declared are looked into; TLS only where it is declared.
+    // Only the ports whose protocol is not declared are looked into; TLS only where it is declared. For TLS, the ports
+    // include that of UDP, which has no chain.
     let disabled = |filter: usize| {
         let rules = &listener["listenerFilters"][filter]["filterDisabled"]["orMatch"]["rules"];
         let rules = rules.as_array().expect("several ports").iter();
@@ -167,7 +168,7 @@ fn a_chain_is_chosen_by_address_port_and_protocol() {
             .collect::<Vec<_>>()
     };
     assert_eq!(disabled(1), [80, 90, 443]);
-    assert_eq!(disabled(2), [80, 90, 100]);
+    assert_eq!(disabled(2), [80, 90, 100, 110]);
 }
 
 #[test]
