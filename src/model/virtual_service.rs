@@ -303,6 +303,29 @@ pub fn for_host<'a>(
     rows
 }
 
+/// Returns the VirtualServices that name a gateway (`namespace/name`), whatever their visibility.
+pub fn naming_gateway<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    gateway: &str,
+) -> impl Iterator<Item = &'a Shared<VirtualServiceSummary>> + use<'a> {
+    let rows = mesh.virtual_services_by_gateway.get(cx, &(None, SmolStr::new(gateway)));
+    rows.map(|(_, summary)| summary)
+}
+
+/// Returns the VirtualServices of gateway `mesh` that name exactly this host, whatever their visibility.
+pub fn naming_host<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    hostname: &Hostname,
+) -> impl Iterator<Item = &'a Shared<VirtualServiceSummary>> + use<'a> {
+    let entry = (!host::is_wildcard(hostname)).then(|| hostname.clone());
+    let rows = mesh.virtual_services_by_mesh_host.get(cx, &entry);
+    let hostname = hostname.clone();
+    rows.map(|(_, summary)| summary)
+        .filter(move |summary| summary.hosts.contains(&hostname))
+}
+
 /// The classes of VirtualServices in which overriding routes come first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Overriding {

@@ -72,23 +72,26 @@ impl ServiceRestriction {
         let providers = ctx.mesh_config().extension_providers.iter();
         services.extend(providers.filter_map(dynamic::provider_service));
         match &self.routes {
-            RouteSource::Gateways(gateways) => services.extend(routed_by_gateways(ctx, namespace, gateways)),
+            RouteSource::Gateways(gateways) => services.extend(routed_by_gateways(ctx, gateways)),
             RouteSource::Waypoint(waypoint, gateways) => {
                 services.extend(routed_by_waypoint(ctx, waypoint));
-                services.extend(routed_by_gateways(ctx, namespace, gateways));
+                services.extend(routed_between_networks(ctx, namespace, gateways));
             }
         }
         ServiceSet(services)
     }
 }
 
-fn routed_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
+/// Returns the destinations of routes of Gateways.
+///
+/// Parity (pilot/pkg/model/push_context.go, initVirtualServices): routes that the proxies do not see count, too.
+fn routed_by_gateways(ctx: &BuildContext, gateways: &[ObjectKey]) -> Vec<ReferencedService> {
     let scoped = ctx.mesh.installation.features.pilot_scope_gateway_to_namespace;
     let mut services = Vec::new();
     for gateway in gateways {
         let name = format!("{}/{}", gateway.namespace, gateway.name);
-        let routes = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, &name);
-        let destinations = routes.into_iter().flat_map(|(_, reach)| reach.destinations.iter());
+        let routes = virtual_service::naming_gateway(ctx.cx, ctx.mesh, &name);
+        let destinations = routes.flat_map(|reach| reach.destinations.iter());
         // Gateways with a namespace accept only routes for proxies of that namespace.
         let counted = destinations.filter(|destination| {
             !scoped || destination.sources.is_empty() || destination.sources.contains(&gateway.namespace)
@@ -98,14 +101,37 @@ fn routed_by_gateways(ctx: &BuildContext, namespace: &Namespace, gateways: &[Obj
     services
 }
 
+/// Returns the destinations of routes of Gateways between networks that a namespace sees.
+fn routed_between_networks(
+    ctx: &BuildContext,
+    namespace: &Namespace,
+    gateways: &[ObjectKey],
+) -> Vec<ReferencedService> {
+    let names = gateways
+        .iter()
+        .map(|gateway| format!("{}/{}", gateway.namespace, gateway.name));
+    let routes = names.flat_map(|name| virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, &name));
+    let destinations = routes.flat_map(|(_, reach)| reach.destinations.iter());
+    destinations
+        .map(|destination| by_host(destination.host.clone()))
+        .collect()
+}
+
 fn routed_by_waypoint(ctx: &BuildContext, waypoint: &WaypointView) -> Vec<ReferencedService> {
     // Parity (pilot/pkg/model/push_context.go): nothing else of a waypoint's configuration depends on the variable.
     if !ctx.mesh.installation.features.pilot_enable_ambient_waypoints {
         return Vec::new();
     }
     let served = Served::of(ctx, waypoint);
-    let routes = served.keys().flat_map(|key| served.routes(key));
-    let destinations = routes.flat_map(|(_, reach)| reach.destinations.iter());
+    let followed = served.keys().flat_map(|key| served.routes(key));
+    let followed = followed.map(|(_, reach)| reach);
+    // Parity (pilot/pkg/model/push_context.go, initVirtualServices): VirtualServices that name a host count even if the
+    // waypoint does not follow their routes.
+    let named = served
+        .keys()
+        .flat_map(|key| virtual_service::naming_host(ctx.cx, ctx.mesh, &key.hostname));
+    let named = named.filter(|reach| !reach.only_own_clients || *reach.meta.namespace() == waypoint.namespace);
+    let destinations = followed.chain(named).flat_map(|reach| reach.destinations.iter());
     // Parity (pilot/pkg/networking/core/waypoint.go): services outside the mesh have both kinds of clusters.
     let is_elsewhere = |service: Option<&Shared<Service>>| service.is_none_or(|service| service.mesh_external);
     destinations

@@ -69,6 +69,11 @@ kind: VirtualService
 metadata: {name: vs}
 spec: {hosts: ['*'], gateways: [gw], http: [{route: [{destination: {host: routed.com}}]}]}
 ---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: hidden, namespace: other}
+spec: {hosts: [a.com], gateways: [default/gw], exportTo: [.], http: [{route: [{destination: {host: hidden.com}}]}]}
+---
 apiVersion: security.istio.io/v1
 kind: RequestAuthentication
 metadata: {name: jwt}
@@ -83,7 +88,7 @@ apiVersion: networking.istio.io/v1
 kind: ServiceEntry
 metadata: {name: hosts}
 spec:
-  hosts: [routed.com, keys.com, named.com, elsewhere.com, nothing.com]
+  hosts: [routed.com, hidden.com, keys.com, named.com, elsewhere.com, nothing.com]
   resolution: DNS
   ports: [{number: 443, name: https, protocol: HTTPS}]
 ";
@@ -100,12 +105,19 @@ spec:
     let id = "router~10.2.0.9~gw.default~default.svc.cluster.local";
     let gateway = fixture::client(id, &json!({"LABELS": {"app": "gw"}}));
     let store = fixture::store(installation, &[MESH, ("config.yaml", config)], vec![gateway]);
-    let hosts = ["routed.com", "keys.com", "named.com", "elsewhere.com", "nothing.com"];
+    let hosts = [
+        "routed.com",
+        "hidden.com",
+        "keys.com",
+        "named.com",
+        "elsewhere.com",
+        "nothing.com",
+    ];
     let has = hosts.map(|host| {
         let name = format!("outbound|443||{host}");
         !fixture::resource(&store, 0, ResourceType::Cluster, &name).is_null()
     });
-    assert_eq!(has, [true, true, true, false, false]);
+    assert_eq!(has, [true, true, true, true, false, false]);
 }
 
 #[test]

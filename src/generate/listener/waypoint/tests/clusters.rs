@@ -211,3 +211,38 @@ spec: {jwtRules: [{issuer: own, jwksUri: 'https://own.example.com/jwks'}]}
     assert!(listener.contains("https://keys.example.com/jwks"));
     assert!(!listener.contains("5000000000s"), "Envoy refuses 136 years");
 }
+
+#[test]
+fn waypoints_have_clusters_of_destinations_of_routes_that_they_do_not_follow() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: hosts}
+spec:
+  hosts: [one.example.com, two.example.com]
+  resolution: DNS
+  ports: [{number: 443, name: https, protocol: HTTPS}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: served, namespace: other}
+spec:
+  hosts: [a.default.svc.cluster.local]
+  exportTo: [.]
+  http: [{route: [{destination: {host: one.example.com}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: elsewhere, namespace: other}
+spec:
+  hosts: [elsewhere.default.svc.cluster.local]
+  http: [{route: [{destination: {host: two.example.com}}]}]
+";
+    let store = store_in(installation(), None, config);
+    let has = |host: &str| {
+        let cluster = fixture::resource(&store, 0, ResourceType::Cluster, &format!("outbound|443||{host}"));
+        !cluster.is_null()
+    };
+    assert!(has("one.example.com"));
+    assert!(!has("two.example.com"), "the waypoint does not serve the host");
+}
