@@ -103,9 +103,10 @@ pub fn select(ctx: &BuildContext, selected: &Selected) -> NameTableKey {
     NameTableKey {
         scope: scope(ctx, selected),
         vips: VipView::of(selected.proxy, &ctx.mesh.installation.features),
+        // The tables of routers are empty.
         network: match selected.proxy.proxy_type {
-            ProxyType::Sidecar => selected.network.clone(),
-            _ => NetworkId::default(),
+            ProxyType::Router => NetworkId::default(),
+            _ => selected.network.clone(),
         },
     }
 }
@@ -271,6 +272,7 @@ mod tests {
         model::Installation,
     };
 
+    const NETWORK: &str = "topology.istio.io/network";
     const HEADLESS: &str = "
 apiVersion: v1
 kind: Service
@@ -360,6 +362,28 @@ spec: {egress: [{hosts: ['./*']}]}
         assert!(!has_table("waypoint", kube, sidecar));
         let selecting = sidecar.replace("spec: {", "spec: {workloadSelector: {labels: {app: b}}, ");
         assert!(has_table("waypoint", kube, &selecting));
+    }
+
+    #[test]
+    fn waypoints_list_no_pods_of_other_networks() {
+        let pod = |name: &str, ip: &str, network: &str| {
+            let labels = format!("labels: {{app: db, security.istio.io/tlsMode: istio, {NETWORK}: {network}}}");
+            pod(name, ip).replace("labels: {app: db}", &labels)
+        };
+        let kube = format!(
+            "{HEADLESS}{}{}",
+            pod("db-0", "10.1.0.1", "near"),
+            pod("db-1", "10.2.0.1", "far")
+        );
+        let listed = |network: &str| {
+            let node = "waypoint~10.9.0.1~a-0.default~default.svc.cluster.local";
+            let client = fixture::client(node, &json!({"NETWORK": network}));
+            let store = fixture::store(Installation::default(), &[("kube.yaml", &kube)], vec![client]);
+            let table = fixture::resource(&store, 0, ResourceType::NameTable, "")["table"].clone();
+            table["db.default.svc.cluster.local"]["ips"].clone()
+        };
+        assert_eq!(listed("near"), json!(["10.1.0.1"]));
+        assert_eq!(listed(""), json!(["10.1.0.1", "10.2.0.1"]));
     }
 
     #[test]
