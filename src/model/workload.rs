@@ -136,7 +136,7 @@ pub fn workload(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey) -> Option<Workl
 
 fn of_pod(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadKey, pod: &Pod) -> Workload {
     let meta = &pod.meta;
-    let locality = locality_label(&meta.labels).unwrap_or_else(|| node_locality(cx, mesh, pod));
+    let locality = labelled_locality(&meta.labels).unwrap_or_else(|| node_locality(cx, mesh, pod));
     let ip = pod.ips.first().map_or("", SmolStr::as_str);
     let network = network::of_endpoint(cx, mesh, meta.cluster(), &meta.labels, ip);
     let trust_domain = trust_domain(cx, mesh, meta.cluster());
@@ -193,10 +193,7 @@ pub(super) fn of_entry(
     workload_name: SmolStr,
 ) -> Workload {
     let object = &key.object;
-    let locality = match entry.locality.as_str() {
-        "" => locality_label(&labels).unwrap_or_default(),
-        given => SmolStr::new(given),
-    };
+    let locality = entry_locality(entry, &labels);
     // Parity (pilot/pkg/serviceregistry/serviceentry/conversion.go): only a network set by the entry counts when
     // gateways are selected; a network known otherwise appears in the labels alone. Parity
     // (pilot/pkg/bootstrap/servicecontroller.go): entries of the config cluster have no other network.
@@ -241,6 +238,14 @@ pub(super) fn of_entry(
             .map(|(name, port)| (SmolStr::new(name), *port))
             .collect(),
         ready: true,
+    }
+}
+
+/// Returns the locality of a WorkloadEntry with these labels.
+pub fn entry_locality(entry: &WorkloadEntry, labels: &Labels) -> SmolStr {
+    match entry.locality.as_str() {
+        "" => labelled_locality(labels).unwrap_or_default(),
+        given => SmolStr::new(given),
     }
 }
 
@@ -296,15 +301,21 @@ pub fn sidecar_namespace(key: &WorkloadKey, workload: &Workload, emit: &mut dyn 
     }
 }
 
-/// Returns the locality in a label; labels cannot contain `/`, so `.` replaces it.
-pub fn locality_label(labels: &Labels) -> Option<SmolStr> {
+/// Returns the label with a locality, unless it is empty.
+pub fn locality_label(labels: &Labels) -> Option<&SmolStr> {
     let label = labels
         .get("topology.istio.io/locality")
         .or_else(|| labels.get("istio-locality"))?;
-    match label.as_str() {
-        "" => None,
-        text if text.contains('/') => Some(label.clone()),
-        text => Some(SmolStr::from(text.replace('.', "/"))),
+    (!label.is_empty()).then_some(label)
+}
+
+/// Returns the locality in a label of an object; labels cannot contain `/`, so `.` replaces it.
+fn labelled_locality(labels: &Labels) -> Option<SmolStr> {
+    let label = locality_label(labels)?;
+    if label.contains('/') {
+        Some(label.clone())
+    } else {
+        Some(SmolStr::from(label.replace('.', "/")))
     }
 }
 

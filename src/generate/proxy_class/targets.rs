@@ -22,7 +22,7 @@ use crate::{
         Service, ServiceKey,
         endpoint::target_port,
         service::{Protocol, Resolution, ServicePort, mcs},
-        workload::{Workload, WorkloadSource, augmented},
+        workload::{Workload, WorkloadSource, augmented, entry_locality},
     },
     proto::istio::networking::v1alpha3 as networking,
 };
@@ -218,8 +218,10 @@ fn inline_targets(
             if add_entry(ctx, entry, address, |name| endpoint.ports.get(name).copied(), found) {
                 labels.get_or_insert_with(|| {
                     let own = endpoint.labels.iter().map(|(k, v)| (SmolStr::new(k), SmolStr::new(v)));
+                    let own: Labels = own.collect();
+                    let locality = entry_locality(endpoint, &own);
                     let network = NetworkId::new(&endpoint.network);
-                    augmented(&own.collect(), &key.cluster, &endpoint.locality, "", &network)
+                    augmented(&own, &key.cluster, &locality, "", &network)
                 });
             }
         }

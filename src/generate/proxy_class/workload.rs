@@ -161,6 +161,9 @@ fn labels_of_pod(ctx: &BuildContext, proxy: &Proxy, pod: &Pod) -> Option<Labels>
 }
 
 /// Returns the locality of the topology labels, or else of the label that overrides it.
+///
+/// Parity (pilot/pkg/xds/ads.go, `localityFromProxyLabels`): `.` stands for `/` only in labels of the registry, which
+/// also derives topology labels from them.
 fn locality(labels: &Labels) -> Option<SmolStr> {
     let of = |key: &str| labels.get(key).map(SmolStr::as_str);
     let parts = [
@@ -169,8 +172,21 @@ fn locality(labels: &Labels) -> Option<SmolStr> {
         of("topology.istio.io/subzone"),
     ];
     if parts.iter().all(Option::is_none) {
-        return workload::locality_label(labels);
+        return workload::locality_label(labels).cloned();
     }
     let [region, zone, subzone] = parts.map(Option::unwrap_or_default);
     Some(locality_text(region, zone, subzone))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_separate_the_locality_of_an_unregistered_proxy() {
+        let of = |label: &str| locality(&Labels::from_iter([("istio-locality".into(), label.into())]));
+        assert_eq!(of("r/z/s").as_deref(), Some("r/z/s"));
+        assert_eq!(of("r.z.s").as_deref(), Some("r.z.s"));
+        assert_eq!(of(""), None);
+    }
 }
