@@ -2,6 +2,8 @@
 
 use std::{borrow::Cow, collections::BTreeMap, sync::LazyLock};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+
 use super::{
     access_log::envoy_grpc,
     proxy_view::ServiceTags,
@@ -58,6 +60,21 @@ const ZIPKIN: &str = "envoy.tracers.zipkin";
 const DATADOG: &str = "envoy.tracers.datadog";
 const SKYWALKING: &str = "envoy.tracers.skywalking";
 const OPEN_TELEMETRY: &str = "envoy.tracers.opentelemetry";
+/// The bytes of a path that Go's `net/url` encodes where it encodes a path.
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b'~')
+    .remove(b'$')
+    .remove(b'&')
+    .remove(b'+')
+    .remove(b',')
+    .remove(b'/')
+    .remove(b':')
+    .remove(b';')
+    .remove(b'=')
+    .remove(b'@');
 
 /// Tracing settings of a connection manager.
 pub struct HttpTracing {
@@ -403,7 +420,8 @@ fn timeout(declared: Option<prost_types::Duration>) -> prost_types::Duration {
     declared.filter(is_valid).unwrap_or(default)
 }
 
-/// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments are removed, a trailing slash stays.
+/// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments are removed, a trailing slash stays. If
+/// the path contains a character that no path may contain, all of it is encoded; a query becomes part of the path.
 fn join_path(host: &str, path: &str) -> String {
     let mut segments = vec![host];
     for segment in path.split('/') {
@@ -414,7 +432,13 @@ fn join_path(host: &str, path: &str) -> String {
         }
     }
     let slash = if path.ends_with('/') { "/" } else { "" };
-    format!("{}{slash}", segments.join("/"))
+    let joined = format!("{}{slash}", segments.join("/"));
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@!'()*[]%".contains(&byte);
+    if joined.bytes().all(is_valid) {
+        return joined;
+    }
+    let plain: Vec<u8> = percent_decode_str(&joined).collect();
+    percent_encode(&plain, ENCODED).to_string()
 }
 
 /// Name of a tag, and the tag encoded as a field.

@@ -59,6 +59,8 @@ fn paths_are_joined_as_in_go() {
     assert_eq!(join_path("h", ""), "h");
     assert_eq!(join_path("h", "/"), "h/");
     assert_eq!(join_path("h", "//v1/./a/../traces"), "h/v1/traces");
+    assert_eq!(join_path("h", "/a(b)/c%2Fd"), "h/a(b)/c%2Fd");
+    assert_eq!(join_path("h", "/v1 (a)?b=c%20d&e"), "h/v1%20%28a%29%3Fb=c%20d&e");
 }
 
 #[test]
