@@ -31,6 +31,6 @@ use bytes::Bytes;
 pub struct TrustBundle {
     /// All roots, as PEM.
     pub roots: Bytes,
-    /// The certificate revocation lists as PEM (`ca-crl.pem`), if there are any.
+    /// The certificate revocation lists as PEM (`ca-crl.pem`); empty if there are none, `None` while they are unknown.
     pub crl: Option<Bytes>,
 }

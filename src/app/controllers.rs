@@ -109,7 +109,7 @@ pub struct Controllers {
     webhooks: webhook_configuration::Metrics,
 }
 
-/// Publishes the root certificates and the revocation lists of the trust bundle; an empty text without a list.
+/// Publishes the root certificates and the revocation lists of the trust bundle.
 async fn publish_trust(
     mut trust: watch::Receiver<Option<Arc<TrustBundle>>>,
     roots: watch::Sender<Option<Bytes>>,
@@ -117,7 +117,7 @@ async fn publish_trust(
 ) {
     loop {
         let known = trust.borrow_and_update().clone();
-        let revoked_now = known.as_ref().map(|trust| trust.crl.clone().unwrap_or_default());
+        let revoked_now = known.as_ref().and_then(|trust| trust.crl.clone());
         for (out, known) in [
             (&roots, known.map(|trust| trust.roots.clone())),
             (&revoked, revoked_now),
@@ -572,18 +572,25 @@ mod tests {
     use crate::settings::fixture;
 
     #[tokio::test]
-    async fn a_mesh_without_a_revocation_list_has_an_empty_one() {
+    async fn unknown_revocation_lists_are_not_published() {
         let (trust_out, trust) = watch::channel(None);
         let (roots_out, roots) = watch::channel(None);
         let (revoked_out, mut revoked) = watch::channel(None);
+        let mut roots_known = roots.clone();
         let publishing = publish_trust(trust, roots_out, revoked_out);
         let changing = async {
-            for (crl, text) in [(None, ""), (Some("list".into()), "list"), (None, "")] {
+            let send = |crl: Option<&'static str>| {
                 let bundle = TrustBundle {
                     roots: Bytes::from_static(b"roots"),
-                    crl,
+                    crl: crl.map(Bytes::from),
                 };
                 trust_out.send_replace(Some(Arc::new(bundle)));
+            };
+            send(None);
+            roots_known.wait_for(Option::is_some).await.expect("roots");
+            assert_eq!(*revoked.borrow(), None);
+            for text in ["", "list", ""] {
+                send(Some(text));
                 let published = revoked.wait_for(|published| published.as_deref() == Some(text.as_bytes()));
                 published.await.expect("a list");
             }

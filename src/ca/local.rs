@@ -248,10 +248,10 @@ impl CaController {
     }
 
     fn publish(&self, authority: Arc<Authority>) {
-        let crl = authority.bundle().crl.as_ref().map(|part| part.pem.clone());
+        let crl = authority.bundle().crl.as_ref();
         let trust = Arc::new(TrustBundle {
             roots: authority.trusted_roots().clone(),
-            crl,
+            crl: Some(crl.map(|part| part.pem.clone()).unwrap_or_default()),
         });
         // Trust first: a certificate must not be visible before its root is trusted.
         self.trust.send_if_modified(|known| {

@@ -226,7 +226,7 @@ impl TrustState {
         }
         let crls = own
             .iter()
-            .find_map(|own| own.crl.as_ref())
+            .find_map(|own| own.crl.as_ref().filter(|pem| !pem.is_empty()))
             .map(|pem| parse_crls(pem))
             .unwrap_or_default();
         let domains = domains.into_iter().map(|(domain, roots)| {

@@ -244,7 +244,8 @@ fn trust_bundle(
         }
     }
     let roots = (!blocks.is_empty()).then(|| Bytes::from(blocks.concat()))?;
-    Some(Arc::new(TrustBundle { roots, crl: None }))
+    let crl = Some(Bytes::new());
+    Some(Arc::new(TrustBundle { roots, crl }))
 }
 
 /// A signer that uses CertificateSigningRequests.
