@@ -235,7 +235,8 @@ async fn authority(
         };
         return Ok((ca, trust));
     }
-    let (options, errors) = LocalOptions::new(&settings.variables, parts.installation.namespace.as_str());
+    let namespace = parts.installation.namespace.as_str();
+    let (options, errors) = LocalOptions::new(&settings.variables, &parts.installation.features, namespace);
     for error in errors {
         tracing::error!("{error}");
     }

@@ -136,6 +136,7 @@ const TABLE: &[Rule] = &[
             "auth",
             "rpc",
             "model::snapshot",
+            "model::features",
             "table::Cx",
         ],
     ),

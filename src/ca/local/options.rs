@@ -7,6 +7,7 @@ use smol_str::{SmolStr, format_smolstr};
 use crate::{
     base::duration,
     ca::{authority::TtlLimits, authority_selector::SelectionRules, key::KeyKind, self_signed::RootOptions},
+    model::features::Features,
 };
 
 const HOUR: Duration = Duration::from_hours(1);
@@ -37,8 +38,8 @@ pub struct LocalOptions {
 }
 
 impl LocalOptions {
-    /// Reads the variables. An invalid value yields its default and an error text.
-    pub fn new(variables: &BTreeMap<String, String>, namespace: &str) -> (Self, Vec<String>) {
+    /// Reads the variables that are not features. An invalid value yields its default and an error text.
+    pub fn new(variables: &BTreeMap<String, String>, features: &Features, namespace: &str) -> (Self, Vec<String>) {
         let mut reader = Reader {
             variables,
             errors: Vec::new(),
@@ -69,8 +70,8 @@ impl LocalOptions {
                 text.parse().ok().filter(|percent| *percent <= 100)
             }),
             self_signed_in_cacerts: reader.flag("USE_CACERTS_FOR_SELF_SIGNED_CA", false),
-            revocation: reader.flag("PILOT_ENABLE_CA_CRL", true),
-            multi_root: reader.flag("ISTIO_MULTIROOT_MESH", false),
+            revocation: features.pilot_enable_ca_crl,
+            multi_root: features.istio_multiroot_mesh,
         };
         (options, reader.errors)
     }
@@ -137,7 +138,7 @@ mod tests {
 
     fn options(variables: &[(&str, &str)]) -> (LocalOptions, Vec<String>) {
         let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        LocalOptions::new(&variables.collect(), "istio-system")
+        LocalOptions::new(&variables.collect(), &Features::default(), "istio-system")
     }
 
     #[test]
@@ -167,13 +168,13 @@ mod tests {
         let (options, errors) = options(&[
             ("DEFAULT_WORKLOAD_CERT_TTL", "soon"),
             ("CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE", "1024"),
-            ("PILOT_ENABLE_CA_CRL", "maybe"),
+            ("USE_CACERTS_FOR_SELF_SIGNED_CA", "maybe"),
         ]);
         assert_eq!(
             (options.limits.default, options.root.key),
             (HOUR * 24, KeyKind::Rsa(2048))
         );
-        assert!(options.revocation && errors.len() == 3, "{errors:?}");
+        assert!(!options.self_signed_in_cacerts && errors.len() == 3, "{errors:?}");
         assert!(errors.iter().any(|error| error.contains("DEFAULT_WORKLOAD_CERT_TTL")));
     }
 }
