@@ -591,24 +591,42 @@ async fn a_slow_reader_does_not_delay_others() {
 async fn first_configurations_are_limited() {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
-    options.limits.longest_wait = Duration::from_millis(400);
-    options.timeouts.first_configuration = Duration::from_millis(300);
+    options.limits.longest_wait = Duration::from_millis(50);
+    options.timeouts.first_configuration = Duration::from_hours(1);
     let fixture = Fixture::new(options);
     let mut client = fixture.client().await;
-    // Nothing is published, so the first two streams hold their permits until the time limit.
-    let first = Sotw::open(&mut client).await.expect("an accepted stream");
+    // Nothing is published, so the first stream holds the permit.
+    let mut first = Sotw::open(&mut client).await.expect("an accepted stream");
     first.request(ResourceType::Cluster, &[], "").await;
     fixture.until("pilot_xds", 1.0).await;
     let mut second = Sotw::open(&mut client).await.expect("an accepted stream");
     second.request(ResourceType::Cluster, &[], "").await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    let mut third = Sotw::open(&mut client).await.expect("an accepted stream");
-    third.request(ResourceType::Cluster, &[], "").await;
-    let status = third.end().await;
+    let status = second.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("try again"), "{}", status.message());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
-    assert_eq!(texts(&second.response().await), ["1"]);
+    assert_eq!(texts(&first.response().await), ["1"]);
+}
+
+#[tokio::test]
+async fn late_first_configurations_do_not_delay_others() {
+    let mut options = ServerOptions::default();
+    options.limits.first_configurations = 1;
+    options.limits.longest_wait = Duration::from_hours(1);
+    options.timeouts.first_configuration = Duration::from_millis(50);
+    let fixture = Fixture::new(options);
+    let mut client = fixture.client().await;
+    let mut first = Sotw::open(&mut client).await.expect("an accepted stream");
+    first.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
+    let mut second = Sotw::open(&mut client).await.expect("an accepted stream");
+    second.request(ResourceType::Cluster, &[], "").await;
+    // The first stream loses its permit at the time limit, and stays open.
+    fixture.until("pilot_xds", 2.0).await;
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    for stream in [&mut first, &mut second] {
+        assert_eq!(texts(&stream.response().await), ["1"]);
+    }
 }
 
 #[tokio::test]
