@@ -38,6 +38,14 @@ impl<'a> FieldPath<'a> {
         self.child(PathElement::Name(name))
     }
 
+    /// Returns this path for checks whose refusals are errors.
+    pub fn strict(&self) -> Self {
+        FieldPath {
+            error_policy: ErrorPolicy::Tolerate,
+            ..*self
+        }
+    }
+
     /// Returns the path of an item of the list at this path.
     pub fn item(&self, position: usize) -> FieldPath<'_> {
         self.child(PathElement::Index(position))

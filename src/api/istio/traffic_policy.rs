@@ -418,13 +418,13 @@ fn hides(earlier: &str, later: &str) -> bool {
     pairs.all(|(earlier, later)| earlier == later || earlier == "*")
 }
 
-/// Checks the TLS settings of a client, in a rule of a namespace.
-fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings, namespace: &str) {
+/// Checks the TLS settings of a client, in a rule of a namespace or, with an empty one, in the mesh config.
+pub fn client_tls(at: &FieldPath<'_>, tls: &ClientTlsSettings, namespace: &str) {
     if let Some(name) = tls.credential_name.strip_prefix("configmap://") {
         let parts: Vec<&str> = name.split('/').collect();
         at.field("credentialName").require_on_admission(
-            matches!(parts[..], [of, name] if of == namespace && !name.is_empty()),
-            "names no ConfigMap of the rule's own namespace",
+            matches!(parts[..], [of, name] if of == namespace && !of.is_empty() && !name.is_empty()),
+            "names no ConfigMap of the own namespace",
         );
     }
     let mode = tls.mode();

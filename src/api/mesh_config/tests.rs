@@ -174,6 +174,19 @@ fn problems_are_reported() {
             json!({"defaultConfig": {"privateKeyProvider": {"cryptomb": {}}}}),
             "defaultConfig.privateKeyProvider",
         ),
+        (
+            json!({"defaultConfig": {"privateKeyProvider": {}}}),
+            "defaultConfig.privateKeyProvider",
+        ),
+        (
+            json!({"defaultConfig": {"tracing": {"tlsSettings": {"mode": "MUTUAL", "privateKey": "/key"}}}}),
+            "defaultConfig.tracing.tlsSettings.clientCertificate",
+        ),
+        (
+            json!({"defaultConfig": {"tracing": {"tlsSettings": {"credentialName": "configmap://a/b"}}}}),
+            "defaultConfig.tracing.tlsSettings.credentialName",
+        ),
+        (json!({"meshMTLS": {"ecdhCurves": ["P-256"]}}), "meshMTLS.ecdhCurves"),
         (json!({"defaultConfig": []}), "defaultConfig"),
         (
             json!({"serviceSettings": [{"hosts": ["a b"]}]}),
@@ -223,6 +236,7 @@ fn resources_change_the_config_of_a_proxy() {
 #[test]
 fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     let file = json!({"dnsRefreshRate": "0s", "protocolDetectionTimeout": "-5s", "trustDomain": "t",
+        "proxyInboundListenPort": 70000, "proxyHttpPort": -1,
         "discoverySelectors": [{"matchLabels": {"a": "b"}}, {"matchExpressions": [{"key": "a", "operator": "NotIn"}]}],
         "defaultConfig": {"tracing": {"sampling": 150, "customTags": {"a": {}, "b": {"literal": {"value": "x"}}}},
             "proxyHeaders": {"server": {"value": "a\n"}}}});
@@ -231,6 +245,8 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     assert_eq!(
         warned,
         [
+            "proxyInboundListenPort",
+            "proxyHttpPort",
             "protocolDetectionTimeout",
             "dnsRefreshRate",
             "discoverySelectors[1]",
@@ -241,6 +257,7 @@ fn values_that_istio_accepts_and_proxies_reject_are_replaced() {
     );
     let config = parsed.config;
     assert_eq!(config.trust_domain, "t");
+    assert_eq!((config.proxy_inbound_listen_port, config.proxy_http_port), (15006, 0));
     assert_eq!(config.dns_refresh_rate, None);
     assert!(config.discovery_selectors.is_empty(), "all namespaces are selected");
     let headers = config.default_config.unwrap().proxy_headers.unwrap();
@@ -266,13 +283,16 @@ fn unusual_values_are_accepted() {
         assert!(parsed.warnings.is_empty(), "{file}: {:?}", parsed.warnings);
     }
     let file = json!({"serviceSettings": [{"settings": {"clusterLocal": true}}], "proxyInboundListenPort": 0,
-        "defaultConfig": {"concurrency": -1, "proxyStatsMatcher": {"inclusionRegexps": ["("]}}});
+        "defaultConfig": {"concurrency": -1, "proxyStatsMatcher": {"inclusionRegexps": ["("]},
+            "tracing": {"sampling": -0.5, "customTags": {"a": null}}}});
     let warnings = parse(&file).expect("a mesh config with warnings").warnings;
     let fields: Vec<&str> = warnings.iter().map(|warning| warning.field.as_str()).collect();
     assert_eq!(
         fields,
         [
             "defaultConfig.proxyStatsMatcher.inclusionRegexps[0]",
+            "defaultConfig.tracing.customTags.a",
+            "defaultConfig.tracing.sampling",
             "proxyInboundListenPort",
             "serviceSettings[0].hosts",
             "defaultConfig.concurrency"

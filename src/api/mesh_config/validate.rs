@@ -40,14 +40,16 @@ const MAX_CONNECT_TIMEOUT: i64 = 3600;
 pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
     at.field("proxyListenPort")
         .require(is_port(config.proxy_listen_port), NO_PORT);
-    for (name, port) in [
-        ("proxyInboundListenPort", config.proxy_inbound_listen_port),
-        ("proxyHttpPort", config.proxy_http_port),
-    ] {
-        at.field(name).require(port == 0 || is_port(port), NO_PORT);
+    // Istio does not check the others.
+    let inbound = at.field("proxyInboundListenPort");
+    inbound.require_on_admission(config.proxy_inbound_listen_port != 0, NO_PORT);
+    if !is_port_or_unset(config.proxy_inbound_listen_port) {
+        inbound.warning("is not a port, which proxies reject; the default applies");
     }
-    at.field("proxyInboundListenPort")
-        .require_on_admission(config.proxy_inbound_listen_port != 0, NO_PORT);
+    if !is_port_or_unset(config.proxy_http_port) {
+        at.field("proxyHttpPort")
+            .warning("is not a port, which proxies reject; they have no such listener");
+    }
     durations(at, config);
     trust_domains(at, config);
     if let Some(setting) = &config.locality_lb_setting {
@@ -72,7 +74,7 @@ pub(super) fn mesh_config(at: &FieldPath<'_>, config: &MeshConfig) {
     if let Some(tls) = &config.mesh_m_tls {
         at.field("meshMTLS")
             .field("ecdhCurves")
-            .require_on_admission(tls.ecdh_curves.is_empty(), "has no effect for mutual TLS");
+            .require(tls.ecdh_curves.is_empty(), "is not supported for mutual TLS");
     }
     if let Some(tls) = &config.tls_defaults {
         ecdh_curves(&at.field("tlsDefaults"), &tls.ecdh_curves);
@@ -136,6 +138,12 @@ pub(super) fn normalize(config: &mut MeshConfig) {
     if config.dns_refresh_rate.as_ref().is_some_and(is_below_a_millisecond) {
         config.dns_refresh_rate = None;
     }
+    if !is_port_or_unset(config.proxy_inbound_listen_port) {
+        config.proxy_inbound_listen_port = super::defaults().proxy_inbound_listen_port;
+    }
+    if !is_port_or_unset(config.proxy_http_port) {
+        config.proxy_http_port = 0;
+    }
     // Without the invalid one, the others would select less than the user wants.
     if has_invalid_selectors(config) {
         config.discovery_selectors.clear();
@@ -161,6 +169,10 @@ fn is_below_a_millisecond(duration: &Duration) -> bool {
 
 fn is_port(port: i32) -> bool {
     (1..=65_535).contains(&port)
+}
+
+fn is_port_or_unset(port: i32) -> bool {
+    port == 0 || is_port(port)
 }
 
 fn trust_domains(at: &FieldPath<'_>, config: &MeshConfig) {
@@ -250,18 +262,17 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
     }
     at.field("concurrency")
         .require_on_admission(config.concurrency.unwrap_or_default() >= 0, "must not be negative");
-    let delay = match config
-        .private_key_provider
-        .as_ref()
-        .and_then(|keys| keys.provider.as_ref())
-    {
+    let Some(keys) = &config.private_key_provider else {
+        return;
+    };
+    let at = at.field("privateKeyProvider");
+    let delay = match &keys.provider {
         Some(Provider::Cryptomb(provider)) => provider.poll_delay.as_ref(),
         Some(Provider::Qat(provider)) => provider.poll_delay.as_ref(),
-        None => return,
+        None => return at.error("names no provider, want cryptomb or qat"),
     };
     let positive = delay.is_some_and(|delay| delay.seconds > 0 || delay.seconds == 0 && delay.nanos > 0);
-    at.field("privateKeyProvider")
-        .require(positive, "pollDelay is required and must be above 0");
+    at.require(positive, "pollDelay is required and must be above 0");
 }
 
 fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
@@ -278,6 +289,11 @@ fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
         address.is_none_or(|address| is_host_and_port(address)),
         "the address: want host:port",
     );
+    if let Some(tls) = &tracing.tls_settings {
+        traffic_policy::client_tls(&at.field("tlsSettings").strict(), tls, "");
+    }
+    // Parity (pkg/config/validation/agent/validation.go, `validateCustomTags`): Istio refuses nil tags only, and its
+    // parser never makes one: `null` is an empty tag.
     let tags = at.field("customTags");
     for (name, tag) in &tracing.custom_tags {
         let text = match &tag.r#type {
@@ -292,10 +308,11 @@ fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
         }
     }
     let at = at.field("sampling");
-    at.require(tracing.sampling >= 0.0, "must not be negative");
     if tracing.sampling > 100.0 {
         // Parity (pilot/pkg/networking/core/tracing.go).
         at.warning("is above 100 and counts as 1");
+    } else if tracing.sampling < 0.0 {
+        at.warning("is negative, which proxies reject; the default applies");
     }
 }
 

@@ -165,10 +165,13 @@ impl FilterStack<'_> {
     }
 
     /// Returns the sampling percentage without a Telemetry.
+    ///
+    /// Parity (pilot/pkg/networking/core/tracing.go, `proxyConfigSamplingValue`): Istio sends negative ones, too, which
+    /// Envoy rejects.
     fn default_sampling(&self) -> f64 {
         match self.client.tracing.sampling {
             sampling if sampling > 100.0 => 1.0,
-            sampling if sampling != 0.0 => sampling,
+            sampling if sampling > 0.0 => sampling,
             _ => self.features().pilot_trace_sampling,
         }
     }

@@ -80,6 +80,15 @@ fn tags_of_a_proxy_config_need_a_type_and_a_text() {
 }
 
 #[test]
+fn sampling_of_a_proxy_config_is_a_percentage() {
+    for (declared, want) in [(0.0, 1.0), (-5.0, 1.0), (2.5, 2.5), (100.0, 100.0), (101.0, 1.0)] {
+        let config = json!({"tracing": {"sampling": declared}});
+        let found = tracing("", "", &json!({"PROXY_CONFIG": config}));
+        assert_eq!(found["randomSampling"]["value"].as_f64(), Some(want), "{declared}");
+    }
+}
+
+#[test]
 fn collectors_have_a_timeout() {
     for (declared, expected) in [("", "5s"), ("timeout: -1s, ", "5s"), ("timeout: 3s, ", "3s")] {
         let settings = format!("http: {{{declared}path: /v1/traces}}, dynatraceSampler: {{tenant: t, clusterId: 1}}");
