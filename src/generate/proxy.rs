@@ -10,6 +10,7 @@ mod raw_metadata;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    ops::RangeInclusive,
 };
 
 use serde_json::Value;
@@ -119,22 +120,38 @@ impl IstioVersion {
     };
 
     /// Parses `1.30.3`, `release-1.30-…`, `1.30-alpha.xyz`.
+    ///
+    /// Parity (pilot/pkg/model/context.go, `ParseIstioVersion`): what follows the numbers does not matter, and a major
+    /// number with a zero is unparsable.
     pub fn parse(text: &str) -> Self {
         let text = text.strip_prefix("release-").unwrap_or(text);
-        let mut parts = text.split(['.', '-']).map(|part| part.parse::<u32>().ok());
-        match (parts.next().flatten(), parts.next().flatten()) {
-            (Some(major), Some(minor)) => {
-                let patch = parts.next().flatten().unwrap_or(65535);
-                Self { major, minor, patch }
-            }
-            _ => Self::MAX,
-        }
+        Self::leading(text).unwrap_or(Self::MAX)
+    }
+
+    /// Parses the version at the beginning of a text.
+    fn leading(text: &str) -> Option<Self> {
+        let (major, rest) = leading_number(text, '1'..='9')?;
+        let (minor, rest) = leading_number(rest.strip_prefix('.')?, '0'..='9')?;
+        let patch = rest.strip_prefix('.').and_then(|rest| leading_number(rest, '0'..='9'));
+        Some(Self {
+            major,
+            minor,
+            patch: patch.map_or(Self::MAX.patch, |(patch, _)| patch),
+        })
     }
 
     /// Returns true for this minor release and later ones.
     pub fn at_least(self, major: u32, minor: u32) -> bool {
         (self.major, self.minor) >= (major, minor)
     }
+}
+
+/// Splits the number of these digits off the beginning of a text.
+fn leading_number(text: &str, digits: RangeInclusive<char>) -> Option<(u32, &str)> {
+    let end = text.find(|one: char| !digits.contains(&one)).unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    // A number that cannot be parsed is too large.
+    (!number.is_empty()).then(|| (number.parse().unwrap_or(u32::MAX), rest))
 }
 
 /// The verified identity of a client, from its certificate or token.
@@ -446,6 +463,27 @@ mod tests {
         let id = format!("sidecar~10.0.0.1~{id}~shop.svc.cluster.local");
         let metadata = serde_json::from_value(metadata.clone()).expect("an object");
         Proxy::new(&id, "", metadata, SmolStr::default(), Extensions::default())
+    }
+
+    #[test]
+    fn versions_are_the_numbers_at_the_beginning() {
+        let version = |major, minor, patch| IstioVersion { major, minor, patch };
+        for (text, want) in [
+            ("1.30.3", version(1, 30, 3)),
+            ("1.28.3-dev.4", version(1, 28, 3)),
+            ("release-1.29-2026", version(1, 29, 65535)),
+            ("1.28alpha", version(1, 28, 65535)),
+            ("1.28-2", version(1, 28, 65535)),
+            ("1.28.", version(1, 28, 65535)),
+            ("1.99999999999", version(1, u32::MAX, 65535)),
+            ("10.1", IstioVersion::MAX),
+            ("1-28", IstioVersion::MAX),
+            ("1", IstioVersion::MAX),
+            ("", IstioVersion::MAX),
+            ("latest", IstioVersion::MAX),
+        ] {
+            assert_eq!(IstioVersion::parse(text), want, "{text:?}");
+        }
     }
 
     #[test]
