@@ -243,7 +243,10 @@ impl<'a> Lister<'a> {
             });
         }
         // A plain ServiceEntry never has endpoints; other services may get some later.
-        if !any && service.registry != Registry::Kubernetes && service.selector.is_empty() {
+        //
+        // Parity (pilot/pkg/networking/core/listener.go): a `workloadSelector` with empty `labels` counts, too. In
+        // Istio, one without `labels` does not.
+        if !any && service.registry != Registry::Kubernetes && !service.selects_workloads {
             self.add(request);
         }
     }

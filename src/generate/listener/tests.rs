@@ -201,6 +201,30 @@ spec:
     assert_ne!(listener("10.1.0.2"), Value::Null, "of another pod");
 }
 
+#[test]
+fn entries_without_addresses_that_select_no_workload_have_no_listener() {
+    let listener = |more: &str| {
+        let entry = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: raw, namespace: empty}}
+spec:
+  hosts: [raw.example.com]
+  resolution: NONE
+  ports: [{{number: 72, name: raw, protocol: TCP}}]
+{more}"
+        );
+        let files = [("kube.yaml", WORKLOAD), ("config.yaml", entry.as_str())];
+        Fixture::new("", &files, vec![sidecar("10.1.0.1", json!({}), None)]).get("0.0.0.0_72")
+    };
+    assert_ne!(listener(""), Value::Null);
+    for labels in ["{app: a}", "{}"] {
+        let selector = format!("  workloadSelector: {{labels: {labels}}}\n");
+        assert_eq!(listener(&selector), Value::Null, "{labels}");
+    }
+}
+
 /// A host with TLS at an address of its own.
 const OUT: &str = "
 apiVersion: networking.istio.io/v1

@@ -250,6 +250,7 @@ fn converted(
         service_accounts: lists.service_accounts.clone(),
         labels: lists.labels.clone(),
         selector: lists.selector.clone(),
+        selects_workloads: spec.workload_selector.is_some(),
         aliases: Shared::default(),
         external_name: Hostname::default(),
         node_local: false,

@@ -176,6 +176,7 @@ fn converted(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey, object: &kube::Serv
         service_accounts: Shared::default(),
         labels: meta.labels.clone(),
         selector: object.selector.clone().into(),
+        selects_workloads: false,
         aliases: Shared::default(),
         external_name: Hostname::new(external_name),
         node_local: object.node_local,
