@@ -45,7 +45,7 @@ impl AuthorizationPart {
     /// Lists the policies.
     ///
     /// Parity (pilot/pkg/serviceregistry/ambient/policies.go): the static policy exists with the first
-    /// PeerAuthentication.
+    /// PeerAuthentication. Only waypoints of the config cluster have policies.
     pub fn list(&self, ctx: &BuildContext) -> Vec<AuthorizationKey> {
         let policies = ctx.mesh.authorization_policies.keys(ctx.cx).cloned();
         let policies = policies.map(AuthorizationKey::AuthorizationPolicy);
@@ -57,8 +57,9 @@ impl AuthorizationPart {
             keys.push(AuthorizationKey::Strict);
         }
         if ctx.mesh.installation.features.pilot_auto_allow_waypoint_policy {
-            let waypoints = ctx.mesh.waypoint_instances.keys(ctx.cx).cloned();
-            keys.extend(waypoints.map(AuthorizationKey::Waypoint));
+            let waypoints = ctx.mesh.waypoint_instances.keys(ctx.cx);
+            let own = waypoints.filter(|key| key.cluster == ctx.mesh.installation.cluster);
+            keys.extend(own.cloned().map(AuthorizationKey::Waypoint));
         }
         keys
     }

@@ -37,8 +37,7 @@ pub fn shard(name: &str) -> u8 {
 
 /// Returns true if objects of the cluster count.
 fn counts(mesh: &MeshSnapshot, cluster: &ClusterId) -> bool {
-    let features = &mesh.installation.features;
-    features.pilot_enable_ambient && (features.ambient_enable_multi_network || *cluster == mesh.installation.cluster)
+    mesh.installation.is_ambient(cluster)
 }
 
 /// Returns the clusters whose network may have changed.

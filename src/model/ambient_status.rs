@@ -108,8 +108,9 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, target: &StatusTarget) -> Option<
             if service.is_external_name() {
                 return None;
             }
-            let attachment = waypoint::for_service(cx, mesh, &service.meta.labels, &key.namespace);
-            let ingress = waypoint::ingress_label(cx, mesh, &service.meta.labels, &key.namespace);
+            let (cluster, labels) = (&key.cluster, &service.meta.labels);
+            let attachment = waypoint::for_service(cx, mesh, cluster, labels, &key.namespace);
+            let ingress = waypoint::ingress_label(cx, mesh, cluster, labels, &key.namespace);
             Some(ObjectConditions {
                 manager: "istio-ambient-service",
                 conditions: vec![
@@ -147,8 +148,8 @@ fn of_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<ServiceEntry>) -> Objec
     let counts = |host: &String| counts_for(cx, mesh, key, host);
     let (mut bound_to, mut without) = (None, None);
     if entry.spec.hosts.iter().any(counts) {
-        let attachment = waypoint::for_service(cx, mesh, labels, &key.namespace);
-        let ingress = waypoint::ingress_label(cx, mesh, labels, &key.namespace);
+        let attachment = waypoint::for_service(cx, mesh, &key.cluster, labels, &key.namespace);
+        let ingress = waypoint::ingress_label(cx, mesh, &key.cluster, labels, &key.namespace);
         bound_to = bound(&attachment, "service", ingress);
         if !matches!(attachment, Ok(Some(_))) {
             let mut wildcards = entry.spec.hosts.iter().filter(|host| host.starts_with('*'));

@@ -80,6 +80,13 @@ impl Installation {
         Some(position + 1)
     }
 
+    /// Returns true if objects of the cluster belong to the ambient mesh: those of the config cluster, and with several
+    /// networks those of all clusters.
+    pub fn is_ambient(&self, cluster: &ClusterId) -> bool {
+        let features = &self.features;
+        features.pilot_enable_ambient && (features.ambient_enable_multi_network || *cluster == self.cluster)
+    }
+
     /// Returns the key of the only mesh config and the only networks.
     pub fn mesh_config_key(&self) -> ObjectKey {
         ObjectKey::new(&self.cluster, self.namespace.clone(), "istio")

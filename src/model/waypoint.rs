@@ -1,7 +1,8 @@
 //! Waypoints: Gateways that process requests to services and workloads, and what uses them.
 //!
 //! Note: a service that refers to a missing waypoint uses none, not that of its namespace. A Gateway is a waypoint only
-//! once its status has an address.
+//! once its status has an address. Objects refer to Gateways of their own cluster, and proxies of one host serve the
+//! waypoints of all clusters that have this host.
 
 pub mod workloads;
 
@@ -176,14 +177,13 @@ pub enum Refusal {
 /// The waypoint that an object uses, if any.
 pub type Attachment = Result<Option<ObjectKey>, NotAttached>;
 
-/// Derives the waypoint of a Gateway of the config cluster.
+/// Derives the waypoint of a Gateway.
 pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoint> {
-    if !mesh.installation.features.pilot_enable_ambient || key.cluster != mesh.installation.cluster {
+    if !mesh.installation.is_ambient(&key.cluster) {
         return None;
     }
     let gateway = mesh.kube_gateways.get(cx, key)?;
-    let class = ObjectKey::new(&key.cluster, "", gateway.spec.gateway_class_name.clone());
-    let class = mesh.gateway_classes.get(cx, &class);
+    let class = mesh.gateway_classes.get(cx, &class_key(mesh, gateway));
     let labels = [Some(&gateway.meta.labels), class.map(|class| &class.meta.labels)];
     let mut declared = labels
         .into_iter()
@@ -192,10 +192,18 @@ pub fn waypoint(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<Waypoin
     let address = address(gateway)?;
     Some(Waypoint {
         traffic: WaypointTraffic::of(declared.next()),
-        service: service_at(cx, mesh, &key.namespace, &address),
+        service: service_at(cx, mesh, key, &address),
         address,
         allowed_namespaces: allowed_namespaces(&gateway.spec, inbound_binding(cx, mesh, gateway).as_ref()),
     })
+}
+
+/// Returns the key of a Gateway's class.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/waypoints.go): classes of the config cluster count for Gateways of all
+/// clusters.
+fn class_key(mesh: &MeshSnapshot, gateway: &Config<gateway_api::Gateway>) -> ObjectKey {
+    ObjectKey::new(&mesh.installation.cluster, "", gateway.spec.gateway_class_name.clone())
 }
 
 /// Returns the tunnel into the instances of a waypoint that do not accept HBONE, as the annotation of the Gateway or
@@ -205,7 +213,7 @@ pub fn inbound_binding(
     mesh: &MeshSnapshot,
     gateway: &Config<gateway_api::Gateway>,
 ) -> Option<ApplicationTunnel> {
-    let class = ObjectKey::new(gateway.meta.cluster(), "", gateway.spec.gateway_class_name.clone());
+    let class = class_key(mesh, gateway);
     let own = gateway.meta.annotations.get(INBOUND_BINDING);
     let of_class = || {
         mesh.gateway_classes
@@ -247,20 +255,20 @@ pub fn addresses_of_type<'a>(
     of_type.filter_map(|address| address["value"].as_str().filter(|value| !value.is_empty()))
 }
 
-/// Returns the service of a namespace with a host or address. Services of other clusters may have the same IP address.
-fn service_at(cx: &Cx, mesh: &MeshSnapshot, namespace: &Namespace, address: &SmolStr) -> Option<ServiceKey> {
+/// Returns the service with the host or address of a Gateway. Services of other clusters may have the same IP address.
+fn service_at(cx: &Cx, mesh: &MeshSnapshot, gateway: &ObjectKey, address: &SmolStr) -> Option<ServiceKey> {
     let by_host = ServiceKey {
         hostname: Hostname::new(address),
-        namespace: namespace.clone(),
+        namespace: gateway.namespace.clone(),
     };
     if mesh.services.get(cx, &by_host).is_some() {
         return Some(by_host);
     }
-    let mut services = mesh.services_by_namespace.get(cx, namespace);
+    let mut services = mesh.services_by_namespace.get(cx, &gateway.namespace);
     let found = services.find(|(_, service)| {
         service.all().any(|one| match one.registry {
             Registry::Kubernetes => {
-                let own = one.cluster_vips.get(&mesh.installation.cluster);
+                let own = one.cluster_vips.get(&gateway.cluster);
                 own.is_some_and(|vips| vips.contains(address))
             }
             Registry::External => one.default_address == *address,
@@ -291,9 +299,6 @@ fn allowed_namespaces(gateway: &gateway_api::Gateway, binding: Option<&Applicati
 }
 
 /// Derives the waypoint of a service.
-///
-/// Parity (pilot/pkg/serviceregistry/ambient/services.go): the ambient mesh consists of the services of the config
-/// cluster, and with several networks of those that span clusters. It has no hosts of imported services.
 pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<ServiceWaypoint> {
     if !mesh.installation.features.pilot_enable_ambient {
         return None;
@@ -303,39 +308,47 @@ pub fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Serv
     if service.resolution == Resolution::Alias {
         return None;
     }
-    let is_known = |one: &&Service| match one.registry {
-        Registry::External => true,
-        Registry::Kubernetes if mcs::is_imported(one) => false,
-        Registry::Kubernetes => {
-            mcs::is_known(cx, mesh, one, &mesh.installation.cluster) || spans_clusters(cx, mesh, one)
-        }
-    };
-    // A ServiceEntry may have the host of a Service of another cluster.
-    let declared = std::iter::once(&**service).chain(service.all()).find(is_known)?;
-    let gateway = for_service(cx, mesh, &declared.labels, &key.namespace).ok()??;
+    let (cluster, labels) = declaration(cx, mesh, service)?;
+    let gateway = for_service(cx, mesh, cluster, labels, &key.namespace).ok()??;
     Some(ServiceWaypoint {
         gateway,
         service: ServedService::of(service),
     })
 }
 
-/// Returns true if several networks are on and the Service of some cluster spans clusters.
-fn spans_clusters(cx: &Cx, mesh: &MeshSnapshot, service: &Service) -> bool {
-    if !mesh.installation.features.ambient_enable_multi_network {
-        return false;
+/// Returns the labels that decide about the waypoint of a service, with the cluster of their object; `None` for a
+/// service outside the ambient mesh.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient, services.go and multicluster.go): the ambient mesh consists of the
+/// services of the config cluster, and with several networks of those that span clusters. Of these, the object in the
+/// config cluster decides, or else the first one. The mesh has no hosts of imported services.
+pub fn declaration<'a>(cx: &Cx, mesh: &'a MeshSnapshot, service: &'a Service) -> Option<(&'a ClusterId, &'a Labels)> {
+    let own = &mesh.installation.cluster;
+    let is_own = |one: &&Service| match one.registry {
+        Registry::External => true,
+        Registry::Kubernetes => !mcs::is_imported(one) && mcs::is_known(cx, mesh, one, own),
+    };
+    // A ServiceEntry may have the host of a Service of another cluster.
+    if let Some(declared) = std::iter::once(service).chain(service.all()).find(is_own) {
+        return Some((own, &*declared.labels));
     }
-    let objects = kube::objects(cx, mesh, &service.key.namespace, &service.name);
-    objects.into_iter().any(|object| kube::spans_clusters(cx, mesh, object))
+    if !mesh.installation.features.ambient_enable_multi_network || mcs::is_imported(service) {
+        return None;
+    }
+    let objects = kube::objects(cx, mesh, &service.key.namespace, &service.name).into_iter();
+    let mut spanning = objects.filter(|object| kube::spans_clusters(cx, mesh, object));
+    let object = spanning.find(|object| !object.is_external_name())?;
+    Some((object.meta.cluster(), &*object.meta.labels))
 }
 
-/// Returns the waypoint that a Service or ServiceEntry with these labels uses. Services of waypoints and of gateways
-/// between networks use none.
-pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Attachment {
+/// Returns the waypoint that a Service or ServiceEntry of a cluster with these labels uses. Services of waypoints and
+/// of gateways between networks use none.
+pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, cluster: &ClusterId, labels: &Labels, own: &Namespace) -> Attachment {
     let managed_by = labels.get(MANAGED_LABEL);
     if managed_by.is_some_and(|by| by == MESH_CONTROLLER || by == EAST_WEST_CONTROLLER) {
         return Ok(None);
     }
-    let Some((gateway, waypoint)) = requested(cx, mesh, labels, own)? else {
+    let Some((gateway, waypoint)) = requested(cx, mesh, cluster, labels, own)? else {
         return Ok(None);
     };
     match waypoint.traffic {
@@ -351,10 +364,11 @@ pub fn for_service(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespac
 fn requested<'a>(
     cx: &Cx,
     mesh: &'a MeshSnapshot,
+    cluster: &ClusterId,
     labels: &Labels,
     own: &Namespace,
 ) -> Result<Option<(ObjectKey, &'a Shared<Waypoint>)>, NotAttached> {
-    let Some(gateway) = requested_gateway(cx, mesh, labels, own) else {
+    let Some(gateway) = requested_gateway(cx, mesh, cluster, labels, own) else {
         return Ok(None);
     };
     let Some(waypoint) = mesh.waypoints.get(cx, &gateway) else {
@@ -367,7 +381,7 @@ fn requested<'a>(
         AllowedNamespaces::Same => gateway.namespace == *own,
         AllowedNamespaces::All => true,
         AllowedNamespaces::Selected(selector) => {
-            let labels = namespace_labels(cx, mesh, own);
+            let labels = namespace_labels(cx, mesh, cluster, own);
             labels.is_some_and(|labels| selector.matches(labels))
         }
         AllowedNamespaces::None => false,
@@ -383,22 +397,34 @@ fn requested<'a>(
 
 /// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint; a text that is no
 /// boolean counts as false.
-pub fn ingress_label(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<bool> {
-    let of_namespace = || namespace_labels(cx, mesh, own)?.get(INGRESS_USE_WAYPOINT);
+pub fn ingress_label(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    cluster: &ClusterId,
+    labels: &Labels,
+    own: &Namespace,
+) -> Option<bool> {
+    let of_namespace = || namespace_labels(cx, mesh, cluster, own)?.get(INGRESS_USE_WAYPOINT);
     let label = labels.get(INGRESS_USE_WAYPOINT).or_else(of_namespace)?;
     Some(boolean::parse(label).unwrap_or_default())
 }
 
-/// Returns the Gateway that the labels of an object or of its namespace name as waypoint.
-fn requested_gateway(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) -> Option<ObjectKey> {
-    let of_namespace = || Choice::of(namespace_labels(cx, mesh, own)?, own);
+/// Returns the Gateway that the labels of an object or of its namespace name as waypoint. All are of one cluster.
+fn requested_gateway(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    cluster: &ClusterId,
+    labels: &Labels,
+    own: &Namespace,
+) -> Option<ObjectKey> {
+    let of_namespace = || Choice::of(namespace_labels(cx, mesh, cluster, own)?, own);
     match Choice::of(labels, own).or_else(of_namespace)? {
-        Choice::Named { namespace, name } => Some(ObjectKey::new(&mesh.installation.cluster, namespace, name)),
+        Choice::Named { namespace, name } => Some(ObjectKey::new(cluster, namespace, name)),
         Choice::Nothing => None,
     }
 }
 
-/// Returns true if the labels of an object or of its namespace name any waypoint.
+/// Returns true if the labels of an object of the config cluster or of its namespace name any waypoint.
 ///
 /// Parity (pilot/pkg/config/kube/gateway/conversion.go, `waypointConfigured`): the status of a route reads the label
 /// differently from clients. An empty text and `none` in any case leave the decision to the namespace.
@@ -407,12 +433,17 @@ pub fn is_named(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, own: &Namespace) 
         let name = labels.get(USE_WAYPOINT);
         name.is_some_and(|name| !name.is_empty() && !name.eq_ignore_ascii_case(NO_WAYPOINT))
     };
-    names(labels) || namespace_labels(cx, mesh, own).is_none_or(names)
+    names(labels) || namespace_labels(cx, mesh, &mesh.installation.cluster, own).is_none_or(names)
 }
 
-/// Returns the labels of a namespace of the config cluster.
-pub fn namespace_labels<'a>(cx: &Cx, mesh: &'a MeshSnapshot, namespace: &Namespace) -> Option<&'a Labels> {
-    let key = ObjectKey::new(&mesh.installation.cluster, "", SmolStr::new(namespace.as_str()));
+/// Returns the labels of a namespace of a cluster.
+fn namespace_labels<'a>(
+    cx: &Cx,
+    mesh: &'a MeshSnapshot,
+    cluster: &ClusterId,
+    namespace: &Namespace,
+) -> Option<&'a Labels> {
+    let key = ObjectKey::new(cluster, "", SmolStr::new(namespace.as_str()));
     mesh.namespaces.get(cx, &key).map(|namespace| &*namespace.meta.labels)
 }
 
@@ -442,8 +473,11 @@ impl Choice {
     }
 }
 
-/// Returns the waypoints of a workload that serves these services: those whose address belongs to one of the services
-/// in the workload's cluster. Sorted.
+/// Returns the waypoints of a workload that serves these services: those of all clusters whose address belongs to one
+/// of the services in the workload's cluster. Sorted.
+///
+/// Parity (pilot/pkg/serviceregistry/ambient/ambientindex.go, `ServicesForWaypoint`): a host means the same in all
+/// clusters, and an IP address the same in all clusters of a network.
 #[doc(alias = "WaypointKeyForProxy")]
 pub fn at<'s>(
     cx: &Cx,
@@ -459,8 +493,9 @@ pub fn at<'s>(
             Registry::External => std::slice::from_ref(&service.default_address),
         };
         for address in addresses {
-            let there = mesh.waypoints_by_address.get(cx, address);
-            found.extend(there.map(|(key, _)| key.clone()));
+            let there = mesh.waypoints_by_address.get(cx, address).map(|(key, _)| key);
+            let near = there.filter(|key| is_one_network(cx, mesh, &key.cluster, cluster));
+            found.extend(near.cloned());
         }
         let host = SmolStr::new(&*service.key.hostname);
         let there = mesh.waypoints_by_address.get(cx, &host);
@@ -470,6 +505,15 @@ pub fn at<'s>(
     found.sort();
     found.dedup();
     found
+}
+
+/// Returns true if two clusters of the ambient mesh are in one network.
+fn is_one_network(cx: &Cx, mesh: &MeshSnapshot, one: &ClusterId, other: &ClusterId) -> bool {
+    if one == other || !mesh.installation.features.ambient_enable_multi_network {
+        return true;
+    }
+    let network = |cluster: &ClusterId| mesh.cluster_networks.get(cx, cluster);
+    network(one) == network(other)
 }
 
 /// Returns the services that a proxy serves, one per host, oldest first. Depends on no other attribute of a service.

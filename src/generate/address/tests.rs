@@ -860,3 +860,33 @@ status: {addresses: [{type: IPAddress, value: 192.0.2.5}]}
         "a network without workloads of a service has none that represents them"
     );
 }
+
+#[test]
+fn objects_of_other_clusters_use_waypoints_of_their_cluster() {
+    let mut installation = ambient();
+    installation.features.ambient_enable_multi_network = true;
+    installation.features.pilot_auto_allow_waypoint_policy = true;
+    let config = "serviceScopeConfigs: [{servicesSelector: {matchLabels: {scope: global}}, scope: GLOBAL}]";
+    let label = "istio.io/use-waypoint: wp";
+    let labels = format!("namespace: a, labels: {{scope: global, {label}}}}}");
+    let objects = [
+        SERVED.replace("namespace: a}", &labels),
+        pod("p", &format!("app: x, {label}"), "10.1.0.1", ""),
+        waypoint("a", "all", "Same"),
+    ];
+    let mut world = World::new(installation);
+    world.commit(in_cluster("Kubernetes", "n1", config, ""));
+    world.commit(in_cluster("c2", "n1", "", &objects.concat()));
+    let names = request(ResourceType::Address, &[WILDCARD]);
+    let store = fixture::store_of_world(&world, vec![ztunnel()], &names);
+    let found = sent(&store, ResourceType::Address);
+    let address = json!({"hostname": {"namespace": "a", "hostname": "wp.svc"}, "hboneMtlsPort": 15008});
+    assert_eq!(found["a/s.a.svc.cluster.local"]["service"]["waypoint"], address);
+    let workload = &found["c2//Pod/a/p"]["workload"];
+    assert_eq!(workload["waypoint"], address);
+    let admitting = json!(["a/istio_allow_waypoint_a_wp"]);
+    assert_eq!(workload["authorizationPolicies"], admitting);
+    let store = fixture::store_of_world(&world, vec![ztunnel()], &RequestedResources::default());
+    let policies = fixture::names(&store, 0, ResourceType::Authorization);
+    assert!(policies.is_empty(), "those of the config cluster only: {policies:?}");
+}

@@ -164,12 +164,10 @@ fn of_service(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, object: &kube::Se
 impl DeclaredService {
     /// Creates a service with what all kinds have in common: its names and its waypoint.
     fn new(cx: &Cx, mesh: &MeshSnapshot, key: &DeclaredKey, meta: &Meta, message: Service) -> Self {
-        let namespace = meta.namespace();
-        let waypoint = is_own(mesh, &key.object)
-            .then(|| for_service(cx, mesh, &meta.labels, namespace).ok().flatten())
-            .flatten();
+        let (cluster, namespace) = (&key.object.cluster, meta.namespace());
+        let waypoint = for_service(cx, mesh, cluster, &meta.labels, namespace).ok().flatten();
         let address = waypoint.as_ref().map(|gateway| waypoint::address_of(cx, mesh, gateway));
-        let ingress = || ingress_label(cx, mesh, &meta.labels, namespace).unwrap_or_default();
+        let ingress = || ingress_label(cx, mesh, cluster, &meta.labels, namespace).unwrap_or_default();
         Self {
             key: key.clone(),
             creation: meta.creation,

@@ -79,10 +79,16 @@ pub(super) struct Attached {
     pub(super) tunnel: Option<ApplicationTunnel>,
 }
 
-/// Returns the waypoint of a workload of the config cluster with these labels.
-pub(super) fn of_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Attached {
+/// Returns the waypoint of a workload of a cluster with these labels.
+pub(super) fn of_workload(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    cluster: &ClusterId,
+    labels: &Labels,
+    namespace: &Namespace,
+) -> Attached {
     if let Some(name) = labels.get(GATEWAY_NAME_LABEL) {
-        let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
+        let own = ObjectKey::new(cluster, namespace.clone(), name.clone());
         if let Some(instances) = mesh.waypoint_instances.get(cx, &own) {
             return Attached {
                 tunnel: instances.tunnel,
@@ -90,7 +96,7 @@ pub(super) fn of_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespa
             };
         }
     }
-    let gateway = waypoint::workloads::for_workload(cx, mesh, labels, namespace);
+    let gateway = waypoint::workloads::for_workload(cx, mesh, cluster, labels, namespace);
     match gateway {
         Ok(Some(gateway)) => Attached {
             address: address_of(cx, mesh, &gateway),
@@ -109,7 +115,8 @@ pub(super) fn address_of(cx: &Cx, mesh: &MeshSnapshot, gateway: &ObjectKey) -> O
 /// Returns the name of the policy that admits a waypoint; `None` without instances.
 ///
 /// Parity (pilot/pkg/serviceregistry/ambient/policies.go): the policy exists only with
-/// `PILOT_AUTO_ALLOW_WAYPOINT_POLICY`.
+/// `PILOT_AUTO_ALLOW_WAYPOINT_POLICY`. That of a waypoint of another cluster is not sent, although workloads there
+/// refer to it.
 pub fn implicit_policy(cx: &Cx, mesh: &MeshSnapshot, gateway: &ObjectKey) -> Option<String> {
     if !mesh.installation.features.pilot_auto_allow_waypoint_policy {
         return None;

@@ -399,9 +399,9 @@ struct Common<'a> {
 impl Common<'_> {
     fn workload(&self, cx: &Cx, mesh: &MeshSnapshot) -> Workload {
         let (labels, namespace) = (self.labels, &self.object.namespace);
-        let waypoint = self.waypoint_labels.filter(|_| is_own(mesh, self.object));
-        let waypoint = waypoint.map(|labels| waypoint::of_workload(cx, mesh, labels, namespace));
-        let waypoint = waypoint.unwrap_or_default();
+        let cluster = &self.object.cluster;
+        let of_labels = |labels| waypoint::of_workload(cx, mesh, cluster, labels, namespace);
+        let waypoint = self.waypoint_labels.map(of_labels).unwrap_or_default();
         let mut policies = policy::attached(cx, mesh, namespace, labels);
         let of_services = self
             .services

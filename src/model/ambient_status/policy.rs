@@ -217,7 +217,7 @@ impl<'a> Reference<'a> {
         let Some(labels) = labels else {
             return Condition::new(false, TARGET_NOT_FOUND, format!("{object} was not found"));
         };
-        match waypoint::for_service(cx, mesh, labels, &self.namespace) {
+        match waypoint::for_service(cx, mesh, &mesh.installation.cluster, labels, &self.namespace) {
             Ok(Some(gateway)) => bound(&format!("{}/{}", gateway.namespace, gateway.name)),
             Ok(None) | Err(_) => {
                 let message = format!("{object} is not bound to a waypoint");

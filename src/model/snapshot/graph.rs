@@ -590,6 +590,9 @@ graph! {
     /// DestinationRules by the per-replica labels that they select.
     index raw_rules_by_label (SmolStr, ObjectKey, Config<networking::DestinationRule>)
         from (raw_destination_rules) = per_replica::label_entries;
+    /// Networks of clusters for ztunnels.
+    table cluster_networks (ClusterId, NetworkId)
+        from (with |_, inputs, mesh| ambient::network_candidates(mesh, inputs)) = ambient::network_of_cluster;
     /// Gateways that are waypoints.
     table waypoints (ObjectKey, Waypoint) from (inputs.kube_gateways) = waypoint::waypoint;
     /// Waypoint of each service that has one.
@@ -606,9 +609,6 @@ graph! {
     /// Objects with workloads by the waypoint of these.
     index workloads_by_waypoint (ObjectKey, WorkloadsKey, WaypointWorkloads)
         from (waypoint_workloads) = |_, row, emit| row.gateways(emit);
-    /// Networks of clusters for ztunnels.
-    table cluster_networks (ClusterId, NetworkId)
-        from (with |_, inputs, mesh| ambient::network_candidates(mesh, inputs)) = ambient::network_of_cluster;
     /// Settings that all workloads for ztunnels depend on.
     table ambient_mesh ((), AmbientMesh) from (once) = ambient::settings;
     /// Pods of the Gateways that they are instances of.

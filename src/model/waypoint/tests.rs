@@ -80,11 +80,11 @@ fn snapshot(services: &[String]) -> std::sync::Arc<MeshSnapshot> {
 
 /// Returns the names of the services that use a waypoint.
 fn through(mesh: &MeshSnapshot, waypoint: &str) -> Vec<String> {
-    let rows = served(
-        &Cx::untracked(),
-        mesh,
-        &ServingRole::Waypoint(vec![key(waypoint)].into()),
-    );
+    through_gateway(mesh, key(waypoint))
+}
+
+fn through_gateway(mesh: &MeshSnapshot, gateway: ObjectKey) -> Vec<String> {
+    let rows = served(&Cx::untracked(), mesh, &ServingRole::Waypoint(vec![gateway].into()));
     rows.iter()
         .map(|row| format!("{}/{}", row.key.namespace, row.name))
         .collect()
@@ -158,21 +158,91 @@ spec:
     assert_eq!(through(&mesh, "shop/own"), ["shop/declared", "shop/here"]);
 }
 
-#[test]
-fn with_several_networks_services_that_span_clusters_use_waypoints() {
+fn several_networks() -> Installation {
     let mut installation = installation();
     installation.features.ambient_enable_multi_network = true;
-    let namespace = "\n---\napiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n";
-    let wide = service("wide", "shop", "scope: global", 1);
-    let other = [namespace, &wide, &service("there", "shop", "", 2)].concat();
+    installation
+}
+
+/// Returns the key of an object in cluster `c2`.
+fn key_in_c2(namespace: &str, name: &str) -> ObjectKey {
+    ObjectKey::new(&ClusterId::new_static("c2"), namespace, name)
+}
+
+/// A namespace with waypoints in cluster `c2`; the address of one is that of a waypoint in [`GATEWAYS`].
+const IN_C2: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {istio.io/use-waypoint: twin}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: twin, namespace: shop}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: Hostname, value: own.shop.svc.cluster.local}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: by-class, namespace: shop}
+spec: {gatewayClassName: for-workloads, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: IPAddress, value: 10.0.0.6}]}
+";
+
+#[test]
+fn services_that_span_clusters_use_waypoints_of_their_cluster() {
+    let other = [
+        service("wide", "shop", "scope: global", 1),
+        service("narrow", "shop", "", 2),
+        service("both", "shop", "scope: global", 3),
+        service("away", "shop", "scope: global, istio.io/use-waypoint: own", 4),
+        service("unsuited", "shop", "scope: global, istio.io/use-waypoint: by-class", 5),
+    ];
+    let other = IN_C2.to_owned() + &other.concat();
+    let own = GATEWAYS.to_owned() + &service("both", "shop", "scope: global", 3);
     let scopes = "serviceScopeConfigs: [{servicesSelector: {matchLabels: {scope: global}}, scope: GLOBAL}]";
     let files = [
         ("mesh.yaml", scopes),
-        ("kube.yaml", GATEWAYS),
+        ("kube.yaml", own.as_str()),
         ("kube-c2.yaml", other.as_str()),
     ];
-    let mesh = fixture::folder_world(installation, &files).snapshot();
-    assert_eq!(through(&mesh, "shop/own"), ["shop/wide"]);
+    let mesh = fixture::folder_world(several_networks(), &files).snapshot();
+    assert_eq!(through(&mesh, "shop/own"), ["shop/both"]);
+    assert_eq!(through_gateway(&mesh, key_in_c2("shop", "twin")), ["shop/wide"]);
+    let cx = Cx::untracked();
+    let class_of_config_cluster = mesh.waypoints.get(&cx, &key_in_c2("shop", "by-class"));
+    let traffic = class_of_config_cluster.map(|waypoint| waypoint.traffic);
+    assert_eq!(traffic, Some(WaypointTraffic::Workload));
+
+    let mesh = fixture::folder_world(installation(), &files).snapshot();
+    assert!(mesh.waypoints.get(&cx, &key_in_c2("shop", "twin")).is_none());
+    assert_eq!(through(&mesh, "shop/own"), ["shop/both"]);
+}
+
+#[test]
+fn an_address_identifies_waypoints_of_one_network() {
+    let found = |network: &str| {
+        let system = format!(
+            "\n---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: istio-system, labels: {{{network}}}}}\n\
+             ---\napiVersion: gateway.networking.k8s.io/v1\nkind: Gateway\n\
+             metadata: {{name: same-ip, namespace: shop}}\n\
+             spec: {{gatewayClassName: istio-waypoint, listeners: [{{name: mesh, port: 15008, protocol: HBONE}}]}}\n\
+             status: {{addresses: [{{type: IPAddress, value: 10.0.0.9}}]}}\n"
+        );
+        let other = IN_C2.to_owned() + &system;
+        let files = [("kube.yaml", GATEWAYS), ("kube-c2.yaml", other.as_str())];
+        let mesh = fixture::folder_world(several_networks(), &files).snapshot();
+        let cx = Cx::untracked();
+        let own = ServiceKey {
+            hostname: "own.shop.svc.cluster.local".into(),
+            namespace: Namespace::new("shop"),
+        };
+        let own = mesh.services.get(&cx, &own).expect("a service");
+        at(&cx, &mesh, &Namespace::new("shop"), &fixture::CLUSTER, [own])
+    };
+    let (own, twin) = (key("shop/own"), key_in_c2("shop", "twin"));
+    let same_ip = key_in_c2("shop", "same-ip");
+    assert_eq!(found(""), [own.clone(), same_ip, twin.clone()]);
+    assert_eq!(found("topology.istio.io/network: far"), [own, twin]);
 }
 
 #[test]
@@ -339,6 +409,24 @@ fn workloads_use_waypoints_for_workloads() {
     let want = ["10.1.0.2", "10.1.0.1", "10.1.0.8", "10.1.0.9", "10.1.0.7"];
     assert_eq!(at("shop/any"), Some(want.map(SmolStr::new).to_vec()));
     assert_eq!(at("shop/own"), None);
+}
+
+#[test]
+fn pods_of_other_clusters_in_the_network_use_waypoints_of_their_cluster() {
+    let found = |installation: Installation, network: &str| {
+        let other = format!(
+            "{IN_C2}---\napiVersion: v1\nkind: Namespace\nmetadata: {{name: istio-system, labels: {{{network}}}}}\n\
+             ---\napiVersion: v1\nkind: Pod\n\
+             metadata: {{name: there, namespace: shop, labels: {{istio.io/use-waypoint: by-class}}}}\n\
+             status: {{phase: Running, podIP: 10.1.0.20}}\n"
+        );
+        let files = [("kube.yaml", GATEWAYS), ("kube-c2.yaml", other.as_str())];
+        let mesh = fixture::folder_world(installation, &files).snapshot();
+        workloads::addresses(&Cx::untracked(), &mesh, &[key_in_c2("shop", "by-class")])
+    };
+    assert_eq!(found(several_networks(), ""), Some(vec!["10.1.0.20".into()]));
+    assert_eq!(found(several_networks(), "topology.istio.io/network: far"), None);
+    assert_eq!(found(installation(), ""), None);
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! Workloads that use waypoints: pods, WorkloadEntries and inline endpoints of ServiceEntries.
 //!
-//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go): only workloads of the config cluster use its waypoints, and
-//! readiness does not matter.
+//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go): readiness does not matter. With several networks, pods of
+//! other clusters count if they are in the network of the config cluster.
 
 use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
-use super::{Attachment, NotAttached, Refusal, USE_WAYPOINT, WaypointTraffic, requested};
+use super::{Attachment, NotAttached, Refusal, USE_WAYPOINT, WaypointTraffic, is_one_network, requested};
 use crate::{
     api::Config,
-    base::{Labels, Namespace, ObjectKey, cidr},
+    base::{ClusterId, Labels, Namespace, ObjectKey, cidr},
     model::{
         MeshSnapshot,
         inputs::Inputs,
@@ -76,13 +76,16 @@ pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadsKey> {
     let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| key);
     pods.chain(services.map(of(WorkloadKind::ServiceEntry)))
         .chain(entries.map(of(WorkloadKind::WorkloadEntry)))
-        .filter(|key| key.object.cluster == mesh.installation.cluster)
+        .filter(|WorkloadsKey { kind, object }| {
+            let is_own = object.cluster == mesh.installation.cluster;
+            is_own || *kind == WorkloadKind::Pod && mesh.installation.is_ambient(&object.cluster)
+        })
         .collect()
 }
 
 /// Derives the workloads of an object that use waypoints; no row without any.
 pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<WaypointWorkloads> {
-    let namespace = &key.object.namespace;
+    let (cluster, namespace) = (&key.object.cluster, &key.object.namespace);
     let (meta, workloads) = match key.kind {
         WorkloadKind::Pod => {
             let pod = mesh.pods.get(cx, &key.object)?;
@@ -90,7 +93,10 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
             if addresses.is_empty() || pod.is_finished() {
                 return None;
             }
-            let gateway = for_workload(cx, mesh, &pod.meta.labels, namespace).ok()??;
+            let gateway = for_workload(cx, mesh, cluster, &pod.meta.labels, namespace).ok()??;
+            if !is_one_network(cx, mesh, cluster, &mesh.installation.cluster) {
+                return None;
+            }
             (&pod.meta, vec![(gateway, SmolStr::default(), addresses)])
         }
         WorkloadKind::WorkloadEntry => {
@@ -105,7 +111,7 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
             // One workload per address.
             let by_address: BTreeMap<_, _> = endpoints.map(|one| (one.address.as_str(), one)).collect();
             let attached = by_address.into_iter().filter_map(|(address, endpoint)| {
-                let gateway = for_workload(cx, mesh, &label_map(&endpoint.labels), namespace).ok()??;
+                let gateway = for_workload(cx, mesh, cluster, &label_map(&endpoint.labels), namespace).ok()??;
                 let addresses = canonical(address).into_iter().collect();
                 Some((gateway, SmolStr::from(format!("/{address}")), addresses))
             });
@@ -118,20 +124,27 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
 
 /// Returns the waypoint that a WorkloadEntry uses.
 pub fn for_entry(cx: &Cx, mesh: &MeshSnapshot, entry: &Config<WorkloadEntry>) -> Attachment {
-    for_workload(cx, mesh, &entry_labels(entry), entry.meta.namespace())
+    let (cluster, namespace) = (entry.meta.cluster(), entry.meta.namespace());
+    for_workload(cx, mesh, cluster, &entry_labels(entry), namespace)
 }
 
-/// Returns the waypoint that a workload with these labels uses. Instances of a waypoint use none. A waypoint of the
-/// namespace that is for services is not an error.
-pub fn for_workload(cx: &Cx, mesh: &MeshSnapshot, labels: &Labels, namespace: &Namespace) -> Attachment {
+/// Returns the waypoint that a workload of a cluster with these labels uses. Instances of a waypoint use none. A
+/// waypoint of the namespace that is for services is not an error.
+pub fn for_workload(
+    cx: &Cx,
+    mesh: &MeshSnapshot,
+    cluster: &ClusterId,
+    labels: &Labels,
+    namespace: &Namespace,
+) -> Attachment {
     let is_waypoint = |name: &SmolStr| {
-        let own = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name.clone());
+        let own = ObjectKey::new(cluster, namespace.clone(), name.clone());
         mesh.waypoints.get(cx, &own).is_some()
     };
     if labels.get(GATEWAY_NAME_LABEL).is_some_and(is_waypoint) {
         return Ok(None);
     }
-    let Some((gateway, waypoint)) = requested(cx, mesh, labels, namespace)? else {
+    let Some((gateway, waypoint)) = requested(cx, mesh, cluster, labels, namespace)? else {
         return Ok(None);
     };
     match waypoint.traffic {
@@ -155,11 +168,12 @@ pub fn addresses(cx: &Cx, mesh: &MeshSnapshot, waypoints: &[ObjectKey]) -> Optio
     let mut found = Vec::new();
     for waypoint in waypoints {
         for (key, row) in mesh.workloads_by_waypoint.get(cx, waypoint) {
+            let cluster = &key.object.cluster;
             let own = row.workloads.iter().filter(|(gateway, ..)| gateway == waypoint);
             // Parity (pilot/pkg/model/service.go, `SortWorkloadsByCreationTime`): by age, then by the text of the UID.
             found.extend(own.map(|(_, rest, addresses)| {
                 let name = format!("{}/{}{rest}", key.object.namespace, key.object.name);
-                ((row.creation, key.kind, name), addresses)
+                ((row.creation, cluster, key.kind, name), addresses)
             }));
         }
     }

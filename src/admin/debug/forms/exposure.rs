@@ -425,7 +425,8 @@ impl View<'_> {
         if !self.mesh.installation.features.pilot_enable_ambient {
             return None;
         }
-        let attached = waypoint::for_service(&self.cx, self.mesh, &self.service.labels, &self.key.namespace);
+        let (cluster, labels) = waypoint::declaration(&self.cx, self.mesh, self.service)?;
+        let attached = waypoint::for_service(&self.cx, self.mesh, cluster, labels, &self.key.namespace);
         let (gateway, state) = match attached {
             Ok(gateway) => (gateway?, "used"),
             Err(NotAttached { gateway, reason }) => (

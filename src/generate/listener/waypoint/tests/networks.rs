@@ -653,6 +653,49 @@ spec: {clusterIP: 10.8.0.9, ports: [{name: mesh, port: 15008, appProtocol: hbone
     assert_eq!(found, want.iter().collect::<Vec<_>>());
 }
 
+/// A waypoint serves the services of other clusters whose waypoint has its host. Gateways use the waypoint as the
+/// namespace in the other cluster says.
+#[test]
+fn waypoints_serve_services_that_exist_only_in_another_cluster() {
+    let more = "---
+apiVersion: v1
+kind: Service
+metadata: {name: afar, labels: {scope: global, istio.io/use-waypoint: other}}
+spec: {clusterIP: 10.8.0.45, ports: [{name: http, port: 80}]}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: other}
+spec: {gatewayClassName: istio-waypoint, listeners: [{name: mesh, port: 15008, protocol: HBONE}]}
+status: {addresses: [{type: Hostname, value: waypoint.default.svc.cluster.local}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: waypoint}
+spec: {clusterIP: 10.8.0.9, ports: [{name: mesh, port: 15008, appProtocol: hbone}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: waypoint, labels: {kubernetes.io/service-name: waypoint}}
+addressType: IPv4
+endpoints: [{addresses: [10.9.0.9], conditions: {ready: true}}]
+ports: [{name: mesh, port: 15008}]
+";
+    let namespace = "{name: default, labels: {istio.io/ingress-use-waypoint: 'true'}}";
+    let west = WEST.replace("{name: default}", namespace).replace("net2", "net1");
+    let west = [west.as_str(), more].concat();
+    let store = two_clusters(multi_network(), EAST, &west, "");
+    let listener = fixture::resource(&store, 1, ResourceType::Listener, "main_internal");
+    chain(&listener, "inbound-vip|80|http|afar.default.svc.cluster.local");
+
+    let members = endpoints(&store, 2, "outbound|80||afar.default.svc.cluster.local");
+    let through = |member: &Value| {
+        let metadata = &member["metadata"]["filterMetadata"]["envoy.filters.listener.original_dst"];
+        metadata["waypoint"].clone()
+    };
+    assert_eq!(members.iter().map(through).collect::<Vec<_>>(), ["10.9.0.9:15008"]);
+}
+
 /// A service with an endpoint in each of two zones.
 const ZONES: &str = "
 apiVersion: v1
