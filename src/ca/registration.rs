@@ -51,8 +51,8 @@ const ROOTS: &str = "./etc/external-ca-cert/root-cert.pem";
 const CLUSTER_ROOTS: &str = "./var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
 /// The maximum number of concurrent CertificateSigningRequests; each has a watch at the API server.
 const MAX_CONCURRENT_REQUESTS: usize = 64;
-/// The maximum number of concurrent requests for one identity, which all replicas of a workload have in common. A signer
-/// may take a minute, so otherwise one workload could use up [`MAX_CONCURRENT_REQUESTS`].
+/// The maximum number of concurrent requests for one identity, which all replicas of a workload have in common. A
+/// signer may take a minute, so otherwise one workload could use up [`MAX_CONCURRENT_REQUESTS`].
 const MAX_REQUESTS_PER_IDENTITY: usize = 16;
 /// The key usages of workload certificates.
 const USAGES: &[&str] = &["digital signature", "key encipherment", "server auth", "client auth"];

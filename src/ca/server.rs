@@ -30,8 +30,8 @@ const IMPERSONATED: &str = "ImpersonatedIdentity";
 const CERT_SIGNER: &str = "CertSigner";
 /// The maximum number of concurrent calls of authenticated callers; a call may wait for its message or a signer.
 const MAX_CONCURRENT_CALLS: usize = 1024;
-/// The maximum number of concurrent calls of one identity whose message has arrived, and of those from one address whose
-/// message is awaited. Further calls wait. All replicas of a workload, and all ztunnels, have the same identity.
+/// The maximum number of concurrent calls of one identity whose message has arrived, and of those from one address
+/// whose message is awaited. Further calls wait. All replicas of a workload, and all ztunnels, have the same identity.
 const MAX_CALLS_PER_IDENTITY: usize = 64;
 /// The maximum wait.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);

@@ -28,8 +28,8 @@ use crate::{
     table::{Memo, Memoized},
 };
 
-/// Code of the note about a provider whose service does not exist, or exists in several namespaces; also the name of the
-/// metric that counts these notes.
+/// Code of the note about a provider whose service does not exist, or exists in several namespaces; also the name of
+/// the metric that counts these notes.
 pub const LOOKUP_FAILURE: &str = "provider_lookup_cluster_failures";
 
 /// Returns the kind of the provider that a note with the code [`LOOKUP_FAILURE`] is about.
@@ -135,8 +135,8 @@ impl<'a> FilterStack<'a> {
         self.features().pilot_enable_metadata_exchange && self.has_extension("istio.metadata_exchange")
     }
 
-    /// Returns host and cluster of the service of a provider, and notes a failure. `kind` is the kind of the provider as
-    /// the label of Istio's metric names it.
+    /// Returns host and cluster of the service of a provider, and notes a failure. `kind` is the kind of the provider
+    /// as the label of Istio's metric names it.
     pub fn provider_cluster(&self, kind: &str, service: &str, port: u32) -> Option<ProviderCluster> {
         let found = self.service_cluster(service, port);
         if found.is_none() {

@@ -320,8 +320,8 @@ spec:
     let (led, known) = clusters("default");
     assert_eq!(led, ["inbound-vip|80|http/v1|b.default.svc.cluster.local", &elsewhere]);
     assert!(known.contains(&elsewhere));
-    // Other namespaces than the waypoint's and the service's have no say, although the clusters of their destinations are
-    // there.
+    // Other namespaces than the waypoint's and the service's have no say, although the clusters of their destinations
+    // are there.
     let (led, known) = clusters("other");
     assert_eq!(led, [A80]);
     assert!(known.contains(&elsewhere));
