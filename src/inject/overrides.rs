@@ -216,19 +216,26 @@ fn adjust_users(request: &Request<'_>, kept: &Json, pod: &mut Json) {
     }
 }
 
-/// Clears the user and group of the proxy where OpenShift assigned all containers of the pod the same.
+/// Clears the user and group of the proxy where OpenShift assigned another container of the pod the same.
 ///
 /// Parity (pkg/kube/inject/webhook.go, isSidecarUserMatchingAppUser): traffic of the proxy must have a user of its own.
+/// But each other container counts; in Istio, only the last one with a user does, and init containers come last.
 pub(super) fn clear_assigned_user(pod: &mut Json) {
     let user = |container: &Json| container.pointer("/securityContext/runAsUser").and_then(Json::as_i64);
     let Some(sidecar) = pod::sidecar(pod) else { return };
-    let of_sidecar = user(sidecar);
-    let applications = pod::list(pod, CONTAINERS)
-        .iter()
+    let of_sidecar = user(sidecar).unwrap_or(0);
+    let whole = &*pod;
+    let lists = [CONTAINERS, INIT_CONTAINERS].into_iter();
+    let others = lists
+        .flat_map(|field| pod::list(whole, field))
         .filter(|container| !matches!(pod::name(container), pod::PROXY | pod::VALIDATION | pod::INIT));
-    let of_application = applications.filter_map(user).next_back();
-    if of_sidecar.unwrap_or(0) == of_application.unwrap_or(0)
-        && let Some(Json::Object(context)) = pod::sidecar_mut(pod).and_then(|it| it.get_mut("securityContext"))
+    let users: Vec<i64> = others.filter_map(user).collect();
+    let is_shared = if users.is_empty() {
+        of_sidecar == 0
+    } else {
+        users.contains(&of_sidecar)
+    };
+    if is_shared && let Some(Json::Object(context)) = pod::sidecar_mut(pod).and_then(|it| it.get_mut("securityContext"))
     {
         context.remove("runAsUser");
         context.remove("runAsGroup");

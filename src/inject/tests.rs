@@ -527,6 +527,37 @@ fn proxy_config_resources_with_an_empty_selector_have_no_effect() {
 }
 
 #[test]
+fn user_that_openshift_assigned_is_no_setting_of_the_proxy() {
+    let environment = Environment {
+        platform: Platform::OpenShift,
+        ..environment()
+    };
+    let container = |name: &str, user: i64| json!({"name": name, "securityContext": {"runAsUser": user}});
+    let list = |name: &str, users: &[i64]| -> Vec<Json> {
+        let users = users.iter().enumerate();
+        users
+            .map(|(index, user)| container(&format!("{name}{index}"), *user))
+            .collect()
+    };
+    let cases: [(&[i64], &[i64], Option<i64>); 6] = [
+        (&[5], &[], None),
+        (&[5, 7], &[], None),
+        (&[7], &[5], None),
+        (&[5], &[7], None),
+        (&[7], &[8], Some(5)),
+        (&[], &[], Some(5)),
+    ];
+    for (users, init_users, expected) in cases {
+        let mut containers = list("app", users);
+        containers.push(container("istio-proxy", 5));
+        let pod = json!({"spec": {"containers": containers, "initContainers": list("init", init_users)}});
+        let injected = inject(&pod, &environment);
+        let user = pod::sidecar(&injected).and_then(|sidecar| sidecar.pointer("/securityContext/runAsUser"));
+        assert_eq!(user.and_then(Json::as_i64), expected, "{pod}");
+    }
+}
+
+#[test]
 fn templates_of_a_pod_are_bounded() {
     let repeated = |name: &str, count: usize| vec![name; count].join(",");
     let annotations = json!({"inject.istio.io/templates": repeated("sidecar", MAX_TEMPLATES)});
