@@ -55,13 +55,13 @@ impl Owner {
         };
         match self.kind.as_str() {
             "ReplicaSet" => {
-                if let Some(name) = without_hash(&self.name, "rollouts-pod-template-hash") {
+                if let Some(name) = without_hash(&self.name, "pod-template-hash") {
+                    self.name = name;
+                    "Deployment".clone_into(&mut self.kind);
+                } else if let Some(name) = without_hash(&self.name, "rollouts-pod-template-hash") {
                     self.name = name;
                     "Rollout".clone_into(&mut self.kind);
                     "v1alpha1".clone_into(&mut self.api_version);
-                } else if let Some(name) = without_hash(&self.name, "pod-template-hash") {
-                    self.name = name;
-                    "Deployment".clone_into(&mut self.kind);
                 }
             }
             "ReplicationController" => {
@@ -118,6 +118,9 @@ mod tests {
             owner("ReplicaSet", "web-5d9", json!({"rollouts-pod-template-hash": "5d9"})),
             "v1alpha1 Rollout ns/web"
         );
+        let both = |deployment: &str| json!({"pod-template-hash": deployment, "rollouts-pod-template-hash": "5d9"});
+        assert_eq!(owner("ReplicaSet", "web-5d9", both("5d9")), "apps/v1 Deployment ns/web");
+        assert_eq!(owner("ReplicaSet", "web-5d9", both("x")), "v1alpha1 Rollout ns/web");
         assert_eq!(
             owner("ReplicationController", "web-1", json!({"deploymentconfig": "web"})),
             "apps/v1 DeploymentConfig ns/web"
