@@ -75,7 +75,8 @@ impl<'a> Request<'a> {
 /// Returns the proxy config of a pod if it differs from that of the mesh.
 ///
 /// Parity (pilot/pkg/model/proxy_config.go): the annotation precedes resources for all workloads, and the resource that
-/// selects the pod precedes the annotation.
+/// selects the pod precedes the annotation. But values that protobuf omits, such as the mode `REDIRECT`, count: Istio
+/// loses them where it merges.
 fn proxy_config(environment: &Environment, pod: &Json) -> Result<Option<ProxyConfig>, InjectError> {
     let (namespace, labels) = (pod::metadata(pod, "namespace"), pod::labels(pod));
     let Some(text) = pod::annotation(pod, PROXY_CONFIG) else {

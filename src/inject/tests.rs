@@ -488,6 +488,27 @@ fn proxy_config_resources_apply_by_scope() {
 }
 
 #[test]
+fn annotation_replaces_the_interception_mode_of_the_mesh() {
+    let mesh = json!({"defaultConfig": {"interceptionMode": "TPROXY"}});
+    let mesh = crate::api::mesh_config::parse(&mesh).expect("the mesh config is valid");
+    let environment = Environment {
+        mesh: Arc::new(Mesh::new(mesh.config)),
+        ..environment()
+    };
+    let sidecar = "metadata: {labels: {seen: '{{ .ProxyConfig.InterceptionMode }}'}}";
+    let config = json!({"policy": "enabled", "templates": {"sidecar": sidecar}});
+    let injector = Injector::parse(&config.to_string(), VALUES).expect("the configuration is valid");
+    for (annotation, expected) in [("{}", "TPROXY"), ("interceptionMode: REDIRECT", "REDIRECT")] {
+        let pod = json!({"metadata": {"annotations": {"proxy.istio.io/config": annotation}}, "spec": {}});
+        let injected = match injector.inject(&pod, &environment) {
+            Ok(Outcome::Patch(patch)) => applied(pod, &patch),
+            other => panic!("{annotation}: {other:?}"),
+        };
+        assert_eq!(pod::label(&injected, "seen"), Some(expected), "{annotation}");
+    }
+}
+
+#[test]
 fn empty_image_type_replaces_the_variant() {
     let values = VALUES.replace("tag: v1", "tag: v1, variant: distroless");
     let injector = Injector::parse(SIDECAR, &values).expect("the configuration is valid");
