@@ -74,6 +74,9 @@ fn ports(containers: &Value, is_included: impl Fn(&str) -> bool) -> String {
 }
 
 /// Adds a network `NAMESPACE/NAME` to the annotation of Multus, a JSON list or a list of names.
+///
+/// Parity (pkg/kube/inject/template.go, appendMultusNetwork): a list with other elements than objects stays as it is,
+/// and a network in JSON is the same if name and namespace are.
 fn with_network(existing: String, network: &str) -> String {
     if existing.is_empty() {
         return network.to_owned();
@@ -83,9 +86,15 @@ fn with_network(existing: String, network: &str) -> String {
         let Ok(Json::Array(networks)) = serde_json::from_str(&existing) else {
             return existing;
         };
+        if networks.iter().any(|other| !other.is_object() && !other.is_null()) {
+            return existing;
+        }
         let is_same = |other: &Json| {
-            let name_matches = other["name"] == name && (other["namespace"] == namespace || namespace.is_empty());
-            name_matches || other["name"] == network
+            let is_in_namespace = match &other["namespace"] {
+                Json::Null => namespace.is_empty(),
+                own => own == namespace,
+            };
+            is_in_namespace && other["name"] == name
         };
         if networks.iter().any(is_same) {
             return existing;
@@ -129,8 +138,21 @@ mod tests {
             ("a", "a, default/istio-cni"),
             ("a, default/istio-cni", "a, default/istio-cni"),
             ("[not JSON]", "[not JSON]"),
+            ("[\"a\"]", "[\"a\"]"),
         ] {
             assert_eq!(with_network(existing.to_owned(), "default/istio-cni"), expected);
+        }
+        let other = "{\"name\": \"istio-cni\", \"namespace\": \"other\"}";
+        for (network, added) in [
+            ("istio-cni", "{\"name\": \"istio-cni\"}"),
+            (
+                "default/istio-cni",
+                "{\"name\": \"istio-cni\", \"namespace\": \"default\"}",
+            ),
+        ] {
+            let expected = format!("[{other}, {added}]");
+            assert_eq!(with_network(format!("[{other}]"), network), expected);
+            assert_eq!(with_network(expected.clone(), network), expected);
         }
         let added = with_network("[{\"name\": \"a\"}]".to_owned(), "default/istio-cni");
         let networks: Json = serde_json::from_str(&added).expect("a JSON list");
