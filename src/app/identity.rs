@@ -196,6 +196,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             may_impersonate,
             &environment.registry,
         )?;
+        let service = service.accepting_plaintext(features.xds_auth_plaintext);
         let calls = CallMetrics::new(&environment.registry)?;
         methods.push(Arc::new(Measured::new(Arc::new(service), calls)));
     }

@@ -54,6 +54,7 @@ pub struct CertificateService {
     /// Calls with a message, by identity.
     signed_calls: Shares<SmolStr>,
     metrics: Metrics,
+    accepts_plaintext: bool,
 }
 
 impl CertificateService {
@@ -74,7 +75,15 @@ impl CertificateService {
             unread_calls: Shares::new(MAX_CALLS_PER_IDENTITY),
             signed_calls: Shares::new(MAX_CALLS_PER_IDENTITY),
             metrics: Metrics::new(registry)?,
+            accepts_plaintext: false,
         })
+    }
+
+    /// Returns the same service, which also authenticates callers without TLS if this is true (`XDS_AUTH_PLAINTEXT`).
+    #[must_use]
+    pub fn accepting_plaintext(mut self, accepts_plaintext: bool) -> Self {
+        self.accepts_plaintext = accepts_plaintext;
+        self
     }
 
     async fn create(&self, mut call: Call) -> Result<Bytes, Status> {
@@ -105,6 +114,16 @@ impl CertificateService {
 
     async fn caller(&self, call: &mut Call) -> Result<Caller, Status> {
         let credentials = call.credentials();
+        // Parity (pkg/security/authentication.go): callers without TLS are not authenticated, whatever they show.
+        if !credentials.is_tls && !self.accepts_plaintext {
+            self.metrics.unauthenticated.inc();
+            call.record_violation();
+            tracing::warn!(
+                address = ?credentials.address,
+                "certificate request without TLS denied; hint: set XDS_AUTH_PLAINTEXT if a trusted proxy terminates TLS"
+            );
+            return Err(Status::unauthenticated("request authenticate failure"));
+        }
         match self.authenticators.authenticate(credentials).await {
             Ok(caller) if !caller.identities.is_empty() => {
                 call.admit();

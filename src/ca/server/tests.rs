@@ -82,7 +82,7 @@ impl Fixture {
         let domains = watch::channel(Arc::new(TrustDomains::default())).1;
         let service = CertificateService::new(authenticators, signer.clone(), domains, may_impersonate, &registry);
         Self {
-            service: service.expect("an empty registry"),
+            service: service.expect("an empty registry").accepting_plaintext(true),
             signer,
             registry,
         }
@@ -188,6 +188,32 @@ async fn r11_unauthenticated_callers_get_no_certificate() {
     }
     assert!(fixture.signer.asked.lock().expect("an unpoisoned lock").is_empty());
     let counts = [("authentication_failure", 2), ("csr", 3), ("id_extraction_err", 1)];
+    assert_eq!(
+        fixture.counts(),
+        counts.map(|(name, count)| (name.to_owned(), count)).into()
+    );
+}
+
+#[tokio::test]
+async fn r11_callers_without_tls_get_no_certificate() {
+    let mut fixture = Fixture::new(FakeSigner::default());
+    fixture.service = fixture.service.accepting_plaintext(false);
+    let call = |is_tls: bool| {
+        let message = framing::framed(&request(&[]).encode_to_vec()).expect("a message within the size limit");
+        let peer = Peer {
+            is_tls,
+            ..Peer::plaintext(([10, 0, 0, 1], 1).into())
+        };
+        let request = Request::post(CREATE_CERTIFICATE).header("caller", WEB).extension(peer);
+        Call::new(request.body(Full::new(message)).expect("a request"))
+    };
+    let status = fixture.service.call(call(false)).await.expect_err("refused");
+    assert_eq!(
+        (status.code(), status.message()),
+        (Code::Unauthenticated, "request authenticate failure")
+    );
+    fixture.service.call(call(true)).await.expect("a signed certificate");
+    let counts = [("authentication_failure", 1), ("csr", 2), ("success_cert_issuance", 1)];
     assert_eq!(
         fixture.counts(),
         counts.map(|(name, count)| (name.to_owned(), count)).into()

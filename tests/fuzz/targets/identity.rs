@@ -201,7 +201,7 @@ impl Fixture {
         Self {
             runtime: runtime.expect("a runtime can be created"),
             authority,
-            service: service.expect("the registry is empty"),
+            service: service.expect("the registry is empty").accepting_plaintext(true),
             authenticators: chain(&known),
             acceptor: Acceptor::new(&TlsOptions::default(), certificate, trusted).expect("the defaults are valid"),
             _authority: sender,
