@@ -248,7 +248,7 @@ impl Metrics {
         size_bytes.observe(sent.size_bytes as f64);
     }
 
-    /// Records a response that was not written because the client disconnected.
+    /// Records a response that was not written because of an error.
     pub(super) fn send_failed(&self, resource_type: ResourceType) {
         let label = format!("{}_senderr", resource_type.short_name());
         self.pushes.with_label_values(&[label.as_str()]).inc();

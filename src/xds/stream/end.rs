@@ -85,6 +85,13 @@ impl EndReason {
         }
     }
 
+    /// Returns true if a response that was not written for this reason counts as an error.
+    ///
+    /// Parity (pilot/pkg/xds/monitoring.go, `isUnexpectedError`): connections close all the time.
+    pub(super) fn is_send_error(&self) -> bool {
+        !matches!(self.status().code(), Code::Unavailable | Code::Cancelled)
+    }
+
     /// Returns the gRPC status of a stream that ended for this reason.
     pub(in crate::xds) fn status(&self) -> Status {
         let code = match self {
@@ -180,6 +187,20 @@ impl EndSignals {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn closed_connections_are_no_send_errors() {
+        for expected in [
+            EndReason::Disconnected,
+            EndReason::Draining,
+            EndReason::Closed,
+            EndReason::ShuttingDown,
+        ] {
+            assert!(!expected.is_send_error(), "{expected}");
+        }
+        let evicted = EndReason::SubscriptionMemory(SubscriptionMemory { limit_mib: 1 });
+        assert!(evicted.is_send_error(), "{evicted}");
+    }
 
     #[test]
     fn a_stream_may_finish_before_it_is_drained() {

@@ -316,7 +316,9 @@ impl Session {
                     size_bytes
                 }
                 Err(end) => {
-                    self.shared.metrics.send_failed(resource_type);
+                    if end.is_send_error() {
+                        self.shared.metrics.send_failed(resource_type);
+                    }
                     return Err(end);
                 }
             };
