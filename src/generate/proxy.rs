@@ -22,7 +22,7 @@ use crate::{
         ClusterId, Hashed, Labels, MessageKey, Namespace, NetworkId, Shared, SpiffeId,
         cidr::{self, IpMode},
     },
-    proto::envoy::config::core::v3 as core,
+    proto::{envoy::config::core::v3 as core, istio::mesh::v1alpha1::ProxyConfig},
 };
 pub use machine_metadata::MachineMetadata;
 pub use metadata_key::MetadataKey;
@@ -37,6 +37,9 @@ const MAX_ID: usize = 1024;
 const MAX_LABELS: usize = 1000;
 /// The maximum number of addresses of a proxy that count. The registry is asked for each of them.
 const MAX_ADDRESSES: usize = 1024;
+
+/// The maximum length of the reason why a proxy config is invalid, which quotes the node.
+const MAX_REASON: usize = 256;
 
 /// The annotation with the service name in traces.
 const OTEL_SERVICE_NAME: &str = "resource.opentelemetry.io/service.name";
@@ -227,6 +230,9 @@ pub enum NodeError {
         /// The type that it must have.
         want: &'static str,
     },
+    /// `PROXY_CONFIG` is no proxy config.
+    #[error("invalid node metadata: PROXY_CONFIG: {0}")]
+    ProxyConfig(String),
     /// No valid address.
     #[error("no valid IP address in node id {0:?} or INSTANCE_IPS")]
     Address(String),
@@ -335,10 +341,7 @@ impl Proxy {
             } else {
                 ctx.split(',').map(|network| NetworkId::new(network.trim())).collect()
             }),
-            proxy_config: metadata
-                .get("PROXY_CONFIG")
-                .and_then(|config| mesh_config::node_proxy_config(&parsed_json(config)).ok())
-                .map(MessageKey::new),
+            proxy_config: proxy_config(&metadata)?,
             extensions,
             values: MetadataValues::of(&metadata),
         };
@@ -396,6 +399,24 @@ fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
         return Some(listed.into_iter().map(SmolStr::new).collect());
     }
     valid(ip).then(|| vec![SmolStr::new(ip)])
+}
+
+/// Returns `PROXY_CONFIG`. A text, which only a caller of [`Proxy::new`] can pass, counts as absent if it is invalid.
+///
+/// Parity (pkg/model/proxy.go, `NodeMetaProxyConfig`): an invalid object refuses the node, and null counts as absent.
+fn proxy_config(metadata: &BTreeMap<String, Value>) -> Result<Option<MessageKey<ProxyConfig>>, NodeError> {
+    let Some(value) = metadata.get("PROXY_CONFIG").filter(|value| !value.is_null()) else {
+        return Ok(None);
+    };
+    match mesh_config::node_proxy_config(&parsed_json(value)) {
+        Ok(config) => Ok(Some(MessageKey::new(config))),
+        // Of a field in two spellings, Istio takes one.
+        Err(error) if value.is_object() && !error.is_ambiguous => {
+            let reason = error.to_string();
+            Err(NodeError::ProxyConfig(reason.chars().take(MAX_REASON).collect()))
+        }
+        Err(_) => Ok(None),
+    }
 }
 
 /// Returns the labels of a key.
@@ -483,6 +504,25 @@ mod tests {
             ("latest", IstioVersion::MAX),
         ] {
             assert_eq!(IstioVersion::parse(text), want, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_proxy_config_refuses_the_node() {
+        let of = |config: &Value| proxy("a.shop", &json!({"PROXY_CONFIG": config}));
+        let known = of(&json!({"concurrency": 2, "unknown": [1]})).expect("a node");
+        assert!(known.node.proxy_config.is_some());
+        let absent = of(&Value::Null).expect("a node");
+        assert!(absent.node.proxy_config.is_none());
+        let long = "x".repeat(10_000);
+        for (config, field) in [
+            (json!({"concurrency": "many"}), "concurrency"),
+            (json!({"drainDuration": long}), "drainDuration"),
+            (json!({"tracing": {"sampling": {}}}), "tracing.sampling"),
+        ] {
+            let refused = of(&config).expect_err("an invalid proxy config").to_string();
+            let start = format!("invalid node metadata: PROXY_CONFIG: {field}: ");
+            assert!(refused.starts_with(&start) && refused.len() < 400, "{refused}");
         }
     }
 

@@ -49,7 +49,7 @@ pub struct NodeMetadata {
     pub interception_mode: InterceptionMode,
     /// `REQUESTED_NETWORK_VIEW`; empty means all networks.
     pub network_view: Shared<BTreeSet<NetworkId>>,
-    /// `PROXY_CONFIG`, which replaces `mesh.defaultConfig`; `None` if it is absent or invalid.
+    /// `PROXY_CONFIG`, which replaces `mesh.defaultConfig`; `None` if it is absent.
     pub proxy_config: Option<MessageKey<ProxyConfig>>,
     /// The extensions of the proxy.
     pub extensions: Extensions,
