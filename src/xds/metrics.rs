@@ -154,7 +154,7 @@ impl Metrics {
             )?,
             internal_errors: counter(
                 "pilot_total_xds_internal_errors",
-                "Number of streams that failed because of a bug in istiod.",
+                "Number of streams that failed because of an unreadable request, or of a bug in istiod.",
             )?,
             write_timeout: counter(
                 "pilot_xds_write_timeout",

@@ -134,6 +134,13 @@ pub(super) enum RequestError {
     Broken(String),
 }
 
+impl RequestError {
+    /// Returns true if the request cannot be read, whatever the load.
+    pub(super) fn is_unreadable(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::Compressed | Self::Malformed(_))
+    }
+}
+
 /// The limits of a stream's requests, and what it shares with other streams.
 pub(super) struct RequestOptions {
     /// The maximum size of a request.

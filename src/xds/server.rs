@@ -400,6 +400,10 @@ where
             if let Some(limit) = end.limit() {
                 shared.metrics.limited(limit);
             }
+            // Parity (pkg/xds/server.go, `Receive`).
+            if matches!(&end, EndReason::Request(error) if error.is_unreadable()) {
+                shared.metrics.internal_errors.inc();
+            }
             if matches!(end, EndReason::SubscriptionMemory(_)) {
                 patience = EVICTED_TIMEOUT;
             }

@@ -427,6 +427,8 @@ async fn invalid_requests_end_the_stream() {
     stream.request(ResourceType::Endpoint, &vec!["x"; 260_000], "").await;
     assert_eq!(stream.end().await.message(), "the request has more than 250000 fields");
     assert!(fixture.server.registry().is_empty());
+    let too_large = fixture.metric("pilot_total_xds_internal_errors", &[]);
+    assert!((too_large - 1.0).abs() < f64::EPSILON, "{too_large}");
 }
 
 #[tokio::test]
