@@ -236,7 +236,7 @@ features! {
         PILOT_ENABLE_RDS_CACHE pilot_enable_rds_cache: bool = true;
         /// Authenticates callers of xDS.
         XDS_AUTH xds_auth: bool = true;
-        /// Authenticates plaintext streams like those with TLS.
+        /// Authenticates callers without TLS, also those that request certificates, like those with TLS.
         XDS_AUTH_PLAINTEXT xds_auth_plaintext: bool = false;
         /// Requires that a proxy's node agrees with its identity.
         PILOT_ENABLE_XDS_IDENTITY_CHECK pilot_enable_xds_identity_check: bool = true;
