@@ -348,16 +348,36 @@ fn jwks(at: &FieldPath<'_>, text: &str) {
     let Some(keys) = set["keys"].as_array() else {
         let message = "is not a set of keys (`{\"keys\": [...]}`); no token will be valid";
         // Admission accepts a single key.
-        if set["kty"].is_string() {
+        if key_mistake(&set).is_none() {
             at.warning(message);
         } else {
             at.error(message);
         }
         return;
     };
+    let mut mistakes = keys.iter().map(key_mistake).enumerate();
+    if let Some((position, mistake)) = mistakes.find_map(|(position, mistake)| Some((position, mistake?))) {
+        at.error(format!("keys[{position}] {mistake}"));
+    }
     if keys.iter().any(|key| key.get("d").is_some() || key["kty"] == "oct") {
         at.warning("contains a private key, which everyone with read access to this object now has");
     }
+}
+
+/// Returns the mistake in a key: an unknown type, or a member that its type needs (RFC 7518, section 6).
+///
+/// Parity (pkg/config/validation/validation.go, `validateJwtRule`): admission reads every key of a set. Proxies skip
+/// such a key, so tokens that are signed with it are invalid.
+fn key_mistake(key: &serde_json::Value) -> Option<String> {
+    let needed: &[&str] = match key["kty"].as_str() {
+        Some("RSA") => &["n", "e"],
+        Some("EC") => &["crv", "x", "y"],
+        Some("OKP") => &["crv", "x"],
+        Some("oct") => &["k"],
+        _ => return Some("has no known type, want kty RSA, EC, OKP or oct".to_owned()),
+    };
+    let missing = needed.iter().find(|member| !key[**member].is_string())?;
+    Some(format!("has no {missing}"))
 }
 
 /// Checks a PeerAuthentication.

@@ -625,11 +625,30 @@ fn policies() {
         &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri", ".jwtRules[2].jwks"],
     );
     good("RequestAuthentication", "{jwtRules: [{jwksUri: 'HTTPS://a/keys'}]}");
+    let with_keys = |keys: &str| format!("{{jwtRules: [{{issuer: a, jwks: '{keys}'}}]}}");
+    let rsa = r#"{"kty": "RSA", "n": "AQAB", "e": "AQAB"}"#;
+    for keys in ["", rsa, r#"{"kty": "OKP", "crv": "Ed25519", "x": "AA"}"#] {
+        good("RequestAuthentication", &with_keys(&format!(r#"{{"keys": [{keys}]}}"#)));
+    }
     warned(
         "RequestAuthentication",
-        "{jwtRules: [{issuer: a, jwks: '{\"kty\": \"EC\"}'}]}",
+        &with_keys(r#"{"kty": "oct", "k": "AAAA"}"#),
         &[".jwtRules[0].jwks"],
     );
+    refused(
+        "RequestAuthentication",
+        &with_keys(r#"{"kty": "EC"}"#),
+        &[".jwtRules[0].jwks"],
+    );
+    for key in [
+        r#"{"kty": "RSA", "n": "AQAB"}"#,
+        r#"{"kty": "EC", "crv": "P-256", "x": "AA"}"#,
+        r#"{"kty": "future"}"#,
+        r#""a""#,
+    ] {
+        let keys = format!(r#"{{"keys": [{rsa}, {key}]}}"#);
+        refused("RequestAuthentication", &with_keys(&keys), &[".jwtRules[0].jwks"]);
+    }
 }
 
 #[test]
