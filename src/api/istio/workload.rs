@@ -2,7 +2,10 @@
 
 use super::{common, field_path::FieldPath};
 use crate::{
-    api::{Meta, names::is_fqdn},
+    api::{
+        Meta,
+        names::{is_fqdn, is_label},
+    },
     base::cidr,
     proto::istio::networking::v1alpha3::{
         ReadinessProbe, WorkloadEntry, WorkloadGroup, readiness_probe::HealthCheckMethod,
@@ -46,7 +49,7 @@ pub fn ports_and_labels(at: &FieldPath<'_>, entry: &WorkloadEntry) {
 /// Checks a WorkloadGroup.
 pub fn group(at: &FieldPath<'_>, group: &WorkloadGroup, _meta: &Meta) {
     match &group.template {
-        Some(template) => ports_and_labels(&at.field("template"), template),
+        Some(found) => template(&at.field("template"), found),
         None => at.field("template").error("is required"),
     }
     if let Some(metadata) = &group.metadata {
@@ -56,6 +59,26 @@ pub fn group(at: &FieldPath<'_>, group: &WorkloadGroup, _meta: &Meta) {
     }
     if let Some(probe) = &group.probe {
         self::probe(&at.field("probe"), probe);
+    }
+}
+
+/// Warns of ports and labels of a template with which machines cannot be registered.
+///
+/// Parity (pkg/config/validation/validation.go, `ValidateWorkloadGroup`): admission does not check the template. The
+/// labels of the group's metadata and those of a machine replace those of the template.
+fn template(at: &FieldPath<'_>, template: &WorkloadEntry) {
+    for (name, number) in &template.ports {
+        if !is_label(name) || !(1..=65_535).contains(number) {
+            at.field("ports")
+                .field(name)
+                .warning("needs a name of letters, digits and `-`, and a port from 1 to 65535");
+        }
+    }
+    for (key, value) in &template.labels {
+        if !common::is_label_pair(key, value) {
+            at.field("labels")
+                .warning(format!("{key:?} with the value {value:?} is not a label"));
+        }
     }
 }
 

@@ -378,6 +378,16 @@ fn ports_without_addresses_of_their_own_are_warned_of() {
 }
 
 #[test]
+fn templates_of_workload_groups() {
+    let group = |template: &str| format!("{{template: {{{template}}}}}");
+    good("WorkloadGroup", &group("ports: {http: 8080}, labels: {app: a}"));
+    admitted("WorkloadGroup", &group("labels: {version: a b}"), ".template.labels");
+    admitted("WorkloadGroup", &group("ports: {http: 99999}"), ".template.ports.http");
+    let labelled = "{template: {}, metadata: {labels: {version: a b}}}";
+    bad("WorkloadGroup", labelled, &[".metadata.labels"]);
+}
+
+#[test]
 fn extensions() {
     let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
     let patched = "match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}";
