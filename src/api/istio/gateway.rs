@@ -206,9 +206,10 @@ fn fingerprints(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
 fn versions(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     let version = |version: i32| TlsProtocol::try_from(version).unwrap_or(TlsProtocol::TlsAuto);
     let (least, most) = (version(tls.min_protocol_version), version(tls.max_protocol_version));
-    if matches!(least, TlsProtocol::Tlsv10 | TlsProtocol::Tlsv11) {
+    // Parity (pkg/config/validation/validation.go, `validateTLSOptions`): suites for older versions have to be named.
+    if matches!(least, TlsProtocol::Tlsv10 | TlsProtocol::Tlsv11) && tls.cipher_suites.is_empty() {
         at.field("minProtocolVersion")
-            .warning("versions below 1.2 are not safe");
+            .warning("versions below 1.2 need cipherSuites, because the default ones are for later versions");
     }
     if most != TlsProtocol::TlsAuto && least as i32 > most as i32 {
         at.field("minProtocolVersion").warning("is above maxProtocolVersion");

@@ -258,6 +258,12 @@ fn gateways_and_sidecars() {
     // Istio admits and ignores it.
     let crl = https("mode: SIMPLE, credentialName: c, caCrl: /l");
     admitted("Gateway", &crl, ".servers[0].tls.caCrl");
+    let old = "mode: SIMPLE, credentialName: c, minProtocolVersion: TLSV1_1";
+    admitted("Gateway", &https(old), ".servers[0].tls.minProtocolVersion");
+    good(
+        "Gateway",
+        &https(&format!("{old}, cipherSuites: [ECDHE-RSA-AES128-SHA]")),
+    );
     let several = "tlsCertificates: [{serverCertificate: /c, privateKey: /k}]";
     let unknown = "mode: SIMPLE, credentialName: c, cipherSuites: [AES128-SHA, RC4]";
     for (tls, field) in [
