@@ -151,14 +151,34 @@ pub fn attachment(
 
 /// Checks a target reference.
 pub fn target_reference(at: &FieldPath<'_>, target: &PolicyTargetReference) {
+    target_name(at, target);
+    if let Some(mistake) = target_mistake(target) {
+        at.refuse(mistake);
+    }
+}
+
+/// Checks a target reference of an EnvoyFilter.
+///
+/// Parity (pkg/config/validation/envoyfilter/envoyfilter.go): admission does not check these. The
+/// CustomResourceDefinition checks their names, and not their kinds.
+pub fn filter_target_reference(at: &FieldPath<'_>, target: &PolicyTargetReference) {
+    target_name(at, target);
+    if let Some(mistake) = target_mistake(target) {
+        at.warning(mistake);
+    }
+}
+
+fn target_name(at: &FieldPath<'_>, target: &PolicyTargetReference) {
     at.field("name").require(!target.name.is_empty(), "is required");
     at.field("namespace")
         .require_on_admission(target.namespace.is_empty(), "must not be set");
+}
+
+/// Returns the mistake of a reference to a kind that policies cannot target.
+fn target_mistake(target: &PolicyTargetReference) -> Option<String> {
     let group = if target.group == "core" { "" } else { &target.group };
-    at.require_on_admission(
-        TARGETS.contains(&(group, target.kind.as_str())),
-        &format!("{}/{} is not a kind that can be targeted", target.group, target.kind),
-    );
+    let is_target = TARGETS.contains(&(group, target.kind.as_str()));
+    (!is_target).then(|| format!("{}/{} is not a kind that can be targeted", target.group, target.kind))
 }
 
 /// Checks `exportTo` of an object in a namespace: `.`, `*` or namespaces, and `~` (no namespace) if allowed.

@@ -1,7 +1,5 @@
 //! Validation of EnvoyFilters.
 
-use std::collections::BTreeMap;
-
 use prost::Name;
 use prost_reflect::{DynamicMessage, MessageDescriptor, ReflectMessage, Value as Reflected};
 use prost_types::Struct;
@@ -116,7 +114,7 @@ pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
             at.warning("without labels selects all workloads of the namespace");
         }
     }
-    at.each("targetRefs", &filter.target_refs, common::target_reference);
+    at.each("targetRefs", &filter.target_refs, common::filter_target_reference);
     at.each("configPatches", &filter.config_patches, patch);
     // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): admission warns of every valid EnvoyFilter.
     if at.is_valid() {
@@ -125,21 +123,23 @@ pub fn check(at: &FieldPath<'_>, filter: &EnvoyFilter, _meta: &Meta) {
 }
 
 fn patch(at: &FieldPath<'_>, patch: &EnvoyConfigObjectPatch) {
-    let apply_to = ApplyTo::try_from(patch.apply_to).unwrap_or(ApplyTo::Invalid);
-    at.field("applyTo").require(apply_to != ApplyTo::Invalid, "is required");
     // Parity (pkg/config/validation/envoyfilter/envoyfilter.go): patches of waypoints are not checked.
     let is_waypoint = patch.r#match.as_ref().is_some_and(is_of_waypoints);
+    let require = |at: &FieldPath<'_>, is_set: bool| match is_set {
+        true => {}
+        false if is_waypoint => at.warning("is missing"),
+        false => at.error("is required"),
+    };
+    let apply_to = ApplyTo::try_from(patch.apply_to).unwrap_or(ApplyTo::Invalid);
+    require(&at.field("applyTo"), apply_to != ApplyTo::Invalid);
     match &patch.patch {
-        None if is_waypoint => at.field("patch").warning("is missing"),
-        None => at.field("patch").error("is required"),
+        None => require(&at.field("patch"), false),
         Some(patch) => {
             let at = at.field("patch");
             let operation = Operation::try_from(patch.operation).unwrap_or(Operation::Invalid);
-            at.field("operation")
-                .require(operation != Operation::Invalid, "is required");
+            require(&at.field("operation"), operation != Operation::Invalid);
             let removes = operation == Operation::Remove;
-            at.field("value")
-                .require(removes || patch.value.is_some(), "is required");
+            require(&at.field("value"), removes || patch.value.is_some());
             if removes && patch.value.is_some() {
                 at.field("value").warning("has no effect with REMOVE");
             }
@@ -225,7 +225,7 @@ fn has_unknown_type(value: &Struct) -> bool {
 
 fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: ApplyTo) {
     if let Some(proxy) = &matched.proxy {
-        proxy_match(&at.field("proxy"), proxy);
+        proxy_match(&at.field("proxy"), proxy, is_of_waypoints(matched));
     }
     let fits = match (&matched.object_types, apply_to) {
         (None, _) => true,
@@ -273,16 +273,16 @@ fn matched(at: &FieldPath<'_>, matched: &EnvoyConfigObjectMatch, apply_to: Apply
     }
 }
 
-fn proxy_match(at: &FieldPath<'_>, proxy: &ProxyMatch) {
-    if !proxy.proxy_version.is_empty() {
+/// Checks a match of proxies. That of a waypoint is never compiled.
+fn proxy_match(at: &FieldPath<'_>, proxy: &ProxyMatch, is_waypoint: bool) {
+    if !proxy.proxy_version.is_empty() && !is_waypoint {
         at.field("proxyVersion")
             .regex(&proxy.proxy_version, RegexUsage::ControlPlane);
     }
-    metadata(&at.field("metadata"), &proxy.metadata);
-}
-
-fn metadata(at: &FieldPath<'_>, metadata: &BTreeMap<String, String>) {
-    at.require(metadata.keys().all(|key| !key.is_empty()), "a key is empty");
+    // Istio admits such an object, and serves its other patches.
+    if proxy.metadata.contains_key("") {
+        at.field("metadata").warning("a key is empty, so no proxy fits");
+    }
 }
 
 /// Checks the filters of a match. Parity (pkg/config/validation/envoyfilter/envoyfilter.go): names and sub-filters are

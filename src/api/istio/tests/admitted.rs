@@ -436,6 +436,26 @@ fn extensions() {
     };
     warned("EnvoyFilter", &of_waypoints("WAYPOINT"), &[""]);
     refused("EnvoyFilter", &of_waypoints("ANY"), ".configPatches[0].match");
+    let of_waypoints = "{configPatches: [{match: {context: WAYPOINT, proxy: {proxyVersion: '('}}, patch: {}}]}";
+    warned(
+        "EnvoyFilter",
+        of_waypoints,
+        &[
+            ".configPatches[0].applyTo",
+            ".configPatches[0].patch.operation",
+            ".configPatches[0].patch.value",
+            "",
+        ],
+    );
+    let no_proxy = patch(
+        "CLUSTER",
+        "match: {proxy: {metadata: {'': a}}}, patch: {operation: REMOVE}",
+    );
+    let field = ".configPatches[0].match.proxy.metadata";
+    warned("EnvoyFilter", &no_proxy, &[field, ""]);
+    // The reference has no effect.
+    let target = "{targetRefs: [{group: networking.istio.io, kind: Gateway, name: a}]}";
+    warned("EnvoyFilter", target, &[".targetRefs[0]", ""]);
     let plugin = |secret: usize, name: usize, sha256: &str| {
         let (secret, name) = ("s".repeat(secret), "n".repeat(name));
         format!("{{url: 'oci://a/b', imagePullSecret: {secret}, pluginName: {name}, sha256: '{sha256}'}}")
