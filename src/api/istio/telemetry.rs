@@ -77,7 +77,10 @@ fn metrics(at: &FieldPath<'_>, metrics: &Metrics) {
         let tags = at.field("tagOverrides");
         for (name, tag) in &change.tag_overrides {
             let at = tags.field(name);
-            at.require(!name.is_empty(), "the name of a tag is empty");
+            if name.is_empty() {
+                // Istio admits such an object. All of it applies, except for the tag.
+                at.warning("has no effect without a name");
+            }
             let removes = tag.operation == Operation::Remove as i32;
             at.field("value")
                 .require(removes || !tag.value.is_empty(), "is required with UPSERT");

@@ -313,7 +313,9 @@ impl MergedMetrics {
         for metric in metric_names(matched, all) {
             let metric = self.overrides.entry(metric).or_default();
             metric.disabled = change.disabled.unwrap_or(metric.disabled);
-            for (tag, operation) in &change.tag_overrides {
+            // Prometheus accepts no label without a name.
+            let named = change.tag_overrides.iter().filter(|(tag, _)| !tag.is_empty());
+            for (tag, operation) in named {
                 metric.tags.insert(tag.clone(), tag_value(operation));
             }
         }
@@ -335,5 +337,30 @@ fn metric_names(matched: Option<&MetricMatch>, all: bool) -> Vec<String> {
             .filter_map(|metric| IstioMetric::try_from(metric).ok())
             .map(|metric| metric.as_str_name().to_owned())
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overrides_of_tags_without_a_name_are_left_out() {
+        let tag = |name: &str| {
+            let set = TagOverride {
+                value: "request.host".to_owned(),
+                ..Default::default()
+            };
+            (name.to_owned(), set)
+        };
+        let change = MetricsOverrides {
+            tag_overrides: ["", "host"].map(tag).into(),
+            ..Default::default()
+        };
+        let mut merged = MergedMetrics::default();
+        merged.apply(&change, WorkloadMode::Client);
+        let tags = merged.overrides.values().flat_map(|metric| metric.tags.keys());
+        let tags: BTreeSet<&str> = tags.map(String::as_str).collect();
+        assert_eq!(tags, BTreeSet::from(["host"]));
     }
 }

@@ -384,6 +384,12 @@ fn ports_without_addresses_of_their_own_are_warned_of() {
 }
 
 #[test]
+fn overrides_of_tags_without_a_name() {
+    let metrics = "{metrics: [{overrides: [{tagOverrides: {'': {value: request.host}}}]}]}";
+    admitted("Telemetry", metrics, ".metrics[0].overrides[0].tagOverrides");
+}
+
+#[test]
 fn templates_of_workload_groups() {
     let group = |template: &str| format!("{{template: {{{template}}}}}");
     good("WorkloadGroup", &group("ports: {http: 8080}, labels: {app: a}"));
