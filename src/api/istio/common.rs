@@ -38,6 +38,14 @@ pub fn duration(at: &FieldPath<'_>, duration: Option<&Duration>) {
     }
 }
 
+/// Checks on admission a duration that is served as it is: at least a millisecond, and whole milliseconds.
+pub fn duration_on_admission(at: &FieldPath<'_>, duration: Option<&Duration>) {
+    let Some(duration) = duration else { return };
+    let is_short = duration.seconds < 0 || duration.nanos < 0 || (duration.seconds == 0 && duration.nanos < 1_000_000);
+    at.require_on_admission(!is_short, "the duration must be at least 1ms");
+    at.require_on_admission(duration.nanos % 1_000_000 == 0, "only whole milliseconds are supported");
+}
+
 /// Checks a percentage: 0 to 100.
 pub fn percent(at: &FieldPath<'_>, percent: Option<&Percent>) {
     if let Some(Percent { value }) = percent

@@ -177,6 +177,11 @@ pub fn connection_pool(at: &FieldPath<'_>, pool: Option<&ConnectionPoolSettings>
         // Parity (pkg/config/validation/validation.go, `validateConnectionPool`): here, admission accepts 0.
         let idle = tcp.idle_timeout.filter(|idle| !is_short(idle));
         not_negative(&at.field("idleTimeout"), idle.as_ref());
+        if let Some(keepalive) = &tcp.tcp_keepalive {
+            let at = at.field("tcpKeepalive");
+            common::duration_on_admission(&at.field("time"), keepalive.time.as_ref());
+            common::duration_on_admission(&at.field("interval"), keepalive.interval.as_ref());
+        }
     }
 }
 

@@ -156,6 +156,11 @@ fn http_route(at: &FieldPath<'_>, route: &HttpRoute, delegate: bool, gateways: &
         let at = at.field("retries");
         http_retries(&at, retries);
         retry_conditions(&at.field("retryOn"), &retries.retry_on);
+        // Parity (pkg/config/validation/validation.go, `validateHTTPRetry`): the mesh config may have 0.
+        at.field("perTryTimeout").require_on_admission(
+            retries.per_try_timeout != Some(prost_types::Duration::default()),
+            "is 0, which is the default",
+        );
     }
     if let Some(fault) = &route.fault {
         http_fault(&at.field("fault"), fault);

@@ -125,6 +125,7 @@ fn virtual_services() {
         ("retries: {retryRemoteLocalities: true}", "retries"),
         ("match: [{headers: {x: {regex: '*'}}}]", "match[0].headers.x"),
         ("match: [{queryParams: {x: {regex: '*'}}}]", "match[0].queryParams.x"),
+        ("retries: {attempts: 1, perTryTimeout: 0s}", "retries.perTryTimeout"),
         ("retries: {attempts: 1, retryOn: connect-error}", "retries.retryOn"),
         ("retries: {attempts: 1, retryOn: '5xx, reset'}", "retries.retryOn"),
         ("retries: {attempts: 1, retryOn: '5xx,'}", "retries.retryOn"),
@@ -189,6 +190,7 @@ fn destination_rules() {
         balancer("consistentHash: {useSourceIp: true, maglev: {tableSize: 1}}"),
         // Zero disables the timeout.
         policy("connectionPool: {tcp: {idleTimeout: 0s}}"),
+        policy("connectionPool: {tcp: {tcpKeepalive: {time: 10s, interval: 0.5s}}}"),
     ] {
         good("DestinationRule", &spec);
     }
@@ -214,6 +216,14 @@ fn destination_rules() {
         (
             policy("connectionPool: {http: {idleTimeout: 0s}}"),
             "connectionPool.http.idleTimeout",
+        ),
+        (
+            policy("connectionPool: {tcp: {tcpKeepalive: {time: 1500500us}}}"),
+            "connectionPool.tcp.tcpKeepalive.time",
+        ),
+        (
+            policy("connectionPool: {tcp: {tcpKeepalive: {interval: 0s}}}"),
+            "connectionPool.tcp.tcpKeepalive.interval",
         ),
         (
             policy("tls: {mode: SIMPLE, credentialName: c, caCertificates: /x}"),
