@@ -72,7 +72,8 @@ const MAX_REGEXES: usize = 64;
 /// The component that evaluates a regular expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegexUsage {
-    /// Proxies compile it. After [`MAX_REGEXES`] of these only the length is checked.
+    /// Proxies compile it. After [`MAX_REGEXES`] of these only length and syntax are checked. Because of an invalid
+    /// one, Envoy refuses all routes of a port.
     Proxy,
     /// The control plane keeps it compiled. More than [`MAX_REGEXES`] of these are an error.
     ControlPlane,
@@ -110,7 +111,7 @@ impl Validation {
         }
         if self.regexes.len() >= MAX_REGEXES {
             return match usage {
-                RegexUsage::Proxy => Ok(()),
+                RegexUsage::Proxy => regex::check_syntax(expression),
                 RegexUsage::ControlPlane => Err(RegexError::TooMany(MAX_REGEXES)),
             };
         }

@@ -5,6 +5,7 @@
 //! one expression takes.
 
 use regex::bytes::{Regex, RegexBuilder};
+use regex_syntax::ast::parse::ParserBuilder;
 
 use crate::base::re2::from_re2;
 
@@ -37,6 +38,17 @@ pub enum RegexError {
 /// Checks the syntax of an expression, within [`MAX_LENGTH`] and [`MAX_COMPILED`].
 pub fn check(expression: &str) -> Result<(), RegexError> {
     within(expression, MAX_COMPILED).map(drop)
+}
+
+/// Checks the syntax of an expression within [`MAX_LENGTH`], at a cost in proportion to its length. The size of its
+/// compiled form is not known then.
+pub fn check_syntax(expression: &str) -> Result<(), RegexError> {
+    check_length(expression)?;
+    let expression = from_re2(expression).map_err(|error| RegexError::Syntax(error.0))?;
+    let parsed = ParserBuilder::new().nest_limit(MAX_NESTING).build().parse(&expression);
+    parsed
+        .map(drop)
+        .map_err(|error| RegexError::Syntax(error.kind().to_string()))
 }
 
 /// Checks the length of an expression only.
@@ -144,6 +156,10 @@ mod tests {
                 matches!(compile(expression), Err(RegexError::Syntax(_))),
                 "{expression}"
             );
+            assert!(
+                matches!(check_syntax(expression), Err(RegexError::Syntax(_))),
+                "{expression}"
+            );
         }
         assert_eq!(compile(&"a".repeat(1025)).unwrap_err(), RegexError::TooLong(1025));
         for bomb in [
@@ -153,6 +169,7 @@ mod tests {
         ] {
             assert_eq!(compile(bomb).unwrap_err(), RegexError::TooLarge(MAX_KEPT), "{bomb}");
             assert_eq!(check(bomb).unwrap_err(), RegexError::TooLarge(MAX_COMPILED), "{bomb}");
+            assert_eq!(check_syntax(bomb), Ok(()), "{bomb}");
         }
         assert!(check(r"\pL{10}").is_ok() && compile(r"\pL{10}").is_err());
         assert!(compile(&"(".repeat(1000)).is_err());
@@ -196,6 +213,9 @@ mod tests {
         #[test]
         fn any_text_is_an_expression_or_an_error(text in "[a-c0-9QECpLx\\\\(){}\\[\\]^$.*+?|&~:,\u{fc}-]{0,40}") {
             let _ = compile(&text);
+            if check(&text).is_ok() {
+                proptest::prop_assert_eq!(check_syntax(&text), Ok(()));
+            }
         }
     }
 }

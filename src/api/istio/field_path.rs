@@ -92,7 +92,7 @@ impl<'a> FieldPath<'a> {
         }
     }
 
-    /// Warns of a regular expression in this field whose syntax is invalid. Only some of many are compiled.
+    /// Warns of a regular expression in this field whose syntax is invalid.
     pub fn warn_of_regex(&self, expression: &str) {
         let checked = self.validation.borrow_mut().regex(expression, RegexUsage::Proxy);
         if let Err(error @ RegexError::Syntax(_)) = checked {

@@ -349,11 +349,12 @@ fn r1_expressions_have_limits_in_every_field() {
     );
     let matches = (0..300).map(|path| format!("{{uri: {{regex: '/{path}'}}}}"));
     let long = format!("{{uri: {{regex: '{}'}}}}", "a".repeat(1025));
-    let matches = matches.chain([long]).collect::<Vec<_>>().join(",");
+    let invalid = "{uri: {regex: '/(?!a)'}}".to_owned();
+    let matches = matches.chain([long, invalid]).collect::<Vec<_>>().join(",");
     bad(
         "VirtualService",
         &format!("{{hosts: [a], http: [{{match: [{matches}], {to_a}}}]}}"),
-        &[".http[0].match[300].uri.regex"],
+        &[".http[0].match[300].uri.regex", ".http[0].match[301].uri.regex"],
     );
     let long = "a".repeat(8193);
     bad(
