@@ -16,6 +16,8 @@ use crate::{
 
 /// The maximum length in bytes of a label value, of the name part of a label key, and of the name of a subset.
 const MAX_LABEL_VALUE: usize = 63;
+/// The maximum length in bytes of the part of a label key before the slash.
+const MAX_LABEL_PREFIX: usize = 253;
 /// The maximum length in bytes of the name of a port, as in the definition of ServiceEntries.
 const MAX_PORT_NAME: usize = 256;
 /// The maximum length in bytes of the name and of the value of a header in Envoy's configuration.
@@ -80,7 +82,9 @@ fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key
         .split_once('/')
         .map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    prefix.is_none_or(is_fqdn) && !name.is_empty() && is_label_text(name)
+    // Parity (pkg/config/labels/instance.go): unlike that of a host name, the last part may be a number.
+    let is_prefix = |prefix: &str| prefix.len() <= MAX_LABEL_PREFIX && prefix.split('.').all(is_label);
+    prefix.is_none_or(is_prefix) && !name.is_empty() && is_label_text(name)
 }
 
 /// Checks key and value of a label.

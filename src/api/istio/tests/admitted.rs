@@ -149,6 +149,14 @@ fn destination_rules() {
         "DestinationRule",
         &format!("{{host: a, subsets: [{{name: s, labels: {{version: {long}}}}}]}}"),
     );
+    good(
+        "DestinationRule",
+        "{host: a, subsets: [{name: s, labels: {release.1/x: a}}]}",
+    );
+    for key in ["release./x", "/x", "a_b/x"] {
+        let labelled = format!("{{host: a, subsets: [{{name: s, labels: {{{key}: a}}}}]}}");
+        bad("DestinationRule", &labelled, &[".subsets[0].labels"]);
+    }
     refused(
         "DestinationRule",
         "{host: a, subsets: [{name: v1.0}]}",
