@@ -69,7 +69,7 @@ fn secret(name: &str, content: Type) -> Secret {
 }
 
 fn key_provider(provider: &KeyProvider, key: DataSource) -> PrivateKeyProvider {
-    // Parity (pilot/pkg/xds/sds.go): the delay is cut to whole seconds, and none is zero.
+    // Parity (pilot/pkg/xds/sds.go): the delay loses its whole seconds, and none is zero.
     let poll_delay = |delay: &Option<prost_types::Duration>| {
         let nanos = delay.as_ref().map_or(0, |delay| delay.nanos);
         Some(prost_types::Duration { seconds: 0, nanos })
