@@ -1,11 +1,18 @@
 //! Objects of an API server, as JSON.
 
+use std::future::Future;
+use std::time::Duration;
+
 use ::kube::{Client, Config};
 use http::{Method, Request};
 use serde_json::{Value, json};
 
 use crate::support::http::RUNTIME;
+use crate::support::wait;
 use istiod::api::yaml;
+
+/// Time limit of a request on a quiet machine.
+const ANSWERED: Duration = Duration::from_mins(1);
 
 /// Access to an API server as one user. The errors are texts.
 #[derive(Clone)]
@@ -187,9 +194,7 @@ impl Api {
     /// Returns the text at a path that is not an object's.
     pub(crate) fn text(&self, path: &str) -> Result<String, String> {
         let request = Request::get(path).body(Vec::new()).map_err(|error| error.to_string())?;
-        RUNTIME
-            .block_on(self.client.request_text(request))
-            .map_err(|error| error.to_string())
+        answered(self.client.request_text(request))
     }
 
     fn ask(&self, method: Method, path: &str, content: &str, document: Option<&Value>) -> Result<Value, String> {
@@ -202,10 +207,15 @@ impl Api {
         let request = request
             .body(body.unwrap_or_default())
             .map_err(|error| with_request(&error))?;
-        RUNTIME
-            .block_on(self.client.request(request))
-            .map_err(|error| with_request(&error))
+        answered(self.client.request(request)).map_err(|error| with_request(&error))
     }
+}
+
+/// Waits for the answer to a request, for a limited time: limits of [`wait::until`] act only between requests.
+fn answered<T>(request: impl Future<Output = Result<T, ::kube::Error>>) -> Result<T, String> {
+    let limited = async { tokio::time::timeout(wait::extended(ANSWERED), request).await };
+    let answer = RUNTIME.block_on(limited).map_err(|_| "no answer in time".to_owned())?;
+    answer.map_err(|error| error.to_string())
 }
 
 /// Returns the certificates of a PEM text, each as DER.
