@@ -147,9 +147,9 @@ fn address_through_waypoint(ctx: &BuildContext, service: &Service, client: &Upst
     if !is_on || !client.socket.is_router || client.no_tunnels {
         return None;
     }
-    // The objects that decide are all of one cluster.
-    let cluster = &ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?.gateway.cluster;
-    let label = waypoint::ingress_label(ctx.cx, ctx.mesh, cluster, &service.labels, &service.key.namespace);
+    ctx.mesh.service_waypoints.get(ctx.cx, &service.key)?;
+    let (cluster, labels) = waypoint::declaration(ctx.cx, ctx.mesh, service)?;
+    let label = waypoint::ingress_label(ctx.cx, ctx.mesh, cluster, labels, &service.key.namespace);
     label.filter(|is_on| *is_on)?;
     let auto = match client.ip_mode {
         IpMode::V6 => &service.auto_ipv6,

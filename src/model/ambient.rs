@@ -35,17 +35,14 @@ pub fn shard(name: &str) -> u8 {
     u8::try_from(xxh3_64(name.as_bytes()) % u64::from(SHARDS)).expect("because there are fewer shards than 256")
 }
 
-/// Returns true if objects of the cluster count.
-fn counts(mesh: &MeshSnapshot, cluster: &ClusterId) -> bool {
-    mesh.installation.is_ambient(cluster)
-}
-
 /// Returns the clusters whose network may have changed.
 pub fn network_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ClusterId> {
     let changed = inputs.namespaces.changes().iter().map(|(key, ..)| key);
     let system = changed.filter(|key| key.name == mesh.installation.namespace.as_str());
     let clusters = system.map(|key| key.cluster.clone());
-    clusters.filter(|cluster| counts(mesh, cluster)).collect()
+    clusters
+        .filter(|cluster| mesh.installation.is_ambient(cluster))
+        .collect()
 }
 
 /// Derives the network of a cluster: the label of its system namespace.

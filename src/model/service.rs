@@ -141,7 +141,7 @@ pub struct Service {
     pub labels: Shared<Labels>,
     /// Label selector of the Kubernetes Service or `workloadSelector` of the ServiceEntry.
     pub selector: Shared<Labels>,
-    /// True if a ServiceEntry has `workloadSelector`, although it may have no labels and then selects all workloads.
+    /// True for a ServiceEntry with `workloadSelector`, which may be without labels.
     pub selects_workloads: bool,
     /// ExternalName services that resolve to this one, sorted.
     pub aliases: Shared<[ServiceKey]>,

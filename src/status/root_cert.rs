@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn config_maps_of_an_earlier_text_are_looked_after() {
+    async fn config_maps_of_an_earlier_text_are_watched() {
         let api = FakeApi::default();
         let store = distribution_in(api.client()).store;
         let needed = async |text: &'static str| {

@@ -434,9 +434,9 @@ impl WatchedResource {
         }
     }
 
-    /// Replaces each resource of a response that the client or others refused by the version that the client holds, or
-    /// else by that of a client that refused it, if the client waits for the resource or an omission would remove it.
-    /// Omits the other refused resources. Returns `None` if nothing is left to send.
+    /// Replaces each resource of a response that the client or others refused, if the client waits for it or an
+    /// omission would remove it: by the version that the client holds, or else by the one that a client that refused it
+    /// holds. Omits the other refused resources. Returns `None` if nothing is left to send.
     ///
     /// A client waits only for types that it requests by name. Without a version to replace it, a resource for which it
     /// waits is sent as it is: if Envoy rejects it too, it waits no longer (`RdsRouteConfigSubscription` and

@@ -156,8 +156,8 @@ impl Agent {
                 stream.set_nodelay(true)?;
                 let mut stream = tls.connect(name, stream).await?;
                 // With TLS 1.3, the client is connected before the server has verified its certificate. If the server
-                // then closes the connection just while hyper hands over a request, the request is never answered. A
-                // server of HTTP/2 speaks first, so its first bytes show that it has accepted the client.
+                // then closes the connection just while hyper queues a request, the queue may keep the request for
+                // ever. A server of HTTP/2 speaks first, so its first bytes show that it has accepted the client.
                 if stream.fill_buf().await?.is_empty() {
                     return Err(std::io::Error::from(std::io::ErrorKind::UnexpectedEof));
                 }

@@ -49,7 +49,7 @@ pub fn gateways(cx: &Cx, mesh: &MeshSnapshot, _: &()) -> Option<Gateways> {
         return None;
     }
     let objects = mesh.network_gateways.get(cx, &()).map(|(_, gateway)| gateway);
-    let objects = objects.filter(|gateway| super::counts(mesh, gateway.meta.cluster()));
+    let objects = objects.filter(|gateway| mesh.installation.is_ambient(gateway.meta.cluster()));
     let is_remote = |gateway: &Gateway| gateway.cluster != mesh.installation.cluster;
     let mut found: Vec<Gateway> = objects.flat_map(|object| addresses(mesh, object)).collect();
     let name = |gateway: &Gateway| (gateway.namespace.clone(), gateway.name.clone(), gateway.address.clone());

@@ -12,7 +12,7 @@ use std::{
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{SelectorKey, cluster_network, counts, from_octets, network_address, selector_key, waypoint};
+use super::{SelectorKey, cluster_network, from_octets, network_address, selector_key, waypoint};
 use crate::{
     api::{Config, Meta, kube, kube::service::TargetPort},
     base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr, host},
@@ -89,7 +89,7 @@ pub struct PortNames {
 /// Returns the hosts whose declarations may have changed.
 pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<DeclaredKey> {
     let services = inputs.kube_services.changes().iter();
-    let services = services.filter(|(key, ..)| counts(mesh, &key.cluster));
+    let services = services.filter(|(key, ..)| mesh.installation.is_ambient(&key.cluster));
     let services = services.map(|(key, ..)| DeclaredKey {
         source: ServiceSource::Service,
         object: key.clone(),

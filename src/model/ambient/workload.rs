@@ -14,7 +14,7 @@ use prost::Message;
 use smol_str::SmolStr;
 
 use super::{
-    cluster_network, counts, gateway, octets, policy,
+    cluster_network, gateway, octets, policy,
     service::{ClusterService, ClusterServiceKey, ServiceSource, hostname, is_own},
     trust_domain, waypoint,
 };
@@ -152,7 +152,10 @@ impl AmbientWorkload {
 /// Returns the workloads that may have changed.
 pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadUid> {
     let pods = inputs.pods.changes().iter().map(|(key, ..)| key);
-    let pods = pods.filter(|key| counts(mesh, &key.cluster)).cloned().map(Source::Pod);
+    let pods = pods
+        .filter(|key| mesh.installation.is_ambient(&key.cluster))
+        .cloned()
+        .map(Source::Pod);
     let entries = inputs.workload_entries.changes().iter().map(|(key, ..)| key);
     let entries = entries
         .filter(|key| is_own(mesh, key))
@@ -170,7 +173,7 @@ pub fn candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<WorkloadUid> {
         addresses.into_iter().map(source).collect::<Vec<_>>()
     });
     let slices = inputs.endpoint_slices.changes().iter();
-    let slices = slices.filter(|(key, ..)| counts(mesh, &key.cluster));
+    let slices = slices.filter(|(key, ..)| mesh.installation.is_ambient(&key.cluster));
     let slices = slices.flat_map(|(key, old, new)| {
         let versions = [old, new].into_iter().flatten();
         let addresses = versions.flat_map(|slice| without_pods(slice).filter_map(|one| one.addresses.first()));
@@ -219,7 +222,10 @@ pub struct SliceTargets {
 /// Returns the slices that may have changed.
 pub fn slice_candidates(mesh: &MeshSnapshot, inputs: &Inputs) -> Vec<ObjectKey> {
     let slices = inputs.endpoint_slices.changes().iter().map(|(key, ..)| key);
-    slices.filter(|key| counts(mesh, &key.cluster)).cloned().collect()
+    slices
+        .filter(|key| mesh.installation.is_ambient(&key.cluster))
+        .cloned()
+        .collect()
 }
 
 /// Derives the pods of a slice. Those that the Service selects are found by their labels, so that most slices have no

@@ -35,7 +35,7 @@ pub struct Plan {
     /// The namespaces to write into.
     only: WatchedNamespaces,
     /// Hash of the distributed text; 0 if there is none. `None` while it is unknown: then nothing is written.
-    root_hash: Option<u64>,
+    text_hash: Option<u64>,
 }
 
 impl Plan {
@@ -49,8 +49,8 @@ impl Plan {
     }
 
     /// Sets the hash of the distributed text; returns true on a change.
-    pub fn want(&mut self, root_hash: Option<u64>) -> bool {
-        std::mem::replace(&mut self.root_hash, root_hash) != root_hash
+    pub fn want(&mut self, text_hash: Option<u64>) -> bool {
+        std::mem::replace(&mut self.text_hash, text_hash) != text_hash
     }
 
     /// Sets the discovery selectors; returns true on a change.
@@ -89,7 +89,7 @@ impl Plan {
 
     /// Returns true if the ConfigMap of this namespace must be written.
     pub fn needs(&self, namespace: &SmolStr) -> bool {
-        let Some(hash) = self.root_hash else { return false };
+        let Some(hash) = self.text_hash else { return false };
         let present = self.contents.get(namespace);
         let is_right = match hash {
             // A ConfigMap with a text is emptied, and none is created.

@@ -589,20 +589,26 @@ async fn a_slow_reader_does_not_delay_others() {
     assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
 }
 
+/// Opens two streams with room for one first configuration at a time. Nothing is published, so the first stream holds
+/// the permit.
+async fn two_first_configurations(mut options: ServerOptions) -> (Fixture, Sotw, Sotw) {
+    options.limits.first_configurations = 1;
+    let fixture = Fixture::new(options);
+    let mut client = fixture.client().await;
+    let first = Sotw::open(&mut client).await.expect("an accepted stream");
+    first.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
+    let second = Sotw::open(&mut client).await.expect("an accepted stream");
+    second.request(ResourceType::Cluster, &[], "").await;
+    (fixture, first, second)
+}
+
 #[tokio::test]
 async fn first_configurations_are_limited() {
     let mut options = ServerOptions::default();
-    options.limits.first_configurations = 1;
     options.limits.longest_wait = Duration::from_millis(50);
     options.timeouts.first_configuration = Duration::from_hours(1);
-    let fixture = Fixture::new(options);
-    let mut client = fixture.client().await;
-    // Nothing is published, so the first stream holds the permit.
-    let mut first = Sotw::open(&mut client).await.expect("an accepted stream");
-    first.request(ResourceType::Cluster, &[], "").await;
-    fixture.until("pilot_xds", 1.0).await;
-    let mut second = Sotw::open(&mut client).await.expect("an accepted stream");
-    second.request(ResourceType::Cluster, &[], "").await;
+    let (fixture, mut first, mut second) = two_first_configurations(options).await;
     let status = second.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("try again"), "{}", status.message());
@@ -613,16 +619,9 @@ async fn first_configurations_are_limited() {
 #[tokio::test]
 async fn late_first_configurations_do_not_delay_others() {
     let mut options = ServerOptions::default();
-    options.limits.first_configurations = 1;
     options.limits.longest_wait = Duration::from_hours(1);
     options.timeouts.first_configuration = Duration::from_millis(50);
-    let fixture = Fixture::new(options);
-    let mut client = fixture.client().await;
-    let mut first = Sotw::open(&mut client).await.expect("an accepted stream");
-    first.request(ResourceType::Cluster, &[], "").await;
-    fixture.until("pilot_xds", 1.0).await;
-    let mut second = Sotw::open(&mut client).await.expect("an accepted stream");
-    second.request(ResourceType::Cluster, &[], "").await;
+    let (fixture, mut first, mut second) = two_first_configurations(options).await;
     // The first stream loses its permit at the time limit, and stays open.
     fixture.until("pilot_xds", 2.0).await;
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
