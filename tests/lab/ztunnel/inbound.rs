@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 
 use super::policy::Connection;
-use super::socket::{TIMEOUT, Transport, accept, connect, original_destination};
+use super::socket::{Transport, accept, connect, original_destination, timeout};
 use super::{HBONE, Member, PLAINTEXT, Shared, count, lock, start, tls};
 use crate::lab::app::listen;
 use crate::support::http::quietly;
@@ -42,7 +42,7 @@ async fn converse(shared: &Arc<Shared>, member: &Arc<Member>, stream: TcpStream)
     let from = stream.peer_addr().map_err(|error| error.to_string())?;
     let certificate = Arc::clone(&member.agent.known().borrow());
     let acceptor = TlsAcceptor::from(Arc::new(tls::server(&certificate)?));
-    let stream = tokio::time::timeout(TIMEOUT, acceptor.accept(stream)).await;
+    let stream = tokio::time::timeout(timeout(), acceptor.accept(stream)).await;
     let stream = stream.map_err(|_| format!("{from}: no TLS handshake in time"))?;
     let stream = stream.map_err(|error| format!("{from}: {error}"))?;
     let source = tls::peer(&stream)?;

@@ -13,16 +13,22 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 use crate::lab::host::Host;
+use crate::support::wait;
 
 /// The mark of the ztunnel's own packets, which are not redirected.
 pub(super) const MARK: u32 = 0x539;
-/// Time limit of a connection.
-pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a connection, on a quiet machine.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection or a tunnel.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
+
+/// Returns the time limit of a connection.
+pub(super) fn timeout() -> Duration {
+    wait::extended(TIMEOUT)
+}
 
 /// Connects from a pod to an address, as traffic of the ztunnel.
 pub(super) async fn connect(host: &Arc<Host>, to: SocketAddr) -> io::Result<TcpStream> {
@@ -31,7 +37,7 @@ pub(super) async fn connect(host: &Arc<Host>, to: SocketAddr) -> io::Result<TcpS
         host.enter(|| {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
             socket.set_mark(MARK)?;
-            socket.connect_timeout(&to.into(), TIMEOUT)?;
+            socket.connect_timeout(&to.into(), timeout())?;
             socket.set_nonblocking(true)?;
             socket.set_tcp_nodelay(true)?;
             Ok(std::net::TcpStream::from(socket))

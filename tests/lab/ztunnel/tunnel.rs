@@ -14,7 +14,7 @@ use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
 
 use super::addresses::Hop;
-use super::socket::{self, TIMEOUT, Transport};
+use super::socket::{self, Transport};
 use super::{Member, lock, start, tls};
 use crate::support::http::quietly;
 
@@ -86,7 +86,11 @@ async fn handshake(
 ) -> Result<Requests, String> {
     let certificate = Arc::clone(&member.agent.known().borrow());
     let tls = TlsConnector::from(tls::client(&certificate, peers)?);
-    let shaken = tokio::time::timeout(TIMEOUT, tls.connect(ServerName::IpAddress(to.ip().into()), stream)).await;
+    let shaken = tokio::time::timeout(
+        socket::timeout(),
+        tls.connect(ServerName::IpAddress(to.ip().into()), stream),
+    )
+    .await;
     let stream = shaken.map_err(|_| format!("{to}: no TLS handshake in time"))?;
     let stream = stream.map_err(|error| format!("{to}: {error}"))?;
     let (requests, connection) = Builder::new(TokioExecutor::new())
@@ -110,7 +114,7 @@ async fn connect(mut requests: Requests, authority: &str) -> Result<Tunnel, Fail
         requests.ready().await.map_err(lost)?;
         requests.send_request(request).await.map_err(lost)
     };
-    let response = tokio::time::timeout(TIMEOUT, asking).await;
+    let response = tokio::time::timeout(socket::timeout(), asking).await;
     let response = response.unwrap_or_else(|_| Err(Failure::Lost("no response to CONNECT in time".to_owned())))?;
     if response.status() != StatusCode::OK {
         return Err(Failure::Refused(response.status()));
