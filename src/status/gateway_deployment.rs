@@ -328,7 +328,7 @@ impl Controller {
         let gateway = self.known.gateway(key)?;
         let mesh = self.inputs.mesh.borrow().clone();
         let revisions = self.revisions.borrow();
-        Facts::of(&mesh, key, gateway, revisions.as_ref()?).map(Arc::new)
+        Facts::of(&mesh, key, gateway, revisions.as_ref()?, &self.namespace).map(Arc::new)
     }
 
     fn on_environment(&mut self) {
@@ -466,12 +466,13 @@ impl Controller {
         };
         let parameters = gateway::parameters_name(&gateway.value)?;
         let parameters = parameters.and_then(|name| self.known.parameters(&(key.0.clone(), name.into())));
+        let class_parameters = self.known.class_parameters(&self.namespace, gateway.class());
         let cluster = self.inputs.mesh.borrow().installation.cluster.clone();
         let request = GatewayRequest {
             gateway: &gateway.value,
             class: &facts.class,
             more_ports: &facts.ports,
-            class_parameters: self.known.class_parameters(&self.namespace, gateway.class()),
+            class_parameters: class_parameters.filter(|_| facts.has_class_parameters),
             parameters,
             cluster: cluster.as_str(),
             kubernetes_version: self.version,

@@ -8,6 +8,7 @@ use std::{
 
 use super::known::{Gateway, Key};
 use crate::{
+    api::mesh_config,
     base::{Namespace, ObjectKey, SmolStr},
     environment,
     inject::{
@@ -42,11 +43,21 @@ pub(super) struct Facts {
     pub(super) namespace: Arc<inject::Namespace>,
     /// Ports of admitted ListenerSets.
     pub(super) ports: Vec<Port>,
+    /// True if the parameters of the class count: the discovery selectors select the control plane's namespace.
+    ///
+    /// Parity (pilot/pkg/config/kube/gatewaycommon/deploymentcontroller.go): they filter all ConfigMaps.
+    pub(super) has_class_parameters: bool,
 }
 
 impl Facts {
-    /// Returns the facts; `None` for a Gateway that this control plane does not deploy.
-    pub(super) fn of(mesh: &MeshSnapshot, key: &Key, gateway: &Gateway, revisions: &Revisions) -> Option<Self> {
+    /// Returns the facts; `None` for a Gateway that this control plane, whose namespace is `own`, does not deploy.
+    pub(super) fn of(
+        mesh: &MeshSnapshot,
+        key: &Key,
+        gateway: &Gateway,
+        revisions: &Revisions,
+        own: &SmolStr,
+    ) -> Option<Self> {
         let cx = Cx::untracked();
         let (namespace, name) = key;
         let cluster = &mesh.installation.cluster;
@@ -80,6 +91,7 @@ impl Facts {
         Some(Self {
             class,
             ports: listeners.collect(),
+            has_class_parameters: is_discovered(&cx, mesh, own),
             namespace: Arc::new(inject::Namespace {
                 name: namespace.to_string(),
                 annotations: annotations
@@ -88,6 +100,17 @@ impl Facts {
             }),
         })
     }
+}
+
+/// Returns true if the discovery selectors select a namespace of the config cluster.
+fn is_discovered(cx: &Cx, mesh: &MeshSnapshot, namespace: &SmolStr) -> bool {
+    let selectors = mesh_config::discovery_selectors(mesh.mesh_config(cx));
+    if selectors.is_empty() {
+        return true;
+    }
+    let key = ObjectKey::new(&mesh.installation.cluster, "", namespace.clone());
+    let row = mesh.namespaces.get(cx, &key);
+    row.is_some_and(|row| selectors.iter().any(|selector| selector.matches(&row.meta.labels)))
 }
 
 /// Returns the class of a controller; `None` for one without deployments.
@@ -147,6 +170,34 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::{Installation, fixture};
+
+    #[test]
+    fn class_parameters_are_of_a_discovered_namespace() {
+        let objects = "apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {team: mesh}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: Gateway
+metadata: {name: edge, namespace: web}
+spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTTP}]}
+";
+        let has_parameters = |mesh: &str| {
+            let files = [("mesh.yaml", mesh), ("objects.yaml", objects)];
+            let world = fixture::folder_world(Installation::default(), &files);
+            let key: Key = ("web".into(), "edge".into());
+            let gateway = Gateway {
+                value: Arc::new(json!({"spec": {"gatewayClassName": "istio"}})),
+            };
+            let own = SmolStr::new("istio-system");
+            let facts = Facts::of(&world.snapshot(), &key, &gateway, &Revisions::default(), &own);
+            facts.expect("the Gateway is deployed").has_class_parameters
+        };
+        assert!(has_parameters(""));
+        assert!(has_parameters("discoverySelectors: [{matchLabels: {team: mesh}}]"));
+        assert!(!has_parameters("discoverySelectors: [{matchLabels: {team: web}}]"));
+    }
 
     #[test]
     fn newer_controllers_keep_their_gateways() {
