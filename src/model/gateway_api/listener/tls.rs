@@ -147,6 +147,9 @@ impl Certificates<'_> {
     }
 
     /// Returns the resource names of the valid certificates; without any, the mistakes in all.
+    ///
+    /// Parity (pilot/pkg/config/kube/gateway/conversion.go, buildTLS): mistakes do not count beside a valid
+    /// certificate. Istio takes the name of the first certificate then, which is empty if that is the invalid one.
     fn server_certificates(&self, references: &[ObjectReference]) -> Result<Vec<String>, Mistake> {
         if references.len() > MAX_CERTIFICATES {
             let message = "TLS mode can only support up to 2 server certificates";
