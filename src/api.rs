@@ -17,6 +17,7 @@ pub mod istio;
 pub mod kind;
 pub(crate) mod kinds;
 pub mod kube;
+pub mod label;
 pub mod manifest;
 pub mod mcs;
 pub mod mesh_config;

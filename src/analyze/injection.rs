@@ -13,10 +13,10 @@ use super::{
         PROXY_IMAGE_MISMATCH, Report, SEVERAL_INJECTION_LABELS,
     },
     object::{Object, Type},
-    webhook::{self, REVISION},
+    webhook,
 };
 use crate::{
-    api::{Kind, yaml},
+    api::{Kind, label::REVISION, yaml},
     base::{Labels, select},
 };
 

@@ -9,7 +9,7 @@ use super::{
     mesh::Mesh,
     object::Object,
 };
-use crate::api::Kind;
+use crate::api::{Kind, label::REVISION};
 
 /// Label and annotation that decide about the injection of a pod.
 pub(super) const INJECT: &str = "sidecar.istio.io/inject";
@@ -46,7 +46,7 @@ pub(super) fn is_ambient(pod: &Object) -> bool {
 /// Returns true for namespaces in ambient mode.
 pub(super) fn is_ambient_namespace(namespace: &Object) -> bool {
     namespace.label("istio-injection") != "enabled"
-        && namespace.label("istio.io/rev").is_empty()
+        && namespace.label(REVISION).is_empty()
         && namespace.label("istio.io/dataplane-mode") == "ambient"
 }
 

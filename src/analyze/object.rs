@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::json::{items, labels, text};
 use crate::{
-    api::{Kind, yaml},
+    api::{Kind, label::REVISION, yaml},
     base::{Labels, SmolStr},
 };
 
@@ -207,7 +207,7 @@ impl Object {
 /// Returns true for objects of every revision and of this one. The label has another meaning on workloads.
 pub fn is_of_revision(object: &Object, revision: &str) -> bool {
     let is_configuration = matches!(object.kind, Type::Known(kind) if kind.is_istio() || kind.is_gateway_api());
-    let label = object.labels.get("istio.io/rev");
+    let label = object.labels.get(REVISION);
     !is_configuration || label.is_none_or(|label| revision.is_empty() || label == revision)
 }
 

@@ -14,12 +14,10 @@ use super::{
     object::{Object, Type, full_name},
 };
 use crate::{
-    api::Kind,
+    api::{Kind, label::REVISION},
     base::{Labels, SmolStr, select::LabelSelector},
 };
 
-/// Label with a revision or tag.
-pub(super) const REVISION: &str = "istio.io/rev";
 /// The maximum number of revisions of which overlaps are searched: each pair of their labels is tried.
 const MAX_REVISIONS: usize = 32;
 

@@ -1,10 +1,7 @@
 //! A Gateway that counts only as a gateway to another network: an input that is not a manifest.
 
-use super::{Config, Kind, gateway_api, meta::Keyed};
+use super::{Config, Kind, gateway_api, label::NETWORK, meta::Keyed};
 use crate::base::{ObjectKey, Shared};
-
-/// Label with the network of a gateway.
-const NETWORK: &str = "topology.istio.io/network";
 
 /// A Gateway in a namespace that `discoverySelectors` do not select.
 #[derive(Clone, Debug, PartialEq)]

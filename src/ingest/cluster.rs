@@ -29,7 +29,7 @@ use super::{
     source::{Readiness, Source},
 };
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Severity, document::parse_object},
+    api::{Diagnostic, FieldError, Kind, Severity, document::parse_object, label::REVISION},
     base::{ClusterId, ObjectKey, SmolStr},
     kube::{
         Object,
@@ -420,7 +420,7 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
         object.namespace()
     };
     let key = ObjectKey::new(cluster, namespace, object.name());
-    let revision = labels.and_then(|labels| labels.get("istio.io/rev")).map(SmolStr::new);
+    let revision = labels.and_then(|labels| labels.get(REVISION)).map(SmolStr::new);
     let version = metadata
         .resource_version
         .as_deref()

@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{context::IngestContext, kinds::resource};
 use crate::{
+    api::label::REVISION,
     base::{ClusterId, Namespace, SmolStr},
     kube::{
         Object,
@@ -20,8 +21,6 @@ use crate::{
 
 /// Label with a tag.
 const TAG: &str = "istio.io/tag";
-/// Label with a revision.
-const REVISION: &str = "istio.io/rev";
 
 /// A tag object: its name, the tag, and its revision.
 type Pointer = (SmolStr, SmolStr, SmolStr);

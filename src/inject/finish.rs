@@ -10,6 +10,7 @@ use super::{
     overrides, pod,
     request::{Rendered, Request},
 };
+use crate::api::label::NETWORK;
 
 /// Sets the variables of the request in the proxy's container.
 pub(super) fn set_variables(request: &Request<'_>, pod: &mut Json) {
@@ -53,7 +54,7 @@ pub(super) fn keep_variable_order(request: &Request<'_>, pod: &mut Json) {
 /// Writes the label of the network, the record of the injection, and the annotations of the configuration.
 pub(super) fn set_metadata(request: &Request<'_>, rendered: &mut Rendered) {
     if let Some(network) = request.proxy_variables.get(NETWORK_VARIABLE) {
-        pod::labels_mut(&mut rendered.pod).insert(pod::NETWORK_LABEL.to_owned(), Json::from(network.as_str()));
+        pod::labels_mut(&mut rendered.pod).insert(NETWORK.to_owned(), Json::from(network.as_str()));
     }
     let status = status(&rendered.template, request.revision());
     let annotations = pod::annotations_mut(&mut rendered.pod);

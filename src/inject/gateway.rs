@@ -32,7 +32,6 @@ pub const CLASS_DEFAULTS: &str = "gateway.istio.io/defaults-for-class";
 const NAME_OVERRIDE: &str = "gateway.istio.io/name-override";
 const SERVICE_ACCOUNT: &str = "gateway.istio.io/service-account";
 const SERVICE_TYPE: &str = "networking.istio.io/service-type";
-const NETWORK: &str = "topology.istio.io/network";
 /// Port where proxies answer probes of load balancers.
 const STATUS_PORT: u16 = 15021;
 

@@ -13,8 +13,6 @@ pub(super) const VALIDATION: &str = "istio-validation";
 
 /// The init container that allows core dumps.
 pub(super) const CORE_DUMP: &str = "enable-core-dump";
-/// The label with the network of a pod.
-pub(super) const NETWORK_LABEL: &str = "topology.istio.io/network";
 
 /// The lists of containers that injection knows.
 pub(super) const CONTAINERS: &str = "containers";

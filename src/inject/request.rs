@@ -12,7 +12,10 @@ use super::{
     owner::Owner,
     pod,
 };
-use crate::{api::mesh_config, proto::istio::mesh::v1alpha1::ProxyConfig};
+use crate::{
+    api::{label::NETWORK, mesh_config},
+    proto::istio::mesh::v1alpha1::ProxyConfig,
+};
 
 /// The pod after rendering.
 pub(super) struct Rendered {
@@ -101,7 +104,7 @@ fn proxy_variables(config: &Config, environment: &Environment, pod: &Json) -> BT
     };
     set(CLUSTER_VARIABLE, config.values.cluster());
     set(NETWORK_VARIABLE, config.values.network());
-    if let Some(network) = pod::label(pod, pod::NETWORK_LABEL).filter(|network| !network.is_empty()) {
+    if let Some(network) = pod::label(pod, NETWORK).filter(|network| !network.is_empty()) {
         variables.insert(NETWORK_VARIABLE.to_owned(), network.to_owned());
     }
     variables

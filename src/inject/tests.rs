@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::*;
+use crate::api::label::NETWORK;
 
 /// A small template with a proxy, an init container and a volume.
 const SIDECAR: &str = "
@@ -173,7 +174,7 @@ fn templates_see_the_workload() {
     assert_eq!(names(&pod, "containers"), ["web", "istio-proxy"]);
     assert_eq!(pod::annotation(&pod, "injected"), Some("yes"));
     assert_eq!(pod::label(&pod, "tls"), Some("istio"));
-    assert_eq!(pod::label(&pod, pod::NETWORK_LABEL), Some("n1"));
+    assert_eq!(pod::label(&pod, NETWORK), Some("n1"));
     assert_eq!(variable(&pod, "ISTIO_META_NETWORK"), Some("n1"));
     let sidecar = pod::sidecar(&pod).expect("a proxy");
     assert_eq!(sidecar["image"], "hub/proxyv2:v1");
@@ -338,7 +339,7 @@ fn path_sets_variables_of_the_proxy() {
     assert_eq!(variable(&pod, "ISTIO_META_NETWORK"), Some("n2"));
     assert_eq!(variable(&pod, "OWNER"), Some("path"));
     let mut labeled = web();
-    labeled["metadata"]["labels"][pod::NETWORK_LABEL] = json!("n3");
+    labeled["metadata"]["labels"][NETWORK] = json!("n3");
     assert_eq!(
         variable(&inject(&labeled, &environment), "ISTIO_META_NETWORK"),
         Some("n3")

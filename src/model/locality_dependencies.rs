@@ -9,6 +9,7 @@ use super::{
     service::TrafficDistribution,
 };
 use crate::{
+    api::label::NETWORK,
     proto::istio::networking::v1alpha3::{
         LoadBalancerSettings, LocalityLoadBalancerSetting, OutlierDetection, TrafficPolicy,
     },
@@ -16,11 +17,7 @@ use crate::{
 };
 
 /// Labels that traffic distribution compares, most important first.
-pub const ZONE_LABELS: &[&str] = &[
-    "topology.istio.io/network",
-    "topology.kubernetes.io/region",
-    "topology.kubernetes.io/zone",
-];
+pub const ZONE_LABELS: &[&str] = &[NETWORK, "topology.kubernetes.io/region", "topology.kubernetes.io/zone"];
 /// Additional labels that distribution to the same node compares.
 pub const NODE_LABELS: &[&str] = &["topology.istio.io/subzone", "kubernetes.io/hostname"];
 

@@ -11,7 +11,7 @@ use smol_str::SmolStr;
 
 use super::{MeshSnapshot, service::kube as registry};
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Severity, kube, resolved_host::ResolvedHost},
+    api::{Diagnostic, FieldError, Kind, Severity, kube, label::NETWORK, resolved_host::ResolvedHost},
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
     proto::istio::mesh::v1alpha1::{
         Network,
@@ -108,8 +108,6 @@ fn lcm(a: u32, b: u32) -> u32 {
     (a / x.max(1)).saturating_mul(b)
 }
 
-/// Label with the network of a workload, of a cluster (on its system namespace), or of a gateway.
-pub const LABEL: &str = "topology.istio.io/network";
 /// Class of Gateways that represent a gateway of another network, which is not deployed here.
 pub(super) const REMOTE_CLASS: &str = "istio-remote";
 /// Label with the passthrough port of a gateway, by default [`PASSTHROUGH_PORT`].
@@ -121,7 +119,7 @@ pub(super) const HBONE_PORT: u32 = 15008;
 
 /// Returns the network in the labels.
 pub fn label(labels: &Labels) -> Option<NetworkId> {
-    let label = labels.get(LABEL).filter(|network| !network.is_empty());
+    let label = labels.get(NETWORK).filter(|network| !network.is_empty());
     label.map(|network| NetworkId::from(network.clone()))
 }
 
@@ -290,7 +288,7 @@ fn template(network: &str, port: u32) -> NetworkGateway {
 
 /// Returns the label that makes a Service a gateway, unless it is empty.
 pub(super) fn network_label(service: &kube::Service) -> Option<&SmolStr> {
-    service.meta.labels.get(LABEL).filter(|network| !network.is_empty())
+    service.meta.labels.get(NETWORK).filter(|network| !network.is_empty())
 }
 
 /// Returns the gateway that a labelled Service declares; `None` if it has neither the passthrough port nor the HBONE

@@ -15,6 +15,7 @@ use crate::{
     api::{
         Config,
         kube::{Node, Pod},
+        label::NETWORK,
     },
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared},
     proto::istio::networking::v1alpha3::WorkloadEntry,
@@ -357,7 +358,7 @@ pub fn augmented(labels: &Labels, cluster: &ClusterId, locality: &str, node: &st
 
 /// Adds these labels in place.
 pub fn augment(labels: &mut Labels, cluster: &ClusterId, locality: &str, node: &str, network: &NetworkId) {
-    let names_network = labels.get(network::LABEL).is_some_and(|label| !label.is_empty());
+    let names_network = labels.get(NETWORK).is_some_and(|label| !label.is_empty());
     let mut put = |key: &'static str, value: &str| {
         if !value.is_empty() {
             labels.insert(SmolStr::new_static(key), SmolStr::new(value));
@@ -370,6 +371,6 @@ pub fn augment(labels: &mut Labels, cluster: &ClusterId, locality: &str, node: &
     put("topology.istio.io/cluster", cluster);
     put("kubernetes.io/hostname", node);
     if !names_network {
-        put(network::LABEL, network);
+        put(NETWORK, network);
     }
 }

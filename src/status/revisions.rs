@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use super::{store::resource, watching::Watches};
 use crate::{
+    api::label::REVISION,
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
@@ -137,7 +138,7 @@ pub(super) async fn of_webhook(watches: Watches, resource: ApiResource, name: &s
 
 fn revision_of(webhook: Object) -> SmolStr {
     let labels = webhook.metadata.labels.unwrap_or_default();
-    labels.get("istio.io/rev").map(SmolStr::new).unwrap_or_default()
+    labels.get(REVISION).map(SmolStr::new).unwrap_or_default()
 }
 
 #[cfg(test)]

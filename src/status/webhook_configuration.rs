@@ -35,7 +35,7 @@ use super::{
     watching::Watches,
 };
 use crate::{
-    api::istio::ALWAYS_REJECTED,
+    api::{istio::ALWAYS_REJECTED, label::REVISION},
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
@@ -45,8 +45,6 @@ use crate::{
 
 const GROUP: &str = "admissionregistration.k8s.io";
 const VERSION: &str = "v1";
-/// Label with the revision of a configuration.
-const REVISION: &str = "istio.io/rev";
 /// The first and the longest retry delay.
 const RETRY: Duration = Duration::from_millis(100);
 const RETRY_LATER: Duration = Duration::from_mins(1);

@@ -9,6 +9,7 @@ use super::{
     lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer, socket_address},
 };
 use crate::{
+    api::label,
     base::{
         Labels, NetworkId, Shared,
         cidr::{self, IpMode},
@@ -201,7 +202,7 @@ fn tunnelled(features: &Features, target: Destination, gateway: &NetworkGateway)
 fn gateway_member(encoded: Encoded<EnvoyLbEndpoint>, gateway: &NetworkGateway, weight: u32) -> LbEndpoint {
     let labels: Labels = [
         ("topology.istio.io/cluster", gateway.cluster.as_str()),
-        ("topology.istio.io/network", gateway.network.as_str()),
+        (label::NETWORK, gateway.network.as_str()),
     ]
     .into_iter()
     .filter(|(_, value)| !value.is_empty())

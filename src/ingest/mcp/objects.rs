@@ -14,7 +14,7 @@ use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Row, Severity, diagnostics::INVALID, document},
+    api::{Diagnostic, FieldError, Kind, Row, Severity, diagnostics::INVALID, document, label::REVISION},
     base::{ClusterId, ObjectKey},
     model::change::{Change, SourceId},
     proto::{
@@ -25,8 +25,6 @@ use crate::{
     },
 };
 
-/// The label with the revision of an object.
-const REVISION: &str = "istio.io/rev";
 /// The largest number of changed rows that are sent individually.
 const FEW_ROWS: usize = 16;
 

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value as Json, json};
 
-use super::{Deployed, GATEWAY_NAME, GatewayError, GatewayRequest, NETWORK, Port, STATUS_PORT, check};
+use super::{Deployed, GATEWAY_NAME, GatewayError, GatewayRequest, Port, STATUS_PORT, check};
 use crate::{
+    api::label::NETWORK,
     base::Labels,
     inject::{
         Environment,

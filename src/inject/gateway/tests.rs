@@ -3,7 +3,10 @@ use std::sync::Arc;
 use serde_json::{Value as Json, json};
 
 use super::*;
-use crate::inject::{Injector, Namespace};
+use crate::{
+    api::label::NETWORK,
+    inject::{Injector, Namespace},
+};
 
 const TEMPLATE: &str = r#"
 templates:

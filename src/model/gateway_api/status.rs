@@ -27,7 +27,7 @@ pub use self::{
     statuses::{KINDS, Statuses, Written},
 };
 use crate::{
-    api::{Kind, Meta},
+    api::{Kind, Meta, label::REVISION},
     base::ObjectKey,
     model::MeshSnapshot,
     table::Cx,
@@ -39,8 +39,6 @@ const ACCEPTED: &str = "Accepted";
 const RESOLVED_REFS: &str = "ResolvedRefs";
 /// Controller in entries for targets of policies.
 const MESH_CONTROLLER: &str = super::class::WAYPOINT;
-/// Label with the revision or tag of an object or namespace.
-const REVISION: &str = "istio.io/rev";
 
 /// Key of a [`Status`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -2,9 +2,9 @@
 
 use smol_str::SmolStr;
 
-use super::{LABEL, NetworkGateway, REMOTE_CLASS, template};
+use super::{NetworkGateway, REMOTE_CLASS, template};
 use crate::{
-    api::{Config, gateway_api},
+    api::{Config, gateway_api, label::NETWORK},
     base::{Labels, ObjectKey},
     model::Installation,
 };
@@ -22,7 +22,7 @@ pub(in crate::model) fn labelled(_key: &ObjectKey, gateway: &Config<gateway_api:
 }
 
 fn network(gateway: &Config<gateway_api::Gateway>) -> Option<&SmolStr> {
-    gateway.meta.labels.get(LABEL).filter(|network| !network.is_empty())
+    gateway.meta.labels.get(NETWORK).filter(|network| !network.is_empty())
 }
 
 /// Returns the gateways that a labelled Gateway declares: each of its addresses with each listener to its network. A
@@ -84,5 +84,5 @@ pub(in crate::model) fn is_passthrough(labels: &Labels, listener: &gateway_api::
         return true;
     }
     let expected = labels.get(super::PORT_LABEL).map_or("15443", SmolStr::as_str);
-    labels.contains_key(LABEL) && listener.port.to_string() == expected
+    labels.contains_key(NETWORK) && listener.port.to_string() == expected
 }

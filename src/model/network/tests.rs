@@ -265,7 +265,7 @@ metadata: {name: istio-system, labels: {topology.istio.io/network: system}}
 ";
     let mesh = mesh(&[("meshnetworks.yaml", networks), ("kube-c3.yaml", namespace)]);
     let of = |cluster: &str, label: &str, address: &str| {
-        let labels = [(SmolStr::new(LABEL), SmolStr::new(label))].into_iter().collect();
+        let labels = [(SmolStr::new(NETWORK), SmolStr::new(label))].into_iter().collect();
         of_endpoint(&Cx::untracked(), &mesh, &ClusterId::new(cluster), &labels, address).to_string()
     };
     assert_eq!(of("c1", "own", "10.1.0.1"), "own");

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use serde_json::Value;
 
 use crate::{
+    api::label::REVISION,
     base::SmolStr,
     inject::gateway::{self, CLASS_DEFAULTS, GATEWAY_NAME, OVERLAY_KEYS, ObjectKind, Parameters},
     kube::{Object, watch::WatchEvent},
@@ -43,7 +44,7 @@ impl Gateway {
 
     /// Returns the revision or tag of its label.
     pub(super) fn revision(&self) -> Option<&str> {
-        self.value["metadata"]["labels"]["istio.io/rev"].as_str()
+        self.value["metadata"]["labels"][REVISION].as_str()
     }
 }
 

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use smol_str::SmolStr;
 
-use super::REVISION;
-use crate::{base::ObjectKey, model::MeshSnapshot, table::Cx};
+use crate::{api::label::REVISION, base::ObjectKey, model::MeshSnapshot, table::Cx};
 
 /// The revisions that decide which control plane is responsible for an object, besides the own one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
