@@ -405,6 +405,7 @@ impl<'a> Parts<'a> {
             config_sources::issue_certificates(&environment.settings, &installation, &identity, push.mesh.clone());
         issuer.set(issue.clone());
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
+        let page_authenticators = identity.page_authenticators.clone();
         if features.istio_multiroot_mesh {
             let cluster = installation.cluster.clone();
             let anchors = identity.anchors.clone();
@@ -490,7 +491,7 @@ impl<'a> Parts<'a> {
             .as_ref()
             .map(|injection| injection.inputs(&environment.settings));
         let webhooks = Webhooks::new(environment, inputs)?;
-        listen::pages(environment, shown, &grpc, authenticators, &webhooks, page_runtime).await?;
+        listen::pages(environment, shown, &grpc, page_authenticators, &webhooks, page_runtime).await?;
         let cluster = installation.cluster.clone();
         sources.start(DnsResolver { cluster, dependencies });
         if let Some(folder) = folder {

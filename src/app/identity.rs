@@ -84,8 +84,10 @@ pub(super) struct Parts<'a> {
 
 /// Identity and trust of the control plane.
 pub(super) struct Identity {
-    /// Authenticators of configuration streams and debug pages.
+    /// Authenticators of other replicas.
     pub(super) authenticators: Authenticators,
+    /// Authenticators of debug pages; none without authentication of ADS streams.
+    pub(super) page_authenticators: Authenticators,
     /// Trust domains of the mesh.
     pub(super) domains: watch::Receiver<Arc<TrustDomains>>,
     /// Authentication of ADS streams; `None` if disabled (`XDS_AUTH`).
@@ -174,6 +176,15 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     );
     let domains = domains(environment, mesh_trust);
     let chains = chains(&parts, &domains)?;
+    let authenticators = chains.requests.clone();
+    // Parity (pkg/security/authentication.go, pilot/pkg/bootstrap/server.go): requests for certificates and debug pages
+    // cannot be authenticated either.
+    let chains = if features.xds_auth {
+        chains
+    } else {
+        tracing::warn!("XDS_AUTH is off: requests for certificates and for remote debug pages are denied");
+        Chains::default()
+    };
     let (mut acceptor, mut webhooks) = (None, None);
     if is_served || serves_webhooks {
         let compliance = settings.variable("COMPLIANCE_POLICY").unwrap_or_default();
@@ -206,7 +217,8 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             plaintext: features.xds_auth_plaintext,
             check: features.pilot_enable_xds_identity_check,
         }),
-        authenticators: chains.requests,
+        authenticators,
+        page_authenticators: chains.requests,
         domains,
         authority: ca.authority,
         anchors: trust.anchors,

@@ -234,7 +234,7 @@ features! {
         PILOT_ENABLE_CDS_CACHE pilot_enable_cds_cache: bool = true;
         /// Caches encoded routes.
         PILOT_ENABLE_RDS_CACHE pilot_enable_rds_cache: bool = true;
-        /// Authenticates callers of xDS.
+        /// Authenticates callers of xDS. Without it, requests for certificates and for remote debug pages are denied.
         XDS_AUTH xds_auth: bool = true;
         /// Authenticates callers without TLS, also those that request certificates, like those with TLS.
         XDS_AUTH_PLAINTEXT xds_auth_plaintext: bool = false;

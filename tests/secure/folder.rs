@@ -23,6 +23,10 @@ pub(super) fn trials() -> Vec<Trial> {
             certificates_are_renewed_with_certificates,
         ),
         Trial::test(
+            "secure::folder::certificates_need_authentication_of_clients",
+            certificates_need_authentication_of_clients,
+        ),
+        Trial::test(
             "secure::folder::serving_certificate_is_reloaded",
             serving_certificate_is_reloaded,
         ),
@@ -40,19 +44,20 @@ fn sample() -> PathBuf {
     project().join("samples/helloworld")
 }
 
-fn daemon(name: &str, authority: &Authority) -> Result<(Daemon, PathBuf), String> {
+fn daemon(name: &str, authority: &Authority, variables: &[(&str, &str)]) -> Result<(Daemon, PathBuf), String> {
     let folder = scratch(name);
     let plugged = folder.join("cacerts");
     authority.plug_into(&plugged);
     let daemon = Daemon::secured(&folder.join("istiod.log"), |command| {
         command.arg("--configDir").arg(sample()).env("ROOT_CA_DIR", &plugged);
+        command.envs(variables.iter().copied());
     })?;
     Ok((daemon, folder))
 }
 
 fn certificates_are_renewed_with_certificates() -> Result<(), Failed> {
     let authority = Authority::new("trial");
-    let (daemon, _) = daemon("secure-folder", &authority)?;
+    let (daemon, _) = daemon("secure-folder", &authority, &[])?;
     let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
     RUNTIME.block_on(async {
         let refused = agent
@@ -109,6 +114,29 @@ fn certificates_are_renewed_with_certificates() -> Result<(), Failed> {
         let foreign = ClientCredentials::certificate(Authority::new("foreign").certificate(WEB));
         let refused = agent.certificate(&foreign, KeyKind::Ecdsa).await;
         expect(refused.is_err(), true, "a connection with a certificate of another CA")
+    })?;
+    Ok(())
+}
+
+/// Without authentication of clients, all get configuration, and none gets a certificate.
+fn certificates_need_authentication_of_clients() -> Result<(), Failed> {
+    let authority = Authority::new("unchecked");
+    let (daemon, _) = daemon("secure-unchecked", &authority, &[("XDS_AUTH", "false")])?;
+    let agent = Agent::new(daemon.secure, Trust::Roots(authority.root.clone()));
+    RUNTIME.block_on(async {
+        let credentials = ClientCredentials::certificate(authority.certificate(WEB));
+        let refused = agent.certificate(&credentials, KeyKind::Ecdsa).await.err();
+        expect(
+            refused.map(|status| status.code()),
+            Some(Code::Unauthenticated),
+            "a request for a certificate",
+        )?;
+        let mut stream = agent
+            .ads(&ClientCredentials::default(), &node("default", "web"))
+            .await
+            .map_err(|status| status.to_string())?;
+        let clusters = stream.ask(CLUSTER, &[]).await.map_err(|status| status.to_string())?;
+        expect(clusters.resources.is_empty(), false, "no clusters")
     })?;
     Ok(())
 }
