@@ -82,9 +82,15 @@ impl Access {
         self.scope_of_identities(identities)
     }
 
-    /// Returns true if a caller with these identities is of the control plane, also where access does not depend on it.
+    /// Returns true if a caller with these identities is of the control plane, also where access does not depend on it:
+    /// it may read everything, or it is of the namespace that the control plane runs in.
     pub(super) fn is_of_control_plane(&self, identities: &[SmolStr]) -> bool {
-        self.scope_of_identities(identities) == Some(DebugScope::All)
+        let own = self.mesh.borrow().installation.namespace.clone();
+        match self.scope_of_identities(identities) {
+            Some(DebugScope::All) => true,
+            Some(DebugScope::Namespace(namespace)) => namespace == own,
+            None => false,
+        }
     }
 
     fn scope_of_identities(&self, identities: &[SmolStr]) -> Option<DebugScope> {

@@ -79,6 +79,11 @@ fn epoch_seconds(seconds: f64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(since)
 }
 
+/// The schemes of `authorization` headers with a token.
+///
+/// Parity (pkg/security/security.go): `Istio` is a scheme for debug pages. Here it is one for all requests.
+const SCHEMES: [&str; 2] = ["bearer", "istio"];
+
 /// Returns the bearer token in the first `authorization` header that has one.
 pub fn bearer(headers: &HeaderMap) -> Result<&str, AuthenticationError> {
     let mut values = headers
@@ -87,7 +92,8 @@ pub fn bearer(headers: &HeaderMap) -> Result<&str, AuthenticationError> {
         .filter_map(|value| value.to_str().ok());
     let token = values.find_map(|value| {
         let (scheme, token) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+        let is_known = SCHEMES.iter().any(|known| scheme.eq_ignore_ascii_case(known));
+        is_known.then(|| token.trim())
     });
     match token {
         None | Some("") => Err(AuthenticationError::Missing("bearer token")),
@@ -170,6 +176,7 @@ mod tests {
             ("authorization", "Bearer d"),
         ]);
         assert_eq!(bearer(&shown), Ok("a.b.c"));
+        assert_eq!(bearer(&headers(&[("authorization", "Istio a.b.c")])), Ok("a.b.c"));
         for none in [
             &[][..],
             &[("authorization", "Bearer ")],

@@ -106,7 +106,7 @@ impl Wire {
     /// Returns a debug page, named by its path after `/debug/`.
     ///
     /// Parity (pilot/pkg/xds/debuggen.go): pages about more than one proxy are for the control plane, also where access
-    /// is not enforced.
+    /// is not enforced. Its namespace counts besides the root namespace: tools use an account of it.
     async fn page(&self, question: &DebugRequest) -> Result<Arc<EncodedResource>, DebugError> {
         let scope = self.scope(question)?;
         let [name] = question.names.as_slice() else {

@@ -26,9 +26,14 @@ struct Harness {
 
 impl Harness {
     fn new(change: impl FnOnce(&mut Installation)) -> Self {
+        Self::with_mesh(change, "")
+    }
+
+    /// Returns a harness with a mesh config.
+    fn with_mesh(change: impl FnOnce(&mut Installation), mesh: &str) -> Self {
         let mut installation = Installation::default();
         change(&mut installation);
-        let world = fixture::folder_world(installation, &[("mesh.yaml", "")]);
+        let world = fixture::folder_world(installation, &[("mesh.yaml", mesh)]);
         let (sender, mesh) = watch::channel(world.snapshot());
         let (inspect, _) = mpsc::channel(1);
         let (flushes, _) = Flushes::channel();
@@ -188,6 +193,18 @@ async fn r5_sync_status_requires_authentication() {
     }
     assert!(open.ask(PAGE, &["list"], Some(SYSTEM)).await.is_ok());
     assert!(open.ask(PAGE, &["edsz?proxyID=a"], Some(SHOP)).await.is_ok());
+}
+
+#[tokio::test]
+async fn pages_are_for_the_namespace_of_the_control_plane() {
+    const ROOT: &str = "spiffe://cluster.local/ns/mesh-config/sa/default";
+    let harness = Harness::with_mesh(|_| {}, "rootNamespace: mesh-config");
+    for identity in [SYSTEM, ROOT] {
+        let answer = harness.ask(PAGE, &["list"], Some(identity)).await;
+        assert!(answer.is_ok(), "{identity}: {answer:?}");
+    }
+    let denial = harness.ask(PAGE, &["list"], Some(SHOP)).await;
+    assert_eq!(denial.unwrap_err(), DebugError::Forbidden(vec![SHOP.into()]));
 }
 
 #[tokio::test]
