@@ -82,10 +82,6 @@ pub enum ListenerKey {
 
 /// Selects the listener parts of a proxy.
 pub fn select(ctx: &BuildContext, selected: &Selected) -> Vec<ListenerPart> {
-    // Proxyless clients subscribe to another kind of listener.
-    if !selected.proxy.generator.is_empty() {
-        return Vec::new();
-    }
     let filters = FilterProxyView::of(ctx, selected);
     let mut parts: Vec<ListenerPart> = match selected.proxy.proxy_type {
         ProxyType::Sidecar => sidecar(ctx, selected, &filters),

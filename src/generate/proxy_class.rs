@@ -149,7 +149,7 @@ fn addresses(ctx: &BuildContext, needs: Option<&PerReplicaInputs>, proxy: &Proxy
 }
 
 fn headless_address(ctx: &BuildContext, proxy: &Proxy) -> Option<SmolStr> {
-    if proxy.node.proxy_type != ProxyType::Sidecar || !proxy.node.generator.is_empty() {
+    if proxy.node.proxy_type != ProxyType::Sidecar || proxy.node.is_proxyless() {
         return None;
     }
     let address = proxy.addresses.first()?;

@@ -178,7 +178,9 @@ where
             let Some(next) = next else { return Ok(None) };
             first = next;
         }
+        // Parity (pilot/pkg/xds/xdsgen.go): types of proxies are configuration for these clients, too.
         if config_objects::is_requested_by(&proxy)
+            && first.request.is_none()
             && let Some(objects) = self.shared.config_objects.get().cloned()
         {
             if let Some(caller) = &self.caller

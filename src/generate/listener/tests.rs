@@ -154,6 +154,16 @@ fn http_and_tcp_at_one_address_have_separate_chains() {
 }
 
 #[test]
+fn generators_of_other_types_leave_listeners_as_they_are() {
+    let names = |generator: &str| {
+        let client = sidecar("10.1.0.1", json!({"GENERATOR": generator}), None);
+        Fixture::new("", &[("kube.yaml", WORKLOAD)], vec![client]).names()
+    };
+    assert!(!names("").is_empty());
+    assert_eq!(names("api"), names(""));
+}
+
+#[test]
 fn unmatched_traffic_of_http_listeners_passes_through() {
     let listener = Fixture::of("").get("0.0.0.0_80");
     assert_eq!(listener["bindToPort"], json!(false));

@@ -144,29 +144,37 @@ impl ConfigSession {
             return Box::pin(self.debug_responder.answer(incoming)).await;
         }
         self.shared.metrics.received(incoming.size_bytes);
-        let (nonce, is_rejection) = match (&incoming.unserved, &incoming.request) {
-            (Some(request), _) => (request.nonce.clone(), request.is_rejection),
-            (None, Some(request)) => (request.nonce.clone(), request.error.is_some()),
-            (None, None) => return Ok(()),
+        // Its permits stay until the answer is written.
+        let IncomingRequest {
+            type_url,
+            complaint,
+            unserved,
+            ..
+        } = *incoming;
+        let Some(request) = unserved else {
+            // An empty answer would say that the configuration of the proxy is empty.
+            tracing::warn!(
+                node = %self.node,
+                r#type = type_url,
+                "config client requested a type of proxies; hint: use a stream of its own"
+            );
+            return Ok(());
         };
-        if incoming.type_url.is_empty() || incoming.type_url.len() > MAX_TYPE_BYTES {
+        if type_url.is_empty() || type_url.len() > MAX_TYPE_BYTES {
             return Ok(());
         }
-        if is_rejection {
-            let complaint = incoming.complaint.unwrap_or_default();
-            tracing::warn!(node = %self.node, r#type = incoming.type_url, complaint, "config client rejected objects");
+        if request.is_rejection {
+            let complaint = complaint.unwrap_or_default();
+            tracing::warn!(node = %self.node, r#type = type_url, complaint, "config client rejected objects");
             return Ok(());
         }
-        let known = self
-            .watched
-            .iter()
-            .position(|watched| watched.type_url == incoming.type_url);
+        let known = self.watched.iter().position(|watched| watched.type_url == type_url);
         let index = match known {
             // The first request of a stream may repeat a type; everything else acknowledges, or is outdated.
-            Some(_) if self.protocol == Protocol::Delta || !nonce.is_empty() => return Ok(()),
+            Some(_) if self.protocol == Protocol::Delta || !request.nonce.is_empty() => return Ok(()),
             Some(index) => index,
             None if self.watched.len() >= MAX_TYPES => return Ok(()),
-            None => self.watch(incoming.type_url),
+            None => self.watch(type_url),
         };
         self.send(index, true).await
     }

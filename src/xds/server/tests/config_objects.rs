@@ -71,6 +71,29 @@ async fn open(client: &mut Client, request: DiscoveryRequest) -> Sotw {
 }
 
 #[tokio::test]
+async fn a_stream_for_types_of_proxies_receives_their_configuration() {
+    let fixture = fixture(1);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let clusters = DiscoveryRequest {
+        type_url: ResourceType::Cluster.url().into(),
+        ..request(None)
+    };
+    let mut client = fixture.client().await;
+    let mut stream = open(&mut client, clusters.clone()).await;
+    assert_eq!(texts(&stream.response().await), ["1"]);
+    // Another stream has objects, and no configuration of proxies.
+    let mut stream = open(&mut client, request(None)).await;
+    assert_eq!(stream.response().await.type_url, TYPE);
+    stream.requests.send(clusters).await.expect("an open stream");
+    let gateways = DiscoveryRequest {
+        type_url: "networking.istio.io/v1/Gateway".into(),
+        ..request(None)
+    };
+    stream.requests.send(gateways.clone()).await.expect("an open stream");
+    assert_eq!(stream.response().await.type_url, gateways.type_url);
+}
+
+#[tokio::test]
 async fn a_first_request_without_answer_ends_a_first_configuration() {
     let fixture = fixture(1);
     let mut client = fixture.client().await;
