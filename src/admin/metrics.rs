@@ -1,5 +1,6 @@
 //! Metrics of the push path and of the process, under Istio's names.
 
+mod certificates;
 pub(super) mod exposition;
 pub(super) mod mesh;
 pub(super) mod process;
@@ -7,6 +8,7 @@ pub(super) mod process;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use prometheus::{
@@ -14,15 +16,23 @@ use prometheus::{
 };
 use serde_json::{Value, json};
 
+use self::certificates::ServedCertificates;
 use crate::{
     api::{Diagnostic, Kind},
-    generate::{self, filter::stack, patch::set, resource::Note, secret, store::StoreSize},
+    generate::{
+        self, ResourceKey,
+        filter::stack,
+        patch::set,
+        resource::{Built, Note},
+        secret,
+        store::StoreSize,
+    },
     model::{output_limit, reference},
     push::{
         delivery::DeliveryObserver,
         push_loop::{Observer, PushReport},
     },
-    table::Cx,
+    table::{Cx, Table},
     task::Tasks,
 };
 
@@ -369,6 +379,8 @@ pub struct NoteMetrics {
     failed_lookups: IntCounterVec,
     /// Notes of the last collection that counters have counted: a note counts once while it lasts.
     counted: Mutex<BTreeSet<Note>>,
+    /// Served certificates of the last collection. Locked for one collection.
+    served: Mutex<ServedCertificates>,
 }
 
 /// Codes with an Istio metric of their own.
@@ -399,7 +411,7 @@ impl NoteMetrics {
         registry.register(Box::new(patches.clone()))?;
         let certificate_errors = IntCounter::new(
             secret::CERTIFICATE_ERROR,
-            "Requested certificates that are missing, denied or malformed; see /debug/notez.",
+            "Requested certificates that are missing, denied, malformed, expired or not yet valid; see /debug/notez.",
         )?;
         registry.register(Box::new(certificate_errors.clone()))?;
         let failed_lookups = IntCounterVec::new(
@@ -416,7 +428,15 @@ impl NoteMetrics {
             certificate_errors,
             failed_lookups,
             counted: Mutex::default(),
+            served: Mutex::default(),
         })
+    }
+
+    /// Counts the served certificates that are expired or not yet valid.
+    pub fn count_certificates(&self, resources: &Table<ResourceKey, Built>, now: SystemTime) {
+        let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        self.certificate_errors.inc_by(served.newly_invalid(resources, now));
     }
 
     /// Sets the gauges from the present notes, those of patches with `PILOT_ENVOY_FILTER_STATS`, and counts new ones.

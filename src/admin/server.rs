@@ -24,9 +24,14 @@ use super::{
 };
 use crate::{
     environment::{self, Environment},
-    generate::{resource::Note, store::ConfigStore},
+    generate::{
+        ResourceKey,
+        resource::{Built, Note},
+        store::ConfigStore,
+    },
     model::{MeshSnapshot, World},
     push::push_loop::{Inspect, PushHandle},
+    table::Table,
 };
 
 /// Time for what the thread of pushes answers. A push may take longer; then its gauges keep their last values, so that
@@ -40,6 +45,14 @@ struct Pages {
     notes: NoteMetrics,
     mesh: MeshMetrics,
     inspect: mpsc::Sender<Inspect>,
+}
+
+/// The inputs of gauges and counters from the thread of pushes.
+struct Collected {
+    notes: BTreeSet<Note>,
+    resources: Table<ResourceKey, Built>,
+    mesh: Arc<MeshSnapshot>,
+    observed: Observed,
 }
 
 /// Returns the readiness page: 200 once every source is synced and the first snapshot exists, otherwise 503.
@@ -100,22 +113,26 @@ async fn metrics_page(State(pages): State<Arc<Pages>>, Extension(form): Extensio
     pages
         .uptime
         .set(environment::now().saturating_duration_since(started).as_secs_f64());
-    if let Some((notes, mesh, observed)) = answer(&pages.inspect, ANSWER_TIMEOUT).await {
+    if let Some(collected) = answer(&pages.inspect, ANSWER_TIMEOUT).await {
+        let features = &collected.mesh.installation.features;
+        pages.notes.set(&collected.notes, features.pilot_envoy_filter_stats);
         pages
             .notes
-            .set(&notes, mesh.installation.features.pilot_envoy_filter_stats);
-        pages.mesh.set(&mesh, &observed);
+            .count_certificates(&collected.resources, environment::wall_clock());
+        pages.mesh.set(&collected.mesh, &collected.observed);
     }
     form.response(&pages.environment.registry.gather())
 }
 
 /// Returns what gauges are computed from; `None` if the thread of pushes does not answer within this time.
-async fn answer(
-    inspect: &mpsc::Sender<Inspect>,
-    limit: Duration,
-) -> Option<(BTreeSet<Note>, Arc<MeshSnapshot>, Observed)> {
-    let noted = |world: &World, store: &ConfigStore| (store.notes(), world.snapshot(), Observed::of(store));
-    let answered = tokio::time::timeout(limit, PushHandle::ask(inspect, noted)).await;
+async fn answer(inspect: &mpsc::Sender<Inspect>, limit: Duration) -> Option<Collected> {
+    let collect = |world: &World, store: &ConfigStore| Collected {
+        notes: store.notes(),
+        resources: store.resources().clone(),
+        mesh: world.snapshot(),
+        observed: Observed::of(store),
+    };
+    let answered = tokio::time::timeout(limit, PushHandle::ask(inspect, collect)).await;
     answered.ok().flatten()
 }
 

@@ -21,7 +21,8 @@ use crate::{
     api::access_review::{Access, AccessReview, Subject},
     base::{MessageKey, Namespace, Shared},
     model::credential::{
-        AUTHORITY_SUFFIX, CONFIG_MAP, GATEWAY_SECRET, Reference, Secrets, Store, config_map_authority, pem,
+        AUTHORITY_SUFFIX, CONFIG_MAP, GATEWAY_SECRET, Reference, Secrets, Store, config_map_authority,
+        pem::{self, Validity},
     },
     proto::{
         envoy::extensions::transport_sockets::tls::v3::Secret,
@@ -199,6 +200,11 @@ fn review(ctx: &BuildContext, reader: &Subject) -> Result<(), Option<String>> {
         None => return Err(None),
     };
     Err(Some(reason))
+}
+
+/// Returns the validity of the certificates in a secret; `None` if they cannot be parsed.
+pub fn validity(secret: &EncodedResource) -> Option<Validity> {
+    pem::validity(&message::certificates(secret)?)
 }
 
 fn doubts(certificate: &[u8]) -> Option<String> {

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::KeyProvider;
 use crate::{
+    generate::EncodedResource,
     model::credential::{Authority, Certificate},
     proto::{
         Any,
@@ -59,6 +60,20 @@ pub(super) fn authority(name: &str, authority: Authority) -> Secret {
         ..Default::default()
     };
     secret(name, Type::ValidationContext(context))
+}
+
+/// Returns the certificates of a secret, as PEM.
+pub(super) fn certificates(secret: &EncodedResource) -> Option<Bytes> {
+    let secret: Secret = secret.any().unpack().ok()??;
+    let source = match secret.r#type? {
+        Type::TlsCertificate(certificate) => certificate.certificate_chain,
+        Type::ValidationContext(context) => context.trusted_ca,
+        _ => None,
+    };
+    match source?.specifier? {
+        Specifier::InlineBytes(bytes) => Some(bytes),
+        _ => None,
+    }
 }
 
 fn secret(name: &str, content: Type) -> Secret {

@@ -1,4 +1,4 @@
-//! Checks of certificates and private keys in PEM. Dates are not checked: this layer has no clock.
+//! Checks of certificates and private keys in PEM. Dates are read and not checked: this layer has no clock.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls::{crypto::aws_lc_rs::sign::any_supported_type, pki_types::PrivateKeyDer};
@@ -74,6 +74,43 @@ pub fn check_certificate(text: &[u8]) -> Result<(), CertificateError> {
         rest = after;
     }
     Ok(())
+}
+
+/// The time in which certificates are valid, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// The latest start.
+    not_before: i64,
+    /// The earliest end.
+    not_after: i64,
+}
+
+impl Validity {
+    /// Returns true if all certificates are valid at a time, in seconds since 1970.
+    pub fn contains(&self, time: i64) -> bool {
+        (self.not_before..=self.not_after).contains(&time)
+    }
+}
+
+/// Returns the validity of the certificates in the first PEM block of a text; `None` if they cannot be parsed.
+///
+/// Parity (pilot/pkg/xds/sds.go, ValidateCertificate): other blocks do not count.
+pub fn validity(text: &[u8]) -> Option<Validity> {
+    let text = String::from_utf8_lossy(text);
+    let (_, der) = blocks(&text).next()?;
+    let mut validity = Validity {
+        not_before: i64::MIN,
+        not_after: i64::MAX,
+    };
+    let mut rest = der.as_slice();
+    while !rest.is_empty() {
+        let (after, certificate) = parse_x509_certificate(rest).ok()?;
+        let own = &certificate.tbs_certificate.validity;
+        validity.not_before = validity.not_before.max(own.not_before.timestamp());
+        validity.not_after = validity.not_after.min(own.not_after.timestamp());
+        rest = after;
+    }
+    Some(validity)
 }
 
 /// Checks that the first certificate of a chain is for a private key. Blocks of other types are skipped, as by Envoy.
