@@ -156,13 +156,13 @@ impl PushMetrics {
             debounce_time: histogram(
                 registry,
                 "pilot_debounce_time",
-                "Seconds from the first merged change to its push.",
+                "Seconds from the first merged change until its push is passed to proxies.",
                 &debounce,
             )?,
             init_seconds: histogram(
                 registry,
                 "pilot_pushcontext_init_seconds",
-                "Seconds of commit and generation of a push.",
+                "Seconds of the commit of a push, before generation.",
                 &[0.01, 0.1, 0.5, 1.0, 3.0, 5.0],
             )?,
             services,
@@ -253,8 +253,15 @@ impl Observer for PushMetrics {
             return;
         }
         for (kind, number) in &push.kinds {
-            self.triggers.with_label_values(&[trigger(*kind)]).inc();
-            self.updates.with_label_values(&[update(*kind)]).inc_by(*number as u64);
+            // Parity (pilot/pkg/xds/discovery.go, pilot/pkg/xds/eds.go): each change counts for each proxy, and changes
+            // of endpoints and services count as such and as changes of configuration.
+            let triggered = number * push.held.connections;
+            self.triggers
+                .with_label_values(&[trigger(*kind)])
+                .inc_by(triggered as u64);
+            for update in std::iter::once("config").chain(update(*kind)) {
+                self.updates.with_label_values(&[update]).inc_by(*number as u64);
+            }
         }
         self.log_findings(push);
         let awaiting = push.mesh.services_awaiting_pods.get(&Cx::untracked(), &());
@@ -271,14 +278,17 @@ impl Observer for PushMetrics {
                 }
             }
         }
-        self.debounce_time.observe(push.waited.as_secs_f64());
+        // Parity (pilot/pkg/xds/discovery.go): until the push is passed to proxies, and endpoints need no new context.
+        self.debounce_time.observe((push.waited + push.worked).as_secs_f64());
+        if push.kinds.keys().any(|kind| update(*kind) != Some("eds")) {
+            self.init_seconds.observe(push.committed.as_secs_f64());
+        }
         self.queue_latency.observe(push.waited.as_secs_f64());
         self.queue_duration.observe(push.worked.as_secs_f64());
         let removed = self.services.get() - push.mesh.services.len() as i64;
         if removed > 0 {
             self.updates.with_label_values(&["svcdelete"]).inc_by(removed as u64);
         }
-        self.init_seconds.observe(push.worked.as_secs_f64());
         self.services.set(push.mesh.services.len() as i64);
         self.virtual_services.set(push.mesh.virtual_services.len() as i64);
         tracing::info!(
@@ -350,24 +360,27 @@ impl SizeMetrics {
 }
 
 /// Returns Istio's push reason for a change of this kind.
+///
+/// Parity (pilot/pkg/model/push_context.go, TriggerReason).
 fn trigger(kind: Kind) -> &'static str {
     match kind {
         Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "endpoint",
-        Kind::Service => "service",
+        Kind::Service | Kind::ServiceEntry | Kind::ServiceImport | Kind::Node => "service",
         Kind::Namespace => "namespace",
-        Kind::Secret | Kind::AccessReview => "secret",
+        Kind::Secret | Kind::ConfigMap | Kind::AccessReview => "secret",
+        Kind::FetchedKeys => "unknown",
         Kind::MeshNetworks | Kind::ResolvedHost | Kind::HiddenGateway => "networks",
         Kind::MeshConfig | Kind::TrustAnchors => "global",
         _ => "config",
     }
 }
 
-/// Returns Istio's update class for a change of this kind.
-fn update(kind: Kind) -> &'static str {
+/// Returns Istio's class of updates for a change of this kind, besides that of all changes.
+fn update(kind: Kind) -> Option<&'static str> {
     match kind {
-        Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => "eds",
-        Kind::Service => "svc",
-        _ => "config",
+        Kind::EndpointSlice | Kind::Pod | Kind::WorkloadEntry => Some("eds"),
+        Kind::Service | Kind::ServiceEntry => Some("svc"),
+        _ => None,
     }
 }
 
@@ -524,6 +537,49 @@ mod tests {
     }
 
     #[test]
+    fn changes_count_for_each_proxy() {
+        let metrics = PushMetrics::new(&Registry::new()).expect("no name is taken");
+        let push = |kinds: &[(Kind, usize)]| {
+            metrics.pushed(&PushReport {
+                mesh: World::new(Installation::default()).snapshot(),
+                events: 1,
+                kinds: kinds.iter().copied().collect(),
+                waited: Duration::from_secs(2),
+                committed: Duration::from_secs(1),
+                worked: Duration::from_secs(3),
+                built: 0,
+                groups: 0,
+                first: 0,
+                panics: Vec::new(),
+                held: StoreSize {
+                    connections: 10,
+                    ..StoreSize::default()
+                },
+                model_reads: 0,
+            });
+        };
+        push(&[(Kind::EndpointSlice, 2)]);
+        push(&[(Kind::VirtualService, 1), (Kind::ServiceEntry, 1), (Kind::Gateway, 3)]);
+        let triggers = |reason: &str| metrics.triggers.with_label_values(&[reason]).get();
+        assert_eq!(
+            (triggers("endpoint"), triggers("config"), triggers("service")),
+            (20, 40, 10)
+        );
+        let updates = |class: &str| metrics.updates.with_label_values(&[class]).get();
+        assert_eq!((updates("eds"), updates("config"), updates("svc")), (2, 7, 1));
+        let debounced = &metrics.debounce_time;
+        assert_eq!(
+            (debounced.get_sample_count(), debounced.get_sample_sum() as u64),
+            (2, 10)
+        );
+        let committed = &metrics.init_seconds;
+        assert_eq!(
+            (committed.get_sample_count(), committed.get_sample_sum() as u64),
+            (1, 1)
+        );
+    }
+
+    #[test]
     fn store_size_is_exported_after_each_push() {
         let registry = Registry::new();
         let metrics = PushMetrics::new(&registry).expect("no name is taken");
@@ -532,6 +588,7 @@ mod tests {
             events: 0,
             kinds: BTreeMap::new(),
             waited: Duration::ZERO,
+            committed: Duration::ZERO,
             worked: Duration::ZERO,
             built: 0,
             groups: 0,

@@ -57,6 +57,8 @@ pub struct PushReport {
     pub kinds: BTreeMap<Kind, usize>,
     /// The wait of the oldest change before the commit.
     pub waited: Duration,
+    /// The duration of the commit.
+    pub committed: Duration,
     /// The duration of commit and generation.
     pub worked: Duration,
     /// The number of resources that were built.
@@ -518,6 +520,7 @@ impl PushLoop {
             events: timeline.events,
             kinds: timeline.kinds,
             waited,
+            committed: timeline.committed,
             worked: (self.clock)().saturating_duration_since(timeline.started),
             built: update.built,
             groups: update.groups.len(),

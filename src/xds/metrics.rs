@@ -148,7 +148,7 @@ impl Metrics {
                 registry,
                 Histogram::with_opts(histogram(
                     "pilot_proxy_queue_time",
-                    "Time from the generation of a configuration until its proxy is served, in seconds.",
+                    "Time from the generation of a change until its proxy is served, in seconds.",
                     CONVERGENCE_BUCKETS,
                 ))?,
             )?,
@@ -254,7 +254,7 @@ impl Metrics {
         self.pushes.with_label_values(&[label.as_str()]).inc();
     }
 
-    /// Records the time from the publication of a configuration to its first response.
+    /// Records the time from the publication of a change to its first response.
     pub(super) fn dequeued(&self, queued: Duration) {
         self.queue_time.observe(queued.as_secs_f64());
     }

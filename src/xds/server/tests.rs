@@ -299,6 +299,11 @@ async fn state_of_the_world_streams_work_over_tcp() {
     let endpoints = stream.response().await;
     assert_eq!(texts(&endpoints), ["e2"], "only the changes are sent");
     fixture.until("pilot_proxy_convergence_time", 1.0).await;
+    let queued = fixture.metric("pilot_proxy_queue_time", &[]);
+    assert!(
+        (queued - 1.0).abs() < f64::EPSILON,
+        "{queued}: only the change was queued"
+    );
 
     let live = fixture.server.registry().connections();
     assert_eq!(live[0].id, "web.default-1");

@@ -279,7 +279,10 @@ impl Session {
             return Ok(());
         };
         let rendering = (self.shared.clock)();
-        if let Some(published_at) = publication.published_at {
+        // Parity (pilot/pkg/xds/discovery.go): only changes are queued, not first configurations.
+        if unreceived.since.is_some()
+            && let Some(published_at) = publication.published_at
+        {
             let queued = rendering.saturating_duration_since(published_at);
             self.shared.metrics.dequeued(queued);
         }
