@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use prost_types::Struct;
+
 use super::{
     EndpointProxyView, address_in,
     lb_endpoint::{
@@ -17,7 +19,7 @@ use crate::{
         name::ClusterMode,
         traffic_policy::{self, EffectivePolicy},
         tunnel::{CONNECT_ORIGINATE, DESTINATION_METADATA, FORWARD_INNER_CONNECT, HBONE_PORT, internal_address},
-        wire::Encoded,
+        wire::{Encoded, Writer},
     },
     model::{
         Endpoint, Service,
@@ -33,13 +35,13 @@ use crate::{
     proto::{
         envoy::config::core::v3::HealthStatus,
         field::{additional_address, endpoint as endpoint_field, lb_endpoint, metadata},
-        istio::networking::v1alpha3::{ClientTlsSettings, TrafficPolicy, client_tls_settings::TlSmode},
+        istio::networking::v1alpha3::{ClientTlsSettings, Subset, TrafficPolicy, client_tls_settings::TlSmode},
     },
 };
 
 const PLAINTEXT: &str = "disabled";
 
-/// Service port, or a subset of it.
+/// A service port, or a subset of it.
 pub struct Target<'a> {
     /// Service.
     pub service: &'a Service,
@@ -56,7 +58,7 @@ pub struct Target<'a> {
 }
 
 impl Target<'_> {
-    /// Returns the endpoints for EDS.
+    /// Returns the endpoints for EDS, grouped by locality.
     pub(super) fn discovered(&self, ctx: &BuildContext, client: &EndpointProxyView) -> Vec<LocalityEndpoints> {
         if let Some(address) = &client.through_waypoint {
             return self.waypoints(ctx, client, address);
@@ -160,14 +162,16 @@ impl Target<'_> {
     ) -> Vec<LocalityEndpoints> {
         let mut peers = MtlsChecker::new(self);
         let mut by_locality: BTreeMap<&str, Vec<LbEndpoint>> = BTreeMap::new();
-        for endpoint in endpoints.filter(|endpoint| self.allowed_namespaces(ctx, client, endpoint)) {
+        let subset = self.rule.and_then(|rule| rule.subset(self.subset));
+        let listener = if client.forwards {
+            FORWARD_INNER_CONNECT
+        } else {
+            CONNECT_ORIGINATE
+        };
+        let usable = endpoints.filter(|endpoint| selects(subset, endpoint) && self.is_usable(ctx, client, endpoint));
+        for endpoint in usable {
             let mtls = peers.use_mtls(ctx, endpoint);
             let tunnelled = self.through_waypoint.is_some() || !client.no_tunnels && self.is_tunnelled(ctx, endpoint);
-            let listener = if client.forwards {
-                FORWARD_INNER_CONNECT
-            } else {
-                CONNECT_ORIGINATE
-            };
             let member = member(ctx, self, endpoint, mtls, tunnelled.then_some(listener));
             by_locality
                 .entry(endpoint.origin.locality.as_str())
@@ -207,24 +211,14 @@ impl Target<'_> {
         groups
     }
 
-    fn allowed_namespaces(&self, ctx: &BuildContext, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
-        self.selects(endpoint)
-            && client
-                .node
-                .as_ref()
-                .is_none_or(|node| *node == endpoint.origin.node_name)
+    /// Returns true if the client may use the endpoint: because of its node, cluster, network and health.
+    fn is_usable(&self, ctx: &BuildContext, client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
+        let node = client.node.as_ref();
+        node.is_none_or(|node| *node == endpoint.origin.node_name)
             && is_for_cluster(client, endpoint)
             && is_in_view(client, endpoint)
             && self.is_served(ctx, endpoint)
             && (!endpoint.address.is_empty() || is_behind_gateway(client, endpoint))
-    }
-
-    fn selects(&self, endpoint: &Endpoint) -> bool {
-        let subset = self.rule.and_then(|rule| rule.subset(self.subset));
-        subset.is_none_or(|subset| {
-            let pairs = subset.labels.iter();
-            select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.origin.labels)
-        })
     }
 
     /// Returns true if the endpoint's health allows traffic. The label that marks endpoints as draining makes none of
@@ -246,6 +240,14 @@ impl Target<'_> {
     }
 }
 
+/// Returns true if the endpoint has the labels of the subset; without one, every endpoint has.
+fn selects(subset: Option<&Subset>, endpoint: &Endpoint) -> bool {
+    subset.is_none_or(|subset| {
+        let pairs = subset.labels.iter();
+        select::matches(pairs.map(|(k, v)| (k.as_str(), v.as_str())), &endpoint.origin.labels)
+    })
+}
+
 /// Returns true if proxies of this cluster may use the endpoint. A proxy without a cluster name may be of any cluster.
 fn is_for_cluster(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     client.cluster.as_ref().is_none_or(|cluster| {
@@ -253,9 +255,10 @@ fn is_for_cluster(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
     })
 }
 
+/// Returns true if the endpoint's network is one that the proxy requests (`REQUESTED_NETWORK_VIEW`), or unknown.
 fn is_in_view(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
-    let ctx = client.network_view.as_ref();
-    endpoint.origin.network.is_empty() || ctx.is_none_or(|ctx| ctx.contains(&endpoint.origin.network))
+    let view = client.network_view.as_ref();
+    endpoint.origin.network.is_empty() || view.is_none_or(|view| view.contains(&endpoint.origin.network))
 }
 
 fn is_behind_gateway(client: &EndpointProxyView, endpoint: &Endpoint) -> bool {
@@ -361,17 +364,8 @@ fn member(
         out.number(lb_endpoint::HEALTH_STATUS, health as u32);
         out.nested(lb_endpoint::METADATA, |out| {
             if let Some((_, address)) = &tunnel {
-                // Destination of the tunnel.
                 out.entry(metadata::FILTER_METADATA, DESTINATION_METADATA, |out| {
-                    match target.through_waypoint {
-                        None => out.text_field("local", address),
-                        // A waypoint knows the address of the service in its own cluster.
-                        Some(elsewhere) => {
-                            let own = address_in(target.service, &endpoint.origin.cluster).unwrap_or(elsewhere);
-                            out.text_field("local", &socket_address(own, target.port.number));
-                            out.text_field("waypoint", address);
-                        }
-                    }
+                    write_destination(out, target, endpoint, address);
                 });
             }
             write_metadata(out, features, socket, |workload| {
@@ -387,6 +381,19 @@ fn member(
         network: endpoint.origin.network.clone(),
         cluster: endpoint.origin.cluster.clone(),
         has_address: !endpoint.address.is_empty() && endpoint.port != 0,
+    }
+}
+
+/// Writes the destination of a tunnel: the endpoint at this address, or the service behind the waypoint at it.
+fn write_destination(out: &mut Writer<Struct>, target: &Target, endpoint: &Endpoint, address: &str) {
+    match target.through_waypoint {
+        None => out.text_field("local", address),
+        // A waypoint knows the address of the service in its own cluster.
+        Some(elsewhere) => {
+            let own = address_in(target.service, &endpoint.origin.cluster).unwrap_or(elsewhere);
+            out.text_field("local", &socket_address(own, target.port.number));
+            out.text_field("waypoint", address);
+        }
     }
 }
 
