@@ -88,6 +88,17 @@ pub enum InterceptionMode {
     None,
 }
 
+impl InterceptionMode {
+    /// Parses `INTERCEPTION_MODE`; unknown modes are the default.
+    fn parse(text: &str) -> Self {
+        match text {
+            "TPROXY" => Self::Tproxy,
+            "NONE" => Self::None,
+            _ => Self::Redirect,
+        }
+    }
+}
+
 /// The extensions of a proxy. An Envoy that lists its extensions may be an upstream build without Istio's.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Extensions {
@@ -312,7 +323,6 @@ impl Proxy {
                 .unwrap_or_default(),
         };
         let version_text = text("ISTIO_VERSION");
-        let ctx = text("REQUESTED_NETWORK_VIEW");
         let annotations = label_map(metadata.get("ANNOTATIONS"));
         let node = NodeMetadata {
             proxy_type,
@@ -331,16 +341,8 @@ impl Proxy {
             generator: text("GENERATOR"),
             version: IstioVersion::parse(&version_text),
             version_text,
-            interception_mode: match text("INTERCEPTION_MODE").as_str() {
-                "TPROXY" => InterceptionMode::Tproxy,
-                "NONE" => InterceptionMode::None,
-                _ => InterceptionMode::Redirect,
-            },
-            network_view: Shared::new(if ctx.is_empty() {
-                BTreeSet::new()
-            } else {
-                ctx.split(',').map(|network| NetworkId::new(network.trim())).collect()
-            }),
+            interception_mode: InterceptionMode::parse(&text("INTERCEPTION_MODE")),
+            network_view: Shared::new(network_view(&text("REQUESTED_NETWORK_VIEW"))),
             proxy_config: proxy_config(&metadata)?,
             extensions,
             values: MetadataValues::of(&metadata),
@@ -387,6 +389,16 @@ pub fn locality_text(region: &str, zone: &str, subzone: &str) -> SmolStr {
     SmolStr::new(text.trim_end_matches('/'))
 }
 
+/// Returns the networks of a list separated by commas; empty for all.
+fn network_view(list: &str) -> BTreeSet<NetworkId> {
+    if list.is_empty() {
+        return BTreeSet::new();
+    }
+    list.split(',').map(|network| NetworkId::new(network.trim())).collect()
+}
+
+/// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, or else that of its id; `None` if
+/// neither is.
 fn addresses(instance_ips: &str, ip: &str) -> Option<Vec<SmolStr>> {
     let valid = |text: &str| cidr::parse_ip(text).is_some_and(|ip: IpAddr| !ip.is_multicast());
     let listed: Vec<&str> = instance_ips
