@@ -52,6 +52,7 @@ struct Entry {
     bind_to_port: bool,
     port: u32,
     protocol: Protocol,
+    /// True if it belongs to an earlier egress listener, so that the catch-all one adds nothing to it.
     locked: bool,
     /// True if its TCP chains depend on attributes of the proxy other than its extensions.
     depends_on_proxy: bool,
@@ -265,8 +266,7 @@ impl<'a> Lister<'a> {
         if current.is_some_and(|entry| entry.locked) {
             return;
         }
-        let Some((resolve_conflict, state)) = resolve_conflict(current.map(|entry| entry.protocol), protocol, kind)
-        else {
+        let Some((action, state)) = resolve_conflict(current.map(|entry| entry.protocol), protocol, kind) else {
             return;
         };
         // A listener at the wildcard address falls through to TCP, so it sniffs.
@@ -274,7 +274,7 @@ impl<'a> Lister<'a> {
         let member = self.member(&request, kind, sniffs, ranges);
         // Routes may apply to some proxies only, and short names of aliases depend on the proxy's domain.
         let depends_on_proxy = !(member.virtual_services.is_empty() && request.service.aliases.is_empty());
-        match resolve_conflict {
+        match action {
             ConflictAction::Replace => {
                 let entry = Entry {
                     binds: request.binds,
@@ -454,7 +454,7 @@ fn resolve_conflict(
     let Some(current) = current.filter(|_| incoming != Protocol::HttpProxy) else {
         return Some((ConflictAction::Replace, incoming));
     };
-    let (result, state) = match kind {
+    let (action, state) = match kind {
         ChainKind::Http if current.is_tcp() => (ConflictAction::Merge, Protocol::Unsupported),
         ChainKind::Http => return None,
         ChainKind::Tcp if current.is_http() => (ConflictAction::Merge, Protocol::Unsupported),
@@ -468,7 +468,7 @@ fn resolve_conflict(
     if incoming != current && (server_first(incoming) || server_first(current)) {
         return None;
     }
-    Some((result, state))
+    Some((action, state))
 }
 
 /// Returns the name of a listener by address and port.
