@@ -105,6 +105,14 @@ impl DestinationRule {
         self.spec.subsets.get(self.places[at] as usize)
     }
 
+    /// Returns the policy that the subset itself has, or that of the rule if the name is empty.
+    pub fn own_policy(&self, subset: &str) -> Option<&networking::TrafficPolicy> {
+        match subset {
+            "" => self.spec.traffic_policy.as_deref(),
+            name => self.subset(name)?.traffic_policy.as_deref(),
+        }
+    }
+
     /// Returns the position of the subset in the sorted indexes, or its insertion point.
     fn place_of(&self, name: &str) -> Result<usize, usize> {
         self.places

@@ -79,9 +79,7 @@ impl DiscoveryTypes {
                 resolved: self.default,
             };
         }
-        let own = rule
-            .and_then(|rule| rule.subset(subset))
-            .and_then(|subset| subset.traffic_policy.as_deref());
+        let own = rule.and_then(|rule| rule.own_policy(subset));
         let own = load_balancer::simple(own.and_then(|policy| policy.load_balancer.as_deref()));
         let initial = match own {
             _ if !self.inherited => self.declared,

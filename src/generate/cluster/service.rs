@@ -304,10 +304,7 @@ impl Context<'_> {
     /// Returns true if the service's peers accept mutual TLS. If the proxy selects the address itself, it cannot tell
     /// endpoints apart, so all of them must accept it.
     fn peers_accept_mtls(&self) -> bool {
-        let own_policy = self.rule.and_then(|rule| match self.key.subset.as_str() {
-            "" => rule.spec.traffic_policy.as_deref(),
-            name => rule.subset(name)?.traffic_policy.as_deref(),
-        });
+        let own_policy = self.rule.and_then(|rule| rule.own_policy(&self.key.subset));
         let simple = load_balancer::simple(own_policy.and_then(|policy| policy.load_balancer.as_deref()));
         let by_address = self.service.resolution == Resolution::Passthrough || simple == SimpleLb::Passthrough;
         if by_address && self.port_traits().is_none_or(|traits| traits.plaintext) {

@@ -284,11 +284,9 @@ impl<'m> MtlsChecker<'m> {
     fn new(target: &Target) -> Self {
         // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read. The default cluster
         // behind a waypoint counts as a subset, `http` or `tcp`.
-        let policy = target.rule.and_then(|rule| match target.subset {
-            "" if target.mode.is_vip() => None,
-            "" => rule.spec.traffic_policy.as_deref(),
-            name => rule.subset(name)?.traffic_policy.as_deref(),
-        });
+        let is_default_vip = target.mode.is_vip() && target.subset.is_empty();
+        let rule = target.rule.filter(|_| !is_default_vip);
+        let policy = rule.and_then(|rule| rule.own_policy(target.subset));
         Self {
             rule: policy.and_then(|policy| tls_mode(policy, target.port.number)),
             namespaces: BTreeMap::new(),
