@@ -7,6 +7,7 @@
 //! replicas of the control plane ([`replicas`]), and their reports are merged.
 
 mod blame;
+mod changes;
 mod merge;
 pub mod overview;
 pub mod refused;
@@ -30,6 +31,7 @@ use tokio::{
 
 use self::{
     blame::Blames,
+    changes::Changes,
     overview::Overview,
     refused::RefusedObject,
     replicas::{OwnReplica, Peers},
@@ -44,7 +46,7 @@ use crate::{
     ingest::diagnostics::Board,
     model::{MeshSnapshot, Revision},
     push::{
-        delivery::Tracker,
+        delivery::{PushRecord, Tracker},
         groups::Parallel,
         push_loop::{Flushes, Inspect, PushHandle},
     },
@@ -195,32 +197,12 @@ impl Distribution {
             is_debounced,
             ..Following::default()
         };
-        let mut answers = self.inputs.connections.answers();
-        let mut pushes = self.inputs.tracker.changed();
-        let mut ingested = self.inputs.board.changed();
-        let mut attributed = self.attributed.subscribe();
+        let mut changes = Changes::of(self);
         let mut last: Option<ObjectReport> = None;
         loop {
-            for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
-                receiver.borrow_and_update();
-            }
-            if is_debounced && !following.has_flushed && question.resource_version.is_some() && !self.awaits(question) {
-                following.has_flushed = true;
-                // Reports before and after the wait, which is no computation.
-                let awaited = ObjectReport {
-                    state: ObjectState::Awaited,
-                    ..ObjectReport::default()
-                };
-                if reports.send(awaited.clone()).await.is_err() {
-                    return;
-                }
-                tokio::select! {
-                    _ = self.inputs.flushes.pushed() => {}
-                    () = reports.closed() => return,
-                }
-                if reports.send(awaited).await.is_err() {
-                    return;
-                }
+            changes.mark_seen();
+            if !self.await_push(question, &mut following, &reports).await {
+                return;
             }
             let is_over = tokio::time::Instant::now() >= deadline;
             let mut report = self.report(question, &mut following, is_over).await;
@@ -243,10 +225,7 @@ impl Distribution {
             let rests = following.rests_until.filter(|_| following.effects.is_some());
             let changed = async {
                 tokio::select! {
-                    _ = answers.changed() => {}
-                    _ = pushes.changed() => {}
-                    _ = ingested.changed() => {}
-                    _ = attributed.changed() => {}
+                    () = changes.next() => {}
                     () = reports.closed() => {}
                 }
             };
@@ -265,17 +244,39 @@ impl Distribution {
         }
     }
 
+    /// Waits until the version that a debounced query is about was pushed, if it is known. The reports before and after
+    /// the wait show that it is no computation. Returns false if the reader has left.
+    async fn await_push(
+        &self,
+        question: &Question,
+        following: &mut Following,
+        reports: &mpsc::Sender<ObjectReport>,
+    ) -> bool {
+        let is_due = following.is_debounced && !following.has_flushed && question.resource_version.is_some();
+        if !is_due || self.awaits(question) {
+            return true;
+        }
+        following.has_flushed = true;
+        let awaited = ObjectReport {
+            state: ObjectState::Awaited,
+            ..ObjectReport::default()
+        };
+        if reports.send(awaited.clone()).await.is_err() {
+            return false;
+        }
+        tokio::select! {
+            _ = self.inputs.flushes.pushed() => {}
+            () = reports.closed() => return false,
+        }
+        reports.send(awaited).await.is_ok()
+    }
+
     /// Reports the status of the proxies of this replica: once, or whenever it changes, while there is a reader.
     async fn follow_own_mesh(&self, visible: Option<&Namespace>, once: bool, reports: mpsc::Sender<Overview>) {
-        let mut answers = self.inputs.connections.answers();
-        let mut pushes = self.inputs.tracker.changed();
-        let mut ingested = self.inputs.board.changed();
-        let mut attributed = self.attributed.subscribe();
+        let mut changes = Changes::of(self);
         let mut last: Option<Overview> = None;
         loop {
-            for receiver in [&mut answers, &mut pushes, &mut ingested, &mut attributed] {
-                receiver.borrow_and_update();
-            }
+            changes.mark_seen();
             let started = environment::now();
             let mut overview = task::aside(|| self.own_overview(visible));
             if once {
@@ -293,10 +294,7 @@ impl Distribution {
             }
             let took = environment::now().saturating_duration_since(started);
             tokio::select! {
-                _ = answers.changed() => {}
-                _ = pushes.changed() => {}
-                _ = ingested.changed() => {}
-                _ = attributed.changed() => {}
+                () = changes.next() => {}
                 () = reports.closed() => return,
             }
             tokio::time::sleep(PAGE_INTERVAL.max(took * REST)).await;
@@ -338,44 +336,28 @@ impl Distribution {
     }
 
     async fn unfinished_report(&self, question: &Question, following: &mut Following, is_last: bool) -> ObjectReport {
-        let installation = self.inputs.mesh.borrow().installation.clone();
-        let key = |kind: Kind| {
-            let namespace = if kind.is_cluster_scoped() {
-                ""
-            } else {
-                &question.namespace
-            };
-            ObjectKey::new(&installation.cluster, namespace, question.name.as_str())
-        };
         // Ingested objects reach the snapshot with the next push.
-        let kinds = &question.kinds;
         let awaits = self.awaits(question);
         if !awaits && !following.has_flushed && question.resource_version.is_some() {
             self.inputs.flushes.flush().await;
             following.has_flushed = true;
         }
         let mesh = self.inputs.mesh.borrow().clone();
-        let kind = kinds
-            .iter()
-            .copied()
-            .find(|kind| mesh.object(*kind, &key(*kind)).is_some());
-        let is_known = kind.is_some();
-        let Some(kind) = kind.or(kinds.first().copied()) else {
+        let Some((kind, key, is_known)) = object(question, &mesh) else {
             return ObjectReport::default();
-        };
-        let key = key(kind);
-        let mut report = ObjectReport {
-            object: ObjectName::of(kind, &key),
-            revision: mesh.revision.0,
-            ..ObjectReport::default()
         };
         let findings = self.inputs.board.findings(kind, &key);
         let is_invalid = findings.iter().any(|finding| finding.severity == Severity::Error);
-        report.diagnostics = findings.iter().map(ToString::to_string).collect();
         let pushes = self.inputs.tracker.pushes();
         let push = pushes.iter().rev().find(|push| push.contains(kind, &key).is_some());
-        report.unanswered = push.map_or(0, |push| push.outstanding());
-        report.seconds = push.and_then(|push| push.delivered()).map(|took| took.as_secs_f64());
+        let mut report = ObjectReport {
+            object: ObjectName::of(kind, &key),
+            revision: mesh.revision.0,
+            diagnostics: findings.iter().map(ToString::to_string).collect(),
+            unanswered: push.map_or(0, |push| push.outstanding()),
+            seconds: push.and_then(|push| push.delivered()).map(|took| took.as_secs_f64()),
+            ..ObjectReport::default()
+        };
         if awaits {
             report.state = ObjectState::Awaited;
             return report;
@@ -391,28 +373,17 @@ impl Distribution {
                 task::aside(|| states::fill(self, question, effects, done, with_rows, &mut report));
                 following.compared = environment::now().saturating_duration_since(started);
             }
-        }
-        report.state = if is_invalid {
-            ObjectState::Invalid
-        } else if !is_known {
-            // A later push may have removed the object without listing it.
-            let later = pushes
-                .iter()
-                .rev()
-                .take_while(|push| push.contains(kind, &key).is_none());
-            let unanswered = later.filter(|push| push.is_partial).map(|push| push.outstanding());
+        } else if !is_invalid && !following.is_debounced {
             // Only people ask for deletions. Conditions are about objects that exist, some of which this control plane
             // does not know.
-            if !following.is_debounced {
-                report.unanswered = report.unanswered.max(unanswered.max().unwrap_or_default());
-            }
-            match push {
-                _ if report.unanswered > 0 => ObjectState::Pending,
-                Some(_) => ObjectState::Removed,
-                None => ObjectState::Unknown,
-            }
-        } else {
-            states::state(&report, self.is_stale(following))
+            report.unanswered = report.unanswered.max(unanswered_later(&pushes, kind, &key));
+        }
+        report.state = match push {
+            _ if is_invalid => ObjectState::Invalid,
+            _ if is_known => states::state(&report, self.is_stale(following)),
+            _ if report.unanswered > 0 => ObjectState::Pending,
+            Some(_) => ObjectState::Removed,
+            None => ObjectState::Unknown,
         };
         report
     }
@@ -467,6 +438,31 @@ impl Distribution {
     fn blames(&self) -> MutexGuard<'_, Blames> {
         self.blames.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the kind and key of the object that a question is about, and true if it exists; `None` without kinds.
+fn object(question: &Question, mesh: &MeshSnapshot) -> Option<(Kind, ObjectKey, bool)> {
+    let key = |kind: Kind| {
+        let namespace = if kind.is_cluster_scoped() {
+            ""
+        } else {
+            &question.namespace
+        };
+        ObjectKey::new(&mesh.installation.cluster, namespace, question.name.as_str())
+    };
+    let mut kinds = question.kinds.iter().copied();
+    let known = kinds.find(|kind| mesh.object(*kind, &key(*kind)).is_some());
+    let kind = known.or(question.kinds.first().copied())?;
+    Some((kind, key(kind), known.is_some()))
+}
+
+/// Returns the number of proxies that have not answered a push after the last one with the object. Such a push may have
+/// removed the object without listing it.
+fn unanswered_later(pushes: &[Arc<PushRecord>], kind: Kind, key: &ObjectKey) -> usize {
+    let later = pushes.iter().rev();
+    let later = later.take_while(|push| push.contains(kind, key).is_none());
+    let unanswered = later.filter(|push| push.is_partial).map(|push| push.outstanding());
+    unanswered.max().unwrap_or_default()
 }
 
 #[cfg(test)]

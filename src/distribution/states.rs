@@ -17,6 +17,24 @@ use crate::{
     xds::{registry::LiveConnection, share::quarantine::Refusal, watched::Progress},
 };
 
+/// A connection that an object has an effect on.
+struct Affected<'a> {
+    live: Arc<LiveConnection>,
+    effect: &'a GroupEffect,
+    progress: Vec<Progress>,
+    /// True if it acknowledged everything earlier, and later changes of the same resources are outstanding.
+    was_done: bool,
+}
+
+impl Affected<'_> {
+    fn state(&self) -> ProxyState {
+        if self.was_done {
+            return ProxyState::Acknowledged;
+        }
+        self.progress.iter().map(proxy_state).max().unwrap_or_default()
+    }
+}
+
 /// Fills in the proxies of a report: their counts, and also their rows if nothing is outstanding or `with_rows` asks
 /// for them. Most reports about thousands of proxies say only how many are left. `done` are connections that
 /// acknowledged everything earlier, which later changes of the same resources do not undo.
@@ -28,11 +46,31 @@ pub(super) fn fill(
     with_rows: bool,
     report: &mut ObjectReport,
 ) {
+    let proxies = affected(distribution, question, effects, done);
+    report.counts = counts(&proxies);
+    let is_outstanding = report.counts.sent + report.counts.waiting > 0;
+    if is_outstanding && !with_rows {
+        return;
+    }
+    request_searches(distribution, &proxies);
+    let rows = proxies.into_iter().map(|proxy| row(distribution, proxy));
+    report.proxies = rows.collect();
+    let order = |row: &ProxyReport| (std::cmp::Reverse(row.state), row.proxy.clone());
+    report.proxies.sort_by_cached_key(order);
+}
+
+/// Returns the connections that the question is about and that the object has an effect on. Those that have
+/// acknowledged everything are added to `done`.
+fn affected<'a>(
+    distribution: &Distribution,
+    question: &Question,
+    effects: &'a [GroupEffect],
+    done: &mut FxHashSet<ConnectionId>,
+) -> Vec<Affected<'a>> {
     let of_connection = effects
         .iter()
         .flat_map(|effect| effect.connections.iter().map(move |id| (*id, effect)));
     let of_connection: FxHashMap<ConnectionId, &GroupEffect> = of_connection.collect();
-    let mut counts = Counts::default();
     let mut proxies = Vec::new();
     for live in distribution.inputs.connections.connections() {
         let proxy = &live.proxy;
@@ -43,18 +81,32 @@ pub(super) fn fill(
         if !is_visible || !live.id.contains(&question.proxy) {
             continue;
         }
-        let Some(effect) = of_connection.get(&live.subscription) else {
+        let Some(effect) = of_connection.get(&live.subscription).copied() else {
             continue;
         };
-        let progress = progress(&live, effect);
-        let mut state = progress.iter().map(proxy_state).max().unwrap_or_default();
-        if state == ProxyState::Acknowledged {
-            done.insert(live.subscription);
+        let id = live.subscription;
+        let mut affected = Affected {
+            progress: progress(&live, effect),
+            live,
+            effect,
+            was_done: false,
+        };
+        match affected.state() {
+            ProxyState::Acknowledged => {
+                done.insert(id);
+            }
+            ProxyState::Sent | ProxyState::Waiting => affected.was_done = done.contains(&id),
+            ProxyState::Unrequested | ProxyState::Refused => {}
         }
-        let was_done = matches!(state, ProxyState::Sent | ProxyState::Waiting) && done.contains(&live.subscription);
-        if was_done {
-            state = ProxyState::Acknowledged;
-        }
+        proxies.push(affected);
+    }
+    proxies
+}
+
+fn counts(proxies: &[Affected]) -> Counts {
+    let mut counts = Counts::default();
+    for proxy in proxies {
+        let state = proxy.state();
         counts.proxies += usize::from(state != ProxyState::Unrequested);
         let count = match state {
             ProxyState::Unrequested => &mut counts.unrequested,
@@ -64,44 +116,47 @@ pub(super) fn fill(
             ProxyState::Refused => &mut counts.refused,
         };
         *count += 1;
-        proxies.push((live, *effect, progress, was_done.then_some(state)));
     }
-    let is_outstanding = counts.sent + counts.waiting > 0;
-    report.counts = counts;
-    if is_outstanding && !with_rows {
-        return;
-    }
+    counts
+}
+
+/// Requests a search for the objects of each refused content, once.
+fn request_searches(distribution: &Distribution, proxies: &[Affected]) {
     let mut unsearched = FxHashSet::default();
-    for (live, _, progress, _) in &proxies {
-        for refusal in progress.iter().filter_map(refusal_of) {
+    for proxy in proxies {
+        for refusal in proxy.progress.iter().filter_map(refusal_of) {
             let content = (refusal.resource_type, refusal.version);
             if distribution.blamed(refusal).is_none() && unsearched.insert(content) {
-                distribution.request_search(live, refusal);
+                distribution.request_search(&proxy.live, refusal);
             }
         }
     }
-    let rows = proxies.into_iter().map(|(live, effect, progress, done)| {
-        let mut resources = resources(distribution, effect, progress);
-        if let Some(state) = done {
-            for resource in &mut resources {
-                resource.state = state;
-            }
+}
+
+fn row(distribution: &Distribution, proxy: Affected) -> ProxyReport {
+    let Affected {
+        live,
+        effect,
+        progress,
+        was_done,
+    } = proxy;
+    let mut resources = resources(distribution, effect, progress);
+    if was_done {
+        for resource in &mut resources {
+            resource.state = ProxyState::Acknowledged;
         }
-        ProxyReport {
-            proxy: live.proxy.id.clone(),
-            cluster: live.proxy.node.cluster.as_str().into(),
-            replica: SmolStr::default(),
-            state: resources
-                .iter()
-                .map(|resource| resource.state)
-                .max()
-                .unwrap_or_default(),
-            resources,
-        }
-    });
-    report.proxies = rows.collect();
-    let order = |row: &ProxyReport| (std::cmp::Reverse(row.state), row.proxy.clone());
-    report.proxies.sort_by_cached_key(order);
+    }
+    ProxyReport {
+        proxy: live.proxy.id.clone(),
+        cluster: live.proxy.node.cluster.as_str().into(),
+        replica: SmolStr::default(),
+        state: resources
+            .iter()
+            .map(|resource| resource.state)
+            .max()
+            .unwrap_or_default(),
+        resources,
+    }
 }
 
 /// Returns the state of a known object.
