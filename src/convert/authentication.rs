@@ -16,6 +16,15 @@ struct Scope {
     ports: Vec<u64>,
 }
 
+impl Scope {
+    /// Sets the selector of an object.
+    fn select(&self, object: &mut Value) {
+        if let Some(selector) = &self.selector {
+            object["spec"]["selector"] = json!({ "matchLabels": selector });
+        }
+    }
+}
+
 pub(super) fn convert(converter: &mut Converter<'_>) {
     let (meshes, policies) = (converter.take("MeshPolicy"), converter.take("Policy"));
     let of_mesh = meshes.first().and_then(mtls_mode).is_some();
@@ -106,35 +115,10 @@ fn mtls_mode(policy: &Old<'_>) -> Option<&'static str> {
     })
 }
 
+/// Converts a policy for the objects of a scope. `is_strict_otherwise` is true if a broader policy demands mutual TLS.
 fn convert_in(converter: &mut Converter<'_>, policy: &Old<'_>, scope: &Scope, is_strict_otherwise: bool) {
     let spec = policy.spec;
-    let mode = match mtls_mode(policy) {
-        None if is_strict_otherwise => Some("DISABLE"),
-        None => {
-            converter.note(
-                policy,
-                "spec.peers",
-                "without mtls only plaintext was accepted; today mutual TLS is too",
-            );
-            None
-        }
-        mode => mode,
-    };
-    let with_selector = |object: &mut Value| {
-        if let Some(selector) = &scope.selector {
-            object["spec"]["selector"] = json!({ "matchLabels": selector });
-        }
-    };
-    if let Some(mode) = mode {
-        let object = converter.object("PeerAuthentication", &scope.namespace, &scope.name);
-        with_selector(object);
-        if scope.ports.is_empty() {
-            object["spec"]["mtls"] = json!({ "mode": mode });
-        }
-        for port in &scope.ports {
-            object["spec"]["portLevelMtls"][port.to_string()] = json!({ "mode": mode });
-        }
-    }
+    convert_peers(converter, policy, scope, is_strict_otherwise);
     let peers = spec
         .items("peers")
         .filter(|peer| !peer.get("jwt").is_empty())
@@ -145,36 +129,7 @@ fn convert_in(converter: &mut Converter<'_>, policy: &Old<'_>, scope: &Scope, is
         .filter(|jwt| !jwt.is_empty());
     let tokens: Vec<Spec<'_>> = peers.chain(origins).collect();
     if !tokens.is_empty() {
-        let rules: Vec<Value> = tokens.iter().map(|jwt| jwt_rule(*jwt)).collect();
-        let object = converter.object("RequestAuthentication", &scope.namespace, &scope.name);
-        with_selector(object);
-        object["spec"]["jwtRules"] = rules.into();
-        if !scope.ports.is_empty() {
-            converter.note(
-                policy,
-                "spec.targets",
-                "tokens are validated at all ports of the workload today",
-            );
-        }
-        if spec.is_true("originIsOptional") {
-            converter.note(
-                policy,
-                "spec.originIsOptional",
-                "requests with invalid tokens are rejected today",
-            );
-        } else {
-            let operations = operations(converter, policy, &tokens, &scope.ports);
-            let object = converter.object(
-                "AuthorizationPolicy",
-                &scope.namespace,
-                &format!("{}-require-token", scope.name),
-            );
-            with_selector(object);
-            object["spec"]["action"] = "DENY".into();
-            let mut rule = json!({ "from": [{ "source": { "notRequestPrincipals": ["*"] } }] });
-            set(&mut rule, "to", operations.into());
-            object["spec"]["rules"] = json!([rule]);
-        }
+        convert_tokens(converter, policy, scope, &tokens);
     }
     for peer in spec.items("peers") {
         let allow_tls = "connections with TLS that is not mutual cannot be accepted by name";
@@ -186,6 +141,62 @@ fn convert_in(converter: &mut Converter<'_>, policy: &Old<'_>, scope: &Scope, is
         let message = "policies name source.principal or request.auth.principal today";
         converter.note(policy, "spec.principalBinding", message);
     }
+}
+
+/// Adds the PeerAuthentication of a policy, if it needs one.
+fn convert_peers(converter: &mut Converter<'_>, policy: &Old<'_>, scope: &Scope, is_strict_otherwise: bool) {
+    let mode = match mtls_mode(policy) {
+        None if is_strict_otherwise => "DISABLE",
+        None => {
+            converter.note(
+                policy,
+                "spec.peers",
+                "without mtls only plaintext was accepted; today mutual TLS is too",
+            );
+            return;
+        }
+        Some(mode) => mode,
+    };
+    let object = converter.object("PeerAuthentication", &scope.namespace, &scope.name);
+    scope.select(object);
+    if scope.ports.is_empty() {
+        object["spec"]["mtls"] = json!({ "mode": mode });
+    }
+    for port in &scope.ports {
+        object["spec"]["portLevelMtls"][port.to_string()] = json!({ "mode": mode });
+    }
+}
+
+/// Adds the RequestAuthentication of these tokens, and an AuthorizationPolicy that requires one of them unless they are
+/// optional.
+fn convert_tokens(converter: &mut Converter<'_>, policy: &Old<'_>, scope: &Scope, tokens: &[Spec<'_>]) {
+    let rules: Vec<Value> = tokens.iter().map(|jwt| jwt_rule(*jwt)).collect();
+    let object = converter.object("RequestAuthentication", &scope.namespace, &scope.name);
+    scope.select(object);
+    object["spec"]["jwtRules"] = rules.into();
+    if !scope.ports.is_empty() {
+        converter.note(
+            policy,
+            "spec.targets",
+            "tokens are validated at all ports of the workload today",
+        );
+    }
+    if policy.spec.is_true("originIsOptional") {
+        converter.note(
+            policy,
+            "spec.originIsOptional",
+            "requests with invalid tokens are rejected today",
+        );
+        return;
+    }
+    let operations = operations(converter, policy, tokens, &scope.ports);
+    let name = format!("{}-require-token", scope.name);
+    let object = converter.object("AuthorizationPolicy", &scope.namespace, &name);
+    scope.select(object);
+    object["spec"]["action"] = "DENY".into();
+    let mut rule = json!({ "from": [{ "source": { "notRequestPrincipals": ["*"] } }] });
+    set(&mut rule, "to", operations.into());
+    object["spec"]["rules"] = json!([rule]);
 }
 
 fn jwt_rule(jwt: Spec<'_>) -> Value {

@@ -124,29 +124,7 @@ fn route(converter: &mut Converter<'_>, hosts: &mut Hosts, rule: &Old<'_>, host:
             Value::Object(copied(redirect, &["uri", "authority"])),
         );
     } else {
-        let routes: Vec<Spec<'_>> = spec.items("route").collect();
-        let destinations = routes.iter().map(|item| {
-            let to = item.get("destination");
-            let to_host = if to.is_empty() {
-                None
-            } else {
-                converter.host(to, &rule.namespace)
-            };
-            let to_host = to_host.unwrap_or_else(|| host.to_owned());
-            let destination = destination(hosts, &to_host, &rule.namespace, item.labels("labels"));
-            let mut weighted = json!({ "destination": destination });
-            let weight = item.integer("weight").unwrap_or_default();
-            if routes.len() > 1 {
-                weighted["weight"] = weight.into();
-            }
-            weighted
-        });
-        let destinations: Vec<Value> = destinations.collect();
-        route["route"] = if destinations.is_empty() {
-            json!([{ "destination": { "host": host } }])
-        } else {
-            destinations.into()
-        };
+        route["route"] = destinations(converter, hosts, rule, host);
     }
     set(
         &mut route,
@@ -175,39 +153,61 @@ fn route(converter: &mut Converter<'_>, hosts: &mut Hosts, rule: &Old<'_>, host:
     if !append.is_empty() {
         route["headers"] = json!({ "request": { "add": append } });
     }
+    note_lost_settings(converter, rule);
+    Ok(route)
+}
+
+/// Returns the weighted destinations of a rule; without any, its own host.
+fn destinations(converter: &Converter<'_>, hosts: &mut Hosts, rule: &Old<'_>, host: &str) -> Value {
+    let routes: Vec<Spec<'_>> = rule.spec.items("route").collect();
+    if routes.is_empty() {
+        return json!([{ "destination": { "host": host } }]);
+    }
+    let destinations = routes.iter().map(|item| {
+        let to = item.get("destination");
+        let to_host = if to.is_empty() {
+            None
+        } else {
+            converter.host(to, &rule.namespace)
+        };
+        let to_host = to_host.unwrap_or_else(|| host.to_owned());
+        let destination = destination(hosts, &to_host, &rule.namespace, item.labels("labels"));
+        let mut weighted = json!({ "destination": destination });
+        let weight = item.integer("weight").unwrap_or_default();
+        if routes.len() > 1 {
+            weighted["weight"] = weight.into();
+        }
+        weighted
+    });
+    destinations.collect::<Vec<_>>().into()
+}
+
+/// Notes the settings of a rule that a VirtualService does not have.
+fn note_lost_settings(converter: &mut Converter<'_>, rule: &Old<'_>) {
+    let spec = rule.spec;
+    let (timeout, retries) = (spec.get("httpReqTimeout"), spec.get("httpReqRetries"));
     let no_header = "proxies have no header that overrides it";
     converter.lost(
         rule,
-        timeout,
+        timeout.get("simpleTimeout"),
         "spec.httpReqTimeout.simpleTimeout.",
         &[("overrideHeaderName", no_header)],
     );
     converter.lost(
         rule,
-        retry,
+        retries.get("simpleRetry"),
         "spec.httpReqRetries.simpleRetry.",
         &[("overrideHeaderName", no_header)],
     );
     let custom = "custom policies of proxies cannot be mapped";
-    converter.lost(
-        rule,
-        spec.get("httpReqTimeout"),
-        "spec.httpReqTimeout.",
-        &[("custom", custom)],
-    );
-    converter.lost(
-        rule,
-        spec.get("httpReqRetries"),
-        "spec.httpReqRetries.",
-        &[("custom", custom)],
-    );
+    converter.lost(rule, timeout, "spec.httpReqTimeout.", &[("custom", custom)]);
+    converter.lost(rule, retries, "spec.httpReqRetries.", &[("custom", custom)]);
     converter.lost(
         rule,
         spec,
         "spec.",
         &[("l4Fault", "faults of TCP connections cannot be mapped")],
     );
-    Ok(route)
 }
 
 /// Returns these fields, where they are set.
