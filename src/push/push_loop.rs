@@ -27,7 +27,7 @@ use crate::{
     base::Shared,
     generate::{
         RequestedResources, ResourceSnapshot,
-        store::{self, ConfigStore, ConnectionId},
+        store::{self, ConfigStore, ConnectionId, StoreUpdate},
     },
     model::{Batch, Change, MeshSnapshot, World},
     table::ChangeSet,
@@ -231,6 +231,7 @@ impl PushHandle {
     }
 }
 
+/// An event that the loop waits for.
 enum Event {
     Changes(Vec<Change>),
     Proxy(ProxyEvent),
@@ -238,7 +239,9 @@ enum Event {
     Turn,
     Inspect(Inspect),
     Flush(FlushRequest),
+    /// The push of a lane is due.
     Due(Lane),
+    /// All senders of changes are dropped.
     Closed,
 }
 
@@ -324,6 +327,7 @@ impl PushLoop {
         }
     }
 
+    /// Applies an event of a proxy, together with all that wait behind it.
     fn apply_proxy_events(&mut self, first: ProxyEvent, observer: &impl Observer) {
         let mut proxy_events = store::ProxyEvents::default();
         let mut next = Some(first);
@@ -334,24 +338,12 @@ impl PushLoop {
                     proxy_events.connected.push((id, proxy));
                 }
                 ProxyEvent::Request { id, latest } => {
-                    proxy_events.requested.extend(latest.take().map(|demand| (id, demand)));
+                    let requested = latest.take();
+                    proxy_events
+                        .requested
+                        .extend(requested.map(|requested| (id, requested)));
                 }
-                ProxyEvent::Leave(id) => {
-                    self.senders.remove(&id);
-                    if self.turns.remove(id) {
-                        self.early_requests.remove(&id);
-                        next = self.proxy_events.try_recv().ok();
-                        continue;
-                    }
-                    match proxy_events
-                        .connected
-                        .iter()
-                        .position(|(connected, _)| *connected == id)
-                    {
-                        Some(index) => drop(proxy_events.connected.swap_remove(index)),
-                        None => proxy_events.disconnected.push(id),
-                    }
-                }
+                ProxyEvent::Leave(id) => self.leave(id, &mut proxy_events),
             }
             next = self.proxy_events.try_recv().ok();
         }
@@ -360,6 +352,19 @@ impl PushLoop {
         let early = requested.extract_if(.., |(id, _)| self.turns.is_waiting_for(*id));
         self.early_requests.extend(early);
         self.apply(proxy_events, observer);
+    }
+
+    /// Removes a proxy, which may have joined in the same events, or wait for its turn.
+    fn leave(&mut self, id: ConnectionId, events: &mut store::ProxyEvents) {
+        self.senders.remove(&id);
+        if self.turns.remove(id) {
+            self.early_requests.remove(&id);
+            return;
+        }
+        match events.connected.iter().position(|(connected, _)| *connected == id) {
+            Some(index) => drop(events.connected.swap_remove(index)),
+            None => events.disconnected.push(id),
+        }
     }
 
     /// Generates the first configurations of proxies.
@@ -374,6 +379,7 @@ impl PushLoop {
         self.apply(proxy_events, observer);
     }
 
+    /// Generates for proxies that have connected, or request something else, without a change of the mesh.
     fn apply(&mut self, proxy_events: store::ProxyEvents, observer: &impl Observer) {
         let started = (self.clock)();
         let mesh = self.world.snapshot();
@@ -399,6 +405,8 @@ impl PushLoop {
         self.turns.record(namespaces, worked);
     }
 
+    /// Takes all changes that were sent before a flush, and pushes them at once, or lets the request wait for their
+    /// push.
     fn flush(&mut self, request: FlushRequest, observer: &impl Observer) {
         while let Ok(changes) = self.changes.try_recv() {
             self.pending.add(changes, (self.clock)());
@@ -426,6 +434,7 @@ impl PushLoop {
         }
     }
 
+    /// Commits the changes of a lane, if there are any, and publishes what they lead to.
     fn push(&mut self, taken: Option<Taken>, lane: Lane, observer: &impl Observer) {
         let Some(taken) = taken else { return };
         let Taken {
@@ -463,6 +472,7 @@ impl PushLoop {
         self.answer_waiting();
     }
 
+    /// Brings the store up to date, publishes the snapshots that have changed, and reports the push.
     fn regenerate(
         &mut self,
         mesh: &Arc<MeshSnapshot>,
@@ -476,18 +486,7 @@ impl PushLoop {
         if update.subjects_changed {
             self.subjects.send_replace(self.store.subjects().clone());
         }
-        // A connection that moves to a changed group counts once.
-        let mut published: FxHashMap<ConnectionId, Arc<ResourceSnapshot>> = FxHashMap::default();
-        for (id, key) in &update.moved {
-            published.extend(self.store.snapshot(key).map(|snapshot| (*id, snapshot.clone())));
-        }
-        let changed: FxHashMap<_, _> = update.groups.iter().cloned().collect();
-        if !changed.is_empty() {
-            for id in self.senders.keys().copied() {
-                let snapshot = self.store.group_of(id).and_then(|key| changed.get(key));
-                published.extend(snapshot.map(|snapshot| (id, snapshot.clone())));
-            }
-        }
+        let published = self.snapshots(&update);
         let waited = timeline
             .since
             .map(|since| timeline.started.saturating_duration_since(since));
@@ -531,6 +530,24 @@ impl PushLoop {
         });
     }
 
+    /// Returns the snapshots to publish: of connections that have moved, and of all in changed groups. A connection
+    /// that moves to a changed group counts once.
+    fn snapshots(&self, update: &StoreUpdate) -> FxHashMap<ConnectionId, Arc<ResourceSnapshot>> {
+        let mut snapshots = FxHashMap::default();
+        for (id, key) in &update.moved {
+            snapshots.extend(self.store.snapshot(key).map(|snapshot| (*id, snapshot.clone())));
+        }
+        let changed: FxHashMap<_, _> = update.groups.iter().cloned().collect();
+        if !changed.is_empty() {
+            for id in self.senders.keys().copied() {
+                let snapshot = self.store.group_of(id).and_then(|key| changed.get(key));
+                snapshots.extend(snapshot.map(|snapshot| (id, snapshot.clone())));
+            }
+        }
+        snapshots
+    }
+
+    /// Publishes a snapshot to a connection, unless it has this one.
     fn publish(
         &self,
         id: ConnectionId,
@@ -569,6 +586,7 @@ struct Timeline {
     panics: Vec<String>,
 }
 
+/// Returns the number of changed objects by kind. A whole source counts as its objects, or as one if it has none.
 fn kinds(batch: &Batch) -> BTreeMap<Kind, usize> {
     let mut kinds = BTreeMap::new();
     let mut count = |kind, number| *kinds.entry(kind).or_insert(0) += number;
