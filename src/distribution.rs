@@ -349,7 +349,7 @@ impl Distribution {
         let findings = self.inputs.board.findings(kind, &key);
         let is_invalid = findings.iter().any(|finding| finding.severity == Severity::Error);
         let pushes = self.inputs.tracker.pushes();
-        let push = pushes.iter().rev().find(|push| push.contains(kind, &key).is_some());
+        let push = pushes.iter().rev().find(|push| push.contains(kind, &key));
         let mut report = ObjectReport {
             object: ObjectName::of(kind, &key),
             revision: mesh.revision.0,
@@ -459,8 +459,7 @@ fn object(question: &Question, mesh: &MeshSnapshot) -> Option<(Kind, ObjectKey, 
 /// Returns the number of proxies that have not answered a push after the last one with the object. Such a push may have
 /// removed the object without listing it.
 fn unanswered_later(pushes: &[Arc<PushRecord>], kind: Kind, key: &ObjectKey) -> usize {
-    let later = pushes.iter().rev();
-    let later = later.take_while(|push| push.contains(kind, key).is_none());
+    let later = pushes.iter().rev().take_while(|push| !push.contains(kind, key));
     let unanswered = later.filter(|push| push.is_partial).map(|push| push.outstanding());
     unanswered.max().unwrap_or_default()
 }

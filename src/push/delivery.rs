@@ -88,11 +88,10 @@ impl PushRecord {
         self.delivered.get().copied()
     }
 
-    /// Returns the change of an object, if the push contains one.
-    pub fn contains(&self, kind: Kind, key: &ObjectKey) -> Option<&ChangedObject> {
-        self.objects
-            .iter()
-            .find(|object| object.kind == kind && object.key == *key)
+    /// Returns true if the push lists the object.
+    pub fn contains(&self, kind: Kind, key: &ObjectKey) -> bool {
+        let mut objects = self.objects.iter();
+        objects.any(|object| object.kind == kind && object.key == *key)
     }
 }
 
