@@ -64,6 +64,7 @@ use crate::{
         diagnostics::{self, Board, Report},
         file::{FileError, FileSource},
         jwks::{Jwks, JwksSettings},
+        mcp::IssueCertificate,
         registry_metrics::RegistryMetrics,
         resolve::DnsResolver,
         source::{SourceEnded, Sources},
@@ -415,15 +416,8 @@ impl<'a> Parts<'a> {
         let domains = identity.domains.clone();
         let webhook_acceptor = identity.webhooks.clone();
         let (grpc, mut secure) = identity.routers(xds, &environment.ready.subscribe());
-        let replicas = kubernetes
-            .as_ref()
-            .map(|kubernetes| replicas::follow(&environment.tasks, &kubernetes.watches(&installation), &installation));
-        let peers = replicas.clone().map(|replicas| {
-            let trust = trust.clone();
-            let inputs = ClientInputs { replicas, issue, trust };
-            PeerClient::new(&environment.registry, &installation, inputs)
-        });
-        let peers = peers.transpose()?;
+        let peers = peers(environment, &installation, kubernetes.as_ref(), issue, trust.clone())?;
+        let replicas = peers.as_ref().map(|peers| peers.replicas());
         let settings = JwksSettings {
             cluster: installation.cluster.clone(),
             fetcher: keys::fetcher(features, Author::User)?,
@@ -439,20 +433,7 @@ impl<'a> Parts<'a> {
             injector_watches,
             push.mesh.clone(),
         )?;
-        let (distribution, refusals) = Distribution::start(
-            &environment.tasks,
-            distribution::Inputs {
-                mesh: push.mesh.clone(),
-                inspect: push.inspect.clone(),
-                flushes: push.flushes.clone(),
-                tracker: push.tracker.clone(),
-                connections: grpc.streams().registry().clone(),
-                board,
-                replica: own_replica(&environment.settings),
-                peers: peers.map(|peers| Arc::new(peers) as Arc<dyn Peers>),
-                runtime: page_runtime.clone(),
-            },
-        );
+        let distribution = start_distribution(environment, &push, grpc.streams(), board, peers, page_runtime);
         secure = secure.map(|(router, acceptor)| {
             let service = ReplicaService {
                 distribution: distribution.clone(),
@@ -464,7 +445,6 @@ impl<'a> Parts<'a> {
             };
             (router.with_server_stream(Arc::new(service)), acceptor)
         });
-        grpc.streams().set_refusal_queue(refusals);
         // Objects of a folder are in no cluster.
         let writes_events = features.pilot_enable_refusal_events && environment.settings.flags.config_dir.is_none();
         if let Some(kubernetes) = kubernetes.as_ref().filter(|_| writes_events) {
@@ -563,6 +543,49 @@ impl<'a> Parts<'a> {
         };
         kubernetes.start_controllers(self.environment, &self.installation, parts)
     }
+}
+
+/// Follows the replicas of this control plane and returns the client that asks them; none without a config cluster.
+/// Fails if the name of a metric is in use.
+fn peers(
+    environment: &Environment,
+    installation: &Installation,
+    kubernetes: Option<&Kubernetes>,
+    issue: IssueCertificate,
+    trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+) -> Result<Option<Arc<dyn Peers>>, prometheus::Error> {
+    let Some(kubernetes) = kubernetes else {
+        return Ok(None);
+    };
+    let replicas = replicas::follow(&environment.tasks, &kubernetes.watches(installation), installation);
+    let inputs = ClientInputs { replicas, issue, trust };
+    let client = PeerClient::new(&environment.registry, installation, inputs)?;
+    Ok(Some(Arc::new(client)))
+}
+
+/// Starts distribution status, to which the streams report what proxies refuse.
+fn start_distribution(
+    environment: &Environment,
+    push: &PushHandle,
+    streams: &Server,
+    board: Arc<Board>,
+    peers: Option<Arc<dyn Peers>>,
+    page_runtime: &Handle,
+) -> Arc<Distribution> {
+    let inputs = distribution::Inputs {
+        mesh: push.mesh.clone(),
+        inspect: push.inspect.clone(),
+        flushes: push.flushes.clone(),
+        tracker: push.tracker.clone(),
+        connections: streams.registry().clone(),
+        board,
+        replica: own_replica(&environment.settings),
+        peers,
+        runtime: page_runtime.clone(),
+    };
+    let (distribution, refusals) = Distribution::start(&environment.tasks, inputs);
+    streams.set_refusal_queue(refusals);
+    distribution
 }
 
 /// Returns the identity of this process among the replicas.
