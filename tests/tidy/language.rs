@@ -163,16 +163,32 @@ fn parity_notes_have_references() -> Result<(), Failed> {
     verdict(rule, found)
 }
 
+/// Documents outside `docs/`.
+const DOCUMENTS: [&str; 7] = [
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "README.md",
+    "SECURITY.md",
+    "benches/SCALE.md",
+    "src/ARCHITECTURE.md",
+    "tests/README.md",
+];
+
+/// Returns the documents of the repository.
+fn texts() -> impl Iterator<Item = File> {
+    let entries = std::fs::read_dir(project().join("docs")).expect("the folder is readable");
+    let names = entries.map(|entry| entry.expect("the folder is readable").file_name());
+    let pages = names.map(|name| format!("docs/{}", name.to_string_lossy()));
+    let paths = DOCUMENTS.into_iter().map(str::to_owned).chain(pages);
+    paths.map(|path| File {
+        text: std::fs::read_to_string(project().join(&path)).expect("a document is text"),
+        path,
+    })
+}
+
 fn documents_exist() -> Result<(), Failed> {
-    let readme = |path: &str| File {
-        text: std::fs::read_to_string(project().join(path)).unwrap_or_default(),
-        path: path.to_owned(),
-    };
     let mut found = Vec::new();
-    for file in files()
-        .into_iter()
-        .chain(["README.md", "src/ARCHITECTURE.md", "tests/README.md"].map(readme))
-    {
+    for file in files().into_iter().chain(texts()) {
         let is_text = is_markdown(&file.path);
         for line in file
             .lines()
@@ -187,7 +203,10 @@ fn documents_exist() -> Result<(), Failed> {
             }
         }
     }
-    verdict("documents that comments name are in the repository", found)
+    verdict(
+        "documents that comments and documents name are in the repository",
+        found,
+    )
 }
 
 /// Returns the names of documents in a line, except addresses.
