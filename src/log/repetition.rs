@@ -54,9 +54,8 @@ impl<K: Eq + Hash> Repetition<K> {
         if is_new {
             return Some(record);
         }
-        let (count, last) = window.omitted.get_or_insert_with(|| (0, record.clone()));
-        *count += 1;
-        *last = record;
+        let omitted = window.omitted.take().map_or(0, |(count, _)| count);
+        window.omitted = Some((omitted + 1, record));
         None
     }
 
