@@ -245,25 +245,11 @@ fn http_client(
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-    use crate::settings::DiscoveryFlags;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        flags: DiscoveryFlags,
-    }
+    use crate::settings::fixture::settings;
 
     fn options_of(variables: &[(&str, &str)]) -> Result<Option<Options>, String> {
-        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        let flags = Line::try_parse_from(["istiod"]).expect("no flags are required").flags;
-        let settings = Settings {
-            flags,
-            variables: variables.collect(),
-        };
-        options(&settings).map_err(|error| error.to_string())
+        options(&settings(&[], variables)).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! One replica with a push loop and a server.
 
-use std::{collections::BTreeMap, io, net::SocketAddr};
+use std::{io, net::SocketAddr};
 
-use clap::Parser;
 use hyper_util::rt::TokioIo;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Streaming, transport::Endpoint};
@@ -28,17 +27,11 @@ use crate::{
         push_loop::{Observer, PushReport},
     },
     rpc::{Connections, Peer, Router},
-    settings::{DiscoveryFlags, Settings},
+    settings::fixture::settings,
     xds::server::{Server, ServerOptions},
 };
 
 const NODE: &str = "sidecar~10.0.0.1~web.default~default.svc.cluster.local";
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    flags: DiscoveryFlags,
-}
 
 struct NoMetrics;
 
@@ -55,11 +48,7 @@ pub(super) struct Fixture {
 
 impl Fixture {
     pub(super) fn new() -> Self {
-        let flags = Line::try_parse_from(["istiod"]).expect("no flags are required").flags;
-        let environment = Environment::new(Settings {
-            flags,
-            variables: BTreeMap::new(),
-        });
+        let environment = Environment::new(settings(&[], &[]));
         environment.ready.send_replace(true);
         let options = PushOptions {
             debounce: DebounceOptions {

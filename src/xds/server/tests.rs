@@ -8,7 +8,6 @@ use std::{
     time::Instant,
 };
 
-use clap::Parser;
 use http::StatusCode;
 use hyper_util::rt::TokioIo;
 use prometheus::proto::{LabelPair, MetricFamily};
@@ -39,14 +38,8 @@ use crate::{
     },
     push::testing::manual_groups,
     rpc::{Connections, Router, Unary},
-    settings::{DiscoveryFlags, Settings},
+    settings::{self, Settings},
 };
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    flags: DiscoveryFlags,
-}
 
 struct Fixture {
     environment: Environment,
@@ -70,7 +63,7 @@ impl Fixture {
     }
 
     fn of(options: ServerOptions, clock: fn() -> Instant, variables: BTreeMap<String, String>) -> Self {
-        let flags = Line::try_parse_from(["istiod"]).expect("no flags are required").flags;
+        let flags = settings::fixture::flags(&[]).expect("no flags are required");
         let environment = Environment::new(Settings { flags, variables });
         environment.ready.send_replace(true);
         let (groups, feed) = manual_groups(&environment.tasks);

@@ -31,12 +31,7 @@ async fn no_limit_of_streams_admits_streams() {
 #[test]
 fn keepalive_times_are_those_of_grpc() {
     let times = |words: &[&str]| {
-        let words = std::iter::once("istiod").chain(words.iter().copied());
-        let flags = Line::try_parse_from(words).expect("valid flags").flags;
-        let options = ServerOptions::of(&Settings {
-            flags,
-            variables: BTreeMap::new(),
-        });
+        let options = ServerOptions::of(&settings::fixture::settings(words, &[]));
         (options.keepalive_interval, options.keepalive_timeout)
     };
     let seconds = |interval, timeout| (Duration::from_secs(interval), Duration::from_secs(timeout));
