@@ -109,11 +109,11 @@ impl SidecarPart {
             for (index, host) in visible.services.iter().enumerate() {
                 for (service, port) in host.ports() {
                     let number = port.number;
-                    let asked = self.asked(service, port, visible.egress);
-                    if asked.by_service {
+                    let requested = self.requested_names(service, port, visible.egress);
+                    if requested.by_service {
                         names.push((sniffed_name(host, number), number, RdsScope::Sniffed(index, number)));
                     }
-                    if asked.by_port && numbers.insert(number) {
+                    if requested.by_port && numbers.insert(number) {
                         names.push((number_name(number), number, RdsScope::Port(number)));
                     }
                 }
@@ -141,7 +141,7 @@ impl SidecarPart {
     }
 
     /// Returns how the listeners of a catch-all egress listener request the routes of a service port.
-    fn asked(&self, service: &Service, port: &ServicePort, egress: &EgressListener) -> RequestedNames {
+    fn requested_names(&self, service: &Service, port: &ServicePort, egress: &EgressListener) -> RequestedNames {
         if port.protocol.is_http() {
             return RequestedNames {
                 by_service: false,
@@ -176,6 +176,7 @@ impl SidecarPart {
         first.is_some_and(|first| *first != wildcard && !cidr::is_range(first))
     }
 
+    /// Returns the routes of a name, which the services and VirtualServices of an egress listener serve.
     fn routes(&self, name: SmolStr, visible: &EgressView, rds_scope: RdsScope, catch_all: &CatchAll) -> SidecarRoutes {
         // HTTP proxies route to all services and ports.
         let port = if visible.is_http_proxy() { 0 } else { rds_scope.port() };
@@ -206,9 +207,7 @@ impl SidecarPart {
             patches: RoutePatches::default(),
         }
     }
-}
 
-impl SidecarPart {
     /// Returns the routes of a name for which the serving egress listener has no services.
     ///
     /// Parity (pilot/pkg/networking/core/httproute.go): every requested name is answered, because a listener waits for
@@ -265,6 +264,32 @@ pub(super) fn catch_all(policy: &OutboundPolicy) -> CatchAll {
     } else {
         CatchAll::AllowAny(policy.egress_proxy.clone())
     }
+}
+
+/// Returns the positions of the services that have HTTP routes, by port, in the given order; port 0 is any port.
+fn routed_services(services: &[VisibleHost], positions: impl Iterator<Item = usize>) -> BTreeMap<u32, Vec<usize>> {
+    let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+    let mut numbers = Vec::new();
+    for index in positions {
+        let host = &services[index];
+        let ports = host
+            .ports()
+            .map(|(_, port)| port)
+            .filter(|port| is_routed(port.protocol));
+        numbers.extend(ports.map(|port| port.number));
+        if !numbers.is_empty() {
+            numbers.push(0);
+        }
+        if host.has_members() {
+            numbers.retain(|number| host.is_routed(*number));
+        }
+        numbers.sort_unstable();
+        numbers.dedup();
+        for number in numbers.drain(..) {
+            routed.entry(number).or_default().push(index);
+        }
+    }
+    routed
 }
 
 /// Returns the egress listener whose services and VirtualServices serve a name.
@@ -385,27 +410,7 @@ impl<'a> EgressView<'a> {
                 }
             }
         }
-        let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
-        let mut numbers = Vec::new();
-        for index in by_host.values().copied() {
-            let host = &services[index];
-            let ports = host
-                .ports()
-                .map(|(_, port)| port)
-                .filter(|port| is_routed(port.protocol));
-            numbers.extend(ports.map(|port| port.number));
-            if !numbers.is_empty() {
-                numbers.push(0);
-            }
-            if host.has_members() {
-                numbers.retain(|number| host.is_routed(*number));
-            }
-            numbers.sort_unstable();
-            numbers.dedup();
-            for number in numbers.drain(..) {
-                routed.entry(number).or_default().push(index);
-            }
-        }
+        let routed = routed_services(&services, by_host.values().copied());
         let most_specific = most_specific(&services, &virtual_services);
         let rules = vec![OnceCell::new(); services.len()];
         Self {
