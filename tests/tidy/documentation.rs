@@ -36,13 +36,22 @@ pub(super) fn trials() -> Vec<Trial> {
 
 /// Beginnings of the names of metrics.
 const METRICS: &[&str] = &[
-    "pilot_",
-    "istiod_",
-    "istio_build",
-    "citadel_",
     "auto_registration_",
-    "remote_cluster_",
+    "citadel_",
     "controller_",
+    "endpoint_no_pod",
+    "galley_",
+    "go_",
+    "grpc_server_",
+    "istio_build",
+    "istiod_",
+    "pilot_",
+    "process_",
+    "provider_",
+    "remote_cluster_",
+    "sidecar_injection_",
+    "webhook_",
+    "xds_cache_",
 ];
 
 /// Returns the text of a file of the project.
@@ -65,7 +74,7 @@ fn metrics_are_described() -> Result<(), Failed> {
     let is_metric = |text: &&str| {
         let is_name = text
             .chars()
-            .all(|character| character.is_ascii_lowercase() || character == '_');
+            .all(|character| character.is_ascii_lowercase() || character.is_ascii_digit() || character == '_');
         is_name && !text.ends_with('_') && METRICS.iter().any(|prefix| text.starts_with(prefix))
     };
     let names: BTreeSet<&str> = exporters.flat_map(literals).filter(is_metric).collect();
