@@ -152,6 +152,17 @@ impl fmt::Display for HostPort {
     }
 }
 
+/// Returns `host:port`, with IPv6 addresses in brackets.
+pub fn host_port(host: &str, port: u32) -> String {
+    let mut digits = itoa::Buffer::new();
+    let port = digits.format(port);
+    if host.contains(':') {
+        ["[", host, "]:", port].concat()
+    } else {
+        [host, ":", port].concat()
+    }
+}
+
 /// Returns a peer's address without its IPv6 form. A listener of both families reports IPv4 peers as `::ffff:a.b.c.d`,
 /// which is neither a loopback address nor part of an IPv4 range.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
@@ -161,6 +172,12 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_ipv6_addresses_get_brackets() {
+        assert_eq!(host_port("::1", 80), "[::1]:80");
+        assert_eq!(host_port("example.com", 80), "example.com:80");
+    }
 
     #[test]
     fn addresses_parse_as_in_go() {

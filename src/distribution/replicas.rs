@@ -17,7 +17,7 @@ use futures::{
     stream::{BoxStream, FuturesUnordered},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use smol_str::{SmolStr, format_smolstr};
+use smol_str::SmolStr;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -30,7 +30,11 @@ use super::{
     overview::Overview,
     report::{ObjectReport, ReplicaReport},
 };
-use crate::{api::Kind, base::Namespace, task};
+use crate::{
+    api::Kind,
+    base::{Namespace, address::host_port},
+    task,
+};
 
 /// The time limit of one answer, with its connection. A replica that is busy with a push answers afterwards.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -66,12 +70,7 @@ pub struct Replica {
 impl Replica {
     /// Returns host and port.
     pub fn address(&self) -> SmolStr {
-        let Self { host, port, .. } = self;
-        if host.contains(':') {
-            format_smolstr!("[{host}]:{port}")
-        } else {
-            format_smolstr!("{host}:{port}")
-        }
+        host_port(&self.host, self.port.into()).into()
     }
 }
 

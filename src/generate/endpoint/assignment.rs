@@ -6,14 +6,12 @@ use prost_types::Struct;
 
 use super::{
     EndpointProxyView, address_in,
-    lb_endpoint::{
-        LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, limit_weights, socket_address, write_address, write_metadata,
-    },
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, MTLS, USUAL_LENGTH, limit_weights, write_address, write_metadata},
     locality,
     network::{self, Destination},
 };
 use crate::{
-    base::{Namespace, Shared, SmolStr, cidr, select},
+    base::{Namespace, Shared, SmolStr, address::host_port, cidr, select},
     generate::{
         BuildContext,
         name::ClusterMode,
@@ -334,7 +332,7 @@ fn member(
         Health::Unhealthy => HealthStatus::Unhealthy,
         Health::Draining => HealthStatus::Draining,
     };
-    let tunnel = listener.map(|listener| (listener, socket_address(&endpoint.address, endpoint.port)));
+    let tunnel = listener.map(|listener| (listener, host_port(&endpoint.address, endpoint.port)));
     let socket = match &tunnel {
         Some(_) if !target.mode.is_vip() => Some(("tunnel", "http")),
         // Clusters behind waypoints have one socket for all endpoints.
@@ -389,7 +387,7 @@ fn write_destination(out: &mut Writer<Struct>, target: &Target, endpoint: &Endpo
         // A waypoint knows the address of the service in its own cluster.
         Some(elsewhere) => {
             let own = address_in(target.service, &endpoint.origin.cluster).unwrap_or(elsewhere);
-            out.text_field("local", &socket_address(own, target.port.number));
+            out.text_field("local", &host_port(own, target.port.number));
             out.text_field("waypoint", address);
         }
     }

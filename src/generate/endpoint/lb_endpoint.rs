@@ -166,15 +166,6 @@ pub(super) fn write_metadata(
     }
 }
 
-/// Returns an address with a port.
-pub(super) fn socket_address(address: &str, port: u32) -> String {
-    if address.contains(':') {
-        format!("[{address}]:{port}")
-    } else {
-        format!("{address}:{port}")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,12 +6,13 @@ use prost_types::Value;
 
 use super::{
     NetworkProxyView,
-    lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer, socket_address},
+    lb_endpoint::{LbEndpoint, LocalityEndpoints, SOCKET_METADATA, peer},
 };
 use crate::{
     api::label,
     base::{
         Labels, NetworkId, Shared,
+        address::host_port,
         cidr::{self, IpMode},
     },
     generate::{
@@ -173,7 +174,7 @@ fn is_reachable(client: &NetworkProxyView, gateway: &NetworkGateway) -> bool {
 /// Returns an endpoint that leads through the listener which originates the inner tunnel, whose target is the service.
 /// The outer one leads to the gateway.
 fn tunnelled(features: &Features, target: Destination, gateway: &NetworkGateway) -> Encoded<EnvoyLbEndpoint> {
-    let address = socket_address(&gateway.address, gateway.hbone_port);
+    let address = host_port(&gateway.address, gateway.hbone_port);
     let service = format!("{}:{}", target.service.key.hostname, target.port);
     let entry = |name: &str, fields: Vec<(&str, Value)>| (name.to_owned(), structure(fields));
     let tunnel = object([("hbone_target_address".to_owned(), text(service))].into());

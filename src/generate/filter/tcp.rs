@@ -12,7 +12,7 @@ use super::{
     stats::STATS_FILTER,
 };
 use crate::{
-    base::Hostname,
+    base::{Hostname, address::host_port},
     generate::{
         constant::{METADATA_EXCHANGE, metadata_exchange, network_filter},
         name::BLACK_HOLE,
@@ -321,13 +321,8 @@ fn tunnel(rule: Option<&DestinationRule>, subset: &str) -> Option<TunnelingConfi
         subset_policy(rule?, subset)?
     };
     let tunnel = policy.tunnel.as_ref()?;
-    let host = if tunnel.target_host.contains(':') {
-        format!("[{}]", tunnel.target_host)
-    } else {
-        tunnel.target_host.clone()
-    };
     Some(TunnelingConfig {
-        hostname: format!("{host}:{}", tunnel.target_port),
+        hostname: host_port(&tunnel.target_host, tunnel.target_port),
         use_post: tunnel.protocol == "POST",
         ..Default::default()
     })

@@ -6,7 +6,7 @@ use smol_str::SmolStr;
 
 use super::{GrpcKey, GrpcProxyView, tls};
 use crate::{
-    base::{ObjectKey, Shared},
+    base::{ObjectKey, Shared, address::host_port},
     generate::{
         BuildContext, EncodedResource, VipView,
         constant::{self, http_filter},
@@ -180,18 +180,13 @@ impl OutboundKey {
             })),
             ..Default::default()
         };
-        let name = if self.host.contains(':') {
-            format!("[{}]:{}", self.host, self.port)
-        } else {
-            format!("{}:{}", self.host, self.port)
-        };
         let listener = Listener {
             address: Some(address(&self.vip.address(service), self.port)),
             additional_addresses: further_addresses(&self.vip, service, self.port),
             api_listener: Some(ApiListener {
                 api_listener: Some(Any::pack(&manager)),
             }),
-            name,
+            name: host_port(&self.host, self.port),
             ..Default::default()
         };
         Built::new(EncodedResource::new(listener.name.as_str(), &listener))

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::{
-    base::{Hostname, SmolStr, cidr},
+    base::{Hostname, SmolStr, address::host_port, cidr},
     generate::VipView,
     model::{
         Service,
@@ -65,17 +65,6 @@ pub(crate) fn of_service(service: &Service, names: NameSpace, vip: &VipView, por
         }
     }
     domains
-}
-
-/// Returns `host:port`, with IPv6 addresses in brackets.
-pub(crate) fn host_port(host: &str, port: u32) -> String {
-    let mut digits = itoa::Buffer::new();
-    let port = digits.format(port);
-    if host.contains(':') {
-        ["[", host, "]:", port].concat()
-    } else {
-        [host, ":", port].concat()
-    }
 }
 
 /// Returns a host as a domain, with IPv6 addresses in brackets.
@@ -249,6 +238,5 @@ mod tests {
             alternatives("a.ns.svc.cluster.local", names, PortForms::With(80)),
             ["a", "a:80", "a.ns.svc", "a.ns.svc:80", "a.ns", "a.ns:80"]
         );
-        assert_eq!(host_port("::1", 80), "[::1]:80");
     }
 }

@@ -15,12 +15,12 @@ use super::{
     assembly::{self, Host, Names},
     configuration,
     destination::Target,
-    domains, filters,
+    filters,
     fragment::{self, DeclaredRoutes, Fragment, FragmentKey, Server, TrafficOrigin},
     routes::Routes,
 };
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
+    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, address::host_port, host},
     generate::{
         BuildContext, EncodedResource, GatewayView,
         block::{Block, BlockPool},
@@ -527,7 +527,7 @@ impl GatewayRoutes {
             let conditional = lists.iter().map(|list| &parts[*list][0]);
             let routes = conditional.chain(lists.iter().map(|list| &parts[*list][1]));
             let hosts = std::iter::once(builder.host).chain(builder.others);
-            let name = domains::host_port(builder.host, builder.port);
+            let name = host_port(builder.host, builder.port);
             let domains = hosts.map(|host| host.as_str().to_owned()).collect();
             let include_attempt_count = self.client.include_attempt_count;
             let mut host = if builder.https_only || builder.session.is_some() {
@@ -563,7 +563,7 @@ impl GatewayRoutes {
     fn black_hole(&self) -> VirtualHost {
         let port = self.servers.first().map_or(0, |server| server.port);
         VirtualHost {
-            name: domains::host_port("blackhole", port),
+            name: host_port("blackhole", port),
             domains: vec!["*".to_owned()],
             ..Default::default()
         }

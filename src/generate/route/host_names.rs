@@ -13,7 +13,7 @@ use super::{
     name_set,
 };
 use crate::{
-    base::{Hashed, Hostname, Shared, SmolStr},
+    base::{Hashed, Hostname, Shared, SmolStr, address::host_port},
     generate::{
         VipView,
         block::Block,
@@ -209,7 +209,7 @@ impl<'a> ClientNames<'a> {
             PortForms::Ignored
         };
         let host = domains::lower_case(&service.key.hostname);
-        let name = domains::host_port(&host, port);
+        let name = host_port(&host, port);
         HostNames::new(name, domains::of_service(service, names, &self.client.vip, forms))
     }
 }

@@ -13,7 +13,7 @@ use super::{
     name_set::NameSet,
 };
 use crate::{
-    base::{Shared, SmolStr},
+    base::{Shared, SmolStr, address::host_port},
     generate::{BuildContext, resource::Note},
     model::Service,
     proto::envoy::config::route::v3::{
@@ -167,13 +167,13 @@ impl<'a> VirtualHosts<'a> {
     pub(super) fn of_host(&mut self, host: &SmolStr, port: u32) -> Option<Host> {
         let mut all = vec![domains::bracketed(host)];
         if self.client.routes.proxyless {
-            all.push(domains::host_port(host, port));
+            all.push(host_port(host, port));
         }
         let domains = Domains {
             all,
             ..Default::default()
         };
-        let names = self.free(HostNames::new(domains::host_port(host, port), domains).into())?;
+        let names = self.free(HostNames::new(host_port(host, port), domains).into())?;
         Some(Host::plain(names, self.client.include_attempt_count))
     }
 

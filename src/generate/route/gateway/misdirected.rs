@@ -9,8 +9,7 @@ use std::{
 };
 
 use crate::{
-    base::{Shared, SmolStr, host},
-    generate::route::domains,
+    base::{Shared, SmolStr, address::host_port, host},
     model::gateway::{GatewayServer, MergedGateway},
     proto::envoy::config::route::v3::{
         DirectResponseAction, Route, RouteMatch, VirtualHost, route::Action, route_match::PathSpecifier,
@@ -67,7 +66,7 @@ impl MisdirectedHosts {
     /// belongs to other listeners. `is_known` is true for hosts that have a virtual host.
     pub(super) fn virtual_hosts(&self, port: u32, is_known: impl Fn(&str) -> bool) -> Vec<VirtualHost> {
         let own = (!is_known(&self.own)).then(|| VirtualHost {
-            name: domains::host_port(&self.own, port),
+            name: host_port(&self.own, port),
             domains: vec![self.own.to_string()],
             ..Default::default()
         });
@@ -75,7 +74,7 @@ impl MisdirectedHosts {
         let others = others.chain((self.own != ANY).then_some(ANY));
         let others: Vec<String> = others.filter(|host| !is_known(host)).map(str::to_owned).collect();
         let others = (!others.is_empty()).then(|| VirtualHost {
-            name: domains::host_port(NAME, port),
+            name: host_port(NAME, port),
             domains: others,
             routes: vec![Route {
                 r#match: Some(RouteMatch {
