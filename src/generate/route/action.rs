@@ -203,7 +203,7 @@ fn quoted(text: &str) -> String {
 fn mirrors(declared: &HttpRoute, translation: &Translation) -> Vec<RequestMirrorPolicy> {
     let mut policies = Vec::new();
     if let Some(destination) = &declared.mirror {
-        #[allow(deprecated)]
+        #[allow(deprecated, reason = "it counts without the field that replaces it")]
         let fraction = match (declared.mirror_percentage, declared.mirror_percent) {
             (None, Some(whole)) => (whole > 0).then(|| filters::whole_percent(whole)),
             (percentage, _) => mirrored(percentage),

@@ -84,7 +84,6 @@ pub(crate) fn endpoint_picker(picker: &Picker) -> Any {
 
 /// Returns a percentage in Envoy's millionths; more than four decimals are cut off.
 pub(crate) fn percent(declared: Percent) -> FractionalPercent {
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     // Validation limits the value to 0 to 100; the cast saturates.
     let numerator = (declared.value * 10_000.0) as u32;
     FractionalPercent {
@@ -115,7 +114,7 @@ fn fault_delay(declared: &Delay) -> Option<FaultDelay> {
     let Some(delay::HttpDelayType::FixedDelay(fixed)) = declared.http_delay_type else {
         return None;
     };
-    #[allow(deprecated)]
+    #[allow(deprecated, reason = "it counts without the field that replaces it")]
     let whole = u32::try_from(declared.percent).unwrap_or_default();
     Some(FaultDelay {
         percentage: Some(declared.percentage.map_or_else(|| whole_percent(whole), percent)),
@@ -145,7 +144,7 @@ pub(crate) fn cors(declared: &CorsPolicy) -> Any {
         match_pattern: Some(MatchPattern::Exact(origin.clone())),
         ..Default::default()
     };
-    #[allow(deprecated)]
+    #[allow(deprecated, reason = "it counts without the field that replaces it")]
     let origins = if declared.allow_origins.is_empty() {
         declared.allow_origin.iter().map(exact).collect()
     } else {
