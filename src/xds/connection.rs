@@ -468,7 +468,8 @@ impl Connection {
         let watched = || self.types.iter().flatten();
         let at_most = watched().map(|watched| watched.names.len() + watched.pending.len());
         let most = if self.on_demand { MAX_ON_DEMAND_NAMES } else { MAX_NAMES };
-        if at_most.sum::<usize>() <= MAX_NAMES / 10 {
+        // Few names are not counted: any client may have as many.
+        if at_most.sum::<usize>() <= MAX_ON_DEMAND_NAMES {
             return Ok(());
         }
         // Most pending names are part of the subscription.
