@@ -137,7 +137,7 @@ impl Identity {
     }
 }
 
-/// Starts all parts.
+/// Starts the CA and what follows from it: the serving certificate, trust, authenticators, and the CA service.
 pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let Parts {
         environment,
@@ -199,17 +199,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let signer = ca.signer.clone();
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
-        let may_impersonate = may_impersonate(&parts, &domains);
-        let service = CertificateService::new(
-            chains.signing,
-            ca.signer,
-            domains.clone(),
-            may_impersonate,
-            &environment.registry,
-        )?;
-        let service = service.accepting_plaintext(features.xds_auth_plaintext);
-        let calls = CallMetrics::new(&environment.registry)?;
-        methods.push(Arc::new(Measured::new(Arc::new(service), calls)));
+        methods.push(certificate_service(&parts, chains.signing, ca.signer, &domains)?);
     }
     Ok(Identity {
         security: features.xds_auth.then(|| Security {
@@ -322,6 +312,21 @@ fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Re
         parts.clients.clone(),
     )?;
     Ok(options.chains(&parts.fetcher, domains, &parts.environment.tasks))
+}
+
+/// Returns the CA service, with metrics of its calls.
+fn certificate_service(
+    parts: &Parts<'_>,
+    authenticators: Authenticators,
+    signer: Arc<dyn Signer>,
+    domains: &watch::Receiver<Arc<TrustDomains>>,
+) -> Result<Arc<dyn Unary>, IdentityError> {
+    let registry = &parts.environment.registry;
+    let may_impersonate = may_impersonate(parts, domains);
+    let service = CertificateService::new(authenticators, signer, domains.clone(), may_impersonate, registry)?;
+    let service = service.accepting_plaintext(parts.installation.features.xds_auth_plaintext);
+    let calls = CallMetrics::new(registry)?;
+    Ok(Arc::new(Measured::new(Arc::new(service), calls)))
 }
 
 /// Returns the accounts that may request certificates for others: node proxies.
