@@ -250,10 +250,8 @@ impl Inputs {
             .values()
             .flat_map(BTreeMap::values)
             .filter_map(|entry| entry.object.as_ref());
-        let objects = objects.filter(|object| {
-            let is_namespace = object.kind == Kind::Namespace.into();
-            selects_all || is_selected(if is_namespace { &object.name } else { &object.namespace })
-        });
+        // Namespaces count themselves, so that policies may name those whose objects do not.
+        let objects = objects.filter(|object| selects_all || is_selected(&object.namespace));
         let objects = objects.cloned().collect();
         let settings = Settings {
             config: mesh.config.clone(),

@@ -145,6 +145,30 @@ fn unselected_namespaces_are_not_analyzed() {
     );
 }
 
+/// Parity (pilot/pkg/config/kube/crdclient/client.go): selectors concern objects in namespaces.
+#[test]
+fn policies_may_name_unselected_namespaces() {
+    let mut inputs = inputs("{discoverySelectors: [{matchLabels: {mesh: mine}}]}");
+    for (name, labels) in [("a", json!({})), ("b", json!({"mesh": "mine"}))] {
+        let namespace = entry(Kind::Namespace, &namespace(name, &labels));
+        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+    }
+    let policy = json!({"metadata": {"name": "p", "namespace": "b"},
+        "spec": {"rules": [{"from": [{"source": {"namespaces": ["a", "absent"]}}]}]}});
+    let policy = entry(Kind::AuthorizationPolicy, &policy);
+    inputs.take(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy));
+    let messages = analyze(&mut inputs);
+    let missing: Vec<&str> = messages
+        .iter()
+        .filter(|message| message.code == "IST0101")
+        .map(|message| message.text.as_str())
+        .collect();
+    assert_eq!(
+        missing,
+        ["spec.rules[0].from[0].source.namespaces[1]: namespace \"absent\" does not exist"]
+    );
+}
+
 #[test]
 fn definitions_decide_the_version() {
     let mut inputs = Inputs::default();
