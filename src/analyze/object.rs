@@ -10,7 +10,8 @@ use crate::{
     base::{Labels, SmolStr},
 };
 
-/// The namespaces whose objects are not analyzed.
+/// The namespaces whose objects the command does not analyze. Analysis in a cluster reads them, because others refer to
+/// their services.
 ///
 /// Parity (pkg/kube/inject/inject.go).
 const IGNORED_NAMESPACES: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "local-path-storage"];
@@ -155,32 +156,35 @@ pub struct Object {
 }
 
 impl Object {
-    /// Returns the object of a manifest; `None` for a namespace that is not analyzed.
+    /// Returns the object of a manifest; `None` for a namespace that the command does not analyze.
     pub fn of(kind: Type, manifest: Value, default_namespace: &str) -> Option<Self> {
+        let object = Self::of_any_namespace(kind, manifest, default_namespace);
+        let belongs_to = if kind == Kind::Namespace.into() {
+            &object.name
+        } else {
+            &object.namespace
+        };
+        let is_ignored = IGNORED_NAMESPACES.contains(&belongs_to.as_str());
+        (!is_ignored).then_some(object)
+    }
+
+    /// Returns the object of a manifest in any namespace.
+    pub fn of_any_namespace(kind: Type, manifest: Value, default_namespace: &str) -> Self {
         let metadata = &manifest["metadata"];
         let namespace = match text(&metadata["namespace"]) {
             _ if kind.is_cluster_scoped() => "",
             "" => default_namespace,
             namespace => namespace,
         };
-        let name = text(&metadata["name"]);
-        let belongs_to = if kind == Kind::Namespace.into() {
-            name
-        } else {
-            namespace
-        };
-        if IGNORED_NAMESPACES.contains(&belongs_to) {
-            return None;
-        }
-        Some(Self {
+        Self {
             kind,
             namespace: namespace.into(),
-            name: name.into(),
+            name: text(&metadata["name"]).into(),
             cluster: SmolStr::default(),
             place: SmolStr::default(),
             labels: labels(&metadata["labels"]),
             manifest: Arc::new(manifest),
-        })
+        }
     }
 
     /// Returns `namespace/name`, or the name alone.

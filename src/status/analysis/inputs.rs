@@ -75,8 +75,7 @@ impl Entry {
         let versions = served_versions(kind, &manifest);
         let is_read = kind != Kind::ConfigMap.into() || is_configuration(&manifest);
         reduce(kind, &mut manifest);
-        let object = Some(manifest).filter(|_| is_read);
-        let object = object.and_then(|manifest| Object::of(kind, manifest, ""));
+        let object = is_read.then(|| Object::of_any_namespace(kind, manifest, ""));
         let object = object.filter(|object| is_of_revision(object, revision));
         Self {
             key,

@@ -169,6 +169,32 @@ fn policies_may_name_unselected_namespaces() {
     );
 }
 
+/// Parity (pkg/config/analysis/incluster/controller.go): unlike the command, it reads all namespaces.
+#[test]
+fn services_of_system_namespaces_are_known() {
+    let mut inputs = inputs("{}");
+    let service = json!({"metadata": {"name": "dns", "namespace": "kube-system"}, "spec": {"ports": [{"port": 53}]}});
+    let service = entry(Kind::Service, &service);
+    inputs.take(Kind::Service.into(), WatchEvent::Applied(service));
+    let rule = |name: &str, host: &str| {
+        let metadata = json!({"name": name, "namespace": "a"});
+        entry(
+            Kind::DestinationRule,
+            &json!({"metadata": metadata, "spec": {"host": host}}),
+        )
+    };
+    for rule in [
+        rule("known", "dns.kube-system.svc.cluster.local"),
+        rule("unknown", "absent.kube-system.svc.cluster.local"),
+    ] {
+        inputs.take(Kind::DestinationRule.into(), WatchEvent::Applied(rule));
+    }
+    let messages = analyze(&mut inputs);
+    let unknown = messages.iter().filter(|message| message.code == "IST0174");
+    let names: Vec<&str> = unknown.map(|message| message.resource.name.as_str()).collect();
+    assert_eq!(names, ["unknown"]);
+}
+
 #[test]
 fn definitions_decide_the_version() {
     let mut inputs = Inputs::default();
