@@ -1,6 +1,6 @@
 //! Manifests with their origin.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use serde_json::Value;
 
@@ -57,6 +57,16 @@ impl Type {
         Kind::HttpRoute,
         Kind::GrpcRoute,
     ];
+
+    /// Kinds that the command reads whatever their revision.
+    ///
+    /// Parity (pkg/config/analysis/legacy/util/kuberesource/resources.go).
+    const OF_ALL_REVISIONS: [Kind; 5] = [Kind::Namespace, Kind::Node, Kind::Pod, Kind::Service, Kind::Secret];
+
+    /// Returns true for kinds of which the command reads the objects of one revision only.
+    pub fn has_revisions(self) -> bool {
+        !matches!(self, Self::Known(kind) if Self::OF_ALL_REVISIONS.contains(&kind))
+    }
 
     /// Returns all types that analyzers read.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -208,11 +218,13 @@ impl Object {
     }
 }
 
-/// Returns true for objects of every revision and of this one. The label has another meaning on workloads.
-pub fn is_of_revision(object: &Object, revision: &str) -> bool {
-    let is_configuration = matches!(object.kind, Type::Known(kind) if kind.is_istio() || kind.is_gateway_api());
+/// Returns true for objects of every revision, and of this one or one of its tags.
+///
+/// Parity (pilot/pkg/config/kube/crdclient/client.go): Gateways of the Gateway API count whatever their revision.
+pub fn is_of_revision(object: &Object, revision: &str, tags: Option<&BTreeSet<SmolStr>>) -> bool {
+    let is_own = |label: &SmolStr| label == revision || tags.is_some_and(|tags| tags.contains(label));
     let label = object.labels.get(REVISION);
-    !is_configuration || label.is_none_or(|label| revision.is_empty() || label == revision)
+    object.kind == Kind::KubeGateway.into() || revision.is_empty() || label.is_none_or(is_own)
 }
 
 /// Returns `namespace/name`, or the name alone.

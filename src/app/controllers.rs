@@ -175,7 +175,7 @@ impl Controllers {
         // Objects of a folder have no writable status.
         if environment.settings.flags.config_dir.is_none() {
             controllers.allocate(config, &election);
-            controllers.analyze(config, &election);
+            controllers.analyze(config, &election, inputs.statuses.tags.clone());
             controllers.write_statuses(config, &election, inputs.statuses);
             controllers.write_conditions(config, &election);
             controllers.keep_shadow_services(config, &election);
@@ -346,7 +346,7 @@ impl Controllers {
         });
     }
 
-    fn analyze(&self, config: &Cluster, election: &Election) {
+    fn analyze(&self, config: &Cluster, election: &Election, tags: watch::Receiver<Option<BTreeSet<SmolStr>>>) {
         let features = &self.installation.features;
         if !features.pilot_enable_analysis {
             return;
@@ -355,6 +355,7 @@ impl Controllers {
         let options = analysis::AnalysisOptions {
             interval: features.pilot_analysis_interval,
             revision: self.installation.revision.clone(),
+            tags,
             only: self.watched_namespaces(),
         };
         self.environment.tasks.spawn("analysis", async move {

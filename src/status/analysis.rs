@@ -67,6 +67,8 @@ pub struct AnalysisOptions {
     pub interval: Duration,
     /// Revision of this control plane; empty for all.
     pub revision: SmolStr,
+    /// Tags of the revision; `None` while unknown.
+    pub tags: watch::Receiver<Option<BTreeSet<SmolStr>>>,
     /// The namespaces that are read.
     pub only: WatchedNamespaces,
 }
@@ -126,15 +128,16 @@ impl Analysis {
         election: &Election,
         watches: Watches,
         mut mesh: watch::Receiver<Arc<MeshSnapshot>>,
-        options: AnalysisOptions,
+        mut options: AnalysisOptions,
     ) -> Self {
         mesh.mark_changed();
+        options.tags.mark_changed();
         Self {
             watches: WatchSet::new(watches),
             mesh,
+            inputs: Inputs::new(options.revision.clone()),
             options,
             istio_namespace: election.namespace.to_string(),
-            inputs: Inputs::default(),
             changed: None,
             earliest: Instant::now(),
             observe_at: None,
@@ -165,6 +168,12 @@ impl Analysis {
                         return;
                     }
                     self.observe();
+                }
+                changed = self.options.tags.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    self.observe_tags();
                 }
                 () = task::until(self.observe_at) => self.observe_at = None,
                 () = task::until(due) => self.begin(),
@@ -204,6 +213,13 @@ impl Analysis {
         self.observe_at = (mesh.revision.0 > 0).then(|| Instant::now() + self.options.interval);
     }
 
+    fn observe_tags(&mut self) {
+        let tags = self.options.tags.borrow_and_update().clone();
+        if tags.is_some_and(|tags| self.inputs.set_tags(tags)) {
+            self.has_changed();
+        }
+    }
+
     fn on_event(&mut self, kind: Type, event: WatchEvent<Entry>) {
         if !self.inputs.take(kind, event) {
             return;
@@ -237,7 +253,7 @@ impl Analysis {
     }
 
     fn open(&mut self, kind: Type, version: &str) {
-        let (target, revision) = (self.target(kind, version), self.options.revision.clone());
+        let target = self.target(kind, version);
         // ConfigMaps are those of the control plane.
         let is_config_map = kind == Kind::ConfigMap.into();
         let only = if is_config_map {
@@ -245,7 +261,7 @@ impl Analysis {
         } else {
             self.options.only.clone()
         };
-        let convert = move |object| Entry::of(kind, &revision, object).within(&only);
+        let convert = move |object| Entry::of(kind, object).within(&only);
         self.watches.open(kind, target, convert);
     }
 
@@ -342,7 +358,7 @@ impl Analysis {
                 tracing::debug!(kind = kind.name(), %namespace, %name, "validation messages written");
                 // The next comparison must not find the status of before.
                 if let Ok(object) = Object::from_value(object) {
-                    let entry = Entry::of(kind, &self.options.revision, object);
+                    let entry = Entry::of(kind, object);
                     if self.inputs.take_written(kind, entry) {
                         self.has_changed();
                     }

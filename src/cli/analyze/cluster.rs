@@ -134,9 +134,8 @@ async fn list(client: &Client, kind: Type, flags: &AnalyzeFlags, cluster: &str) 
                 let objects = objects
                     .into_iter()
                     .filter_map(|object| read_object(kind, object, cluster));
-                return Ok(objects
-                    .filter(|object| is_of_revision(object, &flags.revision))
-                    .collect());
+                let counts = |object: &Object| !kind.has_revisions() || is_of_revision(object, &flags.revision, None);
+                return Ok(objects.filter(counts).collect());
             }
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(error) => return Err(unreadable(kind.plural(), error)),

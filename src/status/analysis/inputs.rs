@@ -56,7 +56,7 @@ impl MeshInputs {
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     key: Key,
-    /// The part that analyzers read; `None` for an object that is not analyzed.
+    /// The part that analyzers read; `None` for an object that is not analyzed, whatever its revision.
     object: Option<Object>,
     /// The messages in its status.
     published: Published,
@@ -68,18 +68,16 @@ pub(super) struct Entry {
 
 impl Entry {
     /// Converts an object of the API server.
-    pub(super) fn of(kind: Type, revision: &str, object: kube::Object) -> Self {
+    pub(super) fn of(kind: Type, object: kube::Object) -> Self {
         let key = (object.namespace().into(), object.name().into());
         let mut manifest = object.value;
         let published = Published::take(&mut manifest);
         let versions = served_versions(kind, &manifest);
         let is_read = kind != Kind::ConfigMap.into() || is_configuration(&manifest);
         reduce(kind, &mut manifest);
-        let object = is_read.then(|| Object::of_any_namespace(kind, manifest, ""));
-        let object = object.filter(|object| is_of_revision(object, revision));
         Self {
             key,
-            object,
+            object: is_read.then(|| Object::of_any_namespace(kind, manifest, "")),
             published,
             versions,
             is_analyzed: false,
@@ -128,15 +126,51 @@ pub(super) struct Write {
     pub(super) fields: Value,
 }
 
+/// The revision whose objects are analyzed.
+#[derive(Default)]
+struct Revision {
+    /// The name; empty for all.
+    name: SmolStr,
+    /// The tags that point to it; `None` while unknown.
+    tags: Option<BTreeSet<SmolStr>>,
+}
+
+impl Revision {
+    /// Returns true for an entry whose object is analyzed: those of other revisions are left to their control planes.
+    fn includes(&self, entry: &Entry) -> bool {
+        let object = entry.object.as_ref();
+        object.is_some_and(|object| is_of_revision(object, &self.name, self.tags.as_ref()))
+    }
+}
+
 /// See the module's documentation.
 #[derive(Default)]
 pub(super) struct Inputs {
+    revision: Revision,
     mesh: Option<MeshInputs>,
     /// Objects by kind. A kind without an entry is unknown.
     kinds: BTreeMap<Type, BTreeMap<Key, Entry>>,
 }
 
 impl Inputs {
+    /// Returns the inputs of a control plane of this revision, of which nothing is known.
+    pub(super) fn new(revision: SmolStr) -> Self {
+        Self {
+            revision: Revision {
+                name: revision,
+                tags: None,
+            },
+            ..Self::default()
+        }
+    }
+
+    /// Sets the tags of the revision; returns true on a change.
+    pub(super) fn set_tags(&mut self, tags: BTreeSet<SmolStr>) -> bool {
+        let is_changed = self.revision.tags.as_ref() != Some(&tags);
+        self.revision.tags = Some(tags);
+        is_changed
+    }
+
     /// Sets what the snapshot says; returns true on a change.
     pub(super) fn observe(&mut self, mesh: &MeshSnapshot) -> bool {
         let Some(seen) = MeshInputs::of(mesh) else {
@@ -159,7 +193,7 @@ impl Inputs {
                     let known = left.remove(&entry.key);
                     is_changed |= self.put(kind, entry, known);
                 }
-                is_changed || left.values().any(|entry| entry.object.is_some())
+                is_changed || left.values().any(|entry| self.revision.includes(entry))
             }
             WatchEvent::Applied(entry) => {
                 let all = self.kinds.entry(kind).or_default();
@@ -172,7 +206,7 @@ impl Inputs {
             }
             WatchEvent::Deleted(entry) => {
                 let known = self.kinds.get_mut(&kind).and_then(|all| all.remove(&entry.key));
-                known.is_some_and(|known| known.object.is_some())
+                known.is_some_and(|known| self.revision.includes(&known))
             }
         }
     }
@@ -185,14 +219,13 @@ impl Inputs {
     }
 
     fn put(&mut self, kind: Type, mut entry: Entry, known: Option<Entry>) -> bool {
-        let mut is_changed = true;
-        match known {
-            Some(known) if known.object == entry.object => {
-                (entry.object, entry.is_analyzed) = (known.object, known.is_analyzed);
-                is_changed = known.versions != entry.versions;
-            }
-            None if entry.object.is_none() => is_changed = false,
-            _ => {}
+        let is_included = |entry: &Entry| self.revision.includes(entry);
+        let mut is_changed = is_included(&entry) || known.as_ref().is_some_and(is_included);
+        if let Some(known) = known
+            && known.object == entry.object
+        {
+            (entry.object, entry.is_analyzed) = (known.object, known.is_analyzed);
+            is_changed = known.versions != entry.versions;
         }
         self.kinds.entry(kind).or_default().insert(entry.key.clone(), entry);
         is_changed
@@ -223,7 +256,7 @@ impl Inputs {
 
     /// Returns true once everything that analyzers read is known.
     pub(super) fn are_complete(&self) -> bool {
-        self.mesh.is_some() && Type::all().all(|kind| self.kinds.contains_key(&kind))
+        self.mesh.is_some() && self.revision.tags.is_some() && Type::all().all(|kind| self.kinds.contains_key(&kind))
     }
 
     /// Returns the input of an analysis, and remembers which objects it contains; `None` while something is unknown.
@@ -244,11 +277,9 @@ impl Inputs {
             namespace.is_empty() || *namespace == istio_namespace || object().is_some_and(labels)
         };
         let selects_all = mesh.selectors.is_empty();
-        let objects = self
-            .kinds
-            .values()
-            .flat_map(BTreeMap::values)
-            .filter_map(|entry| entry.object.as_ref());
+        let entries = self.kinds.values().flat_map(BTreeMap::values);
+        let included = entries.filter(|entry| self.revision.includes(entry));
+        let objects = included.filter_map(|entry| entry.object.as_ref());
         // Namespaces count themselves, so that policies may name those whose objects do not.
         let objects = objects.filter(|object| selects_all || is_selected(&object.namespace));
         let objects = objects.cloned().collect();
@@ -260,7 +291,7 @@ impl Inputs {
             now,
         };
         for entry in self.kinds.values_mut().flat_map(BTreeMap::values_mut) {
-            entry.is_analyzed = true;
+            entry.is_analyzed = self.revision.includes(entry);
         }
         Some((objects, settings))
     }
@@ -275,7 +306,7 @@ impl Inputs {
     pub(super) fn due(&self, found: &Found) -> Vec<Write> {
         let kinds = self.kinds.iter().filter(|(kind, _)| has_messages(**kind));
         let entries = kinds.flat_map(|(kind, all)| all.iter().map(|(key, entry)| (*kind, key, entry)));
-        let analyzed = entries.filter(|(_, _, entry)| entry.is_analyzed && entry.object.is_some());
+        let analyzed = entries.filter(|(_, _, entry)| entry.is_analyzed && self.revision.includes(entry));
         let due = analyzed.filter_map(|(kind, key, entry)| {
             let target = Target::new(kind, &key.0, &key.1);
             let fields = entry.published.due(found.of(&target))?;

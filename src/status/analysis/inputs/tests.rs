@@ -11,7 +11,7 @@ const SYSTEM: &str = "istio-system";
 
 fn entry(kind: Kind, object: &Value) -> Entry {
     let object = KubeObject::from_value(object.clone()).expect("an object");
-    Entry::of(kind.into(), "default", object)
+    Entry::of(kind.into(), object)
 }
 
 fn virtual_service(name: &str, version: &str, status: &Value) -> Value {
@@ -30,8 +30,8 @@ fn mesh(config: &str) -> std::sync::Arc<MeshSnapshot> {
 
 /// Inputs in which every kind is known, with the mesh config of a folder.
 fn inputs(mesh_yaml: &str) -> Inputs {
-    let mut inputs = Inputs::default();
-    assert!(inputs.observe(&mesh(mesh_yaml)));
+    let mut inputs = Inputs::new("default".into());
+    assert!(inputs.observe(&mesh(mesh_yaml)) && inputs.set_tags(BTreeSet::new()));
     for kind in Type::all() {
         inputs.take(kind, WatchEvent::Restarted(Vec::new()));
     }
@@ -58,6 +58,8 @@ fn nothing_is_analyzed_before_everything_is_known() {
             "the first list is a change"
         );
     }
+    assert!(inputs.analysis(SYSTEM, 0).is_none(), "the tags are unknown");
+    inputs.set_tags(BTreeSet::new());
     assert!(inputs.analysis(SYSTEM, 0).is_some());
     inputs.forget(Kind::Service.into());
     assert!(inputs.analysis(SYSTEM, 0).is_none(), "an unknown kind is not empty");
@@ -202,7 +204,7 @@ fn definitions_decide_the_version() {
     let definition = |versions: &Value| {
         let object =
             json!({"metadata": {"name": "virtualservices.networking.istio.io"}, "spec": {"versions": versions}});
-        Entry::of(Type::Definition, "", KubeObject::from_value(object).expect("an object"))
+        Entry::of(Type::Definition, KubeObject::from_value(object).expect("an object"))
     };
     inputs.take(Type::Definition, WatchEvent::Restarted(Vec::new()));
     assert_eq!(inputs.served_version(kind), None);
@@ -246,6 +248,59 @@ fn irrelevant_objects_are_no_change() {
     canary["metadata"]["labels"] = json!({"istio.io/rev": "canary"});
     let canary = entry(Kind::VirtualService, &canary);
     assert!(!inputs.take(Kind::VirtualService.into(), WatchEvent::Applied(canary)));
+}
+
+/// Objects of other revisions are unknown, and their messages belong to other control planes. Those of a tag are of the
+/// revision that it points to.
+#[test]
+fn revisions_and_tags_decide_what_is_analyzed() {
+    let mut inputs = inputs("{}");
+    for (name, revision) in [("own", "default"), ("tagged", "tag"), ("foreign", "canary")] {
+        let namespace = entry(Kind::Namespace, &namespace(name, &json!({"istio.io/rev": revision})));
+        inputs.take(Kind::Namespace.into(), WatchEvent::Applied(namespace));
+    }
+    let metadata = json!({"name": "p", "namespace": "own", "labels": {"istio.io/rev": "tag"}});
+    let source = json!({"namespaces": ["own", "tagged", "foreign"]});
+    let status = json!({"validationMessages": [{"type": {"code": "IST0127"}}]});
+    let policy = json!({"metadata": metadata, "spec": {"rules": [{"from": [{"source": source}]}]}, "status": status});
+    let policy = entry(Kind::AuthorizationPolicy, &policy);
+    assert!(
+        !inputs.take(Kind::AuthorizationPolicy.into(), WatchEvent::Applied(policy)),
+        "the policy is of another revision"
+    );
+    assert_eq!(analyze(&mut inputs), []);
+    assert_eq!(
+        inputs.due(&Found::default()),
+        [],
+        "another control plane has written it"
+    );
+    assert!(inputs.set_tags([SmolStr::new("tag")].into()));
+    assert_eq!(
+        inputs.due(&Found::default()),
+        [],
+        "nothing is written before the analysis"
+    );
+    let messages = analyze(&mut inputs);
+    let missing = messages.iter().filter(|message| message.code == "IST0101");
+    let missing: Vec<&str> = missing.map(|message| message.text.as_str()).collect();
+    assert_eq!(missing.len(), 1, "{missing:?}");
+    assert!(missing[0].contains("\"foreign\""), "{missing:?}");
+    assert_eq!(inputs.due(&Found::default()).len(), 1);
+}
+
+/// Parity (pilot/pkg/config/kube/crdclient/client.go).
+#[test]
+fn gateways_of_the_gateway_api_count_in_all_revisions() {
+    let mut inputs = inputs("{}");
+    let metadata = json!({"name": "g", "namespace": "a", "labels": {"istio.io/rev": "foreign"}});
+    let status = json!({"conditions": [{"type": "Accepted", "status": "False"}]});
+    let gateway = entry(
+        Kind::KubeGateway,
+        &json!({"metadata": metadata, "spec": {}, "status": status}),
+    );
+    assert!(inputs.take(Kind::KubeGateway.into(), WatchEvent::Applied(gateway)));
+    let codes: Vec<&str> = analyze(&mut inputs).iter().map(|message| message.code).collect();
+    assert_eq!(codes, ["IST0171"]);
 }
 
 #[test]
