@@ -36,13 +36,15 @@ pub fn is_fqdn(text: &str) -> bool {
 }
 
 /// True for a host name whose first label may begin with `*` (`*.a.com`, `*a.com`, `*-a.com`), and for `*` alone.
+///
+/// Parity (pkg/config/validation/agent/validation.go, `ValidateWildcardDomain`): a single label may consist of digits,
+/// and `*.` is every name with a trailing dot.
 pub fn is_wildcard_domain(text: &str) -> bool {
-    match text.strip_prefix('*') {
-        // Parity (pkg/config/validation/agent/validation.go): a single label may consist of digits.
-        None => is_fqdn(text) || is_label(text),
-        Some("") => true,
-        Some(rest) => is_fqdn(rest.strip_prefix(['.', '-']).unwrap_or(rest)),
-    }
+    let (first, rest) = text.split_once('.').unwrap_or((text, ""));
+    let after = first.strip_prefix("*-").or_else(|| first.strip_prefix('*'));
+    let bare = after.unwrap_or(first);
+    let is_first = first == "*" || first.len() <= MAX_LABEL && is_label(bare);
+    text.len() <= MAX_HOST && is_first && (rest.is_empty() || is_fqdn(rest))
 }
 
 /// True for a host name with a `*` that is not its first label (`*a.com`, `*-a.com`). Envoy refuses a listener with
@@ -146,16 +148,43 @@ mod tests {
             assert!(!is_fqdn(bad), "{bad}");
         }
         assert!(is_wildcard_domain("*") && is_wildcard_domain("*.a.com") && is_wildcard_domain("a.com"));
-        assert!(
-            is_wildcard_domain("*a.com")
-                && is_wildcard_domain("*-a.com")
-                && !is_wildcard_domain("a.*.com")
-                && !is_wildcard_domain("*.")
-        );
         assert!(is_label("v1") && !is_label("a.b") && !is_label(&"x".repeat(64)));
         assert!(is_header_name("x-a_b") && !is_header_name("a:b") && !is_header_name(""));
         assert!(is_header_list("x-a,x-b") && !is_header_name("x-a,x-b"));
         assert!(!is_header_list("x-a, x-b") && !is_header_list(""));
+    }
+
+    #[test]
+    fn wildcards_begin_the_first_label() {
+        let longest = "x".repeat(MAX_LABEL - 1);
+        for good in [
+            "*",
+            "*.",
+            "*a.com",
+            "*-a.com",
+            "*.a.",
+            "*1",
+            "*-1",
+            "1",
+            "1.",
+            &format!("*{longest}.a"),
+        ] {
+            assert!(is_wildcard_domain(good), "{good}");
+        }
+        for bad in [
+            "",
+            ".",
+            "*..",
+            "*-",
+            "*--a",
+            "-a",
+            "**",
+            "a.*.com",
+            "*.1",
+            &format!("*{longest}x.a"),
+        ] {
+            assert!(!is_wildcard_domain(bad), "{bad}");
+        }
     }
 
     #[test]
