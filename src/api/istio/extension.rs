@@ -88,15 +88,38 @@ impl<'a> Wasm<'a> {
     }
 }
 
+/// Returns the scheme of a module's URL as admission reads it: what is neither a URL nor a path has the scheme `http`.
+/// `None` if it is invalid.
+///
+/// Parity (pkg/config/validation/validation.go, `strictParseURL`): admission accepts addresses with a port, of which
+/// generation makes nothing.
+fn admitted_scheme(text: &str) -> Option<String> {
+    let is_path = text.starts_with('/') || text == "*";
+    let written = Url::parse(text).map(|url| url.scheme);
+    match written {
+        Some(scheme) if is_path || !scheme.is_empty() => Some(scheme),
+        _ if is_path => None,
+        _ => Url::parse(&format!("http://{text}")).map(|url| url.scheme),
+    }
+}
+
 fn wasm(at: &FieldPath<'_>, wasm: &Wasm<'_>) {
     let url = at.field("url");
     url.require(!wasm.url.is_empty(), "is required");
-    match Url::parse(wasm.url) {
-        Some(parsed) => url.require_on_admission(
-            matches!(parsed.scheme.as_str(), "" | "http" | "https" | "oci" | "file"),
-            "want http, https, oci or file",
-        ),
-        None => url.error("is not a URL"),
+    match (admitted_scheme(wasm.url), Url::parse(wasm.url)) {
+        (Some(scheme), parsed) => {
+            url.require_on_admission(
+                matches!(scheme.as_str(), "" | "http" | "https" | "oci" | "file"),
+                "want http, https, oci or file",
+            );
+            if parsed.is_none() {
+                url.warning(
+                    "is not a URL, so the module is not loaded; hint: write oci:// before an address with a port",
+                );
+            }
+        }
+        (None, Some(_)) => url.refuse("is not a URL"),
+        (None, None) => url.error("is not a URL"),
     }
     let hex = wasm
         .sha256

@@ -668,7 +668,7 @@ fn telemetry_and_extensions() {
     );
     bad("ProxyConfig", "{concurrency: -1}", &[".concurrency"]);
     warned("WasmPlugin", "{url: 'ftp://a', sha256: xyz}", &[".url", ".sha256"]);
-    bad("WasmPlugin", "{url: '10.0.0.1:5000/a'}", &[".url"]);
+    bad("WasmPlugin", "{url: ':5000a'}", &[".url"]);
     good("WasmPlugin", "{url: 'oci://a/b:v1', phase: AUTHN}");
     bad("TrafficExtension", "{lua: {inlineCode: ''}}", &[".lua.inlineCode"]);
     bad("TrafficExtension", "{wasm: {url: a}, lua: {inlineCode: b}}", &[".wasm"]);

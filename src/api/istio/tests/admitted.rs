@@ -488,6 +488,14 @@ fn extensions() {
     refused("WasmPlugin", &plugin(254, 256, ""), ".imagePullSecret");
     refused("WasmPlugin", &plugin(253, 257, ""), ".pluginName");
     refused("WasmPlugin", &plugin(253, 256, &"A".repeat(64)), ".sha256");
+    // What is no URL may be the rest of one.
+    for url in ["10.0.0.1:5000/img", "oci://h:port/a"] {
+        admitted("WasmPlugin", &format!("{{url: '{url}'}}"), ".url");
+    }
+    for url in ["a b/c", "localhost:5000/img"] {
+        refused("WasmPlugin", &format!("{{url: '{url}'}}"), ".url");
+    }
+    bad("WasmPlugin", "{url: '//h:port/a'}", &[".url"]);
 }
 
 #[test]
