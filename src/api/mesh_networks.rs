@@ -59,7 +59,7 @@ fn check(path: &str, network: &Network, validation: &mut Validation) {
     for (position, endpoints) in network.endpoints.iter().enumerate() {
         let path = format!("{path}.endpoints[{position}]");
         match &endpoints.ne {
-            Some(Ne::FromCidr(text)) if cidr::parse(text).is_none() => {
+            Some(Ne::FromCidr(text)) if cidr::parse(text).is_none() && !cidr::is_ip_or_zoned(text) => {
                 validation.error(format!("{path}.fromCidr"), format!("{text:?} is not an address range"));
             }
             Some(Ne::FromCidr(text)) if !text.contains('/') => {
@@ -149,7 +149,7 @@ mod tests {
         let endpoints = &parsed.networks.networks["n"].endpoints;
         assert_eq!(endpoints[0].ne, Some(Ne::FromRegistry("c".to_owned())));
         assert_eq!(fields(parsed.warnings), ["networks.n.endpoints[0].fromCidr"]);
-        let odd = json!({"n": {"endpoints": [{"fromCidr": "10.0.0.0"}, {}], "gateways": [{"port": 1}]},
+        let odd = json!({"n": {"endpoints": [{"fromCidr": "fe80::1%eth0"}, {}], "gateways": [{"port": 1}]},
             "other": {"endpoints": [{"fromCidr": "10.1.0.0/16"}]}});
         let parsed = parse(&json!({"networks": odd})).expect("networks with warnings");
         assert_eq!(parsed.networks.networks.len(), 2);

@@ -1,12 +1,21 @@
 //! Addresses and CIDR ranges, parsed as Go's `netip` does (no leading zeros, no zone).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
 
 /// Parses an IP address.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok()
+}
+
+/// Returns true for an IP address, and for an IPv6 address with a zone, such as `fe80::1%eth0`. Go accepts both, and
+/// Envoy refuses zones that its machine does not have.
+pub fn is_ip_or_zoned(text: &str) -> bool {
+    match text.split_once('%') {
+        Some((address, zone)) => !zone.is_empty() && address.parse::<Ipv6Addr>().is_ok(),
+        None => parse_ip(text).is_some(),
+    }
 }
 
 /// Parses `address/length`, or a bare address as a range of one; the host bits are kept as written.
@@ -70,6 +79,22 @@ impl IpMode {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn zones_belong_to_ipv6_addresses() {
+        for (text, is_address) in [
+            ("10.0.0.1", true),
+            ("fe80::1", true),
+            ("fe80::1%eth0", true),
+            ("fe80::1%", false),
+            ("10.0.0.1%eth0", false),
+            ("%eth0", false),
+            ("", false),
+        ] {
+            assert_eq!(is_ip_or_zoned(text), is_address, "{text}");
+        }
+        assert_eq!(parse_ip("fe80::1%eth0"), None);
+    }
 
     #[test]
     fn ranges_have_no_leading_zeros() {

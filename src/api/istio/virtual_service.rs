@@ -100,7 +100,7 @@ fn hosts(at: &FieldPath<'_>, service: &VirtualService) {
     let wildcards: BTreeSet<_> = service.hosts.iter().filter_map(|host| host.strip_prefix('*')).collect();
     let mut seen = BTreeSet::new();
     at.each("hosts", &service.hosts, |at, host| {
-        let is_host = cidr::parse_ip(host).is_some() || is_wildcard_domain(host);
+        let is_host = cidr::is_ip_or_zoned(host) || is_wildcard_domain(host);
         let is_server_name = by_server_name && is_cluster_server_name(host);
         if !(is_host || is_server_name) {
             at.error(format!("{host:?} is not a host name"));
@@ -646,7 +646,7 @@ fn tls_route(at: &FieldPath<'_>, route: &TlsRoute, names: &ServerNames<'_>) {
         at.field("sniHosts")
             .require(!matched.sni_hosts.is_empty(), "is required");
         at.each("sniHosts", &matched.sni_hosts, |at, sni| {
-            if sni.parse::<std::net::IpAddr>().is_ok() {
+            if cidr::is_ip_or_zoned(sni) {
                 // Few clients send such an SNI. Parity (pkg/config/validation/validation.go, `validateSniHost`): it
                 // need not be among the hosts.
                 at.warning(format!("{sni:?} is an IP address"));

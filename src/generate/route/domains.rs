@@ -97,7 +97,7 @@ fn push_alternatives(result: &mut Vec<String>, host: &str, names: NameSpace, por
             PortForms::With(port) => Some(host_port(&absolute, port)),
             PortForms::Ignored => None,
         };
-        let is_name = cidr::parse_ip(host).is_none();
+        let is_name = !cidr::is_ip_or_zoned(host);
         result.extend(is_name.then_some(absolute).into_iter().chain(with_port));
     }
     let is_inside = |suffix: &str| host.strip_suffix(suffix).is_some_and(|rest| rest.ends_with(".svc."));
@@ -190,6 +190,13 @@ mod tests {
             forms("a.other.svc.cluster.local", "ns.svc.cluster.local"),
             ["a.other.svc.cluster.local.", "a.other", "a.other.svc"]
         );
+    }
+
+    #[test]
+    fn addresses_have_one_form() {
+        for address in ["10.0.0.1", "fe80::1", "fe80::1%eth0"] {
+            assert!(forms(address, "ns.svc.cluster.local").is_empty(), "{address}");
+        }
     }
 
     #[test]

@@ -94,6 +94,8 @@ fn virtual_services() {
     good("VirtualService", &tls);
     let address = format!("{{hosts: [a.com], tls: [{{match: [{{sniHosts: [10.0.0.1]}}], {TO_A}}}]}}");
     admitted("VirtualService", &address, ".tls[0].match[0].sniHosts[0]");
+    let zoned = format!("{{hosts: ['fe80::1%eth0'], http: [{{{TO_A}}}]}}");
+    good("VirtualService", &zoned);
     let port = "{hosts: [a], http: [{redirect: {uri: /x, port: 70000}}]}";
     refused("VirtualService", port, ".http[0].redirect.port");
     let subset =
