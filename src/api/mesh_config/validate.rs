@@ -10,7 +10,10 @@ use crate::{
         mesh_config::selector,
         names::{is_fqdn, is_label},
     },
-    base::cidr,
+    base::{
+        address::{HostPort, Port},
+        cidr,
+    },
     proto::istio::mesh::v1alpha1::{
         MeshConfig, ProxyConfig,
         mesh_config::ExtensionProvider,
@@ -325,14 +328,39 @@ fn whole_seconds(at: &FieldPath<'_>, duration: &Duration) {
 }
 
 /// True for `host:port`. The agent replaces variables such as `$(HOST_IP)`.
+///
+/// Parity (pkg/config/validation/agent/validation.go, `ValidateProxyAddress`): IPv6 addresses have brackets.
 fn is_host_and_port(text: &str) -> bool {
-    let Some((host, port)) = text.rsplit_once(':') else {
+    let Ok(HostPort { host, port }) = HostPort::parse(text) else {
         return false;
     };
-    let bare = host
-        .strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host);
-    let known = host.contains('$') || is_fqdn(host) || cidr::parse_ip(bare).is_some();
-    known && port.parse::<u16>().is_ok_and(|port| port != 0)
+    let is_known = host.contains('$') || is_fqdn(&host) || cidr::is_ip_or_zoned(&host);
+    is_known && matches!(port, Port::Number(1..))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_agents_have_a_host_and_a_port() {
+        for (text, is_address) in [
+            ("istiod.istio-system.svc:15012", true),
+            ("10.0.0.1:9125", true),
+            ("[fd00::1]:15012", true),
+            ("[fe80::1%eth0]:9125", true),
+            ("$(HOST_IP):8126", true),
+            ("fd00::1:15012", false),
+            ("[fd00::1]", false),
+            ("istiod", false),
+            ("istiod:", false),
+            ("istiod:0", false),
+            ("istiod:70000", false),
+            ("istiod:https", false),
+            (":15012", false),
+            ("a b:1", false),
+        ] {
+            assert_eq!(is_host_and_port(text), is_address, "{text}");
+        }
+    }
 }
