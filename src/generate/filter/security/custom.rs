@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     api::Config,
+    base::url::Url,
     generate::{
         constant::{self, http_filter, network_filter},
         filter::{FilterStack, stack::ProviderCluster},
@@ -251,7 +252,8 @@ fn buffer(body: Option<&RequestBody>) -> Option<Option<BufferSettings>> {
 fn http_service(stack: &FilterStack, config: &HttpProvider) -> Option<HttpExtAuthz> {
     let status_on_error = status_on_error(&config.status_on_error)?;
     let with_request_body = buffer(config.include_request_body_in_check.as_ref())?;
-    if !config.path_prefix.is_empty() && !config.path_prefix.starts_with('/') {
+    let is_path = config.path_prefix.starts_with('/') && Url::parse(&config.path_prefix).is_some();
+    if !config.path_prefix.is_empty() && !is_path {
         return None;
     }
     let timeout = timeout(config.timeout)?;

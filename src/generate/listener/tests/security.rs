@@ -240,6 +240,21 @@ fn a_provider_with_an_invalid_name_is_not_called() {
     assert!(has_note(&fixture, "authorization_provider_unusable", "P_1"));
 }
 
+/// Parity (pilot/pkg/security/authz/builder/extauthz.go).
+#[test]
+fn a_provider_with_an_invalid_path_prefix_is_not_called() {
+    for (prefix, is_valid) in [("/check", true), ("check", false), ("/%zz", false)] {
+        let settings = format!("service: a.default.svc.cluster.local, port: 80, pathPrefix: '{prefix}'");
+        let mesh = format!("extensionProviders: [{{name: p, envoyExtAuthzHttp: {{{settings}}}}}]\n");
+        let fixture = fixture(&mesh, CUSTOM, None);
+        assert_eq!(
+            has_note(&fixture, "authorization_provider_unusable", "p"),
+            !is_valid,
+            "{prefix}"
+        );
+    }
+}
+
 #[test]
 fn policies_of_tunneled_connections_match_the_peer_of_the_tunnel() {
     let policy = "
