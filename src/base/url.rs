@@ -103,7 +103,7 @@ fn scheme(text: &str) -> Option<(&str, &str)> {
 }
 
 /// Returns true if every percent sign begins an escaped byte.
-fn is_escaped_well(text: &str) -> bool {
+pub fn is_escaped_well(text: &str) -> bool {
     let mut pieces = text.split('%');
     pieces.next();
     pieces.all(|piece| piece.len() >= 2 && piece.bytes().take(2).all(|byte| byte.is_ascii_hexdigit()))

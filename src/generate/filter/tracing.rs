@@ -11,6 +11,7 @@ use super::{
     telemetry::TracingSpec,
 };
 use crate::{
+    base::url::is_escaped_well,
     generate::{proxy::ProxyType, proxy_class::names_by_conventions, wire::Encoded},
     proto::{
         Any,
@@ -306,7 +307,7 @@ impl FilterStack<'_> {
             config.sampler = Some(self.dynatrace_sampler(otel, sampler, &upstream)?);
         }
         if let Some(http) = &otel.http {
-            let uri = join_path(&upstream.host, &http.path);
+            let uri = join_path(&upstream.host, &http.path)?;
             config.http_service = Some(self.http_service(uri, upstream, http.timeout, &http.headers));
         } else {
             let mut service = envoy_grpc(&upstream.cluster, &upstream.host);
@@ -329,7 +330,7 @@ impl FilterStack<'_> {
         let service = if let Some(api) = &sampler.http_service {
             let http: &ProviderHttpService = api.http.as_ref()?;
             let upstream = self.provider_cluster("dynatrace", &api.service, api.port)?;
-            let uri = join_path(&upstream.host, &http.path);
+            let uri = join_path(&upstream.host, &http.path)?;
             self.http_service(uri, upstream, http.timeout, &http.headers)
         } else {
             let http = otel.http.as_ref()?;
@@ -337,7 +338,7 @@ impl FilterStack<'_> {
                 host: upstream.host.clone(),
                 cluster: upstream.cluster.clone(),
             };
-            let uri = join_path(&upstream.host, "api/v2/samplingConfiguration");
+            let uri = join_path(&upstream.host, "api/v2/samplingConfiguration")?;
             self.http_service(uri, upstream, http.timeout, &http.headers)
         };
         Some(TypedExtensionConfig {
@@ -425,7 +426,8 @@ fn timeout(declared: Option<prost_types::Duration>) -> prost_types::Duration {
 
 /// Joins a host and a path as Go's `url.JoinPath` does: empty and dot segments are removed, a trailing slash stays. If
 /// the path contains a character that no path may contain, all of it is encoded; a query becomes part of the path.
-fn join_path(host: &str, path: &str) -> String {
+/// Returns `None` if a percent sign begins no escaped byte: such a provider is not used.
+fn join_path(host: &str, path: &str) -> Option<String> {
     let mut segments = vec![host];
     for segment in path.split('/') {
         match segment {
@@ -436,12 +438,15 @@ fn join_path(host: &str, path: &str) -> String {
     }
     let slash = if path.ends_with('/') { "/" } else { "" };
     let joined = format!("{}{slash}", segments.join("/"));
+    if !is_escaped_well(&joined) {
+        return None;
+    }
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~$&+,/:;=@!'()*[]%".contains(&byte);
     if joined.bytes().all(is_valid) {
-        return joined;
+        return Some(joined);
     }
     let plain: Vec<u8> = percent_decode_str(&joined).collect();
-    percent_encode(&plain, ENCODED).to_string()
+    Some(percent_encode(&plain, ENCODED).to_string())
 }
 
 /// Name of a tag, and the tag encoded as a field.

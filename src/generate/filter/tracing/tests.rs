@@ -56,11 +56,24 @@ fn open_telemetry(settings: &str) -> Value {
 
 #[test]
 fn paths_are_joined_as_in_go() {
-    assert_eq!(join_path("h", ""), "h");
-    assert_eq!(join_path("h", "/"), "h/");
-    assert_eq!(join_path("h", "//v1/./a/../traces"), "h/v1/traces");
-    assert_eq!(join_path("h", "/a(b)/c%2Fd"), "h/a(b)/c%2Fd");
-    assert_eq!(join_path("h", "/v1 (a)?b=c%20d&e"), "h/v1%20%28a%29%3Fb=c%20d&e");
+    for (path, joined) in [
+        ("", Some("h")),
+        ("/", Some("h/")),
+        ("//v1/./a/../traces", Some("h/v1/traces")),
+        ("/a(b)/c%2Fd", Some("h/a(b)/c%2Fd")),
+        ("/v1 (a)?b=c%20d&e", Some("h/v1%20%28a%29%3Fb=c%20d&e")),
+        ("/%zz", None),
+        ("/a%", None),
+        ("/%zz/../b", Some("h/b")),
+    ] {
+        assert_eq!(join_path("h", path).as_deref(), joined, "{path}");
+    }
+}
+
+#[test]
+fn collectors_with_invalid_paths_are_not_used() {
+    assert!(open_telemetry("http: {path: /v1/traces}")["httpService"].is_object());
+    assert!(open_telemetry("http: {path: '/%zz'}").is_null());
 }
 
 #[test]
