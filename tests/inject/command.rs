@@ -372,12 +372,13 @@ fn lightstep_has_its_ca_certificate() -> Result<(), Failed> {
     let values = [
         "global.proxy.tracer=lightstep",
         "global.tracer.lightstep.address=collector:443",
+        "global.tracer.lightstep.accessToken=token",
         "meshConfig.defaultConfig.tracing.tlsSettings.mode=SIMPLE",
         "meshConfig.defaultConfig.tracing.tlsSettings.caCertificates=/etc/lightstep/cacert.pem",
     ];
     let environment = [("ENABLE_NATIVE_SIDECARS", "false")];
     let web = json!([{ "name": "web" }]);
-    for (values, is_mounted) in [(&values[..], true), (&values[..2], false)] {
+    for (values, is_mounted) in [(&values[..], true), (&values[..3], false)] {
         let pod = injected_by_chart("inject-command-lightstep", values, &environment, &json!({}), &web)?;
         let proxy = named(&pod["spec"]["containers"], "istio-proxy");
         let mount = named(&proxy["volumeMounts"], "lightstep-certs");

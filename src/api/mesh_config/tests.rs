@@ -171,6 +171,10 @@ fn problems_are_reported() {
             "defaultConfig.tracing",
         ),
         (
+            json!({"defaultConfig": {"tracing": {"lightstep": {"address": "collector:443"}}}}),
+            "defaultConfig.tracing.lightstep.accessToken",
+        ),
+        (
             json!({"defaultConfig": {"privateKeyProvider": {"cryptomb": {}}}}),
             "defaultConfig.privateKeyProvider",
         ),
@@ -208,6 +212,33 @@ fn problems_are_reported() {
         .warnings;
     let fields: Vec<_> = warnings.iter().map(|warning| warning.field.as_str()).collect();
     assert_eq!(fields, ["enableTracingg", "extensionProviders[3]"]);
+}
+
+/// Istio logs these mistakes, and each feature treats such a provider in its own way.
+#[test]
+fn invalid_extension_providers_are_warnings() {
+    let host = "ns/a.ns.svc.cluster.local";
+    let file = json!({"extensionProviders": [
+        {"name": "good", "envoyExtAuthzHttp": {"service": host, "port": 80, "pathPrefix": "/check"}},
+        {"name": "service", "zipkin": {"service": "ns/a", "port": 80}},
+        {"name": "port", "datadog": {"service": "a", "port": 70000}},
+        {"name": "token", "lightstep": {"service": "a", "port": 1}},
+        {"name": "prefix", "envoyExtAuthzHttp": {"service": "a", "port": 1, "pathPrefix": "/%zz"}},
+        {"name": "path", "opentelemetry": {"service": "10.0.0.1", "port": 1, "http": {"path": "/%zz"}}},
+        {"name": "both", "opentelemetry": {"service": "a", "port": 1, "http": {"path": "/"}, "grpc": {}}}]});
+    let parsed = parse(&file).expect("a mesh config with warnings");
+    let warned: Vec<&str> = parsed.warnings.iter().map(|warning| warning.field.as_str()).collect();
+    assert_eq!(
+        warned,
+        [
+            "extensionProviders[4].zipkin.service",
+            "extensionProviders[5].datadog.port",
+            "extensionProviders[6].lightstep.accessToken",
+            "extensionProviders[7].envoyExtAuthzHttp.pathPrefix",
+            "extensionProviders[8].opentelemetry.http.path",
+            "extensionProviders[9].opentelemetry"
+        ]
+    );
 }
 
 #[test]

@@ -8,15 +8,16 @@ use crate::{
     api::{
         istio::{common, field_path::FieldPath, traffic_policy, virtual_service},
         mesh_config::selector,
-        names::{is_fqdn, is_label},
+        names::{is_fqdn, is_label, is_partial_wildcard, is_wildcard_domain},
     },
     base::{
         address::{HostPort, Port},
         cidr,
+        url::{Url, is_escaped_well},
     },
     proto::istio::mesh::v1alpha1::{
         MeshConfig, ProxyConfig,
-        mesh_config::ExtensionProvider,
+        mesh_config::{ExtensionProvider, extension_provider::Provider as Extension},
         private_key_provider::Provider,
         proxy_config::ClusterName,
         tracing::{Tracer, custom_tag::Type},
@@ -200,8 +201,71 @@ fn extension_providers(at: &FieldPath<'_>, providers: &[ExtensionProvider]) {
             .require_on_admission(!provider.name.is_empty(), "is required");
         at.field("name")
             .require_on_admission(names.insert(&provider.name), "is a duplicate");
-        at.require_on_admission(provider.provider.is_some(), "names no kind of provider");
+        match &provider.provider {
+            Some(kind) => extension_provider(at, kind),
+            None => at.refuse("names no kind of provider"),
+        }
     });
+}
+
+/// Checks the settings of a provider.
+///
+/// Parity (pkg/config/validation/agent/extensionprovider.go).
+fn extension_provider(at: &FieldPath<'_>, provider: &Extension) {
+    let (kind, service, port) = match provider {
+        Extension::EnvoyExtAuthzHttp(it) => ("envoyExtAuthzHttp", &it.service, it.port),
+        Extension::EnvoyExtAuthzGrpc(it) => ("envoyExtAuthzGrpc", &it.service, it.port),
+        Extension::Zipkin(it) => ("zipkin", &it.service, it.port),
+        Extension::Lightstep(it) => ("lightstep", &it.service, it.port),
+        Extension::Datadog(it) => ("datadog", &it.service, it.port),
+        Extension::Opencensus(it) => ("opencensus", &it.service, it.port),
+        Extension::Skywalking(it) => ("skywalking", &it.service, it.port),
+        Extension::Opentelemetry(it) => ("opentelemetry", &it.service, it.port),
+        Extension::EnvoyHttpAls(it) => ("envoyHttpAls", &it.service, it.port),
+        Extension::EnvoyTcpAls(it) => ("envoyTcpAls", &it.service, it.port),
+        Extension::EnvoyOtelAls(it) => ("envoyOtelAls", &it.service, it.port),
+        Extension::Stackdriver(_) | Extension::Prometheus(_) | Extension::EnvoyFileAccessLog(_) | Extension::Sds(_) => {
+            return;
+        }
+    };
+    let at = at.field(kind);
+    at.field("service")
+        .require_on_admission(is_service(service), "want a host, or namespace/host");
+    at.field("port")
+        .require_on_admission((1..=65_535).contains(&port), NO_PORT);
+    match provider {
+        Extension::EnvoyExtAuthzHttp(authorizer) => {
+            let prefix = &authorizer.path_prefix;
+            let is_path = prefix.starts_with('/') && Url::parse(prefix).is_some();
+            at.field("pathPrefix")
+                .require_on_admission(prefix.is_empty() || is_path, "is no path, so the policies deny");
+        }
+        Extension::Lightstep(tracer) => at
+            .field("accessToken")
+            .require_on_admission(!tracer.access_token.is_empty(), "is required"),
+        Extension::Opentelemetry(tracer) => {
+            at.require_on_admission(tracer.http.is_none() || tracer.grpc.is_none(), "has both http and grpc");
+            let path = tracer.http.as_ref().map_or("", |http| http.path.as_str());
+            at.field("http")
+                .field("path")
+                .require_on_admission(is_escaped_well(path), "has an invalid escape, so no traces are sent");
+        }
+        _ => {}
+    }
+}
+
+/// True for the host of a service, which a namespace and a slash may precede.
+fn is_service(text: &str) -> bool {
+    match text.split_once('/') {
+        None => is_fqdn(text) || cidr::is_ip_or_zoned(text),
+        Some((namespace, host)) => {
+            let is_full = host == "*" || host.contains('.');
+            (matches!(namespace, "*" | "." | "~") || is_label(namespace))
+                && is_wildcard_domain(host)
+                && is_full
+                && !is_partial_wildcard(host)
+        }
+    }
 }
 
 /// Checks a proxy config of the mesh or of an annotation.
@@ -281,6 +345,11 @@ pub(super) fn proxy_config(at: &FieldPath<'_>, config: &ProxyConfig) {
 fn tracing(at: &FieldPath<'_>, config: &ProxyConfig) {
     let Some(tracing) = &config.tracing else { return };
     let at = at.field("tracing");
+    if let Some(Tracer::Lightstep(tracer)) = &tracing.tracer {
+        at.field("lightstep")
+            .field("accessToken")
+            .require(!tracer.access_token.is_empty(), "is required");
+    }
     let address = match &tracing.tracer {
         Some(Tracer::Zipkin(tracer)) => Some(&tracer.address),
         Some(Tracer::Lightstep(tracer)) => Some(&tracer.address),
