@@ -206,6 +206,11 @@ mod tests {
                 matches!(compile(expression), Err(RegexError::Syntax(_))),
                 "{expression}"
             );
+            // Expressions that are not compiled, because an object has many.
+            assert!(
+                matches!(check_syntax(expression), Err(RegexError::Syntax(_))),
+                "{expression}"
+            );
         }
     }
 
