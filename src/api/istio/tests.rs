@@ -381,6 +381,12 @@ fn destination_rules() {
         &policy("connectionPool: {http: {maxRetries: -1}}"),
         &[".trafficPolicy.connectionPool.http.maxRetries"],
     );
+    let warmup = |window: &str| policy(&format!("loadBalancer: {{warmupDurationSecs: {window}}}"));
+    for window in ["0s", "0.0005s", "30.0001s"] {
+        good("DestinationRule", &warmup(window));
+    }
+    let field = ".trafficPolicy.loadBalancer.warmupDurationSecs";
+    bad("DestinationRule", &warmup("-1s"), &[field]);
     bad(
         "DestinationRule",
         &policy("loadBalancer: {consistentHash: {maglev: {tableSize: 10}, useSourceIp: true}}"),

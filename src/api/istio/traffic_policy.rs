@@ -225,7 +225,13 @@ fn load_balancer(at: &FieldPath<'_>, settings: &LoadBalancerSettings, has_outlie
     if let Some(LbPolicy::ConsistentHash(hash)) = &settings.lb_policy {
         consistent_hash(&at.field("consistentHash"), hash);
     }
-    common::duration(&at.field("warmupDurationSecs"), settings.warmup_duration_secs.as_ref());
+    // Parity (pkg/config/validation/validation.go, `validateLoadBalancer`): admission does not check the old field. 0
+    // turns the feature off. Envoy refuses a cluster with a negative one.
+    let old = settings.warmup_duration_secs.as_ref();
+    at.field("warmupDurationSecs").require(
+        old.is_none_or(|old| old.seconds >= 0 && old.nanos >= 0),
+        "must not be negative",
+    );
     if let Some(warmup) = &settings.warmup {
         let at = at.field("warmup");
         at.field("duration").require(warmup.duration.is_some(), "is required");
