@@ -38,8 +38,14 @@ pub fn check(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
     hosts(at, entry, resolution);
     at.each("addresses", &entry.addresses, |at, address| {
         common::address_range(at, address);
-        let range = cidr::is_range(address) && !matches!(resolution, Resolution::None | Resolution::Static);
-        at.require(!range, "an address range needs resolution NONE or STATIC");
+        let takes_ranges = matches!(resolution, Resolution::None | Resolution::Static);
+        let message = "an address range needs resolution NONE or STATIC";
+        if cidr::is_range(address) {
+            at.require(takes_ranges, message);
+        } else {
+            // A range of one address is served as the address.
+            at.require_on_admission(takes_ranges || !address.contains('/'), message);
+        }
     });
     ports(at, entry);
     shared_addresses(at, entry, meta);

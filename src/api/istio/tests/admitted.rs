@@ -383,6 +383,16 @@ fn hosts_and_sockets_are_restricted() {
 }
 
 #[test]
+fn ranges_of_one_address_are_ranges() {
+    let entry = |resolution: &str| {
+        let port = "{number: 80, name: p, protocol: HTTP}";
+        format!("{{hosts: [a.com], addresses: [10.0.0.1/32], resolution: {resolution}, ports: [{port}]}}")
+    };
+    good("ServiceEntry", &entry("NONE"));
+    refused("ServiceEntry", &entry("DNS"), ".addresses[0]");
+}
+
+#[test]
 fn ports_without_addresses_of_their_own_are_warned_of() {
     let entry = |resolution: &str, protocol: &str, more: &str| {
         let port = format!("{{number: 443, name: p{protocol}}}");
