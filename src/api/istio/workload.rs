@@ -100,7 +100,10 @@ fn probe(at: &FieldPath<'_>, probe: &ReadinessProbe) {
             at.field("scheme")
                 .require(matches!(scheme, "" | "HTTP" | "HTTPS"), "want HTTP or HTTPS");
             at.each("httpHeaders", &http.http_headers, |at, header| {
-                common::header_name(&at.field("name"), &header.name);
+                let at = at.field("name");
+                common::header_name(&at, &header.name);
+                // Parity (pkg/config/validation/validation.go, `ValidateProbeHeaderName`).
+                at.require_on_admission(!header.name.contains('_'), "has an underscore");
             });
         }
         Some(HealthCheckMethod::TcpSocket(tcp)) => common::port(&at.field("tcpSocket").field("port"), tcp.port),

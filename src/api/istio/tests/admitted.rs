@@ -430,6 +430,15 @@ fn templates_of_workload_groups() {
 }
 
 #[test]
+fn headers_of_probes_are_those_of_kubernetes() {
+    let probe = |name: &str| {
+        format!("{{template: {{}}, probe: {{httpGet: {{port: 80, httpHeaders: [{{name: {name}, value: v}}]}}}}}}")
+    };
+    good("WorkloadGroup", &probe("x-a"));
+    refused("WorkloadGroup", &probe("x_a"), ".probe.httpGet.httpHeaders[0].name");
+}
+
+#[test]
 fn extensions() {
     let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
     let patched = "match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}";
