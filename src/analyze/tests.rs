@@ -267,3 +267,25 @@ fn certificates_are_compared_where_gateways_select_the_same_pods() {
         assert_eq!(about, want, "{messages:?}");
     }
 }
+
+/// The pods of a Gateway, and their Secrets, may be in another cluster than the Gateway.
+#[test]
+fn credentials_are_found_in_further_clusters() {
+    use crate::api::Kind;
+    let of = |kind: Kind, cluster: &str, manifest: Value| Object {
+        cluster: cluster.into(),
+        ..Object::of(kind.into(), manifest, "n").unwrap()
+    };
+    let server = json!({"port": {"number": 443}, "hosts": ["*"], "tls": {"credentialName": "c"}});
+    let gateway = json!({"metadata": {"name": "g"}, "spec": {"selector": {"app": "g"}, "servers": [server]}});
+    let pod = json!({"metadata": {"name": "p", "labels": {"app": "g"}}});
+    let objects = [
+        of(Kind::Gateway, "default", gateway),
+        of(Kind::Pod, "other", pod),
+        of(Kind::Secret, "other", json!({"metadata": {"name": "c"}})),
+    ];
+    let mesh = Mesh::new(objects, Settings::default());
+    let messages = analyze(&mesh, &only("gateway.SecretAnalyzer"));
+    let codes: Vec<&str> = messages.iter().map(|it| it.code).collect();
+    assert_eq!(codes, ["IST0161"], "the Secret exists and has no certificate");
+}

@@ -21,8 +21,8 @@ use crate::{
 const PAGE: u32 = 500;
 /// The name of the config cluster in a mesh of several.
 const CONFIG_CLUSTER: &str = "default";
-/// The kinds that are read from further clusters.
-const REMOTE: [Kind; 4] = [Kind::Namespace, Kind::Node, Kind::Pod, Kind::Service];
+/// The kinds that are read from further clusters. The Secret of a Gateway is in the cluster of its pods.
+const REMOTE: [Kind; 5] = [Kind::Namespace, Kind::Node, Kind::Pod, Kind::Secret, Kind::Service];
 
 /// Returns the name of the config cluster, to which files belong, too; empty without further clusters.
 pub(super) fn own_cluster(flags: &AnalyzeFlags) -> &'static str {
