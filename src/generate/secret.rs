@@ -156,7 +156,9 @@ impl SecretKey {
         let Reference { namespace, name, .. } = &reference;
         let secrets = match (reference.store, &self.reader) {
             (Store::ConfigMap, _) => {
-                let authority = config_map_authority(cx, mesh, namespace, name)?;
+                // Removed once: the name of the ConfigMap may end with the suffix, too.
+                let object = name.strip_suffix(AUTHORITY_SUFFIX).unwrap_or(name);
+                let authority = config_map_authority(cx, mesh, namespace, object)?;
                 let remark = doubts(&authority.roots);
                 return Ok((message::authority(&self.name, authority), remark));
             }

@@ -222,14 +222,14 @@ impl<'a> Secrets<'a> {
     }
 }
 
-/// Returns CA certificates in a ConfigMap of the config cluster, with [`AUTHORITY_SUFFIX`] in its name or without.
+/// Returns CA certificates in a ConfigMap of the config cluster. `name` is that of the object; the name of a resource
+/// has [`AUTHORITY_SUFFIX`] after it.
 pub fn config_map_authority(
     cx: &Cx,
     mesh: &MeshSnapshot,
     namespace: &Namespace,
     name: &str,
 ) -> Result<Authority, String> {
-    let name = name.strip_suffix(AUTHORITY_SUFFIX).unwrap_or(name);
     let key = ObjectKey::new(&mesh.installation.cluster, namespace.clone(), name);
     let row = mesh.config_maps.get(cx, &key).ok_or("there is no such ConfigMap")?;
     authority(|key| row.data.get(key).cloned(), &row.other_keys)

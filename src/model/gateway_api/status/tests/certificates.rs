@@ -137,6 +137,34 @@ fn blocks_of_other_types_are_skipped() {
     assert_eq!(validated(&(revoked + &damaged)), [malformed]);
 }
 
+/// Names of resources end with `-cacert`, and those of ConfigMaps may, too.
+#[test]
+fn config_maps_may_have_the_suffix_of_resources() {
+    let pair = Pair::new();
+    let authority = json!([{"group": "", "kind": "ConfigMap", "name": "x-cacert"}]);
+    let roots = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x-cacert", "namespace": "gw"},
+        "data": {"ca.crt": pair.certificate}});
+    let mut gateway = secured(&[&["good"]]);
+    gateway["spec"]["tls"] = json!({"frontend": {"default": {"validation": {"caCertificateRefs": authority}}}});
+    let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}],
+        "validation": {"hostname": "web.test", "caCertificateRefs": authority}});
+    let world = world(&[
+        secret("good", &pair.certificate, &pair.key),
+        roots,
+        gateway,
+        service("gw"),
+        object("BackendTLSPolicy", "gw", &policy),
+    ]);
+    let mut statuses = Statuses::new(Revisions::default());
+    statuses.update(&world.snapshot(), Vec::new());
+    assert_eq!(resolved(&statuses), [FINE]);
+    let policy = merged(&statuses, Kind::BackendTlsPolicy, "gw", "x");
+    assert_eq!(
+        reasons(&policy["ancestors"][0]["conditions"]),
+        ["Accepted True Accepted", "ResolvedRefs True ResolvedRefs"]
+    );
+}
+
 /// A status must not tell whether objects of other namespaces exist.
 #[test]
 fn references_to_other_namespaces_need_a_grant_first() {
