@@ -14,6 +14,7 @@ use crate::{
             common::{ObjectReference, TargetReference},
             policy::{BackendValidation, RetryConstraint},
         },
+        kube::ConfigMap,
     },
     base::{Labels, Namespace, ObjectKey, Shared},
     model::{
@@ -343,11 +344,18 @@ pub(super) fn check_authority(
     };
     config_map_authority(cx, mesh, namespace, name)
         .map(|_| ())
-        .map_err(|_| {
-            let found = &map.other_keys;
-            let text = format!("found secret, but didn't have expected keys cacert or ca.crt; found: {found}");
-            AuthorityError::Malformed(text)
-        })
+        .map_err(|_| AuthorityError::Malformed(without_roots(map)))
+}
+
+/// Returns why a ConfigMap has no CA certificates, in the words of Istio's statuses.
+fn without_roots(map: &ConfigMap) -> String {
+    match ["cacert", "ca.crt"].into_iter().find(|key| map.data.contains_key(*key)) {
+        Some(key) => format!("found key {key:?}, but it was empty"),
+        None => format!(
+            "found secret, but didn't have expected keys cacert or ca.crt; found: {}",
+            map.other_keys
+        ),
+    }
 }
 
 fn retry_budget(constraint: &RetryConstraint) -> RetryBudget {

@@ -165,6 +165,30 @@ fn config_maps_may_have_the_suffix_of_resources() {
     );
 }
 
+#[test]
+fn empty_keys_are_not_reported_as_missing() {
+    let reported = |data: Value| {
+        let authority = json!([{"group": "", "kind": "ConfigMap", "name": "roots"}]);
+        let policy = json!({"targetRefs": [{"group": "", "kind": "Service", "name": "web"}],
+            "validation": {"hostname": "web.test", "caCertificateRefs": authority}});
+        let roots = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "roots", "namespace": "gw"},
+            "data": data});
+        let world = world(&[roots, service("gw"), object("BackendTLSPolicy", "gw", &policy)]);
+        let mut statuses = Statuses::new(Revisions::default());
+        statuses.update(&world.snapshot(), Vec::new());
+        let policy = merged(&statuses, Kind::BackendTlsPolicy, "gw", "x");
+        policy["ancestors"][0]["conditions"][1]["message"].clone()
+    };
+    assert_eq!(
+        reported(json!({"ca.crt": ""})),
+        "Certificate invalid: found key \"ca.crt\", but it was empty"
+    );
+    assert_eq!(
+        reported(json!({"roots": "x"})),
+        "Certificate invalid: found secret, but didn't have expected keys cacert or ca.crt; found: roots"
+    );
+}
+
 /// A status must not tell whether objects of other namespaces exist.
 #[test]
 fn references_to_other_namespaces_need_a_grant_first() {
