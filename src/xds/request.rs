@@ -68,7 +68,7 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 /// A request with the fields that only the stream uses.
 #[derive(Debug)]
 pub(super) struct IncomingRequest {
-    /// The node; Envoy may send it in the first request only.
+    /// The node; Envoy may send it in the first request only, and later ones are not kept.
     pub(super) node: Option<Node>,
     /// The requested type.
     pub(super) type_url: String,
@@ -169,6 +169,8 @@ pub(super) struct Requests<B> {
     waiting: Option<(Received, BoxFuture<'static, Permit>)>,
     /// The bytes that have arrived last. While they are not consumed, the transport reads no more.
     arrived: Bytes,
+    /// True if the node of the client is known; those of further requests are dropped.
+    ignores_nodes: bool,
 }
 
 /// The first large requests of a client. Thousands of clients reconnect at once, and each announces what it holds in a
@@ -201,7 +203,13 @@ where
             permit: None,
             waiting: None,
             arrived: Bytes::new(),
+            ignores_nodes: false,
         }
+    }
+
+    /// Drops the nodes of further requests once they are decoded.
+    pub(super) fn ignore_nodes(&mut self) {
+        self.ignores_nodes = true;
     }
 
     /// Returns the next request; `None` when the client has closed its side. Cancel-safe.
@@ -393,7 +401,11 @@ where
             names,
             initial_versions,
         };
-        IncomingRequest::decode(self.protocol, decoded, parts.rest, size_bytes)
+        let mut request = IncomingRequest::decode(self.protocol, decoded, parts.rest, size_bytes)?;
+        if self.ignores_nodes {
+            request.node = None;
+        }
+        Ok(request)
     }
 }
 
@@ -692,6 +704,28 @@ mod tests {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         assert!(matches!(requests.next().await, Ok(None)));
         assert!(futures::poll!(waiting.as_mut()).is_ready());
+    }
+
+    #[test]
+    fn r20_nodes_of_later_requests_are_not_kept() {
+        let request = DiscoveryRequest {
+            node: Some(Node::default()),
+            type_url: TYPE.to_owned(),
+            ..Default::default()
+        };
+        let bytes = framed(&request.encode_to_vec());
+        let mut requests = Requests::new(Protocol::Sotw, http_body_util::Empty::<Bytes>::new(), options());
+        for is_first in [true, false] {
+            requests.buffer.append(&bytes);
+            let received = requests
+                .buffer
+                .next_message()
+                .expect("a valid request")
+                .expect("a complete message");
+            let decoded = requests.decode(received).expect("a valid request");
+            assert_eq!(decoded.node.is_some(), is_first);
+            requests.ignore_nodes();
+        }
     }
 
     #[test]

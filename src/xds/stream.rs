@@ -265,15 +265,17 @@ where
                 request = self.requests.next() => request?,
                 end = ends.next() => return Err(end),
             };
-            let Some(request) = request else { return Ok(None) };
+            let Some(mut request) = request else { return Ok(None) };
             if request.type_url == HEALTH_INFORMATION {
                 continue;
             }
             if Protocol::is_old_type(&request.type_url) {
                 return Err(EndReason::OldType(request.type_url));
             }
-            let node = request.node.as_ref().ok_or(NodeError::Missing)?;
-            return Ok(Some((Proxy::from_node(node)?, request)));
+            // Not kept, since a decoded node takes many times its size and a request may wait long for its response.
+            let node = request.node.take().ok_or(NodeError::Missing)?;
+            self.requests.ignore_nodes();
+            return Ok(Some((Proxy::from_node(&node)?, request)));
         }
     }
 }
