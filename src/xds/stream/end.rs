@@ -79,7 +79,9 @@ impl EndReason {
             Self::Subscription(_) => Some("names"),
             Self::SubscriptionMemory(_) => Some("subscription_memory"),
             Self::Request(RequestError::Slow | RequestError::Evicted) => Some("slow_request"),
-            Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany) => Some("request_size"),
+            Self::Request(RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::TooManyOfNode) => {
+                Some("request_size")
+            }
             Self::Denied(DebugError::Busy) => Some("debug_requests"),
             _ => None,
         }
@@ -106,7 +108,11 @@ impl EndReason {
             | Self::Subscription(_)
             | Self::SubscriptionMemory(_)
             | Self::Request(
-                RequestError::TooLarge { .. } | RequestError::TooMany | RequestError::Slow | RequestError::Evicted,
+                RequestError::TooLarge { .. }
+                | RequestError::TooMany
+                | RequestError::TooManyOfNode
+                | RequestError::Slow
+                | RequestError::Evicted,
             ) => Code::ResourceExhausted,
             Self::Request(RequestError::Compressed) => Code::Unimplemented,
             Self::Request(RequestError::Malformed(_)) | Self::TooLarge(_) => Code::Internal,
