@@ -37,6 +37,10 @@ const MAX_ID: usize = 1024;
 const MAX_LABELS: usize = 1000;
 /// The maximum number of addresses of a proxy that count. The registry is asked for each of them.
 const MAX_ADDRESSES: usize = 1024;
+/// The maximum length of a node's cluster and of each part of its locality, in bytes.
+const MAX_TEXT: usize = 1024;
+/// The maximum length of the names of a node's extensions and of their types, in bytes: several times that of an Envoy.
+const MAX_EXTENSION_BYTES: usize = 256 << 10;
 
 /// The maximum length of the reason why a proxy config is invalid, which quotes the node.
 const MAX_REASON: usize = 256;
@@ -253,6 +257,12 @@ pub enum NodeError {
     /// Too many labels.
     #[error("invalid node metadata: {0} has more than {MAX_LABELS} labels")]
     Labels(&'static str),
+    /// The cluster or the locality is too long.
+    #[error("the {0} of the node has more than {MAX_TEXT} bytes")]
+    LongText(&'static str),
+    /// The extensions are too long.
+    #[error("the extensions of the node have names of more than {MAX_EXTENSION_BYTES} bytes")]
+    Extensions,
 }
 
 impl Proxy {
@@ -269,6 +279,7 @@ impl Proxy {
         if let Some((key, want)) = metadata_form::mismatch(&metadata) {
             return Err(NodeError::Metadata { key, want });
         }
+        check_texts(node)?;
         let extensions = (!node.extensions.is_empty()).then(|| {
             Hashed::new(
                 node.extensions
@@ -377,6 +388,23 @@ impl Proxy {
         labels.extend(Labels::clone(&self.node_labels));
         labels
     }
+}
+
+/// Checks the texts that are kept beside the metadata, whose size counts as memory of subscriptions.
+fn check_texts(node: &core::Node) -> Result<(), NodeError> {
+    if node.cluster.len() > MAX_TEXT {
+        return Err(NodeError::LongText("cluster"));
+    }
+    let parts = node.locality.iter().flat_map(|l| [&l.region, &l.zone, &l.sub_zone]);
+    if parts.map(String::len).any(|length| length > MAX_TEXT) {
+        return Err(NodeError::LongText("locality"));
+    }
+    let extensions = node.extensions.iter();
+    let names = extensions.flat_map(|e| std::iter::once(&e.name).chain(&e.type_urls));
+    if names.map(String::len).sum::<usize>() > MAX_EXTENSION_BYTES {
+        return Err(NodeError::Extensions);
+    }
+    Ok(())
 }
 
 fn is_on(text: &str) -> bool {
@@ -551,5 +579,37 @@ mod tests {
         let addresses = "10.0.0.1,".repeat(2 * MAX_ADDRESSES);
         let many = proxy("a.shop", &json!({"INSTANCE_IPS": addresses})).expect("a node");
         assert_eq!(many.addresses.len(), MAX_ADDRESSES);
+    }
+
+    #[test]
+    fn r20_texts_beside_the_metadata_are_bounded() {
+        let checked = |change: fn(&mut core::Node, String), length: usize| {
+            let mut node = core::Node {
+                id: "sidecar~10.0.0.1~a.shop~shop.svc.cluster.local".to_owned(),
+                ..core::Node::default()
+            };
+            change(&mut node, "x".repeat(length));
+            Proxy::from_node(&node).map(drop)
+        };
+        let cluster = |node: &mut core::Node, text: String| node.cluster = text;
+        let locality = |node: &mut core::Node, sub_zone: String| {
+            node.locality = Some(core::Locality {
+                sub_zone,
+                ..core::Locality::default()
+            });
+        };
+        let extensions = |node: &mut core::Node, text: String| {
+            let extension = core::Extension {
+                type_urls: vec![text],
+                ..core::Extension::default()
+            };
+            node.extensions = vec![extension];
+        };
+        assert_eq!(checked(cluster, MAX_TEXT), Ok(()));
+        assert_eq!(checked(cluster, MAX_TEXT + 1), Err(NodeError::LongText("cluster")));
+        assert_eq!(checked(locality, MAX_TEXT), Ok(()));
+        assert_eq!(checked(locality, MAX_TEXT + 1), Err(NodeError::LongText("locality")));
+        assert_eq!(checked(extensions, MAX_EXTENSION_BYTES), Ok(()));
+        assert_eq!(checked(extensions, MAX_EXTENSION_BYTES + 1), Err(NodeError::Extensions));
     }
 }
