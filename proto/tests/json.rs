@@ -184,6 +184,18 @@ fn unknown_fields_can_be_ignored() {
 }
 
 #[test]
+fn r2_deep_nesting_is_an_error() {
+    let read = |depth: usize| {
+        let object = (0..depth).fold(json!({}), |inner, _| json!({ "a": inner }));
+        from_json::<Metadata>(&json!({"filterMetadata": {"istio": object}}), Unknown::Deny)
+    };
+    let metadata = read(30).expect("little nesting");
+    assert_eq!(from_json(&to_json(&metadata), Unknown::Deny), Ok(metadata));
+    let error = read(40).expect_err("deep nesting");
+    assert_eq!(error.to_string(), "the value is nested too deeply");
+}
+
+#[test]
 fn reads_numbers_and_enums_in_every_form() {
     let read = |value: Value| from_json::<LbEndpoint>(&value, Unknown::Deny);
     let full = read(json!({"healthStatus": "DRAINING", "loadBalancingWeight": 3})).unwrap();

@@ -74,11 +74,12 @@ const FORMER_NAMES: [(&str, &str); 27] = [
 /// newer Envoy.
 ///
 /// # Errors
-/// At the first value that does not fit its field, and for unknown types.
+/// At the first value that does not fit its field, if values are nested too deeply, and for unknown types.
 pub fn value(apply_to: ApplyTo, value: &Struct) -> Result<DynamicMessage, JsonError> {
     let descriptor = descriptor_of(apply_to)?;
     let bytes = encode_json(&descriptor, &json_of(value), Unknown::Ignore)?;
-    Ok(DynamicMessage::decode(descriptor, bytes).expect("because the bytes follow the descriptor"))
+    // The bytes follow the descriptor, so nothing else can be wrong.
+    DynamicMessage::decode(descriptor, bytes).map_err(|_| JsonError::new("the value is nested too deeply"))
 }
 
 fn json_of(value: &Struct) -> serde_json::Value {

@@ -55,6 +55,17 @@ fn refused(kind: &str, spec: &str, fields: &[&str]) {
     assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
 }
 
+/// A decoder of Protobuf refuses what API servers accept.
+#[test]
+fn r2_deeply_nested_values_are_errors() {
+    let plugin = |depth: usize| {
+        let nested = (0..depth).fold("{}".to_owned(), |inner, _| format!("{{a: {inner}}}"));
+        format!("{{url: 'oci://example.com/a:1', pluginConfig: {nested}}}")
+    };
+    good("WasmPlugin", &plugin(30));
+    bad("WasmPlugin", &plugin(40), &[""]);
+}
+
 #[test]
 fn virtual_services() {
     let http = |route: &str| format!("{{hosts: [a], http: [{{{route}}}]}}");
