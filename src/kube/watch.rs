@@ -305,7 +305,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             Err(_) => return Ok(Err(Failure::Unreachable("the list did not arrive in time".to_owned()))),
         };
         let (health, convert) = (&self.health, &mut self.convert);
-        let mut object = |value: Value| match named(value) {
+        let mut object = |value: Result<Value, String>| match value.and_then(named) {
             Ok(object) => Some(convert(object)),
             Err(error) => {
                 health.undecodable(&error);
@@ -378,7 +378,10 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             Ok(line) => line,
             Err(error) => {
                 self.health.undecodable(&error.to_string());
-                return Ok(None);
+                match page::deleted(text) {
+                    Some(line) => line,
+                    None => return Ok(None),
+                }
             }
         };
         if line.kind == "ERROR" {

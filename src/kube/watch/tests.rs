@@ -297,6 +297,24 @@ async fn undecodable_objects_do_not_end_the_watch() {
 }
 
 #[tokio::test]
+async fn r2_one_object_that_is_nested_too_deeply_does_not_hide_others() {
+    let deep = (0..120).fold(json!(1), |inner, _| json!({ "a": inner }));
+    let object = |spec: &Value| json!({"metadata": {"name": "deep", "resourceVersion": "11"}, "spec": spec});
+    let mut fixture = Fixture::pods();
+    let items = json!([object(&deep), {"metadata": {"name": "a"}}]);
+    let list = json!({"metadata": {"resourceVersion": "10"}, "items": items});
+    fixture.next_request().await.reply(200, &list);
+    assert_eq!(fixture.next_event().await, "all a");
+    let stream = fixture.next_request().await.accept_after("10");
+    stream.line("ADDED", object(&json!({}))).await;
+    assert_eq!(fixture.next_event().await, "+deep");
+    let deeper = (0..10).fold(deep, |inner, _| json!({ "a": inner }));
+    stream.line("MODIFIED", object(&deeper)).await;
+    assert_eq!(fixture.next_event().await, "-deep");
+    assert_eq!(fixture.health.report().undecodable, 2);
+}
+
+#[tokio::test]
 async fn refused_requests_are_reported_with_a_hint_and_retried() {
     let mut fixture = Fixture::pods();
     let forbidden = json!({"code": 403, "message": "pods is forbidden"});
