@@ -86,7 +86,7 @@ impl ChainOptions {
                 domains.clone(),
             )));
         }
-        if let Some(forwarded) = ForwardedCertificates::new(self.gateways) {
+        if let Some(forwarded) = ForwardedCertificates::new(self.gateways, domains.clone()) {
             chain.push(Arc::new(forwarded));
         }
         let boxed = |chain: &[Arc<dyn Authenticator>]| {

@@ -3,15 +3,20 @@
 //! A sender of this header can claim any identity, so it is accepted only from addresses in `TRUSTED_GATEWAY_CIDR`.
 //! Parity (security/pkg/server/ca/authenticate/xfcc_authenticator.go): once a range is configured, loopback is trusted
 //! too; without any range, no address is.
+//!
+//! Note: a gateway may also verify certificates of other trust domains. Their namespaces and service accounts are not
+//! those of this mesh, so they are refused, as they are without a gateway.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use futures::{FutureExt, future::BoxFuture};
 use http::HeaderMap;
 use ipnet::IpNet;
 use smol_str::SmolStr;
+use tokio::sync::watch;
 
-use super::{AuthenticationError, Authenticator, Caller, CallerSource, Credentials};
+use super::{AuthenticationError, Authenticator, Caller, CallerSource, Credentials, TrustDomains};
+use crate::base::spiffe;
 
 /// The header.
 const HEADER: &str = "x-forwarded-client-cert";
@@ -24,12 +29,13 @@ const MAX_NAMES: usize = 64;
 #[derive(Clone, Debug)]
 pub struct ForwardedCertificates {
     gateways: Vec<IpNet>,
+    domains: watch::Receiver<Arc<TrustDomains>>,
 }
 
 impl ForwardedCertificates {
-    /// Trusts gateways in these address ranges. Returns `None` if there are none.
-    pub fn new(gateways: Vec<IpNet>) -> Option<Self> {
-        (!gateways.is_empty()).then_some(Self { gateways })
+    /// Trusts gateways in these address ranges for identities of these trust domains. Returns `None` without ranges.
+    pub fn new(gateways: Vec<IpNet>, domains: watch::Receiver<Arc<TrustDomains>>) -> Option<Self> {
+        (!gateways.is_empty()).then_some(Self { gateways, domains })
     }
 
     fn trusts(&self, address: IpAddr) -> bool {
@@ -56,6 +62,13 @@ impl ForwardedCertificates {
         }
         let identities =
             identities(header).map_err(|error| AuthenticationError::Invalid(format!("{HEADER}: {error}")))?;
+        let domains = self.domains.borrow().clone();
+        let is_foreign = |name: &&SmolStr| spiffe::trust_domain(name).is_some_and(|domain| !domains.contains(domain));
+        if let Some(foreign) = identities.iter().find(is_foreign) {
+            return Err(AuthenticationError::Invalid(format!(
+                "{HEADER}: {foreign:?} is of another trust domain"
+            )));
+        }
         Ok(Caller {
             source: CallerSource::Forwarded,
             identities,
@@ -210,9 +223,17 @@ mod tests {
             certificate: None,
             headers: &headers,
         };
-        ForwardedCertificates::new(gateways)
+        ForwardedCertificates::new(gateways, domains())
             .expect("gateways")
             .caller(credentials)
+    }
+
+    fn domains() -> watch::Receiver<Arc<TrustDomains>> {
+        let domains = TrustDomains {
+            aliases: vec!["c".into()],
+            ..TrustDomains::default()
+        };
+        watch::channel(Arc::new(domains)).1
     }
 
     #[test]
@@ -229,7 +250,7 @@ mod tests {
     fn r11_a_forwarded_certificate_counts_from_configured_addresses_only() {
         let header = format!("URI={REVIEWS}");
         assert!(
-            ForwardedCertificates::new(Vec::new()).is_none(),
+            ForwardedCertificates::new(Vec::new(), domains()).is_none(),
             "without ranges no address is trusted, not even loopback"
         );
         for untrusted in ["11.1.2.3:99", "[2001:db8::1]:99", "[::ffff:11.1.2.3]:99"] {
@@ -242,6 +263,20 @@ mod tests {
         assert!(ask(&["10.0.0.0/8"], None, Some(&header)).is_err());
         for own in ["127.0.0.1:99", "[::1]:99"] {
             assert!(ask(&["10.0.0.0/8"], Some(own), Some(&header)).is_ok(), "{own}");
+        }
+    }
+
+    #[test]
+    fn identities_of_other_trust_domains_are_rejected() {
+        for (header, is_accepted) in [
+            ("URI=spiffe://c/ns/default/sa/reviews", true),
+            ("URI=spiffe://elsewhere/ns/default/sa/reviews", false),
+            ("URI=spiffe://c/d,URI=spiffe://elsewhere/d", false),
+            ("Subject=\"CN=spiffe://elsewhere/ns/default/sa/reviews\"", false),
+            ("DNS=elsewhere", true),
+        ] {
+            let asked = ask(&["10.0.0.0/8"], Some("10.0.0.1:9"), Some(header));
+            assert_eq!(asked.is_ok(), is_accepted, "{header}: {asked:?}");
         }
     }
 
