@@ -16,7 +16,7 @@ use ::kube::{
     core::{ApiResource, Request, Resource},
 };
 use http::{Response, StatusCode};
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::Value;
 use tokio::{
     sync::mpsc,
@@ -34,6 +34,8 @@ use super::{
 
 /// Objects per page of a list.
 const PAGE: u32 = 500;
+/// Objects per page if larger pages have too many bytes.
+const SMALL_PAGE: u32 = 16;
 /// Timeout of a page, in seconds.
 const PAGE_TIMEOUT: u32 = 60;
 /// Timeout for accepting a watch, in seconds.
@@ -45,8 +47,10 @@ const SILENCE: u32 = 180;
 const ERROR_BYTES: usize = 64 * 1024;
 /// Largest event of a watch: API servers do not store objects of more than a few megabytes.
 const MAX_LINE_BYTES: usize = 32 << 20;
-/// Largest page of a list, with a few hundred objects.
-const MAX_PAGE_BYTES: usize = 512 << 20;
+/// Largest page of a list: more than a small one with the largest objects.
+const MAX_PAGE_BYTES: usize = 64 << 20;
+/// Largest list without pages.
+const MAX_LIST_BYTES: usize = 512 << 20;
 
 /// Target of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,11 +114,11 @@ impl WatchTarget {
     fn request(&self, ask: &Ask) -> Result<http::Request<Vec<u8>>, ::kube::core::request::Error> {
         let request = Request::new(Object::url_path(&self.resource, self.namespace.as_deref()));
         match ask {
-            Ask::List { token, in_pages } => {
+            Ask::List { token, limit } => {
                 let parameters = ListParams {
                     label_selector: self.labels.clone(),
                     field_selector: self.fields.clone(),
-                    limit: in_pages.then_some(PAGE),
+                    limit: *limit,
                     continue_token: token.as_ref().map(ToString::to_string),
                     ..ListParams::default()
                 };
@@ -169,6 +173,9 @@ enum Failure {
         /// Hint.
         hint: String,
     },
+    /// A page, or a list without pages, has too many bytes.
+    #[error("the list has more than {0} bytes")]
+    TooLarge(usize),
     /// No response.
     #[error("{0}")]
     Unreachable(String),
@@ -210,6 +217,8 @@ struct Watch<T, C> {
     is_refusal_sent: bool,
     /// Duration of a second; shorter in tests.
     second: Duration,
+    /// Largest page; smaller in tests.
+    max_page_bytes: usize,
 }
 
 /// Result of one request, unless the receiver is closed.
@@ -232,6 +241,7 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
             out,
             is_refusal_sent: false,
             second: Duration::from_secs(1),
+            max_page_bytes: MAX_PAGE_BYTES,
         }
     }
 
@@ -263,7 +273,9 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
                             tracing::debug!(watch = %self.target.name(), "{failure}");
                         }
                         Failure::Refused { .. } if is_absent => self.health.not_permitted(&failure.to_string()),
-                        Failure::Refused { .. } | Failure::Unreachable(_) => self.health.failed(&failure.to_string()),
+                        Failure::Refused { .. } | Failure::TooLarge(_) | Failure::Unreachable(_) => {
+                            self.health.failed(&failure.to_string());
+                        }
                     }
                     if is_absent && !self.is_refusal_sent {
                         self.is_refusal_sent = true;
@@ -294,10 +306,22 @@ impl<T: Send + 'static, C: FnMut(Object) -> T + Send> Watch<T, C> {
     /// Reads one page.
     async fn list(&mut self, ask: &Ask) -> Result<Ended, Closed> {
         self.health.enter(WatchState::Listing);
+        let max_bytes = if matches!(ask, Ask::List { limit: None, .. }) {
+            MAX_LIST_BYTES
+        } else {
+            self.max_page_bytes
+        };
+        let failed = |error: Box<dyn std::error::Error + Send + Sync>| {
+            if error.is::<LengthLimitError>() {
+                Failure::TooLarge(max_bytes)
+            } else {
+                unreachable(&*error)
+            }
+        };
         let reading = async {
             let response = self.send(ask).await?;
-            let body = Limited::new(response.into_body(), MAX_PAGE_BYTES).collect().await;
-            Ok(body.map_err(|error| unreachable(&*error))?.to_bytes())
+            let body = Limited::new(response.into_body(), max_bytes).collect().await;
+            Ok(body.map_err(failed)?.to_bytes())
         };
         let bytes = match timeout(self.second * PAGE_TIMEOUT, reading).await {
             Ok(Ok(bytes)) => bytes,

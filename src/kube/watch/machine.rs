@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::Failure;
+use super::{Failure, PAGE, SMALL_PAGE};
 use crate::base::SmolStr;
 
 /// First delay after a failure.
@@ -19,8 +19,8 @@ pub(super) enum Ask {
     List {
         /// Continue token of the previous page.
         token: Option<SmolStr>,
-        /// True if the list is paged; false after pages expired before they were read.
-        in_pages: bool,
+        /// Number of objects of the page; `None` for all, after pages expired before they were read.
+        limit: Option<u32>,
     },
     /// Changes after a version.
     Watch {
@@ -44,6 +44,7 @@ pub(super) struct Page<T> {
 pub(super) struct Machine<T> {
     state: State<T>,
     in_pages: bool,
+    page_size: u32,
     failures: u32,
     /// Number of silent watches since the last event or bookmark.
     silences: u32,
@@ -68,6 +69,7 @@ impl<T> Machine<T> {
         Self {
             state: State::START,
             in_pages: true,
+            page_size: PAGE,
             failures: 0,
             silences: 0,
             seed,
@@ -79,7 +81,7 @@ impl<T> Machine<T> {
         match &self.state {
             State::Listing { token, .. } => Ask::List {
                 token: token.clone(),
-                in_pages: self.in_pages,
+                limit: self.in_pages.then_some(self.page_size),
             },
             State::Watching { version } => Ask::Watch { after: version.clone() },
         }
@@ -97,6 +99,7 @@ impl<T> Machine<T> {
         }
         let items = std::mem::take(items);
         self.in_pages = true;
+        self.page_size = PAGE;
         self.state = State::Watching { version: page.version };
         Some(items)
     }
@@ -141,6 +144,12 @@ impl<T> Machine<T> {
                     self.state = State::START;
                 }
                 Duration::ZERO
+            }
+            // The rest of the list is read in small pages. Continue tokens do not depend on the size of pages.
+            Failure::TooLarge(_) => {
+                self.in_pages = true;
+                self.page_size = SMALL_PAGE;
+                self.back_off(true)
             }
             // The connection worked until now, so the next attempt follows at once.
             Failure::Dropped(_) => self.back_off(true),

@@ -16,6 +16,8 @@ type Request = (http::Request<Body>, oneshot::Sender<Answer>);
 
 /// Duration of one second of a real watch in these tests.
 const SECOND: Duration = Duration::from_millis(5);
+/// Largest page in these tests.
+const PAGE_BYTES: usize = 64 << 10;
 
 /// A simulated API server and a watch connected to it, without sockets.
 struct Fixture {
@@ -58,6 +60,7 @@ impl Fixture {
         let (out, events) = mpsc::channel(8);
         let watch = Watch {
             second,
+            max_page_bytes: PAGE_BYTES,
             ..Watch::new(client, target, health.clone(), |object| object, out)
         };
         Tasks::default().spawn("watch", watch.until_closed());
@@ -237,6 +240,30 @@ async fn pages_that_expire_are_read_as_one() {
     again.list("20", &["b"], "");
     assert_eq!(fixture.next_event().await, "all b");
     assert!(fixture.health.has_listed());
+}
+
+#[tokio::test]
+async fn r2_pages_with_too_many_bytes_are_followed_by_smaller_ones() {
+    let mut fixture = Fixture::pods();
+    let first = fixture.next_request().await;
+    first.list("10", &["a"], "next");
+    let large = fixture.next_request().await;
+    assert!(large.has("limit=500"), "{}", large.query);
+    large.list("10", &["b".repeat(PAGE_BYTES).as_str()], "");
+    for (names, token, next) in [(["b"], "next", "more"), (["c"], "more", "")] {
+        let small = fixture.next_request().await;
+        assert!(
+            small.has("limit=16") && small.has(&format!("continue={token}")),
+            "{}",
+            small.query
+        );
+        small.list("10", &names, next);
+    }
+    assert_eq!(fixture.next_event().await, "all a b c");
+    let stream = fixture.next_request().await.accept_after("10");
+    stream.line("ERROR", gone()).await;
+    let again = fixture.next_request().await;
+    assert!(again.has("limit=500"), "{}", again.query);
 }
 
 #[tokio::test]
