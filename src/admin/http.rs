@@ -1,8 +1,10 @@
 //! Connections of the HTTP servers. Any client that reaches the port may open many connections and send nothing, or
-//! slowly. So times, headers and windows are bounded, and idle connections are closed.
+//! slowly. So times, headers and windows are bounded, and idle connections are closed. A client that keeps all of them
+//! busy loses one for each new connection of others, such as those of probes.
 
 use std::{
-    net::SocketAddr,
+    io,
+    net::{IpAddr, SocketAddr},
     pin::pin,
     sync::{
         Arc,
@@ -22,11 +24,14 @@ use hyper_util::{
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
 };
 use tower::ServiceExt;
 
-use crate::{base::address::canonical, rpc::Established, task::Tasks};
+use crate::{
+    base::address::canonical,
+    rpc::{Established, PreAuthLimiter, UnauthenticatedConnection},
+    task::Tasks,
+};
 
 /// Timeout for the header of a request, including later requests of a connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -35,7 +40,7 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 const WEBHOOK_IDLE_TIMEOUT: Duration = Duration::from_secs(100);
 /// Timeout for running responses at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Delay of accepting after an error such as "too many open files".
+/// Delay of accepting after an error such as "too many open files", and while there is no room for a connection.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Largest header of a request, in bytes.
 const HEAD_BYTES: u32 = 16 << 10;
@@ -46,7 +51,7 @@ const WINDOW_BYTES: u32 = 64 << 10;
 /// Concurrent streams of an HTTP/2 connection.
 const STREAMS: u32 = 128;
 /// Concurrent connections of one port. Idle ones are closed within [`HEADER_TIMEOUT`], which makes room for others.
-const CONNECTIONS: usize = 8192;
+const CONNECTIONS: u32 = 8192;
 /// The first bytes of an HTTP/2 connection.
 const HTTP2_START: &[u8; 4] = b"PRI ";
 
@@ -55,33 +60,68 @@ pub type Http2 = Arc<dyn Fn(TcpStream, SocketAddr) -> BoxFuture<'static, ()> + S
 
 /// Serves pages until shutdown; HTTP/2 connections by another server if there is one.
 pub async fn serve(listener: TcpListener, router: Router, http2: Option<Http2>, tasks: Tasks) {
+    serve_within(PreAuthLimiter::new(CONNECTIONS), listener, router, http2, tasks).await;
+}
+
+async fn serve_within(
+    limiter: PreAuthLimiter,
+    listener: TcpListener,
+    router: Router,
+    http2: Option<Http2>,
+    tasks: Tasks,
+) {
     let shutdown = tasks.shutdown().clone();
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let accepting = async {
-            let permit = permits.clone().acquire_owned().await;
-            (listener.accept().await, permit)
+            let (stream, address) = listener.accept().await?;
+            let address = canonical(address);
+            Ok::<_, io::Error>((stream, address, registered(&limiter, address.ip()).await))
         };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = shutdown.cancelled() => return,
             accepted = accepting => accepted,
         };
         match accepted {
-            Ok((stream, address)) => {
-                let (address, http2) = (canonical(address), http2.clone());
-                let (router, running) = (router.clone(), tasks.clone());
+            Ok((stream, address, registered)) => {
+                let (router, http2, running) = (router.clone(), http2.clone(), tasks.clone());
                 tasks.spawn("http connection", async move {
-                    match http2 {
-                        Some(http2) if starts_http2(&stream, &running).await => http2(stream, address).await,
-                        _ => connection(stream, address, router, &builder(), running).await,
+                    let serving = async {
+                        match http2 {
+                            Some(http2) if starts_http2(&stream, &running).await => {
+                                // The other server has limits of its own.
+                                registered.admit();
+                                http2(stream, address).await;
+                            }
+                            _ => connection(stream, address, router, &builder(), running).await,
+                        }
+                    };
+                    tokio::select! {
+                        () = serving => {}
+                        () = registered.evicted() => {
+                            tracing::debug!(%address, reason = "evicted", "closing connection");
+                        }
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "failed to accept connection; hint: check the limit of open files");
+                let evicted = limiter.evict_oldest();
+                tracing::warn!(
+                    %error,
+                    evicted,
+                    "failed to accept connection; hint: check the limit of open files"
+                );
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
+        }
+    }
+}
+
+/// Waits until there is room for a connection of this address. Further ones wait in the backlog of the listener.
+async fn registered(limiter: &PreAuthLimiter, source: IpAddr) -> Arc<UnauthenticatedConnection> {
+    loop {
+        match limiter.register(source) {
+            Ok(registered) => return registered,
+            Err(_) => tokio::time::sleep(ACCEPT_RETRY_DELAY).await,
         }
     }
 }
@@ -168,7 +208,42 @@ fn builder() -> Builder<TokioExecutor> {
 
 #[cfg(test)]
 mod tests {
+    use axum::routing::get;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+
+    #[tokio::test]
+    async fn r20_busy_connections_make_room_for_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback");
+        let address = listener.local_addr().expect("a bound address");
+        let tasks = Tasks::default();
+        let router = Router::new().route("/", get(|| async { "page" }));
+        let serving = serve_within(PreAuthLimiter::new(2), listener, router, None, tasks.clone());
+        tasks.spawn("server", serving);
+        let asked = async || {
+            let mut stream = TcpStream::connect(address).await.expect("a connection");
+            let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+            stream.write_all(request).await.expect("an open connection");
+            let mut answer = Vec::new();
+            while !answer.ends_with(b"page") {
+                let read = stream.read_buf(&mut answer).await.expect("an open connection");
+                assert!(read > 0, "the connection ended");
+            }
+            stream
+        };
+        let [mut first, mut second] = [asked().await, asked().await];
+        let later = async {
+            drop(asked().await);
+            first.read(&mut [0]).await
+        };
+        let closed = tokio::time::timeout(Duration::from_secs(20), later).await;
+        assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{closed:?}");
+        let request = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n";
+        second.write_all(request).await.expect("an open connection");
+        assert!(second.read(&mut [0]).await.is_ok_and(|read| read > 0));
+        assert!(tasks.end(Duration::from_secs(20)).await);
+    }
 
     #[test]
     fn api_servers_close_idle_connections_before_the_webhooks_do() {
