@@ -1,9 +1,14 @@
-//! Request bodies of unauthenticated clients: bounded in size, time and, for all of them together, in memory.
+//! Request bodies of unauthenticated clients: bounded in size, time and, for all of them together, in memory. They are
+//! processed in turn, aside from the threads that sign certificates: one of a few kilobytes may take a tenth of a second.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
-    extract::Request,
+    extract::{ConnectInfo, Request},
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse, Response},
 };
@@ -11,7 +16,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{rpc::PreAuthLimiter, task};
+use crate::{auth::shares::Shares, rpc::PreAuthLimiter, task};
 
 /// The maximum size of a body, which is also Istio's.
 pub const MAX_BYTES: usize = 6 << 20;
@@ -29,14 +34,24 @@ const LARGE_BYTES: usize = 256 << 10;
 #[derive(Clone)]
 pub struct Bodies {
     budget: Arc<Semaphore>,
-    large: Arc<Semaphore>,
+    turns: Arc<Turns>,
     limiter: PreAuthLimiter,
+}
+
+/// Turns of processing.
+struct Turns {
+    /// For large bodies, one at a time.
+    large: Semaphore,
+    /// For other bodies, by the address of the client, and for all of them together.
+    of_addresses: Shares<Option<IpAddr>>,
+    all: Semaphore,
 }
 
 /// A body with its share of the memory.
 pub struct Body {
     bytes: Bytes,
-    large: Option<Arc<Semaphore>>,
+    address: Option<IpAddr>,
+    turns: Arc<Turns>,
     _held: Vec<OwnedSemaphorePermit>,
 }
 
@@ -76,9 +91,20 @@ impl IntoResponse for BodyError {
 impl Bodies {
     /// Creates the bounds of a server whose connections are in `limiter`.
     pub fn new(limiter: PreAuthLimiter) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::with(limiter, processors)
+    }
+
+    /// The clients of one address use as many threads as there are processors, so one is left for others.
+    fn with(limiter: PreAuthLimiter, processors: usize) -> Self {
+        let turns = Turns {
+            large: Semaphore::new(1),
+            of_addresses: Shares::new(processors),
+            all: Semaphore::new(processors + 1),
+        };
         Self {
             budget: Arc::new(Semaphore::new(BUDGET)),
-            large: Arc::new(Semaphore::new(1)),
+            turns: Arc::new(turns),
             limiter,
         }
     }
@@ -89,7 +115,9 @@ impl Bodies {
     /// The order of the checks is Istio's.
     pub async fn read(&self, request: Request) -> Result<Body, BodyError> {
         let (head, body) = request.into_parts();
-        let reading = tokio::time::timeout(TIMEOUT, self.collect(body));
+        let client = head.extensions.get::<ConnectInfo<SocketAddr>>();
+        let address = client.map(|ConnectInfo(address)| address.ip());
+        let reading = tokio::time::timeout(TIMEOUT, self.collect(body, address));
         let timed_out = |_| BodyError::Unreadable(format!("not received within {} s", TIMEOUT.as_secs()));
         let body = reading.await.map_err(timed_out)??;
         if body.bytes.is_empty() {
@@ -101,7 +129,7 @@ impl Bodies {
         Ok(body)
     }
 
-    async fn collect(&self, mut body: axum::body::Body) -> Result<Body, BodyError> {
+    async fn collect(&self, mut body: axum::body::Body, address: Option<IpAddr>) -> Result<Body, BodyError> {
         let (mut bytes, mut held, mut reserved) = (Vec::new(), Vec::new(), 0);
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| BodyError::Unreadable(error.to_string()))?;
@@ -117,10 +145,10 @@ impl Bodies {
             }
             bytes.extend_from_slice(&data);
         }
-        let large = (bytes.len() > LARGE_BYTES).then(|| self.large.clone());
         Ok(Body {
             bytes: bytes.into(),
-            large,
+            address,
+            turns: self.turns.clone(),
             _held: held,
         })
     }
@@ -140,11 +168,20 @@ impl Bodies {
 }
 
 impl Body {
-    /// Runs a function of the body. Large bodies take turns, aside from the threads of other requests.
+    /// Runs a function of the body when it is its turn, aside from the threads of other tasks.
     pub async fn process<R>(self, work: impl FnOnce(&[u8]) -> R) -> R {
-        let Some(turns) = &self.large else {
-            return work(&self.bytes);
+        let Turns {
+            large,
+            of_addresses,
+            all,
+        } = &*self.turns;
+        let is_large = self.bytes.len() > LARGE_BYTES;
+        let _share = if is_large {
+            None
+        } else {
+            Some(of_addresses.acquire(self.address).await)
         };
+        let turns = if is_large { large } else { all };
         let _turn = turns.acquire().await.expect("because the semaphore is never closed");
         task::aside(|| work(&self.bytes))
     }
@@ -182,6 +219,28 @@ mod tests {
         assert_eq!(too_large, Err(BodyError::TooLarge));
         assert_eq!(BodyError::TooLarge.status(), StatusCode::BAD_REQUEST);
         assert_eq!(BodyError::ContentType.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
+
+    #[tokio::test]
+    async fn r20_clients_of_one_address_leave_a_turn_for_others() {
+        let bodies = Bodies::with(PreAuthLimiter::new(1), 1);
+        let body = async |last: u8| {
+            let request = Request::builder()
+                .header("content-type", "application/json")
+                .body("{}".into());
+            let mut request = request.expect("a request");
+            let address = SocketAddr::from(([10, 0, 0, last], 1));
+            request.extensions_mut().insert(ConnectInfo(address));
+            bodies.read(request).await.expect("a body")
+        };
+        let (first, second, other) = (body(1).await, body(1).await, body(2).await);
+        let share = bodies.turns.of_addresses.acquire(first.address).await;
+        let turn = bodies.turns.all.acquire().await.expect("an open semaphore");
+        let mut waiting = std::pin::pin!(second.process(<[u8]>::len));
+        assert!(futures::poll!(waiting.as_mut()).is_pending());
+        assert_eq!(other.process(<[u8]>::len).await, 2);
+        drop((share, turn));
+        assert_eq!(waiting.await, 2);
     }
 
     /// Slow bodies use up the memory: the connections of their client are evicted, and another request succeeds.

@@ -194,6 +194,7 @@ const TABLE: &[Rule] = &[
             "base",
             "api",
             "task",
+            "auth::shares",
             "rpc",
             "environment",
             "template",
