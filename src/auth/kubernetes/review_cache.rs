@@ -19,7 +19,7 @@ use crate::{auth::AuthenticationError, base::ClusterId};
 const CACHE_TTL: Duration = Duration::from_secs(10);
 /// The maximum number of cached results, about 300 bytes each.
 const CACHE_CAPACITY: usize = 8192;
-/// The number of pending entries that triggers removal of abandoned reviews.
+/// The least number of pending entries at which abandoned reviews are removed.
 const PENDING_SWEEP_SIZE: usize = 256;
 
 /// The SHA-256 of a cluster and a token. The token itself is not stored.
@@ -52,6 +52,9 @@ struct State {
     order: VecDeque<CacheKey>,
     /// Weak references, so that a review without waiters is cancelled.
     pending: BTreeMap<CacheKey, WeakShared<BoxFuture<'static, ReviewResult>>>,
+    /// The number of pending entries at which abandoned reviews are removed. It grows with those that have waiters: a
+    /// look at all of them for every new one would take quadratic time.
+    sweep_size: usize,
 }
 
 impl ReviewCache {
@@ -96,8 +99,9 @@ impl ReviewCache {
             answer
         };
         let pending = answering.boxed().shared();
-        if state.pending.len() >= PENDING_SWEEP_SIZE {
+        if state.pending.len() >= state.sweep_size {
             state.pending.retain(|_, pending| pending.upgrade().is_some());
+            state.sweep_size = PENDING_SWEEP_SIZE.max(2 * state.pending.len());
         }
         if let Some(weak) = pending.downgrade() {
             state.pending.insert(key, weak);
@@ -190,6 +194,26 @@ mod tests {
         );
         state.insert(key(1), reviewed(), start_review + CACHE_TTL);
         assert_eq!((state.cached.len(), state.order.len()), (1, 1));
+    }
+
+    #[test]
+    fn abandoned_reviews_are_removed_without_a_look_at_all_for_each() {
+        let cache = ReviewCache::default();
+        let clock: fn() -> (Instant, SystemTime) = || (crate::environment::now(), SystemTime::UNIX_EPOCH);
+        let start = |n: usize| {
+            let key = CacheKey::new(&"c".into(), &n.to_string());
+            let review = futures::future::pending().boxed();
+            cache.start_review(&mut cache.lock(), key, review, clock)
+        };
+        let held: Vec<Pending> = (0..3 * PENDING_SWEEP_SIZE).map(start).collect();
+        assert_eq!(cache.sizes(), (0, held.len()));
+        assert_eq!(cache.lock().sweep_size, 4 * PENDING_SWEEP_SIZE);
+        drop(held);
+        for n in 0..10 * PENDING_SWEEP_SIZE {
+            drop(start(n));
+        }
+        let (_, pending) = cache.sizes();
+        assert!(pending <= PENDING_SWEEP_SIZE, "{pending}");
     }
 
     #[test]
