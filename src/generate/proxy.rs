@@ -41,6 +41,11 @@ const MAX_ADDRESSES: usize = 1024;
 const MAX_TEXT: usize = 1024;
 /// The maximum length of the names of a node's extensions and of their types, in bytes: several times that of an Envoy.
 const MAX_EXTENSION_BYTES: usize = 256 << 10;
+/// The maximum number of values in `PROXY_CONFIG`, at all levels. An empty text is 3 bytes of metadata, by whose size
+/// the memory of a node counts, and 24 bytes of a proxy config.
+const MAX_PROXY_CONFIG_VALUES: usize = 4096;
+/// The maximum number of networks in `REQUESTED_NETWORK_VIEW`, which are short in the same way.
+const MAX_NETWORKS: usize = 1024;
 
 /// The maximum length of the reason why a proxy config is invalid, which quotes the node.
 const MAX_REASON: usize = 256;
@@ -248,6 +253,12 @@ pub enum NodeError {
     /// `PROXY_CONFIG` is no proxy config.
     #[error("invalid node metadata: PROXY_CONFIG: {0}")]
     ProxyConfig(String),
+    /// `PROXY_CONFIG` has too many values.
+    #[error("invalid node metadata: PROXY_CONFIG has more than {MAX_PROXY_CONFIG_VALUES} values")]
+    ProxyConfigValues,
+    /// Too many networks are requested.
+    #[error("invalid node metadata: REQUESTED_NETWORK_VIEW has more than {MAX_NETWORKS} networks")]
+    Networks,
     /// No valid address.
     #[error("no valid IP address in node id {0:?} or INSTANCE_IPS")]
     Address(String),
@@ -353,7 +364,7 @@ impl Proxy {
             version: IstioVersion::parse(&version_text),
             version_text,
             interception_mode: InterceptionMode::parse(&text("INTERCEPTION_MODE")),
-            network_view: Shared::new(network_view(&text("REQUESTED_NETWORK_VIEW"))),
+            network_view: Shared::new(network_view(&text("REQUESTED_NETWORK_VIEW"))?),
             proxy_config: proxy_config(&metadata)?,
             extensions,
             values: MetadataValues::of(&metadata),
@@ -418,11 +429,14 @@ pub fn locality_text(region: &str, zone: &str, subzone: &str) -> SmolStr {
 }
 
 /// Returns the networks of a list separated by commas; empty for all.
-fn network_view(list: &str) -> BTreeSet<NetworkId> {
+fn network_view(list: &str) -> Result<BTreeSet<NetworkId>, NodeError> {
     if list.is_empty() {
-        return BTreeSet::new();
+        return Ok(BTreeSet::new());
     }
-    list.split(',').map(|network| NetworkId::new(network.trim())).collect()
+    if list.split(',').count() > MAX_NETWORKS {
+        return Err(NodeError::Networks);
+    }
+    Ok(list.split(',').map(|network| NetworkId::new(network.trim())).collect())
 }
 
 /// Returns the addresses of a proxy: those of `INSTANCE_IPS` if all are valid, or else that of its id; `None` if
@@ -448,7 +462,11 @@ fn proxy_config(metadata: &BTreeMap<String, Value>) -> Result<Option<MessageKey<
     let Some(value) = metadata.get("PROXY_CONFIG").filter(|value| !value.is_null()) else {
         return Ok(None);
     };
-    match mesh_config::node_proxy_config(&parsed_json(value)) {
+    let parsed = parsed_json(value);
+    if values_within(&parsed) > MAX_PROXY_CONFIG_VALUES {
+        return Err(NodeError::ProxyConfigValues);
+    }
+    match mesh_config::node_proxy_config(&parsed) {
         Ok(config) => Ok(Some(MessageKey::new(config))),
         // Of a field in two spellings, Istio takes one.
         Err(error) if value.is_object() && !error.is_ambiguous => {
@@ -456,6 +474,15 @@ fn proxy_config(metadata: &BTreeMap<String, Value>) -> Result<Option<MessageKey<
             Err(NodeError::ProxyConfig(reason.chars().take(MAX_REASON).collect()))
         }
         Err(_) => Ok(None),
+    }
+}
+
+/// Returns the number of values in a value, at all levels.
+fn values_within(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => values.iter().map(|value| 1 + values_within(value)).sum(),
+        Value::Object(fields) => fields.values().map(|value| 1 + values_within(value)).sum(),
+        _ => 0,
     }
 }
 
@@ -579,6 +606,22 @@ mod tests {
         let addresses = "10.0.0.1,".repeat(2 * MAX_ADDRESSES);
         let many = proxy("a.shop", &json!({"INSTANCE_IPS": addresses})).expect("a node");
         assert_eq!(many.addresses.len(), MAX_ADDRESSES);
+        let viewed = |count: usize| {
+            let networks: Vec<String> = (0..count).map(|network| network.to_string()).collect();
+            proxy("a.shop", &json!({"REQUESTED_NETWORK_VIEW": networks.join(",")}))
+        };
+        let most = viewed(MAX_NETWORKS).expect("a node");
+        assert_eq!(most.node.network_view.len(), MAX_NETWORKS);
+        assert_eq!(viewed(MAX_NETWORKS + 1), Err(NodeError::Networks));
+        let configured = |count: usize| {
+            let regexes = vec![""; count];
+            let config = json!({"proxyStatsMatcher": {"inclusionRegexps": regexes}});
+            proxy("a.shop", &json!({"PROXY_CONFIG": config}))
+        };
+        // The matcher and the list are values, too.
+        assert!(configured(MAX_PROXY_CONFIG_VALUES - 2).is_ok());
+        let many = configured(MAX_PROXY_CONFIG_VALUES - 1);
+        assert_eq!(many, Err(NodeError::ProxyConfigValues));
     }
 
     #[test]
