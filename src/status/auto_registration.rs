@@ -116,6 +116,8 @@ struct Connection {
     bound: bool,
     /// The last report, which agents send only on a change.
     health: Option<Health>,
+    /// Latest connection time of the streams of the entry that ended before this one; `None` without any.
+    ended_before: Option<std::time::SystemTime>,
 }
 
 /// Delayed actions.
@@ -250,6 +252,7 @@ impl AutoRegistrationController {
                 key: key.clone(),
                 bound: true,
                 health: None,
+                ended_before: None,
             },
         );
         let connect = Operation::Connect {
@@ -274,16 +277,22 @@ impl AutoRegistrationController {
                 self.groups.remove(&self.group_key(&gone.machine, group));
             }
         }
-        // A machine may have several streams; it is disconnected with the last one.
-        let others = self.connections.values().any(|other| other.key == gone.key);
-        if gone.bound && !others {
-            let disconnect = Operation::Disconnect {
-                connected_at: gone.at,
-                at: environment::wall_clock(),
-                registered: matches!(gone.machine.binding, Binding::Group(_)),
-                attempt: 0,
-            };
-            self.enqueue(gone.key, disconnect);
+        // A machine may have several streams; it is disconnected with the last one. That need not be the newest, and it
+        // may have no entry, because it was rejected.
+        let connected_at = gone.bound.then_some(gone.at).max(gone.ended_before);
+        let Some(connected_at) = connected_at else { return };
+        let remaining = self.connections.values_mut().find(|other| other.key == gone.key);
+        match remaining {
+            Some(other) => other.ended_before = other.ended_before.max(Some(connected_at)),
+            None => {
+                let disconnect = Operation::Disconnect {
+                    connected_at,
+                    at: environment::wall_clock(),
+                    registered: matches!(gone.machine.binding, Binding::Group(_)),
+                    attempt: 0,
+                };
+                self.enqueue(gone.key, disconnect);
+            }
         }
     }
 

@@ -62,6 +62,7 @@ fn connected(controller: &mut AutoRegistrationController) -> (EntryKey, Operatio
         key: key.clone(),
         bound: true,
         health: Some(health),
+        ended_before: None,
     };
     controller.connections.insert(1, connection);
     let connect = Operation::Connect {
@@ -72,6 +73,29 @@ fn connected(controller: &mut AutoRegistrationController) -> (EntryKey, Operatio
         attempt: 0,
     };
     (key, connect)
+}
+
+/// Adds the stream 2 of the same machine, which is newer. Returns the operation that registers it.
+fn connected_again(controller: &mut AutoRegistrationController) -> Operation {
+    let first = &controller.connections[&1];
+    let (machine, key) = (first.machine.clone(), first.key.clone());
+    let at = first.at + Duration::from_secs(10);
+    let connection = Connection {
+        machine: machine.clone(),
+        at,
+        key,
+        bound: true,
+        health: None,
+        ended_before: None,
+    };
+    controller.connections.insert(2, connection);
+    Operation::Connect {
+        connection: 2,
+        machine,
+        at,
+        answer: None,
+        attempt: 0,
+    }
 }
 
 /// Runs the operation that is under way to its end.
@@ -100,6 +124,36 @@ async fn an_entry_of_a_deleted_group_is_replaced() {
         finish(&mut controller).await;
         let entry = api.get(ENTRY).expect("the entry");
         assert_eq!(entry["status"]["conditions"][0]["status"], "True");
+    }
+}
+
+#[tokio::test]
+async fn a_machine_is_disconnected_with_the_last_of_its_streams() {
+    for is_rejected in [false, true] {
+        let api = FakeApi::default();
+        api.put(GROUP, group("u-1"));
+        let mut controller = controller(&api);
+        let (key, connect) = connected(&mut controller);
+        controller.enqueue(key.clone(), connect);
+        finish(&mut controller).await;
+        finish(&mut controller).await;
+        let connect = connected_again(&mut controller);
+        if is_rejected {
+            // The first stream ends before the answer to the second one.
+            controller.on_gone(1);
+            controller.on_outcome(key, Outcome::Unbound(2));
+        } else {
+            controller.enqueue(key, connect);
+            finish(&mut controller).await;
+            controller.on_gone(2);
+        }
+        assert!(controller.working.is_empty(), "the other stream is open");
+        controller.on_gone(if is_rejected { 2 } else { 1 });
+        finish(&mut controller).await;
+        let entry = api.get(ENTRY).expect("the entry");
+        let annotations = &entry["metadata"]["annotations"];
+        assert!(annotations[entry::CONNECTED_AT].is_null(), "{annotations}");
+        assert!(annotations[entry::DISCONNECTED_AT].is_string(), "{annotations}");
     }
 }
 
