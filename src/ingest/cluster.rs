@@ -267,9 +267,11 @@ impl Cluster {
         self.has_filters && self.has_served && self.watching.values().all(|watching| watching.listed)
     }
 
+    /// Returns true if no object of a kind may be read.
     fn is_refused(&self, kind: Kind) -> bool {
-        let mut watches = self.watching.iter();
-        watches.any(|((of, _), watching)| *of == kind && watching.is_refused)
+        let of_kind = self.watching.iter().filter(|((of, _), _)| *of == kind);
+        let mut watches = of_kind.map(|(_, watching)| watching).peekable();
+        watches.peek().is_some() && watches.all(|watching| watching.is_refused)
     }
 
     /// Restarts watches that ended. A watch ends only by a panic, which its task has logged.
@@ -303,7 +305,10 @@ impl Cluster {
     fn watch_namespace(&mut self, key: WatchKey, resource: ApiResource) {
         let (kind, namespace) = &key;
         let kind = *kind;
-        let target = self.shared.rules.target(kind, resource.clone(), namespace.as_ref());
+        let mut target = self.shared.rules.target(kind, resource.clone(), namespace.as_ref());
+        // Parity (pilot/pkg/credentials/kube/multicluster.go): Secrets have a controller of their own. Services and
+        // endpoints of a remote cluster count without it.
+        target.may_be_forbidden |= kind == Kind::Secret && self.settings.role == Role::Remote;
         let health = WatchHealth::new(&self.settings.id, &target.name(), &self.shared.watch_metrics);
         let (sender, receiver) = mpsc::channel(EVENTS);
         let cluster = self.settings.id.clone();

@@ -518,7 +518,8 @@ impl Remote {
             .as_ref()
             .is_some_and(|source| source.number == *number)
         {
-            let absent = state.kinds.difference(&sent);
+            // Secrets are always served. A source without them may not read them, and those that are known stay.
+            let absent = state.kinds.difference(&sent).filter(|kind| **kind != Kind::Secret);
             batch.extend(absent.map(|kind| {
                 let source = SourceId {
                     cluster: cluster.clone(),

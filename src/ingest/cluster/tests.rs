@@ -470,6 +470,18 @@ async fn a_mesh_config_that_must_not_be_read_does_not_delay_a_remote_cluster() {
     }
 }
 
+/// A role without Secrets, to which the right is added later.
+#[tokio::test]
+async fn secrets_that_must_not_be_read_do_not_delay_a_remote_cluster() {
+    let mut fixture = Fixture::remote();
+    fixture.server.forbid("/api/v1/secrets");
+    fixture.server.set(MESH, json!([]));
+    let whole = remote_batch(0);
+    assert_eq!(fixture.summary().await, whole[..whole.len() - 1]);
+    fixture.server.set("/api/v1/secrets", json!([]));
+    assert_eq!(fixture.summary().await, ["Secret 0"]);
+}
+
 #[test]
 fn resource_versions_distinguish_only_workload_groups() {
     let row = |kind: Kind, version: &str| {

@@ -294,6 +294,19 @@ async fn clusters_are_added_changed_and_removed() {
 }
 
 #[tokio::test]
+async fn known_secrets_stay_if_the_next_source_may_not_read_them() {
+    let mut fixture = Fixture::new(LONG);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let first = fixture.started("one").await;
+    first.says(&[Kind::Service, Kind::Node, Kind::Secret]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service", "r c1 Node", "r c1 Secret"]);
+    fixture.applied(secret("s", OLD, &[("c1", "two")])).await;
+    let second = fixture.started("two").await;
+    second.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service", "r c1 Node"]);
+}
+
+#[tokio::test]
 async fn an_unreachable_cluster_does_not_delay_the_start_and_joins_later() {
     let mut fixture = Fixture::new(Duration::from_millis(50));
     fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
