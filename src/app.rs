@@ -473,7 +473,7 @@ impl<'a> Parts<'a> {
         let webhooks = Webhooks::new(environment, inputs)?;
         listen::pages(environment, shown, &grpc, page_authenticators, &webhooks, page_runtime).await?;
         let cluster = installation.cluster.clone();
-        sources.start(DnsResolver { cluster, dependencies });
+        sources.start(DnsResolver::new(cluster, dependencies));
         if let Some(folder) = folder {
             sources.start(folder);
         }

@@ -6,13 +6,24 @@
 
 mod dns;
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::future::BoxFuture;
 use smol_str::SmolStr;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
 
-use super::{in_flight::InFlight, source::Source};
+use super::{
+    in_flight::InFlight,
+    source::{Readiness, Source},
+};
 use crate::{
     api::resolved_host::ResolvedHost,
     base::ClusterId,
@@ -26,6 +37,9 @@ use crate::{
 const SOONEST: Duration = Duration::from_secs(30);
 /// Longest interval of lookups.
 const LATEST: Duration = Duration::from_hours(1);
+
+/// Longest wait for the first results at the start. A server that does not answer takes half of it.
+const START_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Result of a lookup.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -50,9 +64,22 @@ pub trait Lookup: Send + Sync + 'static {
 /// The source of addresses of the required hosts, by the servers of `/etc/resolv.conf`.
 pub struct DnsResolver {
     /// Config cluster.
-    pub cluster: ClusterId,
+    cluster: ClusterId,
     /// Required hosts.
-    pub dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+    dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+    /// Hosts with a result.
+    answered: watch::Sender<BTreeSet<SmolStr>>,
+}
+
+impl DnsResolver {
+    /// Returns the source of a config cluster.
+    pub fn new(cluster: ClusterId, dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>) -> Self {
+        Self {
+            cluster,
+            dependencies,
+            answered: watch::Sender::default(),
+        }
+    }
 }
 
 impl Source for DnsResolver {
@@ -60,9 +87,32 @@ impl Source for DnsResolver {
         "resolver"
     }
 
+    /// A network without the addresses of its gateways counts as one that is reached directly.
+    fn readiness(&self) -> Readiness {
+        let known = self.answered.subscribe();
+        Readiness::Answered(Box::new(move |dependencies| {
+            Box::pin(async move { answered(known, &dependencies, START_TIMEOUT).await })
+        }))
+    }
+
     async fn run(self, changes: mpsc::Sender<Batch>) {
-        let resolver = Resolver::new(self.cluster, Arc::new(dns::SystemDns::default()), changes);
+        let resolver = Resolver {
+            answered: self.answered,
+            ..Resolver::new(self.cluster, Arc::new(dns::SystemDns::default()), changes)
+        };
         resolver.run(self.dependencies).await;
+    }
+}
+
+/// Waits until every required host was resolved, successfully or not, and its addresses were sent, up to a timeout.
+async fn answered(
+    mut known: watch::Receiver<BTreeSet<SmolStr>>,
+    dependencies: &ExternalDependencies,
+    patience: Duration,
+) {
+    let all = known.wait_for(|known| dependencies.hosts.is_subset(known));
+    if timeout(patience, all).await.is_err() {
+        tracing::warn!("network gateways not resolved yet, serving without them");
     }
 }
 
@@ -74,6 +124,8 @@ struct Resolver<L> {
     hosts: BTreeMap<SmolStr, Host>,
     /// Next result of each: a delay, then a lookup.
     in_flight: InFlight<SmolStr, Result<Answer, LookupError>>,
+    /// Hosts with a result.
+    answered: watch::Sender<BTreeSet<SmolStr>>,
 }
 
 /// One host.
@@ -93,6 +145,7 @@ impl<L: Lookup> Resolver<L> {
             changes,
             hosts: BTreeMap::new(),
             in_flight: InFlight::default(),
+            answered: watch::Sender::default(),
         }
     }
 
@@ -131,6 +184,7 @@ impl<L: Lookup> Resolver<L> {
             let keep = dependencies.hosts.contains(host);
             if !keep {
                 self.in_flight.cancel(host);
+                self.answered.send_if_modified(|answered| answered.remove(host));
             }
             if !keep && entry.published.is_some() {
                 gone.push(Change::Remove(
@@ -148,14 +202,22 @@ impl<L: Lookup> Resolver<L> {
             .insert(host.clone(), self.lookup.clone().ask(host.clone(), wait));
     }
 
-    /// Publishes a changed result and schedules the next lookup. Returns false if the receiver of changes is closed.
+    /// Handles a result. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
+        let goes_on = self.publish(&host, answer).await;
+        // It follows the addresses, so that its readers find them sent.
+        self.answered.send_if_modified(|answered| answered.insert(host));
+        goes_on
+    }
+
+    /// Publishes a changed result and schedules the next lookup. Returns false if the receiver of changes is closed.
+    async fn publish(&mut self, host: &SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let wait = match &answer {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),
             Err(_) => SOONEST,
         };
-        self.ask(&host, wait);
-        let Some(entry) = self.hosts.get_mut(&host) else {
+        self.ask(host, wait);
+        let Some(entry) = self.hosts.get_mut(host) else {
             return true;
         };
         let mut addresses = match answer {
@@ -176,7 +238,7 @@ impl<L: Lookup> Resolver<L> {
         }
         tracing::info!(%host, ?addresses, before = ?entry.published, next_lookup = ?wait, "network gateway resolved");
         entry.published = Some(addresses.clone());
-        let key = ResolvedHost::key(&self.cluster, &host);
+        let key = ResolvedHost::key(&self.cluster, host);
         let change = Change::Upsert(ResolvedHost { key, addresses }.into());
         self.changes.send(vec![change]).await.is_ok()
     }

@@ -6,6 +6,7 @@ use std::{
     },
 };
 
+use futures::FutureExt;
 use hickory_resolver::{
     TokioResolver,
     config::{ConnectionConfig, NameServerConfig, ResolverConfig},
@@ -65,6 +66,14 @@ struct Fixture {
     table: Arc<Table>,
     dependencies: watch::Sender<Option<Arc<ExternalDependencies>>>,
     changes: mpsc::Receiver<Batch>,
+    answered: watch::Receiver<BTreeSet<SmolStr>>,
+}
+
+fn required(hosts: &[&'static str]) -> ExternalDependencies {
+    ExternalDependencies {
+        hosts: hosts.iter().copied().map(SmolStr::new_static).collect(),
+        ..ExternalDependencies::default()
+    }
 }
 
 impl Fixture {
@@ -73,20 +82,25 @@ impl Fixture {
         let (changes_out, changes) = mpsc::channel(8);
         let table = Arc::new(Table::default());
         let resolver = Resolver::new(CLUSTER, table.clone(), changes_out);
+        let answered = resolver.answered.subscribe();
         crate::task::Tasks::default().spawn("resolver", resolver.run(dependencies_in));
         Self {
             table,
             dependencies,
             changes,
+            answered,
         }
     }
 
     fn want(&self, hosts: &[&'static str]) {
-        let hosts = hosts.iter().copied().map(SmolStr::new_static).collect();
-        self.dependencies.send_replace(Some(Arc::new(ExternalDependencies {
-            hosts,
-            ..ExternalDependencies::default()
-        })));
+        self.dependencies.send_replace(Some(Arc::new(required(hosts))));
+    }
+
+    /// True if a start with these hosts waits no longer.
+    fn is_answered(&self, hosts: &[&'static str]) -> bool {
+        let dependencies = required(hosts);
+        let waiting = answered(self.answered.clone(), &dependencies, START_TIMEOUT);
+        waiting.now_or_never().is_some()
     }
 
     /// Lets everything happen that can happen now.
@@ -157,6 +171,20 @@ async fn equal_answers_are_not_sent_and_failures_keep_the_last() {
     fixture.table.set("a", &["1.1.1.1"], 60);
     fixture.sleep(600).await;
     assert!(fixture.changes.is_empty(), "the addresses are what they were");
+}
+
+#[tokio::test]
+async fn the_start_waits_for_the_first_result_of_each_host() {
+    let mut fixture = Fixture::new();
+    fixture.table.set("a", &["1.1.1.1"], 60);
+    fixture.table.fail("b");
+    assert!(fixture.is_answered(&[]) && !fixture.is_answered(&["a", "b"]));
+    fixture.want(&["a", "b"]);
+    fixture.settle().await;
+    assert!(fixture.is_answered(&["a", "b"]), "a failure is a result");
+    assert_eq!(fixture.next().await, ("a [1.1.1.1]".into(), 0), "sent before");
+    assert!(!fixture.is_answered(&["a", "c"]));
+    answered(fixture.answered.clone(), &required(&["c"]), Duration::ZERO).await;
 }
 
 #[tokio::test]
