@@ -172,7 +172,8 @@ impl ClusterState {
     fn is_awaited(&self) -> bool {
         let status = self.replacement.as_ref().map(|source| source.status);
         match self.storage {
-            Storage::Unused => status == Some(SyncStatus::Syncing),
+            // A source that could not start yet is started again.
+            Storage::Unused => matches!(status, Some(SyncStatus::Syncing | SyncStatus::Closed)),
             // Soon known, but a broken disk must not delay the start for ever.
             Storage::Reading(_) | Storage::Read(_) => status != Some(SyncStatus::Timeout),
             Storage::Serving(_) => false,
@@ -479,7 +480,6 @@ impl Remote {
             result,
         } = started;
         let (cluster, number) = &key;
-        let deadline = self.sync_deadline();
         let Some(state) = self.states.get_mut(cluster) else {
             return;
         };
@@ -492,12 +492,15 @@ impl Remote {
             Ok(running) => {
                 source.running = Some(running);
                 if source.status == SyncStatus::Closed {
-                    (source.status, source.deadline) = (SyncStatus::Syncing, deadline);
-                    state.problem = None;
+                    source.status = SyncStatus::Syncing;
                 }
+                state.problem = None;
             }
             Err(message) => {
-                (source.status, source.deadline) = (SyncStatus::Closed, None);
+                // The start of istiod waits for all attempts together, not for each.
+                if source.status != SyncStatus::Timeout {
+                    source.status = SyncStatus::Closed;
+                }
                 state.problem = Some(message);
                 self.start_after(backoff.next(), key, inputs, backoff);
             }
@@ -629,10 +632,12 @@ impl Remote {
     fn show(&mut self) {
         let mut clusters = BTreeMap::new();
         for (cluster, state) in &self.states {
+            // A source that cannot start is not shown while another one serves.
+            let is_hidden = state.problem.is_some() && state.serving.is_some();
             let started = state
                 .replacement
                 .as_ref()
-                .filter(|source| source.status != SyncStatus::Closed);
+                .filter(|source| source.status != SyncStatus::Closed && !is_hidden);
             let status = started.or(state.serving.as_ref());
             let status = status.map_or(SyncStatus::Closed, |source| source.status);
             self.metrics.status(cluster, status);

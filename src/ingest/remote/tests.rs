@@ -457,15 +457,32 @@ async fn a_source_that_fails_to_start_is_started_again() {
     fixture.failures.store(2, Ordering::Relaxed);
     fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
     let shown = fixture.shows("c1", Some(SyncStatus::Closed)).await;
-    assert!(shown.ready && shown.clusters["c1"].client.is_none());
+    assert!(!shown.ready && shown.clusters["c1"].client.is_none());
     assert_eq!(shown.clusters["c1"].problem.as_deref(), Some("no credentials"));
     let source = fixture.started("one").await;
     let shown = fixture.shows("c1", Some(SyncStatus::Syncing)).await;
     assert!(shown.clusters["c1"].problem.is_none());
     source.says(&[Kind::Service]).await;
     assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    assert!(fixture.shows("c1", Some(SyncStatus::Synced)).await.ready);
     let findings = fixture.findings.lock().unwrap();
     assert_eq!(findings.len(), 1, "equal failures are reported once: {findings:?}");
+}
+
+#[tokio::test]
+async fn a_source_that_fails_to_start_delays_the_start_for_a_limited_time() {
+    let mut fixture = Fixture::new(Duration::from_millis(50));
+    fixture.failures.store(usize::MAX, Ordering::Relaxed);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    let shown = fixture.shows("c1", Some(SyncStatus::Timeout)).await;
+    assert!(shown.ready);
+    assert_eq!(shown.clusters["c1"].problem.as_deref(), Some("no credentials"));
+    fixture.failures.store(0, Ordering::Relaxed);
+    let source = fixture.started("one").await;
+    source.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    let shown = fixture.shows("c1", Some(SyncStatus::Synced)).await;
+    assert!(shown.clusters["c1"].problem.is_none());
 }
 
 #[tokio::test]
