@@ -33,12 +33,14 @@ use crate::{
     },
 };
 
-/// Shortest interval of lookups, and the interval after a failure or without records.
+/// Shortest interval of lookups, and the longest one after a failure or without records.
 const SOONEST: Duration = Duration::from_secs(30);
+/// First retry delay of a host that was never resolved; doubled each time.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
 /// Longest interval of lookups.
 const LATEST: Duration = Duration::from_hours(1);
 
-/// Longest wait for the first results at the start. A server that does not answer takes half of it.
+/// Longest wait for the first addresses at the start.
 const START_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// Result of a lookup.
@@ -67,7 +69,7 @@ pub struct DnsResolver {
     cluster: ClusterId,
     /// Required hosts.
     dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
-    /// Hosts with a result.
+    /// Hosts that were resolved.
     answered: watch::Sender<BTreeSet<SmolStr>>,
 }
 
@@ -104,7 +106,7 @@ impl Source for DnsResolver {
     }
 }
 
-/// Waits until every required host was resolved, successfully or not, and its addresses were sent, up to a timeout.
+/// Waits until every required host was resolved and its addresses were sent, up to a timeout.
 async fn answered(
     mut known: watch::Receiver<BTreeSet<SmolStr>>,
     dependencies: &ExternalDependencies,
@@ -124,7 +126,7 @@ struct Resolver<L> {
     hosts: BTreeMap<SmolStr, Host>,
     /// Next result of each: a delay, then a lookup.
     in_flight: InFlight<SmolStr, Result<Answer, LookupError>>,
-    /// Hosts with a result.
+    /// Hosts that were resolved.
     answered: watch::Sender<BTreeSet<SmolStr>>,
 }
 
@@ -133,8 +135,18 @@ struct Resolver<L> {
 struct Host {
     /// Published addresses, sorted; `None` before the first result.
     published: Option<Vec<IpAddr>>,
-    /// True if the last lookup failed.
-    failing: bool,
+    /// Failures since the last result.
+    failures: u32,
+}
+
+impl Host {
+    /// Returns the delay after a failed lookup. Unlike the last addresses, unknown ones cannot serve meanwhile.
+    fn retry_delay(&self) -> Duration {
+        match self.published {
+            Some(_) => SOONEST,
+            None => FIRST_RETRY.saturating_mul(1 << self.failures.min(5)).min(SOONEST),
+        }
+    }
 }
 
 impl<L: Lookup> Resolver<L> {
@@ -205,8 +217,11 @@ impl<L: Lookup> Resolver<L> {
     /// Handles a result. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let goes_on = self.publish(&host, answer).await;
-        // It follows the addresses, so that its readers find them sent.
-        self.answered.send_if_modified(|answered| answered.insert(host));
+        let entry = self.hosts.get(&host);
+        if entry.is_some_and(|entry| entry.published.is_some()) {
+            // It follows the addresses, so that its readers find them sent.
+            self.answered.send_if_modified(|answered| answered.insert(host));
+        }
         goes_on
     }
 
@@ -214,7 +229,7 @@ impl<L: Lookup> Resolver<L> {
     async fn publish(&mut self, host: &SmolStr, answer: Result<Answer, LookupError>) -> bool {
         let wait = match &answer {
             Ok(answer) => answer.ttl.unwrap_or(SOONEST).clamp(SOONEST, LATEST),
-            Err(_) => SOONEST,
+            Err(_) => self.hosts.get(host).map_or(SOONEST, Host::retry_delay),
         };
         self.ask(host, wait);
         let Some(entry) = self.hosts.get_mut(host) else {
@@ -223,14 +238,15 @@ impl<L: Lookup> Resolver<L> {
         let mut addresses = match answer {
             Ok(answer) => answer.addresses,
             Err(error) => {
-                if !std::mem::replace(&mut entry.failing, true) {
+                entry.failures = entry.failures.saturating_add(1);
+                if entry.failures == 1 {
                     let kept = entry.published.as_deref().unwrap_or_default();
                     tracing::warn!(%host, %error, ?kept, "failed to resolve network gateway, keeping last addresses");
                 }
                 return true;
             }
         };
-        entry.failing = false;
+        entry.failures = 0;
         addresses.sort_unstable();
         addresses.dedup();
         if entry.published.as_ref() == Some(&addresses) {
