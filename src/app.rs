@@ -621,6 +621,7 @@ fn installation(settings: &Settings) -> Installation {
         namespace: Namespace::from(or(&flags.namespace, "POD_NAMESPACE", "istio-system")),
         revision: settings.variable("REVISION").unwrap_or_default().into(),
         reviews_access: false,
+        resolves_hosts: true,
         registries: flags
             .registries()
             .map(|registry| ClusterId::new_static(registry.name()))

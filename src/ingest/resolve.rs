@@ -133,7 +133,7 @@ struct Resolver<L> {
 /// One host.
 #[derive(Default)]
 struct Host {
-    /// Published addresses, sorted; `None` before the first result.
+    /// Published addresses, sorted; `None` before the first result or failure.
     published: Option<Vec<IpAddr>>,
     /// Failures since the last result.
     failures: u32,
@@ -142,9 +142,9 @@ struct Host {
 impl Host {
     /// Returns the delay after a failed lookup. Unlike the last addresses, unknown ones cannot serve meanwhile.
     fn retry_delay(&self) -> Duration {
-        match self.published {
-            Some(_) => SOONEST,
-            None => FIRST_RETRY.saturating_mul(1 << self.failures.min(5)).min(SOONEST),
+        match self.published.as_deref() {
+            Some([_, ..]) => SOONEST,
+            _ => FIRST_RETRY.saturating_mul(1 << self.failures.min(5)).min(SOONEST),
         }
     }
 }
@@ -216,9 +216,9 @@ impl<L: Lookup> Resolver<L> {
 
     /// Handles a result. Returns false if the receiver of changes is closed.
     async fn learn(&mut self, host: SmolStr, answer: Result<Answer, LookupError>) -> bool {
+        let is_answer = answer.is_ok();
         let goes_on = self.publish(&host, answer).await;
-        let entry = self.hosts.get(&host);
-        if entry.is_some_and(|entry| entry.published.is_some()) {
+        if is_answer {
             // It follows the addresses, so that its readers find them sent.
             self.answered.send_if_modified(|answered| answered.insert(host));
         }
@@ -235,24 +235,27 @@ impl<L: Lookup> Resolver<L> {
         let Some(entry) = self.hosts.get_mut(host) else {
             return true;
         };
-        let mut addresses = match answer {
-            Ok(answer) => answer.addresses,
+        let addresses = match answer {
+            Ok(mut answer) => {
+                entry.failures = 0;
+                answer.addresses.sort_unstable();
+                answer.addresses.dedup();
+                answer.addresses
+            }
             Err(error) => {
                 entry.failures = entry.failures.saturating_add(1);
                 if entry.failures == 1 {
                     let kept = entry.published.as_deref().unwrap_or_default();
                     tracing::warn!(%host, %error, ?kept, "failed to resolve network gateway, keeping last addresses");
                 }
-                return true;
+                // Without an answer, endpoints wait for the gateway, and a failure must not make them wait any longer.
+                entry.published.clone().unwrap_or_default()
             }
         };
-        entry.failures = 0;
-        addresses.sort_unstable();
-        addresses.dedup();
         if entry.published.as_ref() == Some(&addresses) {
             return true;
         }
-        tracing::info!(%host, ?addresses, before = ?entry.published, next_lookup = ?wait, "network gateway resolved");
+        tracing::info!(%host, ?addresses, before = ?entry.published, next_lookup = ?wait, "network gateway changed");
         entry.published = Some(addresses.clone());
         let key = ResolvedHost::key(&self.cluster, host);
         let change = Change::Upsert(ResolvedHost { key, addresses }.into());

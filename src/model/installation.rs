@@ -21,6 +21,8 @@ pub struct Installation {
     /// True if API servers review access to Secrets. False if a folder is the only source: then a proxy with an
     /// identity may read the Secrets of its namespace.
     pub reviews_access: bool,
+    /// True if a source resolves host names of network gateways. Then a host without an answer has one soon.
+    pub resolves_hosts: bool,
     /// The clusters of registries besides Kubernetes, in the order of `--registries`. Their ServiceEntries count too.
     pub registries: Vec<ClusterId>,
     /// Feature variables.
@@ -60,6 +62,7 @@ impl Default for Installation {
             namespace: Namespace::new_static("istio-system"),
             revision: SmolStr::new_static("default"),
             reviews_access: false,
+            resolves_hosts: false,
             registries: Vec::new(),
             features: Features::default(),
             variables: ProcessVariables::default(),

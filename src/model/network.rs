@@ -44,6 +44,8 @@ pub struct Networks {
     pub resolved: GatewayIndex,
     /// All gateways as declared, including host names, for clusters that the proxy resolves by DNS.
     pub unresolved: GatewayIndex,
+    /// Gateways with a host name that is being resolved for the first time.
+    pub pending: GatewayIndex,
 }
 
 impl std::ops::Deref for Networks {
@@ -220,8 +222,10 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
         }
     }
     let resolved = gateways.iter().flat_map(|gateway| resolved(cx, mesh, gateway));
+    let pending = gateways.iter().filter(|gateway| is_pending(cx, mesh, gateway));
     Some(Networks {
         resolved: GatewayIndex::of(resolved),
+        pending: GatewayIndex::of(pending.cloned()),
         unresolved: GatewayIndex::of(gateways),
     })
 }
@@ -242,6 +246,17 @@ fn resolved(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> Vec<Netwo
         ..gateway.clone()
     };
     addresses.into_iter().flatten().map(at).collect()
+}
+
+/// Returns true if the gateway has a host name without an answer, and will have one.
+fn is_pending(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> bool {
+    let installation = &mesh.installation;
+    let resolves = installation.resolves_hosts && installation.features.resolve_hostname_gateways;
+    let has_answer = || {
+        let key = ResolvedHost::key(&installation.cluster, &gateway.address);
+        mesh.resolved_hosts.get(cx, &key).is_some()
+    };
+    resolves && cidr::parse_ip(&gateway.address).is_none() && !has_answer()
 }
 
 /// Returns the host names of gateways.

@@ -44,15 +44,33 @@ pub(super) struct Destination<'a> {
     pub(super) is_vip: bool,
 }
 
-/// Returns the gateways of a service: as declared if the proxy resolves names itself, otherwise those with an address.
-pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<&'a GatewayIndex> {
+/// The gateways that lead to endpoints of a service.
+#[derive(Clone, Copy)]
+pub(super) struct Gateways<'a> {
+    /// Gateways as declared if the proxy resolves names itself, otherwise those with an address.
+    known: &'a GatewayIndex,
+    /// Gateways whose address will be known soon; `None` without any.
+    pending: Option<&'a GatewayIndex>,
+}
+
+impl Gateways<'_> {
+    /// Returns true if gateways lead to an endpoint, but no address of them is known yet.
+    fn are_pending(&self, member: &LbEndpoint, crossing: NetworkCrossing) -> bool {
+        let are_known = |index: &GatewayIndex| !gateways(index, member, crossing).is_empty();
+        self.pending.is_some_and(are_known) && !are_known(self.known)
+    }
+}
+
+/// Returns the gateways of a service; `None` without any.
+pub(super) fn gateways_for<'a>(ctx: &BuildContext<'a>, service: &Service) -> Option<Gateways<'a>> {
     let networks = ctx.mesh.networks.get(ctx.cx, &())?;
-    let index = if service.resolution.is_dns() {
-        &networks.unresolved
+    let (known, pending) = if service.resolution.is_dns() {
+        (&networks.unresolved, None)
     } else {
-        &networks.resolved
+        (&networks.resolved, Some(&networks.pending))
     };
-    index.is_multi_network().then_some(index)
+    let pending = pending.filter(|pending| pending.is_multi_network());
+    (known.is_multi_network() || pending.is_some()).then_some(Gateways { known, pending })
 }
 
 /// Replaces endpoints by gateways. Weights are multiplied first, so that they can be divided among the gateways of a
@@ -66,7 +84,10 @@ pub(super) fn through_gateways(
     let none = GatewayIndex::default();
     let networks = match gateways_for(ctx, target.service) {
         None if client.crossing == NetworkCrossing::MutualTls => return groups,
-        known => known.unwrap_or(&none),
+        found => found.unwrap_or(Gateways {
+            known: &none,
+            pending: None,
+        }),
     };
     let split = |group| split(ctx, target, networks, client, group);
     groups.into_iter().map(split).collect()
@@ -75,7 +96,7 @@ pub(super) fn through_gateways(
 fn split(
     ctx: &BuildContext,
     target: Destination,
-    networks: &GatewayIndex,
+    networks: Gateways,
     client: &NetworkProxyView,
     mut group: LocalityEndpoints,
 ) -> LocalityEndpoints {
@@ -84,8 +105,12 @@ fn split(
     let mut shares: BTreeMap<(&str, u32, &NetworkGateway), u32> = BTreeMap::new();
     let mut kept = Vec::with_capacity(group.endpoints.len());
     for mut member in group.endpoints {
-        let weight = member.weight.saturating_mul(networks.scale.max(1));
-        let gateways = gateways(networks, &member, crossing);
+        let weight = member.weight.saturating_mul(networks.known.scale.max(1));
+        // Without its gateways, the endpoint would count as one that is reached directly.
+        if member.network != client.network && networks.are_pending(&member, crossing) {
+            continue;
+        }
+        let gateways = gateways(networks.known, &member, crossing);
         if !is_shared(&member.network, &client.network) {
             let has_gateway = || gateways.iter().any(|gateway| is_reachable(client, gateway));
             // Parity (pilot/pkg/xds/endpoints/ep_filters.go): in the ambient mode of several networks, sidecars do not

@@ -11,9 +11,14 @@ use hickory_resolver::{
     proto::rr::{RData, RecordType},
 };
 use smol_str::SmolStr;
-use tokio::sync::OnceCell;
+use tokio::{sync::OnceCell, time::timeout};
 
 use super::{Answer, Lookup, LookupError};
+
+/// Longest time of a lookup: endpoints wait for the first one. Shorter than the wait at the start.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time until a query is repeated.
+const LONGEST_REPEAT: Duration = Duration::from_secs(2);
 
 /// Servers of `/etc/resolv.conf`, read on first use.
 #[derive(Default)]
@@ -38,14 +43,16 @@ impl Lookup for SystemDns {
     fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
         Box::pin(async move {
             tokio::time::sleep(wait).await;
-            self.answer(&host).await
+            let answer = timeout(TIMEOUT, self.answer(&host)).await;
+            answer.unwrap_or_else(|_| Err(LookupError("no answer in time".into())))
         })
     }
 }
 
-/// Disables caches, hosts files and search lists: expiry is handled by the caller.
+/// Disables caches, hosts files and search lists: expiry is handled by the caller. Limits the time of a query.
 pub(super) fn set_options(options: &mut ResolverOpts) {
     options.cache_size = 0;
+    options.timeout = options.timeout.min(LONGEST_REPEAT);
     options.use_hosts_file = ResolveHosts::Never;
     // Records of aliases expire too.
     options.preserve_intermediates = true;

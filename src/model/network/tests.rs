@@ -228,6 +228,31 @@ fn host_names_are_gateways_at_each_address() {
 }
 
 #[test]
+fn host_names_are_pending_until_the_first_answer() {
+    let files = [("kube-c2.yaml", SERVICE)];
+    let pending = |mesh: &MeshSnapshot| {
+        let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
+        let pending = networks.pending.by_network.values().flatten();
+        pending.map(|gateway| gateway.address.to_string()).collect::<Vec<_>>()
+    };
+    assert!(pending(&mesh(&files)).is_empty(), "nothing resolves them");
+    let mut installation = Installation {
+        resolves_hosts: true,
+        ..Installation::default()
+    };
+    let key = ResolvedHost::key(&installation.cluster, "gw.example.com");
+    let mut world = fixture::folder_world(installation.clone(), &files);
+    assert_eq!(pending(&world.snapshot()), ["gw.example.com"]);
+    let addresses = Vec::new();
+    let answer = crate::model::Change::Upsert(ResolvedHost { key, addresses }.into());
+    let answered = world.commit(vec![answer]).snapshot;
+    assert!(pending(&answered).is_empty(), "it has no address");
+    installation.features.resolve_hostname_gateways = false;
+    let disabled = fixture::folder_world(installation, &files).snapshot();
+    assert!(pending(&disabled).is_empty());
+}
+
+#[test]
 fn host_names_are_dropped_without_resolution() {
     let mut installation = Installation::default();
     installation.features.resolve_hostname_gateways = false;

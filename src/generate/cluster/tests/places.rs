@@ -2,6 +2,11 @@
 //! get only the clusters that they lead to.
 
 use super::*;
+use crate::{
+    api::resolved_host::ResolvedHost,
+    generate::RequestedResources,
+    model::{Change, World, fixture::folder_world},
+};
 
 const NETWORKS: &str = "
 networks:
@@ -9,21 +14,66 @@ networks:
   there: {gateways: [{address: '2001:db8::1', port: 15443}]}
 ";
 
-#[test]
-fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
-    let service = SERVICE.replace(
+/// The service with one endpoint in the other network.
+fn service_in_networks() -> String {
+    SERVICE.replace(
         "metadata: {name: a-0, labels: {",
         "metadata: {name: a-0, labels: {topology.istio.io/network: there, ",
-    );
+    )
+}
+
+/// The addresses of the endpoints of the first client.
+fn endpoint_addresses(fixture: &Fixture) -> Vec<Value> {
+    let groups = fixture.endpoints(0, HTTP);
+    let groups = groups.as_array().expect("a list").iter();
+    let endpoints = groups.flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
+    let address = |endpoint: Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
+    endpoints.map(address).collect()
+}
+
+#[test]
+fn endpoints_wait_for_the_addresses_of_their_gateways() {
+    let service = service_in_networks();
+    let networks = NETWORKS.replace("2001:db8::1", "gw.example.com");
+    let files = [
+        MESH,
+        ("a.yaml", service.as_str()),
+        ("meshnetworks.yaml", networks.as_str()),
+    ];
+    let addresses = |world: &World| {
+        let more = json!({"NETWORK": "in_cluster", "INSTANCE_IPS": "10.2.0.1"});
+        let proxy = client_with("b", "n1", &more, Extensions::default());
+        let store = fixture::store_of_world(world, vec![proxy], &RequestedResources::default());
+        endpoint_addresses(&Fixture { store })
+    };
+    let installation = Installation {
+        resolves_hosts: true,
+        ..Installation::default()
+    };
+    let key = ResolvedHost::key(&installation.cluster, "gw.example.com");
+    let mut world = folder_world(installation, &files);
+    assert_eq!(addresses(&world), ["10.1.0.2"]);
+    let answer = |world: &mut World, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|text| text.parse().expect("an address")).collect();
+        let key = key.clone();
+        world.commit(vec![Change::Upsert(ResolvedHost { key, addresses }.into())]);
+    };
+    answer(&mut world, &["10.9.0.1"]);
+    assert_eq!(addresses(&world), ["10.9.0.1", "10.1.0.2"]);
+    answer(&mut world, &[]);
+    assert_eq!(addresses(&world), ["10.1.0.1", "10.1.0.2"], "no gateway");
+}
+
+#[test]
+fn endpoints_behind_gateways_of_the_other_address_family_are_left_out() {
+    let service = service_in_networks();
     let addresses = |ips: &str| {
         let more = json!({"NETWORK": "in_cluster", "INSTANCE_IPS": ips});
         let proxy = client_with("b", "n1", &more, Extensions::default());
-        let fixture = Fixture::new(&[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)], vec![proxy]);
-        let groups = fixture.endpoints(0, HTTP);
-        let groups = groups.as_array().expect("a list").iter();
-        let endpoints = groups.flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
-        let address = |endpoint: Value| endpoint["endpoint"]["address"]["socketAddress"]["address"].clone();
-        endpoints.map(address).collect::<Vec<_>>()
+        endpoint_addresses(&Fixture::new(
+            &[("a.yaml", &service), ("meshnetworks.yaml", NETWORKS)],
+            vec![proxy],
+        ))
     };
     assert_eq!(addresses("10.2.0.1"), ["10.1.0.2"]);
     assert_eq!(addresses("10.2.0.1,2001:db8::2"), ["2001:db8::1", "10.1.0.2"]);
