@@ -153,6 +153,13 @@ impl<T> Machine<T> {
             }
             // The connection worked until now, so the next attempt follows at once.
             Failure::Dropped(_) => self.back_off(true),
+            // A server that was restored from a backup between two pages refuses the token of the first one for ever.
+            Failure::Refused { code: 400 | 500, .. } => {
+                if matches!(self.state, State::Listing { .. }) {
+                    self.state = State::START;
+                }
+                self.back_off(false)
+            }
             Failure::Refused { .. } | Failure::Unreachable(_) => self.back_off(false),
         }
     }

@@ -267,6 +267,26 @@ async fn r2_pages_with_too_many_bytes_are_followed_by_smaller_ones() {
 }
 
 #[tokio::test]
+async fn a_list_starts_again_if_a_page_is_refused() {
+    let mut fixture = Fixture::pods();
+    fixture.next_request().await.list("10", &["a"], "next");
+    let busy = json!({"code": 429, "message": "too many requests"});
+    fixture.next_request().await.reply(429, &busy);
+    let same = fixture.next_request().await;
+    assert!(same.has("continue=next"), "{}", same.query);
+    let future = json!({"code": 500, "message": "required revision is a future revision"});
+    same.reply(500, &future);
+    let again = fixture.next_request().await;
+    assert!(
+        again.has("limit=500") && !again.query.contains("continue"),
+        "{}",
+        again.query
+    );
+    again.list("5", &["b"], "");
+    assert_eq!(fixture.next_event().await, "all b");
+}
+
+#[tokio::test]
 async fn a_silent_watch_is_resumed_and_a_quiet_one_is_not() {
     let mut fixture = Fixture::pods();
     let quiet = fixture.watching("10", &["a"]).await;
