@@ -131,6 +131,18 @@ fn deployed_gateways_follow_values() -> Result<(), Failed> {
             json!("7m"),
         ),
         (
+            "global.variant=debug",
+            "waypoint",
+            "spec template spec containers istio-proxy image",
+            json!("registry.istio.io/release/proxyv2:1.30.3-debug"),
+        ),
+        (
+            "global.proxy.image=proxy",
+            "kube-gateway",
+            "spec template spec containers istio-proxy image",
+            json!("localhost:5000/proxy:latest"),
+        ),
+        (
             "global.imagePullSecrets={a}",
             "kube-gateway",
             "spec template spec imagePullSecrets 0 name",
@@ -613,6 +625,7 @@ fn injection_has_all_global_values() -> Result<(), Failed> {
         "profile=demo",
         "platform=openshift",
         "global.network=east",
+        "global.proxy.image=example.com/proxy:v1",
         "global.proxy.logLevel=debug",
         "pilot.env.ENABLE_CLUSTER_TRUST_BUNDLE_API=true",
         "gateways.seccompProfile.type=RuntimeDefault",

@@ -19,6 +19,10 @@ pub(super) fn trials() -> Vec<Trial> {
         ),
         helm::trial("charts::gateway::replicas_follow_values", replicas_follow_values),
         helm::trial("charts::gateway::pods_are_injected", pods_are_injected),
+        helm::trial(
+            "charts::gateway::image_types_apply_to_the_default_image",
+            image_types_apply_to_the_default_image,
+        ),
     ]
 }
 
@@ -340,8 +344,41 @@ fn replicas_follow_values() -> Result<(), Failed> {
 
 /// The injector replaces the image `auto`, by the templates of the chart istiod.
 fn pods_are_injected() -> Result<(), Failed> {
-    let folder = scratch("charts/gateway-injected");
-    let objects = helm::objects("istiod", &[])?;
+    let documents = injected("charts/gateway-injected", &[])?;
+    let proxy = at(find(&documents, "Deployment", "mesh"), CONTAINER);
+    assert_eq!(proxy["image"], "registry.istio.io/release/proxyv2:1.30.3");
+    assert_eq!(at(proxy, "args 1"), "router");
+    assert_eq!(at(proxy, "ports http-envoy-prom containerPort"), 15090);
+    assert_eq!(at(proxy, "resources limits cpu"), "2", "settings of the chart remain");
+    assert!(proxy["readinessProbe"].is_object() && proxy["volumeMounts"].is_array());
+    Ok(())
+}
+
+/// The default image is complete, which types of images leave alone otherwise.
+fn image_types_apply_to_the_default_image() -> Result<(), Failed> {
+    for (name, values, image) in [
+        (
+            "default",
+            &["profile=ambient"][..],
+            "registry.istio.io/release/proxyv2:1.30.3-distroless",
+        ),
+        (
+            "own",
+            &["profile=ambient", "global.proxy.image=example.com/proxy:v1"],
+            "example.com/proxy:v1",
+        ),
+    ] {
+        let documents = injected(&format!("charts/gateway-image-{name}"), values)?;
+        let proxy = at(find(&documents, "Deployment", "mesh"), CONTAINER);
+        assert_eq!(proxy["image"], image, "{values:?}");
+    }
+    Ok(())
+}
+
+/// Returns the objects of the chart, injected by the templates of the chart istiod with these values.
+fn injected(folder: &str, values: &[&str]) -> Result<Vec<Value>, Failed> {
+    let folder = scratch(folder);
+    let objects = helm::objects("istiod", values)?;
     let injector = &find(&objects, "ConfigMap", "istio-sidecar-injector")["data"];
     let write = |file: &str, text: &str| std::fs::write(folder.join(file), text);
     write("config.yaml", injector["config"].as_str().unwrap_or_default())?;
@@ -364,12 +401,5 @@ fn pods_are_injected() -> Result<(), Failed> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
-    let documents = documents?;
-    let proxy = at(find(&documents, "Deployment", "mesh"), CONTAINER);
-    assert_eq!(proxy["image"], "registry.istio.io/release/proxyv2:1.30.3");
-    assert_eq!(at(proxy, "args 1"), "router");
-    assert_eq!(at(proxy, "ports http-envoy-prom containerPort"), 15090);
-    assert_eq!(at(proxy, "resources limits cpu"), "2", "settings of the chart remain");
-    assert!(proxy["readinessProbe"].is_object() && proxy["volumeMounts"].is_array());
-    Ok(())
+    Ok(documents?)
 }

@@ -231,6 +231,15 @@ fn built_in_templates_are_those_of_the_chart() -> Result<(), Failed> {
     let (code, _, errors) = run(&["-f", &pod])?;
     assert_eq!(code, Some(255), "{errors}");
     assert!(errors.contains("hint: --builtIn needs no cluster"), "{errors}");
+    fs::write(
+        &pod,
+        "{apiVersion: v1, kind: Pod, metadata: {name: a, annotations: {sidecar.istio.io/proxyImageType: debug}},
+          spec: {containers: [{name: b, image: c}]}}",
+    )?;
+    let (code, of_type, errors) = run(&["-f", &pod, "--builtIn"])?;
+    assert_eq!(code, Some(0), "{errors}");
+    let image = "registry.istio.io/release/proxyv2:1.30.3-debug";
+    assert_eq!(of_type.matches(image).count(), 2, "{of_type}");
     Ok(())
 }
 

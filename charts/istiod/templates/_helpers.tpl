@@ -240,8 +240,23 @@ spelling of the variable that decides what pods mount. */}}
 {{- $_ := set $environment $bundles true -}}
 {{- end -}}
 {{- $pilot := dict "cni" .Values.cni "env" $environment "crlConfigMapName" .Values.crlConfigMapName -}}
+{{- $global := deepCopy .Values.global -}}
+{{- /* Image types apply to names without a hub only, so the default image is one, with its hub and tag. */ -}}
+{{- $given := mustMergeOverwrite (deepCopy .GivenValues) (.GivenValues.pilot | default dict) -}}
+{{- if not (hasKey (dig "global" "proxy" dict $given) "image") -}}
+{{- $image := $global.proxy.image -}}
+{{- $last := splitList "/" $image | last -}}
+{{- $tag := splitList ":" $last | last -}}
+{{- $name := trimSuffix (print ":" $tag) $last -}}
+{{- $_ := set $global "hub" (trimSuffix (print "/" $last) $image) -}}
+{{- $_ := set $global "tag" $tag -}}
+{{- if eq $global.proxy_init.image $image -}}
+{{- $_ := set $global.proxy_init "image" $name -}}
+{{- end -}}
+{{- $_ := set $global.proxy "image" $name -}}
+{{- end -}}
 {{- dict
-  "global" .Values.global
+  "global" $global
   "gateways" (pick .Values.gateways "securityContext" "seccompProfile")
   "pilot" $pilot
   "revision" .Values.revision

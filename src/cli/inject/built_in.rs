@@ -57,6 +57,7 @@ fn values(revision: &str, namespace: &str) -> Result<Value, YamlError> {
     let file = documents.first().map(yaml::Document::parse).transpose()?;
     let mut values = file.unwrap_or_default()[DEFAULTS].take();
     values["global"]["istioNamespace"] = json!(namespace);
+    separate_image(&mut values["global"]);
     Ok(json!({
         "global": values["global"],
         "gateways": values["gateways"],
@@ -64,6 +65,22 @@ fn values(revision: &str, namespace: &str) -> Result<Value, YamlError> {
         "revision": revision,
         "sidecarInjectorWebhook": values["sidecarInjectorWebhook"],
     }))
+}
+
+/// Replaces the default image by its hub, tag and name: image types apply to names without a hub only.
+fn separate_image(global: &mut Value) {
+    let image = global["proxy"]["image"].as_str().unwrap_or_default().to_owned();
+    let parts = image
+        .rsplit_once('/')
+        .and_then(|(hub, image)| Some((hub, image.rsplit_once(':')?)));
+    let Some((hub, (name, tag))) = parts else {
+        return;
+    };
+    global["hub"] = json!(hub);
+    global["tag"] = json!(tag);
+    for container in ["proxy", "proxy_init"] {
+        global[container]["image"] = json!(name);
+    }
 }
 
 /// Returns the key `config` of the injector's ConfigMap.
