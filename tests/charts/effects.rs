@@ -623,7 +623,7 @@ fn switches_omit_objects() -> Result<(), Failed> {
 fn injection_has_all_global_values() -> Result<(), Failed> {
     let values = [
         "profile=demo",
-        "platform=openshift",
+        "global.platform=openshift",
         "global.network=east",
         "global.proxy.image=example.com/proxy:v1",
         "global.proxy.logLevel=debug",

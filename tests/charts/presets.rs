@@ -130,7 +130,8 @@ fn platforms_have_their_settings() -> Result<(), Failed> {
         "profile=openshift-ambient",
     ] {
         let objects = helm::objects("istiod", &[value])?;
-        let cni = &data(&objects, "istio-sidecar-injector", "values")?["pilot"]["cni"];
+        let injection = data(&objects, "istio-sidecar-injector", "values")?;
+        let cni = &injection["pilot"]["cni"];
         let (enabled, provider) = (&cni["enabled"], &cni["provider"]);
         assert_eq!((enabled, provider), (&json!(true), &json!("multus")), "{value}");
         let environment = environment(&objects);
@@ -141,6 +142,8 @@ fn platforms_have_their_settings() -> Result<(), Failed> {
         // The profile is not the platform, as in Istio's chart.
         let platform = if value.contains("platform-") { "" } else { "openshift" };
         assert_eq!(environment["PLATFORM"], platform, "{value}");
+        // Templates of waypoints omit their user id by it.
+        assert_eq!(injection["global"]["platform"], platform, "{value}");
         assert_eq!(
             environment.contains_key("PILOT_ENABLE_AMBIENT"),
             value.contains("ambient"),

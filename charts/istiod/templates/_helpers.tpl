@@ -134,6 +134,11 @@ resourceNames: [{{ include "istiod.rootName" . }}, {{ $revoked | default "istio-
 {{- if or $isSigner (include "istiod.variable" (list . "EXTERNAL_CA")) }}true{{ end -}}
 {{- end -}}
 
+{{/* The platform of the cluster, or an empty string. */}}
+{{- define "istiod.platform" -}}
+{{ .Values.global.platform | default .Values.platform | default "" }}
+{{- end -}}
+
 {{/* Environment variables with plain values: those that follow from other values, and `env`, which replaces them. */}}
 {{- define "istiod.environment" -}}
 {{- $namespace := .Values.trustedZtunnelNamespace | default .Release.Namespace -}}
@@ -142,7 +147,7 @@ resourceNames: [{{ include "istiod.rootName" . }}, {{ $revoked | default "istio-
   "CLUSTER_ID" (.Values.global.multiCluster.clusterName | default "Kubernetes")
   "KUBECONFIG" "/var/run/secrets/remote/config"
   "PILOT_CERT_PROVIDER" .Values.global.pilotCertProvider
-  "PLATFORM" (.Values.global.platform | default .Values.platform | default "")
+  "PLATFORM" (include "istiod.platform" .)
   "REVISION" (.Values.revision | default "default")
   "TOKEN_AUDIENCES" .Values.global.sds.token.aud
 -}}
@@ -241,6 +246,7 @@ spelling of the variable that decides what pods mount. */}}
 {{- end -}}
 {{- $pilot := dict "cni" .Values.cni "env" $environment "crlConfigMapName" .Values.crlConfigMapName -}}
 {{- $global := deepCopy .Values.global -}}
+{{- $_ := set $global "platform" (include "istiod.platform" .) -}}
 {{- /* Image types apply to names without a hub only, so the default image is one, with its hub and tag. */ -}}
 {{- $given := mustMergeOverwrite (deepCopy .GivenValues) (.GivenValues.pilot | default dict) -}}
 {{- if not (hasKey (dig "global" "proxy" dict $given) "image") -}}
