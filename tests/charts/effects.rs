@@ -131,6 +131,12 @@ fn deployed_gateways_follow_values() -> Result<(), Failed> {
             json!("7m"),
         ),
         (
+            "env.ENABLE_CLUSTER_TRUST_BUNDLE_API=true,global.trustBundleName=roots",
+            "kube-gateway",
+            "spec template spec volumes istiod-ca-cert projected sources 0 clusterTrustBundle name",
+            json!("istio.io:istiod-ca:root-cert"),
+        ),
+        (
             "global.variant=debug",
             "waypoint",
             "spec template spec containers istio-proxy image",
