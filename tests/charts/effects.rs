@@ -137,6 +137,12 @@ fn deployed_gateways_follow_values() -> Result<(), Failed> {
             json!("istio.io:istiod-ca:root-cert"),
         ),
         (
+            "env.PILOT_CA_CERT_CONFIGMAP=roots",
+            "waypoint",
+            "spec template spec volumes istiod-ca-cert configMap name",
+            json!("roots"),
+        ),
+        (
             "global.variant=debug",
             "waypoint",
             "spec template spec containers istio-proxy image",

@@ -246,6 +246,15 @@ spelling of the variable that decides what pods mount. */}}
 {{- end -}}
 {{- $pilot := dict "cni" .Values.cni "env" $environment "crlConfigMapName" .Values.crlConfigMapName -}}
 {{- $global := deepCopy .Values.global -}}
+{{- /* Pods mount the ConfigMaps that istiod writes. */ -}}
+{{- $revoked := include "istiod.variable" (list . "PILOT_CRL_CONFIGMAP") -}}
+{{- if ne $revoked "?" -}}
+{{- $_ := set $pilot "crlConfigMapName" $revoked -}}
+{{- end -}}
+{{- $roots := include "istiod.variable" (list . "PILOT_CA_CERT_CONFIGMAP") -}}
+{{- if ne $roots "?" -}}
+{{- $_ := set $global "trustBundleName" $roots -}}
+{{- end -}}
 {{- $_ := set $global "platform" (include "istiod.platform" .) -}}
 {{- /* Image types apply to names without a hub only, so the default image is one, with its hub and tag. */ -}}
 {{- $given := mustMergeOverwrite (deepCopy .GivenValues) (.GivenValues.pilot | default dict) -}}
