@@ -18,6 +18,10 @@ pub(super) fn trials() -> Vec<Trial> {
         ),
         helm::trial("charts::values::of_base_have_their_effects", of_base_have_their_effects),
         helm::trial("charts::values::variables_are_set_once", variables_are_set_once),
+        helm::trial(
+            "charts::values::numbers_in_metadata_are_texts",
+            numbers_in_metadata_are_texts,
+        ),
         helm::trial("charts::values::mesh_config_follows_values", mesh_config_follows_values),
         helm::trial(
             "charts::values::injection_has_all_global_values",
@@ -460,6 +464,78 @@ fn annotations_of_pods_are_texts() -> Result<(), Failed> {
     assert_eq!(config["injectedAnnotations"], want);
     let [config, values] = helm::injector(&objects)?;
     Injector::parse(config, values)?;
+    Ok(())
+}
+
+/// The API server refuses other types, and large numbers in files of values print as 2.0241129e+07.
+fn numbers_in_metadata_are_texts() -> Result<(), Failed> {
+    let rendered = |chart: &str, value: &str| -> Result<Vec<Value>, Failed> {
+        let text = helm::run(&["template", "mesh", chart, "--set-json", value])?;
+        let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
+        Ok(documents?)
+    };
+    for (chart, value, kind, name, path) in [
+        ("istiod", "deploymentLabels", "Deployment", "istiod", "metadata labels"),
+        (
+            "istiod",
+            "podLabels",
+            "Deployment",
+            "istiod",
+            "spec template metadata labels",
+        ),
+        (
+            "istiod",
+            "podAnnotations",
+            "Deployment",
+            "istiod",
+            "spec template metadata annotations",
+        ),
+        (
+            "istiod",
+            "nodeSelector",
+            "Deployment",
+            "istiod",
+            "spec template spec nodeSelector",
+        ),
+        (
+            "istiod",
+            "serviceAnnotations",
+            "Service",
+            "istiod",
+            "metadata annotations",
+        ),
+        (
+            "gateway",
+            "labels",
+            "Deployment",
+            "mesh",
+            "spec template metadata labels",
+        ),
+        ("gateway", "annotations", "Service", "mesh", "metadata annotations"),
+        (
+            "gateway",
+            "podAnnotations",
+            "Deployment",
+            "mesh",
+            "spec template metadata annotations",
+        ),
+    ] {
+        let objects = rendered(
+            chart,
+            &format!(r#"{value}={{"build": 20241129, "on": true, "none": null}}"#),
+        )?;
+        let found = at(find(&objects, kind, name), path);
+        for (key, want) in [
+            ("build", json!("20241129")),
+            ("on", json!("true")),
+            ("none", Value::Null),
+        ] {
+            assert_eq!(found[key], want, "{chart} {value}: {key}");
+        }
+    }
+    let objects = rendered("istiod", "tag=20241129")?;
+    let image = at(find(&objects, "Deployment", "istiod"), CONTAINER)["image"].clone();
+    assert_eq!(image, "localhost:5000/pilot:20241129");
     Ok(())
 }
 

@@ -6,8 +6,8 @@
 {{/* Labels that select the pods. Gateway objects select them by the label `istio`. */}}
 {{- define "gateway.selector" -}}
 {{- $name := include "gateway.name" . -}}
-app: {{ .Values.labels.app | default $name | quote }}
-istio: {{ .Values.labels.istio | default (trimPrefix "istio-" $name) | quote }}
+app: {{ include "istio.text" (.Values.labels.app | default $name) | quote }}
+istio: {{ include "istio.text" (.Values.labels.istio | default (trimPrefix "istio-" $name)) | quote }}
 {{- end -}}
 
 {{/* Labels of every object and of the pods. */}}
@@ -19,8 +19,8 @@ app.kubernetes.io/part-of: istio
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | quote }}
 {{ include "gateway.selector" . }}
-{{- range $name, $value := omit .Values.labels "app" "istio" }}
-{{ $name | quote }}: {{ $value | quote }}
+{{- with include "istio.texts" (omit .Values.labels "app" "istio") }}
+{{ . }}
 {{- end }}
 {{- end -}}
 
@@ -35,7 +35,7 @@ labels:
   {{- end }}
 {{- with .annotations }}
 annotations:
-  {{- toYaml . | nindent 2 }}
+  {{- include "istio.texts" . | nindent 2 }}
 {{- end }}
 {{- end -}}
 

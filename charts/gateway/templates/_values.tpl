@@ -195,6 +195,19 @@ Names with the same letters, and names that begin or end with the other, are sim
 {{ toYaml $resources }}
 {{- end -}}
 
+{{/* Labels, annotations and the like, whose values are texts. Null removes one. */}}
+{{- define "istio.texts" -}}
+{{- $texts := dict -}}
+{{- range $name, $value := . -}}
+{{- if not (kindIs "invalid" $value) -}}
+{{- $_ := set $texts $name (include "istio.text" $value) -}}
+{{- end -}}
+{{- end -}}
+{{- if $texts -}}
+{{ toYaml $texts }}
+{{- end -}}
+{{- end -}}
+
 {{/* Returns a value as text. Helm reads whole numbers in files as floating-point ones, which print as 1e+06. */}}
 {{- define "istio.text" -}}
 {{- if and (kindIs "float64" .) (eq . (. | int64 | float64)) -}}

@@ -82,7 +82,7 @@ istio: pilot
 {{- if contains "/" .Values.image -}}
 {{ .Values.image }}
 {{- else -}}
-{{- $tag := .Values.tag | default .Values.global.tag -}}
+{{- $tag := include "istio.text" (.Values.tag | default .Values.global.tag) -}}
 {{- with .Values.variant | default .Values.global.variant -}}
 {{- $tag = printf "%v-%s" $tag . -}}
 {{- end -}}
