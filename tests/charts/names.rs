@@ -205,6 +205,8 @@ fn unknown_names_are_refused_with_the_nearest() -> Result<(), Failed> {
         "ztunnel.resources.requests.cpu=1m",
         "defaultRevision=canary",
         "pilot.cni.enabled=true",
+        // The agent splits it.
+        "global.proxy.logLevel=info\\,misc:error",
     ] {
         helm::objects("istiod", &[value])?;
     }
