@@ -162,6 +162,11 @@ fn values_have_their_effects() -> Result<(), Failed> {
                 json!([{ "name": "a" }]),
             ),
             in_pod(
+                "global.imagePullSecrets={a}",
+                "spec template spec imagePullSecrets",
+                json!([{ "name": "a" }]),
+            ),
+            in_pod(
                 "lifecycle.preStop.sleep.seconds=5",
                 "spec template spec containers istio-proxy lifecycle",
                 json!({ "preStop": { "sleep": { "seconds": 5 } } }),
