@@ -152,6 +152,11 @@ const SWITCHES: &[(&str, bool, &str)] = &[
         "istio-reader-clusterrole create multicluster.x-k8s.io serviceexports",
     ),
     (
+        "EXTERNAL_ISTIOD",
+        false,
+        "istio-reader-clusterrole update admissionregistration.k8s.io mutatingwebhookconfigurations",
+    ),
+    (
         "PILOT_ENABLE_STATUS",
         false,
         "istiod-clusterrole patch networking.istio.io */status",
