@@ -116,11 +116,12 @@ enum CreateError {
     Request(String, String),
     #[error(
         "failed retrieving service account {account}.{namespace} required for creating the remote secret \
-         (hint: install the chart istiod in that cluster first, or run with --create-service-account=true): {error}"
+         (hint: {hint}): {error}"
     )]
     NoAccount {
         account: String,
         namespace: String,
+        hint: &'static str,
         error: String,
     },
     #[error("secret {namespace}/{name} does not reference ServiceAccount {account}")]
@@ -187,6 +188,14 @@ async fn create(flags: &CreateRemoteSecretFlags) -> Result<String, CreateError> 
         secret: flags.secret_name.clone(),
         create: flags.create_service_account && flags.secret_type == SecretType::Remote,
         namespace: namespace.clone(),
+        hint: match flags.secret_type {
+            SecretType::Remote => {
+                "install the chart base in that cluster first, or run with --create-service-account=true"
+            }
+            SecretType::Config => {
+                "install the chart istiod there first, with global.configCluster=true if no control plane runs there"
+            }
+        },
     };
     let token = account::token(client, &account).await?;
     let server = server(flags, current);

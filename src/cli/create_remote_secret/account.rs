@@ -37,6 +37,8 @@ pub(super) struct AccountRequest {
     pub(super) secret: Option<String>,
     /// True to create it if it does not exist.
     pub(super) create: bool,
+    /// Ways to create it, for errors.
+    pub(super) hint: &'static str,
 }
 
 /// Content of a token Secret.
@@ -56,6 +58,7 @@ pub(super) async fn token(client: Client, request: &AccountRequest) -> Result<To
             return Err(CreateError::NoAccount {
                 account: request.name.clone(),
                 namespace: request.namespace.clone(),
+                hint: request.hint,
                 error: error.to_string(),
             });
         }
