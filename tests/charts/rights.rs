@@ -277,6 +277,12 @@ fn rights_follow_names_in_variables() -> Result<(), Failed> {
         "envVarFrom[2].valueFrom.configMapKeyRef.key=c",
     ];
     let provider = ["env.PILOT_CERT_PROVIDER=k8s.io/example.com/own"];
+    let workloads = [
+        "env.EXTERNAL_CA=ISTIOD_RA_KUBERNETES_API",
+        "env.K8S_SIGNER=example.com/mesh",
+        "global.certSigners={example.com/more}",
+    ];
+    let approvals = "approve certificates.k8s.io signers";
     let exports = "list mcs.example.com serviceexports";
     let certificates = "create certificates.k8s.io certificatesigningrequests";
     for (values, permission, name, is_granted) in [
@@ -292,6 +298,12 @@ fn rights_follow_names_in_variables() -> Result<(), Failed> {
         (&provider, certificates, "", true),
         (&provider, "update  configmaps", "istio-ca-root-cert", true),
         (&[], certificates, "", false),
+        (&provider, approvals, "example.com/own", true),
+        (&provider, approvals, "example.com/mesh", false),
+        (&workloads, approvals, "example.com/mesh", true),
+        (&workloads, approvals, "example.com/more", true),
+        (&workloads[1..], approvals, "example.com/mesh", false),
+        (&given, approvals, "example.com/own", false),
     ] {
         let objects = helm::objects("istiod", values)?;
         let rules = &find(&objects, "ClusterRole", &format!("istiod-clusterrole-{NAMESPACE}"))["rules"];

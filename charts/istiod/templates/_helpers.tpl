@@ -134,6 +134,19 @@ resourceNames: [{{ include "istiod.rootName" . }}, {{ $revoked | default "istio-
 {{- if or $isSigner (include "istiod.variable" (list . "EXTERNAL_CA")) }}true{{ end -}}
 {{- end -}}
 
+{{/* The Kubernetes signers whose requests istiod approves: those of values, and those that variables name. */}}
+{{- define "istiod.signers" -}}
+{{- $signers := .Values.global.certSigners | default list -}}
+{{- $provider := include "istiod.variable" (list . "PILOT_CERT_PROVIDER") -}}
+{{- if hasPrefix "k8s.io/" $provider -}}
+{{- $signers = append $signers (trimPrefix "k8s.io/" $provider) -}}
+{{- end -}}
+{{- if include "istiod.variable" (list . "EXTERNAL_CA") -}}
+{{- $signers = append $signers (include "istiod.variable" (list . "K8S_SIGNER")) -}}
+{{- end -}}
+{{ without $signers "" "?" | uniq | toYaml }}
+{{- end -}}
+
 {{/* The platform of the cluster, or an empty string. */}}
 {{- define "istiod.platform" -}}
 {{ .Values.global.platform | default .Values.platform | default "" }}
