@@ -666,6 +666,11 @@ fn mesh_config_follows_values() -> Result<(), Failed> {
         let mesh = data(&helm::objects("istiod", values)?, "istio", "mesh")?;
         assert_eq!(*at(&mesh, path), want, "{values:?}: {path}");
     }
+    let incomplete = helm::objects("istiod", &["global.proxy.tracer=lightstep"]);
+    assert!(
+        incomplete.is_err_and(|error| error.contains("needs global.tracer.lightstep.address")),
+        "istiod refuses a mesh config without the address"
+    );
     Ok(())
 }
 

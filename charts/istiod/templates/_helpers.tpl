@@ -246,7 +246,11 @@ true
 {{- $_ := set $mesh "defaultProviders" (set $providers "metrics" $metrics) -}}
 {{- end -}}
 {{- end -}}
-{{ mustMergeOverwrite $mesh .Values.meshConfig | toYaml }}
+{{- $mesh = mustMergeOverwrite $mesh .Values.meshConfig -}}
+{{- if and (eq $tracer "lightstep") (not (dig "defaultConfig" "tracing" "lightstep" "address" "" $mesh)) -}}
+{{- fail "chart istiod: global.proxy.tracer is lightstep, which needs global.tracer.lightstep.address" -}}
+{{- end -}}
+{{ toYaml $mesh }}
 {{- end -}}
 
 {{/* The values that injection templates read, as JSON: what Istio's chart passes, at the same places. Templates know one
