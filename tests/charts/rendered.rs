@@ -15,6 +15,7 @@ pub(super) fn trials() -> Vec<Trial> {
         helm::trial("charts::base::installs_the_crds", base_installs_the_crds),
         helm::trial("charts::base::omits_excluded_crds", base_omits_excluded_crds),
         helm::trial("charts::istiod::object_names_match_istio", object_names_match_istio),
+        helm::trial("charts::istiod::tags_are_rendered_alone", tags_are_rendered_alone),
         helm::trial("charts::istiod::ports_match_istio", ports_match_istio),
         helm::trial("charts::istiod::selectors_match_the_pods", selectors_match_the_pods),
         helm::trial("charts::istiod::flags_are_known", flags_are_known),
@@ -190,6 +191,31 @@ fn object_names_match_istio() -> Result<(), Failed> {
         names(&helm::objects("istiod", ALL)?),
         of_revision.map(str::to_owned).into()
     );
+    Ok(())
+}
+
+/// Users of Istio's chart move a tag between revisions by these two templates.
+fn tags_are_rendered_alone() -> Result<(), Failed> {
+    let [webhooks, services] = ["mwc", "svc"].map(|kind| format!("templates/revision-tags-{kind}.yaml"));
+    let text = helm::run(&[
+        "template",
+        "mesh",
+        "istiod",
+        "--namespace",
+        "istio-system",
+        "--set",
+        "revision=canary,revisionTags={prod}",
+        "--show-only",
+        &webhooks,
+        "--show-only",
+        &services,
+    ])?;
+    let documents: Result<Vec<Value>, _> = yaml::documents(&text).iter().map(yaml::Document::parse).collect();
+    let of_tag = [
+        "MutatingWebhookConfiguration /istio-revision-tag-prod",
+        "Service istio-system/istiod-revision-tag-prod",
+    ];
+    assert_eq!(names(&documents?), of_tag.map(str::to_owned).into());
     Ok(())
 }
 

@@ -106,6 +106,45 @@ istio: pilot
   protocol: TCP
 {{- end -}}
 
+{{/* The Service of the revision, or of a tag. Parameters: root, tag (empty for the revision). */}}
+{{- define "istiod.service" -}}
+{{- $values := .root.Values -}}
+apiVersion: v1
+kind: Service
+metadata:
+  {{- with .tag }}
+  name: istiod-revision-tag-{{ . }}
+  {{- else }}
+  name: istiod{{ include "istiod.suffix" .root }}
+  {{- end }}
+  namespace: {{ .root.Release.Namespace }}
+  {{- with $values.serviceAnnotations }}
+  annotations:
+    {{- include "istio.texts" . | nindent 4 }}
+  {{- end }}
+  labels:
+    istio: pilot
+    {{- with .tag }}
+    istio.io/tag: {{ . | quote }}
+    {{- end }}
+    {{- include "istiod.revisionLabels" .root | nindent 4 }}
+spec:
+  ports:
+    {{- include "istiod.ports" .root | nindent 4 }}
+  selector:
+    {{- include "istiod.selector" .root | nindent 4 }}
+  {{- with $values.ipFamilyPolicy }}
+  ipFamilyPolicy: {{ . }}
+  {{- end }}
+  {{- with $values.ipFamilies }}
+  ipFamilies:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $values.trafficDistribution }}
+  trafficDistribution: {{ . }}
+  {{- end }}
+{{- end -}}
+
 {{/* The API group of ServiceExport and ServiceImport; `*` if it is not known here. */}}
 {{- define "istiod.mcsGroup" -}}
 {{- $group := include "istiod.variable" (list . "MCS_API_GROUP") -}}
