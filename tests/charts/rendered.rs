@@ -333,6 +333,9 @@ fn remote_states_have_a_volume() -> Result<(), Failed> {
     ] {
         let objects = helm::objects("istiod", values)?;
         let pod = &find(&objects, "Deployment", "istiod")["spec"]["template"]["spec"];
+        // Volumes belong to root, and istiod runs as another user.
+        let has_claim = values.contains(&claim);
+        assert_eq!(pod["securityContext"]["fsGroup"] == 1337, has_claim, "{values:?}");
         let named = |list: &Value| {
             let mut entries = list.as_array().into_iter().flatten();
             entries.find(|entry| entry["name"] == "remote-state").cloned()
