@@ -620,6 +620,8 @@ fn variables_are_set_once() -> Result<(), Failed> {
         assert_eq!(environment[name], value, "{name}");
     }
     assert!(!environment.contains_key("KUBECONFIG"), "null removes a variable");
+    let none = self::environment(&helm::objects("istiod", &["traceSampling=0"])?);
+    assert_eq!(none["PILOT_TRACE_SAMPLING"], "0", "the default of istiod is 1");
     let trusted = ["trustedZtunnelNamespace=ambient", "trustedZtunnelName=tunnels"];
     let objects = helm::objects("istiod", &trusted)?;
     assert_eq!(

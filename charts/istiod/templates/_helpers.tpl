@@ -203,8 +203,8 @@ resourceNames: [{{ include "istiod.rootName" . }}, {{ $revoked | default "istio-
   "REVISION" (.Values.revision | default "default")
   "TOKEN_AUDIENCES" .Values.global.sds.token.aud
 -}}
-{{- with .Values.traceSampling -}}
-{{- $_ := set $environment "PILOT_TRACE_SAMPLING" . -}}
+{{- if not (kindIs "invalid" .Values.traceSampling) -}}
+{{- $_ := set $environment "PILOT_TRACE_SAMPLING" .Values.traceSampling -}}
 {{- end -}}
 {{- if .Values.global.externalIstiod -}}
 {{- $_ := set $environment "EXTERNAL_ISTIOD" true -}}
