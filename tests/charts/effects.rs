@@ -620,8 +620,14 @@ fn variables_are_set_once() -> Result<(), Failed> {
         assert_eq!(environment[name], value, "{name}");
     }
     assert!(!environment.contains_key("KUBECONFIG"), "null removes a variable");
-    let none = self::environment(&helm::objects("istiod", &["traceSampling=0"])?);
-    assert_eq!(none["PILOT_TRACE_SAMPLING"], "0", "the default of istiod is 1");
+    for sampling in ["0", "0.25", "100.0"] {
+        let value = format!("pilot.traceSampling={sampling}");
+        let environment = self::environment(&helm::objects("istiod", &[&value])?);
+        assert_eq!(
+            environment["PILOT_TRACE_SAMPLING"], sampling,
+            "the default of istiod is 1"
+        );
+    }
     let trusted = ["trustedZtunnelNamespace=ambient", "trustedZtunnelName=tunnels"];
     let objects = helm::objects("istiod", &trusted)?;
     assert_eq!(
