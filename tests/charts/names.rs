@@ -273,6 +273,16 @@ fn wrong_types_are_refused() -> Result<(), Failed> {
             "base.excludedCRDs=a",
             "at '/base/excludedCRDs': got string, want",
         ),
+        (
+            "base",
+            "base.excludedCRDs={envoyfilters}",
+            "base.excludedCRDs: there is no CRD \"envoyfilters\"",
+        ),
+        (
+            "base",
+            "base.enableCRDTemplates=false,base.excludedCRDs={envoyfilters.networking.istio.io}",
+            "base.excludedCRDs needs base.enableCRDTemplates",
+        ),
         ("gateway", "kind=StatefulSet", "at '/kind': value must be one of"),
     ] {
         let refused = helm::objects(chart, &[value])
