@@ -188,35 +188,29 @@ impl Default for Scopes {
 impl Scopes {
     /// Returns the scopes with the settings of `--log_output_level`, `--log_stacktrace_level` and `--log_caller`.
     ///
-    /// Parity (pkg/log/config.go): `all` sets every scope and ends the list; unknown scopes are ignored.
+    /// Parity (pkg/log/config.go): `all` sets every scope, and later entries change some of them again; unknown scopes
+    /// are ignored.
     pub fn of_flags(output: &str, stack_trace: &str, callers: &str) -> Result<Self, LevelError> {
         let scopes = Self::default();
         for (name, level) in pairs(output)? {
-            if scopes.each(name, |state| state.output.store(level as u8, Ordering::Relaxed)) {
-                break;
-            }
+            scopes.each(name, |state| state.output.store(level as u8, Ordering::Relaxed));
         }
         for (name, level) in pairs(stack_trace)? {
-            if scopes.each(name, |state| state.stack_trace.store(level as u8, Ordering::Relaxed)) {
-                break;
-            }
+            scopes.each(name, |state| state.stack_trace.store(level as u8, Ordering::Relaxed));
         }
         for name in callers.split(',') {
-            if scopes.each(name, |state| state.callers.store(true, Ordering::Relaxed)) {
-                break;
-            }
+            scopes.each(name, |state| state.callers.store(true, Ordering::Relaxed));
         }
         Ok(scopes)
     }
 
-    /// Changes the scope with this name, or each for `all`. Returns true for `all`.
-    fn each(&self, name: &str, set: impl Fn(&Atomics)) -> bool {
+    /// Changes the scope with this name, or each for `all`.
+    fn each(&self, name: &str, set: impl Fn(&Atomics)) {
         for (scope, state) in SCOPES.iter().zip(&self.states) {
             if name == ALL || scope.name == name {
                 set(state);
             }
         }
-        name == ALL
     }
 
     /// Returns the index of the scope with this name.
@@ -332,8 +326,10 @@ mod tests {
         let scopes = levels("ads:none,all:error,ads:debug");
         assert_eq!(
             (output(&scopes, "ads"), output(&scopes, "wle")),
-            (Level::Error, Level::Error)
+            (Level::Debug, Level::Error)
         );
+        let scopes = levels("ads:debug,all:warn");
+        assert_eq!(output(&scopes, "ads"), Level::Warn);
         let scopes = Scopes::of_flags("info", "ads:error", "ca,all").expect("valid levels");
         let ads = scopes.state(Scopes::named("ads").expect("a scope"));
         assert_eq!((ads.stack_trace, ads.callers), (Level::Error, true));
