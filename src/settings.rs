@@ -336,9 +336,8 @@ pub enum FlagsError {
 impl DiscoveryFlags {
     /// Checks rules that concern several values, and values whose errors have Istio's text alone.
     pub fn check(&self) -> Result<(), FlagsError> {
-        for text in [&self.log_output_level, &self.log_stacktrace_level] {
-            levels::pairs(text)?;
-        }
+        levels::output_pairs(&self.log_output_level)?;
+        levels::pairs(&self.log_stacktrace_level)?;
         let mut clusters = BTreeSet::new();
         for cluster in self.aliases().into_values() {
             if !clusters.insert(cluster.clone()) {

@@ -82,6 +82,13 @@ pub fn pairs(text: &str) -> Result<Vec<(&str, Level)>, LevelError> {
     text.split(',').map(pair).collect()
 }
 
+/// Parses `--log_output_level`, which may be empty.
+///
+/// Parity (pkg/log/config.go): the flag comes after the defaults. That is not so for stack traces.
+pub fn output_pairs(text: &str) -> Result<Vec<(&str, Level)>, LevelError> {
+    if text.is_empty() { Ok(Vec::new()) } else { pairs(text) }
+}
+
 fn pair(text: &str) -> Result<(&str, Level), LevelError> {
     let (scope, level) = text.split_once(':').unwrap_or(("default", text));
     if level.contains(':') {
@@ -112,5 +119,13 @@ mod tests {
         ] {
             assert_eq!(pairs(text).map_err(|error| error.to_string()), Err(message.to_owned()));
         }
+    }
+
+    #[test]
+    fn an_empty_list_of_output_levels_changes_nothing() {
+        assert_eq!(output_pairs(""), Ok(Vec::new()));
+        assert_eq!(output_pairs("debug"), pairs("debug"));
+        assert_eq!(output_pairs(","), Err(LevelError::Unknown(String::new())));
+        assert_eq!(pairs(""), Err(LevelError::Unknown(String::new())));
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use tracing::Metadata;
 
-use super::levels::{ALL, Level, LevelError, pairs};
+use super::levels::{ALL, Level, LevelError, output_pairs, pairs};
 
 /// The name and description of a scope.
 #[derive(Debug)]
@@ -192,7 +192,7 @@ impl Scopes {
     /// are ignored.
     pub fn of_flags(output: &str, stack_trace: &str, callers: &str) -> Result<Self, LevelError> {
         let scopes = Self::default();
-        for (name, level) in pairs(output)? {
+        for (name, level) in output_pairs(output)? {
             scopes.each(name, |state| state.output.store(level as u8, Ordering::Relaxed));
         }
         for (name, level) in pairs(stack_trace)? {
