@@ -25,6 +25,12 @@ pub(super) fn is_debug(type_url: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
+/// Returns a debug type as metrics name it. Clients choose the type, so unknown ones count as pages.
+pub(super) fn metric_label(type_url: &str) -> &'static str {
+    let known = [SYNC_STATUS, CONFIG_DUMP].into_iter().find(|known| *known == type_url);
+    known.unwrap_or(PAGE)
+}
+
 /// A debug request.
 #[derive(Clone, Debug)]
 pub struct DebugRequest {
@@ -84,6 +90,18 @@ mod tests {
             ("type.googleapis.com/envoy.config.cluster.v3.Cluster", false),
         ] {
             assert_eq!(is_debug(url), is, "{url}");
+        }
+    }
+
+    #[test]
+    fn unknown_types_have_no_label_of_their_own() {
+        for (url, label) in [
+            (PAGE, PAGE),
+            (SYNC_STATUS, SYNC_STATUS),
+            (CONFIG_DUMP, CONFIG_DUMP),
+            ("istio.io/debug/other", PAGE),
+        ] {
+            assert_eq!(metric_label(url), label, "{url}");
         }
     }
 }

@@ -12,7 +12,6 @@ use prometheus::{
 
 use smol_str::SmolStr;
 
-use super::debug::PAGE;
 use crate::generate::ResourceType;
 
 /// Buckets for the duration of pushes and sends, in seconds.
@@ -229,9 +228,9 @@ impl Metrics {
         self.record(resource_type.short_name(), resource_type.url(), sent);
     }
 
-    /// Records a written response to a debug request.
-    pub(super) fn sent_debug(&self, sent: &SentResponse) {
-        self.record(PAGE, PAGE, sent);
+    /// Records a written response to a debug request, whose type has this label.
+    pub(super) fn sent_debug(&self, label: &str, sent: &SentResponse) {
+        self.record(label, label, sent);
     }
 
     /// Records a written response with objects of configuration.

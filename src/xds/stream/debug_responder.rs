@@ -12,7 +12,7 @@ use crate::{
     auth::Caller,
     xds::{
         admission::Source,
-        debug::DebugRequest,
+        debug::{self, DebugRequest},
         message::{Message, ResponseSender},
         protocol::Protocol,
         request::IncomingRequest,
@@ -37,6 +37,7 @@ impl DebugResponder {
             return Ok(());
         };
         let type_url = request.type_url.clone();
+        let label = debug::metric_label(&type_url);
         let debug_request = DebugRequest {
             type_url: request.type_url,
             names: request.debug_names,
@@ -54,7 +55,7 @@ impl DebugResponder {
                 .shared
                 .write(&self.source, &self.sender, message, rendering)
                 .await?;
-            self.shared.metrics.sent_debug(&sent);
+            self.shared.metrics.sent_debug(label, &sent);
             Ok(())
         };
         tokio::select! {
