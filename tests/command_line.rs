@@ -62,7 +62,7 @@ fn exit_codes_are_istios() -> Result<(), Failed> {
         ("", 0, "Usage:"),
         ("--help", 0, "Usage:"),
         ("--x version", 0, "Usage:"),
-        ("version --short", 0, "1.30"),
+        ("version --short", 0, "client version: 1.30"),
         ("discovery --help", 0, "--kubeconfig"),
         ("discovery -z -h", 0, "--kubeconfig"),
         ("completion bash", 0, "--log_output_level"),

@@ -27,17 +27,45 @@ enum Format {
 
 /// Prints the version of this build.
 pub fn run(flags: &VersionFlags) -> ExitCode {
+    print(&format!("{}\n", text(flags)), ExitCode::SUCCESS)
+}
+
+/// Parity (pkg/version/cobra.go): the label, the members of the long form, and that a format precedes `--short`.
+fn text(flags: &VersionFlags) -> String {
     let own = env!("CARGO_PKG_VERSION");
-    let info = json!({ "clientVersion": build_info() });
-    let text = match flags.output {
-        _ if flags.short => ISTIO_VERSION.to_owned(),
-        Some(Format::Json) => format!("{info:#}"),
+    match flags.output {
+        Some(Format::Json) => format!("{:#}", json!({ "clientVersion": build_info() })),
         Some(Format::Yaml) => format!(
-            "clientVersion:\n  golang_version: \"\"\n  revision: {own}\n  status: Clean\n  tag: {ISTIO_VERSION}\n  version: {ISTIO_VERSION}"
+            "clientVersion:\n  golang_version: \"\"\n  revision: {own}\n  status: Clean\n  tag: {ISTIO_VERSION}\n  \
+             version: {ISTIO_VERSION}"
         ),
+        None if flags.short => format!("client version: {ISTIO_VERSION}"),
         None => format!(
-            "version.BuildInfo{{Version:\"{ISTIO_VERSION}\", GitRevision:\"{own}\", BuildStatus:\"Clean\", GitTag:\"{ISTIO_VERSION}\"}}"
+            "client version: version.BuildInfo{{Version:\"{ISTIO_VERSION}\", GitRevision:\"{own}\", \
+             GolangVersion:\"\", BuildStatus:\"Clean\", GitTag:\"{ISTIO_VERSION}\"}}"
         ),
-    };
-    print(&format!("{text}\n"), ExitCode::SUCCESS)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_written_as_by_istio() {
+        let shown = |short, output| text(&VersionFlags { short, output });
+        assert_eq!(shown(true, None), "client version: 1.30.3");
+        let long = shown(false, None);
+        assert!(
+            long.starts_with("client version: version.BuildInfo{Version:\"1.30.3\", GitRevision:\""),
+            "{long}"
+        );
+        let json = shown(true, Some(Format::Json));
+        assert!(json.contains("\"clientVersion\": {"), "{json}");
+        let yaml = shown(true, Some(Format::Yaml));
+        assert!(
+            yaml.starts_with("clientVersion:\n  golang_version: \"\"\n") && yaml.ends_with("\n  version: 1.30.3"),
+            "{yaml}"
+        );
+    }
 }
