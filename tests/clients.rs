@@ -35,7 +35,7 @@ use crate::support::{helm, missing, ports, project, scratch, wait};
 /// Places where istiod answers, or what it sends.
 const ISTIOD: [&str; 4] = ["xds", "monitoring", "control", "ztunnel"];
 /// Commands whose requests are listed.
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "proxy-status",
     "proxy-config",
     "x internal-debug",
@@ -46,6 +46,7 @@ const COMMANDS: [&str; 10] = [
     "tag",
     "ztunnel-config",
     "dashboard controlz",
+    "bug-report",
 ];
 
 pub(crate) fn trials() -> Vec<Trial> {
