@@ -178,6 +178,10 @@ mod tests {
 kind: Namespace
 metadata: {name: istio-system, labels: {team: mesh}}
 ---
+apiVersion: v1
+kind: Namespace
+metadata: {name: web, labels: {team: web}}
+---
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: edge, namespace: web}
@@ -195,7 +199,9 @@ spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTT
             facts.expect("the Gateway is deployed").has_class_parameters
         };
         assert!(has_parameters(""));
-        assert!(has_parameters("discoverySelectors: [{matchLabels: {team: mesh}}]"));
+        assert!(has_parameters(
+            "discoverySelectors: [{matchLabels: {team: web}}, {matchLabels: {team: mesh}}]"
+        ));
         assert!(!has_parameters("discoverySelectors: [{matchLabels: {team: web}}]"));
     }
 
