@@ -67,6 +67,13 @@ pub struct PushRecord {
     pub groups: usize,
     /// The number of connections that it was published to.
     pub connections: usize,
+    /// The progress of its delivery.
+    pub(super) progress: Progress,
+}
+
+/// The progress of a delivery. The default is that of a new one.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
     refused: AtomicU32,
     delivered: OnceLock<Duration>,
     delivery: OnceLock<Weak<Delivery>>,
@@ -75,17 +82,17 @@ pub struct PushRecord {
 impl PushRecord {
     /// Returns the number of proxies that have not answered yet.
     pub fn outstanding(&self) -> usize {
-        self.delivery.get().map_or(0, Weak::strong_count)
+        self.progress.delivery.get().map_or(0, Weak::strong_count)
     }
 
     /// Returns the number of responses with this push that proxies refused.
     pub fn refused(&self) -> u32 {
-        self.refused.load(Ordering::Relaxed)
+        self.progress.refused.load(Ordering::Relaxed)
     }
 
     /// Returns the time from the oldest change to the last answer, if all proxies have answered.
     pub fn delivered(&self) -> Option<Duration> {
-        self.delivered.get().copied()
+        self.progress.delivered.get().copied()
     }
 
     /// Returns true if the push lists the object.
@@ -135,7 +142,7 @@ pub struct Delivery {
 impl Delivery {
     /// Records that a proxy refused a response with the push.
     fn refuse(&self) {
-        self.record.refused.fetch_add(1, Ordering::Relaxed);
+        self.record.progress.refused.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -144,7 +151,7 @@ impl Drop for Delivery {
         let Inner { clock, observer, .. } = &*self.tracker.0;
         let took = clock().saturating_duration_since(self.record.since);
         // Set once: there is one delivery of each record.
-        let _ = self.record.delivered.set(took);
+        let _ = self.record.progress.delivered.set(took);
         if self.record.connections > 0
             && let Some(observer) = observer.get()
         {
@@ -240,22 +247,6 @@ impl fmt::Debug for Inner {
     }
 }
 
-/// The facts of a push that are known before it is published.
-pub(super) struct NewPush {
-    pub(super) revision: Revision,
-    pub(super) events: usize,
-    pub(super) kinds: BTreeMap<Kind, usize>,
-    pub(super) objects: Vec<ChangedObject>,
-    pub(super) is_partial: bool,
-    pub(super) since: Instant,
-    pub(super) waited: Duration,
-    pub(super) worked: Duration,
-    pub(super) committed: Duration,
-    pub(super) built: usize,
-    pub(super) groups: usize,
-    pub(super) connections: usize,
-}
-
 impl Tracker {
     /// Creates a tracker without pushes.
     pub fn new(clock: fn() -> Instant) -> Self {
@@ -291,24 +282,8 @@ impl Tracker {
     }
 
     /// Records a push. The caller hands the delivery to the connections and drops it.
-    pub(super) fn push(&self, new: NewPush) -> Arc<Delivery> {
-        let record = Arc::new(PushRecord {
-            revision: new.revision,
-            events: new.events,
-            kinds: new.kinds,
-            objects: new.objects,
-            is_partial: new.is_partial,
-            since: new.since,
-            waited: new.waited,
-            worked: new.worked,
-            committed: new.committed,
-            built: new.built,
-            groups: new.groups,
-            connections: new.connections,
-            refused: AtomicU32::new(0),
-            delivered: OnceLock::new(),
-            delivery: OnceLock::new(),
-        });
+    pub(super) fn push(&self, record: PushRecord) -> Arc<Delivery> {
+        let record = Arc::new(record);
         let tracer = self.0.tracer.get();
         let delivery = Arc::new(Delivery {
             record: record.clone(),
@@ -316,7 +291,7 @@ impl Tracker {
             trace: tracer.and_then(|tracer| tracer.published(&record)),
         });
         // The record is new.
-        let _ = record.delivery.set(Arc::downgrade(&delivery));
+        let _ = record.progress.delivery.set(Arc::downgrade(&delivery));
         let mut pushes = self.lock();
         if pushes.len() >= REMEMBERED {
             pushes.pop_front();
@@ -368,7 +343,7 @@ mod tests {
     use crate::{base::ClusterId, environment, model::change::SourceId};
 
     fn push(tracker: &Tracker, revision: u64) -> Arc<Delivery> {
-        tracker.push(NewPush {
+        tracker.push(PushRecord {
             revision: Revision(revision),
             events: 1,
             kinds: BTreeMap::new(),
@@ -381,6 +356,7 @@ mod tests {
             built: 1,
             groups: 1,
             connections: 2,
+            progress: Progress::default(),
         })
     }
 

@@ -16,7 +16,7 @@ use tokio::sync::{
 
 use super::{
     debounce::{DebounceOptions, Taken},
-    delivery::{self, ChangedObject, Delivery, NewPush, Tracker},
+    delivery::{self, ChangedObject, Delivery, Progress, PushRecord, Tracker},
     groups::{Groups, Parallel, ProxyEvent, Publication},
     lanes::{Lane, Lanes},
     precedence::Precedence,
@@ -493,7 +493,7 @@ impl PushLoop {
         let waited = waited.unwrap_or_default();
         let worked = (self.clock)().saturating_duration_since(timeline.started);
         let delivery = timeline.since.map(|since| {
-            self.tracker.push(NewPush {
+            self.tracker.push(PushRecord {
                 revision: mesh.revision,
                 events: timeline.events,
                 kinds: timeline.kinds.clone(),
@@ -506,6 +506,7 @@ impl PushLoop {
                 built: update.built,
                 groups: update.groups.len(),
                 connections: published.len(),
+                progress: Progress::default(),
             })
         });
         for (id, snapshot) in published {
