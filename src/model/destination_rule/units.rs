@@ -5,7 +5,10 @@
 
 use prost::Message;
 
-use crate::proto::istio::networking::v1alpha3::{DestinationRule, TrafficPolicy, traffic_policy::PortTrafficPolicy};
+use crate::proto::istio::networking::v1alpha3::{
+    ClientTlsSettings, ConnectionPoolSettings, DestinationRule, LoadBalancerSettings, OutlierDetection, TrafficPolicy,
+    traffic_policy::PortTrafficPolicy,
+};
 
 /// The encoded size of a policy, in bytes, for which a subset counts once more. Most policies are smaller.
 const BYTES: usize = 1 << 10;
@@ -36,12 +39,12 @@ impl PolicySize {
             proxy_protocol: _,
             retry_budget: _,
         } = policy;
-        Self([
-            load_balancer.as_deref().map(Message::encoded_len),
-            connection_pool.as_ref().map(Message::encoded_len),
-            outlier_detection.as_ref().map(Message::encoded_len),
-            tls.as_deref().map(Message::encoded_len),
-        ])
+        Self::of_settings(
+            load_balancer.as_deref(),
+            connection_pool.as_ref(),
+            outlier_detection.as_ref(),
+            tls.as_deref(),
+        )
     }
 
     fn of_port_entry(entry: &PortTrafficPolicy) -> Self {
@@ -52,11 +55,25 @@ impl PolicySize {
             outlier_detection,
             tls,
         } = entry;
+        Self::of_settings(
+            load_balancer.as_deref(),
+            connection_pool.as_ref(),
+            outlier_detection.as_ref(),
+            tls.as_deref(),
+        )
+    }
+
+    fn of_settings(
+        load_balancer: Option<&LoadBalancerSettings>,
+        connection_pool: Option<&ConnectionPoolSettings>,
+        outlier_detection: Option<&OutlierDetection>,
+        tls: Option<&ClientTlsSettings>,
+    ) -> Self {
         Self([
-            load_balancer.as_deref().map(Message::encoded_len),
-            connection_pool.as_ref().map(Message::encoded_len),
-            outlier_detection.as_ref().map(Message::encoded_len),
-            tls.as_deref().map(Message::encoded_len),
+            load_balancer.map(Message::encoded_len),
+            connection_pool.map(Message::encoded_len),
+            outlier_detection.map(Message::encoded_len),
+            tls.map(Message::encoded_len),
         ])
     }
 
@@ -102,7 +119,7 @@ pub(super) fn of_subsets(rule: &DestinationRule, inherited: PolicySize) -> impl 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::proto::istio::networking::v1alpha3::{ClientTlsSettings, Subset};
+    use crate::proto::istio::networking::v1alpha3::Subset;
 
     fn tls(bytes: usize) -> Option<Box<ClientTlsSettings>> {
         Some(Box::new(ClientTlsSettings {
