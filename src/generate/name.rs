@@ -2,9 +2,12 @@
 
 use std::borrow::Cow;
 
+use smol_str::SmolStr;
+
 use crate::model::{
     Service,
     service::{Protocol, Registry, ServicePort},
+    sidecar_scope::OutboundPolicy,
 };
 
 /// The cluster that drops traffic.
@@ -13,6 +16,8 @@ pub const BLACK_HOLE: &str = "BlackHoleCluster";
 pub const PASSTHROUGH: &str = "PassthroughCluster";
 /// The cluster of inbound traffic to workload ports without a service.
 pub const INBOUND_PASSTHROUGH: &str = "InboundPassthroughCluster";
+/// The cluster of destinations without a host. It does not exist, so that they cannot be reached.
+pub const UNKNOWN_SERVICE: &str = "UnknownService";
 
 /// Returns the name of the cluster of a service port or subset: `outbound|80|v1|host`.
 pub fn outbound_cluster(port: u32, subset: &str, host: &str) -> String {
@@ -37,6 +42,15 @@ fn joined(kind: &str, port: u32, separator: &str, subset: &str, host: &str) -> S
 pub fn vip_cluster(port: u32, traffic: &str, host: &str) -> String {
     let number = &mut itoa::Buffer::new();
     ["inbound-vip|", number.format(port), "|", traffic, "|", host].concat()
+}
+
+/// Returns the name of the cluster of traffic to unknown destinations, where a policy allows it.
+pub fn allowed_cluster(policy: &OutboundPolicy) -> SmolStr {
+    match &policy.egress_proxy {
+        None => SmolStr::new_static(PASSTHROUGH),
+        Some(proxy) if proxy.host.is_empty() => SmolStr::new_static(UNKNOWN_SERVICE),
+        Some(proxy) => outbound_cluster(proxy.port, &proxy.subset, &proxy.host).into(),
+    }
 }
 
 /// The parts of a cluster name: `outbound|80|v1|host`, or separated by `_.` as in an SNI.
@@ -186,7 +200,10 @@ impl ClusterMode {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{api::kube::service::TargetPort, model::service::Protocol};
+    use crate::{
+        api::kube::service::TargetPort,
+        model::{service::Protocol, sidecar_scope::EgressProxy},
+    };
 
     #[test]
     fn cluster_names_are_parsed_leniently() {
@@ -218,6 +235,27 @@ mod tests {
         ] {
             assert_eq!(host(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn traffic_to_unknown_destinations_uses_the_egress_proxy() {
+        let allowed = |egress_proxy: Option<EgressProxy>| {
+            allowed_cluster(&OutboundPolicy {
+                registry_only: false,
+                egress_proxy,
+            })
+        };
+        let proxy = |host: &str, subset: &str, port: u32| {
+            Some(EgressProxy {
+                host: host.into(),
+                subset: subset.into(),
+                port,
+            })
+        };
+        assert_eq!(allowed(None), PASSTHROUGH);
+        assert_eq!(allowed(proxy("a.b", "v1", 80)), "outbound|80|v1|a.b");
+        assert_eq!(allowed(proxy("a.b", "", 0)), "outbound|0||a.b");
+        assert_eq!(allowed(proxy("", "v1", 80)), "UnknownService");
     }
 
     #[test]

@@ -136,8 +136,19 @@ pub struct SidecarScope {
 pub struct OutboundPolicy {
     /// `mode` is `REGISTRY_ONLY`.
     pub registry_only: bool,
-    /// `egressProxy` as a cluster name, empty if unset.
-    pub egress_proxy: SmolStr,
+    /// `egressProxy`, if set.
+    pub egress_proxy: Option<EgressProxy>,
+}
+
+/// The proxy of traffic to unknown destinations, as written: neither sole ports nor external names are looked up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EgressProxy {
+    /// Host, which may be empty.
+    pub host: SmolStr,
+    /// Subset; empty for all endpoints.
+    pub subset: SmolStr,
+    /// Port; 0 if unset.
+    pub port: u32,
 }
 
 impl OutboundPolicy {
@@ -382,15 +393,12 @@ fn is_registry_only(cx: &Cx, mesh: &MeshSnapshot, sidecar: &networking::Sidecar)
     policy.is_none_or(|policy| policy.mode() != MeshMode::AllowAny)
 }
 
-/// Returns the cluster of the egress proxy as written; neither sole ports nor external names are looked up.
-fn egress_proxy(sidecar: &networking::Sidecar) -> SmolStr {
-    let policy = sidecar.outbound_traffic_policy.as_ref();
-    let Some(proxy) = policy.and_then(|policy| policy.egress_proxy.as_ref()) else {
-        return SmolStr::default();
-    };
-    if proxy.host.is_empty() {
-        return SmolStr::new_static("UnknownService");
-    }
-    let port = proxy.port.map_or(0, |port| port.number);
-    SmolStr::from(format!("outbound|{port}|{}|{}", proxy.subset, proxy.host))
+fn egress_proxy(sidecar: &networking::Sidecar) -> Option<EgressProxy> {
+    let policy = sidecar.outbound_traffic_policy.as_ref()?;
+    let proxy = policy.egress_proxy.as_ref()?;
+    Some(EgressProxy {
+        host: SmolStr::new(&proxy.host),
+        subset: SmolStr::new(&proxy.subset),
+        port: proxy.port.map_or(0, |port| port.number),
+    })
 }

@@ -19,7 +19,7 @@ use crate::{
     generate::{
         BuildContext,
         constant::{loopbacks, wildcards},
-        name::{BLACK_HOLE, PASSTHROUGH},
+        name::{BLACK_HOLE, allowed_cluster},
         proxy::InterceptionMode,
     },
     model::{
@@ -138,10 +138,8 @@ impl OutboundPart {
 pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
     if policy.registry_only {
         SmolStr::new_static(BLACK_HOLE)
-    } else if policy.egress_proxy.is_empty() {
-        SmolStr::new_static(PASSTHROUGH)
     } else {
-        policy.egress_proxy.clone()
+        allowed_cluster(policy)
     }
 }
 

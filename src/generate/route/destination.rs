@@ -6,7 +6,7 @@ use crate::{
     base::{Hostname, Labels, Namespace, Shared},
     generate::{
         BuildContext,
-        name::{ClusterMode, VipTraffic},
+        name::{ClusterMode, UNKNOWN_SERVICE, VipTraffic},
     },
     model::{
         Service, ServiceKey,
@@ -15,9 +15,6 @@ use crate::{
     },
     proto::istio::networking::v1alpha3::Destination,
 };
-
-/// Cluster of destinations that must not be reached.
-pub(crate) const UNKNOWN_SERVICE: &str = "UnknownService";
 
 /// A destination host of a VirtualService with the services that it resolves to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -243,7 +243,7 @@ spec:
 }
 
 #[test]
-fn an_egress_proxy_is_a_cluster_name() {
+fn an_egress_proxy_is_kept_as_written() {
     let world = world(
         "
 apiVersion: networking.istio.io/v1
@@ -254,11 +254,16 @@ spec:
 ",
     );
     let scope = computed(&world, &sidecar_key("shop", "istio-system/s"));
-    assert_eq!(
-        scope.outbound_policy.egress_proxy,
-        "outbound|5432|v1|db.data.svc.cluster.local"
-    );
-    assert!(!scope.outbound_policy.registry_only);
+    let proxy = |host: &str, subset: &str, port: u32| {
+        Some(EgressProxy {
+            host: host.into(),
+            subset: subset.into(),
+            port,
+        })
+    };
+    let policy = &scope.outbound_policy;
+    assert_eq!(policy.egress_proxy, proxy("db.data.svc.cluster.local", "v1", 5432));
+    assert!(!policy.registry_only);
     let sidecar: networking::Sidecar = networking::Sidecar {
         outbound_traffic_policy: Some(networking::OutboundTrafficPolicy {
             egress_proxy: Some(networking::Destination {
@@ -269,10 +274,8 @@ spec:
         }),
         ..Default::default()
     };
-    assert_eq!(
-        super::egress_proxy(&sidecar),
-        "outbound|0||alias.data.svc.cluster.local"
-    );
+    let without_port = proxy("alias.data.svc.cluster.local", "", 0);
+    assert_eq!(super::egress_proxy(&sidecar), without_port);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::{
     generate::{
         BuildContext,
         constant::wildcards,
-        name::PASSTHROUGH,
+        name::allowed_cluster,
         patch::{
             PatchContext,
             route::{RoutePatchList, RoutePatches},
@@ -259,10 +259,8 @@ fn sniffed_name(host: &VisibleHost, port: u32) -> SmolStr {
 pub(super) fn catch_all(policy: &OutboundPolicy) -> CatchAll {
     if policy.registry_only {
         CatchAll::BlockAll
-    } else if policy.egress_proxy.is_empty() {
-        CatchAll::AllowAny(SmolStr::new_static(PASSTHROUGH))
     } else {
-        CatchAll::AllowAny(policy.egress_proxy.clone())
+        CatchAll::AllowAny(allowed_cluster(policy))
     }
 }
 
