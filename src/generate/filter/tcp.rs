@@ -18,7 +18,7 @@ use crate::{
         name::BLACK_HOLE,
         wire::Encoded,
     },
-    model::{extension::ExtensionLayer, service::Protocol},
+    model::{destination_rule::DestinationRule, extension::ExtensionLayer, service::Protocol},
     proto::{
         Any,
         envoy::{
@@ -45,7 +45,7 @@ use crate::{
         },
         field::tcp_proxy,
         istio::networking::v1alpha3::{
-            DestinationRule, TrafficPolicy,
+            TrafficPolicy,
             load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
         },
     },
@@ -136,7 +136,7 @@ impl FilterStack<'_> {
 
     /// Returns a whole chain to an upstream.
     pub fn tcp_chain(&self, chain: TcpChain, protocol: Protocol, upstream: &TcpUpstream) -> NetworkFilters {
-        let rule_policy = upstream.rule.and_then(|rule| rule.traffic_policy.as_deref());
+        let rule_policy = upstream.rule.and_then(|rule| rule.spec.traffic_policy.as_deref());
         let tcp = rule_policy
             .and_then(|policy| policy.connection_pool.as_ref())
             .and_then(|pool| pool.tcp.as_ref());
@@ -284,11 +284,6 @@ pub fn add_black_hole(filters: &mut NetworkFilters) {
     });
 }
 
-fn subset_policy<'r>(rule: &'r DestinationRule, subset: &str) -> Option<&'r TrafficPolicy> {
-    let found = rule.subsets.iter().find(|candidate| candidate.name == subset);
-    found.and_then(|subset| subset.traffic_policy.as_deref())
-}
-
 fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> {
     let uses_source_ip = |policy: &TrafficPolicy| {
         let balancer = policy.load_balancer.as_ref()?;
@@ -301,10 +296,10 @@ fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> 
         ))
     };
     let of_rule = rule
-        .and_then(|rule| rule.traffic_policy.as_deref())
+        .and_then(|rule| rule.spec.traffic_policy.as_deref())
         .and_then(uses_source_ip);
     let of_subset = rule
-        .and_then(|rule| subset_policy(rule, subset))
+        .and_then(|rule| rule.subset(subset)?.traffic_policy.as_deref())
         .and_then(uses_source_ip);
     if !of_subset.or(of_rule).unwrap_or_default() {
         return Vec::new();
@@ -315,12 +310,7 @@ fn hash_policy(rule: Option<&DestinationRule>, subset: &str) -> Vec<HashPolicy> 
 }
 
 fn tunnel(rule: Option<&DestinationRule>, subset: &str) -> Option<TunnelingConfig> {
-    let policy = if subset.is_empty() {
-        rule?.traffic_policy.as_deref()?
-    } else {
-        subset_policy(rule?, subset)?
-    };
-    let tunnel = policy.tunnel.as_ref()?;
+    let tunnel = rule?.own_policy(subset)?.tunnel.as_ref()?;
     Some(TunnelingConfig {
         hostname: host_port(&tunnel.target_host, tunnel.target_port),
         use_post: tunnel.protocol == "POST",

@@ -252,7 +252,7 @@ fn cluster(destination: &Destination, translation: &Translation) -> String {
 
 fn consistent_hash<'a>(destination: &Destination, translation: &'a Translation) -> Option<&'a ConsistentHashLb> {
     let rows = translation.targets.get(destination.host.as_str())?;
-    hash::of_destination(&rows.rule.as_ref()?.spec, destination)
+    hash::of_destination(rows.rule.as_ref()?, destination)
 }
 
 /// Adds the only destination; its header operations become those of the route.

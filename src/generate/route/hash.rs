@@ -1,13 +1,16 @@
 //! Hash policies: the key of a request for a DestinationRule with a consistent hash.
 
-use crate::proto::{
-    envoy::config::route::v3::route_action::{
-        HashPolicy,
-        hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
-    },
-    istio::networking::v1alpha3::{
-        Destination, DestinationRule, LoadBalancerSettings, TrafficPolicy,
-        load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
+use crate::{
+    model::destination_rule::DestinationRule,
+    proto::{
+        envoy::config::route::v3::route_action::{
+            HashPolicy,
+            hash_policy::{ConnectionProperties, Cookie, CookieAttribute, Header, PolicySpecifier, QueryParameter},
+        },
+        istio::networking::v1alpha3::{
+            Destination, LoadBalancerSettings, TrafficPolicy,
+            load_balancer_settings::{ConsistentHashLb, LbPolicy, consistent_hash_lb::HashKey},
+        },
     },
 };
 
@@ -15,9 +18,9 @@ use crate::proto::{
 pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destination) -> Option<&'a ConsistentHashLb> {
     let port = destination.port.map(|port| port.number);
     let of_port = |policy: Option<&'a TrafficPolicy>| port.and_then(|port| of_port_settings(policy, port));
-    let subset = rule.subsets.iter().find(|subset| subset.name == destination.subset);
+    let subset = rule.subset(&destination.subset);
     let subset = subset.and_then(|subset| subset.traffic_policy.as_deref());
-    let whole = rule.traffic_policy.as_deref();
+    let whole = rule.spec.traffic_policy.as_deref();
     of_port(subset)
         .or_else(|| of_policy(subset))
         .or_else(|| of_port(whole))
@@ -26,7 +29,7 @@ pub(crate) fn of_destination<'a>(rule: &'a DestinationRule, destination: &Destin
 
 /// Returns the consistent hash of a service port: the first of port and rule that has one.
 pub(crate) fn of_service_port(rule: &DestinationRule, port: u32) -> Option<&ConsistentHashLb> {
-    let whole = rule.traffic_policy.as_deref();
+    let whole = rule.spec.traffic_policy.as_deref();
     of_port_settings(whole, port).or_else(|| of_policy(whole))
 }
 

@@ -383,7 +383,7 @@ impl DefaultHost {
         let host = lower_case(&self.service.key.hostname);
         let rule = self.rule.as_deref();
         let rule = rule.and_then(|found| destination_rule::rule(ctx.cx, ctx.mesh, found));
-        let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule.spec, self.port).and_then(hash::policy));
+        let hashed_by = rule.and_then(|rule| hash::of_service_port(&rule, self.port).and_then(hash::policy));
         let cluster = name::outbound_cluster(self.port, "", &host);
         let operation = [&host, ":", itoa::Buffer::new().format(self.port), "/*"].concat();
         routes.route(&cluster, &operation, hashed_by)

@@ -14,6 +14,7 @@ use crate::{
         listener::filter_chain::Chain,
         name::{self, ClusterMode},
         route::destination::{self, PortInference, TargetMap},
+        traffic_policy,
     },
     model::{
         destination_rule,
@@ -107,11 +108,10 @@ impl ListenerBuilder<'_> {
         for service in services.iter().filter_map(|service| ctx.scoped(service)) {
             let namespace = &client.filters.namespace;
             let rule = destination_rule::lookup(ctx.cx, ctx.mesh, namespace, &client.labels, &service);
-            let spec = rule.as_ref().map(|rule| &*rule.spec);
+            let rule = rule.as_deref();
             let host = &service.key.hostname;
             for port in service.ports.iter().filter(|port| port.protocol != Protocol::Udp) {
-                let subsets = spec.into_iter().flat_map(|spec| &spec.subsets);
-                let subsets = subsets.map(|subset| subset.name.as_str());
+                let subsets = rule.into_iter().flat_map(traffic_policy::subset_names);
                 for subset in std::iter::once("").chain(subsets) {
                     let cluster = name::sni_cluster(port.number, subset, host);
                     let pattern = &self.stack.mesh.outbound_cluster_stat_name;
@@ -124,7 +124,7 @@ impl ListenerBuilder<'_> {
                         stat_prefix,
                         clusters: TcpClusters::Single(cluster.clone()),
                         subset,
-                        rule: spec,
+                        rule,
                         may_tunnel: false,
                         dynamic_dns: None,
                     };
@@ -198,12 +198,12 @@ impl ListenerBuilder<'_> {
             let stat_prefix = format!("{}.{}", declared.meta.name(), declared.meta.namespace());
             (stat_prefix, TcpClusters::Weighted(weighted), "")
         };
-        let rule = targets.get(first.host.as_str()).and_then(|rows| rows.rule.as_ref());
+        let rule = targets.get(first.host.as_str()).and_then(|rows| rows.rule.as_deref());
         let upstream = TcpUpstream {
             stat_prefix,
             clusters,
             subset,
-            rule: rule.map(|rule| &*rule.spec),
+            rule,
             may_tunnel: true,
             dynamic_dns: None,
         };

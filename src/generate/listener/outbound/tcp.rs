@@ -227,7 +227,7 @@ impl OutboundListener<'_> {
             stat_prefix,
             clusters: TcpClusters::Single(cluster),
             subset: "",
-            rule: rule.as_ref().map(|rule| &*rule.spec),
+            rule: rule.as_deref(),
             may_tunnel: true,
             dynamic_dns: resolves_on_demand(service).then(|| service.key.hostname.clone()),
         };
@@ -245,7 +245,7 @@ impl OutboundListener<'_> {
         let (service, rule) = self.destination(member, &destination.host).unzip();
         let service = service.as_deref();
         let rule = self.rule(rule.flatten());
-        let rule = rule.as_ref().map(|rule| &*rule.spec);
+        let rule = rule.as_deref();
         let upstream = if routes.len() == 1 {
             let cluster = destination::cluster(
                 &destination,

@@ -60,7 +60,7 @@ pub(super) fn filters(stack: &FilterStack, target: &ServedPort, port: &ServicePo
         stat_prefix: stat_prefix(stack, Some((service, port)), target.cluster),
         clusters,
         subset,
-        rule: rule.as_ref().map(|rule| &*rule.spec),
+        rule: rule.as_deref(),
         may_tunnel: true,
         dynamic_dns: is_dynamic.then(|| hostname.clone()),
     };
