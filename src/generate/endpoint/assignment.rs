@@ -271,14 +271,14 @@ fn health(ctx: &BuildContext, endpoint: &Endpoint) -> Health {
 }
 
 /// Decides which endpoints are reached by mutual TLS.
-struct MtlsChecker<'m> {
+struct MtlsChecker<'m, 'e> {
     /// Mode of the rule, which takes precedence.
     rule: Option<TlSmode>,
     /// Policies of each namespace of endpoints.
-    namespaces: BTreeMap<Namespace, NamespacePolicies<'m>>,
+    namespaces: BTreeMap<&'e Namespace, NamespacePolicies<'m>>,
 }
 
-impl<'m> MtlsChecker<'m> {
+impl<'m, 'e> MtlsChecker<'m, 'e> {
     fn new(target: &Target) -> Self {
         // Parity (pilot/pkg/xds/endpoints/mtls_checker.go): only a subset's own policy is read. The default cluster
         // behind a waypoint counts as a subset, `http` or `tcp`.
@@ -291,20 +291,18 @@ impl<'m> MtlsChecker<'m> {
         }
     }
 
-    fn use_mtls(&mut self, ctx: &BuildContext<'m>, endpoint: &Endpoint) -> bool {
+    fn use_mtls(&mut self, ctx: &BuildContext<'m>, endpoint: &'e Endpoint) -> bool {
         if let Some(mode) = self.rule {
             return mode == TlSmode::IstioMutual;
         }
         endpoint.origin.tls_mode == MTLS && self.demanded(ctx, endpoint) != MtlsMode::Disable
     }
 
-    fn demanded(&mut self, ctx: &BuildContext<'m>, endpoint: &Endpoint) -> MtlsMode {
+    fn demanded(&mut self, ctx: &BuildContext<'m>, endpoint: &'e Endpoint) -> MtlsMode {
         let namespace = &endpoint.origin.namespace;
-        if !self.namespaces.contains_key(namespace) {
-            let policies = NamespacePolicies::of(ctx.cx, ctx.mesh, namespace);
-            self.namespaces.insert(namespace.clone(), policies);
-        }
-        self.namespaces[namespace].mode_on(&endpoint.origin.labels, endpoint.port)
+        let policies = self.namespaces.entry(namespace);
+        let policies = policies.or_insert_with(|| NamespacePolicies::of(ctx.cx, ctx.mesh, namespace));
+        policies.mode_on(&endpoint.origin.labels, endpoint.port)
     }
 }
 
