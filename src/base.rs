@@ -6,6 +6,7 @@ pub mod cidr;
 pub mod cipher_suite;
 pub mod duration;
 pub mod fingerprint;
+pub(crate) mod handshake;
 pub mod hashed;
 pub mod host;
 pub mod ident;

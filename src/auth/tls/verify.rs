@@ -10,9 +10,8 @@ use std::{
 };
 
 use rustls::{
-    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
-    client::danger::HandshakeSignatureValid,
-    crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature},
+    DistinguishedName, Error, RootCertStore,
+    crypto::CryptoProvider,
     pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime},
     server::{
         VerifierBuilderError, WebPkiClientVerifier,
@@ -23,7 +22,10 @@ use smol_str::SmolStr;
 use tokio::sync::watch;
 
 use super::only_uri;
-use crate::{auth::trust::TrustPools, base::spiffe::SpiffeId};
+use crate::{
+    auth::trust::TrustPools,
+    base::{handshake::verify_signatures, spiffe::SpiffeId},
+};
 
 /// The maximum chain length, including the leaf.
 const MAX_CHAIN: usize = 8;
@@ -188,27 +190,7 @@ impl ClientCertVerifier for TrustPoolVerifier {
         self.verifiers().verify(end_entity, intermediates, now)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
+    verify_signatures!(provider);
 }
 
 #[cfg(test)]
