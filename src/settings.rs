@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use clap::Args;
+use clap::{Arg, ArgAction, Args};
 
 use crate::{
     base::{
@@ -22,6 +22,21 @@ use crate::{
 
 /// Variable with the only namespaces that are read and written into.
 pub const WATCH_NAMESPACE: &str = "ISTIO_WATCH_NAMESPACE";
+
+/// Boolean flags that are given with or without a value.
+pub trait BooleanFlag {
+    /// Makes the value optional: `--flag` means `--flag=true`. The next word is never the value.
+    fn optional_value(self) -> Self;
+}
+
+impl BooleanFlag for Arg {
+    fn optional_value(self) -> Self {
+        self.num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .action(ArgAction::Set)
+    }
+}
 
 /// The flags of `istiod discovery`, with Istio's names and defaults. If a flag is repeated, the last value counts;
 /// lists are joined.
@@ -96,15 +111,7 @@ pub struct DiscoveryFlags {
     #[arg(long)]
     pub monitoring_port: Option<u16>,
     /// Serve CPU and heap profiles under /debug/pprof.
-    #[arg(
-        long,
-        default_value_t = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = go_bool,
-        action = clap::ArgAction::Set
-    )]
+    #[arg(long, default_value_t = true, value_parser = go_bool, optional_value())]
     pub profile: bool,
     /// CA certificate of istiod's serving certificate.
     #[arg(long)]
@@ -161,15 +168,7 @@ pub struct DiscoveryFlags {
     #[arg(long = "log_caller", default_value = "")]
     pub log_caller: String,
     /// Log as JSON.
-    #[arg(
-        long = "log_as_json",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = go_bool,
-        action = clap::ArgAction::Set
-    )]
+    #[arg(long = "log_as_json", default_value_t = false, value_parser = go_bool, optional_value())]
     pub log_as_json: bool,
     /// Address of Consul: host:port, http://, https:// or unix:// (default: CONSUL_HTTP_ADDR, else 127.0.0.1:8500).
     #[arg(long = "consulserverURL", default_value = "")]
@@ -181,15 +180,7 @@ pub struct DiscoveryFlags {
     #[arg(long = "consulserverDatacenters", value_delimiter = ',')]
     pub consul_server_datacenters: Vec<String>,
     /// Each datacenter of Consul is a network of its own, with the name of the datacenter.
-    #[arg(
-        long = "consulserverNetworks",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = go_bool,
-        action = clap::ArgAction::Set
-    )]
+    #[arg(long = "consulserverNetworks", default_value_t = false, value_parser = go_bool, optional_value())]
     pub consul_server_networks: bool,
     /// Address of Eureka, such as http://eureka:8080 (API below /eureka/v2) or http://eureka:8761/eureka.
     #[arg(long = "eurekaserverURL", default_value = "")]
@@ -201,15 +192,7 @@ pub struct DiscoveryFlags {
     #[arg(long = "cfConfig")]
     pub cf_config: Option<PathBuf>,
     /// The registry Mock has the services hello and world (default: none).
-    #[arg(
-        long = "mockServices",
-        default_value_t = false,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        value_parser = go_bool,
-        action = clap::ArgAction::Set
-    )]
+    #[arg(long = "mockServices", default_value_t = false, value_parser = go_bool, optional_value())]
     pub mock_services: bool,
     /// Port of ControlZ; 0 disables it.
     #[arg(long = "ctrlz_port", default_value_t = 9876)]

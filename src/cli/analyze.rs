@@ -24,7 +24,7 @@ use crate::{
     kube::client::ClientError,
     model::features::Features,
     proto::json::to_json,
-    settings::process_variables,
+    settings::{BooleanFlag, process_variables},
 };
 
 /// Exit code of wrong flags.
@@ -45,8 +45,7 @@ pub struct AnalyzeFlags {
     /// Files, folders (with their subfolders), or - for standard input.
     paths: Vec<PathBuf>,
     /// Read the cluster; --use-kube=false reads the files alone.
-    #[arg(short = 'k', long, value_parser = parse_boolean, action = clap::ArgAction::Set, num_args = 0..=1,
-          require_equals = true, default_missing_value = "true", default_value = "true")]
+    #[arg(short = 'k', long, default_value_t = true, value_parser = parse_boolean, optional_value())]
     use_kube: bool,
     /// Kubeconfig of the cluster (default: KUBECONFIG, then ~/.kube/config).
     #[arg(short = 'c', long)]
@@ -91,8 +90,7 @@ pub struct AnalyzeFlags {
     #[arg(short, long, value_enum, ignore_case = true, default_value = "log")]
     output: Format,
     /// Colour the levels (default: on a terminal).
-    #[arg(long, value_parser = parse_boolean, action = clap::ArgAction::Set, num_args = 0..=1,
-          require_equals = true, default_missing_value = "true")]
+    #[arg(long, value_parser = parse_boolean, optional_value())]
     color: Option<bool>,
     /// Ignore documents that cannot be parsed.
     #[arg(long)]

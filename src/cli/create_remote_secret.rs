@@ -25,6 +25,7 @@ use crate::{
         client::{self, ClientError, Rate},
         kubeconfig::selected_config,
     },
+    settings::BooleanFlag,
 };
 
 /// Flags of `create-remote-secret`.
@@ -56,14 +57,7 @@ pub struct CreateRemoteSecretFlags {
     #[arg(long)]
     service_account: Option<String>,
     /// Create the service account with its read permissions if it does not exist.
-    #[arg(
-        long,
-        default_value_t = true,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        action = clap::ArgAction::Set
-    )]
+    #[arg(long, default_value_t = true, optional_value())]
     create_service_account: bool,
     /// Token Secret of the service account to use.
     #[arg(long)]
