@@ -1,34 +1,18 @@
-use std::sync::{
-    Mutex,
-    atomic::{AtomicUsize, Ordering},
-};
-
-use tokio::task::yield_now;
-
 use super::*;
-use crate::{api::Row, model::change::Batch};
+use crate::{
+    api::Row,
+    ingest::fixture::{AnswerTable, settle},
+    model::change::Batch,
+};
 
 const CONFIG: ClusterId = ClusterId::new_static("config");
 
 type Answer = Result<Access, ReviewError>;
-
-/// Answers from a table that tests change, by a clock that they set.
-#[derive(Default)]
-struct Table {
-    clock: watch::Sender<u64>,
-    answers: Mutex<BTreeMap<Subject, Answer>>,
-    asked: AtomicUsize,
-}
+type Table = AnswerTable<Subject, Answer>;
 
 impl Review for Table {
     fn ask(self: Arc<Self>, subject: Subject, wait: Duration) -> BoxFuture<'static, Answer> {
-        let mut clock = self.clock.subscribe();
-        let due = *clock.borrow() + wait.as_secs();
-        Box::pin(async move {
-            clock.wait_for(|now| *now >= due).await.unwrap();
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            self.answers.lock().unwrap()[&subject].clone()
-        })
+        self.answer(subject, wait)
     }
 }
 
@@ -73,7 +57,7 @@ impl Fixture {
     }
 
     fn set(&self, account: &str, answer: Answer) {
-        self.table.answers.lock().unwrap().insert(subject(account), answer);
+        self.table.insert(subject(account), answer);
     }
 
     fn read(&self, accounts: &[&str]) {
@@ -81,23 +65,13 @@ impl Fixture {
             .send_replace(accounts.iter().map(|account| subject(account)).collect());
     }
 
-    async fn settle(&self) {
-        for _ in 0..20 {
-            yield_now().await;
-        }
-    }
-
     async fn sleep(&self, seconds: u64) {
-        self.settle().await;
-        for _ in 0..seconds {
-            self.table.clock.send_modify(|now| *now += 1);
-            self.settle().await;
-        }
+        self.table.sleep(seconds).await;
     }
 
     /// The changes that are there now, in words.
     async fn summary(&mut self) -> Vec<String> {
-        self.settle().await;
+        settle().await;
         let mut summary = Vec::new();
         while let Ok(batch) = self.changes.try_recv() {
             summary.extend(batch.iter().map(|change| match change {
@@ -129,7 +103,7 @@ async fn r10_a_decision_is_reported_once_and_renewed() {
     assert_eq!(fixture.summary().await, Vec::<String>::new());
     fixture.sleep(60).await;
     assert_eq!(fixture.summary().await, ["c1/gw Denied(\"taken away\")"]);
-    assert!(fixture.table.asked.load(Ordering::Relaxed) < 10);
+    assert!(fixture.table.asked() < 10);
 }
 
 #[tokio::test]
@@ -176,5 +150,5 @@ async fn unused_decisions_are_dropped() {
     fixture.read(&[]);
     assert_eq!(fixture.summary().await, ["AccessReview -c1/gw"]);
     fixture.sleep(600).await;
-    assert_eq!(fixture.table.asked.load(Ordering::Relaxed), 1);
+    assert_eq!(fixture.table.asked(), 1);
 }

@@ -1,43 +1,33 @@
 //! The schedule, against an outside world of a table and a clock that trials set.
 
-use std::sync::{
-    Mutex,
-    atomic::{AtomicUsize, Ordering},
-};
-
-use tokio::task::yield_now;
+use std::sync::Mutex;
 
 use super::*;
-use crate::{api::Row, fetch::FetchError, model::change::Batch};
+use crate::{
+    api::Row,
+    fetch::FetchError,
+    ingest::fixture::{AnswerTable, settle},
+    model::change::Batch,
+};
 
 const CLUSTER: ClusterId = ClusterId::new_static("c");
 const REFRESH: Duration = Duration::from_mins(20);
 
-/// Answers by URL.
-#[derive(Default)]
-struct Servers {
-    clock: watch::Sender<u64>,
-    /// None: the server hangs.
-    answers: Mutex<BTreeMap<&'static str, Option<Result<&'static str, FetchFailure>>>>,
-    asked: AtomicUsize,
-}
+/// Answers by URL: the id of the only key. None: the server hangs.
+type Servers = AnswerTable<String, Option<Result<&'static str, FetchFailure>>>;
 
 impl Servers {
     fn set(&self, url: &'static str, kid: &'static str) {
-        self.answers.lock().unwrap().insert(url, Some(Ok(kid)));
+        self.insert(url.to_owned(), Some(Ok(kid)));
     }
 
     fn fail(&self, url: &'static str) {
         let failure = FetchFailure::Fetch(FetchError::Status(500));
-        self.answers.lock().unwrap().insert(url, Some(Err(failure)));
+        self.insert(url.to_owned(), Some(Err(failure)));
     }
 
     fn hang(&self, url: &'static str) {
-        self.answers.lock().unwrap().insert(url, None);
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+        self.insert(url.to_owned(), None);
     }
 }
 
@@ -49,13 +39,9 @@ impl Fetch for Servers {
         wait: Duration,
         _shares: SourceShares,
     ) -> BoxFuture<'static, Result<KeySet, FetchFailure>> {
-        let mut clock = self.clock.subscribe();
-        let due = *clock.borrow() + wait.as_secs();
+        let answer = self.answer(source.url(), wait);
         Box::pin(async move {
-            clock.wait_for(|now| *now >= due).await.unwrap();
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            let answer = self.answers.lock().unwrap()[source.url().as_str()].clone();
-            match answer {
+            match answer.await {
                 None => std::future::pending().await,
                 Some(answer) => answer.map(|kid| {
                     KeySet::parse(format!(r#"{{"keys":[{{"kty":"oct","k":"AAAA","kid":"{kid}"}}]}}"#).as_bytes())
@@ -111,34 +97,14 @@ impl Fixture {
         dependencies
     }
 
-    /// Lets everything happen that can happen now.
-    async fn settle(&self) {
-        for _ in 0..30 {
-            yield_now().await;
-        }
-    }
-
     /// Lets time pass, second by second.
     async fn sleep(&self, seconds: u64) {
-        self.settle().await;
-        for _ in 0..seconds {
-            self.servers.clock.send_modify(|now| *now += 1);
-            self.settle().await;
-        }
+        self.servers.sleep(seconds).await;
     }
 
     /// The next change in words, and the seconds until it came.
     async fn next(&mut self) -> (String, u64) {
-        let mut waited = 0;
-        self.settle().await;
-        let batch = loop {
-            match self.changes.try_recv() {
-                Ok(batch) => break batch,
-                Err(_) => self.sleep(1).await,
-            }
-            waited += 1;
-            assert!(waited < 1_000_000, "nothing comes");
-        };
+        let (batch, waited) = self.servers.next(&mut self.changes).await;
         let words = batch.iter().map(|change| match change {
             Change::Upsert(Row::FetchedKeys(row)) => {
                 let keys = KeySet::parse(row.keys.as_bytes()).unwrap();
@@ -284,8 +250,8 @@ async fn expired_keys_are_dropped() {
     let step = LONGEST_RETRY.as_secs();
     let mut waited = 0;
     while fixture.changes.is_empty() {
-        fixture.servers.clock.send_modify(|now| *now += step);
-        fixture.settle().await;
+        fixture.servers.advance(step);
+        settle().await;
         waited += step;
         assert!(waited < 2 * OLDEST.as_secs(), "nothing comes");
     }

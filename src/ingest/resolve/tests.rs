@@ -1,10 +1,4 @@
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::{
-        Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
 use futures::FutureExt;
 use hickory_resolver::{
@@ -16,20 +10,14 @@ use hickory_resolver::{
         rr::{Name, RData, Record, RecordType},
     },
 };
-use tokio::{net::UdpSocket, task::yield_now};
+use tokio::net::UdpSocket;
 
 use super::*;
-use crate::model::change::Batch;
+use crate::{api::Row, ingest::fixture::AnswerTable, model::change::Batch};
 
 const CLUSTER: ClusterId = ClusterId::new_static("c");
 
-/// Answers from a table that tests change, by a clock that they set.
-#[derive(Default)]
-struct Table {
-    clock: watch::Sender<u64>,
-    answers: Mutex<BTreeMap<&'static str, Result<Answer, LookupError>>>,
-    asked: AtomicUsize,
-}
+type Table = AnswerTable<SmolStr, Result<Answer, LookupError>>;
 
 impl Table {
     fn set(&self, host: &'static str, addresses: &[&str], seconds: u64) {
@@ -37,28 +25,18 @@ impl Table {
             addresses: addresses.iter().map(|text| text.parse().unwrap()).collect(),
             ttl: (seconds > 0).then(|| Duration::from_secs(seconds)),
         };
-        self.answers.lock().unwrap().insert(host, Ok(answer));
+        self.insert(host.into(), Ok(answer));
     }
 
     fn fail(&self, host: &'static str) {
         let error = LookupError("no server".into());
-        self.answers.lock().unwrap().insert(host, Err(error));
-    }
-
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::Relaxed)
+        self.insert(host.into(), Err(error));
     }
 }
 
 impl Lookup for Table {
     fn ask(self: Arc<Self>, host: SmolStr, wait: Duration) -> BoxFuture<'static, Result<Answer, LookupError>> {
-        let mut clock = self.clock.subscribe();
-        let due = *clock.borrow() + wait.as_secs();
-        Box::pin(async move {
-            clock.wait_for(|now| *now >= due).await.unwrap();
-            self.asked.fetch_add(1, Ordering::Relaxed);
-            self.answers.lock().unwrap()[host.as_str()].clone()
-        })
+        self.answer(host, wait)
     }
 }
 
@@ -103,36 +81,16 @@ impl Fixture {
         waiting.now_or_never().is_some()
     }
 
-    /// Lets everything happen that can happen now.
-    async fn settle(&self) {
-        for _ in 0..20 {
-            yield_now().await;
-        }
-    }
-
     /// Lets time pass, second by second.
     async fn sleep(&self, seconds: u64) {
-        self.settle().await;
-        for _ in 0..seconds {
-            self.table.clock.send_modify(|now| *now += 1);
-            self.settle().await;
-        }
+        self.table.sleep(seconds).await;
     }
 
     /// The next change in words, and the seconds until it came.
     async fn next(&mut self) -> (String, u64) {
-        let mut waited = 0;
-        self.settle().await;
-        let batch = loop {
-            match self.changes.try_recv() {
-                Ok(batch) => break batch,
-                Err(_) => self.sleep(1).await,
-            }
-            waited += 1;
-            assert!(waited < 100_000, "nothing comes");
-        };
+        let (batch, waited) = self.table.next(&mut self.changes).await;
         let words = batch.iter().map(|change| match change {
-            Change::Upsert(crate::api::Row::ResolvedHost(host)) => format!("{} {:?}", host.key.name, host.addresses),
+            Change::Upsert(Row::ResolvedHost(host)) => format!("{} {:?}", host.key.name, host.addresses),
             Change::Remove(kind, key) => format!("{} -{}", kind.name(), key.name),
             other => panic!("unexpected {other:?}"),
         });
