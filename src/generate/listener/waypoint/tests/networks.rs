@@ -1,5 +1,7 @@
 //! Several networks: nested tunnels, and gateways between networks.
 
+use std::sync::LazyLock;
+
 use serde_json::{Value, json};
 
 use super::{LABELS, MESH, WAYPOINT, chain, installation, main_internal};
@@ -50,13 +52,7 @@ fn endpoints_of_other_networks_are_reached_by_nested_tunnels() {
             ("config.yaml", TWO_NETWORKS),
         ];
         let store = fixture::store(installation, &files, vec![client]);
-        let name = "inbound-vip|80|http|far.example.com";
-        let assignment = fixture::resource(&store, 0, ResourceType::Endpoint, name);
-        let all = assignment["endpoints"].as_array().cloned().unwrap_or_default();
-        let all = all
-            .iter()
-            .flat_map(|group| group["lbEndpoints"].as_array().cloned().unwrap_or_default());
-        all.collect::<Vec<Value>>()
+        endpoints(&store, 0, "inbound-vip|80|http|far.example.com")
     };
     let [direct, tunnelled] = &endpoints(true, true)[..] else {
         panic!("the endpoint of a network without a gateway is unreachable");
@@ -153,7 +149,8 @@ serviceScopeConfigs: [{servicesSelector: {matchLabels: {scope: global}}, scope: 
 ";
 
 /// Services that span clusters, of which one has a waypoint, and one that does not span clusters.
-const EAST: &str = "
+static EAST: LazyLock<String> = LazyLock::new(|| {
+    let objects = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: istio-system, labels: {topology.istio.io/network: net1}}
@@ -180,26 +177,6 @@ kind: Service
 metadata: {name: own, labels: {istio.io/use-waypoint: waypoint}}
 spec: {clusterIP: 10.0.0.43, selector: {app: wide}, ports: [{name: http, port: 80, targetPort: 8080}]}
 ---
-apiVersion: v1
-kind: Pod
-metadata: {name: wide-0, labels: {app: wide}, annotations: {ambient.istio.io/redirection: enabled}}
-spec: {serviceAccountName: wide}
-status: {phase: Running, podIP: 10.1.0.41, conditions: [{type: Ready, status: 'True'}]}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: wide, labels: {kubernetes.io/service-name: wide}}
-addressType: IPv4
-endpoints: [{addresses: [10.1.0.41], targetRef: {kind: Pod, name: wide-0, namespace: default}}]
-ports: [{name: http, port: 8080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: own, labels: {kubernetes.io/service-name: own}}
-addressType: IPv4
-endpoints: [{addresses: [10.1.0.41], targetRef: {kind: Pod, name: wide-0, namespace: default}}]
-ports: [{name: http, port: 8080}]
----
 apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata: {name: west, namespace: istio-system, labels: {topology.istio.io/network: net2}}
@@ -208,9 +185,12 @@ spec:
   addresses: [{type: IPAddress, value: 192.0.2.2}]
   listeners: [{name: mesh, port: 15008, protocol: HBONE}]
 ";
+    [objects, &workload("wide-0", "10.1.0.41")].concat()
+});
 
 /// The other cluster, in another network.
-const WEST: &str = "
+static WEST: LazyLock<String> = LazyLock::new(|| {
+    let objects = "
 apiVersion: v1
 kind: Namespace
 metadata: {name: istio-system, labels: {topology.istio.io/network: net2}}
@@ -228,32 +208,41 @@ apiVersion: v1
 kind: Service
 metadata: {name: own}
 spec: {clusterIP: 10.8.0.43, selector: {app: wide}, ports: [{name: http, port: 80, targetPort: 8080}]}
----
+";
+    [objects, &workload("wide-1", "10.9.0.41")].concat()
+});
+
+/// The pod of the services in one cluster, with its endpoints.
+fn workload(pod: &str, address: &str) -> String {
+    "---
 apiVersion: v1
 kind: Pod
-metadata: {name: wide-1, labels: {app: wide}, annotations: {ambient.istio.io/redirection: enabled}}
+metadata: {name: POD, labels: {app: wide}, annotations: {ambient.istio.io/redirection: enabled}}
 spec: {serviceAccountName: wide}
-status: {phase: Running, podIP: 10.9.0.41, conditions: [{type: Ready, status: 'True'}]}
+status: {phase: Running, podIP: ADDRESS, conditions: [{type: Ready, status: 'True'}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: wide, labels: {kubernetes.io/service-name: wide}}
 addressType: IPv4
-endpoints: [{addresses: [10.9.0.41], targetRef: {kind: Pod, name: wide-1, namespace: default}}]
+endpoints: [{addresses: [ADDRESS], targetRef: {kind: Pod, name: POD, namespace: default}}]
 ports: [{name: http, port: 8080}]
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: own, labels: {kubernetes.io/service-name: own}}
 addressType: IPv4
-endpoints: [{addresses: [10.9.0.41], targetRef: {kind: Pod, name: wide-1, namespace: default}}]
+endpoints: [{addresses: [ADDRESS], targetRef: {kind: Pod, name: POD, namespace: default}}]
 ports: [{name: http, port: 8080}]
-";
+"
+    .replace("POD", pod)
+    .replace("ADDRESS", address)
+}
 
 /// Returns the store of a gateway between the networks, an instance of the waypoint and an ingress gateway, in this
 /// order.
 fn two_networks(installation: Installation, config: &str) -> ConfigStore {
-    two_clusters(installation, EAST, WEST, config)
+    two_clusters(installation, &EAST, &WEST, config)
 }
 
 fn two_clusters(installation: Installation, east: &str, west: &str, config: &str) -> ConfigStore {
@@ -430,7 +419,7 @@ fn gateways_between_networks_do_not_pass_by_a_waypoint_without_a_service() {
     let waypoint = WAYPOINT.replace(address, host);
     let files = [
         ("mesh.yaml", GLOBAL),
-        ("kube.yaml", &[waypoint.as_str(), "---", EAST].concat()),
+        ("kube.yaml", &[waypoint.as_str(), "---", EAST.as_str()].concat()),
     ];
     let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
     let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
@@ -538,7 +527,11 @@ fn gateways_between_networks_pass_connections_on_without_a_proxy_header() {
     let mesh = format!("{GLOBAL}defaultConfig: {{gatewayTopology: {{proxyProtocol: {{}}}}}}\n");
     let node = "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local";
     let labels = json!({"LABELS": {"gateway.istio.io/managed": "istio.io-eastwest-controller"}});
-    let files = [("mesh.yaml", mesh.as_str()), ("kube.yaml", EAST), ("config.yaml", API)];
+    let files = [
+        ("mesh.yaml", mesh.as_str()),
+        ("kube.yaml", EAST.as_str()),
+        ("config.yaml", API),
+    ];
     let store = fixture::store(multi_network(), &files, vec![fixture::client(node, &labels)]);
     for name in ["0.0.0.0_6443", "0.0.0.0_7443"] {
         let listener = fixture::resource(&store, 0, ResourceType::Listener, name);
@@ -684,7 +677,7 @@ ports: [{name: mesh, port: 15008}]
     let namespace = "{name: default, labels: {istio.io/ingress-use-waypoint: 'true'}}";
     let west = WEST.replace("{name: default}", namespace).replace("net2", "net1");
     let west = [west.as_str(), more].concat();
-    let store = two_clusters(multi_network(), EAST, &west, "");
+    let store = two_clusters(multi_network(), &EAST, &west, "");
     let listener = fixture::resource(&store, 1, ResourceType::Listener, "main_internal");
     chain(&listener, "inbound-vip|80|http|afar.default.svc.cluster.local");
 
@@ -747,7 +740,7 @@ spec:
     outlierDetection: {consecutive5xxErrors: 3}
     loadBalancer: {localityLbSetting: {enabled: true}}
 ";
-    let kube = format!("{WAYPOINT}---{EAST}---{ZONES}");
+    let kube = [WAYPOINT, "---", EAST.as_str(), "---", ZONES].concat();
     let files = [("mesh.yaml", GLOBAL), ("kube.yaml", kube.as_str()), ("rule.yaml", rule)];
     let gateway = fixture::client(
         "waypoint~10.1.0.30~ew-0.istio-system~istio-system.svc.cluster.local",
