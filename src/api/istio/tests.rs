@@ -773,6 +773,7 @@ fn admission_refuses_more_than_parsing() {
     good("ServiceEntry", &entry("HTTP"));
     let socket = "{address: 'unix:///a/'}";
     refused("WorkloadEntry", socket, "spec.address");
+    refused("WorkloadEntry", "{address: 10.0.0.1, ports: {'': 80}}", "spec.ports");
     let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
     let value = "spec.configPatches[0].patch.value";
     let add = |value: &str| format!("patch: {{operation: ADD, value: {value}}}");

@@ -36,9 +36,7 @@ pub fn entry(at: &FieldPath<'_>, entry: &WorkloadEntry, _meta: &Meta) {
 pub fn ports_and_labels(at: &FieldPath<'_>, entry: &WorkloadEntry) {
     for (name, number) in &entry.ports {
         let at = at.field("ports");
-        if !name.is_empty() {
-            common::port_name(&at, name);
-        }
+        common::port_name(&at, name);
         common::port(&at.field(name), *number);
     }
     for (key, value) in &entry.labels {
