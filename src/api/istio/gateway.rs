@@ -110,9 +110,48 @@ fn tls_and_protocol(at: &FieldPath<'_>, server: &Server, protocol: &str) {
         let passes = matches!(tls.mode(), Mode::Passthrough | Mode::AutoPassthrough);
         let other = !passes || files.iter().any(|file| !file.is_empty());
         at.require(!other, "plain HTTP takes httpsRedirect only");
+        if !other {
+            unused_tls(&at, tls);
+        }
     } else {
         at.refuse("has no meaning for this protocol");
     }
+}
+
+/// Checks TLS settings of a plain HTTP server, none of which has an effect except `httpsRedirect`.
+///
+/// Parity (pkg/config/validation/validation.go, `validateServer`): they are checked as those of other servers.
+fn unused_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
+    versions(at, tls);
+    let sources = [
+        !tls.credential_name.is_empty(),
+        !tls.credential_names.is_empty(),
+        !tls.tls_certificates.is_empty(),
+    ];
+    at.require_on_admission(
+        sources.into_iter().filter(|given| *given).count() <= 1,
+        "tlsCertificates, credentialName and credentialNames cannot be combined",
+    );
+    unused_certificates(at, tls);
+}
+
+/// Checks the certificates of a server that passes TLS through.
+fn unused_certificates(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
+    let texts = [
+        &tls.server_certificate,
+        &tls.private_key,
+        &tls.ca_certificates,
+        &tls.ca_crl,
+        &tls.credential_name,
+    ];
+    let lists_any = !tls.credential_names.is_empty() || !tls.tls_certificates.is_empty();
+    if lists_any || texts.iter().any(|text| !text.is_empty()) {
+        at.warning("certificates have no effect with passthrough");
+    }
+    at.field("caCrl").require_on_admission(
+        tls.ca_crl.is_empty() || tls.credential_name.is_empty(),
+        "cannot be combined with credentialName",
+    );
 }
 
 /// Checks the TLS settings of a server, or of a Sidecar's ingress listener.
@@ -140,15 +179,7 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
             !any_file && !credential && tls.tls_certificates.is_empty(),
             "ISTIO_MUTUAL takes no certificates",
         ),
-        Mode::Passthrough | Mode::AutoPassthrough => {
-            if any_file || credential || !tls.tls_certificates.is_empty() || !tls.ca_crl.is_empty() {
-                at.warning("certificates have no effect with passthrough");
-            }
-            at.field("caCrl").require_on_admission(
-                tls.ca_crl.is_empty() || tls.credential_name.is_empty(),
-                "cannot be combined with credentialName",
-            );
-        }
+        Mode::Passthrough | Mode::AutoPassthrough => unused_certificates(at, tls),
         Mode::Simple | Mode::Mutual | Mode::OptionalMutual if credential => {
             if !tls.ca_crl.is_empty() {
                 at.field("caCrl")

@@ -270,6 +270,29 @@ fn gateways_and_sidecars() {
     ] {
         refused("Gateway", &server(spec), &format!(".servers[0].{field}"));
     }
+    let http = |tls: &str| {
+        server(&format!(
+            "port: {{number: 80, protocol: HTTP, name: http}}, tls: {{httpsRedirect: true, {tls}}}"
+        ))
+    };
+    for (tls, field) in [
+        ("credentialName: c", ""),
+        ("tlsCertificates: [{serverCertificate: /c, privateKey: /k}]", ""),
+        ("cipherSuites: [RC4]", ".cipherSuites[0]"),
+        ("minProtocolVersion: TLSV1_1", ".minProtocolVersion"),
+    ] {
+        admitted("Gateway", &http(tls), &format!(".servers[0].tls{field}"));
+    }
+    refused(
+        "Gateway",
+        &http("credentialName: c, caCrl: /l"),
+        ".servers[0].tls.caCrl",
+    );
+    refused(
+        "Gateway",
+        &http("credentialName: c, credentialNames: [d]"),
+        ".servers[0].tls",
+    );
     let https = |tls: &str| {
         server(&format!(
             "port: {{number: 443, protocol: HTTPS, name: https}}, tls: {{{tls}}}"
