@@ -8,7 +8,10 @@ use crate::{
         Meta,
         names::{is_label, is_partial_wildcard, is_wildcard_domain},
     },
-    base::cidr,
+    base::{
+        address::{HostPort, Port},
+        cidr,
+    },
     proto::istio::networking::v1alpha3::{
         CaptureMode, IstioEgressListener, IstioIngressListener, OutboundTrafficPolicy, Sidecar, SidecarPort,
         outbound_traffic_policy::Mode, server_tls_settings::TlSmode as TlsMode,
@@ -98,12 +101,15 @@ fn default_endpoint(at: &FieldPath<'_>, endpoint: &str) {
     if let Some(path) = endpoint.strip_prefix("unix://") {
         return common::unix_path(at, path);
     }
-    let Some((address, port)) = endpoint.rsplit_once(':') else {
+    let Ok(HostPort { host, port }) = HostPort::parse(endpoint) else {
         return at.error("want 127.0.0.1:port, 0.0.0.0:port, [::1]:port, [::]:port or unix:///path");
     };
-    let known = matches!(address, "" | "127.0.0.1" | "0.0.0.0" | "[::1]" | "[::]");
+    let known = matches!(host.as_str(), "" | "127.0.0.1" | "0.0.0.0" | "::1" | "::");
     at.require(known, "want 127.0.0.1, 0.0.0.0, [::1] or [::] as address");
-    at.require(port.parse::<u16>().is_ok_and(|port| port != 0), "the port is invalid");
+    at.require(
+        matches!(port, Port::Number(number) if number != 0),
+        "the port is invalid",
+    );
 }
 
 fn port(at: &FieldPath<'_>, port: &SidecarPort, unix: bool) {

@@ -555,10 +555,21 @@ fn gateways_entries_and_sidecars() {
         "Sidecar",
         "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: '127.0.0.1:8080'}]}",
     );
-    good(
-        "Sidecar",
-        "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: ':8080'}]}",
-    );
+    let ingress = |endpoint: &str| {
+        format!("{{ingress: [{{port: {{number: 80, protocol: HTTP, name: h}}, defaultEndpoint: '{endpoint}'}}]}}")
+    };
+    for endpoint in [":8080", "[0.0.0.0]:8080", "[127.0.0.1]:8080", "[::1]:8080"] {
+        good("Sidecar", &ingress(endpoint));
+    }
+    for endpoint in [
+        "::1:8080",
+        "[0.0.0.0:8080",
+        "127.0.0.1:http",
+        "127.0.0.1:0",
+        "127.0.0.1",
+    ] {
+        bad("Sidecar", &ingress(endpoint), &[".ingress[0].defaultEndpoint"]);
+    }
     good("Sidecar", "{egress: [{bind: 10.0.0.1, hosts: ['./*']}]}");
     bad(
         "Sidecar",

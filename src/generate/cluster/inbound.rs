@@ -239,7 +239,7 @@ impl InboundPart {
         if text.starts_with("unix://") {
             return Some(Some((SmolStr::new(text), 0)));
         }
-        let (host, port) = text.rsplit_once(':')?;
+        let (host, port) = split_endpoint(text)?;
         let port: u32 = port.parse().ok()?;
         let either = |first: &str, second: &str| SmolStr::new(if first.is_empty() { second } else { first });
         let local = loopbacks(self.ip_mode);
@@ -247,7 +247,7 @@ impl InboundPart {
             let own = local.iter().find(|address| **address == family);
             SmolStr::new(own.unwrap_or(&local[0]))
         };
-        let address = match host.trim_start_matches('[').trim_end_matches(']') {
+        let address = match host {
             "0.0.0.0" => either(&self.instance_v4, "127.0.0.1"),
             "::" => either(&self.instance_v6, "::1"),
             "127.0.0.1" => of_family("127.0.0.1"),
@@ -267,11 +267,17 @@ fn instance_addresses(ctx: &BuildContext, addresses: &[SmolStr], sidecar: Option
             .map(|listener| listener.default_endpoint.as_str())
     };
     let first = |wildcard: &str, is_v6: bool| {
-        let wanted = endpoints().any(|endpoint| endpoint.starts_with(wildcard));
+        let wanted = endpoints().any(|endpoint| split_endpoint(endpoint).is_some_and(|(host, _)| host == wildcard));
         let address = addresses.iter().find(|address| address.contains(':') == is_v6);
         address.filter(|_| wanted).cloned().unwrap_or_default()
     };
-    (first("0.0.0.0:", false), first("[::]:", true))
+    (first("0.0.0.0", false), first("::", true))
+}
+
+/// Returns the host of `defaultEndpoint` without brackets, and the port. Istio accepts brackets around any host.
+fn split_endpoint(text: &str) -> Option<(&str, &str)> {
+    let (host, port) = text.rsplit_once(':')?;
+    Some((host.trim_start_matches('[').trim_end_matches(']'), port))
 }
 
 fn port_of(listener: &IstioIngressListener) -> u32 {

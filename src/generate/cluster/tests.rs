@@ -264,6 +264,25 @@ spec:
 }
 
 #[test]
+fn the_address_of_an_inbound_destination_may_have_brackets() {
+    let sidecar = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s}
+spec:
+  ingress: [{port: {number: 7000, protocol: TCP, name: tcp}, defaultEndpoint: '[0.0.0.0]:7100'}]
+";
+    let fixture = Fixture::new(
+        &[("a.yaml", SERVICE), ("sidecar.yaml", sidecar)],
+        vec![client("b", "n1")],
+    );
+    let cluster = fixture.cluster("inbound|7000||");
+    let assignment = &cluster["loadAssignment"]["endpoints"][0]["lbEndpoints"][0];
+    let socket = json!({"socketAddress": {"address": "10.2.0.1", "portValue": 7100}});
+    assert_eq!(assignment["endpoint"]["address"], socket);
+}
+
+#[test]
 fn services_without_endpoints_that_dns_would_resolve_have_no_cluster() {
     let entries = "
 apiVersion: networking.istio.io/v1
