@@ -36,7 +36,7 @@ use tokio::{
 
 use self::{
     config_sources::{ConfigSourceError, Issuer, Stores},
-    identity::IdentityError,
+    identity::{Identity, IdentityError},
     injection::Injection,
     keys::Author,
     kubernetes::{Config, ControllerParts, Kubernetes},
@@ -307,6 +307,92 @@ fn start_push(environment: &Environment, installation: &Installation) -> Result<
     Ok(push)
 }
 
+/// Inputs that the steps of [`Parts::start`] share.
+struct StartInputs<'a> {
+    environment: &'a Arc<Environment>,
+    installation: &'a Installation,
+    push: &'a PushHandle,
+    report: &'a Report,
+    watches: WatchMetrics,
+    dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+}
+
+impl StartInputs<'_> {
+    /// Starts the sources of the config cluster, if there is one.
+    async fn kubernetes(
+        &self,
+        sources: &mut Sources,
+        client: Option<Client>,
+        config: Config<'_>,
+    ) -> Result<Option<Kubernetes>, AppError> {
+        let Some(client) = client else { return Ok(None) };
+        let inputs = kubernetes::Inputs {
+            client,
+            report: self.report.clone(),
+            watches: self.watches.clone(),
+            dependencies: self.dependencies.clone(),
+            config,
+        };
+        let kubernetes = Kubernetes::start(self.environment, self.installation, sources, inputs);
+        Ok(Some(kubernetes.await?))
+    }
+
+    /// Starts the CA, trust and authentication, and the sources that follow from them.
+    async fn identity(&self, sources: &mut Sources, kubernetes: Option<&Kubernetes>) -> Result<Identity, AppError> {
+        let features = &self.installation.features;
+        let clients = kubernetes.map(|kubernetes| kubernetes.clients(self.environment, self.installation));
+        if let Some(clients) = clients.clone() {
+            let subjects = self.push.subjects.clone();
+            sources.start(AccessReviews::new(&self.environment.registry, clients, subjects)?);
+        }
+        let identity = identity::start(identity::Parts {
+            environment: self.environment,
+            installation: self.installation,
+            client: kubernetes.map(Kubernetes::client),
+            clients,
+            watches: self.watches.clone(),
+            mesh: self.push.mesh.clone(),
+            fetcher: keys::fetcher(features, Author::Operator)?,
+        });
+        let identity = identity.await?;
+        if features.istio_multiroot_mesh {
+            let cluster = self.installation.cluster.clone();
+            let anchors = identity.anchors.clone();
+            sources.start(TrustAnchorsSource { cluster, anchors });
+        }
+        Ok(identity)
+    }
+
+    /// Returns the source of JWT keys.
+    fn jwks(&self) -> Result<Jwks, AppError> {
+        let features = &self.installation.features;
+        let settings = JwksSettings {
+            cluster: self.installation.cluster.clone(),
+            fetcher: keys::fetcher(features, Author::User)?,
+            refresh: features.pilot_jwt_pub_key_refresh_interval,
+            dependencies: self.dependencies.clone(),
+            report: self.report.clone(),
+        };
+        Ok(Jwks::new(&self.environment.registry, settings)?)
+    }
+
+    /// Starts to write Events about objects of the config cluster whose resources proxies refuse.
+    fn write_refusal_events(
+        &self,
+        kubernetes: Option<&Kubernetes>,
+        distribution: &Distribution,
+    ) -> Result<(), AppError> {
+        // Objects of a folder are in no cluster.
+        let in_cluster = self.environment.settings.flags.config_dir.is_none();
+        let is_on = self.installation.features.pilot_enable_refusal_events && in_cluster;
+        if let Some(kubernetes) = kubernetes.filter(|_| is_on) {
+            let refused = distribution.refused_objects();
+            controllers::write_refusal_events(self.environment, self.installation, kubernetes.client(), refused)?;
+        }
+        Ok(())
+    }
+}
+
 /// The running sources and servers.
 struct Parts<'a> {
     environment: &'a Arc<Environment>,
@@ -350,15 +436,19 @@ impl<'a> Parts<'a> {
         let (event_sender, events) = events.unzip();
         let options = server_options(&environment.settings, features);
         let xds = Server::new(environment, push.groups.clone(), options, event_sender)?;
-        let watches = WatchMetrics::new(&environment.registry)?;
-        let injector_watches = watches.clone();
-        let dependencies = external_dependencies::follow(environment, push.mesh.clone());
+        let inputs = StartInputs {
+            environment,
+            installation: &installation,
+            push: &push,
+            report: &report,
+            watches: WatchMetrics::new(&environment.registry)?,
+            dependencies: external_dependencies::follow(environment, push.mesh.clone()),
+        };
         let mut sources = Sources::new(&environment.tasks, push.changes.clone());
-        let registry_report = report.clone();
         let registry_metrics = RegistryMetrics::new(&environment.registry)?;
         let issuer = Issuer::default();
         let has_stores = !config_sources.is_empty();
-        let inputs = Stores {
+        let stores = Stores {
             settings: &environment.settings,
             installation: &installation,
             client: client.clone(),
@@ -366,71 +456,31 @@ impl<'a> Parts<'a> {
             metrics: &registry_metrics,
             report: &report,
         };
-        let (mut stores, cluster_at) = inputs.all(config_sources)?;
-        let kubernetes = match client {
-            Some(client) => {
-                let inputs = kubernetes::Inputs {
-                    client,
-                    report: report.clone(),
-                    watches: watches.clone(),
-                    dependencies: dependencies.clone(),
-                    config: match cluster_at {
-                        Some(index) => Config::Store(&mut stores, index),
-                        None if has_stores => Config::Elsewhere,
-                        None => Config::Direct,
-                    },
-                };
-                let start = Kubernetes::start(environment, &installation, &mut sources, inputs);
-                Some(start.await?)
-            }
-            None => None,
+        let (mut stores, cluster_at) = stores.all(config_sources)?;
+        let config = match cluster_at {
+            Some(index) => Config::Store(&mut stores, index),
+            None if has_stores => Config::Elsewhere,
+            None => Config::Direct,
         };
-        let clients = kubernetes
-            .as_ref()
-            .map(|kubernetes| kubernetes.clients(environment, &installation));
-        if let Some(clients) = clients.clone() {
-            let subjects = push.subjects.clone();
-            sources.start(AccessReviews::new(&environment.registry, clients, subjects)?);
-        }
-        let identity = identity::start(identity::Parts {
-            environment,
-            installation: &installation,
-            client: kubernetes.as_ref().map(Kubernetes::client),
-            clients,
-            watches: watches.clone(),
-            mesh: push.mesh.clone(),
-            fetcher: keys::fetcher(features, Author::Operator)?,
-        });
-        let identity = identity.await?;
+        let kubernetes = inputs.kubernetes(&mut sources, client, config).await?;
+        let identity = inputs.identity(&mut sources, kubernetes.as_ref()).await?;
         let issue =
             config_sources::issue_certificates(&environment.settings, &installation, &identity, push.mesh.clone());
         issuer.set(issue.clone());
         let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
         let page_authenticators = identity.page_authenticators.clone();
-        if features.istio_multiroot_mesh {
-            let cluster = installation.cluster.clone();
-            let anchors = identity.anchors.clone();
-            sources.start(TrustAnchorsSource { cluster, anchors });
-        }
         let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
         let domains = identity.domains.clone();
         let webhook_acceptor = identity.webhooks.clone();
         let (grpc, mut secure) = identity.routers(xds, &environment.ready.subscribe());
         let peers = peers(environment, &installation, kubernetes.as_ref(), issue, trust.clone())?;
         let replicas = peers.as_ref().map(|peers| peers.replicas());
-        let settings = JwksSettings {
-            cluster: installation.cluster.clone(),
-            fetcher: keys::fetcher(features, Author::User)?,
-            refresh: features.pilot_jwt_pub_key_refresh_interval,
-            dependencies: dependencies.clone(),
-            report,
-        };
-        let jwks = Jwks::new(&environment.registry, settings)?;
+        let jwks = inputs.jwks()?;
         let injection = Injection::start(
             environment,
             &installation,
             kubernetes.as_ref().map(Kubernetes::client),
-            injector_watches,
+            inputs.watches.clone(),
             push.mesh.clone(),
         )?;
         let distribution = start_distribution(environment, &push, grpc.streams(), board, peers, page_runtime);
@@ -445,12 +495,7 @@ impl<'a> Parts<'a> {
             };
             (router.with_server_stream(Arc::new(service)), acceptor)
         });
-        // Objects of a folder are in no cluster.
-        let writes_events = features.pilot_enable_refusal_events && environment.settings.flags.config_dir.is_none();
-        if let Some(kubernetes) = kubernetes.as_ref().filter(|_| writes_events) {
-            let refused = distribution.refused_objects();
-            controllers::write_refusal_events(environment, &installation, kubernetes.client(), refused)?;
-        }
+        inputs.write_refusal_events(kubernetes.as_ref(), &distribution)?;
         push.tracker.observe(delivery_observer(&environment.registry)?);
         let shown = debug::Sources {
             authority,
@@ -462,25 +507,24 @@ impl<'a> Parts<'a> {
             flushes: push.flushes.clone(),
             connections: grpc.streams().registry().clone(),
             remote: kubernetes.as_ref().map(Kubernetes::remote),
-            watches,
+            watches: inputs.watches,
             keys: jwks.reports(),
             templates: injection.as_ref().map(Injection::templates),
         };
         sources.start(jwks);
-        let inputs = injection
+        let injected = injection
             .as_ref()
             .map(|injection| injection.inputs(&environment.settings));
-        let webhooks = Webhooks::new(environment, inputs)?;
+        let webhooks = Webhooks::new(environment, injected)?;
         listen::pages(environment, shown, &grpc, page_authenticators, &webhooks, page_runtime).await?;
-        let cluster = installation.cluster.clone();
-        sources.start(DnsResolver::new(cluster, dependencies));
+        sources.start(DnsResolver::new(installation.cluster.clone(), inputs.dependencies));
         if let Some(folder) = folder {
             sources.start(folder);
         }
         if !stores.is_empty() {
             sources.start(stores);
         }
-        registries::start(environment, &mut sources, &registry_metrics, &registry_report)?;
+        registries::start(environment, &mut sources, &registry_metrics, &report)?;
         Ok(Self {
             environment,
             installation,
