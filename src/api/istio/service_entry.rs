@@ -124,74 +124,18 @@ fn shared_addresses(at: &FieldPath<'_>, entry: &ServiceEntry, meta: &Meta) {
 }
 
 fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolution) {
-    let endpoints = at.field("endpoints");
     match resolution {
         Resolution::None => {
-            endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution NONE takes no endpoints");
+            at.field("endpoints")
+                .require_on_admission(entry.endpoints.is_empty(), "resolution NONE takes no endpoints");
             if entry.workload_selector.is_some() {
                 at.field("workloadSelector")
                     .warning("has no effect with resolution NONE");
             }
         }
-        Resolution::Static => at.each("endpoints", &entry.endpoints, |at, endpoint| {
-            let address = endpoint.address.as_str();
-            let by_network = address.is_empty() && !endpoint.network.is_empty();
-            let fits = by_network || address.starts_with("unix://") || cidr::parse_ip(address).is_some();
-            at.field("address")
-                .require(fits, "with resolution STATIC this is an IP address");
-            if by_network {
-                at.field("address")
-                    .warning("without an address the endpoint is reached through a gateway of its network only");
-            }
-            if let Some(path) = address.strip_prefix("unix://") {
-                common::unix_path_on_admission(&at.field("address"), path);
-                at.field("address").require_on_admission(
-                    entry.ports.len() == 1,
-                    "a unix socket needs a ServiceEntry with one port",
-                );
-                at.field("ports")
-                    .require_on_admission(endpoint.ports.is_empty(), "a unix socket has no ports");
-            }
-        }),
-        Resolution::Dns | Resolution::DnsRoundRobin => {
-            if entry.endpoints.is_empty() {
-                at.each("hosts", &entry.hosts, |at, host| {
-                    at.require_on_admission(
-                        is_fqdn(host),
-                        "without endpoints a host must be a full name for DNS to resolve",
-                    );
-                });
-            }
-            if resolution == Resolution::DnsRoundRobin {
-                endpoints.require_on_admission(
-                    entry.endpoints.len() <= 1,
-                    "resolution DNS_ROUND_ROBIN takes one endpoint",
-                );
-            }
-            at.each("endpoints", &entry.endpoints, |at, endpoint| {
-                let address = endpoint.address.as_str();
-                let by_network = address.is_empty() && !endpoint.network.is_empty();
-                let fits = by_network || is_fqdn(address) || cidr::parse_ip(address).is_some();
-                at.field("address")
-                    .require(fits, "is neither a host name nor an IP address");
-                at.field("address")
-                    .require_on_admission(!by_network, "is required with resolution DNS");
-            });
-        }
-        Resolution::DynamicDns => {
-            at.each("hosts", &entry.hosts, |at, host| {
-                at.require(host.starts_with('*'), "resolution DYNAMIC_DNS takes wildcard hosts");
-            });
-            at.field("addresses")
-                .require_on_admission(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
-            endpoints.require_on_admission(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
-            at.each("ports", &entry.ports, |at, port| {
-                let mut known = DYNAMIC_PROTOCOLS.iter();
-                let is_known = known.any(|known| known.eq_ignore_ascii_case(&port.protocol));
-                at.field("protocol")
-                    .require_on_admission(is_known, "resolution DYNAMIC_DNS needs HTTP, HTTP2, GRPC or TLS");
-            });
-        }
+        Resolution::Static => static_endpoints(at, entry),
+        Resolution::Dns | Resolution::DnsRoundRobin => resolved_hosts(at, entry, resolution),
+        Resolution::DynamicDns => dynamic_hosts(at, entry),
     }
     if entry.hosts.len() > 1 && resolution != Resolution::None {
         at.each("ports", &entry.ports, |at, port| {
@@ -202,6 +146,82 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
             );
         });
     }
+    ports_of_endpoints(at, entry);
+    if entry.location() == Location::MeshExternal && entry.ports.is_empty() && resolution == Resolution::Dns {
+        at.field("ports").warning("without ports there is nothing to send to");
+    }
+}
+
+/// Checks the addresses of endpoints with resolution STATIC.
+fn static_endpoints(at: &FieldPath<'_>, entry: &ServiceEntry) {
+    at.each("endpoints", &entry.endpoints, |at, endpoint| {
+        let address = endpoint.address.as_str();
+        let by_network = address.is_empty() && !endpoint.network.is_empty();
+        let fits = by_network || address.starts_with("unix://") || cidr::parse_ip(address).is_some();
+        at.field("address")
+            .require(fits, "with resolution STATIC this is an IP address");
+        if by_network {
+            at.field("address")
+                .warning("without an address the endpoint is reached through a gateway of its network only");
+        }
+        if let Some(path) = address.strip_prefix("unix://") {
+            common::unix_path_on_admission(&at.field("address"), path);
+            at.field("address").require_on_admission(
+                entry.ports.len() == 1,
+                "a unix socket needs a ServiceEntry with one port",
+            );
+            at.field("ports")
+                .require_on_admission(endpoint.ports.is_empty(), "a unix socket has no ports");
+        }
+    });
+}
+
+/// Checks what DNS resolves: the addresses of endpoints, or else the hosts.
+fn resolved_hosts(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolution) {
+    if entry.endpoints.is_empty() {
+        at.each("hosts", &entry.hosts, |at, host| {
+            at.require_on_admission(
+                is_fqdn(host),
+                "without endpoints a host must be a full name for DNS to resolve",
+            );
+        });
+    }
+    if resolution == Resolution::DnsRoundRobin {
+        at.field("endpoints").require_on_admission(
+            entry.endpoints.len() <= 1,
+            "resolution DNS_ROUND_ROBIN takes one endpoint",
+        );
+    }
+    at.each("endpoints", &entry.endpoints, |at, endpoint| {
+        let address = endpoint.address.as_str();
+        let by_network = address.is_empty() && !endpoint.network.is_empty();
+        let fits = by_network || is_fqdn(address) || cidr::parse_ip(address).is_some();
+        at.field("address")
+            .require(fits, "is neither a host name nor an IP address");
+        at.field("address")
+            .require_on_admission(!by_network, "is required with resolution DNS");
+    });
+}
+
+/// Checks an entry whose hosts proxies resolve for each request or connection.
+fn dynamic_hosts(at: &FieldPath<'_>, entry: &ServiceEntry) {
+    at.each("hosts", &entry.hosts, |at, host| {
+        at.require(host.starts_with('*'), "resolution DYNAMIC_DNS takes wildcard hosts");
+    });
+    at.field("addresses")
+        .require_on_admission(entry.addresses.is_empty(), "resolution DYNAMIC_DNS takes no addresses");
+    at.field("endpoints")
+        .require_on_admission(entry.endpoints.is_empty(), "resolution DYNAMIC_DNS takes no endpoints");
+    at.each("ports", &entry.ports, |at, port| {
+        let mut known = DYNAMIC_PROTOCOLS.iter();
+        let is_known = known.any(|known| known.eq_ignore_ascii_case(&port.protocol));
+        at.field("protocol")
+            .require_on_admission(is_known, "resolution DYNAMIC_DNS needs HTTP, HTTP2, GRPC or TLS");
+    });
+}
+
+/// Checks ports and labels of endpoints.
+fn ports_of_endpoints(at: &FieldPath<'_>, entry: &ServiceEntry) {
     let names: BTreeSet<&str> = entry.ports.iter().map(|port| port.name.as_str()).collect();
     at.each("endpoints", &entry.endpoints, |at, endpoint| {
         for name in endpoint.ports.keys() {
@@ -212,9 +232,6 @@ fn by_resolution(at: &FieldPath<'_>, entry: &ServiceEntry, resolution: Resolutio
         }
         workload::ports_and_labels(at, endpoint);
     });
-    if entry.location() == Location::MeshExternal && entry.ports.is_empty() && resolution == Resolution::Dns {
-        at.field("ports").warning("without ports there is nothing to send to");
-    }
 }
 
 #[cfg(test)]
