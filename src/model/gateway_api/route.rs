@@ -128,77 +128,83 @@ pub fn attached(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<Attached
     if !is_converted(mesh, &key.object) {
         return None;
     }
-    let conversion = |meta| Conversion { cx, mesh, key, meta };
     match key.kind {
-        Kind::HttpRoute => {
-            let route = mesh.http_routes.get(cx, &key.object)?;
-            let spec = &route.spec;
-            let converted = conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
-                each_match(
-                    &spec.rules,
-                    |rule| &rule.matches,
-                    |position, rule, matched| http::rule(backends, position, rule, matched),
-                )
-            });
-            Some(AttachedRoute {
-                pools: inference_pool::of_route(mesh, &key.object, spec),
-                ..converted
-            })
-        }
-        Kind::GrpcRoute => {
-            let route = mesh.grpc_routes.get(cx, &key.object)?;
-            let spec = &route.spec;
-            Some(
-                conversion(&route.meta).requests(&spec.hostnames, &spec.parent_refs, |backends| {
-                    each_match(
-                        &spec.rules,
-                        |rule| &rule.matches,
-                        |position, rule, matched| grpc::rule(backends, position, rule, matched),
-                    )
-                }),
-            )
-        }
-        Kind::TlsRoute => {
-            let route = mesh.tls_routes.get(cx, &key.object)?;
-            let spec = &route.spec;
-            let hosts = written_hosts(&spec.hostnames);
-            let conversion = conversion(&route.meta);
-            let converted = conversion.rules(&spec.hostnames, &spec.parent_refs, |backends| {
-                collected(spec.rules.iter().map(|rule| {
-                    let weighted = backends.connections(&rule.backend_refs)?;
-                    let matched = TlsMatchAttributes {
-                        sni_hosts: hosts.clone(),
-                        ..Default::default()
-                    };
-                    let route = TlsRoute {
-                        r#match: vec![matched],
-                        route: weighted.backends,
-                    };
-                    Ok((route, weighted.mistake))
-                }))
-            });
-            Some(conversion.attached(converted, |parent, rules| tls_contributions(parent, rules, &hosts)))
-        }
-        Kind::TcpRoute => {
-            if !mesh.installation.features.pilot_enable_alpha_gateway_api {
-                return None;
-            }
-            let route = mesh.tcp_routes.get(cx, &key.object)?;
-            let conversion = conversion(&route.meta);
-            let converted = conversion.rules(&[], &route.spec.parent_refs, |backends| {
-                collected(route.spec.rules.iter().map(|rule| {
-                    let weighted = backends.connections(&rule.backend_refs)?;
-                    let route = TcpRoute {
-                        r#match: Vec::new(),
-                        route: weighted.backends,
-                    };
-                    Ok((route, weighted.mistake))
-                }))
-            });
-            Some(conversion.attached(converted, tcp_contributions))
-        }
+        Kind::HttpRoute => http_route(cx, mesh, key),
+        Kind::GrpcRoute => grpc_route(cx, mesh, key),
+        Kind::TlsRoute => tls_route(cx, mesh, key),
+        Kind::TcpRoute if mesh.installation.features.pilot_enable_alpha_gateway_api => tcp_route(cx, mesh, key),
         _ => None,
     }
+}
+
+fn http_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+    let route = mesh.http_routes.get(cx, &key.object)?;
+    let (spec, meta) = (&route.spec, &route.meta);
+    let conversion = Conversion { cx, mesh, key, meta };
+    let converted = conversion.requests(&spec.hostnames, &spec.parent_refs, |backends| {
+        each_match(
+            &spec.rules,
+            |rule| &rule.matches,
+            |position, rule, matched| http::rule(backends, position, rule, matched),
+        )
+    });
+    Some(AttachedRoute {
+        pools: inference_pool::of_route(mesh, &key.object, spec),
+        ..converted
+    })
+}
+
+fn grpc_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+    let route = mesh.grpc_routes.get(cx, &key.object)?;
+    let (spec, meta) = (&route.spec, &route.meta);
+    let conversion = Conversion { cx, mesh, key, meta };
+    let converted = conversion.requests(&spec.hostnames, &spec.parent_refs, |backends| {
+        each_match(
+            &spec.rules,
+            |rule| &rule.matches,
+            |position, rule, matched| grpc::rule(backends, position, rule, matched),
+        )
+    });
+    Some(converted)
+}
+
+fn tls_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+    let route = mesh.tls_routes.get(cx, &key.object)?;
+    let (spec, meta) = (&route.spec, &route.meta);
+    let hosts = written_hosts(&spec.hostnames);
+    let conversion = Conversion { cx, mesh, key, meta };
+    let converted = conversion.rules(&spec.hostnames, &spec.parent_refs, |backends| {
+        collected(spec.rules.iter().map(|rule| {
+            let weighted = backends.connections(&rule.backend_refs)?;
+            let matched = TlsMatchAttributes {
+                sni_hosts: hosts.clone(),
+                ..Default::default()
+            };
+            let route = TlsRoute {
+                r#match: vec![matched],
+                route: weighted.backends,
+            };
+            Ok((route, weighted.mistake))
+        }))
+    });
+    Some(conversion.attached(converted, |parent, rules| tls_contributions(parent, rules, &hosts)))
+}
+
+fn tcp_route(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> Option<AttachedRoute> {
+    let route = mesh.tcp_routes.get(cx, &key.object)?;
+    let (spec, meta) = (&route.spec, &route.meta);
+    let conversion = Conversion { cx, mesh, key, meta };
+    let converted = conversion.rules(&[], &spec.parent_refs, |backends| {
+        collected(spec.rules.iter().map(|rule| {
+            let weighted = backends.connections(&rule.backend_refs)?;
+            let route = TcpRoute {
+                r#match: Vec::new(),
+                route: weighted.backends,
+            };
+            Ok((route, weighted.mistake))
+        }))
+    });
+    Some(conversion.attached(converted, tcp_contributions))
 }
 
 /// Result of converting all rules: without a mistake, or with the last one; without rules if one is severe.
