@@ -290,6 +290,47 @@ impl Server {
             }
         })
     }
+
+    /// Accepts a call while the server is ready and below its limits. Returns the protocol of the method.
+    async fn accept(&self, path: &str) -> Result<Protocol, Status> {
+        let Some(protocol) = Protocol::of_path(path) else {
+            let message = "ADS v2 is no longer served; hint: connect with ADS v3 (transport_api_version: V3)";
+            return Err(Status::unimplemented(message));
+        };
+        if self.shared.refuses_first.swap(false, Ordering::Relaxed) {
+            return Err(Status::unavailable("server warmup not complete; try again"));
+        }
+        if !*self.ready.borrow() {
+            let message = "server is not ready to serve discovery information";
+            return Err(Status::unavailable(message));
+        }
+        if let Err(error) = self.shared.admission.stream().await {
+            return Err(Status::resource_exhausted(error.to_string()));
+        }
+        Ok(protocol)
+    }
+
+    /// Authenticates the caller, and reports the result to its connection.
+    async fn authenticate(
+        &self,
+        peer: Option<&Peer>,
+        pre_auth: Option<&Arc<UnauthenticatedConnection>>,
+        headers: &HeaderMap,
+    ) -> Result<Option<Caller>, Status> {
+        let caller = self.caller(peer, headers).await;
+        match (&caller, pre_auth) {
+            (_, None) => {}
+            (Err(_), Some(pre_auth)) => pre_auth.record_violation(),
+            (Ok(caller), Some(pre_auth)) => {
+                // Without authentication, the connection is admitted after the first request.
+                if caller.is_some() {
+                    pre_auth.admit();
+                }
+                pre_auth.accept_credentials();
+            }
+        }
+        caller
+    }
 }
 
 impl StreamService for Server {
@@ -304,42 +345,21 @@ impl StreamService for Server {
         B: http_body::Body<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Display,
     {
-        let Some(protocol) = Protocol::of_path(request.uri().path()) else {
-            let message = "ADS v2 is no longer served; hint: connect with ADS v3 (transport_api_version: V3)";
-            return trailers_only(&Status::unimplemented(message));
-        };
-        if self.shared.refuses_first.swap(false, Ordering::Relaxed) {
-            return trailers_only(&Status::unavailable("server warmup not complete; try again"));
-        }
-        if !*self.ready.borrow() {
-            let message = "server is not ready to serve discovery information";
-            return trailers_only(&Status::unavailable(message));
-        }
-        if let Err(error) = self.shared.admission.stream().await {
-            return trailers_only(&Status::resource_exhausted(error.to_string()));
-        }
-        let (body, sender) = Body::channel();
         let (mut parts, requests) = request.into_parts();
+        let protocol = match self.accept(parts.uri.path()).await {
+            Ok(protocol) => protocol,
+            Err(status) => return trailers_only(&status),
+        };
+        let (body, sender) = Body::channel();
         let (peer, pre_auth) = (
             parts.extensions.remove::<Peer>(),
             parts.extensions.remove::<Arc<UnauthenticatedConnection>>(),
         );
-        let caller = match self.caller(peer.as_ref(), &parts.headers).await {
+        let caller = self.authenticate(peer.as_ref(), pre_auth.as_ref(), &parts.headers);
+        let caller = match caller.await {
             Ok(caller) => caller,
-            Err(status) => {
-                if let Some(pre_auth) = &pre_auth {
-                    pre_auth.record_violation();
-                }
-                return trailers_only(&status);
-            }
+            Err(status) => return trailers_only(&status),
         };
-        if let Some(pre_auth) = &pre_auth {
-            // Without authentication, the connection is admitted after the first request.
-            if caller.is_some() {
-                pre_auth.admit();
-            }
-            pre_auth.accept_credentials();
-        }
         let draining = match parts.extensions.get::<Draining>() {
             Some(draining) => {
                 draining.hand_off_to_stream_runtime();
