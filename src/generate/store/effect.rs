@@ -20,10 +20,9 @@ use crate::{
         PartKey, ProxyGroupKey, ResourceKey,
         encoded::ResourceType,
         resource::{Built, ResourceSnapshot, TypeResources},
-        route::fragment::FragmentKey,
     },
-    model::{MeshSnapshot, ScopeKey},
-    table::{ChangeSet, Cx, Derived, Evaluated, Key, TableWriter, Transaction},
+    model::MeshSnapshot,
+    table::{ChangeSet, Cx, Derived, Evaluated, Key, Table, TableWriter, Transaction},
 };
 
 /// The effect of an object on one resource.
@@ -122,40 +121,24 @@ impl<'a> Preview<'a> {
         };
         let groups = store.connections.preview(&mut tx, inputs, executor);
         let others = || groups.keys().map(|(_, other)| other);
-        let new = |key: &ScopeKey| !contains(store.scopes.all(), key);
-        let new: Vec<ScopeKey> = others()
-            .flat_map(|group| group.scopes())
-            .filter(|key| new(key))
-            .cloned()
-            .collect();
+        let new = missing(store.scopes.all(), others().flat_map(|group| group.scopes()));
         let scopes = store.scopes.preview(&mut tx, mesh, &new, executor);
         let inputs = BuildInputs {
             scopes: &scopes,
             ..inputs
         };
-        let new = |part: &&PartKey| !contains(store.parts.table(), part);
-        let new: Vec<PartKey> = others().flat_map(|group| &group.parts).filter(new).cloned().collect();
+        let new = missing(store.parts.table(), others().flat_map(|group| &group.parts));
         let parts = store.parts.preview(&mut tx, inputs, &new, executor);
         let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
-        let new = |resource: &&ResourceKey| !contains(store.resources.table(), resource);
-        let new: Vec<ResourceKey> = lists
-            .flat_map(|list| list.iter().map(|listed| &listed.key))
-            .filter(new)
-            .cloned()
-            .collect();
+        let listed = lists.flat_map(|list| list.iter().map(|listed| &listed.key));
+        let new = missing(store.resources.table(), listed);
         let new_fragments = new.iter().flat_map(|resource| resource.fragments());
-        let new_fragments: Vec<FragmentKey> = new_fragments
-            .filter(|key| !contains(store.fragments.rows().table(), key))
-            .cloned()
-            .collect();
+        let new_fragments = missing(store.fragments.rows().table(), new_fragments);
         let fragments = evaluate(store.fragments.rows(), &mut tx, &new_fragments, executor, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
         });
         let new_chains = new.iter().flat_map(|resource| resource.chains());
-        let new_chains: Vec<_> = new_chains
-            .filter(|key| !contains(store.chains.rows().table(), key))
-            .cloned()
-            .collect();
+        let new_chains = missing(store.chains.rows().table(), new_chains);
         let chains = evaluate(store.chains.rows(), &mut tx, &new_chains, executor, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
         });
@@ -223,6 +206,11 @@ impl<'a> Preview<'a> {
         }
         of_part
     }
+}
+
+/// Returns the keys without a row in a table.
+fn missing<'k, K: Key, V>(table: &Table<K, V>, keys: impl Iterator<Item = &'k K>) -> Vec<K> {
+    keys.filter(|key| !contains(table, key)).cloned().collect()
 }
 
 /// Returns the differences between the present resources of a group and those of these parts, of these types or of all.
