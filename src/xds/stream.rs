@@ -31,7 +31,8 @@ pub(super) use self::{
 };
 use super::{
     admission::Source,
-    config_objects, debug,
+    config_objects::{self, ConfigObjects},
+    debug,
     events::{self, Attachment, Rejection},
     message::ResponseSender,
     protocol::Protocol,
@@ -143,22 +144,8 @@ where
 
     /// Waits for the first request, checks the client and admits it; `None` if the client has closed the stream.
     async fn begin(&mut self) -> Result<Option<BegunStream>, EndReason> {
-        let waiting = self
-            .pre_auth
-            .as_ref()
-            .map(UnauthenticatedConnection::open_silent_stream);
         let mut ends = EndSignals::new(&self.sender, &self.draining);
-        let first = timeout(self.shared.timeouts.first_request, self.first_request(&mut ends))
-            .await
-            .unwrap_or(Err(EndReason::Silent));
-        drop(waiting);
-        if let Some(pre_auth) = &self.pre_auth {
-            match &first {
-                Ok(Some(_)) => pre_auth.admit(),
-                Ok(None) | Err(_) => pre_auth.record_violation(),
-            }
-        }
-        let Some((mut proxy, mut first)) = first? else {
+        let Some((mut proxy, first)) = self.timely_request(&mut ends).await? else {
             return Ok(None);
         };
         let served = self.pre_auth.as_ref().map(UnauthenticatedConnection::serve_stream);
@@ -168,41 +155,86 @@ where
         }
         self.check_identity(&mut proxy)?;
         self.shared.resolve_alias(&mut proxy);
-        // A client that only sends debug requests is not a proxy; no configuration is generated for it.
-        while debug::is_debug(&first.type_url) {
-            self.debug_responder().answer(first).await?;
+        let Some(first) = self.request_of_configuration(&mut ends, first).await? else {
+            return Ok(None);
+        };
+        // Parity (pilot/pkg/xds/xdsgen.go): types of proxies are configuration for these clients, too.
+        let objects = self.shared.config_objects.get().cloned();
+        let objects = objects.filter(|_| config_objects::is_requested_by(&proxy) && first.request.is_none());
+        let client = match objects {
+            Some(objects) => self.config_client(&mut ends, &proxy, objects).await?,
+            None => self.proxy_client(ends, proxy).await?,
+        };
+        Ok(Some(BegunStream { client, first, served }))
+    }
+
+    /// Waits for the first request for a limited time, and reports to the connection whether it came.
+    async fn timely_request(
+        &mut self,
+        ends: &mut EndSignals,
+    ) -> Result<Option<(Proxy, Box<IncomingRequest>)>, EndReason> {
+        let waiting = self
+            .pre_auth
+            .as_ref()
+            .map(UnauthenticatedConnection::open_silent_stream);
+        let first = timeout(self.shared.timeouts.first_request, self.first_request(ends))
+            .await
+            .unwrap_or(Err(EndReason::Silent));
+        drop(waiting);
+        if let Some(pre_auth) = &self.pre_auth {
+            match &first {
+                Ok(Some(_)) => pre_auth.admit(),
+                Ok(None) | Err(_) => pre_auth.record_violation(),
+            }
+        }
+        first
+    }
+
+    /// Answers debug requests. Returns the first other request; `None` if the client has closed the stream. A client
+    /// that only sends debug requests is not a proxy; no configuration is generated for it.
+    async fn request_of_configuration(
+        &mut self,
+        ends: &mut EndSignals,
+        mut request: Box<IncomingRequest>,
+    ) -> Result<Option<Box<IncomingRequest>>, EndReason> {
+        while debug::is_debug(&request.type_url) {
+            self.debug_responder().answer(request).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,
                 end = ends.next() => return Err(end),
             };
             let Some(next) = next else { return Ok(None) };
-            first = next;
+            request = next;
         }
-        // Parity (pilot/pkg/xds/xdsgen.go): types of proxies are configuration for these clients, too.
-        if config_objects::is_requested_by(&proxy)
-            && first.request.is_none()
-            && let Some(objects) = self.shared.config_objects.get().cloned()
+        Ok(Some(request))
+    }
+
+    /// Admits a control plane that reads objects of configuration.
+    async fn config_client(
+        &mut self,
+        ends: &mut EndSignals,
+        proxy: &Proxy,
+        objects: Arc<dyn ConfigObjects>,
+    ) -> Result<Client, EndReason> {
+        if let Some(caller) = &self.caller
+            && !objects.permits(&caller.identities)
         {
-            if let Some(caller) = &self.caller
-                && !objects.permits(&caller.identities)
-            {
-                tracing::warn!(node = %proxy.id, peer = ?self.peer, identities = ?caller.identities, "config client denied");
-                return Err(EndReason::NoConfigAccess(caller.identities.clone()));
-            }
-            let permit = tokio::select! {
-                permit = self.shared.admission.first_configuration(&self.source) => permit?,
-                end = ends.next() => return Err(end),
-            };
-            if let Some(pre_auth) = &self.pre_auth {
-                pre_auth.lift_read_limit();
-            }
-            let session = ConfigSession::new(self, &proxy, objects, permit);
-            return Ok(Some(BegunStream {
-                client: Client::Config(Box::new(session)),
-                first,
-                served,
-            }));
+            tracing::warn!(node = %proxy.id, peer = ?self.peer, identities = ?caller.identities, "config client denied");
+            return Err(EndReason::NoConfigAccess(caller.identities.clone()));
         }
+        let permit = tokio::select! {
+            permit = self.shared.admission.first_configuration(&self.source) => permit?,
+            end = ends.next() => return Err(end),
+        };
+        if let Some(pre_auth) = &self.pre_auth {
+            pre_auth.lift_read_limit();
+        }
+        let session = ConfigSession::new(self, proxy, objects, permit);
+        Ok(Client::Config(Box::new(session)))
+    }
+
+    /// Admits a proxy.
+    async fn proxy_client(&mut self, mut ends: EndSignals, mut proxy: Proxy) -> Result<Client, EndReason> {
         self.shared.kinds.share(&mut proxy);
         // A machine's configuration depends on its WorkloadEntry, so that is written first.
         let attachment = tokio::select! {
@@ -218,11 +250,7 @@ where
             attachment,
             permit,
         };
-        Ok(Some(BegunStream {
-            client: Client::Proxy(Box::new(Session::new(self, ends, client))),
-            first,
-            served,
-        }))
+        Ok(Client::Proxy(Box::new(Session::new(self, ends, client))))
     }
 
     fn debug_responder(&self) -> DebugResponder {
