@@ -11,7 +11,8 @@ use smol_str::SmolStr;
 use super::{
     order,
     share::{
-        initial_versions::Versions,
+        initial_versions::{InitialVersions, Versions},
+        names::Names,
         response_cache::{CachedUpdate, ResponseCache, resource},
     },
     watched::{InFlight, WatchedResource},
@@ -54,81 +55,128 @@ fn first(
     latest: &ResourceSnapshot,
     cache: &ResponseCache,
 ) -> InFlight {
-    let view = latest.resources(resource_type);
     let initial_versions = std::mem::take(&mut watched.initial_versions);
-    let mut pending = std::mem::take(&mut watched.pending);
+    let pending = std::mem::take(&mut watched.pending);
     let resend_all = std::mem::take(&mut watched.resend_all);
     watched.must_respond = false;
-    let mut content = Content::default();
-    let mut charge = None;
-    let gone = |watched: &WatchedResource, held: &Versions<'_>| -> Vec<SmolStr> {
+    let watched: &WatchedResource = watched;
+    let first = FirstResponse {
+        watched,
+        resource_type,
+        latest,
+        initial_versions,
+        resend_all,
+    };
+    let mut response = match watched.as_single_list() {
+        Ok(names) if !watched.on_demand => first.of_list(cache, names, pending),
+        Ok(_) | Err(_) => first.of_names(pending),
+    };
+    if !order::is_removed(resource_type) {
+        response.removed.clear();
+    }
+    response
+}
+
+/// The inputs of the first response to a subscription.
+struct FirstResponse<'a> {
+    watched: &'a WatchedResource,
+    resource_type: ResourceType,
+    latest: &'a ResourceSnapshot,
+    /// The resources that the client announced to hold.
+    initial_versions: InitialVersions,
+    /// True if resources that the client holds are sent, too.
+    resend_all: bool,
+}
+
+impl FirstResponse<'_> {
+    fn view(&self) -> &TypeResources {
+        self.latest.resources(self.resource_type)
+    }
+
+    /// Returns the response to a subscription to a list of names, or to everything. Clients with the same list share
+    /// it.
+    fn of_list(&self, cache: &ResponseCache, names: Option<&Arc<Names>>, pending: BTreeSet<SmolStr>) -> InFlight {
+        let all = cache.all(self.resource_type, self.latest, names);
+        let mut content = Content::default();
+        content.removed.extend(all.missing.iter().cloned());
+        if self.initial_versions.is_empty() || self.resend_all {
+            return InFlight {
+                resources: all.resources,
+                coalesced: Some(all.coalesced),
+                removed: content.removed.into_iter().collect(),
+                held: all.held,
+                unconfirmed: Arc::default(),
+            };
+        }
+        let update = cache.update(&all, &self.initial_versions, |held| CachedUpdate {
+            resources: all
+                .resources
+                .iter()
+                .filter(|resource| !is_held(held, resource))
+                .cloned()
+                .collect(),
+            removed: self.gone(held).into(),
+            unconfirmed: self.unconfirmed(),
+        });
+        content.removed.extend(update.removed.iter().cloned());
+        let resources = if pending.is_empty() {
+            update.resources
+        } else {
+            content.send.extend(by_name(update.resources.iter()));
+            content.add_names(self.watched, self.resource_type, self.latest, pending);
+            content.send.into_values().collect()
+        };
+        InFlight {
+            resources,
+            coalesced: None,
+            removed: content.removed.into_iter().collect(),
+            held: all.held,
+            unconfirmed: update.unconfirmed,
+        }
+    }
+
+    /// Returns the response to any other subscription.
+    fn of_names(&self, mut pending: BTreeSet<SmolStr>) -> InFlight {
+        let (watched, view) = (self.watched, self.view());
+        let held = self.initial_versions.versions();
+        let mut content = Content::default();
+        if watched.wildcard || watched.on_demand {
+            let unheld = view
+                .iter()
+                .filter(|resource| self.resend_all || !is_held(&held, resource));
+            content.send.extend(by_name(unheld));
+        }
+        let is_unheld =
+            |name: &&SmolStr| self.resend_all || !view.get(name).is_some_and(|resource| is_held(&held, resource));
+        pending.extend(watched.names.iter().filter(is_unheld).cloned());
+        content.add_names(watched, self.resource_type, self.latest, pending);
+        content.removed.extend(self.gone(&held));
+        InFlight {
+            resources: content.send.into_values().collect(),
+            removed: content.removed.into_iter().collect(),
+            unconfirmed: self.unconfirmed(),
+            ..InFlight::default()
+        }
+    }
+
+    /// Returns the names that the client holds and that no longer exist.
+    fn gone(&self, held: &Versions<'_>) -> Vec<SmolStr> {
+        let (watched, view) = (self.watched, self.view());
         // A name that the client subscribes to may have a placeholder, which is not removed.
         let has_placeholder =
-            |name: &SmolStr| watched.names.contains(name) && latest.absent(resource_type, name).is_some();
+            |name: &SmolStr| watched.names.contains(name) && self.latest.absent(self.resource_type, name).is_some();
         let is_gone = |name: &SmolStr| watched.may_hold(name) && view.get(name).is_none() && !has_placeholder(name);
         held.keys().map(SmolStr::new).filter(is_gone).collect()
-    };
-    let mut unconfirmed = Arc::default();
-    let exists = |name: &&str| view.get(name).is_some();
-    let held_unconfirmed = || -> Arc<[SmolStr]> {
-        let names = initial_versions.unconfirmed().filter(exists);
+    }
+
+    /// Returns the names that the client holds unconfirmed and that exist.
+    fn unconfirmed(&self) -> Arc<[SmolStr]> {
+        let view = self.view();
+        let exists = |name: &&str| view.get(name).is_some();
+        let names = self.initial_versions.unconfirmed().filter(exists);
         // A client may repeat a name.
         let names: BTreeSet<SmolStr> = names.map(SmolStr::new).collect();
         names.into_iter().collect()
-    };
-    let (resources, coalesced) = match watched.as_single_list() {
-        Ok(names) if !watched.on_demand => {
-            let all = cache.all(resource_type, latest, names);
-            content.removed.extend(all.missing.iter().cloned());
-            charge = all.held.clone();
-            if initial_versions.is_empty() || resend_all {
-                (all.resources, Some(all.coalesced))
-            } else {
-                let update = cache.update(&all, &initial_versions, |held| CachedUpdate {
-                    resources: all
-                        .resources
-                        .iter()
-                        .filter(|resource| !is_held(held, resource))
-                        .cloned()
-                        .collect(),
-                    removed: gone(watched, held).into(),
-                    unconfirmed: held_unconfirmed(),
-                });
-                unconfirmed = update.unconfirmed.clone();
-                content.removed.extend(update.removed.iter().cloned());
-                if pending.is_empty() {
-                    (update.resources, None)
-                } else {
-                    content.send.extend(by_name(update.resources.iter()));
-                    content.add_names(watched, resource_type, latest, pending);
-                    (std::mem::take(&mut content.send).into_values().collect(), None)
-                }
-            }
-        }
-        Ok(_) | Err(_) => {
-            unconfirmed = held_unconfirmed();
-            let held = initial_versions.versions();
-            if watched.wildcard || watched.on_demand {
-                let unheld = view.iter().filter(|resource| resend_all || !is_held(&held, resource));
-                content.send.extend(by_name(unheld));
-            }
-            let is_unheld =
-                |name: &&SmolStr| resend_all || !view.get(name).is_some_and(|resource| is_held(&held, resource));
-            pending.extend(watched.names.iter().filter(is_unheld).cloned());
-            content.add_names(watched, resource_type, latest, pending);
-            content.removed.extend(gone(watched, &held));
-            (std::mem::take(&mut content.send).into_values().collect(), None)
-        }
-    };
-    if !order::is_removed(resource_type) {
-        content.removed.clear();
-    }
-    InFlight {
-        resources,
-        coalesced,
-        removed: content.removed.into_iter().collect(),
-        held: charge,
-        unconfirmed,
     }
 }
 
