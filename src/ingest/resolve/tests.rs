@@ -13,7 +13,11 @@ use hickory_resolver::{
 use tokio::net::UdpSocket;
 
 use super::*;
-use crate::{api::Row, ingest::fixture::AnswerTable, model::change::Batch};
+use crate::{
+    api::Row,
+    ingest::fixture::{AnswerTable, settle},
+    model::change::Batch,
+};
 
 const CLUSTER: ClusterId = ClusterId::new_static("c");
 
@@ -150,7 +154,7 @@ async fn the_start_waits_for_the_first_addresses_of_each_host() {
     fixture.table.fail("b");
     assert!(fixture.is_answered(&[]) && !fixture.is_answered(&["a", "b"]));
     fixture.want(&["a", "b"]);
-    fixture.settle().await;
+    settle().await;
     assert!(fixture.is_answered(&["a"]) && !fixture.is_answered(&["a", "b"]));
     assert_eq!(fixture.both().await, ["a [1.1.1.1]", "b []"], "sent before");
     fixture.table.set("b", &["2.2.2.2"], 60);
