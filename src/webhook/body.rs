@@ -1,5 +1,6 @@
 //! Request bodies of unauthenticated clients: bounded in size, time and, for all of them together, in memory. They are
-//! processed in turn, aside from the threads that sign certificates: one of a few kilobytes may take a tenth of a second.
+//! processed in turn, aside from the threads that sign certificates: one of a few kilobytes may take a tenth of a
+//! second.
 
 use std::{
     net::{IpAddr, SocketAddr},
