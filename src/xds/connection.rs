@@ -1,7 +1,8 @@
 //! The state machine of one ADS stream, without I/O. Requests and snapshots go in, responses come out.
 //!
 //! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest
-//! snapshot later. So a slow client does not delay others and uses bounded memory.
+//! snapshot later. So a slow client does not delay others and uses bounded memory. Only clusters do not wait forever
+//! (`Connection::supersede_clusters`).
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -232,6 +233,25 @@ impl Connection {
     pub fn is_warming(&self) -> bool {
         let endpoints = self.watched(order::WARMED_BY_CLUSTERS);
         endpoints.is_some_and(|watched| watched.in_flight.is_some() && !watched.pending.is_empty())
+    }
+
+    /// Returns true if clusters have changed, and wait for the answer to the last ones.
+    pub(super) fn holds_back_clusters(&self) -> bool {
+        let (Some(latest), Some(clusters)) = (&self.latest, self.watched(ResourceType::Cluster)) else {
+            return false;
+        };
+        let is_up_to_date = clusters.is_up_to_date(latest.resources(ResourceType::Cluster));
+        let has_changed = !is_up_to_date || !clusters.deferred_removals.is_empty();
+        has_changed && clusters.in_flight.is_some()
+    }
+
+    /// Returns what can be sent without an answer to the last clusters. Envoy applies clusters while others warm, but
+    /// does not answer: a cluster whose secret is missing would keep all changes from the client, also its correction.
+    pub(super) fn supersede_clusters(&mut self) -> Vec<Response> {
+        if let Some(clusters) = &mut self.types[ResourceType::Cluster as usize] {
+            clusters.supersede();
+        }
+        self.flush()
     }
 
     /// Returns true if a subscription waits for its first response.

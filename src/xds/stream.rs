@@ -122,7 +122,7 @@ where
             if !is_open && !session.owes_response() {
                 return Ok(());
             }
-            let held_until = session.first_permit.as_ref().map(|(_, until)| *until);
+            let due_at = session.due_at();
             // Requests are handled before pushes, since they decide what a push contains.
             tokio::select! {
                 biased;
@@ -135,8 +135,8 @@ where
                     let (publication, unreceived) = publication.ok_or(EndReason::ShuttingDown)?;
                     Box::pin(session.on_publication(publication, unreceived)).await?;
                 }
-                () = sleep_until(held_until.unwrap_or_else(Timer::now)), if held_until.is_some() => {
-                    session.first_permit = None;
+                () = sleep_until(due_at.unwrap_or_else(Timer::now)), if due_at.is_some() => {
+                    Box::pin(session.on_due()).await?;
                 }
             }
         }

@@ -258,6 +258,77 @@ fn a_cluster_warms_until_its_endpoints_are_sent() {
     assert!(!client.connection.is_warming());
 }
 
+/// Answers clusters and returns what the answer means.
+fn acked(connection: &mut Connection, nonce: &SmolStr) -> Outcome {
+    let request = Request {
+        resource_type: ResourceType::Cluster,
+        nonce: nonce.clone(),
+        error: None,
+        change: delta(&[]),
+    };
+    connection.on_request(request).expect("a valid request").outcome
+}
+
+fn progress_of_cluster(connection: &Connection, name: &str, wanted: Option<&Arc<EncodedResource>>) -> Progress {
+    let watched = connection.watched(ResourceType::Cluster).expect("a subscription");
+    watched.progress(&SmolStr::from(name), wanted.map(|resource| resource.version))
+}
+
+/// Envoy answers no clusters while one of them warms, which may last until it changes again.
+#[test]
+fn unanswered_clusters_are_superseded() {
+    let (mut world, client) = settled();
+    let mut connection = client.connection;
+    world.contents[0].insert(0, 1);
+    let first = connection.on_snapshot(world.snapshot());
+    assert_eq!(
+        (first[0].resource_type, names(&first[0])),
+        (ResourceType::Cluster, vec!["r0"])
+    );
+    assert!(!connection.holds_back_clusters(), "nothing has changed since");
+    world.contents[0].insert(1, 1);
+    assert!(connection.on_snapshot(world.snapshot()).is_empty());
+    assert!(connection.holds_back_clusters());
+    let second = connection.supersede_clusters();
+    let sent: Vec<_> = second.iter().map(|r| (r.resource_type, names(r))).collect();
+    // The client may have rejected the first ones.
+    assert_eq!(sent, [(ResourceType::Cluster, vec!["r0", "r1"])]);
+    assert!(!connection.holds_back_clusters());
+    assert_eq!(acked(&mut connection, &first[0].nonce), Outcome::Stale);
+    assert_eq!(acked(&mut connection, &second[0].nonce), Outcome::Acked);
+    for (name, wanted) in [("r0", resource(0, 1)), ("r1", resource(1, 1))] {
+        let progress = progress_of_cluster(&connection, name, Some(&wanted));
+        assert!(matches!(progress, Progress::Acknowledged), "{name}: {progress:?}");
+    }
+}
+
+#[test]
+fn clusters_are_removed_while_others_warm() {
+    let (mut world, client) = settled();
+    let mut connection = client.connection;
+    world.contents[0].insert(0, 1);
+    connection.on_snapshot(world.snapshot());
+    world.contents[0].remove(&1);
+    assert!(connection.on_snapshot(world.snapshot()).is_empty());
+    let again = connection.supersede_clusters();
+    let sent: Vec<_> = again.iter().map(|r| (names(r), r.removed.len())).collect();
+    assert_eq!(sent, [(vec!["r0"], 0)]);
+    assert!(connection.holds_back_clusters(), "the removal follows");
+    let removal = connection.supersede_clusters();
+    assert_eq!(removal.len(), 1);
+    assert_eq!(
+        (names(&removal[0]), removal[0].removed.as_slice()),
+        (vec![], &["r1".into()][..])
+    );
+    let progress = progress_of_cluster(&connection, "r0", Some(&resource(0, 1)));
+    assert!(matches!(progress, Progress::Sent), "{progress:?}");
+    assert_eq!(acked(&mut connection, &removal[0].nonce), Outcome::Acked);
+    for (name, wanted) in [("r0", Some(resource(0, 1))), ("r1", None)] {
+        let progress = progress_of_cluster(&connection, name, wanted.as_ref());
+        assert!(matches!(progress, Progress::Acknowledged), "{name}: {progress:?}");
+    }
+}
+
 /// A control plane restarts while a cluster changes. Envoy warms the cluster, although it announces that it holds the
 /// endpoints, in either order of its subscriptions.
 #[test]

@@ -49,8 +49,8 @@ pub struct WatchedResource {
     /// The view that was acknowledged last; `None` before the first ACK. What is in `refused` and `unacknowledged` is
     /// not part of it.
     pub acknowledged: Option<TypeResources>,
-    /// Names that are new in the subscription, and those in rejected responses, until the client acknowledges the
-    /// present version or the removal; with the resource that it holds, as far as that is known.
+    /// Names that are new in the subscription, and those in rejected or superseded responses, until the client
+    /// acknowledges the present version or the removal; with the resource that it holds, as far as that is known.
     pub(super) unacknowledged: BTreeMap<SmolStr, Option<Arc<EncodedResource>>>,
     /// Resources that the client, or clients of the same build, refused, until it accepts another version.
     pub refused: BTreeMap<SmolStr, Withheld>,
@@ -62,8 +62,8 @@ pub struct WatchedResource {
     pub resend_all: bool,
     /// The client waits for a response, even an empty one.
     pub must_respond: bool,
-    /// Names in rejected responses, without those in `refused` that are withheld until they change: sent again with the
-    /// next change of the type.
+    /// Names in rejected or superseded responses, without those in `refused` that are withheld until they change: sent
+    /// again with the next change of the type.
     pub nacked: BTreeSet<SmolStr>,
     /// Removed clusters and endpoints: announced once routes no longer refer to them.
     pub deferred_removals: BTreeSet<SmolStr>,
@@ -240,6 +240,12 @@ impl WatchedResource {
             if let Some((quarantine, build)) = quarantine {
                 quarantine.accept(*build, resource_type, &in_flight.resources);
             }
+            // Without an error, these are of superseded responses, which the client has answered before.
+            if self.last_error.is_none() {
+                for name in std::mem::take(&mut self.nacked) {
+                    self.unacknowledged.remove(&name);
+                }
+            }
             if !self.refused.is_empty() || !self.unacknowledged.is_empty() {
                 self.forget_accepted(&in_flight);
             }
@@ -367,14 +373,29 @@ impl WatchedResource {
             let names = blamed.into_iter().map(|refused| refused.name);
             self.nacked.extend(names.filter(is_retried));
         } else {
-            for resource in in_flight.resources.iter() {
-                let held = self.held(&resource.name).cloned();
-                self.unacknowledged.insert(resource.name.clone(), held);
-            }
-            let names = in_flight.resources.iter().map(|resource| resource.name.clone());
-            self.nacked.extend(names.chain(in_flight.removed));
+            self.doubt(in_flight);
         }
         refusals
+    }
+
+    /// Stops waiting for the answer to the last response.
+    pub(super) fn supersede(&mut self) {
+        if let Some(in_flight) = self.in_flight.take() {
+            let removed = in_flight.removed.iter().map(|name| (name.clone(), None));
+            self.unacknowledged.extend(removed);
+            self.doubt(*in_flight);
+        }
+    }
+
+    /// Records that the client may or may not hold the resources of a response. They are sent again with the next
+    /// change of the type.
+    fn doubt(&mut self, in_flight: InFlight) {
+        for resource in in_flight.resources.iter() {
+            let held = self.held(&resource.name).cloned();
+            self.unacknowledged.insert(resource.name.clone(), held);
+        }
+        let names = in_flight.resources.iter().map(|resource| resource.name.clone());
+        self.nacked.extend(names.chain(in_flight.removed));
     }
 
     /// Returns what the client holds under this name.
@@ -545,8 +566,11 @@ impl WatchedResource {
                 Some(held) => wanted.is_some() && held.as_ref().map(|held| held.version) == wanted,
                 None => version(view) == wanted,
             });
-        if self.nacked.contains(name) && !is_held {
-            return Progress::Rejected(self.last_error.clone().unwrap_or_default());
+        if let Some(error) = &self.last_error
+            && self.nacked.contains(name)
+            && !is_held
+        {
+            return Progress::Rejected(error.clone());
         }
         match &self.in_flight {
             Some(_) if is_pending => Progress::Waiting,

@@ -555,6 +555,24 @@ async fn a_nack_is_counted() {
     assert_eq!(types[0].last_error.as_deref(), Some("no such thing"));
 }
 
+/// Envoy applies clusters while others warm, but does not answer.
+#[tokio::test]
+async fn unanswered_clusters_do_not_hold_up_newer_ones() {
+    let mut options = ServerOptions::default();
+    options.timeouts.clusters = Duration::from_millis(50);
+    let fixture = Fixture::new(options);
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    let mut stream = Sotw::open(&mut fixture.client().await)
+        .await
+        .expect("an accepted stream");
+    stream.request(ResourceType::Cluster, &[], "").await;
+    assert_eq!(texts(&stream.response().await), ["1"]);
+    for (revision, text) in [(2, "2"), (3, "3")] {
+        fixture.publish(revision, &[(ResourceType::Cluster, "a", text)]);
+        assert_eq!(texts(&stream.response().await), [text]);
+    }
+}
+
 #[tokio::test]
 async fn a_slow_reader_does_not_delay_others() {
     let mut options = ServerOptions::default();

@@ -56,7 +56,9 @@ pub(super) struct Session {
     registration: Registration,
     pub(super) subscription: Subscription,
     /// Held until the first configuration is sent, for at most [`StreamTimeouts::first_configuration`].
-    pub(super) first_permit: Option<(Permit, Timer)>,
+    first_permit: Option<(Permit, Timer)>,
+    /// The time when the last clusters were written.
+    clusters_sent_at: Option<Timer>,
     /// The arrival time of the oldest change that was not sent completely.
     since: Option<Instant>,
     /// The pushes that the client has not answered yet.
@@ -110,6 +112,7 @@ impl Session {
             registration,
             subscription,
             first_permit: Some((permit, Timer::now() + timeouts.first_configuration)),
+            clusters_sent_at: None,
             since: None,
             deliveries: Deliveries::default(),
             nacks: Vec::new(),
@@ -127,6 +130,38 @@ impl Session {
     /// Returns true if the client waits for the first response to a subscription.
     pub(super) fn owes_response(&self) -> bool {
         self.registration.connection.state().connection.owes_response()
+    }
+
+    /// Returns the time of the next [`Self::on_due`].
+    pub(super) fn due_at(&self) -> Option<Timer> {
+        let first_permit = self.first_permit.as_ref().map(|(_, until)| *until);
+        first_permit.into_iter().chain(self.clusters_due_at()).min()
+    }
+
+    /// Returns the time when changed clusters are sent although the client has not answered the last ones; `None` if
+    /// none wait for that. See [`StreamTimeouts::clusters`].
+    fn clusters_due_at(&self) -> Option<Timer> {
+        let sent_at = self.clusters_sent_at?;
+        let is_held_back = self.registration.connection.state().connection.holds_back_clusters();
+        is_held_back.then(|| sent_at + self.shared.timeouts.clusters)
+    }
+
+    /// Releases the permit of the first configuration, and sends changed clusters, as far as they are due.
+    pub(super) async fn on_due(&mut self) -> Result<(), EndReason> {
+        let now = Timer::now();
+        if self.first_permit.as_ref().is_some_and(|(_, until)| *until <= now) {
+            self.first_permit = None;
+        }
+        if self.clusters_due_at().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        tracing::debug!(
+            node = self.node(),
+            "proxy does not answer clusters, some may be warming"
+        );
+        let rendering = (self.shared.clock)();
+        let responses = self.registration.connection.state().connection.supersede_clusters();
+        self.write(responses, rendering).await
     }
 
     pub(super) async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
@@ -361,6 +396,9 @@ impl Session {
         self.sender.send(message).await?;
         self.await_written(&mut sent.written, Some(permit), resource_type)
             .await?;
+        if resource_type == ResourceType::Cluster {
+            self.clusters_sent_at = Some(Timer::now());
+        }
         Ok((
             sent.size_bytes,
             (self.shared.clock)().saturating_duration_since(sending),

@@ -36,6 +36,8 @@ pub struct StreamTimeouts {
     pub write: Duration,
     /// A first configuration that is not sent by then loses its permit.
     pub first_configuration: Duration,
+    /// Clusters that are not answered by then no longer hold up newer ones.
+    pub clusters: Duration,
     /// The limit for the first request of a stream.
     pub first_request: Duration,
 }
@@ -47,6 +49,7 @@ impl Default for StreamTimeouts {
             permit: Duration::from_millis(250),
             write: Duration::from_secs(5),
             first_configuration: Duration::from_secs(10),
+            clusters: Duration::from_secs(10),
             first_request: Duration::from_secs(30),
         }
     }
