@@ -43,6 +43,10 @@ pub(super) fn content(
         }
         pending.extend(watched.names.iter().cloned());
     }
+    if order::removed_last(resource_type) {
+        // An empty assignment in place of removed endpoints would take them at once from a cluster that still serves.
+        pending.retain(|name| !content.removed.contains(name));
+    }
     content.add_names(watched, resource_type, latest, pending);
     content.finish(watched, resource_type, must_respond)
 }

@@ -417,6 +417,27 @@ fn removed_clusters_wait_for_routes() {
     );
 }
 
+/// The endpoints of a ServiceEntry become names of DNS. Envoy uses the cluster from before the change until the other
+/// one is warm.
+#[test]
+fn removed_endpoints_of_a_changed_cluster_are_not_replaced() {
+    let (mut world, mut client) = settled();
+    world.contents[0].insert(1, 1);
+    world.contents[1].remove(&1);
+    let responses = client.connection.on_snapshot(world.snapshot());
+    let sent: Vec<_> = responses
+        .iter()
+        .map(|r| (r.resource_type, names(r), r.removed.len()))
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            (ResourceType::Cluster, vec!["r1"], 0),
+            (ResourceType::Endpoint, vec![], 1)
+        ]
+    );
+}
+
 #[test]
 fn a_reconnect_with_versions_sends_only_the_difference() {
     let (mut world, mut client) = settled();
