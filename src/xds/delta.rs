@@ -52,7 +52,7 @@ pub(super) fn content(
 }
 
 /// Returns the first response to a subscription: everything except what the client holds already and does not wait for.
-/// Resources that it holds and that no longer exist are removed.
+/// Resources that it holds and that no longer exist are removed, now or later.
 fn first(
     watched: &mut WatchedResource,
     resource_type: ResourceType,
@@ -63,20 +63,26 @@ fn first(
     let pending = std::mem::take(&mut watched.pending);
     let resend_all = std::mem::take(&mut watched.resend_all);
     watched.must_respond = false;
-    let watched: &WatchedResource = watched;
+    let subscription: &WatchedResource = watched;
     let first = FirstResponse {
-        watched,
+        watched: subscription,
         resource_type,
         latest,
         initial_versions,
         resend_all,
     };
-    let mut response = match watched.as_single_list() {
-        Ok(names) if !watched.on_demand => first.of_list(cache, names, pending),
+    let mut response = match subscription.as_single_list() {
+        Ok(names) if !subscription.on_demand => first.of_list(cache, names, pending),
         Ok(_) | Err(_) => first.of_names(pending),
     };
     if !order::is_removed(resource_type) {
         response.removed.clear();
+    } else if order::removed_last(resource_type) {
+        // Routes that the client holds may refer to what it has not requested by name.
+        let is_requested = |name: &SmolStr| watched.names.contains(name);
+        let (absent, removed): (Vec<_>, Vec<_>) = response.removed.into_iter().partition(is_requested);
+        response.removed = absent;
+        watched.deferred_removals.extend(removed);
     }
     response
 }

@@ -417,6 +417,40 @@ fn removed_clusters_wait_for_routes() {
     );
 }
 
+/// A cluster is removed while the control plane restarts. The routes that the client holds refer to it.
+#[test]
+fn clusters_removed_before_a_reconnect_wait_for_routes() {
+    let (mut world, mut client) = settled();
+    client.watch(3, &[5].into());
+    client.settle(&world);
+    world.contents[3].insert(5, 1);
+    world.contents[0].remove(&1);
+    client.connect();
+    let responses = client.connection.on_snapshot(world.snapshot());
+    let sent: Vec<_> = responses
+        .iter()
+        .map(|r| (r.resource_type, names(r), r.removed.len()))
+        .collect();
+    assert_eq!(
+        sent,
+        [
+            (ResourceType::Cluster, vec![], 0),
+            (ResourceType::Endpoint, vec![], 0),
+            (ResourceType::Listener, vec![], 0),
+            (ResourceType::Route, vec!["r5"], 0)
+        ]
+    );
+    client.receive(responses);
+    client.answer(true);
+    let removal = client.inbox.back().expect("a removal");
+    assert_eq!(
+        (removal.resource_type, removal.removed.as_slice()),
+        (ResourceType::Cluster, &["r1".into()][..])
+    );
+    client.settle(&world);
+    assert!(!client.held[0].contains_key("r1"));
+}
+
 /// The endpoints of a ServiceEntry become names of DNS. Envoy uses the cluster from before the change until the other
 /// one is warm.
 #[test]
