@@ -681,3 +681,25 @@ fn files_keep_what_is_no_workload() {
         ["===> Skipping injection because Pod \"p\" has host networking enabled"]
     );
 }
+
+#[test]
+fn errors_of_files_name_the_workload() {
+    for (annotation, expected) in [
+        (
+            "status.sidecar.istio.io/port: x",
+            "annotation status.sidecar.istio.io/port: port invalid: \"x\" is not a port",
+        ),
+        (
+            "proxy.istio.io/config: \"[a]\"",
+            "annotation proxy.istio.io/config: must be a mapping",
+        ),
+    ] {
+        let text = format!(
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: web\n  namespace: shop\nspec:\n  template:\n    \
+             metadata:\n      annotations:\n        {annotation}\n    spec:\n      containers:\n      - name: a\n"
+        );
+        let error = workload::inject_text(&injector(), &environment(), &text).unwrap_err();
+        let expected = format!("Deployment \"shop/web\": invalid annotations: {expected}");
+        assert_eq!(error.to_string(), expected);
+    }
+}

@@ -159,9 +159,17 @@ fn workload(
     if owner.namespace.is_empty() {
         owner.namespace.clone_from(&environment.namespace.name);
     }
-    let own = with_proxy_config(environment, &original)?;
+    // A file may have many workloads, and the messages do not name theirs.
+    let named = |error: InjectError| InjectError::Workload {
+        object: description(value, template),
+        message: error.to_string(),
+    };
+    let own = with_proxy_config(environment, &original).map_err(named)?;
     let environment = own.as_ref().unwrap_or(environment);
-    injector.injected(&original, &owner, environment).map(Some)
+    injector
+        .injected(&original, &owner, environment)
+        .map(Some)
+        .map_err(named)
 }
 
 /// Returns the reason not to inject a pod that the caller named.
