@@ -81,6 +81,10 @@ pub(super) fn rewrite(request: &Request<'_>, pod: &mut Json) -> Result<(), Injec
     }
     let status_port = pod::annotation(pod, STATUS_PORT).and_then(|port| port.trim().parse().ok());
     let status_port = status_port.unwrap_or_else(|| i64::from(request.mesh().status_port()));
+    if status_port == 0 {
+        // The agent answers no probes, and API servers refuse pods with a probe of port 0.
+        return Ok(());
+    }
     let probes = probes(pod, status_port);
     if !probes.is_empty() {
         set_agent_variable(pod, probes)?;

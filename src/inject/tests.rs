@@ -281,6 +281,13 @@ fn annotation_and_port_keep_probes() {
         let moved = inject(&pod, &environment());
         assert_eq!(moved["spec"]["containers"][0]["readinessProbe"]["httpGet"]["port"], 9);
     }
+    pod["metadata"]["annotations"] = json!({"status.sidecar.istio.io/port": "0"});
+    let kept = inject(&pod, &environment());
+    for field in ["readinessProbe", "livenessProbe", "startupProbe", "lifecycle"] {
+        let (kept, own) = (&kept["spec"]["containers"][0], &pod["spec"]["containers"][0]);
+        assert_eq!(kept[field], own[field], "{field}");
+    }
+    assert_eq!(variable(&kept, "ISTIO_KUBE_APP_PROBERS"), None);
 }
 
 #[test]
