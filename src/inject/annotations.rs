@@ -75,6 +75,10 @@ const CHECKS: &[(&str, Check)] = &[
     ("sidecar.istio.io/proxyMemoryLimit", |value| {
         quantity("proxyMemoryLimit", value)
     }),
+    ("sidecar.istio.io/userVolume", |value| objects("userVolume", value)),
+    ("sidecar.istio.io/userVolumeMount", |value| {
+        objects("userVolumeMount", value)
+    }),
     (PROXY_CONFIG, proxy_config),
 ];
 
@@ -163,6 +167,22 @@ fn quantity(name: &str, value: &str) -> Result<(), String> {
         !value.contains(|it: char| it.is_control() || it.is_whitespace()) && canonical_quantity(value).is_some();
     ensure(is_valid, || {
         format!("{name} invalid: {value:?} is not a quantity such as 100m or 1Gi")
+    })
+}
+
+/// Checks a JSON object whose members are objects with fields. With anything else, the output of templates is not YAML,
+/// and the error does not name the annotation.
+fn objects(name: &str, value: &str) -> Result<(), String> {
+    let value: Json = serde_json::from_str(value).map_err(|error| format!("{name} invalid: not JSON: {error}"))?;
+    let has_fields = |member: &Json| member.as_object().is_some_and(|fields| !fields.is_empty());
+    let is_valid = match &value {
+        Json::Object(members) => members.values().all(has_fields),
+        // Parity (pkg/kube/inject/template.go, fromJSON): templates list the items of other JSON, too.
+        Json::Array(items) => items.iter().all(has_fields),
+        _ => value.is_null(),
+    };
+    ensure(is_valid, || {
+        format!("{name} invalid: must be a JSON object whose members are objects")
     })
 }
 
@@ -265,6 +285,10 @@ mod tests {
             ("sidecar.istio.io/proxyCPU", " 100m", "is not a quantity"),
             ("prometheus.istio.io/merge-metrics", "maybe", "is not a boolean"),
             ("sidecar.istio.io/proxyCPU", "100m\n", "is not a quantity"),
+            ("sidecar.istio.io/userVolume", "{", "userVolume invalid: not JSON: "),
+            ("sidecar.istio.io/userVolume", "", "userVolume invalid: not JSON: "),
+            ("sidecar.istio.io/userVolume", "{\"a\": \"/a\"}", "members are objects"),
+            ("sidecar.istio.io/userVolumeMount", "{\"a\": {}}", "members are objects"),
             ("proxy.istio.io/config", "[a]", "must be a mapping"),
             ("proxy.istio.io/config", "{concurrency: many}", "concurrency"),
         ] {
@@ -292,6 +316,9 @@ mod tests {
             ("traffic.sidecar.istio.io/includeOutboundPorts", "*"),
             ("traffic.sidecar.istio.io/includeOutboundPorts", "8000:8100"),
             ("sidecar.istio.io/proxyMemory", "1Gi"),
+            ("sidecar.istio.io/userVolume", "{\"a\": {\"emptyDir\": {}}}"),
+            ("sidecar.istio.io/userVolumeMount", "{}"),
+            ("sidecar.istio.io/userVolumeMount", "null"),
             ("proxy.istio.io/config", "concurrency: 2"),
             ("other", "anything"),
         ] {
