@@ -64,7 +64,7 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use self::{
-    config::{Config, MAX_TEMPLATES},
+    config::{Config, MAX_TEMPLATES, Policy},
     owner::Owner,
     request::{Rendered, Request},
     schema::{Form, canonical},
@@ -198,6 +198,14 @@ impl Injector {
     /// Returns the cluster in the values (`global.multiCluster.clusterName`); empty if unset.
     pub fn cluster(&self) -> &str {
         self.config.values.cluster()
+    }
+
+    /// Returns the policy if it is unknown, so that no pod is injected.
+    pub fn unknown_policy(&self) -> Option<&str> {
+        match &self.config.policy {
+            Policy::Unknown(policy) => Some(policy.as_str()),
+            Policy::Enabled | Policy::Disabled => None,
+        }
     }
 
     /// Decides about a pod and returns the patch that injects it.

@@ -675,6 +675,19 @@ fn errors_name_template_and_place() {
 }
 
 #[test]
+fn unknown_policies_are_named() {
+    for (config, expected) in [
+        ("policy: enabled", None),
+        ("policy: disabled", None),
+        ("policy: sometimes", Some("sometimes")),
+        ("templates: {}", Some("")),
+    ] {
+        let injector = Injector::parse(config, VALUES).expect("the configuration is valid");
+        assert_eq!(injector.unknown_policy(), expected, "{config}");
+    }
+}
+
+#[test]
 fn files_keep_what_is_no_workload() {
     let text = "# first\nkind: Service\napiVersion: v1\n---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n  \
                 hostNetwork: true\n  containers:\n  - name: a\n";

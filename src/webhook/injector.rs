@@ -186,6 +186,13 @@ impl Compiler {
         match Injector::parse(&texts[0], &texts[1]) {
             Ok(injector) => {
                 tracing::info!(origin = self.origin, "injector configuration changed");
+                if let Some(policy) = injector.unknown_policy() {
+                    tracing::error!(
+                        origin = self.origin,
+                        policy,
+                        "unknown injection policy, not injecting pods; hint: use enabled or disabled"
+                    );
+                }
                 self.out.send_replace(InjectorState::Valid(Arc::new(injector)));
             }
             Err(error) => self.failed(&error.to_string()),
