@@ -73,7 +73,7 @@ use crate::template::{self, Limits};
 
 pub use self::{
     config::ConfigError,
-    decision::{IGNORED_NAMESPACES, Skipped},
+    decision::{IGNORED_NAMESPACES, Skipped, has_unknown_choice},
     environment::{
         CLUSTER_VARIABLE, Environment, Kubelets, Mesh, Namespace, NativeSidecars, Platform, kubelet_minor,
         proxy_variables,

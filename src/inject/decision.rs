@@ -13,7 +13,7 @@ use super::{
 pub const IGNORED_NAMESPACES: [&str; 4] = ["kube-system", "kube-public", "kube-node-lease", "local-path-storage"];
 
 /// Label and annotation that decide about the injection of a pod.
-pub(super) const INJECT: &str = "sidecar.istio.io/inject";
+const INJECT: &str = "sidecar.istio.io/inject";
 const TEMPLATES: &str = "inject.istio.io/templates";
 
 /// The reason why a pod is not injected.
@@ -64,7 +64,7 @@ pub(super) fn skipped(config: &Config, pod: &Json) -> Option<Skipped> {
     if let Policy::Unknown(policy) = &config.policy {
         return Some(Skipped::UnknownPolicy(policy.clone()));
     }
-    match pod::label(pod, INJECT).or_else(|| pod::annotation(pod, INJECT)) {
+    match choice(pod) {
         Some("true") => return None,
         Some("false") => return Some(Skipped::Disabled),
         _ => {}
@@ -77,6 +77,16 @@ pub(super) fn skipped(config: &Config, pod: &Json) -> Option<Skipped> {
         return None;
     }
     (config.policy == Policy::Disabled).then_some(Skipped::Policy)
+}
+
+/// Returns the value of the label, or else of the annotation, `sidecar.istio.io/inject`.
+pub(super) fn choice(pod: &Json) -> Option<&str> {
+    pod::label(pod, INJECT).or_else(|| pod::annotation(pod, INJECT))
+}
+
+/// True if `sidecar.istio.io/inject` of a pod is neither `true` nor `false`, so that selectors and the policy decide.
+pub fn has_unknown_choice(pod: &Json) -> bool {
+    choice(pod).is_some_and(|choice| !matches!(choice, "" | "true" | "false"))
 }
 
 /// Returns the names of the templates for a pod, in order.
@@ -137,6 +147,24 @@ mod tests {
             (enabled, json!({}), None),
         ] {
             assert_eq!(skipped(&config(text), &pod), expected, "{text} {pod}");
+        }
+    }
+
+    #[test]
+    fn choices_are_true_or_false() {
+        let pod = |label: Json, annotation: &str| {
+            let (labels, annotations) = (json!({INJECT: label}), json!({INJECT: annotation}));
+            json!({"metadata": {"labels": labels, "annotations": annotations}})
+        };
+        for (pod, expected) in [
+            (json!({}), false),
+            (pod(Json::Null, "maybe"), true),
+            (pod(Json::Null, "false"), false),
+            (pod(json!("True"), "true"), true),
+            (pod(json!("true"), "maybe"), false),
+            (pod(json!(""), "maybe"), false),
+        ] {
+            assert_eq!(has_unknown_choice(&pod), expected, "{pod}");
         }
     }
 

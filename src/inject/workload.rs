@@ -7,7 +7,7 @@ use serde_json::{Value as Json, json};
 use super::{
     Environment, InjectError, Injector, Mesh,
     annotations::{PROXY_CONFIG, proxy_config_value},
-    decision::{IGNORED_NAMESPACES, INJECT},
+    decision::{IGNORED_NAMESPACES, choice},
     owner::Owner,
     pod,
     schema::{Form, canonical},
@@ -177,7 +177,7 @@ fn reason_to_skip(pod: &Json) -> Option<&'static str> {
     if pod.pointer("/spec/hostNetwork") == Some(&Json::Bool(true)) {
         return Some("host networking enabled");
     }
-    let is_disabled = pod::label(pod, INJECT).or_else(|| pod::annotation(pod, INJECT)) == Some("false");
+    let is_disabled = choice(pod) == Some("false");
     let is_ignored = IGNORED_NAMESPACES.contains(&pod::metadata(pod, "namespace"));
     (is_disabled || is_ignored).then_some("sidecar injection disabled")
 }

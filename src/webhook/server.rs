@@ -153,6 +153,13 @@ fn report(review: &Review, outcome: &Injection, error: Option<&str>) {
     let namespace = request.namespace.as_str();
     let pod = ["name", "generateName"].map(|field| request.object["metadata"][field].as_str());
     let pod = pod.into_iter().flatten().next().unwrap_or_default();
+    if inject::has_unknown_choice(&request.object) {
+        tracing::warn!(
+            namespace,
+            pod,
+            "sidecar.istio.io/inject is neither true nor false, the injection policy decides"
+        );
+    }
     match outcome {
         Injection::Injected => tracing::debug!(namespace, pod, "pod injected"),
         Injection::Skipped(reason) => tracing::debug!(namespace, pod, reason, "pod not injected"),
