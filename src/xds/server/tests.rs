@@ -50,24 +50,24 @@ struct Fixture {
 type Client = AggregatedDiscoveryServiceClient<Channel>;
 
 impl Fixture {
-    fn new(options: ServerOptions) -> Self {
+    fn new(options: &ServerOptions) -> Self {
         Self::with_clock(options, environment::now)
     }
 
-    fn with_clock(options: ServerOptions, clock: fn() -> Instant) -> Self {
+    fn with_clock(options: &ServerOptions, clock: fn() -> Instant) -> Self {
         Self::of(options, clock, BTreeMap::new())
     }
 
     fn with_variables(variables: BTreeMap<String, String>) -> Self {
-        Self::of(ServerOptions::default(), environment::now, variables)
+        Self::of(&ServerOptions::default(), environment::now, variables)
     }
 
-    fn of(options: ServerOptions, clock: fn() -> Instant, variables: BTreeMap<String, String>) -> Self {
+    fn of(options: &ServerOptions, clock: fn() -> Instant, variables: BTreeMap<String, String>) -> Self {
         let flags = settings::fixture::flags(&[]).expect("no flags are required");
         let environment = Environment::new(Settings { flags, variables });
         environment.ready.send_replace(true);
         let (groups, feed) = manual_groups(&environment.tasks);
-        let mut server = Server::new(&environment, groups, options, None).expect("an empty registry");
+        let mut server = Server::new(&environment, groups, *options, None).expect("an empty registry");
         Arc::get_mut(&mut server.shared).expect("not shared yet").clock = clock;
         Self {
             environment,
@@ -249,7 +249,7 @@ fn texts(response: &DiscoveryResponse) -> Vec<String> {
 
 #[tokio::test]
 async fn state_of_the_world_streams_work_over_tcp() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.publish(
         1,
         &[(ResourceType::Cluster, "a", "1"), (ResourceType::Endpoint, "a", "e1")],
@@ -318,7 +318,7 @@ async fn state_of_the_world_streams_work_over_tcp() {
 
 #[tokio::test]
 async fn delta_streams_work_over_a_pipe() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.publish(
         1,
         &[(ResourceType::Listener, "a", "1"), (ResourceType::Listener, "b", "1")],
@@ -364,7 +364,7 @@ async fn delta_streams_work_over_a_pipe() {
 
 #[tokio::test]
 async fn streams_end_when_their_connection_is_drained() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Listener, "a", "1")]);
     let mut client = fixture.client().await;
     let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
@@ -382,7 +382,7 @@ async fn streams_end_when_their_connection_is_drained() {
 
 #[tokio::test]
 async fn invalid_requests_end_the_stream() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.environment.ready.send_replace(false);
     let mut client = fixture.client().await;
     let status = Sotw::open(&mut client).await.err().expect("not ready");
@@ -431,7 +431,7 @@ async fn invalid_requests_end_the_stream() {
 
 #[tokio::test]
 async fn unknown_methods_are_rejected_and_health_reports_are_not_answered() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut client = fixture.client().await;
     let mut stream = Sotw::open(&mut client).await.expect("an accepted stream");
@@ -476,7 +476,7 @@ async fn unknown_methods_are_rejected_and_health_reports_are_not_answered() {
 
 #[tokio::test]
 async fn nodes_that_istio_refuses_are_refused() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     let mut client = fixture.client().await;
     let number = prost_types::Value {
         kind: Some(prost_types::value::Kind::NumberValue(5.0)),
@@ -527,7 +527,7 @@ async fn the_first_stream_warms_a_knative_server_up() {
 
 #[tokio::test]
 async fn a_nack_is_counted() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut stream = Sotw::open(&mut fixture.client().await)
         .await
@@ -560,7 +560,7 @@ async fn a_nack_is_counted() {
 async fn unanswered_clusters_do_not_hold_up_newer_ones() {
     let mut options = ServerOptions::default();
     options.timeouts.clusters = Duration::from_millis(50);
-    let fixture = Fixture::new(options);
+    let fixture = Fixture::new(&options);
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     let mut stream = Sotw::open(&mut fixture.client().await)
         .await
@@ -580,7 +580,7 @@ async fn a_slow_reader_does_not_delay_others() {
     options.limits.bytes_in_flight = 1 << 20;
     options.timeouts.permit = Duration::from_millis(20);
     options.timeouts.write = Duration::from_millis(400);
-    let fixture = Fixture::new(options);
+    let fixture = Fixture::new(&options);
     let text = "x".repeat(10 << 10);
     let names: Vec<SmolStr> = (0..200).map(|number| format_smolstr!("r{number:03}")).collect();
     let content: Vec<_> = names
@@ -607,9 +607,10 @@ async fn a_slow_reader_does_not_delay_others() {
 
 /// Opens two streams with room for one first configuration at a time. Nothing is published, so the first stream holds
 /// the permit.
-async fn two_first_configurations(mut options: ServerOptions) -> (Fixture, Sotw, Sotw) {
+async fn two_first_configurations(options: &ServerOptions) -> (Fixture, Sotw, Sotw) {
+    let mut options = *options;
     options.limits.first_configurations = 1;
-    let fixture = Fixture::new(options);
+    let fixture = Fixture::new(&options);
     let mut client = fixture.client().await;
     let first = Sotw::open(&mut client).await.expect("an accepted stream");
     first.request(ResourceType::Cluster, &[], "").await;
@@ -624,7 +625,7 @@ async fn first_configurations_are_limited() {
     let mut options = ServerOptions::default();
     options.limits.longest_wait = Duration::from_millis(50);
     options.timeouts.first_configuration = Duration::from_hours(1);
-    let (fixture, mut first, mut second) = two_first_configurations(options).await;
+    let (fixture, mut first, mut second) = two_first_configurations(&options).await;
     let status = second.end().await;
     assert_eq!(status.code(), Code::ResourceExhausted);
     assert!(status.message().contains("try again"), "{}", status.message());
@@ -637,7 +638,7 @@ async fn late_first_configurations_do_not_delay_others() {
     let mut options = ServerOptions::default();
     options.limits.longest_wait = Duration::from_hours(1);
     options.timeouts.first_configuration = Duration::from_millis(50);
-    let (fixture, mut first, mut second) = two_first_configurations(options).await;
+    let (fixture, mut first, mut second) = two_first_configurations(&options).await;
     // The first stream loses its permit at the time limit, and stays open.
     fixture.until("pilot_xds", 2.0).await;
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
@@ -648,7 +649,7 @@ async fn late_first_configurations_do_not_delay_others() {
 
 #[tokio::test]
 async fn connections_close_at_their_maximum_age() {
-    let fixture = Fixture::new(ServerOptions {
+    let fixture = Fixture::new(&ServerOptions {
         max_connection_age: Some(Duration::from_millis(200)),
         age_grace: Duration::from_millis(100),
         ..ServerOptions::default()
@@ -668,7 +669,7 @@ async fn connections_close_at_their_maximum_age() {
 
 #[tokio::test]
 async fn shed_connections_close_and_new_ones_stay() {
-    let fixture = Fixture::new(ServerOptions {
+    let fixture = Fixture::new(&ServerOptions {
         age_grace: Duration::from_millis(10),
         ..ServerOptions::default()
     });
@@ -702,7 +703,7 @@ static PANICS: AtomicBool = AtomicBool::new(false);
 
 #[tokio::test]
 async fn a_panic_ends_one_stream_only() {
-    let fixture = Fixture::with_clock(ServerOptions::default(), || {
+    let fixture = Fixture::with_clock(&ServerOptions::default(), || {
         assert!(!PANICS.load(Ordering::Relaxed), "the test requests a panic");
         environment::now()
     });
@@ -753,7 +754,7 @@ fn health(complaint: Option<&str>) -> DeltaDiscoveryRequest {
 #[tokio::test]
 async fn machines_are_announced_before_they_are_served() {
     use crate::xds::events::{Binding, Event, EventOptions, Rejection};
-    let mut fixture = Fixture::new(ServerOptions::default());
+    let mut fixture = Fixture::new(&ServerOptions::default());
     let options = EventOptions {
         registration: true,
         health: true,

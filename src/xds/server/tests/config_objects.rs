@@ -35,7 +35,7 @@ fn fixture(objects: usize) -> Fixture {
     let mut options = ServerOptions::default();
     options.limits.first_configurations = 1;
     options.timeouts.first_configuration = Duration::from_millis(50);
-    let fixture = Fixture::new(options);
+    let fixture = Fixture::new(&options);
     let text = "x".repeat(10 << 10);
     let objects = (0..objects).map(|number| cluster(&format!("o{number:03}"), &text));
     fixture

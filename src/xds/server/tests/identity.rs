@@ -44,7 +44,7 @@ fn security(plaintext: bool, check: bool) -> Security {
 }
 
 fn secured(security: Security) -> Fixture {
-    let mut fixture = Fixture::new(ServerOptions::default());
+    let mut fixture = Fixture::new(&ServerOptions::default());
     fixture.server = fixture.server.clone().with_security(security);
     fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
     fixture
@@ -165,7 +165,7 @@ async fn streams_end_when_credentials_expire() {
         age_grace: Duration::from_millis(100),
         ..ServerOptions::default()
     };
-    let mut fixture = Fixture::new(options);
+    let mut fixture = Fixture::new(&options);
     fixture.server = fixture.server.clone().with_security(Security {
         authenticators: Authenticators::new(vec![Box::new(FakeAuthenticator(soon))]),
         ..security(false, true)
@@ -196,7 +196,7 @@ async fn r3_silent_connections_and_streams_time_out() {
         ..ServerOptions::default()
     };
     options.timeouts.first_request = Duration::from_millis(200);
-    let mut fixture = Fixture::new(options);
+    let mut fixture = Fixture::new(&options);
     fixture.server = fixture.server.clone().with_security(security(false, true));
     let connections = fixture.connections();
     let (ours, theirs) = tokio::io::duplex(16 << 10);

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test]
 async fn a_client_that_has_closed_its_side_is_answered() {
-    let fixture = Fixture::new(ServerOptions::default());
+    let fixture = Fixture::new(&ServerOptions::default());
     let mut stream = Sotw::open(&mut fixture.client().await)
         .await
         .expect("an accepted stream");
@@ -19,7 +19,7 @@ async fn a_client_that_has_closed_its_side_is_answered() {
 
 #[tokio::test]
 async fn no_limit_of_streams_admits_streams() {
-    let fixture = Fixture::new(ServerOptions {
+    let fixture = Fixture::new(&ServerOptions {
         max_streams: 0,
         ..ServerOptions::default()
     });
