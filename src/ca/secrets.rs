@@ -18,6 +18,7 @@ use crate::{
     base::{ClusterId, Sensitive},
     kube::{
         Object,
+        client::limited,
         health::{WatchHealth, WatchMetrics},
         watch::{WatchEvent, WatchTarget, watch_as},
     },
@@ -119,7 +120,8 @@ impl SecretStore for KubernetesSecretStore {
             };
             object.metadata.name = Some(secret.name.to_string());
             object.metadata.namespace = Some(self.namespace.clone());
-            let created = self.api().create(&PostParams::default(), &object).await;
+            let api = self.api();
+            let created = limited(api.create(&PostParams::default(), &object)).await;
             created.map(|_| ()).map_err(|error| write_error(&error))
         }
         .boxed()
@@ -129,12 +131,13 @@ impl SecretStore for KubernetesSecretStore {
         async move {
             let api = self.api();
             // Keep labels, owners and other fields.
-            let mut object = api.get(&secret.name).await.map_err(|error| write_error(&error))?;
+            let found = limited(api.get(&secret.name)).await;
+            let mut object = found.map_err(|error| write_error(&error))?;
             if object.metadata.resource_version.as_ref() != Some(&secret.version) {
                 return Err(SecretError::Conflict);
             }
             object.data = Some(data(&secret));
-            let replaced = api.replace(&secret.name, &PostParams::default(), &object).await;
+            let replaced = limited(api.replace(&secret.name, &PostParams::default(), &object)).await;
             replaced.map(|_| ()).map_err(|error| write_error(&error))
         }
         .boxed()

@@ -15,10 +15,13 @@ use ::kube::{
 };
 use futures::{FutureExt, future::BoxFuture};
 use http::{HeaderValue, Uri, header::USER_AGENT};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tower::{Layer, Service};
 
 use super::kubeconfig::client_config;
+
+/// The longest wait for the response to a request. API servers end slower requests, except watches, after a minute.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// Credentials of a cluster.
 #[derive(Clone, Debug)]
@@ -121,6 +124,24 @@ pub async fn client(access: &Access, rate: Rate) -> Result<Client, ClientError> 
     config.headers.push((USER_AGENT, agent));
     let builder = ClientBuilder::try_from(config).map_err(Box::new)?;
     Ok(builder.with_layer(&RateLayer(Limiter::new(rate))).build())
+}
+
+/// Waits for a request that is no watch, but not for ever: the library has no time limit, and a machine that vanished
+/// sends no response. A write that took too long may have succeeded.
+pub fn limited<'a, T>(
+    request: impl Future<Output = Result<T, ::kube::Error>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, ::kube::Error>> {
+    limited_to(REQUEST_TIMEOUT, request)
+}
+
+fn limited_to<'a, T>(
+    limit: Duration,
+    request: impl Future<Output = Result<T, ::kube::Error>> + Send + 'a,
+) -> BoxFuture<'a, Result<T, ::kube::Error>> {
+    let late = |_| Err(::kube::Error::Service("no response of the API server in time".into()));
+    timeout(limit, request)
+        .map(move |response| response.unwrap_or_else(late))
+        .boxed()
 }
 
 /// Rate limiter of requests: each moves the time at which the bucket is full again.
@@ -227,6 +248,14 @@ mod tests {
             burst: 0,
         });
         assert!((0..100).all(|_| none.take(now).is_zero()));
+    }
+
+    #[tokio::test]
+    async fn a_request_without_a_response_fails() {
+        let response = limited_to(Duration::ZERO, std::future::pending::<Result<(), ::kube::Error>>()).await;
+        assert!(matches!(response, Err(::kube::Error::Service(_))));
+        let response = limited(std::future::ready(Ok::<_, ::kube::Error>(7))).await;
+        assert_eq!(response.ok(), Some(7));
     }
 
     #[tokio::test]

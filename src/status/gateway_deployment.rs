@@ -46,7 +46,10 @@ use crate::{
         self, Injector,
         gateway::{self, GatewayObject, GatewayRequest, ObjectKind},
     },
-    kube::watch::{WatchEvent, WatchTarget},
+    kube::{
+        client::limited,
+        watch::{WatchEvent, WatchTarget},
+    },
     model::{features::Features, gateway_api::status::Revisions, snapshot::MeshSnapshot},
     task,
 };
@@ -165,7 +168,7 @@ impl Controller {
         }
         self.inputs.mesh.mark_changed();
         self.version = loop {
-            match self.inputs.watches.client.apiserver_version().await {
+            match limited(self.inputs.watches.client.apiserver_version()).await {
                 Ok(version) => break number(&version.major, &version.minor),
                 Err(error) => tracing::warn!(%error, "failed to read the version of the API server"),
             }

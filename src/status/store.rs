@@ -7,6 +7,8 @@ use ::kube::{
 };
 use serde_json::Value;
 
+use crate::kube::client::limited;
+
 /// A resource of one cluster. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
@@ -26,7 +28,7 @@ pub enum WriteError {
     /// Refused permanently: permissions, an invalid object, or a terminating namespace.
     #[error("refused by the API server: {0}; hint: check that ClusterRole and CRDs are of this release")]
     Refused(String),
-    /// The API server was unreachable, failed, or did not accept the credentials. Retryable.
+    /// The API server was unreachable, failed, did not respond in time, or did not accept the credentials. Retryable.
     #[error(transparent)]
     Failed(Box<Error>),
 }
@@ -105,7 +107,7 @@ impl Store {
         request: Result<http::Request<Vec<u8>>, ::kube::core::request::Error>,
     ) -> Result<Value, WriteError> {
         let request = request.map_err(|error| WriteError::Failed(Box::new(Error::BuildRequest(error))))?;
-        Ok(self.client.request::<Value>(request).await?)
+        Ok(limited(self.client.request::<Value>(request)).await?)
     }
 
     /// Returns an object; `None` if it does not exist.
