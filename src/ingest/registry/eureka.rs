@@ -190,9 +190,11 @@ impl EurekaClient {
         Ok(registered)
     }
 
-    /// Adds instances that are missing after an outage, and whose leases have not ended.
-    fn keep_leased(&mut self, registered: &mut Registered, known: &Registered, now: Instant) {
+    /// Adds instances that are missing after an outage, and whose leases have not ended. Before the first answer,
+    /// nothing was known that could be missing.
+    fn keep_leased(&mut self, registered: &mut Registered, known: Option<&Registered>, now: Instant) {
         let was_lost = std::mem::replace(&mut self.is_lost, false);
+        let Some(known) = known else { return };
         for (key, instance) in &known.instances {
             if was_lost && !registered.instances.contains_key(key) {
                 self.leases.insert(key.clone(), now + instance.lease_info.0);
@@ -217,9 +219,7 @@ impl Client for EurekaClient {
             match self.registered(known, started).await {
                 Ok(mut registered) => {
                     self.last_answer = Some(started);
-                    if let Some(known) = known {
-                        self.keep_leased(&mut registered, known, Instant::now());
-                    }
+                    self.keep_leased(&mut registered, known, Instant::now());
                     Ok(registered)
                 }
                 Err(error) => {
@@ -614,7 +614,7 @@ mod tests {
         let now = Instant::now();
         let read = |client: &mut EurekaClient, known: &Registered, seconds: u64| {
             let mut registered = Registered::default();
-            client.keep_leased(&mut registered, known, now + Duration::from_secs(seconds));
+            client.keep_leased(&mut registered, Some(known), now + Duration::from_secs(seconds));
             registered
         };
         assert!(read(&mut client, &known, 0).leased.is_empty(), "no outage");
@@ -626,6 +626,19 @@ mod tests {
         let later = read(&mut client, &after, 89);
         assert_eq!(later.leased, known.instances);
         assert!(read(&mut client, &later, 91).leased.is_empty());
+    }
+
+    #[test]
+    fn failures_before_the_first_answer_are_no_outage() {
+        let mut client = client("http://eureka:1");
+        client.is_lost = true;
+        let mut known = Registered::default();
+        known.apply(parsed(APPS));
+        client.keep_leased(&mut known, None, Instant::now());
+        assert!(!client.is_lost);
+        let mut registered = Registered::default();
+        client.keep_leased(&mut registered, Some(&known), Instant::now());
+        assert!(registered.leased.is_empty(), "the instances have left");
     }
 
     #[test]
