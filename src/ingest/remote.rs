@@ -23,7 +23,7 @@ use std::{
 use futures::{
     StreamExt,
     future::BoxFuture,
-    stream::{BoxStream, FuturesUnordered},
+    stream::{self, BoxStream, FuturesUnordered},
 };
 use prometheus::Registry;
 use tokio::{
@@ -57,7 +57,7 @@ pub const SECRET_SELECTOR: &str = "istio/multiCluster=true";
 
 /// Queue length of one cluster, in batches.
 const BATCHES: usize = 16;
-/// First and longest delay before a source that failed to start is started again.
+/// First and longest delay before a source that failed to start, or that has ended, is started again.
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LONGEST_RETRY: Duration = Duration::from_mins(1);
 
@@ -128,9 +128,15 @@ enum Declared {
 /// Key of a connection. Numbers distinguish the connections to one cluster.
 type ConnectionKey = (ClusterId, u64);
 
+/// Batches of a connection, and `None` after its end.
+type Batches = BoxStream<'static, Option<Vec<Change>>>;
+
 /// One connection to a cluster: the source of its changes.
 struct Connection {
     number: u64,
+    /// `None` for a stored state.
+    kubeconfig: Option<Arc<CheckedKubeconfig>>,
+    began: Instant,
     /// `None` until it has started.
     running: Option<RunningCluster>,
     status: SyncStatus,
@@ -164,6 +170,8 @@ struct ClusterState {
     mesh_configs: BTreeMap<ObjectKey, Row>,
     /// Reason why the last source could not start. It is started again later.
     problem: Option<String>,
+    /// Delays before sources that have ended are started again.
+    restarts: Backoff,
     storage: Storage,
 }
 
@@ -213,7 +221,7 @@ pub struct Remote {
     reconciler: Reconciler,
     states: BTreeMap<ClusterId, ClusterState>,
     starting: FuturesUnordered<BoxFuture<'static, Started>>,
-    batches: StreamMap<ConnectionKey, BoxStream<'static, Vec<Change>>>,
+    batches: StreamMap<ConnectionKey, Batches>,
     stored: Option<StoredStates>,
     reading: FuturesUnordered<BoxFuture<'static, (ConnectionKey, Option<StoredState>)>>,
     number: u64,
@@ -300,7 +308,13 @@ impl Remote {
                     self.time_out(now);
                     self.expire(now)
                 }
-                Some((key, batch)) = self.batches.next() => self.pass(&key, batch),
+                Some((key, batch)) = self.batches.next() => match batch {
+                    Some(batch) => self.pass(&key, batch),
+                    None => {
+                        self.restart(&key);
+                        Vec::new()
+                    }
+                },
             };
             if !out.is_empty() && changes.send(out).await.is_err() {
                 return;
@@ -333,10 +347,10 @@ impl Remote {
         for (cluster, (origin, action)) in actions {
             match action {
                 Action::Start(kubeconfig) => {
-                    self.begin(cluster.clone(), origin, kubeconfig);
+                    self.begin(Duration::ZERO, cluster.clone(), origin, kubeconfig);
                     self.read_stored(cluster);
                 }
-                Action::Replace(kubeconfig) => self.begin(cluster, origin, kubeconfig),
+                Action::Replace(kubeconfig) => self.begin(Duration::ZERO, cluster, origin, kubeconfig),
                 Action::Adopt => {
                     if let Some(state) = self.states.get_mut(&cluster) {
                         state.origin = origin;
@@ -395,29 +409,34 @@ impl Remote {
         state.storage = Storage::Read(read.since);
         state.serving = Some(Connection {
             number,
+            kubeconfig: None,
+            began: Instant::now(),
             running: None,
             status: SyncStatus::Closed,
             deadline: read.remaining.map(|remaining| Instant::now() + remaining),
         });
-        let changes = stored.changes(&cluster, read);
+        let changes = stored.changes(&cluster, read).map(Some).boxed();
         self.batches.insert((cluster, number), changes);
     }
 
-    /// Starts a source in addition to the serving one, if any.
-    fn begin(&mut self, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
+    /// Starts a source after a delay, in addition to the serving one, if any.
+    fn begin(&mut self, delay: Duration, cluster: ClusterId, origin: ObjectKey, kubeconfig: Arc<CheckedKubeconfig>) {
         self.number += 1;
         let key: ConnectionKey = (cluster.clone(), self.number);
         let (sender, receiver) = mpsc::channel(BATCHES);
         let inputs = StartCluster {
             cluster: cluster.clone(),
-            kubeconfig,
+            kubeconfig: kubeconfig.clone(),
             changes: sender,
         };
         let backoff = Backoff::new(FIRST_RETRY, LONGEST_RETRY);
-        self.start_after(Duration::ZERO, key.clone(), inputs, backoff);
-        self.batches.insert(key, ReceiverStream::new(receiver).boxed());
+        self.start_after(delay, key.clone(), inputs, backoff);
+        let batches = ReceiverStream::new(receiver).map(Some);
+        self.batches.insert(key, batches.chain(stream::once(ended())).boxed());
         let source = Connection {
             number: self.number,
+            kubeconfig: Some(kubeconfig),
+            began: Instant::now() + delay,
             running: None,
             status: SyncStatus::Syncing,
             deadline: self.sync_deadline(),
@@ -430,6 +449,7 @@ impl Remote {
             kinds: BTreeSet::new(),
             mesh_configs: BTreeMap::new(),
             problem: None,
+            restarts: Backoff::new(FIRST_RETRY, LONGEST_RETRY),
             storage: Storage::Unused,
         });
         state.origin = origin;
@@ -506,6 +526,41 @@ impl Remote {
             }
         }
         self.report_problems();
+    }
+
+    /// Starts a source again that has ended. Only a panic ends it, which its task has logged. The rows that it sent
+    /// stay until the new source is complete.
+    fn restart(&mut self, (cluster, number): &ConnectionKey) {
+        let Some(state) = self.states.get_mut(cluster) else {
+            return;
+        };
+        let sources = [&state.replacement, &state.serving];
+        let Some(source) = sources.into_iter().flatten().find(|source| source.number == *number) else {
+            return;
+        };
+        let Some(kubeconfig) = source.kubeconfig.clone() else {
+            return;
+        };
+        let (status, deadline, is_stable) = (source.status, source.deadline, source.began.elapsed() > LONGEST_RETRY);
+        let replacement = state.replacement.as_ref().map(|source| source.number);
+        self.metrics.restarted(cluster);
+        if replacement.is_some_and(|other| other != *number) {
+            tracing::error!(%cluster, origin = %state.origin, "source of remote cluster ended while it is replaced");
+            return;
+        }
+        if is_stable {
+            state.restarts.reset();
+        }
+        let (origin, delay) = (state.origin.clone(), state.restarts.next());
+        tracing::error!(%cluster, %origin, restart_in = ?delay, "source of remote cluster ended, starting it again");
+        self.begin(delay, cluster.clone(), origin, kubeconfig);
+        self.is_changed = true;
+        let state = self.states.get_mut(cluster);
+        let source = state.and_then(|state| state.replacement.as_mut());
+        if let (Some(source), Some(_)) = (source, replacement) {
+            // The start of istiod waits for all attempts together, not for each.
+            (source.status, source.deadline) = (status, deadline);
+        }
     }
 
     /// Returns the changes to forward for a batch. The first batch of a new source replaces all rows of the previous
@@ -704,6 +759,12 @@ impl source::Source for RemoteSource {
     async fn run(self, changes: mpsc::Sender<Batch>) {
         self.remote.run(self.declarations, changes).await;
     }
+}
+
+/// Marks the end of a source, after a while: at shutdown, sources and this task end in any order.
+async fn ended() -> Option<Vec<Change>> {
+    time::sleep(FIRST_RETRY).await;
+    None
 }
 
 /// Converts watch events to declarations.

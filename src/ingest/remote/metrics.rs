@@ -15,6 +15,7 @@ pub(super) struct RemoteMetrics {
     events: IntCounterVec,
     timeouts: IntCounterVec,
     stale: IntGaugeVec,
+    restarts: IntCounterVec,
 }
 
 impl RemoteMetrics {
@@ -51,6 +52,14 @@ impl RemoteMetrics {
             ),
             &["cluster"],
         )?;
+        let restarts = IntCounterVec::new(
+            Opts::new(
+                "istiod_remote_cluster_restarts_total",
+                "Number of times the source of a remote cluster ended by a panic and was started again.",
+            ),
+            &["cluster"],
+        )?;
+        registry.register(Box::new(restarts.clone()))?;
         registry.register(Box::new(stale.clone()))?;
         registry.register(Box::new(managed.clone()))?;
         registry.register(Box::new(status.clone()))?;
@@ -64,6 +73,7 @@ impl RemoteMetrics {
             events,
             timeouts,
             stale,
+            restarts,
         })
     }
 
@@ -82,6 +92,10 @@ impl RemoteMetrics {
 
     pub(super) fn timed_out(&self, cluster: &ClusterId) {
         self.timeouts.with_label_values(&[cluster.as_str()]).inc();
+    }
+
+    pub(super) fn restarted(&self, cluster: &ClusterId) {
+        self.restarts.with_label_values(&[cluster.as_str()]).inc();
     }
 
     pub(super) fn status(&self, cluster: &ClusterId, now: SyncStatus) {

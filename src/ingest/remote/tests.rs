@@ -486,6 +486,32 @@ async fn a_source_that_fails_to_start_delays_the_start_for_a_limited_time() {
 }
 
 #[tokio::test]
+async fn a_source_that_ends_is_started_again() {
+    let mut fixture = Fixture::new(LONG);
+    fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
+    drop(fixture.started("one").await);
+    let first = fixture.started("one").await;
+    assert!(
+        !fixture.shown.borrow().ready,
+        "the start waits for the cluster as before"
+    );
+    first.says(&[Kind::Service]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Service"]);
+    fixture.shows("c1", Some(SyncStatus::Synced)).await;
+    let is_first_stopped = first.ended.clone();
+    drop(first);
+    let second = fixture.started("one").await;
+    assert!(!*is_first_stopped.lock().unwrap(), "its client stays in use");
+    second.says(&[Kind::Node]).await;
+    assert_eq!(fixture.passed().await, ["r c1 Node", "r c1 Service"]);
+    fixture.shows("c1", Some(SyncStatus::Synced)).await;
+    let restarts = fixture.metric("istiod_remote_cluster_restarts_total", "cluster=c1");
+    assert_eq!(restarts, Some(2.0));
+    fixture.deleted(secret("s", OLD, &[])).await;
+    assert_eq!(fixture.passed().await, ["x c1"]);
+}
+
+#[tokio::test]
 async fn a_cluster_has_a_client_before_it_is_synced() {
     let mut fixture = Fixture::new(LONG);
     fixture.secrets(&[secret("s", OLD, &[("c1", "one")])]).await;
