@@ -7,8 +7,9 @@
 pub mod elector;
 pub mod record;
 
-use std::{fmt, future::Future, pin::pin, time::Duration};
+use std::{fmt, future::Future, panic::AssertUnwindSafe, pin::pin, time::Duration};
 
+use futures::FutureExt;
 use smol_str::{SmolStr, format_smolstr};
 use time::OffsetDateTime;
 use tokio::sync::watch;
@@ -138,7 +139,7 @@ enum AttemptError {
 
 impl Election {
     /// Runs `work` whenever this replica leads, until shutdown. Its token is cancelled when the lead is lost, and it is
-    /// dropped soon after. Work that ends is restarted.
+    /// dropped soon after. Work that ends or panics is restarted.
     pub async fn run<F, W>(&self, lock: Lock, work: F)
     where
         F: Fn(CancellationToken) -> W,
@@ -146,7 +147,7 @@ impl Election {
     {
         if !self.enabled {
             tracing::info!(lock = %lock.name, "leader election disabled");
-            return self.keep_working(&work, self.shutdown.child_token()).await;
+            return self.keep_working(&lock, &work, self.shutdown.child_token()).await;
         }
         let store = self.store(&lock);
         while !self.shutdown.is_cancelled() {
@@ -157,7 +158,7 @@ impl Election {
             tracing::info!(lock = %lock.name, "became leader");
             let token = self.shutdown.child_token();
             {
-                let mut working = pin!(self.keep_working(&work, token.clone()));
+                let mut working = pin!(self.keep_working(&lock, &work, token.clone()));
                 let ended = tokio::select! {
                     () = self.renew(&lock, &store, &mut elector) => false,
                     () = working.as_mut() => true,
@@ -172,13 +173,17 @@ impl Election {
         }
     }
 
-    async fn keep_working<F, W>(&self, work: &F, token: CancellationToken)
+    async fn keep_working<F, W>(&self, lock: &Lock, work: &F, token: CancellationToken)
     where
         F: Fn(CancellationToken) -> W,
         W: Future<Output = ()>,
     {
         while !token.is_cancelled() {
-            work(token.clone()).await;
+            // Without another replica, nothing else would do the work until the process ends.
+            let working = AssertUnwindSafe(async { work(token.clone()).await });
+            if working.catch_unwind().await.is_err() {
+                tracing::error!(lock = %lock.name, "work of the leader panicked, starting it again");
+            }
             tokio::select! {
                 () = token.cancelled() => return,
                 () = tokio::time::sleep(self.timing.retry) => {}

@@ -1,16 +1,22 @@
 //! Elections with a model clock, and the bytes of records.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
 
 use proptest::prelude::*;
 use serde_json::json;
 use time::{OffsetDateTime, macros::datetime};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use super::{
+    Election, Lock, Timing,
     elector::{Candidate, Elector, Step},
     record::{KEY_ANNOTATION, LockForm, RECORD_ANNOTATION, Record},
 };
-use crate::environment;
+use crate::{environment, status::fake_api::FakeApi};
 
 const LEASE: Duration = Duration::from_secs(30);
 const WALL: OffsetDateTime = datetime!(2026-01-02 03:04:05.678901 UTC);
@@ -217,6 +223,35 @@ fn a_local_instance_evicts_a_remote_one_of_its_revision() {
     assert!(!world.attempt(&mut other));
     assert!(world.attempt(&mut local));
     assert!(!world.attempt(&mut remote));
+}
+
+#[tokio::test]
+async fn work_that_panics_is_started_again() {
+    for enabled in [true, false] {
+        let shutdown = CancellationToken::new();
+        let election = Election {
+            client: FakeApi::default().client(),
+            namespace: "istio-system".into(),
+            identity: "istiod-a".into(),
+            revision: "default".into(),
+            remote: false,
+            enabled,
+            default_revision: watch::channel("default".into()).1,
+            shutdown: shutdown.clone(),
+            timing: Timing {
+                retry: Duration::ZERO,
+                ..Timing::default()
+            },
+        };
+        let starts = AtomicUsize::new(0);
+        let (starts, shutdown) = (&starts, &shutdown);
+        let work = |_: CancellationToken| async move {
+            assert!(starts.fetch_add(1, Ordering::Relaxed) > 0, "the first start fails");
+            shutdown.cancel();
+        };
+        election.run(Lock::ANALYSIS, work).await;
+        assert_eq!(starts.load(Ordering::Relaxed), 2, "{enabled}");
+    }
 }
 
 proptest! {
