@@ -229,7 +229,8 @@ impl<S: Statuses> Writer<S> {
                 for (namespace, name, observed) in all {
                     let key = self.key(kind, namespace, name);
                     gone.remove(&key);
-                    self.observe(key, observed);
+                    // Versions of a server that was restored from a backup are older, and only a list says so.
+                    self.accept(key, observed);
                 }
                 for key in gone {
                     self.remove(key);
@@ -256,13 +257,18 @@ impl<S: Statuses> Writer<S> {
 
     /// Takes a version of an object, unless a newer one is known from a write.
     fn observe(&mut self, key: StatusKey, observed: Observed) {
+        let known = self.objects.get(&key);
+        if known.is_none_or(|known| !is_older(&observed.version, &known.version)) {
+            self.accept(key, observed);
+        }
+    }
+
+    /// Takes a version of an object.
+    fn accept(&mut self, key: StatusKey, observed: Observed) {
         if !self.only.contains(&key.object.namespace) {
             return;
         }
         let known = self.objects.get(&key);
-        if known.is_some_and(|known| is_older(&observed.version, &known.version)) {
-            return;
-        }
         if self.statuses.depend_on(key.kind) && known.is_none_or(|known| known.status != observed.status) {
             self.written.push((key.clone(), Some(observed.status.clone())));
         }
@@ -475,8 +481,64 @@ const MAX_RETRY: Duration = Duration::from_secs(30);
 
 #[cfg(test)]
 mod tests {
+    use prometheus::Registry;
+
     use super::*;
-    use crate::{base::ClusterId, status::fake_api::FakeApi};
+    use crate::{
+        base::ClusterId,
+        kube::health::WatchMetrics,
+        model::{Installation, World},
+        status::fake_api::FakeApi,
+    };
+
+    /// Statuses that need no write.
+    struct Unchanged;
+
+    impl Statuses for Unchanged {
+        fn update(&mut self, _: &Arc<MeshSnapshot>, _: Vec<Written>) -> Vec<StatusKey> {
+            Vec::new()
+        }
+
+        fn fields(&self, _: &StatusKey, _: &Observed, _: &str) -> Option<Value> {
+            None
+        }
+
+        fn depend_on(&self, _: Kind) -> bool {
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_replaces_newer_versions() {
+        let watches = Watches {
+            client: FakeApi::default().client(),
+            cluster: ClusterId::new("c"),
+            metrics: WatchMetrics::new(&Registry::new()).expect("unused names"),
+        };
+        let mesh = watch::channel(World::new(Installation::default()).snapshot()).1;
+        let served = watch::channel(None).1;
+        let mut writer = Writer::new(watches, mesh, served, WatchedNamespaces::default(), Unchanged);
+        let row = |version: &str| {
+            let metadata = json!({"namespace": "a", "name": "x", "resourceVersion": version});
+            Observed::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
+        };
+        let mut version_after = |event: WatchEvent<Row>| {
+            writer.on_event(Kind::HttpRoute, event);
+            let key = writer.key(Kind::HttpRoute, "a".into(), "x".into());
+            writer.objects[&key].version.to_string()
+        };
+        assert_eq!(version_after(WatchEvent::Restarted(vec![row("7")])), "7");
+        assert_eq!(
+            version_after(WatchEvent::Applied(row("6"))),
+            "7",
+            "the result of a write was first"
+        );
+        assert_eq!(
+            version_after(WatchEvent::Restarted(vec![row("5")])),
+            "5",
+            "the API server was restored from a backup"
+        );
+    }
 
     #[tokio::test]
     async fn fields_that_an_apply_would_leave_are_merged_before() {
