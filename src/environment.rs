@@ -30,10 +30,13 @@ pub struct Environment {
 impl Environment {
     /// Creates an environment without tasks.
     pub fn new(settings: Settings) -> Self {
+        let (tasks, registry) = (Tasks::default(), Registry::new());
+        let registered = registry.register(Box::new(tasks.panics().clone()));
+        registered.expect("because the registry is empty");
         Self {
             settings,
-            tasks: Tasks::default(),
-            registry: Registry::new(),
+            tasks,
+            registry,
             ready: watch::Sender::new(false),
             scopes: Arc::default(),
             started: now(),

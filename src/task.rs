@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::FutureExt;
+use prometheus::{IntCounterVec, Opts};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
     time::Instant,
@@ -14,21 +15,33 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Starts tasks and waits for them. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Tasks {
     tracker: TaskTracker,
     shutdown: CancellationToken,
+    panics: IntCounterVec,
+}
+
+impl Default for Tasks {
+    fn default() -> Self {
+        let panics = Opts::new("istiod_task_panics_total", "Tasks that ended by a panic.");
+        Self {
+            tracker: TaskTracker::new(),
+            shutdown: CancellationToken::new(),
+            panics: IntCounterVec::new(panics, &["task"]).expect("because its names are valid"),
+        }
+    }
 }
 
 impl Tasks {
-    /// Starts a task. A panic in it ends the task alone and is logged with its name.
+    /// Starts a task. A panic in it ends the task alone, and is logged and counted with its name.
     pub fn spawn(&self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn(guarded(name, task));
+        self.tracker.spawn(self.guarded(name, task));
     }
 
     /// [`Self::spawn`] on another runtime, which lives as long as this one.
     pub fn spawn_on(&self, runtime: &Handle, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn_on(guarded(name, task), runtime);
+        self.tracker.spawn_on(self.guarded(name, task), runtime);
     }
 
     /// Starts a task that is cancelled at shutdown.
@@ -47,6 +60,11 @@ impl Tasks {
         self.tracker.len()
     }
 
+    /// Returns the counter of panics.
+    pub fn panics(&self) -> &IntCounterVec {
+        &self.panics
+    }
+
     /// The token that is cancelled at shutdown.
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown
@@ -57,6 +75,18 @@ impl Tasks {
         self.shutdown.cancel();
         self.tracker.close();
         tokio::time::timeout(timeout, self.tracker.wait()).await.is_ok()
+    }
+
+    /// Returns a task that logs and counts its panic. An async function would hold the task twice: as its argument and
+    /// where it awaits the task.
+    fn guarded<T: Future<Output = ()>>(&self, name: &'static str, task: T) -> impl Future<Output = ()> + use<T> {
+        let panics = self.panics.clone();
+        AssertUnwindSafe(task).catch_unwind().map(move |ended| {
+            if ended.is_err() {
+                panics.with_label_values(&[name]).inc();
+                tracing::error!(task = name, "task panicked");
+            }
+        })
     }
 }
 
@@ -77,12 +107,23 @@ pub fn aside<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
-/// Returns a task that logs its panic. An async function would hold the task twice: as its argument and where it awaits
-/// the task.
-fn guarded(name: &'static str, task: impl Future<Output = ()>) -> impl Future<Output = ()> {
-    AssertUnwindSafe(task).catch_unwind().map(move |ended| {
-        if ended.is_err() {
-            tracing::error!(task = name, "task panicked");
-        }
-    })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fail() {
+        panic!("on purpose");
+    }
+
+    #[tokio::test]
+    async fn panics_are_counted() {
+        let tasks = Tasks::default();
+        tasks.spawn("a", async {
+            fail();
+        });
+        tasks.spawn_until_shutdown("b", std::future::ready(()));
+        assert!(tasks.end(Duration::from_mins(1)).await);
+        let counts = ["a", "b"].map(|task| tasks.panics().with_label_values(&[task]).get());
+        assert_eq!(counts, [1, 0]);
+    }
 }
