@@ -25,11 +25,12 @@ use std::{
     hash::BuildHasher,
     io,
     sync::Arc,
+    time::Duration,
 };
 
 use ::kube::Client;
 use tokio::{
-    runtime::Handle,
+    runtime::{Handle, Runtime},
     signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
 };
@@ -89,6 +90,9 @@ use crate::{
         server::{Server, ServerOptions},
     },
 };
+
+/// The time limit of ending a runtime, after its tasks have ended.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A failure to start or to keep running.
 #[derive(Debug, thiserror::Error)]
@@ -181,7 +185,16 @@ pub fn run(settings: Settings, scopes: Arc<Scopes>) -> Result<(), AppError> {
     if let Some(traces) = traces {
         traces.end();
     }
+    close([page_runtime, runtime, ca_runtime], CLOSE_TIMEOUT);
     ended
+}
+
+/// Ends runtimes. A thread that blocks, for example in a file system that does not respond, is left behind: to drop a
+/// runtime would be to wait for it.
+fn close(runtimes: [Runtime; 3], timeout: Duration) {
+    for runtime in runtimes {
+        runtime.shutdown_timeout(timeout);
+    }
 }
 
 /// The runtimes besides the one that serves proxies.

@@ -23,6 +23,20 @@ fn key() -> ObjectKey {
     ResolvedHost::key(&Installation::default().cluster, "gateway.example.com")
 }
 
+#[test]
+fn a_thread_that_blocks_does_not_keep_the_process() {
+    let runtimes = [(); 3].map(|()| Runtime::new().expect("threads"));
+    let (release, released) = std::sync::mpsc::sync_channel::<()>(0);
+    let (sender, has_started) = std::sync::mpsc::sync_channel(1);
+    runtimes[0].spawn_blocking(move || {
+        sender.send(()).expect("the test waits");
+        drop(released.recv());
+    });
+    has_started.recv().expect("a thread that blocks");
+    close(runtimes, Duration::ZERO);
+    drop(release);
+}
+
 /// A source of one row, which it sends when the test permits it.
 struct OneRow {
     may_send: watch::Receiver<bool>,
