@@ -217,6 +217,18 @@ impl From<StreamEnd> for Lost {
     }
 }
 
+impl Lost {
+    /// Returns the variant to ask for next. A proxy in front of a server that is away may answer that no variant is
+    /// supported, so neither is given up.
+    fn next_variant(&self, variant: Variant) -> Variant {
+        match (self, variant) {
+            (Self::Silent | Self::Stream(StreamEnd::Unsupported), Variant::Delta) => Variant::Sotw,
+            (Self::Silent | Self::Stream(StreamEnd::Unsupported), Variant::Sotw) => Variant::Delta,
+            (Self::Stream(_) | Self::Closed, variant) => variant,
+        }
+    }
+}
+
 impl Client {
     /// Reads the state of the last run.
     async fn restore(&mut self) {
@@ -260,31 +272,27 @@ impl Client {
         let mut backoff = Backoff::new(CONNECTION.first_delay, CONNECTION.longest_delay);
         let mut variant = Variant::Delta;
         loop {
-            let lost = self.stream(variant, &mut backoff).await;
+            let Err(lost) = self.stream(variant, &mut backoff).await;
             self.metrics.connected(false);
             self.confirm_at = None;
+            let next = lost.next_variant(variant);
+            let asked = std::mem::replace(&mut variant, next);
             let delay = match lost {
-                Ok(never) => match never {},
-                Err(Lost::Closed) => return,
-                Err(Lost::Stream(StreamEnd::Unsupported)) if variant == Variant::Delta => {
+                Lost::Closed => return,
+                Lost::Stream(StreamEnd::Unsupported) if asked == Variant::Delta => {
                     tracing::info!(source = self.address, "config source has no incremental protocol");
-                    variant = Variant::Sotw;
                     continue;
                 }
-                Err(Lost::Silent) => {
+                Lost::Silent => {
                     self.metrics.failed("silent", 1);
                     tracing::warn!(
                         source = self.address,
-                        ?variant,
+                        variant = ?asked,
                         "config source did not answer all kinds"
                     );
-                    variant = match variant {
-                        Variant::Delta => Variant::Sotw,
-                        Variant::Sotw => Variant::Delta,
-                    };
                     backoff.next()
                 }
-                Err(Lost::Stream(end)) => {
+                Lost::Stream(end) => {
                     self.metrics.failed(end.label(), 1);
                     let delay = backoff.next();
                     tracing::warn!(source = self.address, error = %end, retry_in = ?delay, "config source disconnected");
@@ -417,5 +425,20 @@ impl Client {
             error = failed,
             "failed to write the state of a config source"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_variant_is_given_up() {
+        for lost in [Lost::Silent, Lost::Stream(StreamEnd::Unsupported)] {
+            assert_eq!(lost.next_variant(Variant::Delta), Variant::Sotw);
+            assert_eq!(lost.next_variant(Variant::Sotw), Variant::Delta);
+        }
+        let ended = Lost::Stream(StreamEnd::Ended("closed".to_owned()));
+        assert_eq!(ended.next_variant(Variant::Sotw), Variant::Sotw);
     }
 }
