@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod config_sources;
 pub mod context;
 pub mod crd;
+mod defect;
 pub mod diagnostics;
 pub mod discovery_filter;
 pub mod file;

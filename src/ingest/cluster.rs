@@ -7,7 +7,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     time::Duration,
 };
@@ -23,13 +22,14 @@ use tokio_stream::{StreamMap, wrappers::ReceiverStream};
 use super::{
     context::IngestContext,
     crd::{self, CustomKind, Served},
+    defect,
     diagnostics::ActiveDiagnostics,
     discovery_filter::{DiscoveryFilter, FilterOutput, Filters, WatchedObject},
     kinds::{Role, Rules},
     source::{Readiness, Source},
 };
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Severity, document::parse_object, label::REVISION},
+    api::{Kind, document::parse_object, label::REVISION},
     base::{ClusterId, ObjectKey, SmolStr},
     kube::{
         Object,
@@ -441,27 +441,8 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
             metadata.remove("resourceVersion");
         }
     }
-    // A parser panic on one object is a bug, but must not end the watch.
-    let parsed = catch_unwind(AssertUnwindSafe(|| parse_object(cluster, kind, &value)));
-    let (row, findings) = match parsed {
-        Ok(parsed) => (parsed.rows.into_iter().next(), parsed.diagnostics),
-        Err(_) => {
-            let finding = FieldError {
-                field: String::new(),
-                message: "reading it failed; this is a bug in istiod".to_owned(),
-            };
-            (
-                None,
-                vec![Diagnostic::of_object(
-                    kind,
-                    key.clone(),
-                    Severity::Error,
-                    "Defect",
-                    finding,
-                )],
-            )
-        }
-    };
+    let parsed = defect::parsed(kind, &key, || parse_object(cluster, kind, &value));
+    let (row, findings) = (parsed.rows.into_iter().next(), parsed.diagnostics);
     let findings = if kind == Kind::MeshConfig {
         // The config cluster has one of the same name.
         let place = SmolStr::from(format!("cluster {cluster}, ConfigMap {key}, key mesh"));

@@ -23,6 +23,7 @@ use self::{
 };
 pub use super::diagnostics::Report;
 use super::{
+    defect,
     diagnostics::ActiveDiagnostics,
     source::{Readiness, Source},
 };
@@ -281,7 +282,7 @@ impl FileSource {
                 let hash = Some(Version::of(&bytes));
                 let is_same = hash == known.hash;
                 let read = || FileContent::read_as(&entry.role, &entry.name, &bytes, cluster, &known.content);
-                (hash, (!is_same).then(read))
+                (hash, (!is_same).then(|| defect::file(&entry.name, read)))
             }
             Err(error) => (None, Some(FileContent::absent(&entry.name, &error.to_string()))),
         };

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use smol_str::SmolStr;
 
 use super::{
+    defect,
     diagnostics::{ActiveDiagnostics, Report},
     registry_metrics::OfRegistry,
 };
@@ -243,7 +244,10 @@ impl RegistryRows {
         let before = self.rows.remove(name).unwrap_or_default();
         let mut rows = Vec::new();
         for manifest in service.iter().flat_map(|service| service.manifests(name)) {
-            let parsed = document::parse_object(&self.cluster, Kind::ServiceEntry, &manifest);
+            let object = manifest["metadata"]["name"].as_str().unwrap_or_default();
+            let key = ObjectKey::new(&self.cluster, NAMESPACE, object);
+            let parse = || document::parse_object(&self.cluster, Kind::ServiceEntry, &manifest);
+            let parsed = defect::parsed(Kind::ServiceEntry, &key, parse);
             if parsed.rows.is_empty() {
                 self.metrics.failed("refused_service", 1);
                 // A bad answer removes nothing: the last valid entry stays.

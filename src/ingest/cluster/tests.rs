@@ -10,6 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use super::*;
 use crate::{
+    api::Diagnostic,
     environment::Environment,
     ingest::{diagnostics::Report, source::RunningSource},
     kube::health::WatchMetrics,

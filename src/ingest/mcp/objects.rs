@@ -14,8 +14,14 @@ use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
-    api::{Diagnostic, FieldError, Kind, Row, Severity, diagnostics::INVALID, document, label::REVISION},
+    api::{
+        Diagnostic, FieldError, Kind, Row, Severity,
+        diagnostics::INVALID,
+        document::{self, ParsedDocument},
+        label::REVISION,
+    },
     base::{ClusterId, ObjectKey},
+    ingest::defect,
     model::change::{Change, SourceId},
     proto::{
         Any,
@@ -267,26 +273,32 @@ struct Parsed {
 fn parse(cluster: &ClusterId, kind: Kind, object: &Received) -> Parsed {
     let metadata = object.resource.metadata.clone().unwrap_or_default();
     let (namespace, name) = object.name.split_once('/').unwrap_or_default();
-    match spec(kind, object.resource.body.as_ref()) {
+    let key = ObjectKey::new(cluster, namespace, name);
+    let parsed = defect::parsed(kind, &key, || match spec(kind, object.resource.body.as_ref()) {
         Ok(spec) => {
             let manifest = json!({ "metadata": manifest_metadata(&metadata, namespace, name), "spec": spec });
-            let parsed = document::parse_object(cluster, kind, &manifest);
-            Parsed {
-                row: parsed.rows.into_iter().next(),
-                diagnostics: parsed.diagnostics,
-            }
+            document::parse_object(cluster, kind, &manifest)
         }
         Err(message) => {
-            let key = ObjectKey::new(cluster, namespace, name);
             let found = FieldError {
                 field: "spec".to_owned(),
                 message,
             };
-            Parsed {
-                row: None,
-                diagnostics: vec![Diagnostic::of_object(kind, key, Severity::Error, INVALID, found)],
+            ParsedDocument {
+                diagnostics: vec![Diagnostic::of_object(
+                    kind,
+                    key.clone(),
+                    Severity::Error,
+                    INVALID,
+                    found,
+                )],
+                ..ParsedDocument::default()
             }
         }
+    });
+    Parsed {
+        row: parsed.rows.into_iter().next(),
+        diagnostics: parsed.diagnostics,
     }
 }
 
