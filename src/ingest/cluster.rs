@@ -12,7 +12,10 @@ use std::{
 };
 
 use ::kube::{Client, core::ApiResource};
-use futures::{FutureExt, StreamExt};
+use futures::{
+    FutureExt, StreamExt,
+    stream::{self, BoxStream},
+};
 use tokio::{
     sync::{mpsc, watch},
     time::sleep,
@@ -43,6 +46,8 @@ use crate::{
 const EVENTS: usize = 64;
 /// The largest number of events handled as one batch.
 const TOGETHER: usize = 1_000;
+/// The delay before a watch that has ended is started again.
+const RESTART_DELAY: Duration = Duration::from_millis(500);
 /// The delay of the first warning about missing inputs; it doubles with each warning.
 const SYNC_WARNING_DELAY: Duration = Duration::from_secs(10);
 /// The longest delay between two such warnings.
@@ -113,6 +118,22 @@ impl Source for ClusterSource {
 /// The name of a watch: its kind, and its namespace unless it has all.
 type WatchKey = (Kind, Option<SmolStr>);
 
+/// The events of a watch, and `None` after its end.
+type Events = BoxStream<'static, Option<WatchEvent<WatchedObject>>>;
+
+/// Returns the events of a watch. Its end is reported after a delay: at shutdown it means nothing, and a watch that
+/// ends again and again must not overload the API server.
+fn events_of(receiver: mpsc::Receiver<WatchEvent<WatchedObject>>) -> Events {
+    let ended = async {
+        sleep(RESTART_DELAY).await;
+        None
+    };
+    ReceiverStream::new(receiver)
+        .map(Some)
+        .chain(stream::once(ended))
+        .boxed()
+}
+
 /// A running watch.
 struct Watching {
     resource: ApiResource,
@@ -137,7 +158,7 @@ struct Cluster {
     /// The newest resource versions that were received and not passed on.
     received: BTreeMap<Kind, u64>,
     watching: BTreeMap<WatchKey, Watching>,
-    events: StreamMap<WatchKey, ReceiverStream<WatchEvent<WatchedObject>>>,
+    events: StreamMap<WatchKey, Events>,
     served: watch::Receiver<Option<Served>>,
     /// Kept open if there are no custom kinds, whose set then never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
@@ -149,7 +170,7 @@ struct Cluster {
 }
 
 enum Step {
-    Events(Vec<(WatchKey, WatchEvent<WatchedObject>)>),
+    Events(Vec<(WatchKey, Option<WatchEvent<WatchedObject>>)>),
     Served,
     Filters,
     Late,
@@ -210,11 +231,7 @@ impl Cluster {
             let mut output = FilterOutput::default();
             self.restart_ended_watches();
             match self.next().await {
-                Step::Events(events) => {
-                    for (key, event) in events {
-                        self.take(&key, event, &mut output);
-                    }
-                }
+                Step::Events(events) => self.take_all(events, &mut output),
                 Step::Served => self.take_served(&mut output),
                 Step::Filters => self.take_filters(&mut output),
                 Step::Late => self.warn_missing_inputs(),
@@ -316,7 +333,7 @@ impl Cluster {
         let watching = watch_as(self.settings.client.clone(), target, health.clone(), convert, sender);
         self.shared.environment.tasks.spawn_until_shutdown("watch", watching);
         // Replacing the receiver ends the previous watch.
-        self.events.insert(key.clone(), ReceiverStream::new(receiver));
+        self.events.insert(key.clone(), events_of(receiver));
         let watching = Watching {
             resource,
             health,
@@ -324,6 +341,15 @@ impl Cluster {
             is_refused: false,
         };
         self.watching.insert(key, watching);
+    }
+
+    fn take_all(&mut self, events: Vec<(WatchKey, Option<WatchEvent<WatchedObject>>)>, output: &mut FilterOutput) {
+        for (key, event) in events {
+            match event {
+                Some(event) => self.take(&key, event, output),
+                None => drop(self.events.remove(&key)),
+            }
+        }
     }
 
     fn take(&mut self, watch: &WatchKey, event: WatchEvent<WatchedObject>, output: &mut FilterOutput) {

@@ -368,6 +368,25 @@ async fn a_cluster_is_complete_only_after_its_custom_kinds_were_listed() {
 }
 
 #[tokio::test]
+async fn a_watch_that_ends_is_started_again() {
+    let idle = Idle::new(true);
+    let (changes, _received) = mpsc::channel(8);
+    let mut cluster = Cluster::new(idle.source, changes);
+    let key = (Kind::Service, None);
+    cluster.watch(Kind::Service, &cluster.shared.rules.resource(Kind::Service));
+    // Its sender is gone, as after a panic, and no other watch has events.
+    let (_, ended) = mpsc::channel(1);
+    cluster.events.insert(key.clone(), events_of(ended));
+    let Step::Events(events) = cluster.next().await else {
+        panic!("the end of the watch is not noticed");
+    };
+    cluster.take_all(events, &mut FilterOutput::default());
+    assert!(!cluster.events.contains_key(&key));
+    cluster.restart_ended_watches();
+    assert!(cluster.events.contains_key(&key));
+}
+
+#[tokio::test]
 async fn a_cluster_without_custom_kinds_is_read_as_well() {
     let mut fixture = Fixture::new(false);
     for path in ["configmaps", "namespaces", "nodes", "pods", "secrets", "services"] {
