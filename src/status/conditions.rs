@@ -181,7 +181,11 @@ fn on_written(plan: &mut Plan, write: &Write, result: Result<Value, WriteError>)
         Err(WriteError::Conflict(_)) => plan.conflicted(&write.target),
         Err(error) => {
             tracing::warn!(kind, %namespace, %name, %error, "failed to write conditions");
-            plan.failed(&write.target);
+            if matches!(error, WriteError::Failed(_)) {
+                plan.unanswered(&write.target);
+            } else {
+                plan.failed(&write.target);
+            }
         }
     }
 }

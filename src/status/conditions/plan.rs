@@ -14,7 +14,7 @@ use crate::{
     table::{Cx, Table},
 };
 
-/// Attempts to write one object, after which it waits for a change.
+/// Attempts to write one object that the API server refuses, after which it waits for a change.
 const ATTEMPTS: u32 = 5;
 
 /// Namespace and name.
@@ -270,7 +270,14 @@ impl Plan {
         self.outdated.insert(target.clone());
     }
 
-    /// Records a failed write.
+    /// Records a write that failed because the API server does not work. It is tried again until it does.
+    pub(super) fn unanswered(&mut self, target: &StatusTarget) {
+        let attempts = self.attempts.entry(target.clone()).or_default();
+        *attempts = (*attempts + 1).min(ATTEMPTS);
+        self.failed.insert(target.clone());
+    }
+
+    /// Records a refused write.
     pub(super) fn failed(&mut self, target: &StatusTarget) {
         let attempts = self.attempts.entry(target.clone()).or_default();
         *attempts += 1;

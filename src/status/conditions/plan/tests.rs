@@ -241,6 +241,19 @@ fn failed_writes_are_tried_a_few_times() {
 }
 
 #[test]
+fn writes_wait_for_the_end_of_an_outage() {
+    let mut fixture = Fixture::new();
+    fixture.applied(object("a", 1, &json!(null)));
+    fixture.row("a", Some("one"));
+    for attempt in 1..=2 * ATTEMPTS {
+        assert_eq!(fixture.writes().len(), 1, "attempt {attempt}");
+        fixture.plan.unanswered(&target("a"));
+        assert_eq!(fixture.plan.failed_attempts(), Some(attempt.min(ATTEMPTS)));
+        fixture.plan.retry();
+    }
+}
+
+#[test]
 fn generations_that_istio_wrote_as_text_are_read() {
     let mut written = rendered("one");
     written[0]["observedGeneration"] = json!("4");
