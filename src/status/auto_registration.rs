@@ -46,8 +46,6 @@ const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest retry delay.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-/// Attempts to write health; the next change is written anyway.
-const HEALTH_ATTEMPTS: u32 = 5;
 
 /// Namespace and name.
 type EntryKey = (SmolStr, SmolStr);
@@ -296,14 +294,20 @@ impl AutoRegistrationController {
         }
     }
 
-    /// Repeats a failed operation, unless the stream that it registers has ended.
+    /// Repeats a failed operation, unless the stream that it registers, or that reported the health, has ended or has
+    /// reported another one.
     fn retry(&mut self, key: EntryKey, operation: Operation) {
-        if let Operation::Connect { connection, .. } = &operation
-            && !self.connections.contains_key(connection)
-        {
-            return;
+        let is_current = match &operation {
+            Operation::Connect { connection, .. } => self.connections.contains_key(connection),
+            Operation::Health { health, .. } => {
+                let mut live = self.connections.values();
+                live.any(|live| live.key == key && live.health.as_ref() == Some(health))
+            }
+            Operation::Disconnect { .. } | Operation::CleanUp => true,
+        };
+        if is_current {
+            self.enqueue(key, operation);
         }
-        self.enqueue(key, operation);
     }
 
     fn enqueue(&mut self, key: EntryKey, operation: Operation) {
@@ -467,7 +471,8 @@ fn again(operation: Operation) -> Option<(Duration, Operation)> {
             };
             Some((wait(attempt), next))
         }
-        Operation::Health { health, attempt } if attempt + 1 < HEALTH_ATTEMPTS => {
+        // Agents report health only when it changes.
+        Operation::Health { health, attempt } => {
             let next = Operation::Health {
                 health,
                 attempt: attempt + 1,
@@ -475,7 +480,7 @@ fn again(operation: Operation) -> Option<(Duration, Operation)> {
             Some((wait(attempt), next))
         }
         // The sweep finds what is left to clean up.
-        Operation::Health { .. } | Operation::CleanUp => None,
+        Operation::CleanUp => None,
     }
 }
 

@@ -246,6 +246,44 @@ async fn a_failed_registration_is_repeated_while_the_machine_is_connected() {
     assert!(controller.working.is_empty(), "the stream has ended");
 }
 
+#[tokio::test]
+async fn health_waits_for_the_end_of_an_outage() {
+    let api = FakeApi::default();
+    api.put(GROUP, group("u-1"));
+    let mut controller = controller(&api);
+    let (key, connect) = connected(&mut controller);
+    controller.enqueue(key.clone(), connect);
+    finish(&mut controller).await;
+    finish(&mut controller).await;
+
+    let live = controller.connections.get_mut(&1).expect("a stream");
+    let health = Health {
+        healthy: false,
+        message: "no answer".to_owned(),
+        at: live.at + Duration::from_secs(1),
+    };
+    live.health = Some(health.clone());
+    let mut operation = Operation::Health {
+        health: health.clone(),
+        attempt: 0,
+    };
+    for _ in 0..10 {
+        api.fail(1);
+        operation = match controller.writer.perform(&key, operation).await {
+            Outcome::Failed(operation) => again(operation).expect("another attempt").1,
+            outcome => panic!("{outcome:?}"),
+        };
+    }
+    controller.retry(key.clone(), operation);
+    finish(&mut controller).await;
+    let entry = api.get(ENTRY).expect("the entry");
+    assert_eq!(entry["status"]["conditions"][0]["status"], "False");
+
+    controller.connections.clear();
+    controller.retry(key, Operation::Health { health, attempt: 1 });
+    assert!(controller.working.is_empty(), "the stream has ended");
+}
+
 #[test]
 fn entries_are_not_swept_all_the_time_without_a_grace_period() {
     assert_eq!(sweep_interval(Duration::ZERO), SHORTEST_SWEEP);
