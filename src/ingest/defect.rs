@@ -1,6 +1,10 @@
-//! Panics of parsers. Such a panic is a bug, but one object or file must not end the source that it is from.
+//! Panics while objects are parsed or written. Such a panic is a bug, but one object or file must not end what works
+//! for all others.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    io,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity, document::ParsedDocument, folder::FileContent},
@@ -36,6 +40,12 @@ pub(super) fn file(name: &str, read: impl FnOnce() -> FileContent) -> FileConten
     catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| FileContent::absent(name, MESSAGE))
 }
 
+/// Writes a file. A panic is an error like others.
+pub(super) fn written<T>(write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let failed = |_| Err(io::Error::other("writing it failed; this is a bug in istiod"));
+    catch_unwind(AssertUnwindSafe(write)).unwrap_or_else(failed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,5 +69,11 @@ mod tests {
         let after = file("a.yaml", || panic!("on purpose")).after(&known);
         assert_eq!(after.objects, known.objects);
         assert_eq!(after.diagnostics.len(), 1);
+    }
+
+    #[test]
+    fn a_panic_while_a_file_is_written_is_an_error() {
+        assert!(written(|| -> io::Result<u64> { panic!("on purpose") }).is_err());
+        assert_eq!(written(|| Ok(7)).ok(), Some(7));
     }
 }

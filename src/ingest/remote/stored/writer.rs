@@ -14,7 +14,7 @@ use super::{
     metrics::StoredMetrics,
     objects::{LiveStates, Objects},
 };
-use crate::{base::ClusterId, environment::wall_clock, kube::health::WatchMetrics};
+use crate::{base::ClusterId, environment::wall_clock, ingest::defect, kube::health::WatchMetrics};
 
 /// Time between two writes.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -107,7 +107,7 @@ impl StateWriter {
         let result = if self.attempts.get(cluster) == Some(&done) {
             self.folder.confirm(cluster, current_at)
         } else {
-            let written = self.folder.write(cluster, objects, current_at);
+            let written = defect::written(|| self.folder.write(cluster, objects, current_at));
             written.map(|bytes| self.metrics.written(cluster, bytes))
         };
         let Err(error) = result else { return done };
