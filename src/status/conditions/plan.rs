@@ -159,7 +159,9 @@ impl Plan {
                 for object in all {
                     let known = before.get(&object.key);
                     let target = self.target(kind, &object.key);
-                    if self.must_compare(&target, known, &object) {
+                    // The conditions of a server that was restored from a backup are those of before, too.
+                    let is_restored = known.is_some_and(|known| is_older(&object.version, &known.version));
+                    if self.must_compare(&target, known, &object) || is_restored {
                         self.due.insert(target);
                     }
                     self.published

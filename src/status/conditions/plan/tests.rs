@@ -155,6 +155,20 @@ fn statuses_of_others_are_no_reason_to_write() {
 }
 
 #[test]
+fn conditions_of_a_restored_server_are_compared() {
+    let mut fixture = Fixture::new();
+    let mut writes_after = |version: u64, message: &str| {
+        let all = vec![object("a", version, &rendered(message))];
+        fixture.plan.take(Kind::Service, WatchEvent::Restarted(all));
+        fixture.row("a", Some("one"));
+        fixture.writes()
+    };
+    assert_eq!(writes_after(7, "one"), []);
+    assert_eq!(writes_after(8, "of another"), []);
+    assert_eq!(writes_after(5, "old"), [("a".to_owned(), rendered("one"))]);
+}
+
+#[test]
 fn an_object_that_was_created_again_is_written() {
     let mut fixture = Fixture::new();
     fixture.applied(object("a", 1, &rendered("one")));
