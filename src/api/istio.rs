@@ -5,7 +5,7 @@ pub mod destination_rule;
 pub mod envoy_filter;
 pub mod extension;
 pub mod field_path;
-mod format_string;
+pub mod format_string;
 pub mod gateway;
 pub mod proxy_config;
 pub mod security;

@@ -177,6 +177,10 @@ fn virtual_services() {
             ".http[0].headers.request.set.x",
         ),
         (
+            "headers: {request: {set: {x: '%VERSION%'}}}",
+            ".http[0].headers.request.set.x",
+        ),
+        (
             "headers: {response: {add: {x: '%REQ(y)'}}}",
             ".http[0].headers.response.add.x",
         ),

@@ -634,6 +634,9 @@ fn header_operations(at: &FieldPath<'_>, operations: &HeaderOperations, directio
             common::header_value(&at, value);
             if let Err(error) = format_string::check(value) {
                 at.refuse(error);
+            } else if !format_string::is_valid(value) {
+                // Istio admits such an object, and Envoy refuses all routes of the port.
+                at.warning("has a command that proxies do not know, so it is literal; write %% for a percent sign");
             }
         }
     }

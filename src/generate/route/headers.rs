@@ -1,8 +1,11 @@
 //! Header operations.
 
-use crate::proto::{
-    envoy::config::core::v3::{HeaderValue, HeaderValueOption, header_value_option::HeaderAppendAction},
-    istio::networking::v1alpha3::{Headers, headers::HeaderOperations},
+use crate::{
+    api::istio::{common::is_header_part, format_string},
+    proto::{
+        envoy::config::core::v3::{HeaderValue, HeaderValueOption, header_value_option::HeaderAppendAction},
+        istio::networking::v1alpha3::{Headers, headers::HeaderOperations},
+    },
 };
 
 /// Header operations in Envoy's form.
@@ -49,7 +52,7 @@ pub(crate) fn header(key: &str, value: &str, action: HeaderAppendAction) -> Head
     }
 }
 
-/// Returns headers to set, then headers to add, each sorted by key.
+/// Returns headers to set, then headers to add, each sorted by key. A value that is no format string is literal.
 fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
     let set = operations
         .set
@@ -61,7 +64,10 @@ fn additions(operations: &HeaderOperations) -> Vec<HeaderValueOption> {
         .map(|pair| (pair, HeaderAppendAction::AppendIfExistsOrAdd));
     set.chain(add)
         .filter(|((key, _), _)| !is_internal(key))
-        .map(|((key, value), action)| header(key, value, action))
+        .map(|((key, value), action)| (key, format_string::accepted(value), action))
+        // Escapes may make a value longer than Envoy accepts.
+        .filter(|(_, value, _)| is_header_part(value))
+        .map(|(key, value, action)| header(key, &value, action))
         .collect()
 }
 
@@ -89,4 +95,31 @@ fn is_internal(key: &str) -> bool {
 
 fn is_authority(key: &str) -> bool {
     key.eq_ignore_ascii_case(":authority") || key.eq_ignore_ascii_case("host")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_that_envoy_refuses_are_literal_or_left_out() {
+        let values = [
+            ("a", "50%".to_owned()),
+            ("b", "%REQ(x)%".to_owned()),
+            ("c", "%".repeat(16_383)),
+        ];
+        let set = values.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let request = HeaderOperations {
+            set: set.collect(),
+            ..Default::default()
+        };
+        let declared = Headers {
+            request: Some(request),
+            ..Default::default()
+        };
+        let added = HeaderChanges::of(Some(&declared)).request_add;
+        let added: Vec<_> = added.into_iter().filter_map(|option| option.header).collect();
+        let pairs: Vec<_> = added.iter().map(|header| (&*header.key, &*header.value)).collect();
+        assert_eq!(pairs, [("a", "50%%"), ("b", "%REQ(x)%")]);
+    }
 }

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     api::{
         gateway_api::route::{Cors, Filter, Header, HeaderModifier, RequestMirror, RequestRedirect, UrlRewrite},
-        istio::common::is_header_text,
+        istio::{common::is_header_text, format_string},
     },
     proto::istio::networking::v1alpha3::{
         CorsPolicy, Headers, HttpMirrorPolicy, HttpRedirect, HttpRewrite, Percent, RegexRewrite, StringMatch,
@@ -26,8 +26,6 @@ use crate::{
 const PREFIX: &str = "%PREFIX()%";
 /// Origins of RFC 6454, for `*`.
 const ANY_ORIGIN: &str = r"^[a-zA-Z][a-zA-Z0-9+.-]*://[^/\s?#]+$";
-/// Length of Envoy's shortest commands in format strings, such as `REQ`.
-const SHORTEST_COMMAND: usize = 3;
 
 /// Adds a filter for headers to the operations. Returns false for other filters.
 pub(super) fn apply_headers(filter: &Filter, headers: &mut Option<Box<Headers>>) -> Result<bool, Mistake> {
@@ -82,70 +80,15 @@ fn by_name(headers: &[Header]) -> BTreeMap<String, String> {
     let mut named = BTreeMap::new();
     for header in headers {
         let name = header.name.to_lowercase();
-        // The host is no format string.
+        // The host is no format string. A value that is none is literal, as the API specifies.
         let value = if name == "host" {
             header.value.to_string()
         } else {
-            format_string(&header.value)
+            format_string::accepted(&header.value).into_owned()
         };
         named.entry(name).or_insert(value);
     }
     named
-}
-
-/// Returns the value of a header as a format string of Envoy. A value that is none is literal, as the API specifies:
-/// Envoy would refuse it, and with it all routes of the port.
-fn format_string(value: &str) -> String {
-    if is_format_string(value) {
-        value.to_owned()
-    } else {
-        value.replace('%', "%%")
-    }
-}
-
-/// Returns true if each percent sign of a text is escaped, or belongs to a command.
-fn is_format_string(text: &str) -> bool {
-    let mut rest = text;
-    while let Some((_, after)) = rest.split_once('%') {
-        let Some(behind) = after.strip_prefix('%').or_else(|| behind_command(after)) else {
-            return false;
-        };
-        rest = behind;
-    }
-    true
-}
-
-/// Returns the text behind a command, of which the first percent sign was read: `NAME%`, `NAME(arguments)%` or
-/// `NAME(arguments):length%` (Envoy, source/common/formatter/substitution_formatter.cc).
-fn behind_command(text: &str) -> Option<&str> {
-    let is_of_name = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
-    let (name, rest) = text.split_at(text.find(|c: char| !is_of_name(c))?);
-    // Shorter ones are escapes of a URL, such as `%E2%82%AC`.
-    if name.len() < SHORTEST_COMMAND || name.starts_with(|c: char| c.is_ascii_digit()) {
-        return None;
-    }
-    match rest.strip_prefix('(') {
-        Some(arguments) => {
-            let mut ends = arguments.match_indices(')');
-            ends.find_map(|(end, _)| behind_length(&arguments[end + 1..]))
-        }
-        None => behind_length(rest),
-    }
-}
-
-/// Returns the text behind the length, if there is one, and the last percent sign of a command.
-fn behind_length(text: &str) -> Option<&str> {
-    let rest = match text.strip_prefix(':') {
-        Some(length) => {
-            let rest = length.trim_start_matches(|c: char| c.is_ascii_digit());
-            // Envoy reads 64 bits.
-            let digits = &length[..length.len() - rest.len()];
-            digits.parse::<u64>().ok()?;
-            rest
-        }
-        None => text,
-    };
-    rest.strip_prefix('%')
 }
 
 /// Converts a mirror.
@@ -258,29 +201,6 @@ mod tests {
 
     #[test]
     fn values_that_are_no_format_strings_are_literal() {
-        for format in [
-            "a",
-            "100%%",
-            "%REQ(x-id)%",
-            "a %DOWNSTREAM_REMOTE_ADDRESS% b",
-            "%REQ(A?B):10%",
-            "%START_TIME(%Y-%m)%",
-            "%CEL(f(a))%",
-        ] {
-            assert_eq!(format_string(format), format);
-        }
-        for (value, escaped) in [
-            ("50%", "50%%"),
-            ("10%-20%", "10%%-20%%"),
-            ("/a%20b%20c", "/a%%20b%%20c"),
-            ("%E2%82%AC", "%%E2%%82%%AC"),
-            ("%REQ(a", "%%REQ(a"),
-            ("%REQ(a):%", "%%REQ(a):%%"),
-            ("%REQ(a):18446744073709551616%", "%%REQ(a):18446744073709551616%%"),
-            ("%req(a)%", "%%req(a)%%"),
-        ] {
-            assert_eq!(format_string(value), escaped);
-        }
         let header = |name: &str| Header {
             name: name.into(),
             value: "5%".into(),
