@@ -191,6 +191,10 @@ pub fn server_tls(at: &FieldPath<'_>, tls: &ServerTlsSettings) {
     if tls.credential_names.len() > 2 || tls.tls_certificates.len() > 2 {
         at.warning("more than two certificates: only one RSA and one ECDSA certificate make sense");
     }
+    if mode == Mode::Simple && !tls.subject_alt_names.is_empty() {
+        at.field("subjectAltNames")
+            .warning("have no effect with SIMPLE, which asks for no client certificate");
+    }
     fingerprints(at, tls);
 }
 

@@ -529,6 +529,12 @@ fn gateways_entries_and_sidecars() {
             ".servers[0].tls.caCertificates",
         ],
     );
+    let named = "tls: {mode: SIMPLE, credentialName: c, subjectAltNames: [a]}";
+    warned(
+        "Gateway",
+        &server(&format!("port: {{number: 443, protocol: HTTPS, name: https}}, {named}")),
+        &[".servers[0].tls.subjectAltNames"],
+    );
     good(
         "ServiceEntry",
         "{hosts: [a.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}",

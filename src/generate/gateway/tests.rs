@@ -260,6 +260,22 @@ fn invalid_fingerprints_take_no_listener_from_others() {
     assert_eq!(validation_beside(own, &["x"], &["y"]), as_written, "as Istio");
 }
 
+/// Envoy refuses names in certificates without CA certificates.
+#[test]
+fn names_without_client_certificates_take_no_listener_from_others() {
+    let tls = json!({"mode": "SIMPLE", "credentialName": "cert", "subjectAltNames": ["spiffe://t.test/x"]});
+    let metadata = json!({"name": "a", "namespace": "tenant"});
+    let store = foreign(&metadata, &tls, ("zone", "HTTPS"));
+    let listener = resource(&store, 0, ResourceType::Listener, "0.0.0.0_8443");
+    let chain = &listener["filterChains"][0];
+    assert_eq!(chain["filterChainMatch"]["serverNames"], json!(["t.test"]));
+    let context = &chain["transportSocket"]["typedConfig"];
+    assert_eq!(context["requireClientCertificate"], json!(false));
+    let common = &context["commonTlsContext"];
+    assert_eq!(common["validationContext"], Value::Null);
+    assert_eq!(common["combinedValidationContext"], Value::Null);
+}
+
 /// Envoy refuses a secret without a name.
 #[test]
 fn credentials_of_an_unusable_provider_take_no_listener_from_others() {

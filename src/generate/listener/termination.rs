@@ -139,10 +139,8 @@ impl Context<'_> {
         let secret =
             |name: &str, suffix: &str| credential_secret(&format!("{name}{suffix}"), self.external_socket, &provider);
         common.tls_certificate_sds_secret_configs = names.iter().map(|name| secret(name, "")).collect();
-        let names_only = CertificateValidationContext {
-            match_subject_alt_names: exact(&settings.subject_alt_names),
-            ..Default::default()
-        };
+        // Envoy refuses names in certificates without CA certificates, and with them the whole listener. Other modes
+        // ask for no certificate anyway.
         if matches!(settings.mode(), TlSmode::Mutual | TlSmode::OptionalMutual) {
             // Envoy validates against a single CA, so that of the first certificate counts.
             let authority = match settings.ca_cert_credential_name.as_str() {
@@ -158,11 +156,10 @@ impl Context<'_> {
                 } else {
                     TrustChainVerification::VerifyTrustChain.into()
                 },
-                ..names_only
+                match_subject_alt_names: exact(&settings.subject_alt_names),
+                ..Default::default()
             };
             common.validation_context_type = Some(combined(default, authority));
-        } else if !settings.subject_alt_names.is_empty() {
-            common.validation_context_type = Some(ValidationContextType::ValidationContext(names_only));
         }
     }
 
