@@ -20,6 +20,8 @@ const MAX_LABEL_VALUE: usize = 63;
 const MAX_LABEL_PREFIX: usize = 253;
 /// The maximum length in bytes of the name of a port, as in the definition of ServiceEntries.
 const MAX_PORT_NAME: usize = 256;
+/// The maximum length of the path of a Unix socket, in bytes: `sun_path` (unix(7)) ends with a NUL character.
+const MAX_UNIX_PATH: usize = 107;
 /// The maximum length in bytes of the name and of the value of a header in Envoy's configuration.
 const MAX_HEADER_PART: usize = 16_384;
 
@@ -215,11 +217,21 @@ pub fn export_to(at: &FieldPath<'_>, entries: &[String], own: &str, nowhere_allo
     }
 }
 
+/// Checks that a Unix socket may have a path. Because of one that is empty or too long, Envoy refuses all endpoints or
+/// listeners that it is sent with.
+fn unix_path_limits(at: &FieldPath<'_>, path: &str) {
+    at.require(
+        (1..=MAX_UNIX_PATH).contains(&path.len()) && !path.contains('\0'),
+        "the path of a unix socket needs 1 to 107 bytes, and no NUL character",
+    );
+}
+
 /// Checks the path of a Unix socket. Abstract sockets begin with `@`.
 pub fn unix_path(at: &FieldPath<'_>, path: &str) {
+    unix_path_limits(at, path);
     let is_file = path.starts_with('/') && !path.ends_with('/');
     at.require(
-        path.starts_with(['/', '@']),
+        path.is_empty() || path.starts_with(['/', '@']),
         "the path of a unix socket must be absolute",
     );
     at.require_on_admission(
@@ -230,8 +242,9 @@ pub fn unix_path(at: &FieldPath<'_>, path: &str) {
 
 /// Checks on admission the path of a Unix socket that is served as it is.
 pub fn unix_path_on_admission(at: &FieldPath<'_>, path: &str) {
+    unix_path_limits(at, path);
     at.require_on_admission(
-        path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
+        path.is_empty() || path.starts_with('@') || path.starts_with('/') && !path.ends_with('/'),
         "is not the absolute path of a unix socket",
     );
 }

@@ -328,6 +328,34 @@ fn values_that_envoy_refuses_are_errors() {
     );
 }
 
+/// Envoy refuses all endpoints or listeners that it is sent with such an address.
+#[test]
+fn paths_of_sockets_fit_in_an_address() {
+    let entry = |path: &str| format!("{{address: 'unix://{path}'}}");
+    let service = |path: &str| {
+        let endpoint = entry(path);
+        format!(
+            "{{hosts: [a.com], resolution: STATIC, endpoints: [{endpoint}], \
+             ports: [{{number: 80, name: http, protocol: HTTP}}]}}"
+        )
+    };
+    let gateway = |path: &str| {
+        let port = "port: {number: 0, name: http, protocol: HTTP}";
+        format!("{{servers: [{{hosts: ['*'], bind: 'unix://{path}', {port}}}]}}")
+    };
+    let path = |length: usize| format!("/{}", "x".repeat(length - 1));
+    for accepted in [path(107), "@a".to_owned()] {
+        good("WorkloadEntry", &entry(&accepted));
+        good("ServiceEntry", &service(&accepted));
+        good("Gateway", &gateway(&accepted));
+    }
+    for refused in [path(108), String::new()] {
+        bad("WorkloadEntry", &entry(&refused), &[".address"]);
+        bad("ServiceEntry", &service(&refused), &[".endpoints[0].address"]);
+        bad("Gateway", &gateway(&refused), &[".servers[0].bind"]);
+    }
+}
+
 #[test]
 fn r1_expressions_have_limits_in_every_field() {
     let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
