@@ -260,6 +260,21 @@ fn invalid_fingerprints_take_no_listener_from_others() {
     assert_eq!(validation_beside(own, &["x"], &["y"]), as_written, "as Istio");
 }
 
+#[test]
+fn invalid_cipher_suites_take_no_listener_from_others() {
+    let suites = |other: &str, written: &[&str]| {
+        let tls = json!({"mode": "SIMPLE", "credentialName": "cert", "cipherSuites": written});
+        let metadata = json!({"name": "a", "namespace": "tenant"});
+        let store = foreign(&metadata, &tls, (other, "HTTPS"));
+        let listener = resource(&store, 0, ResourceType::Listener, "0.0.0.0_8443");
+        let context = &listener["filterChains"][0]["transportSocket"]["typedConfig"]["commonTlsContext"];
+        context["tlsParams"]["cipherSuites"].clone()
+    };
+    assert_eq!(suites("zone", &["AES128-SHA", "!FOO"]), json!(["AES128-SHA"]));
+    assert_eq!(suites("zone", &["ALL", "!ALL"]), Value::Null);
+    assert_eq!(suites("tenant", &["ALL", "!ALL"]), json!(["ALL", "!ALL"]), "as Istio");
+}
+
 /// Envoy refuses names in certificates without CA certificates.
 #[test]
 fn names_without_client_certificates_take_no_listener_from_others() {

@@ -194,7 +194,12 @@ impl Context<'_> {
                 version => version + 2,
             };
         }
-        let suites = cipher_suite::known(&settings.cipher_suites);
+        // Envoy refuses a listener with an invalid expression, so that it would take the servers of others.
+        let suites = if self.is_shared {
+            cipher_suite::without_invalid_expressions(&settings.cipher_suites)
+        } else {
+            cipher_suite::known(&settings.cipher_suites)
+        };
         if !suites.is_empty() {
             parameters.cipher_suites = suites;
         }
