@@ -1,6 +1,6 @@
 //! Validation of Telemetry objects.
 
-use super::{common, field_path::FieldPath};
+use super::{common, field_path::FieldPath, format_string};
 use crate::{
     api::{Meta, cel},
     proto::istio::telemetry::v1alpha1::{
@@ -49,8 +49,19 @@ fn tracing(at: &FieldPath<'_>, tracing: &Tracing) {
         let text = match &tag.r#type {
             Some(Type::Literal(literal)) => &literal.value,
             Some(Type::Environment(environment)) => &environment.name,
-            Some(Type::Header(header)) => &header.name,
-            Some(Type::Formatter(formatter)) => &formatter.value,
+            Some(Type::Header(header)) => {
+                if !common::is_header_text(&header.name) {
+                    // Istio admits such an object. All of it applies, except for the tag.
+                    at.warning("has no effect, because the name of its header has a line break or a NUL character");
+                }
+                &header.name
+            }
+            Some(Type::Formatter(formatter)) => {
+                if !format_string::is_valid(&formatter.value) {
+                    at.warning("is no format string of proxies, so its value is literal");
+                }
+                &formatter.value
+            }
             // Istio admits such an object. All of it applies, except for the tag.
             None => {
                 at.warning("has no effect without literal, environment, header or formatter");
@@ -114,13 +125,25 @@ mod tests {
             FieldError,
             istio::{ErrorPolicy, Validation},
         },
-        proto::istio::telemetry::v1alpha1::tracing::{CustomTag, Literal},
+        proto::istio::telemetry::v1alpha1::tracing::{CustomTag, Formatter, Literal, RequestHeader},
     };
 
     #[test]
-    fn tags_without_a_type_are_warned_of() {
+    fn tags_that_do_not_count_as_written_are_warned_of() {
         let empty = Type::Literal(Literal::default());
-        let tags = [("empty", Some(empty)), ("todo", None)];
+        let header = Type::Header(RequestHeader {
+            name: "x\n".to_owned(),
+            ..Default::default()
+        });
+        let formatter = Type::Formatter(Formatter {
+            value: "50%".to_owned(),
+        });
+        let tags = [
+            ("empty", Some(empty)),
+            ("format", Some(formatter)),
+            ("header", Some(header)),
+            ("todo", None),
+        ];
         let tags = tags.map(|(name, r#type)| (name.to_owned(), CustomTag { r#type }));
         let declared = Tracing {
             custom_tags: tags.into(),
@@ -131,7 +154,8 @@ mod tests {
         tracing(&at, &declared);
         let found = validation.into_inner();
         let fields = |found: &[FieldError]| found.iter().map(|found| found.field.clone()).collect::<Vec<_>>();
-        assert_eq!(fields(&found.warnings), ["tracing.customTags.todo"]);
+        let warned = ["format", "header", "todo"].map(|tag| format!("tracing.customTags.{tag}"));
+        assert_eq!(fields(&found.warnings), warned);
         assert_eq!(fields(&found.errors), ["tracing.customTags.empty"]);
     }
 }

@@ -11,6 +11,7 @@ use super::{
     telemetry::TracingSpec,
 };
 use crate::{
+    api::istio::{common::is_header_text, format_string},
     base::url::is_escaped_well,
     generate::{proxy::ProxyType, proxy_class::names_by_conventions, wire::Encoded},
     proto::{
@@ -201,16 +202,18 @@ impl FilterStack<'_> {
         Encoded::write(1024, |out| tags.iter().for_each(|(_, tag)| out.fields(tag)))
     }
 
+    /// Returns a tag of a Telemetry; `None` for one that the proxy does not support, or because of which Envoy would
+    /// refuse the listener: that of a waypoint has the services of several namespaces.
     fn user_tag(&self, tag: &str, how: &telemetry::CustomTag) -> Option<CustomTag> {
         use telemetry::custom_tag::Type;
         let r#type = match how.r#type.as_ref()? {
             Type::Literal(literal) => literal_tag(&literal.value),
             Type::Environment(from) => environment_tag(&from.name, &from.default_value),
-            Type::Header(from) => header_tag(&from.name, &from.default_value),
+            Type::Header(from) if is_header_text(&from.name) => header_tag(&from.name, &from.default_value),
             Type::Formatter(format) if self.client.version.at_least(1, 29) => {
-                custom_tag::Type::Value(format.value.clone())
+                custom_tag::Type::Value(format_string::accepted(&format.value).into_owned())
             }
-            Type::Formatter(_) => return None,
+            Type::Header(_) | Type::Formatter(_) => return None,
         };
         Some(custom_tag(tag, r#type))
     }

@@ -92,6 +92,26 @@ fn tags_of_a_proxy_config_need_a_type_and_a_text() {
     assert_eq!(names, ["environment", "literal"]);
 }
 
+/// Envoy refuses the whole listener because of one such tag.
+#[test]
+fn tags_that_envoy_refuses_are_literal_or_left_out() {
+    let tags = json!({
+        "header": {"header": {"name": "x\n"}},
+        "known": {"formatter": {"value": "%PROTOCOL%"}},
+        "unknown": {"formatter": {"value": "%VERSION%"}},
+    });
+    let entry = json!({"providers": [{"name": "collector"}], "enableIstioTags": false, "customTags": tags});
+    let telemetry = json!({"apiVersion": "telemetry.istio.io/v1", "kind": "Telemetry",
+        "metadata": {"name": "mesh", "namespace": "istio-system"}, "spec": {"tracing": [entry]}});
+    let provider = "opentelemetry: {service: a.default.svc.cluster.local, port: 80, http: {path: /v1/traces}}";
+    let mesh = format!("extensionProviders: [{{name: collector, {provider}}}]\n");
+    let found = tracing(&mesh, &telemetry.to_string(), &json!({"ISTIO_VERSION": "1.30.0"}));
+    let tags = found["customTags"].as_array().expect("tags");
+    let texts = |tag: &Value| ["tag", "value"].map(|field| tag[field].as_str().unwrap_or_default().to_owned());
+    let tags: Vec<[String; 2]> = tags.iter().map(texts).collect();
+    assert_eq!(tags, [["known", "%PROTOCOL%"], ["unknown", "%%VERSION%%"]]);
+}
+
 #[test]
 fn sampling_of_a_proxy_config_is_a_percentage() {
     for (declared, want) in [(0.0, 1.0), (-5.0, 1.0), (2.5, 2.5), (100.0, 100.0), (101.0, 1.0)] {
