@@ -6,6 +6,7 @@ use super::{
     matcher::{self, Case, Pattern},
 };
 use crate::{
+    api::regex,
     base::Namespace,
     generate::constant::cidr_range,
     proto::envoy::{
@@ -76,9 +77,13 @@ impl Attribute for SourceAttribute<'_> {
 
     fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Principal> {
         let is_http = place.traffic == Traffic::Http;
+        // Envoy refuses a listener with a regular expression above some size. No identity has such a part.
         let of_peer = |matcher: fn(&str, &Namespace) -> StringMatcher| {
-            let peers = values.iter().map(|value| matcher(value, place.namespace));
-            Rendered::each(peers.map(|matcher| Some(peer(matcher, place))))
+            let matchers = values.iter().map(|value| {
+                let is_short = value.len() <= regex::MAX_LENGTH;
+                is_short.then(|| peer(matcher(value, place.namespace), place))
+            });
+            Rendered::each(matchers)
         };
         match self {
             Self::Principal => of_peer(|value, _| identity(value)),

@@ -174,7 +174,10 @@ fn values_that_envoy_would_reject_are_omitted() {
     };
     let condition = |key: &str| json!({"when": [{"key": key, "values": ["v"]}]});
     let long = format!("/{{*}}/{}", "x".repeat(300));
+    let longer = format!("*{}", "x".repeat(1024));
     let rules = [
+        from(json!({"principals": [longer]})),
+        from(json!({"notNamespaces": [longer]})),
         operation("paths", "{*}/a"),
         operation("paths", "/a*/{*}"),
         operation("paths", "/{**}/{*}"),
