@@ -1,6 +1,8 @@
 //! Filter chains of one service behind a waypoint. They are fragments of the inner listener, so that a change of one
 //! service rebuilds its chains and no others.
 
+use std::collections::BTreeSet;
+
 use prost::Message;
 use smol_str::SmolStr;
 
@@ -123,8 +125,13 @@ impl ServiceChains {
             .and_then(|row| OwnWaypoint::of(row));
         let mut listener = EncodedListener::default();
         let (mut ports, mut unserved) = (Vec::new(), Vec::new());
-        let mut chains = Vec::new();
+        let (mut chains, mut numbers) = (Vec::new(), BTreeSet::new());
         for port in &service.ports {
+            // Envoy refuses a listener with two chains of one name. A Service may have a number for SCTP as well as for
+            // TCP.
+            if port.protocol != Protocol::Udp && !numbers.insert(port.number) {
+                continue;
+            }
             let Some(chain) = making.add_port(&mut listener, port) else {
                 unserved.push((port.number, port.protocol));
                 continue;

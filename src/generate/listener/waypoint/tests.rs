@@ -171,6 +171,29 @@ fn a_chain_is_chosen_by_address_port_and_protocol() {
     assert_eq!(disabled(2), [80, 90, 100, 110]);
 }
 
+/// Envoy refuses a listener with two chains of one name, and so all services of the waypoint.
+#[test]
+fn a_port_for_two_protocols_has_chains_once() {
+    let config = "
+apiVersion: v1
+kind: Service
+metadata: {name: c, labels: {istio.io/use-waypoint: waypoint}}
+spec:
+  clusterIP: 10.0.0.4
+  ports:
+  - {name: udp, port: 80, protocol: UDP}
+  - {name: http, port: 80}
+  - {name: http-sctp, port: 80, protocol: SCTP}
+";
+    let listener = main_internal(&store(config));
+    let chains = listener["filterChains"].as_array().expect("chains").iter();
+    let names = chains.filter_map(|chain| chain["name"].as_str());
+    let names: Vec<&str> = names
+        .filter(|name| name.ends_with("|c.default.svc.cluster.local"))
+        .collect();
+    assert_eq!(names, ["inbound-vip|80|http|c.default.svc.cluster.local"]);
+}
+
 #[test]
 fn services_of_several_networks_are_told_apart_by_host() {
     let mut installation = installation();
