@@ -1,21 +1,74 @@
 //! Syntax of CEL, the language of expressions that proxies evaluate.
 
+use cel::{
+    IdedExpr,
+    common::ast::{EntryExpr, Expr, IdedEntryExpr},
+};
+
+/// The functions that some release of Envoy may have: those of CEL's standard, and of its extensions for texts.
+const FUNCTIONS: [&str; 42] = [
+    "bool",
+    "bytes",
+    "capture",
+    "captureN",
+    "charAt",
+    "contains",
+    "double",
+    "duration",
+    "dyn",
+    "endsWith",
+    "extract",
+    "format",
+    "getDate",
+    "getDayOfMonth",
+    "getDayOfWeek",
+    "getDayOfYear",
+    "getFullYear",
+    "getHours",
+    "getMilliseconds",
+    "getMinutes",
+    "getMonth",
+    "getSeconds",
+    "indexOf",
+    "int",
+    "join",
+    "lastIndexOf",
+    "lowerAscii",
+    "matches",
+    "quote",
+    "replace",
+    "reverse",
+    "size",
+    "split",
+    "startsWith",
+    "string",
+    "substring",
+    "timestamp",
+    "trim",
+    "type",
+    "uint",
+    "upperAscii",
+    "url",
+];
+
 /// Stack for parsing, in bytes; only pages that are touched take memory. The parser ends at 96 levels of nesting, each
 /// of which takes 160 KiB in builds without optimisation: 15 MiB, and less than 1 MiB more for the text of an error.
 const STACK: usize = 64 << 20;
 
-/// Checks the syntax of an expression. Names and types are not checked, since they depend on the proxy.
+/// Checks the syntax of an expression, and that it has no macro or function that all proxies refuse. Names and types
+/// are not checked, since they depend on the proxy.
 ///
 /// # Errors
-/// The first mistake with its line and column.
+/// The first mistake, with its line and column if the syntax is invalid.
 pub fn check(expression: &str) -> Result<(), String> {
     // The tree is as deep as the expression has operators, so it is also dropped on the large stack.
     stacker::grow(STACK, || parse(expression))
 }
 
 fn parse(expression: &str) -> Result<(), String> {
-    let Err(errors) = cel::parser::Parser::new().parse(expression) else {
-        return Ok(());
+    let errors = match cel::parser::Parser::new().parse(expression) {
+        Ok(tree) => return supported(&tree),
+        Err(errors) => errors,
     };
     let Some(error) = errors.errors.first() else {
         return Err("it has a mistake".to_owned());
@@ -30,6 +83,39 @@ fn parse(expression: &str) -> Result<(), String> {
     Err(format!("line {line}, column {column}: {message}"))
 }
 
+/// Checks that proxies may compile an expression. Envoy refuses a listener with one that it cannot compile, and it has
+/// no comprehensions (source/extensions/filters/common/expr/evaluator.cc).
+fn supported(tree: &IdedExpr) -> Result<(), String> {
+    let mut open = vec![tree];
+    while let Some(next) = open.pop() {
+        match &next.expr {
+            Expr::Comprehension(_) => return Err("proxies have no macros for lists and maps, such as all".to_owned()),
+            Expr::Call(call) => {
+                let name = call.func_name.as_str();
+                // The names of operators have signs.
+                if name.bytes().all(|byte| byte.is_ascii_alphanumeric()) && !FUNCTIONS.contains(&name) {
+                    return Err(format!("{name} is not a function of proxies"));
+                }
+                open.extend(call.target.as_deref());
+                open.extend(&call.args);
+            }
+            Expr::List(list) => open.extend(&list.elements),
+            Expr::Map(map) => map.entries.iter().for_each(|entry| open_entry(entry, &mut open)),
+            Expr::Struct(message) => message.entries.iter().for_each(|entry| open_entry(entry, &mut open)),
+            Expr::Select(select) => open.push(&select.operand),
+            Expr::Unspecified | Expr::Ident(_) | Expr::Literal(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn open_entry<'t>(entry: &'t IdedEntryExpr, open: &mut Vec<&'t IdedExpr>) {
+    match &entry.expr {
+        EntryExpr::StructField(field) => open.push(&field.value),
+        EntryExpr::MapEntry(pair) => open.extend([&pair.key, &pair.value]),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -39,7 +125,7 @@ mod tests {
         for expression in [
             "response.code >= 400",
             "request.headers['x'] == \"y\" && has(request.headers.z)",
-            "[1, 2].all(x, x > 0u) || xds.cluster_name in {'a': 1}",
+            "size([1, 2]) > 0u || !(xds.cluster_name in {'a': -1})",
             "connection.mtls ? r'\\d' : b'\\x01'",
         ] {
             assert_eq!(check(expression), Ok(()), "{expression}");
@@ -54,6 +140,20 @@ mod tests {
         ] {
             let error = check(expression).expect_err(expression);
             assert!(error.starts_with(at), "{expression}: {error}");
+        }
+    }
+
+    /// Envoy refuses the listener of a waypoint with one of these, and so the services of others.
+    #[test]
+    fn expressions_that_no_proxy_compiles_are_refused() {
+        for (expression, name) in [
+            ("[1, 2].all(x, x > 0u)", "all"),
+            ("request.headers.exists(name, name == 'x')", "all"),
+            ("has(request.headers.x) && other(1)", "other"),
+            ("{'a': [request.path.other()]}['a'][0]", "other"),
+        ] {
+            let error = check(expression).expect_err(expression);
+            assert!(error.contains(name), "{expression}: {error}");
         }
     }
 

@@ -111,7 +111,7 @@ fn access_logging(at: &FieldPath<'_>, logging: &AccessLogging) {
     if filter.expression.len() > MAX_EXPRESSION {
         at.error("is longer than 8192 bytes");
     } else if let Err(mistake) = cel::check(&filter.expression) {
-        at.error(format!("is not a CEL expression: {mistake}"));
+        at.error(format!("is not a CEL expression of proxies: {mistake}"));
     }
 }
 
