@@ -263,6 +263,7 @@ async fn a_state_that_becomes_too_old_is_removed() {
     let (key, read) = remote.reading.next().await.unwrap();
     remote.read(key, read);
     let (key, batch) = remote.batches.next().await.unwrap();
+    let batch = batch.expect("a batch of the stored state");
     assert!(!remote.pass(&key, batch).is_empty());
     let now = Instant::now();
     assert!(remote.expire(now).is_empty());
