@@ -8,6 +8,7 @@ pub mod allocator;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use futures::{StreamExt, stream};
@@ -27,6 +28,7 @@ use super::{
 use crate::{
     api::{Config, Kind, Row, document::parse_object},
     base::{ClusterId, cidr},
+    environment,
     kube::{
         Object,
         watch::{WatchEvent, WatchTarget},
@@ -34,6 +36,7 @@ use crate::{
     model::snapshot::MeshSnapshot,
     proto::istio::networking::v1alpha3::{ServiceEntry, service_entry::Resolution},
     table::Cx,
+    task,
 };
 
 /// Label of a ServiceEntry; with the value `false` it gets no addresses.
@@ -41,7 +44,10 @@ const OPT_OUT: &str = "networking.istio.io/enable-autoallocate-ip";
 /// Concurrent patches.
 const MAX_CONCURRENT: usize = 8;
 /// Delay before a failed write is retried.
-const REST: std::time::Duration = std::time::Duration::from_secs(2);
+const REST: Duration = Duration::from_secs(2);
+/// Rest after a plan, as a multiple of its CPU time. A plan reads all ServiceEntries, and one tenant may change one of
+/// them all the time.
+const PLAN_REST: u32 = 9;
 
 /// Ranges of allocated addresses.
 #[derive(Clone, Copy, Debug)]
@@ -125,13 +131,20 @@ async fn allocate(
             continue;
         }
         is_due = false;
-        retry = write_all(&store, &mut allocator, &entries.entries).await;
+        let (has_failed, used) = write_all(&store, &mut allocator, &entries.entries).await;
+        retry = has_failed;
+        tokio::time::sleep(PLAN_REST * used).await;
     }
 }
 
-/// Writes what is due; returns true if something must be retried.
-async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<EntryKey, Entry>) -> bool {
-    let written: Vec<(Patch, Result<Value, WriteError>)> = stream::iter(allocator.plan(entries))
+/// Writes what is due. Returns true if something must be retried, and the CPU time of the plan.
+async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<EntryKey, Entry>) -> (bool, Duration) {
+    let (patches, used) = task::aside(|| {
+        let before = environment::thread_time();
+        let patches = allocator.plan(entries);
+        (patches, environment::thread_time().saturating_sub(before))
+    });
+    let written: Vec<(Patch, Result<Value, WriteError>)> = stream::iter(patches)
         .map(|patch| write(store, patch))
         .buffer_unordered(MAX_CONCURRENT)
         .collect()
@@ -151,7 +164,7 @@ async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<
             }
         }
     }
-    retry
+    (retry, used)
 }
 
 async fn write(store: &Store, patch: Patch) -> (Patch, Result<Value, WriteError>) {

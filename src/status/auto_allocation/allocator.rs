@@ -51,6 +51,9 @@ pub struct Patch {
 struct Range {
     net: IpNet,
     next: u128,
+    /// True once no address was free for a host of the present plan, which frees none. Without it, each further host
+    /// would look through the whole range.
+    is_full: bool,
 }
 
 /// Allocated addresses, and the row they were allocated for.
@@ -115,6 +118,9 @@ impl Allocator {
         for entry in entries.values() {
             used.extend(entry.own.iter().map(IpAddr::to_canonical));
             used.extend(entry.assigned().into_values().flatten());
+        }
+        for range in &mut self.ranges {
+            range.is_full = false;
         }
         let mut oldest_first: Vec<_> = entries.iter().collect();
         oldest_first.sort_by_key(|(key, entry)| (entry.creation, *key));
@@ -238,11 +244,15 @@ impl Range {
         Self {
             net,
             next: number(net.network()) + 1,
+            is_full: false,
         }
     }
 
     /// Returns the next free address, wrapping around; `None` if all are in use.
     fn take(&mut self, used: &mut BTreeSet<IpAddr>) -> Option<IpAddr> {
+        if self.is_full {
+            return None;
+        }
         let first = number(self.net.network()) + 1;
         let last = number(self.net.broadcast());
         // There are at most as many misses as used addresses.
@@ -256,6 +266,7 @@ impl Range {
                 return Some(address);
             }
         }
+        self.is_full = true;
         None
     }
 

@@ -157,6 +157,19 @@ fn a_full_range_allocates_nothing() {
     let given = entries[&key("a")].assigned();
     let count = |host: &str| given.get(host).map_or(0, Vec::len);
     assert_eq!(["a", "b", "c", "d"].map(count), [2, 2, 2, 1]);
+    let mut entries = BTreeMap::from([(key("b"), entry(2, &["e"]))]);
+    allocate_all(&mut allocator, &mut entries);
+    assert_eq!(entries[&key("b")].assigned()["e"].len(), 2, "addresses are free again");
+}
+
+#[test]
+fn r21_a_full_range_is_searched_once_in_a_plan() {
+    let mut range = Range::new("10.0.0.0/30".parse().expect("a range"));
+    let mut used = BTreeSet::new();
+    assert_eq!(std::iter::from_fn(|| range.take(&mut used)).count(), 3);
+    let position = range.next;
+    assert_eq!(range.take(&mut used), None);
+    assert_eq!(range.next, position, "the next host does not search");
 }
 
 #[derive(Clone, Debug)]
