@@ -70,7 +70,7 @@ pub type PortFilters = Shared<BTreeMap<ServiceKey, Vec<u32>>>;
 pub type AliasFilters = Shared<BTreeMap<ServiceKey, Shared<[ServiceKey]>>>;
 
 /// One egress listener of a scope. Holds keys, not rows: a scope changes only with its members.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct EgressListener {
     /// Position in `spec.egress` of the Sidecar; 0 for the default one.
     pub index: usize,
@@ -328,16 +328,25 @@ fn sidecar_scope(
     let mut visible: BTreeMap<Option<Vec<Namespace>>, Vec<VisibleService>> = BTreeMap::new();
     let visible_routes = virtual_service::for_sidecars(cx, mesh, namespace);
     let mut destinations: FxHashMap<&ObjectKey, Vec<DestinationService>> = FxHashMap::default();
+    // The first listener with each selection. Those with an equal one share its lists, and add nothing to the scope.
+    let mut firsts: BTreeMap<(&[String], Option<u32>), usize> = BTreeMap::new();
     for (index, listener) in written.iter().enumerate() {
-        let imports = Imports::of(&listener.hosts, namespace);
         let port_wanted = wanted_port(listener);
+        let selection = (listener.hosts.as_slice(), port_wanted);
+        if let Some(first) = firsts.get(&selection) {
+            let same = selected(listener, index, egress[*first].clone());
+            egress.push(same);
+            continue;
+        }
+        firsts.insert(selection, index);
+        let imports = Imports::of(&listener.hosts, namespace);
         let from = imports.namespaces();
         let visible = visible
             .entry(from.clone())
             .or_insert_with(|| imports::visible_services(cx, mesh, namespace, from));
-        let selected = imports.services(mesh, namespace, visible, port_wanted);
+        let imported = imports.services(mesh, namespace, visible, port_wanted);
         let reaches = imports.virtual_services(&visible_routes);
-        for import in &selected {
+        for import in &imported {
             collector.add(import.service, import.ports.as_deref());
         }
         for (vs, summary) in &reaches {
@@ -351,24 +360,16 @@ fn sidecar_scope(
                 virtual_services.push((*vs).clone());
             }
         }
-        egress.push(EgressListener {
-            index,
-            port: listener.port.as_ref().map(|port| EgressPort {
-                number: port.number,
-                protocol: SmolStr::new(&port.protocol),
-                name: SmolStr::new(&port.name),
-            }),
-            bind: SmolStr::new(&listener.bind),
-            capture_none: listener.capture_mode() == CaptureMode::None,
-            services: selected
-                .iter()
-                .map(|import| import.service.reference())
-                .collect::<Vec<_>>()
-                .into(),
-            port_filters: imports::port_filters(&selected),
-            alias_filters: imports::alias_filters(&selected),
-            virtual_services: reaches.into_iter().map(|(vs, _)| vs.clone()).collect::<Vec<_>>().into(),
-        });
+        let services: Vec<ServiceRef> = imported.iter().map(|import| import.service.reference()).collect();
+        let reached: Vec<ObjectKey> = reaches.into_iter().map(|(vs, _)| vs.clone()).collect();
+        let lists = EgressListener {
+            services: services.into(),
+            port_filters: imports::port_filters(&imported),
+            alias_filters: imports::alias_filters(&imported),
+            virtual_services: reached.into(),
+            ..EgressListener::default()
+        };
+        egress.push(selected(listener, index, lists));
     }
     collector.finish(SidecarScope {
         egress,
@@ -376,6 +377,22 @@ fn sidecar_scope(
         outbound_policy: OutboundPolicy::of_sidecar(cx, mesh, sidecar),
         ..SidecarScope::empty(key.clone())
     })
+}
+
+/// Returns an egress listener, given one with the services and VirtualServices that it selects.
+fn selected(listener: &networking::IstioEgressListener, index: usize, lists: EgressListener) -> EgressListener {
+    let port = listener.port.as_ref().map(|port| EgressPort {
+        number: port.number,
+        protocol: SmolStr::new(&port.protocol),
+        name: SmolStr::new(&port.name),
+    });
+    EgressListener {
+        index,
+        port,
+        bind: SmolStr::new(&listener.bind),
+        capture_none: listener.capture_mode() == CaptureMode::None,
+        ..lists
+    }
 }
 
 /// Returns the port of a listener. A listener for an HTTP proxy accepts requests for any port.

@@ -18,6 +18,9 @@ use crate::{
     },
 };
 
+/// The maximum number of egress listeners: each of them may show all services of the mesh.
+const MAX_EGRESS: usize = 256;
+
 /// Checks a Sidecar.
 pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, meta: &Meta) {
     if let Some(selector) = &sidecar.workload_selector {
@@ -139,6 +142,8 @@ fn bind(at: &FieldPath<'_>, bind: &str) {
 
 fn egress(at: &FieldPath<'_>, listeners: &[IstioEgressListener], meta: &Meta) {
     let (mut sockets, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+    at.field("egress")
+        .require(listeners.len() <= MAX_EGRESS, "has more than 256 listeners");
     at.each("egress", listeners, |at, listener| {
         let path = listener.bind.strip_prefix("unix://");
         let unix = path.is_some();

@@ -628,6 +628,17 @@ fn gateways_entries_and_sidecars() {
 }
 
 #[test]
+fn r21_egress_listeners_are_limited() {
+    let sidecar = |count: usize| {
+        let listener = |port| format!("{{port: {{number: {port}, protocol: HTTP_PROXY, name: p}}, hosts: ['*/*']}}");
+        let listeners: Vec<String> = (1..=count).map(listener).collect();
+        format!("{{egress: [{}]}}", listeners.join(", "))
+    };
+    good("Sidecar", &sidecar(256));
+    bad("Sidecar", &sidecar(257), &[".egress"]);
+}
+
+#[test]
 fn policies() {
     good(
         "AuthorizationPolicy",

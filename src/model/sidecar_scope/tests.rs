@@ -378,3 +378,38 @@ fn empty_elements_of_export_lists_name_no_namespace() {
         assert!(sees(&scope, "db"));
     }
 }
+
+#[test]
+fn r21_equal_selections_of_listeners_are_made_once() {
+    let world = world(
+        "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: s, namespace: shop}
+spec:
+  egress:
+  - {port: {number: 8001, protocol: HTTP_PROXY, name: a}, bind: 127.0.0.1, hosts: ['*/*']}
+  - {port: {number: 8002, protocol: HTTP_PROXY, name: b}, captureMode: NONE, hosts: ['*/*']}
+  - {port: {number: 80, protocol: HTTP, name: c}, hosts: ['*/*']}
+  - {hosts: ['*/*']}
+",
+    );
+    let scope = computed(&world, &sidecar_key("shop", "shop/s"));
+    let [first, second, third, last] = &scope.egress[..] else {
+        panic!("{:?}", scope.egress)
+    };
+    assert!(first.services.same(&second.services) && first.services.same(&last.services));
+    assert_eq!(listed(first), names(&scope.services));
+    assert_eq!(listed(third).len(), 2, "services with this port: {third:?}");
+    let own = |listener: &EgressListener| {
+        let port = listener.port.as_ref().map(|port| port.number);
+        (listener.index, port, listener.bind.to_string(), listener.capture_none)
+    };
+    let expected = [
+        (0, Some(8001), "127.0.0.1".to_owned(), false),
+        (1, Some(8002), String::new(), true),
+        (2, Some(80), String::new(), false),
+        (3, None, String::new(), false),
+    ];
+    assert_eq!([first, second, third, last].map(own), expected);
+}
