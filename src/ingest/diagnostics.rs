@@ -1,6 +1,7 @@
 //! Diagnostics of users' objects, logged once while active.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -15,6 +16,9 @@ use crate::{
 
 /// The maximum number of objects that the metric names. Users may create others without end.
 const MAX_NAMED: usize = 10_000;
+/// The maximum number of new diagnostics of one object that are logged. An object may have thousands, and its owner may
+/// change it all the time.
+const MAX_LOGGED: usize = 10;
 /// The name of all further objects of a kind, which is the name of no object.
 const OTHERS: &str = "(others)";
 
@@ -204,11 +208,13 @@ impl<K: Ord> ActiveDiagnostics<K> {
         for diagnostic in before.difference(&findings) {
             self.report.resolved(diagnostic);
         }
-        for diagnostic in findings.difference(&before) {
-            match diagnostic.severity {
-                Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
-                Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
-            }
+        let mut new: Vec<&Diagnostic> = findings.difference(&before).collect();
+        // The order begins with the object.
+        let is_same = |a: &&Diagnostic, b: &&Diagnostic| a.kind == b.kind && a.key == b.key && a.place == b.place;
+        for of_object in new.chunk_by_mut(is_same) {
+            log_new(of_object);
+        }
+        for diagnostic in new {
             self.report.found(diagnostic);
         }
     }
@@ -221,10 +227,51 @@ impl<K: Ord> ActiveDiagnostics<K> {
     }
 }
 
+/// Logs new diagnostics of one object.
+fn log_new(of_object: &mut [&Diagnostic]) {
+    let (logged, omitted) = split_for_log(of_object);
+    for diagnostic in logged {
+        match diagnostic.severity {
+            Severity::Error => tracing::error!(code = %diagnostic.code, "{diagnostic}"),
+            Severity::Warning => tracing::warn!(code = %diagnostic.code, "{diagnostic}"),
+        }
+    }
+    if let Some(first) = logged.first().filter(|_| omitted > 0) {
+        let kind = first.kind.map_or("document", Kind::name);
+        tracing::warn!(kind, object = %first.key, omitted, "more problems of the object found");
+    }
+}
+
+/// Returns the diagnostics of one object to log, errors first, and the number of the others.
+fn split_for_log<'a, 'd>(of_object: &'a mut [&'d Diagnostic]) -> (&'a [&'d Diagnostic], usize) {
+    of_object.sort_by_key(|diagnostic| Reverse(diagnostic.severity));
+    let (logged, omitted) = of_object.split_at(of_object.len().min(MAX_LOGGED));
+    (logged, omitted.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::api::FieldError;
+
+    #[test]
+    fn r21_one_object_logs_few_diagnostics() {
+        let diagnostic = |number: usize, severity| {
+            let finding = FieldError {
+                field: format!("spec.hosts[{number:03}]"),
+                message: "message".to_owned(),
+            };
+            Diagnostic::of_object(Kind::Sidecar, ObjectKey::default(), severity, "Code", finding)
+        };
+        let mut found: Vec<Diagnostic> = (0..100).map(|number| diagnostic(number, Severity::Warning)).collect();
+        found.push(diagnostic(100, Severity::Error));
+        let mut new: Vec<&Diagnostic> = found.iter().collect();
+        let (logged, omitted) = split_for_log(&mut new);
+        assert_eq!((logged.len(), omitted), (MAX_LOGGED, 101 - MAX_LOGGED));
+        assert_eq!(logged[0].severity, Severity::Error);
+        let mut new: Vec<&Diagnostic> = found.iter().take(MAX_LOGGED).collect();
+        assert_eq!(split_for_log(&mut new).1, 0);
+    }
 
     #[test]
     fn a_diagnostic_is_active_while_one_of_several_sources_finds_it() {
