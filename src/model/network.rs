@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use smol_str::SmolStr;
 
-use super::{MeshSnapshot, service::kube as registry};
+use super::{MeshSnapshot, output_limit, service::kube as registry};
 use crate::{
     api::{Diagnostic, FieldError, Kind, Severity, kube, label::NETWORK, resolved_host::ResolvedHost},
     base::{ClusterId, Labels, Namespace, NetworkId, ObjectKey, Shared, cidr},
@@ -46,6 +46,8 @@ pub struct Networks {
     pub unresolved: GatewayIndex,
     /// Gateways with a host name that is being resolved for the first time.
     pub pending: GatewayIndex,
+    /// Services and Gateways of which not all addresses count, see [`MAX_OF_NAMESPACE`].
+    exceeding: BTreeSet<(Kind, ObjectKey)>,
 }
 
 impl std::ops::Deref for Networks {
@@ -119,6 +121,34 @@ const PASSTHROUGH_PORT: u32 = 15443;
 /// Port of HBONE.
 pub(super) const HBONE_PORT: u32 = 15008;
 
+/// The maximum number of gateways that the objects of one namespace of a cluster declare. Each gateway is an endpoint
+/// of every service with endpoints in its network, and a Service has room for ninety thousand addresses.
+const MAX_OF_NAMESPACE: usize = 1000;
+
+/// Gateways that objects declare.
+#[derive(Default)]
+struct Declared {
+    gateways: Vec<NetworkGateway>,
+    counts: BTreeMap<(ClusterId, Namespace), usize>,
+    exceeding: BTreeSet<(Kind, ObjectKey)>,
+}
+
+impl Declared {
+    /// Adds the gateways of an object, as many as its namespace may have.
+    fn add(&mut self, kind: Kind, object: &ObjectKey, gateways: impl IntoIterator<Item = NetworkGateway>) {
+        let namespace = (object.cluster.clone(), object.namespace.clone());
+        let count = self.counts.entry(namespace).or_default();
+        for gateway in gateways {
+            if *count == MAX_OF_NAMESPACE {
+                self.exceeding.insert((kind, object.clone()));
+                return;
+            }
+            *count += 1;
+            self.gateways.push(gateway);
+        }
+    }
+}
+
 /// Returns the network in the labels.
 pub fn label(labels: &Labels) -> Option<NetworkId> {
     let label = labels.get(NETWORK).filter(|network| !network.is_empty());
@@ -188,20 +218,21 @@ fn by_range<'a>(networks: &'a BTreeMap<String, Network>, address: &str) -> Optio
 
 /// Derives the network gateways: addresses and services in meshNetworks, and labelled Services and Gateways.
 pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
-    let mut gateways: Vec<NetworkGateway> = Vec::new();
-    for (_, service) in mesh.network_services.get(cx, &()) {
-        gateways.extend(
-            labelled(service)
-                .into_iter()
-                .flat_map(|template| reached(cx, mesh, service, &template)),
-        );
+    let mut declared = Declared::default();
+    for (key, service) in mesh.network_services.get(cx, &()) {
+        let template = labelled(service).into_iter();
+        let reached = template.flat_map(|template| reached(cx, mesh, service, &template));
+        declared.add(Kind::Service, key, reached);
     }
     if mesh.installation.features.pilot_multi_network_discover_gateway_api {
         let labelled = mesh.network_gateways.get(cx, &()).map(|(_, gateway)| &**gateway);
         let hidden = mesh.hidden_gateways.iter(cx).map(|(_, row)| &*row.gateway);
-        let offered = |gateway| gateway_resource::offered(&mesh.installation, gateway);
-        gateways.extend(labelled.chain(hidden).flat_map(offered));
+        for gateway in labelled.chain(hidden) {
+            let offered = gateway_resource::offered(&mesh.installation, gateway);
+            declared.add(Kind::KubeGateway, &gateway.meta.key, offered);
+        }
     }
+    let mut gateways = declared.gateways;
     let config = mesh.mesh_networks.get(cx, &mesh.installation.mesh_config_key());
     for (id, network) in config.iter().flat_map(|config| &config.spec.networks) {
         for gateway in &network.gateways {
@@ -227,6 +258,7 @@ pub fn networks(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<Networks> {
         resolved: GatewayIndex::of(resolved),
         pending: GatewayIndex::of(pending.cloned()),
         unresolved: GatewayIndex::of(gateways),
+        exceeding: declared.exceeding,
     })
 }
 
@@ -287,6 +319,23 @@ pub fn dropped(cx: &Cx, mesh: &MeshSnapshot) -> Vec<Diagnostic> {
         Diagnostic::of_object(Kind::MeshNetworks, key, Severity::Warning, "UnresolvedGateway", finding)
     };
     hosts.into_iter().map(tell).collect()
+}
+
+/// Returns a diagnostic for each object whose addresses do not all count.
+pub fn exceeded(cx: &Cx, mesh: &MeshSnapshot) -> Vec<Diagnostic> {
+    let networks = mesh.networks.get(cx, &()).into_iter();
+    let objects = networks.flat_map(|networks| &networks.exceeding);
+    let tell = |(kind, object): &(Kind, ObjectKey)| {
+        let finding = FieldError {
+            field: String::new(),
+            message: format!(
+                "the network gateways of the namespace exceed the limit of {MAX_OF_NAMESPACE}; further addresses do \
+                 not count"
+            ),
+        };
+        Diagnostic::of_object(*kind, object.clone(), Severity::Warning, output_limit::CODE, finding)
+    };
+    objects.map(tell).collect()
 }
 
 /// Returns a gateway without address and cluster.

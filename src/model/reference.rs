@@ -55,6 +55,7 @@ pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
         }
     }
     findings.extend(network::dropped(cx, mesh));
+    findings.extend(network::exceeded(cx, mesh));
     findings
 }
 

@@ -276,6 +276,28 @@ fn host_names_are_dropped_without_resolution() {
 }
 
 #[test]
+fn r21_gateways_of_a_namespace_are_limited() {
+    let service = |namespace: &str, count: usize| {
+        let addresses = (0..count).map(|number| format!("1.1.{}.{}", number / 250, number % 250));
+        let addresses: Vec<String> = addresses.collect();
+        format!(
+            "---\napiVersion: v1\nkind: Service\n\
+             metadata: {{name: gw, namespace: {namespace}, labels: {{topology.istio.io/network: {namespace}}}}}\n\
+             spec: {{ports: [{{port: 15443, name: tls}}], externalIPs: [{}]}}\n",
+            addresses.join(", ")
+        )
+    };
+    let services = [service("many", MAX_OF_NAMESPACE + 1), service("one", 1)].concat();
+    let mesh = mesh(&[("kube.yaml", &services)]);
+    let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
+    let count = |network: &str| networks.by_network[&NetworkId::new(network)].len();
+    assert_eq!((count("many"), count("one")), (MAX_OF_NAMESPACE, 1));
+    let findings = exceeded(&Cx::untracked(), &mesh);
+    let objects: Vec<&str> = findings.iter().map(|finding| finding.key.namespace.as_str()).collect();
+    assert_eq!(objects, ["many"]);
+}
+
+#[test]
 fn labels_and_address_ranges_decide_the_network_of_an_endpoint() {
     let networks = "
 networks:
