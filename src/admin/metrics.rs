@@ -8,7 +8,7 @@ pub(super) mod process;
 use std::{
     collections::BTreeSet,
     sync::{Mutex, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use prometheus::{
@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use self::certificates::ServedCertificates;
 use crate::{
     api::{Diagnostic, Kind},
+    environment,
     generate::{
         self, ResourceKey,
         filter::stack,
@@ -71,7 +72,31 @@ pub struct PushMetrics {
     queue_duration: Histogram,
     held: SizeMetrics,
     /// Findings that were logged. Only the world's thread locks it; the lock makes the observer shareable.
-    logged: Mutex<BTreeSet<Diagnostic>>,
+    logged: Mutex<LoggedFindings>,
+}
+
+/// The duration of a search for findings that delays no push, and the rest after a longer one, as a multiple of its
+/// duration. A search reads all VirtualServices, and a push may be due to one tenant alone.
+const SHORT_SEARCH: Duration = Duration::from_millis(50);
+const SEARCH_REST: u32 = 20;
+
+/// Findings that were logged, and when the next search may begin.
+#[derive(Default)]
+struct LoggedFindings {
+    findings: BTreeSet<Diagnostic>,
+    earliest: Option<Instant>,
+}
+
+impl LoggedFindings {
+    /// Returns true if a search may begin.
+    fn is_due(&self, now: Instant) -> bool {
+        self.earliest.is_none_or(|earliest| now >= earliest)
+    }
+
+    /// Records the duration of a search that has ended.
+    fn searched(&mut self, now: Instant, took: Duration) {
+        self.earliest = (took > SHORT_SEARCH).then(|| now + SEARCH_REST * took);
+    }
 }
 
 fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
@@ -209,7 +234,8 @@ pub fn delivery_observer(registry: &Registry) -> Result<DeliveryObserver, promet
 }
 
 impl PushMetrics {
-    /// Logs dangling references and exceeded limits, once while each exists. Endpoints cannot change them.
+    /// Logs dangling references and exceeded limits, once while each exists. Endpoints cannot change them. After a long
+    /// search, those of a push may be found only after a later one.
     fn log_findings(&self, push: &PushReport) {
         if push
             .kinds
@@ -218,16 +244,22 @@ impl PushMetrics {
         {
             return;
         }
+        let started = environment::now();
+        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if !logged.is_due(started) {
+            return;
+        }
         let mut found = reference::missing(&Cx::untracked(), &push.mesh);
         self.missing.set(found.len() as i64);
         let exceeded = output_limit::exceeded(&Cx::untracked(), &push.mesh);
         self.oversized.set(exceeded.len() as i64);
         found.extend(exceeded);
-        let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
-        for finding in found.difference(&logged) {
+        for finding in found.difference(&logged.findings) {
             tracing::error!(code = %finding.code, "{finding}");
         }
-        *logged = found;
+        logged.findings = found;
+        let now = environment::now();
+        logged.searched(now, now.saturating_duration_since(started));
     }
 }
 
@@ -511,6 +543,17 @@ mod tests {
 
     use super::*;
     use crate::model::{Installation, World};
+
+    #[test]
+    fn r21_long_searches_for_findings_are_rare() {
+        let now = environment::now();
+        let mut logged = LoggedFindings::default();
+        logged.searched(now, SHORT_SEARCH);
+        assert!(logged.is_due(now));
+        logged.searched(now, 2 * SHORT_SEARCH);
+        assert!(!logged.is_due(now + SHORT_SEARCH));
+        assert!(logged.is_due(now + 2 * SEARCH_REST * SHORT_SEARCH));
+    }
 
     #[test]
     fn new_notes_are_counted() {

@@ -16,47 +16,71 @@ use crate::{
     table::Cx,
 };
 
-/// Returns all dangling references of VirtualServices, and network gateways whose host names are not resolved. Missing
-/// destinations are served as if they existed, without endpoints.
+/// The maximum number of missing references of one VirtualService that are reported. An object has room for thirty
+/// thousand.
+const MAX_OF_OBJECT: usize = 10;
+
+/// A field, and the problem in it.
+type Missing = (&'static str, String);
+
+/// Returns dangling references of VirtualServices, at most some of each, and network gateways that do not count.
+/// Missing destinations are served as if they existed, without endpoints.
 pub fn missing(cx: &Cx, mesh: &MeshSnapshot) -> BTreeSet<Diagnostic> {
     let declared = DeclaredNames::of(cx, mesh);
     let mut findings = BTreeSet::new();
     let declared_ones = mesh.virtual_services.iter(cx);
     for (key, virtual_service) in declared_ones.filter(|(key, _)| output_limit::surplus_of(key).is_none()) {
-        let mut report = |field: &str, message: String| {
+        let of_object = few(missing_of(cx, mesh, &declared, key, virtual_service));
+        findings.extend(of_object.into_iter().map(|(field, message)| {
             let finding = FieldError {
                 field: field.to_owned(),
                 message,
             };
             let code = "ReferencedResourceNotFound";
-            findings.insert(Diagnostic::of_object(
-                Kind::VirtualService,
-                key.clone(),
-                Severity::Error,
-                code,
-                finding,
-            ));
-        };
-        for gateway in virtual_service.gateways.iter().filter(|name| *name != MESH_GATEWAY) {
-            if !has_gateway(cx, mesh, key, gateway) {
-                report("spec.gateways", format!("there is no Gateway {gateway}"));
-            }
-        }
-        for destination in destinations(mesh, virtual_service) {
-            if !declared.has_host(cx, mesh, &destination.host) {
-                report("spec", format!("no service has the host {}", destination.host));
-            } else if !declared.has_subset(&destination) {
-                let Destination { host, subset, .. } = &*destination;
-                report(
-                    "spec",
-                    format!("no DestinationRule declares the subset {subset} of {host}"),
-                );
-            }
-        }
+            Diagnostic::of_object(Kind::VirtualService, key.clone(), Severity::Error, code, finding)
+        }));
     }
     findings.extend(network::dropped(cx, mesh));
     findings.extend(network::exceeded(cx, mesh));
     findings
+}
+
+/// Returns the first different references, and says so if there are more.
+fn few(all: impl Iterator<Item = Missing>) -> BTreeSet<Missing> {
+    let mut found: BTreeSet<Missing> = BTreeSet::new();
+    for one in all {
+        if found.len() == MAX_OF_OBJECT && !found.contains(&one) {
+            found.insert(("spec", "further references are missing".to_owned()));
+            break;
+        }
+        found.insert(one);
+    }
+    found
+}
+
+/// Returns the dangling references of a VirtualService. Equal ones may repeat.
+fn missing_of<'a>(
+    cx: &'a Cx,
+    mesh: &'a MeshSnapshot,
+    declared: &'a DeclaredNames<'a>,
+    key: &'a ObjectKey,
+    virtual_service: &'a VirtualService,
+) -> impl Iterator<Item = Missing> + use<'a> {
+    let named = virtual_service.gateways.iter().filter(|name| *name != MESH_GATEWAY);
+    let gateways = named.filter(move |name| !has_gateway(cx, mesh, key, name));
+    let gateways = gateways.map(|gateway| ("spec.gateways", format!("there is no Gateway {gateway}")));
+    let destinations = destinations(mesh, virtual_service).filter_map(move |destination| {
+        let Destination { host, subset, .. } = &*destination;
+        if !declared.has_host(cx, mesh, host) {
+            return Some(("spec", format!("no service has the host {host}")));
+        }
+        if !declared.has_subset(host, subset) {
+            let message = format!("no DestinationRule declares the subset {subset} of {host}");
+            return Some(("spec", message));
+        }
+        None
+    });
+    gateways.chain(destinations)
 }
 
 /// Returns every destination of the routes, without those of mirrored requests.
@@ -72,42 +96,69 @@ fn destinations<'a>(
 }
 
 /// The names that destinations may refer to.
-struct DeclaredNames {
+#[derive(Default)]
+struct DeclaredNames<'a> {
     /// Wildcard hosts of services.
-    wildcards: Vec<Hostname>,
-    /// Subsets of DestinationRules, by host.
-    subsets: BTreeMap<Hostname, BTreeSet<String>>,
+    wildcards: ByHost<'a, ()>,
+    /// Subsets of DestinationRules.
+    subsets: ByHost<'a, BTreeSet<&'a str>>,
 }
 
-impl DeclaredNames {
-    fn of(cx: &Cx, mesh: &MeshSnapshot) -> Self {
-        let wildcards = mesh
-            .services_by_host
-            .keys(cx)
-            .filter(|name| host::is_wildcard(name))
-            .cloned()
-            .collect();
-        let mut subsets: BTreeMap<Hostname, BTreeSet<String>> = BTreeMap::new();
+impl<'a> DeclaredNames<'a> {
+    fn of(cx: &Cx, mesh: &'a MeshSnapshot) -> Self {
+        let mut declared = Self::default();
+        let hosts = mesh.services_by_host.keys(cx);
+        for wildcard in hosts.filter(|name| host::is_wildcard(name)) {
+            declared.wildcards.add(wildcard);
+        }
         for (key, rules) in mesh.destination_rules.iter(cx) {
             let all = rules.local.iter().chain(&rules.exported);
-            let names = all.flat_map(|rule| rule.spec.subsets.iter().map(|subset| subset.name.clone()));
-            subsets.entry(key.host.clone()).or_default().extend(names);
+            for subset in all.flat_map(|rule| &rule.spec.subsets) {
+                declared.subsets.add(&key.host).insert(subset.name.as_str());
+            }
         }
-        Self { wildcards, subsets }
+        declared
     }
 
     fn has_host(&self, cx: &Cx, mesh: &MeshSnapshot, name: &str) -> bool {
-        mesh.services_by_host.contains(cx, &Hostname::new(name))
-            || self.wildcards.iter().any(|wildcard| host::subset_of(name, wildcard))
+        mesh.services_by_host.contains(cx, &Hostname::new(name)) || self.wildcards.covering(name).next().is_some()
     }
 
-    fn has_subset(&self, destination: &Destination) -> bool {
-        let covers = |pattern: &Hostname| host::subset_of(&destination.host, pattern);
-        destination.subset.is_empty()
-            || self
-                .subsets
-                .iter()
-                .any(|(host, names)| covers(host) && names.contains(&destination.subset))
+    fn has_subset(&self, name: &str, subset: &str) -> bool {
+        subset.is_empty() || self.subsets.covering(name).any(|names| names.contains(subset))
+    }
+}
+
+/// Values by host. There may be thousands of hosts, so names are looked up and not compared with each.
+#[derive(Default)]
+struct ByHost<'a, V> {
+    exact: BTreeMap<&'a str, V>,
+    /// By what follows the `*` of wildcards.
+    wildcards: BTreeMap<&'a str, V>,
+    /// The lengths of these.
+    lengths: BTreeSet<usize>,
+}
+
+impl<'a, V: Default> ByHost<'a, V> {
+    /// Returns the value of a host.
+    fn add(&mut self, name: &'a str) -> &mut V {
+        match name.strip_prefix('*') {
+            Some(suffix) => {
+                self.lengths.insert(suffix.len());
+                self.wildcards.entry(suffix).or_default()
+            }
+            None => self.exact.entry(name).or_default(),
+        }
+    }
+
+    /// Returns the values of the hosts that cover a host ([`host::subset_of`]).
+    fn covering<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s V> {
+        let exact = self.exact.get(name);
+        let own = name.strip_prefix('*').unwrap_or(name);
+        let lengths = self.lengths.range(..=own.len());
+        let suffixes = lengths.filter_map(move |length| own.get(own.len() - length..));
+        let wildcards = suffixes.filter_map(move |suffix| self.wildcards.get(suffix));
+        exact.into_iter().chain(wildcards)
     }
 }
 
@@ -122,6 +173,45 @@ fn has_gateway(cx: &Cx, mesh: &MeshSnapshot, owner: &ObjectKey, name: &str) -> b
 mod tests {
     use super::*;
     use crate::model::{Installation, fixture::folder_world};
+
+    #[test]
+    fn r21_few_missing_references_of_an_object_are_reported() {
+        let route = |number: usize| format!("  - route: [{{destination: {{host: gone-{number}}}}}]\n");
+        let routes: String = (0..30).map(route).collect();
+        let config = format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v, namespace: shop}}\n\
+             spec:\n  hosts: [web.test]\n  http:\n{routes}"
+        );
+        let world = folder_world(Installation::default(), &[("config.yaml", &config)]);
+        let found = missing(&Cx::untracked(), &world.snapshot());
+        assert_eq!(found.len(), MAX_OF_OBJECT + 1);
+        assert!(found.iter().any(|finding| finding.message.starts_with("further")));
+        let repeated = (0..100).map(|number| ("spec", format!("host {}", number % MAX_OF_OBJECT)));
+        assert_eq!(few(repeated).len(), MAX_OF_OBJECT, "equal ones count once");
+    }
+
+    #[test]
+    fn hosts_are_looked_up_as_they_are_compared() {
+        let names = [
+            "a.test",
+            "b.a.test",
+            "*",
+            "*.test",
+            "*.a.test",
+            "*a.test",
+            "other",
+            "*\u{e9}.test",
+            "\u{e9}.test",
+        ];
+        for host in names {
+            let mut declared = ByHost::<()>::default();
+            declared.add(host);
+            for name in names {
+                let found = declared.covering(name).next().is_some();
+                assert_eq!(found, host::subset_of(name, host), "{name} below {host}");
+            }
+        }
+    }
 
     #[test]
     fn each_missing_reference_is_named() {
