@@ -20,6 +20,8 @@ use crate::{
 
 /// The maximum number of egress listeners: each of them may show all services of the mesh.
 const MAX_EGRESS: usize = 256;
+/// The maximum number of ingress listeners. Each has a cluster, and a chain or listener.
+const MAX_INGRESS: usize = 1000;
 
 /// Checks a Sidecar.
 pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, meta: &Meta) {
@@ -43,6 +45,8 @@ pub fn check(at: &FieldPath<'_>, sidecar: &Sidecar, meta: &Meta) {
         sidecar.inbound_connection_pool.as_ref(),
     );
     let (mut ports, mut numbers) = (BTreeSet::new(), BTreeSet::new());
+    at.field("ingress")
+        .require(sidecar.ingress.len() <= MAX_INGRESS, "has more than 1000 listeners");
     at.each("ingress", &sidecar.ingress, |at, listener| {
         ingress(at, listener);
         let number = listener.port.as_ref().map(|port| port.number);

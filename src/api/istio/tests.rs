@@ -628,7 +628,7 @@ fn gateways_entries_and_sidecars() {
 }
 
 #[test]
-fn r21_egress_listeners_are_limited() {
+fn r21_listeners_of_sidecars_are_limited() {
     let sidecar = |count: usize| {
         let listener = |port| format!("{{port: {{number: {port}, protocol: HTTP_PROXY, name: p}}, hosts: ['*/*']}}");
         let listeners: Vec<String> = (1..=count).map(listener).collect();
@@ -636,6 +636,13 @@ fn r21_egress_listeners_are_limited() {
     };
     good("Sidecar", &sidecar(256));
     bad("Sidecar", &sidecar(257), &[".egress"]);
+    let sidecar = |count: usize| {
+        let listener = |port| format!("{{port: {{number: {port}, protocol: TCP, name: p}}, defaultEndpoint: ':80'}}");
+        let listeners: Vec<String> = (1..=count).map(listener).collect();
+        format!("{{ingress: [{}]}}", listeners.join(", "))
+    };
+    good("Sidecar", &sidecar(1000));
+    bad("Sidecar", &sidecar(1001), &[".ingress"]);
 }
 
 #[test]

@@ -3,7 +3,12 @@
 pub mod chain;
 mod filters;
 
-use std::{borrow::Cow, cell::OnceCell, collections::BTreeMap, net::IpAddr};
+use std::{
+    borrow::Cow,
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use smol_str::SmolStr;
 
@@ -156,16 +161,10 @@ impl InboundProxyView {
             if self.interception == InterceptionMode::None {
                 return BTreeMap::new();
             }
-            return self.service_ports(stack, &[]);
+            return self.service_ports(stack, &BTreeSet::new());
         };
-        let ingress = &sidecar.spec.ingress;
-        let mut ports = if stack.features().pilot_allow_sidecar_service_inbound_listener_merge {
-            let taken: Vec<u32> = ingress.iter().map(port_number).collect();
-            self.service_ports(stack, &taken)
-        } else {
-            BTreeMap::new()
-        };
-        for listener in ingress {
+        let mut ports = self.ports_beside(stack, sidecar);
+        for listener in &sidecar.spec.ingress {
             if let Some(port) = self.ingress_port(stack, sidecar, listener) {
                 ports.entry(port.target_port).or_insert(port);
             }
@@ -173,8 +172,32 @@ impl InboundProxyView {
         ports
     }
 
+    /// Returns the one of [`Self::ports`] with this target port. A Sidecar may have thousands of ingress listeners with
+    /// sockets of their own, each of which needs one.
+    fn port(&self, stack: &FilterStack, number: u32) -> Option<InboundPort> {
+        let Some(sidecar) = self.ingress_row(&stack.ctx) else {
+            return self.ports(stack).remove(&number);
+        };
+        let mut own = sidecar
+            .spec
+            .ingress
+            .iter()
+            .filter(|listener| port_number(listener) == number);
+        own.find_map(|listener| self.ingress_port(stack, sidecar, listener))
+            .or_else(|| self.ports_beside(stack, sidecar).remove(&number))
+    }
+
+    /// Returns the ports of services that count beside the ingress listeners of a Sidecar.
+    fn ports_beside(&self, stack: &FilterStack, sidecar: &Config<Sidecar>) -> BTreeMap<u32, InboundPort> {
+        if !stack.features().pilot_allow_sidecar_service_inbound_listener_merge {
+            return BTreeMap::new();
+        }
+        let taken: BTreeSet<u32> = sidecar.spec.ingress.iter().map(port_number).collect();
+        self.service_ports(stack, &taken)
+    }
+
     /// Returns the ports of services; the oldest service owns a port that several services target.
-    fn service_ports(&self, stack: &FilterStack, taken: &[u32]) -> BTreeMap<u32, InboundPort> {
+    fn service_ports(&self, stack: &FilterStack, taken: &BTreeSet<u32>) -> BTreeMap<u32, InboundPort> {
         let binds = wildcards(self.ip_mode);
         let bind = binds[0];
         let bind_to_port = self.interception == InterceptionMode::None;
@@ -271,7 +294,7 @@ impl InboundProxyView {
     /// Unlike Istio, which forgets ports of services beside those of a Sidecar: Envoy refuses a listener of which two
     /// chains have the same match.
     fn unserved_policy_ports(&self, ctx: &BuildContext, with_chains: &BTreeMap<u32, InboundPort>) -> Vec<u32> {
-        let served: Vec<u32> = match self.ingress_row(ctx) {
+        let served: BTreeSet<u32> = match self.ingress_row(ctx) {
             Some(sidecar) => sidecar.spec.ingress.iter().map(port_number).collect(),
             None => self.targets.iter().map(|target| target.target_port).collect(),
         };
@@ -345,11 +368,10 @@ impl InboundKey {
             client,
             sockets: Default::default(),
         };
-        let ports = client.ports(&making.stack);
         let listener = match self.own_socket {
-            None => making.virtual_listener(&ports),
-            Some(number) => match ports.get(&number) {
-                Some(port) => making.own_listener(port),
+            None => making.virtual_listener(&client.ports(&making.stack)),
+            Some(number) => match client.port(&making.stack, number) {
+                Some(port) => making.own_listener(&port),
                 None => return Built::none(),
             },
         };

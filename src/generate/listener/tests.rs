@@ -536,6 +536,29 @@ spec:
 }
 
 #[test]
+fn each_socket_of_a_sidecar_resource_has_the_first_ingress_listener_of_its_port() {
+    let config = "
+apiVersion: networking.istio.io/v1
+kind: Sidecar
+metadata: {name: a}
+spec:
+  ingress:
+  - {port: {number: 9000, protocol: HTTP, name: a}, bind: 127.0.0.1, defaultEndpoint: '127.0.0.1:8080'}
+  - {port: {number: 9000, protocol: TCP, name: b}, bind: 127.0.0.2, defaultEndpoint: '127.0.0.1:8080'}
+  - {port: {number: 9001, protocol: TCP, name: c}, bind: 127.0.0.3, defaultEndpoint: '127.0.0.1:8080'}
+  egress:
+  - {port: {number: 80, protocol: HTTP, name: http}, bind: 127.0.0.1, hosts: ['./a.default.svc.cluster.local']}
+";
+    let metadata = json!({"INTERCEPTION_MODE": "NONE"});
+    let files = [("kube.yaml", WORKLOAD), ("config.yaml", config)];
+    let fixture = Fixture::new("", &files, vec![sidecar("10.1.0.1", metadata, None)]);
+    assert_eq!(fixture.names(), ["127.0.0.1_80", "127.0.0.1_9000", "127.0.0.3_9001"]);
+    for (name, port) in [("127.0.0.1_9000", 9000), ("127.0.0.3_9001", 9001)] {
+        assert_eq!(fixture.get(name)["address"]["socketAddress"]["portValue"], port);
+    }
+}
+
+#[test]
 fn auxiliary_extensions_that_a_client_lacks_are_left_out() {
     let files = [("kube.yaml", WORKLOAD)];
     let mesh = "defaultProviders: {metrics: [prometheus]}\nextensionProviders: [{name: prometheus, prometheus: {}}]\n";
