@@ -9,13 +9,16 @@ pub mod proxy_view;
 mod tcp;
 pub mod virtual_listener;
 
-use std::collections::BTreeMap;
+use std::{
+    cell::OnceCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use smol_str::SmolStr;
 
 use super::ListenerKey;
 use crate::{
-    base::{Hashed, ObjectKey, cidr, host},
+    base::{Hashed, Hostname, ObjectKey, cidr, host},
     generate::{
         BuildContext,
         constant::{loopbacks, wildcards},
@@ -26,7 +29,7 @@ use crate::{
         ScopeKey, Service, ServiceKey, SidecarScope,
         destination_rule::{self, RuleRef},
         output_limit::RouteBudget,
-        service::{Protocol, Registry, Resolution, ServicePort, ServiceRef, UNSPECIFIED_IP},
+        service::{Protocol, Registry, Resolution, ScopedService, ServicePort, ServiceRef, UNSPECIFIED_IP},
         sidecar_scope::{EgressListener, OutboundPolicy},
         virtual_service::{self, PortRoutes},
     },
@@ -66,6 +69,47 @@ struct Lister<'a> {
     scope: &'a SidecarScope,
     wildcards: Vec<SmolStr>,
     entries: BTreeMap<BindKey, Entry>,
+    /// Positions of the VirtualServices of the egress listener.
+    positions: BTreeMap<&'a ObjectKey, usize>,
+    /// Hosts of the VirtualServices of the scope.
+    hosts: OnceCell<TcpHosts<'a>>,
+}
+
+/// Hosts of VirtualServices with TCP or TLS routes, each backwards. There may be thousands of these, and of services for
+/// wildcards, so they are looked up and not compared with each other.
+#[derive(Default)]
+struct TcpHosts<'a> {
+    exact: BTreeMap<Vec<u8>, Vec<&'a ObjectKey>>,
+    /// What follows the `*` of wildcards.
+    wildcards: BTreeMap<Vec<u8>, Vec<&'a ObjectKey>>,
+}
+
+fn backwards(text: &str) -> Vec<u8> {
+    text.bytes().rev().collect()
+}
+
+impl<'a> TcpHosts<'a> {
+    fn add(&mut self, name: &str, key: &'a ObjectKey) {
+        let (hosts, text) = match name.strip_prefix('*') {
+            Some(end) => (&mut self.wildcards, end),
+            None => (&mut self.exact, name),
+        };
+        hosts.entry(backwards(text)).or_default().push(key);
+    }
+
+    /// Returns the VirtualServices with a host that has names in common with a wildcard ([`host::overlaps`]).
+    fn overlapping(&self, wildcard: &str) -> BTreeSet<&'a ObjectKey> {
+        let end = backwards(wildcard.strip_prefix('*').unwrap_or(wildcard));
+        let above = (0..end.len()).filter_map(|length| self.wildcards.get(&end[..length]));
+        let mut found: BTreeSet<&ObjectKey> = above.flatten().copied().collect();
+        for hosts in [&self.exact, &self.wildcards] {
+            let below = hosts
+                .range(end.clone()..)
+                .take_while(|(host, _)| host.starts_with(&end));
+            found.extend(below.flat_map(|(_, keys)| keys));
+        }
+        found
+    }
 }
 
 /// A service port that needs a listener.
@@ -91,6 +135,8 @@ impl OutboundPart {
             scope: &scope,
             wildcards: texts(wildcards(self.client.vips.ip_mode)),
             entries: BTreeMap::new(),
+            positions: BTreeMap::new(),
+            hosts: OnceCell::new(),
         };
         for egress in &scope.egress {
             let bind_to_port = self.client.interception == InterceptionMode::None
@@ -104,6 +150,7 @@ impl OutboundPart {
             lister.add_egress(egress, &binds, bind_to_port);
         }
         lister.refuse_surplus();
+        lister.add_destinations();
         let catch_all = catch_all_cluster(&scope.outbound_policy);
         // Every TCP service has a listener of its own, which is the same for most workloads.
         let without_http = Hashed::new(self.client.without_http());
@@ -145,6 +192,8 @@ pub fn catch_all_cluster(policy: &OutboundPolicy) -> SmolStr {
 
 impl<'a> Lister<'a> {
     fn add_egress(&mut self, egress: &'a EgressListener, binds: &[SmolStr], bind_to_port: bool) {
+        let positions = egress.virtual_services.iter().enumerate();
+        self.positions = positions.map(|(position, key)| (key, position)).collect();
         // An alias is served under the service that it refers to.
         let services = egress.services.iter().filter_map(|listed| self.service(listed));
         let services: Vec<(u32, &Service)> = services
@@ -338,22 +387,7 @@ impl<'a> Lister<'a> {
         }
         member.rule = self.rule(&request.service.key);
         member.aliases = request.egress.alias_filters.get(&request.service.key).cloned();
-        member.virtual_services = self.virtual_services(request.service, request.egress);
-        for key in &member.virtual_services {
-            let Some(row) = self.ctx.mesh.virtual_services.get(self.ctx.cx, key) else {
-                continue;
-            };
-            for declared in row.destinations.iter() {
-                if let Some(service) = self.scope.by_host.get(&declared.host) {
-                    let destination = self.scope.scoped(service);
-                    member.destinations.push((destination, self.rule(service)));
-                }
-            }
-        }
-        member
-            .destinations
-            .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        member.destinations.dedup();
+        member.virtual_services = self.virtual_services(request.service);
         member
     }
 
@@ -406,26 +440,65 @@ impl<'a> Lister<'a> {
         }
     }
 
+    /// Adds the destinations of TCP and TLS routes to the services that have these. A VirtualService may have thousands
+    /// and apply to all services of the mesh, so they are found once, and only where the routes count.
+    fn add_destinations(&mut self) {
+        let mut entries = std::mem::take(&mut self.entries);
+        let mut known: BTreeMap<ObjectKey, Vec<(ScopedService, Option<RuleRef>)>> = BTreeMap::new();
+        let members = entries.values_mut().flat_map(|entry| &mut entry.services);
+        for member in members.filter(|member| !member.is_surplus) {
+            for key in &member.virtual_services {
+                let of_routes = known.entry(key.clone()).or_insert_with(|| self.destinations(key));
+                member.destinations.extend(of_routes.iter().cloned());
+            }
+            member
+                .destinations
+                .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+            member.destinations.dedup();
+        }
+        self.entries = entries;
+    }
+
+    /// Returns the destinations of a VirtualService with their DestinationRules.
+    fn destinations(&self, key: &ObjectKey) -> Vec<(ScopedService, Option<RuleRef>)> {
+        let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
+        let declared = row.into_iter().flat_map(|row| row.destinations.iter());
+        // Many destinations may have the same host.
+        let hosts: BTreeSet<&Hostname> = declared.map(|declared| &declared.host).collect();
+        let services = hosts.into_iter().filter_map(|host| self.scope.by_host.get(host));
+        services
+            .map(|service| (self.scope.scoped(service), self.rule(service)))
+            .collect()
+    }
+
     /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order.
-    fn virtual_services(&self, service: &Service, egress: &EgressListener) -> Vec<ObjectKey> {
-        if egress.virtual_services.is_empty() {
+    fn virtual_services(&self, service: &Service) -> Vec<ObjectKey> {
+        if self.positions.is_empty() {
             return Vec::new();
         }
-        let (cx, mesh) = (self.ctx.cx, self.ctx.mesh);
-        let name = service.key.hostname.as_str();
-        if host::is_wildcard(name) {
-            let overlaps = |key: &&ObjectKey| {
-                let row = mesh.virtual_services.get(cx, key);
-                row.is_some_and(|row| row.routes_tcp() && row.hosts.iter().any(|host| host::overlaps(host, name)))
-            };
-            return egress.virtual_services.iter().filter(overlaps).cloned().collect();
+        let name = &service.key.hostname;
+        let found = if host::is_wildcard(name) {
+            self.hosts.get_or_init(|| self.tcp_hosts()).overlapping(name)
+        } else {
+            virtual_service::tcp_for_host(self.ctx.cx, self.ctx.mesh, name)
+        };
+        let positions = found.into_iter();
+        let positions = positions.filter_map(|key| Some((*self.positions.get(key)?, key)));
+        let in_order: BTreeMap<usize, &ObjectKey> = positions.collect();
+        in_order.into_values().cloned().collect()
+    }
+
+    fn tcp_hosts(&self) -> TcpHosts<'a> {
+        let mut hosts = TcpHosts::default();
+        let scope: &'a SidecarScope = self.scope;
+        for key in scope.virtual_services.iter() {
+            let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
+            let routed = row.filter(|row| row.routes_tcp());
+            for name in routed.into_iter().flat_map(|row| &row.hosts) {
+                hosts.add(name, key);
+            }
         }
-        let found = virtual_service::tcp_for_host(cx, mesh, &service.key.hostname);
-        if found.is_empty() {
-            return Vec::new();
-        }
-        let in_order = egress.virtual_services.iter().filter(|key| found.contains(key));
-        in_order.cloned().collect()
+        hosts
     }
 }
 
@@ -519,5 +592,29 @@ mod tests {
             meet(Protocol::Mongo, Protocol::Mongo, Tcp),
             Some((ConflictAction::Merge, Protocol::Mongo))
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ClusterId;
+
+    #[test]
+    fn hosts_that_overlap_a_wildcard_are_looked_up() {
+        let names = ["a.test", "b.a.test", "*", "*.test", "*.a.test", "*a.test", "other"];
+        let cluster = ClusterId::default();
+        let keys = names.map(|name| ObjectKey::new(&cluster, "shop", name));
+        let mut hosts = TcpHosts::default();
+        for (name, key) in names.iter().zip(&keys) {
+            hosts.add(name, key);
+        }
+        for wildcard in names.into_iter().filter(|name| host::is_wildcard(name)) {
+            let found = hosts.overlapping(wildcard);
+            for (name, key) in names.iter().zip(&keys) {
+                let expected = host::overlaps(name, wildcard);
+                assert_eq!(found.contains(key), expected, "{name} and {wildcard}");
+            }
+        }
     }
 }

@@ -28,7 +28,7 @@ use crate::{
         Service,
         destination_rule::{self, DestinationRule, RuleRef},
         output_limit,
-        service::{Registry, ServicePort, UNSPECIFIED_IP},
+        service::{Registry, ScopedService, ServicePort, UNSPECIFIED_IP},
         virtual_service::VirtualService,
     },
     proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination},
@@ -315,8 +315,9 @@ impl OutboundListener<'_> {
         member: &'m ListenerService,
         host: &str,
     ) -> Option<(Shared<Service>, Option<&'m RuleRef>)> {
-        let mut destinations = member.destinations.iter();
-        let (service, rule) = destinations.find(|(service, _)| service.key.hostname == *host)?;
+        let of_host = |(service, _): &(ScopedService, _)| service.key.hostname.as_str().cmp(host);
+        let place = member.destinations.binary_search_by(of_host).ok()?;
+        let (service, rule) = &member.destinations[place];
         Some((self.stack.ctx.scoped(service)?, rule.as_ref()))
     }
 
