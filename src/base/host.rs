@@ -1,6 +1,9 @@
 //! Host names with wildcards: matching, subset and specificity order, as Istio's `host.Name` defines them.
 
-use std::cmp::Ordering;
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, BTreeSet},
+};
 
 /// Returns true if the host begins with `*`.
 pub fn is_wildcard(host: &str) -> bool {
@@ -35,9 +38,98 @@ pub fn more_specific(a: &str, b: &str) -> Ordering {
         .then_with(|| a.cmp(b))
 }
 
+/// Values by host, to look up the hosts that overlap another one. Users may declare tens of thousands of hosts, so two
+/// lists of them must not be compared pair by pair.
+#[derive(Debug)]
+pub struct HostsByEnd<V> {
+    /// By host, backwards.
+    exact: BTreeMap<Vec<u8>, Vec<V>>,
+    /// By what follows the `*` of a wildcard, backwards.
+    wildcards: BTreeMap<Vec<u8>, Vec<V>>,
+    /// The lengths of the keys of `wildcards`.
+    lengths: BTreeSet<usize>,
+}
+
+impl<V> Default for HostsByEnd<V> {
+    fn default() -> Self {
+        Self {
+            exact: BTreeMap::new(),
+            wildcards: BTreeMap::new(),
+            lengths: BTreeSet::new(),
+        }
+    }
+}
+
+impl<V: Ord + Copy> HostsByEnd<V> {
+    /// Returns an index of hosts with their values.
+    pub fn of<'a>(hosts: impl IntoIterator<Item = (&'a str, V)>) -> Self {
+        let mut index = Self::default();
+        for (name, value) in hosts {
+            index.add(name, value);
+        }
+        index
+    }
+
+    /// Adds a value of a host.
+    pub fn add(&mut self, name: &str, value: V) {
+        let values = match name.strip_prefix('*') {
+            Some(end) => {
+                self.lengths.insert(end.len());
+                self.wildcards.entry(backwards(end))
+            }
+            None => self.exact.entry(backwards(name)),
+        };
+        values.or_default().push(value);
+    }
+
+    /// Returns the values of the hosts that have a name in common with a host ([`overlaps`]).
+    pub fn overlapping(&self, name: &str) -> BTreeSet<V> {
+        let end = backwards(name.strip_prefix('*').unwrap_or(name));
+        let lengths = self.lengths.range(..=end.len());
+        let above = lengths.filter_map(|length| self.wildcards.get(&end[..*length]));
+        let mut found: BTreeSet<V> = above.flatten().copied().collect();
+        if !is_wildcard(name) {
+            found.extend(self.exact.get(&end).into_iter().flatten());
+            return found;
+        }
+        for hosts in [&self.exact, &self.wildcards] {
+            let from = hosts.range(end.clone()..);
+            let below = from.take_while(|(other, _)| other.starts_with(&end));
+            found.extend(below.flat_map(|(_, values)| values));
+        }
+        found
+    }
+}
+
+fn backwards(text: &str) -> Vec<u8> {
+    text.bytes().rev().collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn r21_overlapping_hosts_are_looked_up() {
+        let names = [
+            "a.test",
+            "b.a.test",
+            "*",
+            "*.test",
+            "*.a.test",
+            "*a.test",
+            "other",
+            "*\u{e9}.test",
+            "\u{e9}.test",
+            "",
+        ];
+        let index = HostsByEnd::of(names.iter().enumerate().map(|(position, name)| (*name, position)));
+        for name in names {
+            let expected = (0..names.len()).filter(|position| overlaps(names[*position], name));
+            let expected: BTreeSet<usize> = expected.collect();
+            assert_eq!(index.overlapping(name), expected, "{name}");
+        }
+    }
 
     #[test]
     fn wildcards_match_by_suffix() {

@@ -18,7 +18,10 @@ use smol_str::SmolStr;
 
 use super::ListenerKey;
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, cidr, host},
+    base::{
+        Hashed, Hostname, ObjectKey, cidr,
+        host::{self, HostsByEnd},
+    },
     generate::{
         BuildContext,
         constant::{loopbacks, wildcards},
@@ -72,44 +75,7 @@ struct Lister<'a> {
     /// Positions of the VirtualServices of the egress listener.
     positions: BTreeMap<&'a ObjectKey, usize>,
     /// Hosts of the VirtualServices of the scope.
-    hosts: OnceCell<TcpHosts<'a>>,
-}
-
-/// Hosts of VirtualServices with TCP or TLS routes, each backwards. There may be thousands of these, and of services for
-/// wildcards, so they are looked up and not compared with each other.
-#[derive(Default)]
-struct TcpHosts<'a> {
-    exact: BTreeMap<Vec<u8>, Vec<&'a ObjectKey>>,
-    /// What follows the `*` of wildcards.
-    wildcards: BTreeMap<Vec<u8>, Vec<&'a ObjectKey>>,
-}
-
-fn backwards(text: &str) -> Vec<u8> {
-    text.bytes().rev().collect()
-}
-
-impl<'a> TcpHosts<'a> {
-    fn add(&mut self, name: &str, key: &'a ObjectKey) {
-        let (hosts, text) = match name.strip_prefix('*') {
-            Some(end) => (&mut self.wildcards, end),
-            None => (&mut self.exact, name),
-        };
-        hosts.entry(backwards(text)).or_default().push(key);
-    }
-
-    /// Returns the VirtualServices with a host that has names in common with a wildcard ([`host::overlaps`]).
-    fn overlapping(&self, wildcard: &str) -> BTreeSet<&'a ObjectKey> {
-        let end = backwards(wildcard.strip_prefix('*').unwrap_or(wildcard));
-        let above = (0..end.len()).filter_map(|length| self.wildcards.get(&end[..length]));
-        let mut found: BTreeSet<&ObjectKey> = above.flatten().copied().collect();
-        for hosts in [&self.exact, &self.wildcards] {
-            let below = hosts
-                .range(end.clone()..)
-                .take_while(|(host, _)| host.starts_with(&end));
-            found.extend(below.flat_map(|(_, keys)| keys));
-        }
-        found
-    }
+    hosts: OnceCell<HostsByEnd<&'a ObjectKey>>,
 }
 
 /// A service port that needs a listener.
@@ -488,8 +454,8 @@ impl<'a> Lister<'a> {
         in_order.into_values().cloned().collect()
     }
 
-    fn tcp_hosts(&self) -> TcpHosts<'a> {
-        let mut hosts = TcpHosts::default();
+    fn tcp_hosts(&self) -> HostsByEnd<&'a ObjectKey> {
+        let mut hosts = HostsByEnd::default();
         let scope: &'a SidecarScope = self.scope;
         for key in scope.virtual_services.iter() {
             let row = self.ctx.mesh.virtual_services.get(self.ctx.cx, key);
@@ -545,76 +511,4 @@ fn resolve_conflict(
 /// Returns the name of a listener by address and port.
 pub fn listener_name(bind: &str, port: u32) -> SmolStr {
     [bind, "_", itoa::Buffer::new().format(port)].into_iter().collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn protocols_meet_at_one_address() {
-        use ChainKind::{Auto, Http, Tcp};
-        let sniffing = Protocol::Unsupported;
-        let meet = |current, incoming, kind| resolve_conflict(Some(current), incoming, kind);
-        assert_eq!(
-            resolve_conflict(None, Protocol::Tcp, Tcp),
-            Some((ConflictAction::Replace, Protocol::Tcp))
-        );
-        assert_eq!(meet(Protocol::Http, Protocol::Grpc, Http), None);
-        assert_eq!(meet(sniffing, Protocol::Http, Http), None);
-        assert_eq!(
-            meet(Protocol::Tcp, Protocol::Http, Http),
-            Some((ConflictAction::Merge, sniffing))
-        );
-        assert_eq!(
-            meet(Protocol::Http, Protocol::Tcp, Tcp),
-            Some((ConflictAction::Merge, sniffing))
-        );
-        assert_eq!(
-            meet(Protocol::Tls, Protocol::Tcp, Tcp),
-            Some((ConflictAction::Merge, Protocol::Tls))
-        );
-        assert_eq!(
-            meet(sniffing, Protocol::Tcp, Tcp),
-            Some((ConflictAction::Merge, sniffing))
-        );
-        assert_eq!(
-            meet(Protocol::Http, sniffing, Auto),
-            Some((ConflictAction::Replace, sniffing))
-        );
-        assert_eq!(
-            meet(Protocol::Tcp, sniffing, Auto),
-            Some((ConflictAction::Merge, sniffing))
-        );
-        assert_eq!(meet(sniffing, sniffing, Auto), None);
-        assert_eq!(meet(Protocol::Mongo, Protocol::Tcp, Tcp), None);
-        assert_eq!(
-            meet(Protocol::Mongo, Protocol::Mongo, Tcp),
-            Some((ConflictAction::Merge, Protocol::Mongo))
-        );
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::base::ClusterId;
-
-    #[test]
-    fn hosts_that_overlap_a_wildcard_are_looked_up() {
-        let names = ["a.test", "b.a.test", "*", "*.test", "*.a.test", "*a.test", "other"];
-        let cluster = ClusterId::default();
-        let keys = names.map(|name| ObjectKey::new(&cluster, "shop", name));
-        let mut hosts = TcpHosts::default();
-        for (name, key) in names.iter().zip(&keys) {
-            hosts.add(name, key);
-        }
-        for wildcard in names.into_iter().filter(|name| host::is_wildcard(name)) {
-            let found = hosts.overlapping(wildcard);
-            for (name, key) in names.iter().zip(&keys) {
-                let expected = host::overlaps(name, wildcard);
-                assert_eq!(found.contains(key), expected, "{name} and {wildcard}");
-            }
-        }
-    }
 }

@@ -20,7 +20,11 @@ use super::{
     routes::Routes,
 };
 use crate::{
-    base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, address::host_port, host},
+    base::{
+        Hashed, Hostname, ObjectKey, Shared, SmolStr,
+        address::host_port,
+        host::{self, HostsByEnd},
+    },
     generate::{
         BuildContext, EncodedResource, GatewayView,
         block::{Block, BlockPool},
@@ -142,6 +146,7 @@ impl GatewayPart {
         let mut bindings = vec![Vec::new(); merged.servers.len()];
         let mut pieces = Vec::with_capacity(rest.len());
         for (gateway, servers) in by_gateway {
+            let servers = ServersOfRoutes::of(servers);
             let client = &self.client.routes.namespace;
             for (key, summary) in virtual_service::for_gateway(ctx.cx, ctx.mesh, client, gateway) {
                 let is_same = |piece: &GatewayPiece| piece.gateway == *gateway && piece.summary.same(summary);
@@ -204,6 +209,32 @@ struct ServerOfRoute<'a> {
     http3: bool,
 }
 
+/// The servers of a Gateway with routes. Both these and the VirtualServices may be thousands.
+struct ServersOfRoutes<'a> {
+    servers: Vec<ServerOfRoute<'a>>,
+    /// Their positions, by the hosts that they offer to any namespace.
+    by_host: HostsByEnd<usize>,
+}
+
+impl<'a> ServersOfRoutes<'a> {
+    fn of(servers: Vec<ServerOfRoute<'a>>) -> Self {
+        let mut by_host = HostsByEnd::default();
+        for (place, one) in servers.iter().enumerate() {
+            for name in one.server.sni.iter() {
+                by_host.add(name, place);
+            }
+        }
+        Self { servers, by_host }
+    }
+
+    /// Returns the servers that offer one of some hosts.
+    fn offering<'s>(&'s self, hosts: &[Hostname]) -> impl Iterator<Item = &'s ServerOfRoute<'a>> + use<'s, 'a> {
+        let places = hosts.iter().flat_map(|name| self.by_host.overlapping(name));
+        let places: BTreeSet<usize> = places.collect();
+        places.into_iter().map(move |place| &self.servers[place])
+    }
+}
+
 /// A VirtualService of a Gateway.
 struct GatewayVirtualService<'a> {
     key: &'a ObjectKey,
@@ -243,17 +274,19 @@ impl<'a> GatewayVirtualService<'a> {
         mut self,
         part: &GatewayPart,
         ctx: &BuildContext,
-        servers: &[ServerOfRoute],
+        servers: &ServersOfRoutes<'_>,
     ) -> Vec<(usize, Hashed<Binding>)> {
         let mut bindings = Vec::new();
+        let summary = self.summary;
+        let positions = positions_of(&summary.hosts);
         for ServerOfRoute {
             position,
             server,
             http3,
-        } in servers
+        } in servers.offering(&summary.hosts)
         {
-            let offered = server.hosts_for(ctx.cx, ctx.mesh, self.summary.meta.namespace());
-            let hosts = intersection(&offered, &self.summary.hosts);
+            let offered = server.hosts_for(ctx.cx, ctx.mesh, summary.meta.namespace());
+            let hosts = intersection(&offered, &summary.hosts, &positions);
             if hosts.is_empty() {
                 continue;
             }
@@ -669,28 +702,38 @@ fn lower_cased(host: &Hostname) -> Hostname {
 }
 
 /// Returns the intersection of two host lists in lower case: the more specific host of each overlapping pair.
-fn intersection(offered: &[&str], wanted: &[Hostname]) -> Vec<Hostname> {
-    let mut result = Vec::with_capacity(wanted.len());
-    let mut known = Vec::with_capacity(wanted.len());
+fn intersection(offered: &[&str], wanted: &[Hostname], positions: &HostsByEnd<usize>) -> Vec<Hostname> {
+    let mut result = Vec::new();
+    let mut known = BTreeSet::new();
     for offered in offered {
-        for wanted in wanted {
+        for position in positions.overlapping(offered) {
+            let wanted = &wanted[position];
             let (common, lower) = if wanted.as_str() == *offered {
                 // The VirtualService's spelling, which is one allocation for all servers.
                 (wanted.as_str(), lower_cased(wanted))
             } else if host::subset_of(offered, wanted) {
                 (*offered, lower_case(offered))
-            } else if host::subset_of(wanted, offered) {
-                (wanted.as_str(), lower_cased(wanted))
             } else {
-                continue;
+                (wanted.as_str(), lower_cased(wanted))
             };
-            if !known.contains(&common) {
-                known.push(common);
+            if known.insert(common) {
                 result.push(lower);
             }
         }
     }
+    // Keys are kept.
+    result.shrink_to_fit();
     result
+}
+
+/// Returns the positions of hosts.
+fn positions_of(hosts: &[Hostname]) -> HostsByEnd<usize> {
+    HostsByEnd::of(
+        hosts
+            .iter()
+            .enumerate()
+            .map(|(position, name)| (name.as_str(), position)),
+    )
 }
 
 #[cfg(test)]
@@ -700,8 +743,9 @@ mod tests {
     #[test]
     fn host_intersection_is_the_more_specific_host() {
         let wanted = ["*.com", "bar.net"].map(Hostname::new);
-        let common = intersection(&["foo.com", "*.net"], &wanted);
+        let positions = positions_of(&wanted);
+        let common = intersection(&["foo.com", "*.net"], &wanted, &positions);
         assert_eq!(common, ["foo.com", "bar.net"].map(Hostname::new));
-        assert!(intersection(&["foo.org"], &wanted).is_empty());
+        assert!(intersection(&["foo.org"], &wanted, &positions).is_empty());
     }
 }

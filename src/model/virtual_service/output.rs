@@ -5,10 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{MESH_GATEWAY, Requests, Resolver, Semantics, VirtualService, declared::Declared, delegate, units};
 use crate::{
     api::{Config, Kind},
-    base::{Namespace, ObjectKey, host},
+    base::{
+        Namespace, ObjectKey,
+        host::{self, HostsByEnd},
+    },
     model::{
         MeshSnapshot,
-        gateway::DeclaredServer,
         output_limit::{self, Demand, Limits, SMALL},
     },
     proto::istio::networking::v1alpha3::{
@@ -184,8 +186,12 @@ fn of_route(route: &HttpRoute, delegated: impl Fn(&HttpRoute) -> u64) -> u64 {
 struct Places {
     /// True if it applies to sidecars.
     mesh: bool,
-    /// The hosts of each server of its Gateways that its namespace may use.
-    servers: Vec<Vec<String>>,
+    /// The number of servers of its Gateways.
+    servers: usize,
+    /// The number of hosts of these that its namespace may use.
+    offered: usize,
+    /// The same hosts: the server, and the position among its hosts.
+    by_host: HostsByEnd<(usize, usize)>,
 }
 
 /// The routes of a VirtualService in all places together.
@@ -210,41 +216,50 @@ impl Places {
             mesh.declared_gateways.get(cx, &key)
         });
         let servers = gateways.flat_map(|gateway| gateway.servers.iter().flatten());
-        let hosts = |server: &DeclaredServer| {
-            let hosts = server.hosts_for(cx, mesh, raw.meta.namespace());
-            hosts.into_iter().map(str::to_owned).collect()
-        };
-        Self {
+        let mut places = Self {
             mesh: spec.gateways.is_empty() || spec.gateways.iter().any(|gateway| gateway == MESH_GATEWAY),
-            servers: servers.map(|server| hosts(server)).collect(),
+            servers: 0,
+            offered: 0,
+            by_host: HostsByEnd::default(),
+        };
+        for server in servers {
+            let offered = server.hosts_for(cx, mesh, raw.meta.namespace());
+            places.offered += offered.len();
+            for (position, name) in offered.into_iter().enumerate() {
+                places.by_host.add(name, (places.servers, position));
+            }
+            places.servers += 1;
         }
+        places
     }
 
     /// Counts the routes of each host in order. With collapsed routes, hosts of a server share them.
     fn output(&self, hosts: &[String], entries: Entries, collapses: bool, limit: u64) -> Output {
-        let offered: usize = self.servers.iter().map(Vec::len).sum();
-        if hosts.len().saturating_mul(offered) > MAX_COMPARISONS {
-            let declared = (hosts.len() as u64).saturating_mul(offered as u64);
+        if hosts.len().saturating_mul(self.offered) > MAX_COMPARISONS {
+            let declared = (hosts.len() as u64).saturating_mul(self.offered as u64);
             return Output {
                 declared: declared.saturating_mul(entries.http + entries.streams()).max(limit),
                 applied: 0,
                 kept: 0,
             };
         }
-        let mut served = vec![false; self.servers.len()];
+        let mut served = vec![false; self.servers];
         let (mut declared, mut applied, mut kept) = (0_u64, 0, 0);
         for (position, name) in hosts.iter().enumerate() {
             let mut own = if self.mesh { entries.http } else { 0 };
-            for (server, served) in self.servers.iter().zip(&mut served) {
-                let common = server.iter().filter(|offered| host::overlaps(offered, name)).count() as u64;
+            // There may be thousands of servers, too, most of which have none of the hosts.
+            let mut common: BTreeMap<usize, u64> = BTreeMap::new();
+            for (server, _) in self.by_host.overlapping(name) {
+                *common.entry(server).or_default() += 1;
+            }
+            for (server, common) in common {
                 let virtual_hosts = if entries.http > 0 { common } else { 0 };
-                own += match (common, collapses, *served) {
-                    (0, ..) => 0,
-                    (_, true, true) => virtual_hosts,
-                    (_, true, false) => virtual_hosts + entries.http + entries.streams(),
-                    (_, false, _) => common * entries.http + entries.streams(),
+                own += match (collapses, served[server]) {
+                    (true, true) => virtual_hosts,
+                    (true, false) => virtual_hosts + entries.http + entries.streams(),
+                    (false, _) => common * entries.http + entries.streams(),
                 };
-                *served |= common > 0;
+                served[server] = true;
             }
             declared += own;
             if declared <= limit {

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
 use crate::{
-    base::{Hostname, SmolStr, host},
+    base::{
+        Hostname, Namespace, ObjectKey, Shared, SmolStr,
+        host::{self, HostsByEnd},
+    },
     generate::{
         BuildContext, constant::wildcards, listener::termination::Transport, route::destination::Target,
         tunnel::HBONE_PORT,
@@ -29,12 +32,61 @@ struct Listeners {
     places: BTreeMap<(SmolStr, u32, Transport), usize>,
 }
 
+/// The VirtualServices of a Gateway, in order of precedence. Both these and the servers may be thousands.
+struct RoutesOfGateway<'m> {
+    rows: Vec<(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)>,
+    /// Their positions by host.
+    by_host: HostsByEnd<usize>,
+}
+
+/// The VirtualServices of each Gateway with TCP servers.
+type RoutesByGateway<'m> = BTreeMap<SmolStr, RoutesOfGateway<'m>>;
+
+impl<'m> RoutesOfGateway<'m> {
+    fn of(ctx: &BuildContext<'m>, client: &Namespace, gateway: &str) -> Self {
+        let rows = virtual_service::for_gateway(ctx.cx, ctx.mesh, client, gateway);
+        let mut by_host = HostsByEnd::default();
+        for (position, (_, summary)) in rows.iter().enumerate() {
+            for name in &summary.hosts {
+                by_host.add(name, position);
+            }
+        }
+        Self { rows, by_host }
+    }
+
+    /// Returns the VirtualServices with hosts that a server offers to their namespaces.
+    fn of_server(
+        &self,
+        ctx: &BuildContext<'m>,
+        server: &GatewayServer,
+    ) -> Vec<(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)> {
+        let overlapping = |names: Vec<&str>| -> BTreeSet<usize> {
+            let positions = names.into_iter().flat_map(|name| self.by_host.overlapping(name));
+            positions.collect()
+        };
+        let mut usable: BTreeMap<&Namespace, BTreeSet<usize>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for position in overlapping(server.sni.iter().map(SmolStr::as_str).collect()) {
+            let (key, summary) = self.rows[position];
+            let own = summary.meta.namespace();
+            let usable = usable
+                .entry(own)
+                .or_insert_with(|| overlapping(server.hosts_for(ctx.cx, ctx.mesh, own)));
+            if usable.contains(&position) {
+                found.push((key, summary));
+            }
+        }
+        found
+    }
+}
+
 impl GatewayPart {
     /// Lists the listeners, in the order in which servers open them.
     pub(in super::super) fn list(&self, ctx: &BuildContext) -> Vec<GatewayKey> {
         let merged = self.gateways.merged(ctx);
         let scope = ctx.tcp_scope(&self.scope);
         let mut listeners = Listeners::default();
+        let mut routes = RoutesByGateway::new();
         for (port, servers) in &merged.ports {
             if self.client.unprivileged && port.number < FIRST_UNPRIVILEGED_PORT {
                 continue;
@@ -43,7 +95,7 @@ impl GatewayPart {
             if self.client.is_east_west && port.number == HBONE_PORT {
                 continue;
             }
-            let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers);
+            let chains = self.tcp_server_chains(ctx, &scope, &merged, (port, servers), &mut routes);
             self.add(ctx, &mut listeners, port, Transport::Tcp, chains);
             let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
             let quic: Vec<_> = quic.collect();
@@ -95,13 +147,13 @@ impl GatewayPart {
             .collect()
     }
 
-    fn tcp_server_chains(
+    fn tcp_server_chains<'m>(
         &self,
-        ctx: &BuildContext,
+        ctx: &BuildContext<'m>,
         scope: &SidecarScope,
         merged: &MergedGateway,
-        port: &ServerPort,
-        servers: &PortServers,
+        (port, servers): (&ServerPort, &PortServers),
+        routes: &mut RoutesByGateway<'m>,
     ) -> Vec<ServerChain> {
         let protocol = Protocol::parse(&port.protocol);
         // Parity (pilot/pkg/networking/core/listener_waypoint.go): a gateway between networks reads no requests.
@@ -123,29 +175,32 @@ impl GatewayPart {
                         gateway: server.gateway.clone(),
                         services: reachable(ctx, scope, server),
                     },
-                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(ctx, scope, server)),
-                    _ => ServerChain::Tcp(self.tcp_server(ctx, scope, server)),
+                    Some(TlSmode::Passthrough) => ServerChain::Passthrough(self.tcp_server(ctx, scope, server, routes)),
+                    _ => ServerChain::Tcp(self.tcp_server(ctx, scope, server, routes)),
                 }
             })
             .collect()
     }
 
-    fn tcp_server(&self, ctx: &BuildContext, scope: &SidecarScope, server: &GatewayServer) -> TcpServer {
+    fn tcp_server<'m>(
+        &self,
+        ctx: &BuildContext<'m>,
+        scope: &SidecarScope,
+        server: &GatewayServer,
+        routes: &mut RoutesByGateway<'m>,
+    ) -> TcpServer {
         let gateway = &server.gateway;
         let namespace = &self.client.filters.namespace;
-        let rows = virtual_service::for_gateway(ctx.cx, ctx.mesh, namespace, gateway);
-        let serves = |reach: &VirtualServiceSummary| {
-            let offered = server.hosts_for(ctx.cx, ctx.mesh, reach.meta.namespace());
-            let wanted = |offered: &&str| reach.hosts.iter().any(|wanted| host::overlaps(offered, wanted));
-            offered.iter().any(wanted)
-        };
-        let routes = rows.into_iter().filter(|(_, reach)| serves(reach));
+        let of_gateway = routes
+            .entry(gateway.clone())
+            .or_insert_with(|| RoutesOfGateway::of(ctx, namespace, gateway));
+        let bindings = of_gateway.of_server(ctx, server).into_iter();
         TcpServer {
             gateway: gateway.clone(),
             server: server.server.clone(),
             sni: server.sni.clone(),
             accepts_untrusted: server.accepts_untrusted,
-            routes: routes
+            routes: bindings
                 .map(|(key, reach)| TcpBinding {
                     virtual_service: key.clone(),
                     targets: targets(scope, reach),
