@@ -49,6 +49,10 @@ pub struct OutboundPart {
     pub client: Hashed<OutboundListenerProxyView>,
 }
 
+/// The maximum number of VirtualServices with TCP or TLS routes for one service. All services of the mesh may have those
+/// for a wildcard, which a tenant may declare by the thousand. Connections to a service with more are closed.
+const MAX_VIRTUAL_SERVICES: usize = 1000;
+
 /// First address and port of a listener.
 type BindKey = (SmolStr, u32);
 
@@ -353,7 +357,10 @@ impl<'a> Lister<'a> {
         }
         member.rule = self.rule(&request.service.key);
         member.aliases = request.egress.alias_filters.get(&request.service.key).cloned();
-        member.virtual_services = self.virtual_services(request.service);
+        match self.virtual_services(request.service) {
+            Some(found) => member.virtual_services = found,
+            None => member.is_surplus = true,
+        }
         member
     }
 
@@ -411,8 +418,12 @@ impl<'a> Lister<'a> {
     fn add_destinations(&mut self) {
         let mut entries = std::mem::take(&mut self.entries);
         let mut known: BTreeMap<ObjectKey, Vec<(ScopedService, Option<RuleRef>)>> = BTreeMap::new();
-        let members = entries.values_mut().flat_map(|entry| &mut entry.services);
-        for member in members.filter(|member| !member.is_surplus) {
+        for member in entries.values_mut().flat_map(|entry| &mut entry.services) {
+            if member.is_surplus {
+                // Keys are kept.
+                member.virtual_services = Vec::new();
+                continue;
+            }
             for key in &member.virtual_services {
                 let of_routes = known.entry(key.clone()).or_insert_with(|| self.destinations(key));
                 member.destinations.extend(of_routes.iter().cloned());
@@ -437,10 +448,11 @@ impl<'a> Lister<'a> {
             .collect()
     }
 
-    /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order.
-    fn virtual_services(&self, service: &Service) -> Vec<ObjectKey> {
+    /// Returns the VirtualServices of the egress listener with TCP or TLS routes for a service, in order; `None` if
+    /// there are too many.
+    fn virtual_services(&self, service: &Service) -> Option<Vec<ObjectKey>> {
         if self.positions.is_empty() {
-            return Vec::new();
+            return Some(Vec::new());
         }
         let name = &service.key.hostname;
         let found = if host::is_wildcard(name) {
@@ -450,8 +462,8 @@ impl<'a> Lister<'a> {
         };
         let positions = found.into_iter();
         let positions = positions.filter_map(|key| Some((*self.positions.get(key)?, key)));
-        let in_order: BTreeMap<usize, &ObjectKey> = positions.collect();
-        in_order.into_values().cloned().collect()
+        let in_order: BTreeMap<usize, &ObjectKey> = positions.take(MAX_VIRTUAL_SERVICES + 1).collect();
+        (in_order.len() <= MAX_VIRTUAL_SERVICES).then(|| in_order.into_values().cloned().collect())
     }
 
     fn tcp_hosts(&self) -> HostsByEnd<&'a ObjectKey> {

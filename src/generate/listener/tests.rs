@@ -431,6 +431,29 @@ spec:
 }
 
 #[test]
+fn r21_services_with_too_many_virtual_services_are_closed() {
+    let declared = |number: usize| {
+        format!(
+            "---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {{name: r{number}}}
+spec:
+  hosts: ['*.svc.cluster.local']
+  tcp: [{{route: [{{destination: {{host: a, port: {{number: 90}}}}}}]}}]
+"
+        )
+    };
+    let closes = |number: usize| {
+        let config: String = (0..number).map(declared).collect();
+        let listener = Fixture::of(&config).get("10.0.0.1_90");
+        listener.to_string().contains("\"cluster\":\"BlackHoleCluster\"")
+    };
+    assert!(!closes(1000));
+    assert!(closes(1001));
+}
+
+#[test]
 fn modes_of_mutual_tls_differ_by_port() {
     let config = "
 apiVersion: security.istio.io/v1

@@ -15,6 +15,7 @@ use crate::{
     model::{
         ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway, PortServers, ServerPort},
+        output_limit,
         service::{Protocol, ScopedService},
         virtual_service::{self, VirtualServiceSummary},
     },
@@ -22,6 +23,9 @@ use crate::{
 };
 
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
+/// The maximum number of VirtualServices beyond a limit whose routes a server refuses. Both these and the servers may be
+/// thousands.
+const MAX_REFUSALS: usize = 16;
 
 /// Listeners while chains are added.
 #[derive(Default)]
@@ -65,14 +69,19 @@ impl<'m> RoutesOfGateway<'m> {
             positions.collect()
         };
         let mut usable: BTreeMap<&Namespace, BTreeSet<usize>> = BTreeMap::new();
-        let mut found = Vec::new();
+        let (mut found, mut refusals) = (Vec::new(), 0);
         for position in overlapping(server.sni.iter().map(SmolStr::as_str).collect()) {
             let (key, summary) = self.rows[position];
+            let is_refusal = output_limit::surplus_of(key).is_some();
+            if is_refusal && refusals == MAX_REFUSALS {
+                continue;
+            }
             let own = summary.meta.namespace();
             let usable = usable
                 .entry(own)
                 .or_insert_with(|| overlapping(server.hosts_for(ctx.cx, ctx.mesh, own)));
             if usable.contains(&position) {
+                refusals += usize::from(is_refusal);
                 found.push((key, summary));
             }
         }
