@@ -39,6 +39,7 @@ use crate::{
     model::{
         ScopeKey, ServiceKey, SidecarScope,
         gateway::{GatewayServer, MergedGateway},
+        output_limit,
         service::ScopedService,
         virtual_service::{self, VirtualServiceSummary},
     },
@@ -235,6 +236,10 @@ impl<'a> ServersOfRoutes<'a> {
     }
 }
 
+/// The maximum number of servers that refuse the routes of a VirtualService beyond a limit. There may be thousands of
+/// both.
+const MAX_REFUSING: usize = 256;
+
 /// A VirtualService of a Gateway.
 struct GatewayVirtualService<'a> {
     key: &'a ObjectKey,
@@ -279,6 +284,10 @@ impl<'a> GatewayVirtualService<'a> {
         let mut bindings = Vec::new();
         let summary = self.summary;
         let positions = positions_of(&summary.hosts);
+        let most = match output_limit::surplus_of(self.key) {
+            Some(_) => MAX_REFUSING,
+            None => usize::MAX,
+        };
         for ServerOfRoute {
             position,
             server,
@@ -289,6 +298,9 @@ impl<'a> GatewayVirtualService<'a> {
             let hosts = intersection(&offered, &summary.hosts, &positions);
             if hosts.is_empty() {
                 continue;
+            }
+            if bindings.len() == most {
+                break;
             }
             let at = Server {
                 gateway: server.gateway.clone(),
