@@ -30,7 +30,7 @@ fn a_thread_that_blocks_does_not_keep_the_process() {
     let (sender, has_started) = std::sync::mpsc::sync_channel(1);
     runtimes[0].spawn_blocking(move || {
         sender.send(()).expect("the test waits");
-        drop(released.recv());
+        _ = released.recv();
     });
     has_started.recv().expect("a thread that blocks");
     close(runtimes, Duration::ZERO);

@@ -321,7 +321,7 @@ fn sidecar_scope(
         egress => egress,
     };
     let mut collector = Collector::default();
-    let mut egress = Vec::new();
+    let mut egress: Vec<EgressListener> = Vec::new();
     let mut virtual_services: Vec<ObjectKey> = Vec::new();
     let mut known: FxHashSet<&ObjectKey> = FxHashSet::default();
     // Gathered once for all listeners, as a Sidecar may have thousands of these.
