@@ -66,7 +66,8 @@ fn is_accepted(suites: &[String]) -> bool {
             None => vec![named],
         };
         let are_known = named.iter().all(|suite| KNOWN_SUITES.contains(suite));
-        if !are_known || has_group && group.is_none() && sign.is_some() {
+        let is_open = sign == Some('[') && group.is_none();
+        if !are_known || is_open || has_group && group.is_none() && sign.is_some() {
             return false;
         }
         has_group |= group.is_some();
