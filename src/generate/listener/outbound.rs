@@ -49,8 +49,8 @@ pub struct OutboundPart {
     pub client: Hashed<OutboundListenerProxyView>,
 }
 
-/// The maximum number of VirtualServices with TCP or TLS routes for one service. All services of the mesh may have those
-/// for a wildcard, which a tenant may declare by the thousand. Connections to a service with more are closed.
+/// The maximum number of VirtualServices with TCP or TLS routes for one service. A tenant may declare thousands for a
+/// wildcard, and all services of the mesh have those. Connections to a service with more are closed.
 const MAX_VIRTUAL_SERVICES: usize = 1000;
 
 /// First address and port of a listener.

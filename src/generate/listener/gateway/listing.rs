@@ -23,8 +23,7 @@ use crate::{
 };
 
 const FIRST_UNPRIVILEGED_PORT: u32 = 1024;
-/// The maximum number of VirtualServices beyond a limit whose routes a server refuses. Both these and the servers may be
-/// thousands.
+/// The maximum number of VirtualServices beyond a limit whose routes a server refuses. There may be thousands of both.
 const MAX_REFUSALS: usize = 16;
 
 /// Listeners while chains are added.
