@@ -2,11 +2,14 @@
 
 use cel::{
     IdedExpr,
-    common::ast::{EntryExpr, Expr, IdedEntryExpr},
+    common::ast::{CallExpr, EntryExpr, Expr, IdedEntryExpr, LiteralValue},
 };
 
+use super::regex;
+
 /// The functions that some release of Envoy may have: those of CEL's standard, and of its extensions for texts.
-const FUNCTIONS: [&str; 42] = [
+/// `string` is none of them: Envoy has it only where a filter enables it (`enable_string_conversion`).
+const FUNCTIONS: [&str; 41] = [
     "bool",
     "bytes",
     "capture",
@@ -41,7 +44,6 @@ const FUNCTIONS: [&str; 42] = [
     "size",
     "split",
     "startsWith",
-    "string",
     "substring",
     "timestamp",
     "trim",
@@ -96,6 +98,9 @@ fn supported(tree: &IdedExpr) -> Result<(), String> {
                 if name.bytes().all(|byte| byte.is_ascii_alphanumeric()) && !FUNCTIONS.contains(&name) {
                     return Err(format!("{name} is not a function of proxies"));
                 }
+                if let Some(Err(error)) = pattern(call).map(regex::check_syntax) {
+                    return Err(error.to_string());
+                }
                 open.extend(call.target.as_deref());
                 open.extend(&call.args);
             }
@@ -107,6 +112,14 @@ fn supported(tree: &IdedExpr) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Returns the regular expression of `text.matches(pattern)` or `matches(text, pattern)`, if it is a literal.
+fn pattern(call: &CallExpr) -> Option<&str> {
+    match &call.args.last().filter(|_| call.func_name == "matches")?.expr {
+        Expr::Literal(LiteralValue::String(text)) => Some(text.inner()),
+        _ => None,
+    }
 }
 
 fn open_entry<'t>(entry: &'t IdedEntryExpr, open: &mut Vec<&'t IdedExpr>) {
@@ -127,6 +140,7 @@ mod tests {
             "request.headers['x'] == \"y\" && has(request.headers.z)",
             "size([1, 2]) > 0u || !(xds.cluster_name in {'a': -1})",
             "connection.mtls ? r'\\d' : b'\\x01'",
+            r"request.path.matches('^/a/\\d+$') && matches(request.path, request.headers['('])",
         ] {
             assert_eq!(check(expression), Ok(()), "{expression}");
         }
@@ -151,6 +165,12 @@ mod tests {
             ("request.headers.exists(name, name == 'x')", "all"),
             ("has(request.headers.x) && other(1)", "other"),
             ("{'a': [request.path.other()]}['a'][0]", "other"),
+            ("string(response.code) == '200'", "string"),
+            ("request.path.matches('(')", "regular expression"),
+            (
+                "has(request.path) && !matches(request.path, 'a[')",
+                "regular expression",
+            ),
         ] {
             let error = check(expression).expect_err(expression);
             assert!(error.contains(name), "{expression}: {error}");
