@@ -3,10 +3,17 @@
 use std::net::{IpAddr, Ipv6Addr};
 
 use ipnet::IpNet;
+use smol_str::SmolStr;
 
 /// Parses an IP address.
 pub fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok()
+}
+
+/// Returns the canonical spelling of an IP address, and any other text as it is. Only IPv6 addresses have several.
+pub fn canonical(text: &str) -> SmolStr {
+    let ip = text.contains(':').then(|| text.parse::<Ipv6Addr>().ok()).flatten();
+    ip.map_or_else(|| SmolStr::new(text), |ip| SmolStr::from(ip.to_string()))
 }
 
 /// Returns true for an IP address, and for an IPv6 address with a zone, such as `fe80::1%eth0`. Go accepts both, and
@@ -94,6 +101,22 @@ mod tests {
             assert_eq!(is_ip_or_zoned(text), is_address, "{text}");
         }
         assert_eq!(parse_ip("fe80::1%eth0"), None);
+    }
+
+    #[test]
+    fn ipv6_addresses_have_one_canonical_spelling() {
+        for (text, expected) in [
+            ("::0", "::"),
+            ("::", "::"),
+            ("2001:DB8:0::1", "2001:db8::1"),
+            ("2001:db8::1", "2001:db8::1"),
+            ("10.0.0.1", "10.0.0.1"),
+            ("2001:db8:0::/64", "2001:db8:0::/64"),
+            ("unix:///var/run/a", "unix:///var/run/a"),
+            ("", ""),
+        ] {
+            assert_eq!(canonical(text), expected);
+        }
     }
 
     #[test]

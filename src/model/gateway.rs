@@ -21,7 +21,7 @@ use super::{
 pub use crate::api::istio::gateway::SEMANTICS_ANNOTATION;
 use crate::{
     api::Meta,
-    base::{Labels, MessageKey, ObjectKey, Shared, select::LabelSelector},
+    base::{Labels, MessageKey, ObjectKey, Shared, cidr, select::LabelSelector},
     proto::istio::networking::v1alpha3::{self as networking, ServerTlsSettings, server_tls_settings::TlSmode},
     table::Cx,
 };
@@ -242,6 +242,7 @@ impl MergedGateway {
             quic: mesh.installation.features.pilot_enable_quic_listeners,
             result: Self::default(),
             places: BTreeMap::new(),
+            spellings: BTreeMap::new(),
             occupied: BTreeSet::new(),
             plaintext: BTreeMap::new(),
             tls_hosts: BTreeMap::new(),
@@ -377,6 +378,9 @@ struct Merge<'a> {
     result: MergedGateway,
     /// Positions of the ports in the result. One Gateway may have thousands.
     places: BTreeMap<ServerPort, usize>,
+    /// Bind addresses as the first server spells each, by their canonical spelling. Envoy refuses a second listener at
+    /// an address, however it is spelled.
+    spellings: BTreeMap<SmolStr, SmolStr>,
     /// Ports with a server.
     occupied: BTreeSet<u32>,
     /// Plaintext server that determines a port.
@@ -391,16 +395,17 @@ impl Merge<'_> {
             self.result.rejected.push(gateway.name.clone());
             return;
         };
+        let bind = self.bind(&declared.server.bind);
         for number in ports.resolve(declared.port()) {
             let server = GatewayServer {
                 gateway: gateway.name.clone(),
                 declared: declared.clone(),
-                route: route_name(&gateway.meta, declared, number),
+                route: route_name(&gateway.meta, declared, &bind, number),
             };
             let at = ServerPort {
                 number,
                 protocol: SmolStr::new(declared.server.port.as_ref().map_or("", |port| &port.protocol)),
-                bind: SmolStr::new(&declared.server.bind),
+                bind: bind.clone(),
             };
             let http3 = self.quic
                 && declared.protocol == Protocol::Https
@@ -410,6 +415,12 @@ impl Merge<'_> {
                 self.result.rejected.push(gateway.name.clone());
             }
         }
+    }
+
+    /// Returns a bind address as the first server spells it.
+    fn bind(&mut self, written: &str) -> SmolStr {
+        let known = self.spellings.entry(cidr::canonical(written));
+        known.or_insert_with(|| SmolStr::new(written)).clone()
     }
 
     /// Places a server; returns false if that is impossible.
@@ -602,11 +613,8 @@ fn qualify_hosts(hosts: &mut Vec<String>, namespace: &str) {
 }
 
 /// Returns the route configuration of a server; `number` is the listening port.
-fn route_name(gateway: &Meta, declared: &DeclaredServer, number: u32) -> SmolStr {
-    let (dot, bind) = match declared.server.bind.as_str() {
-        "" => ("", ""),
-        bind => (".", bind),
-    };
+fn route_name(gateway: &Meta, declared: &DeclaredServer, bind: &str, number: u32) -> SmolStr {
+    let dot = if bind.is_empty() { "" } else { "." };
     let mut digits = itoa::Buffer::new();
     if declared.protocol.is_http() {
         return ["http.", digits.format(number), dot, bind].into_iter().collect();

@@ -53,7 +53,8 @@ pub struct OutboundPart {
 /// wildcard, and all services of the mesh have those. Connections to a service with more are closed.
 const MAX_VIRTUAL_SERVICES: usize = 1000;
 
-/// First address and port of a listener.
+/// First address, in its canonical spelling, and port of a listener. Envoy refuses a second listener at an address,
+/// however it is spelled.
 type BindKey = (SmolStr, u32);
 
 /// A listener while services are added.
@@ -278,7 +279,7 @@ impl<'a> Lister<'a> {
         let Some(first) = request.binds.first() else {
             return;
         };
-        let place = (first.clone(), request.port.number);
+        let place = (cidr::canonical(first), request.port.number);
         let current = self.entries.get(&place);
         if current.is_some_and(|entry| entry.locked) {
             return;

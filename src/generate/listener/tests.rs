@@ -153,6 +153,26 @@ fn http_and_tcp_at_one_address_have_separate_chains() {
     );
 }
 
+/// Envoy refuses a second listener at an address, however it is spelled.
+#[test]
+fn spellings_of_an_address_share_a_listener() {
+    let at = |age: u32, protocol: &str, address: &str| {
+        let addresses = format!("resolution: DNS\n  addresses: ['{address}']");
+        entry(&format!("e{age}"), age, protocol).replace("resolution: DNS", &addresses)
+    };
+    let config = [
+        at(1, "TCP", "2001:db8:0::1"),
+        at(2, "TCP", "2001:db8::1"),
+        at(3, "TCP", "::0"),
+        at(4, "HTTP", "2001:db8::2"),
+    ]
+    .concat();
+    let client = sidecar("fd00::1", json!({}), None);
+    let names = Fixture::new("", &[("config.yaml", config.as_str())], vec![client]).names();
+    let own: Vec<&String> = names.iter().filter(|name| name.ends_with("_4000")).collect();
+    assert_eq!(own, ["2001:db8:0::1_4000", "::_4000"]);
+}
+
 #[test]
 fn generators_of_other_types_leave_listeners_as_they_are() {
     let names = |generator: &str| {

@@ -266,6 +266,21 @@ fn listeners_for_one_host_conflict_in_namespaces_that_both_select() {
     assert_eq!(rejected(&[&c, &a, &c]), ["ns/g2"]);
 }
 
+/// Envoy refuses a second listener at an address, however it is spelled.
+#[test]
+fn spellings_of_an_address_share_a_port() {
+    let http = |bind: &str| bound(bind, server(80, "HTTP", "http", &["*"]));
+    let shared = merged(&[vec![http("2001:db8:0::1")], vec![http("2001:db8::1"), http("::0")]]);
+    assert_eq!(ports(&shared), [(8080, "2001:db8:0::1", 2), (8080, "::0", 1)]);
+    assert_eq!(routes(&shared), [("http.8080.2001:db8:0::1", 2), ("http.8080.::0", 1)]);
+    let https = |bind: &str| {
+        let simple = tls(TlSmode::Simple, server(443, "HTTPS", "https", &["a.com"]));
+        vec![bound(bind, simple)]
+    };
+    assert_eq!(merged(&[https("::"), https("::0")]).rejected, ["ns/g1"]);
+    assert_eq!(merged(&[https("::"), https("::1")]).rejected, [""; 0]);
+}
+
 /// Comparing each address with all others would take minutes.
 #[test]
 fn a_gateway_may_bind_many_addresses() {

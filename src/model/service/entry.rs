@@ -169,12 +169,13 @@ fn port(port: &crate::proto::istio::networking::v1alpha3::ServicePort) -> Servic
     }
 }
 
-/// Returns an address for listeners: a range of one address is that address.
+/// Returns an address for listeners: a range of one address is that address. The unspecified address, which listeners
+/// of all services share, has one spelling.
 fn address(text: &str) -> Option<SmolStr> {
     let net = cidr::parse(text)?;
     Some(if cidr::is_range(text) {
         SmolStr::new(text)
-    } else if text.contains('/') {
+    } else if text.contains('/') || net.addr().is_unspecified() {
         SmolStr::from(net.addr().to_string())
     } else {
         SmolStr::new(text)

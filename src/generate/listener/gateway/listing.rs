@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 use super::{GatewayKey, GatewayPart, ServerChain, TcpBinding, TcpServer};
 use crate::{
     base::{
-        Hostname, Namespace, ObjectKey, Shared, SmolStr,
+        Hostname, Namespace, ObjectKey, Shared, SmolStr, cidr,
         host::{self, HostsByEnd},
     },
     generate::{
@@ -31,7 +31,7 @@ const MAX_REFUSALS: usize = 16;
 struct Listeners {
     /// In the order in which servers open them.
     all: Vec<GatewayKey>,
-    /// Positions by main address and port. One Gateway may have thousands.
+    /// Positions by main address, in its canonical spelling, and port. One Gateway may have thousands.
     places: BTreeMap<(SmolStr, u32, Transport), usize>,
 }
 
@@ -124,7 +124,10 @@ impl GatewayPart {
         chains: Vec<ServerChain>,
     ) {
         let binds = self.binds(ctx, port);
-        match listeners.places.entry((binds[0].clone(), port.number, transport)) {
+        match listeners
+            .places
+            .entry((cidr::canonical(&binds[0]), port.number, transport))
+        {
             Entry::Occupied(place) => listeners.all[*place.get()].chains.extend(chains),
             Entry::Vacant(place) => {
                 place.insert(listeners.all.len());
