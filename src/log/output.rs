@@ -18,6 +18,8 @@ const MEGABYTE: u64 = 1 << 20;
 ///
 /// Parity (gopkg.in/natefinch/lumberjack.v2): defaultMaxSize.
 const DEFAULT_MEGABYTES: u64 = 100;
+/// Time after a failed rotation until the next one, and between two reports of the same error.
+const RETRY: Duration = Duration::from_mins(1);
 /// A day, the unit of `--log_rotate_max_age`.
 const DAY: Duration = Duration::from_hours(24);
 
@@ -74,6 +76,11 @@ impl Output {
     }
 }
 
+/// Returns true if something failed less than [`RETRY`] ago. A clock that was set back does not delay the next attempt.
+pub(super) fn is_recent(failed_at: SystemTime, now: SystemTime) -> bool {
+    now.duration_since(failed_at).is_ok_and(|age| age < RETRY)
+}
+
 fn append_to(path: &Path) -> Result<File, OutputError> {
     let opened = OpenOptions::new().create(true).append(true).open(path);
     opened.map_err(|source| OutputError {
@@ -91,6 +98,8 @@ pub(super) struct RotatedFile {
     limits: RotationLimits,
     file: File,
     bytes: u64,
+    /// Time of the last rotation, if it failed.
+    failed_at: Option<SystemTime>,
 }
 
 impl RotatedFile {
@@ -105,6 +114,7 @@ impl RotatedFile {
             limits,
             file,
             bytes: metadata.len(),
+            failed_at: None,
         })
     }
 
@@ -115,8 +125,15 @@ impl RotatedFile {
             other => other,
         };
         let is_full = self.bytes > 0 && self.bytes + size > megabytes.saturating_mul(MEGABYTE);
-        // A failed rotation must not lose lines.
-        let rotated = if is_full { self.rotate(now) } else { Ok(()) };
+        let is_resting = self.failed_at.is_some_and(|failed_at| is_recent(failed_at, now));
+        // A failed rotation must not lose lines. The file grows until the next attempt.
+        let rotated = if is_full && !is_resting {
+            let rotated = self.rotate(now);
+            self.failed_at = rotated.is_err().then_some(now);
+            rotated
+        } else {
+            Ok(())
+        };
         self.file.write_all(lines.as_bytes())?;
         self.bytes += size;
         rotated
@@ -258,6 +275,30 @@ mod tests {
             names(folder.path()),
             ["istiod-2023-11-14T22-13-20.000.log", "istiod.log"]
         );
+    }
+
+    #[test]
+    fn a_failed_rotation_is_repeated_after_a_pause() {
+        let parent = tempfile::tempdir().expect("a folder");
+        let folder = parent.path().join("logs");
+        fs::create_dir(&folder).expect("a writable folder");
+        let mut file = RotatedFile::open(&folder.join("istiod.log"), LIMITS).expect("a writable folder");
+        // Without its folder, the file cannot be opened again, but still be written to.
+        fs::remove_dir_all(&folder).expect("the folder");
+        let begin = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let line = "x".repeat(600 << 10);
+        let mut write = |now: SystemTime| file.write(&line, now).is_ok();
+        assert!(write(begin));
+        assert!(!write(begin));
+        assert!(write(begin + RETRY / 2));
+        assert!(!write(begin + RETRY));
+        // The clock was set back.
+        assert!(!write(begin));
+        fs::create_dir(&folder).expect("a writable folder");
+        assert!(write(begin + RETRY / 2));
+        assert!(names(&folder).is_empty());
+        assert!(write(begin + RETRY));
+        assert_eq!(names(&folder), ["istiod.log"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The thread that writes lines. A target that blocks, such as a pipe that nothing reads, delays no other thread.
 
 use std::{
+    collections::BTreeMap,
     io::Write as _,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
@@ -11,7 +12,7 @@ use tracing::callsite::Identifier;
 use super::{
     format::{Encoding, Record},
     levels::Level,
-    output::Output,
+    output::{Output, is_recent},
     repetition::{PERIOD, Repetition},
 };
 
@@ -125,6 +126,7 @@ impl Writer {
     /// Writes lines until the process ends.
     pub(super) fn run(mut self) {
         let mut repetition = Repetition::default();
+        let mut failures = Failures::default();
         loop {
             // Without an open period there is nothing to summarize.
             let timeout = (!repetition.is_empty()).then_some(PERIOD / 4);
@@ -143,22 +145,40 @@ impl Writer {
             }
             let until = (!is_ending).then_some(now);
             repetition.summaries(until).iter().for_each(&mut write);
-            self.write(&text, now);
+            self.write(&text, now, &mut failures);
             self.queue.wrote();
             self.queue.pause();
         }
     }
 
-    fn write(&mut self, text: &str, now: SystemTime) {
+    fn write(&mut self, text: &str, now: SystemTime, failures: &mut Failures) {
         if text.is_empty() {
             return;
         }
         for output in &mut self.outputs {
-            if let Err(error) = output.write(text, now) {
+            if let Err(error) = output.write(text, now)
+                && failures.is_new(&error.to_string(), now)
+            {
                 // Standard error may be closed, too.
                 let _ = writeln!(std::io::stderr(), "failed to write log lines: {error}");
             }
         }
+    }
+}
+
+/// The errors of targets that were reported recently. A full disk would otherwise add a line for every batch.
+#[derive(Default)]
+struct Failures(BTreeMap<String, SystemTime>);
+
+impl Failures {
+    /// Returns true if an error was not reported recently, and records it.
+    fn is_new(&mut self, error: &str, now: SystemTime) -> bool {
+        self.0.retain(|_, reported_at| is_recent(*reported_at, now));
+        let is_new = !self.0.contains_key(error);
+        if is_new {
+            self.0.insert(error.to_owned(), now);
+        }
+        is_new
     }
 }
 
@@ -171,5 +191,23 @@ fn lost_lines(time: SystemTime, count: u64) -> Record {
         message: "log lines lost: a log target is slow".into(),
         fields: vec![("count", count.into())],
         stack: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_target_is_reported_once_a_minute() {
+        let begin = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        let mut failures = Failures::default();
+        let mut is_new = |error, seconds| failures.is_new(error, begin + Duration::from_secs(seconds));
+        let full = "No space left on device";
+        assert!(is_new(full, 0));
+        assert!(!is_new(full, 59));
+        assert!(is_new("Read-only file system", 59));
+        assert!(is_new(full, 60));
+        assert!(!is_new(full, 61));
     }
 }
