@@ -155,8 +155,10 @@ struct Cluster {
     kinds: BTreeSet<Kind>,
     filter: DiscoveryFilter,
     diagnostics: ActiveDiagnostics<(Kind, ObjectKey)>,
-    /// The newest resource versions that were received and not passed on.
-    received: BTreeMap<Kind, u64>,
+    /// The newest resource version that each watch has received.
+    received: BTreeMap<WatchKey, u64>,
+    /// The kinds of which something was received and not passed on.
+    unreported: BTreeSet<Kind>,
     watching: BTreeMap<WatchKey, Watching>,
     events: StreamMap<WatchKey, Events>,
     served: watch::Receiver<Option<Served>>,
@@ -203,6 +205,7 @@ impl Cluster {
             filter: DiscoveryFilter::new(settings.id.clone(), shared.rules.revision.clone()),
             diagnostics: ActiveDiagnostics::new(shared.report.clone()),
             received: BTreeMap::new(),
+            unreported: BTreeSet::new(),
             watching: BTreeMap::new(),
             events: StreamMap::new(),
             has_filters: false,
@@ -251,8 +254,12 @@ impl Cluster {
             if !output.changes.is_empty() && self.changes.send(output.changes).await.is_err() {
                 return;
             }
-            for (kind, version) in std::mem::take(&mut self.received) {
-                self.shared.report.seen(&self.settings.id, kind, version);
+            for kind in std::mem::take(&mut self.unreported) {
+                let of_kind = self.received.iter().filter(|((of, _), _)| *of == kind);
+                let newest = of_kind.map(|(_, version)| *version).max();
+                self.shared
+                    .report
+                    .seen(&self.settings.id, kind, newest.unwrap_or_default());
             }
             if !self.synced {
                 self.synced = true;
@@ -358,8 +365,18 @@ impl Cluster {
             WatchEvent::Restarted(items) => items.iter().map(|item| item.version).max(),
             WatchEvent::Applied(item) | WatchEvent::Deleted(item) => Some(item.version),
         };
-        let received = self.received.entry(kind).or_default();
-        *received = newest.unwrap_or_default().max(*received);
+        let newest = newest.unwrap_or_default();
+        let received = self.received.entry(watch.clone()).or_default();
+        let is_list = matches!(event, WatchEvent::Restarted(_));
+        // The list is older than what came before it if the API server was restored from a backup. Otherwise, the
+        // newest object may be one that was removed.
+        let went_back = is_list
+            && self
+                .watching
+                .get(watch)
+                .is_some_and(|watching| watching.health.is_before(*received));
+        *received = if went_back { newest } else { newest.max(*received) };
+        self.unreported.insert(kind);
         let events = match event {
             WatchEvent::Restarted(items) => {
                 let mut was_refused = false;

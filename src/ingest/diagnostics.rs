@@ -30,7 +30,8 @@ pub trait Reports: Send + Sync {
     /// Called when a diagnostic is no longer active.
     fn resolved(&self, _diagnostic: &Diagnostic) {}
 
-    /// Called after a watch has passed on all objects up to this resource version.
+    /// Called after the watches of a kind have passed on all objects up to this resource version. It goes back after
+    /// the API server was restored from a backup.
     fn seen(&self, _cluster: &ClusterId, _kind: Kind, _version: u64) {}
 }
 
@@ -89,10 +90,7 @@ impl Reports for Counting {
     }
 
     fn seen(&self, cluster: &ClusterId, kind: Kind, version: u64) {
-        let mut state = self.board.lock();
-        let seen = state.seen.entry((cluster.clone(), kind)).or_default();
-        *seen = version.max(*seen);
-        drop(state);
+        self.board.lock().seen.insert((cluster.clone(), kind), version);
         self.board.notify();
     }
 }
@@ -285,6 +283,17 @@ mod tests {
         successor.clear();
         successor.clear();
         assert!(board.all().is_empty());
+    }
+
+    #[test]
+    fn seen_versions_may_go_back() {
+        let (report, board) = counting_report(&Registry::new()).expect("new names");
+        let cluster = ClusterId::default();
+        assert_eq!(board.seen(&cluster, Kind::Service), None);
+        for version in [7, 9, 3] {
+            report.seen(&cluster, Kind::Service, version);
+            assert_eq!(board.seen(&cluster, Kind::Service), Some(version));
+        }
     }
 
     #[test]

@@ -234,6 +234,15 @@ impl WatchHealth {
         self.facts().listed
     }
 
+    /// Returns true if the API server is known to have only older versions than this one. Versions that are not numbers
+    /// have no order.
+    pub fn is_before(&self, version: u64) -> bool {
+        self.facts()
+            .resource_version
+            .parse()
+            .is_ok_and(|newest: u64| newest < version)
+    }
+
     /// Completes when a watch of the same cluster succeeds after a failure: the API server is back.
     pub fn recovered(&self) -> Notified<'_> {
         self.recovery.notified()
@@ -326,5 +335,22 @@ impl WatchHealth {
         self.facts().undecodable += 1;
         tracing::error!(cluster = %self.cluster, resource = %self.resource, error,
             "failed to decode object, skipping it");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        let metrics = WatchMetrics::new(&Registry::new()).expect("new names");
+        let health = WatchHealth::new(&ClusterId::new_static("c"), "pods", &metrics);
+        assert!(!health.is_before(1), "nothing is known");
+        health.listed(0, "9");
+        assert!(health.is_before(10));
+        assert!(!health.is_before(9));
+        health.alive("none", 0);
+        assert!(!health.is_before(10));
     }
 }

@@ -513,3 +513,32 @@ fn resource_versions_distinguish_only_workload_groups() {
     assert_ne!(row(Kind::WorkloadGroup, "1"), row(Kind::WorkloadGroup, "2"));
     assert_eq!(row(Kind::Service, "1"), row(Kind::Service, "2"));
 }
+
+/// Takes events until this is the newest version of Services.
+async fn until_received(cluster: &mut Cluster, version: u64) {
+    let taking = async {
+        while cluster.received.get(&(Kind::Service, None)) != Some(&version) {
+            if let Step::Events(events) = cluster.next().await {
+                cluster.take_all(events, &mut FilterOutput::default());
+            }
+        }
+    };
+    let taken = tokio::time::timeout(Duration::from_secs(20), taking).await;
+    assert!(taken.is_ok(), "not received: {version}");
+}
+
+#[tokio::test]
+async fn versions_of_a_restored_api_server_go_back() {
+    const SERVICES: &str = "/api/v1/services";
+    let services = |version: &str| json!([{"metadata": {"name": "a", "namespace": "n", "resourceVersion": version}}]);
+    let idle = Idle::new(false);
+    idle.server.set(SERVICES, services("9"));
+    let (changes, _changes) = mpsc::channel(1);
+    let mut cluster = Cluster::new(idle.source, changes);
+    let resource = cluster.shared.rules.resource(Kind::Service);
+    cluster.watch(Kind::Service, &resource);
+    until_received(&mut cluster, 9).await;
+    idle.server.set(SERVICES, services("4"));
+    idle.server.event(SERVICES, "ERROR", json!({"code": 410})).await;
+    until_received(&mut cluster, 4).await;
+}
