@@ -28,7 +28,7 @@ use super::{
     defect,
     diagnostics::ActiveDiagnostics,
     discovery_filter::{DiscoveryFilter, FilterOutput, Filters, WatchedObject},
-    kinds::{Role, Rules},
+    kinds::{Role, Rules, is_stored},
     source::{Readiness, Source},
 };
 use crate::{
@@ -333,7 +333,12 @@ impl Cluster {
         // Parity (pilot/pkg/credentials/kube/multicluster.go): Secrets have a controller of their own. Services and
         // endpoints of a remote cluster count without it.
         target.may_be_forbidden |= kind == Kind::Secret && self.settings.role == Role::Remote;
-        let health = WatchHealth::new(&self.settings.id, &target.name(), &self.shared.watch_metrics);
+        let health_of = if is_stored(kind) {
+            WatchHealth::of_stored
+        } else {
+            WatchHealth::new
+        };
+        let health = health_of(&self.settings.id, &target.name(), &self.shared.watch_metrics);
         let (sender, receiver) = mpsc::channel(EVENTS);
         let cluster = self.settings.id.clone();
         let convert = move |object| item(kind, &cluster, object);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use ::kube::core::ApiResource;
 
 use crate::{
-    api::{Kind, mesh_config},
+    api::{Kind, hidden_gateway::HiddenGateway, manifest, mesh_config},
     base::{Namespace, SmolStr},
     kube::watch::WatchTarget,
 };
@@ -151,6 +151,12 @@ impl Rules {
             ..WatchTarget::all(resource)
         }
     }
+}
+
+/// Returns true if rows of the kind are part of the stored state of a remote cluster.
+pub fn is_stored(kind: Kind) -> bool {
+    // Gateways in namespaces that are not selected are rows of a kind of their own.
+    manifest::KINDS.contains(&kind) || kind == HiddenGateway::KIND
 }
 
 /// Returns the resource of a kind.

@@ -77,6 +77,8 @@ pub struct WatchHealth {
     restarts: IntCounter,
     undecodable: IntCounter,
     errors: IntCounter,
+    /// True if the objects are part of the stored state of their cluster.
+    is_stored: bool,
     /// Signal that a watch of the cluster succeeded after a failure.
     recovery: Arc<Notify>,
     /// Present state. A lock instead of a message: it is held for a copy, and pages read it at any time.
@@ -178,13 +180,13 @@ impl WatchMetrics {
         self.watches.reports()
     }
 
-    /// Returns the time since the last event, bookmark or list of a cluster's most silent watch; `None` without
-    /// watches.
+    /// Returns the time since the last event, bookmark or list of a cluster's most silent watch of stored objects;
+    /// `None` without such watches.
     pub fn silence(&self, cluster: &ClusterId) -> Option<Duration> {
         let all = self.watches.all.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let watches = all.iter().filter_map(Weak::upgrade);
-        let of_cluster = watches.filter(|health| health.cluster == cluster.as_str());
-        of_cluster
+        let of_state = watches.filter(|health| health.is_stored && health.cluster == cluster.as_str());
+        of_state
             .filter_map(|health| health.facts().last_event)
             .map(|at| at.elapsed())
             .max()
@@ -195,19 +197,38 @@ impl WatchHealth {
     /// Returns the health of a watch before its start. `resource` is its name on pages; in metrics it has no
     /// selectors.
     pub fn new(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Arc<Self> {
+        Self::idle(cluster, resource, metrics).added(metrics)
+    }
+
+    /// Returns the health of a watch whose objects are part of the stored state of their cluster. Its silence counts
+    /// in [`WatchMetrics::silence`].
+    pub fn of_stored(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Arc<Self> {
+        let health = Self {
+            is_stored: true,
+            ..Self::idle(cluster, resource, metrics)
+        };
+        health.added(metrics)
+    }
+
+    fn idle(cluster: &ClusterId, resource: &str, metrics: &WatchMetrics) -> Self {
         // Selectors may be long, and there may be many.
         let label = resource.split('?').next().unwrap_or_default();
         let of = |counter: &IntCounterVec| counter.with_label_values(&[cluster.as_str(), label]);
-        let health = Arc::new(Self {
+        Self {
             cluster: SmolStr::new(cluster.as_str()),
             resource: SmolStr::new(resource),
             silent: of(&metrics.silent),
             restarts: of(&metrics.restarts),
             undecodable: of(&metrics.undecodable),
             errors: metrics.errors.with_label_values(&[cluster.as_str()]),
+            is_stored: false,
             recovery: metrics.watches.recovery(cluster),
             facts: Mutex::default(),
-        });
+        }
+    }
+
+    fn added(self, metrics: &WatchMetrics) -> Arc<Self> {
+        let health = Arc::new(self);
         metrics.watches.add(&health);
         health
     }
@@ -352,5 +373,19 @@ mod tests {
         assert!(!health.is_before(9));
         health.alive("none", 0);
         assert!(!health.is_before(10));
+    }
+
+    #[test]
+    fn only_watches_of_stored_objects_make_a_state_old() {
+        let metrics = WatchMetrics::new(&Registry::new()).expect("new names");
+        let cluster = ClusterId::new_static("c");
+        let secrets = WatchHealth::new(&cluster, "secrets", &metrics);
+        secrets.listed(0, "1");
+        assert_eq!(metrics.silence(&cluster), None);
+        let pods = WatchHealth::of_stored(&cluster, "pods", &metrics);
+        assert_eq!(metrics.silence(&cluster), None, "not listed yet");
+        pods.listed(0, "1");
+        assert!(metrics.silence(&cluster).is_some());
+        assert_eq!(metrics.silence(&ClusterId::new_static("d")), None);
     }
 }

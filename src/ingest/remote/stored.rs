@@ -38,7 +38,7 @@ use crate::{
     environment::wall_clock,
     ingest::{
         discovery_filter::{DiscoveryFilter, FilterOutput, Filters, WatchedObject},
-        kinds::{Role, Rules},
+        kinds::{Role, Rules, is_stored},
     },
     kube::health::WatchMetrics,
     model::change::Batch,
@@ -142,12 +142,7 @@ impl StoredStates {
     /// the filters.
     pub(super) fn changes(&self, cluster: &ClusterId, state: StoredState) -> BoxStream<'static, Batch> {
         let mut filter = DiscoveryFilter::new(cluster.clone(), self.revision.clone());
-        let kinds: BTreeSet<Kind> = self
-            .kinds
-            .iter()
-            .copied()
-            .filter(|kind| objects::is_stored(*kind))
-            .collect();
+        let kinds: BTreeSet<Kind> = self.kinds.iter().copied().filter(|kind| is_stored(*kind)).collect();
         for object in state.objects {
             if kinds.contains(&object.kind) {
                 filter.apply(object, &mut FilterOutput::default());

@@ -5,16 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use imbl::OrdMap;
 
 use crate::{
-    api::{Kind, Row, hidden_gateway::HiddenGateway, manifest},
+    api::{Kind, Row},
     base::{ClusterId, ObjectKey},
+    ingest::kinds::is_stored,
     model::change::Change,
 };
-
-/// Returns true if rows of the kind are stored.
-pub(super) fn is_stored(kind: Kind) -> bool {
-    // Gateways in namespaces that are not selected are rows of a kind of their own.
-    manifest::KINDS.contains(&kind) || kind == HiddenGateway::KIND
-}
 
 /// The stored kinds of one cluster. Cloning it copies no object.
 #[derive(Clone, Debug, Default)]

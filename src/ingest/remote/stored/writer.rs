@@ -118,7 +118,7 @@ impl StateWriter {
     }
 
     /// Returns the time at which the live state was current: that of the last event or bookmark of the most silent
-    /// watch. While the API server is unreachable, it does not advance.
+    /// watch of stored objects. While the API server is unreachable, it does not advance.
     fn current_at(&self, cluster: &ClusterId) -> SystemTime {
         let silence = self.watches.silence(cluster).unwrap_or_default();
         let now = wall_clock();
