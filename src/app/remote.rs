@@ -1,11 +1,16 @@
 //! Remote clusters: origin of their declarations, and start of their sources.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use tokio::{
     runtime::Handle,
     sync::{mpsc, watch},
     task::spawn_blocking,
+    time::timeout,
 };
 use tokio_util::sync::DropGuard;
 
@@ -38,6 +43,8 @@ use crate::{
 
 /// Queue length of the watch of Secrets, in events.
 const EVENTS: usize = 16;
+/// Longest time of a credential plugin.
+const PLUGIN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Inputs shared with the config cluster.
 pub struct Parts<'a> {
@@ -108,18 +115,25 @@ fn stored(parts: &Parts<'_>) -> Result<Option<StoredStates>, prometheus::Error> 
 
 /// Returns a function that creates the client of a cluster and starts reading it.
 fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>>, rate: Rate) -> Start {
+    let turns = Turns::default();
     Arc::new(move |start| {
         let (shared, filters) = (shared.clone(), filters.clone());
+        let turn = turns.of(&start.cluster);
         Box::pin(async move {
             let config = start
                 .kubeconfig
                 .client_config()
                 .await
                 .map_err(|error| error.to_string())?;
-            // A credential plugin runs until it has answered, and must not hold up other clusters.
+            // A credential plugin blocks its thread until it has answered, and must not hold up other clusters.
+            let has_plugin = runs_plugin(&config);
             let runtime = Handle::current();
             let connecting = move || runtime.block_on(client::client(&Access::Given(Box::new(config)), rate));
-            let client = spawn_blocking(connecting).await.map_err(|error| error.to_string())?;
+            let client = if has_plugin {
+                in_turn(turn, PLUGIN_TIMEOUT, connecting).await?
+            } else {
+                spawn_blocking(connecting).await.map_err(|error| error.to_string())?
+            };
             let client = client.map_err(|error| error.to_string())?;
             let settings = ClusterSettings {
                 id: start.cluster,
@@ -132,6 +146,52 @@ fn starting(shared: Arc<IngestContext>, filters: watch::Receiver<Option<Filters>
             Ok(RunningCluster::new(Some(client), move || drop(running)))
         })
     })
+}
+
+/// The right to run the credential plugin of a cluster. A plugin that hangs keeps it, so that there is never a second
+/// process.
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
+/// The turns of all clusters.
+#[derive(Default)]
+struct Turns {
+    /// A lock instead of a message: it is held for a lookup.
+    by_cluster: Mutex<BTreeMap<ClusterId, Turn>>,
+}
+
+impl Turns {
+    fn of(&self, cluster: &ClusterId) -> Turn {
+        let mut turns = self.by_cluster.lock().unwrap_or_else(PoisonError::into_inner);
+        // Others have no plugin that runs or waits.
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        turns.entry(cluster.clone()).or_default().clone()
+    }
+}
+
+/// Returns true if the library starts a process to get credentials. Other clients never wait for one, so that a
+/// kubeconfig without a plugin replaces one whose plugin hangs.
+fn runs_plugin(config: &::kube::Config) -> bool {
+    config.auth_info.exec.is_some() || config.auth_info.auth_provider.is_some()
+}
+
+/// Does work that blocks, once it has its turn. Both together are limited: the work continues after the limit, and
+/// keeps its turn.
+async fn in_turn<T: Send + 'static>(
+    turn: Turn,
+    limit: Duration,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, String> {
+    let working = async {
+        let turn = turn.lock_owned().await;
+        let working = spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        working.await.map_err(|error| error.to_string())
+    };
+    let answered = timeout(limit, working).await;
+    answered.unwrap_or_else(|_| Err(format!("no answer of the credential plugin within {limit:?}")))
 }
 
 async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, ClientError> {
@@ -231,5 +291,47 @@ async fn is_led(cluster: &controllers::Cluster, installation: &Installation) -> 
                 tokio::time::sleep(RETRY).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc::sync_channel,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn one_plugin_of_a_cluster_runs_at_a_time() {
+        let turns = Turns::default();
+        let (a, b) = (ClusterId::new_static("a"), ClusterId::new_static("b"));
+        let (release, hangs) = sync_channel::<()>(1);
+        let hung = in_turn(turns.of(&a), Duration::ZERO, move || hangs.recv().is_ok()).await;
+        assert_eq!(hung, Err("no answer of the credential plugin within 0ns".to_owned()));
+        // A second one does not start, however often it is tried.
+        let started = Arc::new(AtomicBool::new(false));
+        for _ in 0..2 {
+            let second = started.clone();
+            let second = in_turn(turns.of(&a), Duration::ZERO, move || second.store(true, Relaxed)).await;
+            assert!(second.is_err());
+        }
+        assert_eq!(in_turn(turns.of(&b), PLUGIN_TIMEOUT, || 1).await, Ok(1));
+        release.send(()).expect("a plugin that hangs");
+        assert_eq!(in_turn(turns.of(&a), PLUGIN_TIMEOUT, || 2).await, Ok(2));
+        assert!(!started.load(Relaxed));
+    }
+
+    #[test]
+    fn turns_of_other_clusters_are_forgotten() {
+        let turns = Turns::default();
+        let clusters = ["a", "b", "c"].map(ClusterId::new_static);
+        let kept = turns.of(&clusters[0]);
+        for cluster in &clusters {
+            drop(turns.of(cluster));
+        }
+        assert!(Arc::ptr_eq(&kept, &turns.of(&clusters[0])));
+        assert_eq!(turns.by_cluster.lock().unwrap().len(), 1);
     }
 }
