@@ -26,7 +26,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(65);
 /// Credentials of a cluster.
 #[derive(Clone, Debug)]
 pub enum Access {
-    /// Service account of istiod's pod.
+    /// Service account of istiod's pod. The library reads its token and the roots of the API server again every minute
+    /// (`Config::root_cert_file`), and keeps the last ones if that fails.
     InCluster,
     /// Current context of a kubeconfig file.
     Kubeconfig(PathBuf),
