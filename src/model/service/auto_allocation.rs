@@ -1,7 +1,7 @@
 //! Computed addresses of ServiceEntry hosts without one, if the control plane does not allocate them in statuses
 //! (`PILOT_ENABLE_IP_AUTOALLOCATE=false`). Slots follow from hashes and addresses from slots, so all replicas agree.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::BTreeMap;
 
 use smol_str::SmolStr;
 
@@ -12,6 +12,9 @@ use crate::{model::MeshSnapshot, table::Cx};
 const SLOTS: u32 = 65_024;
 /// Prime of the second hash.
 const PRIME: u32 = 65_011;
+/// The number of probes for all services together, beyond which services whose slot is taken get the first free one.
+/// Usual names fill all slots with less than a million; names with chosen hashes would need billions.
+const MAX_PROBES: u32 = 4_000_000;
 
 /// Addresses of one service.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,29 +62,76 @@ pub fn addresses(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<AutoA
     })
 }
 
-/// Assigns a slot to every declaration of a host; a host uses the address of its first slot.
-fn allocate<'a>(wanting: impl IntoIterator<Item = &'a ServiceKey>) -> AutoAllocation {
-    let mut slots: BTreeMap<u32, &ServiceKey> = BTreeMap::new();
-    for key in wanting.into_iter().take(SLOTS as usize) {
-        let hash = fnv1a(format!("{}/{}", key.namespace, key.hostname).as_bytes());
-        match slots.entry(hash % SLOTS) {
-            Entry::Vacant(slot) => {
-                slot.insert(key);
-            }
-            Entry::Occupied(_) => {
-                let step = PRIME - hash % PRIME;
-                // Wraps like 32-bit hashes. Bounded, because the probes need not visit every slot.
-                let probes = (1..=SLOTS).map(|i| hash.wrapping_add(i.wrapping_mul(step)) % (SLOTS - 1));
-                let free = probes.into_iter().find(|slot| !slots.contains_key(slot));
-                if let Some(free) = free.or_else(|| (0..SLOTS).find(|slot| !slots.contains_key(slot))) {
-                    slots.insert(free, key);
-                }
+/// The slots, and the services that have them.
+struct Slots<'a> {
+    by_number: Vec<Option<&'a ServiceKey>>,
+    /// The number of probes that are left.
+    probes: u32,
+    /// No slot before this one is free.
+    first_free: u32,
+}
+
+impl<'a> Slots<'a> {
+    fn new() -> Self {
+        Self {
+            by_number: vec![None; SLOTS as usize],
+            probes: MAX_PROBES,
+            first_free: 0,
+        }
+    }
+
+    /// Assigns a free slot to a service, if there is one.
+    fn assign(&mut self, hash: u32, key: &'a ServiceKey) {
+        if let Some(slot) = self.find(hash) {
+            self.by_number[slot as usize] = Some(key);
+        }
+    }
+
+    /// Returns the free slot of a hash; `None` if all are taken.
+    fn find(&mut self, hash: u32) -> Option<u32> {
+        let first = hash % SLOTS;
+        if self.is_free(first) {
+            return Some(first);
+        }
+        let step = PRIME - hash % PRIME;
+        // Bounded, because the probes need not visit every slot.
+        for i in 1..=SLOTS.min(self.probes) {
+            self.probes -= 1;
+            // Wraps like 32-bit hashes.
+            let slot = hash.wrapping_add(i.wrapping_mul(step)) % (SLOTS - 1);
+            if self.is_free(slot) {
+                return Some(slot);
             }
         }
+        // Slots are never returned.
+        while self.first_free < SLOTS && !self.is_free(self.first_free) {
+            self.first_free += 1;
+        }
+        (self.first_free < SLOTS).then_some(self.first_free)
+    }
+
+    fn is_free(&self, slot: u32) -> bool {
+        self.by_number[slot as usize].is_none()
+    }
+
+    /// Returns the taken slots in order.
+    fn taken(&self) -> impl Iterator<Item = (u32, &'a ServiceKey)> {
+        (0_u32..)
+            .zip(&self.by_number)
+            .filter_map(|(slot, key)| Some((slot, (*key)?)))
+    }
+}
+
+/// Assigns a slot to every declaration of a host; a host uses the address of its first slot.
+fn allocate<'a>(wanting: impl IntoIterator<Item = &'a ServiceKey>) -> AutoAllocation {
+    let mut slots = Slots::new();
+    for key in wanting.into_iter().take(SLOTS as usize) {
+        let hash = fnv1a(format!("{}/{}", key.namespace, key.hostname).as_bytes());
+        slots.assign(hash, key);
     }
     let mut allocation = AutoAllocation::default();
     let (mut last_slot, mut x) = (None, 0);
-    for (slot, key) in slots {
+    for (slot, key) in slots.taken() {
         x += slot - last_slot.unwrap_or(0) + u32::from(last_slot.is_none());
         last_slot = Some(slot);
         // No address ends in .0; every later one moves on by one.
@@ -97,4 +147,46 @@ fn fnv1a(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| {
         (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::{Hostname, Namespace};
+
+    #[test]
+    fn equal_hashes_share_a_bounded_number_of_probes() {
+        let key = ServiceKey {
+            namespace: Namespace::new("default"),
+            hostname: Hostname::new("a.example.com"),
+        };
+        let mut slots = Slots::new();
+        let hash = fnv1a(b"default/a.example.com");
+        slots.assign(hash, &key);
+        assert_eq!((slots.probes, slots.taken().count()), (MAX_PROBES, 1));
+        // Those of an ordinary mesh have the addresses that the probes give.
+        let step = PRIME - hash % PRIME;
+        assert_eq!(slots.find(hash), Some(hash.wrapping_add(step) % (SLOTS - 1)));
+        for _ in 1..SLOTS {
+            slots.assign(hash, &key);
+        }
+        assert_eq!((slots.probes, slots.taken().count()), (0, SLOTS as usize));
+        assert_eq!(slots.find(hash), None);
+    }
+
+    #[test]
+    fn ordinary_names_fill_all_slots_by_probes() {
+        let keys: Vec<ServiceKey> = (0..SLOTS)
+            .map(|number| ServiceKey {
+                namespace: Namespace::new("default"),
+                hostname: Hostname::new(format!("host-{number}.example.com")),
+            })
+            .collect();
+        let mut slots = Slots::new();
+        for key in &keys {
+            slots.assign(fnv1a(format!("{}/{}", key.namespace, key.hostname).as_bytes()), key);
+        }
+        assert!(slots.probes > 0, "{}", slots.probes);
+        assert_eq!(slots.taken().count(), SLOTS as usize);
+    }
 }
