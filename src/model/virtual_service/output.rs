@@ -22,6 +22,9 @@ use crate::{
 
 /// The number of comparisons of hosts with those of servers beyond which all hosts are surplus.
 const MAX_COMPARISONS: usize = 10_000_000;
+/// The number of hosts of servers after which the output is not counted further if it exceeds the limit. Messages about
+/// smaller objects have the exact number.
+const MAX_COUNTED: usize = 100_000;
 /// The number of servers, on different ports, that usually have one exact host.
 const USUAL_PORTS: u64 = 4;
 /// The status of requests to surplus hosts.
@@ -233,7 +236,8 @@ impl Places {
         places
     }
 
-    /// Counts the routes of each host in order. With collapsed routes, hosts of a server share them.
+    /// Counts the routes of each host in order, at least until they exceed the limit. With collapsed routes, hosts of a
+    /// server share them.
     fn output(&self, hosts: &[String], entries: Entries, collapses: bool, limit: u64) -> Output {
         if hosts.len().saturating_mul(self.offered) > MAX_COMPARISONS {
             let declared = (hosts.len() as u64).saturating_mul(self.offered as u64);
@@ -245,12 +249,18 @@ impl Places {
         }
         let mut served = vec![false; self.servers];
         let (mut declared, mut applied, mut kept) = (0_u64, 0, 0);
+        let mut counted = 0;
         for (position, name) in hosts.iter().enumerate() {
+            // No further host applies.
+            if declared > limit.max(SMALL) && counted >= MAX_COUNTED {
+                break;
+            }
             let mut own = if self.mesh { entries.http } else { 0 };
             // There may be thousands of servers, too, most of which have none of the hosts.
             let mut common: BTreeMap<usize, u64> = BTreeMap::new();
             for (server, _) in self.by_host.overlapping(name) {
                 *common.entry(server).or_default() += 1;
+                counted += 1;
             }
             for (server, common) in common {
                 let virtual_hosts = if entries.http > 0 { common } else { 0 };
@@ -388,4 +398,34 @@ fn nowhere() -> Vec<RouteDestination> {
         }),
         ..Default::default()
     }]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn r21_output_is_not_counted_far_beyond_the_limit() {
+        let mut places = Places {
+            mesh: false,
+            servers: 1,
+            offered: 2_000,
+            by_host: HostsByEnd::default(),
+        };
+        for position in 0..places.offered {
+            places.by_host.add(&format!("h{position}.example.com"), (0, position));
+        }
+        let entries = Entries::of_requests(1);
+        let output = |hosts: usize, limit| {
+            let output = places.output(&vec!["*.example.com".to_owned(); hosts], entries, false, limit);
+            (output.declared, output.applied, output.kept)
+        };
+        assert_eq!(output(200, u64::MAX), (400_000, 400_000, 200));
+        assert_eq!(output(50, 10_000), (100_000, 10_000, 5));
+        assert_eq!(
+            output(200, 10_000),
+            (100_000, 10_000, 5),
+            "as many as fit, and no more counted"
+        );
+    }
 }
