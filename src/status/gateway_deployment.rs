@@ -5,13 +5,15 @@
 //! all inputs are known. A Gateway is looked at again when it, its class, namespace, ListenerSets or parameters, an
 //! object of its deployment, the injector's configuration, the mesh config, a ProxyConfig or a revision tag changes.
 //! Before an object is applied it is read: an equal one is not written, and one that lacks the label of managed objects
-//! is not changed. Results come back from the watches.
+//! is not changed. Results come back from the watches. A deployment that another client changes again and again rests
+//! between its repairs.
 //!
 //! Parity (pilot/pkg/config/kube/gatewaycommon/deploymentcontroller.go).
 
 mod facts;
 mod known;
 mod metrics;
+mod repair;
 mod write;
 
 use std::{
@@ -31,6 +33,7 @@ use self::{
     facts::Facts,
     known::{Change, Event, Gateway, Key, Known, Owned},
     metrics::Outcome,
+    repair::Repairs,
     write::{Applied, Written},
 };
 use super::{
@@ -123,6 +126,8 @@ struct Controller {
     busy: BTreeSet<Key>,
     /// Failures in a row, and when the next round begins.
     retries: BTreeMap<Key, (u32, Instant)>,
+    /// The rests between repairs.
+    repairs: Repairs,
     /// The objects as they were last applied or found equal.
     applied: BTreeMap<(ObjectKind, Key), Applied>,
     /// The last refusal of each Gateway, so that it is logged once.
@@ -155,6 +160,7 @@ impl Controller {
             running: FuturesUnordered::new(),
             busy: BTreeSet::new(),
             retries: BTreeMap::new(),
+            repairs: Repairs::default(),
             applied: BTreeMap::new(),
             refusals: BTreeMap::new(),
             observe_at: None,
@@ -177,6 +183,7 @@ impl Controller {
         self.open_all();
         loop {
             let retry_at = self.retries.values().map(|(_, at)| *at).min();
+            let repair_at = self.repairs.next_at();
             tokio::select! {
                 Some(()) = self.watching.next() => {}
                 Some(event) = self.events.recv() => {
@@ -213,6 +220,7 @@ impl Controller {
                 }
                 Some(finished) = self.running.next() => self.on_finished(finished),
                 () = task::until(retry_at) => self.on_retry(),
+                () = task::until(repair_at) => self.pending.extend(self.repairs.take_due(Instant::now())),
             }
             self.begin();
         }
@@ -281,11 +289,14 @@ impl Controller {
                         self.applied.remove(&object);
                     }
                     if !is_expected && let Some(owner) = owner {
-                        self.pending.insert(owner);
+                        self.repair(owner);
                     }
                 }
                 Change::Parameters(key) => {
                     let affected = self.known.reading(&key, &self.namespace);
+                    for key in &affected {
+                        self.repairs.forget(key);
+                    }
                     self.pending.extend(affected);
                 }
             }
@@ -294,6 +305,7 @@ impl Controller {
 
     /// Queues a Gateway that has changed, and forgets one that is gone. Kubernetes deletes its objects.
     fn queue(&mut self, key: Key) {
+        self.repairs.forget(&key);
         if self.known.gateway(&key).is_some() {
             let facts = self.facts_of(&key);
             self.facts.insert(key.clone(), facts);
@@ -311,6 +323,14 @@ impl Controller {
     fn queue_all(&mut self) {
         self.pending.extend(self.known.gateways().cloned());
         self.retries.clear();
+        self.repairs.clear();
+    }
+
+    /// Queues a Gateway with a changed object, once its rest has ended.
+    fn repair(&mut self, key: Key) {
+        if self.repairs.may_begin(&key, Instant::now()) {
+            self.pending.insert(key);
+        }
     }
 
     /// Queues the Gateways whose facts have changed.
@@ -322,6 +342,7 @@ impl Controller {
             if self.facts.get(&key) != Some(&facts) {
                 self.facts.insert(key.clone(), facts);
                 self.retries.remove(&key);
+                self.repairs.forget(&key);
                 self.pending.insert(key);
             }
         }
@@ -371,6 +392,16 @@ impl Controller {
             failure,
         } = written;
         self.applied.extend(applied);
+        let rest = (writes > 0)
+            .then(|| self.repairs.written(&key, Instant::now()))
+            .flatten();
+        if let Some(rest) = rest {
+            tracing::warn!(namespace = %key.0, name = %key.1, ?rest, "gateway deployment repaired repeatedly, resting");
+            // No input has changed during so many rounds, so only objects have queued it.
+            if self.pending.remove(&key) {
+                self.repair(key.clone());
+            }
+        }
         let metrics = &self.inputs.metrics;
         let (namespace, name) = &key;
         match failure {
