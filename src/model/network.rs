@@ -389,8 +389,9 @@ fn registry_services<'a>(cx: &Cx, mesh: &'a MeshSnapshot, host: &str) -> Vec<&'a
 fn reached(cx: &Cx, mesh: &MeshSnapshot, service: &kube::Service, template: &NetworkGateway) -> Vec<NetworkGateway> {
     let (addresses, node_ports) = registry::external_addresses(cx, mesh, service);
     let node_port = node_ports.and_then(|ports| ports.get(&template.port).copied());
-    let gateways = addresses.into_iter().flatten().map(|address| NetworkGateway {
-        address,
+    let addresses = addresses.iter().flat_map(|addresses| addresses.iter());
+    let gateways = addresses.map(|address| NetworkGateway {
+        address: address.clone(),
         port: node_port.unwrap_or(template.port),
         cluster: service.meta.cluster().clone(),
         ..template.clone()

@@ -7,6 +7,7 @@ pub mod entry_lists;
 pub(super) mod kube;
 pub mod mcs;
 pub mod member;
+pub mod node_selector;
 mod protocol;
 #[cfg(test)]
 mod tests;
@@ -159,7 +160,7 @@ pub struct Service {
     pub headless: bool,
     /// External addresses (load balancer, externalIPs, nodes of a NodePort) in the first cluster that has the Service,
     /// for gateways.
-    pub external_addresses: BTreeMap<ClusterId, Vec<SmolStr>>,
+    pub external_addresses: BTreeMap<ClusterId, Shared<[SmolStr]>>,
     /// Service port → node port in that cluster, if its external addresses are those of nodes.
     pub external_ports: BTreeMap<ClusterId, BTreeMap<u32, u32>>,
 }

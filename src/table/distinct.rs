@@ -27,6 +27,11 @@ impl<I: Key, K: Key, V: PartialEq> Distinct<I, K, V> {
         self.keys.table()
     }
 
+    /// Returns the table with the changes of keys of this transaction, as a source of other tables.
+    pub fn writer(&self) -> &TableWriter<I, ()> {
+        &self.keys
+    }
+
     /// Starts or ends a transaction: drops the changes of keys.
     pub fn begin(&mut self) {
         self.keys.begin();

@@ -3,10 +3,12 @@
 use litemap::LiteMap;
 use smol_str::SmolStr;
 
-use super::{Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs};
+use super::{
+    Protocol, Registry, Resolution, Service, ServiceKey, ServicePort, UNSPECIFIED_IP, mcs, node_selector::NodeSelector,
+};
 use crate::{
     api::{kube, mesh_config},
-    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared, select},
+    base::{ClusterId, Hostname, Labels, Namespace, ObjectKey, Shared},
     model::{
         MeshSnapshot,
         identity::{spiffe_id, trust_domain},
@@ -20,9 +22,6 @@ pub(in crate::model) const EXPORT_TO: &str = "networking.istio.io/exportTo";
 /// Visibility of a Service in a snapshot of release 1.1: PUBLIC, or PRIVATE to its namespace. That release documented
 /// an annotation and read a label.
 const CONFIG_SCOPE: &str = "networking.istio.io/configScope";
-
-/// Annotation that restricts the nodes whose addresses represent a NodePort service, as JSON labels.
-const NODE_SELECTOR: &str = "traffic.istio.io/nodeSelector";
 
 /// Returns true if a selector of the mesh config makes the Service span clusters.
 pub(in crate::model) fn spans_clusters(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> bool {
@@ -231,7 +230,7 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
     accounts
 }
 
-pub(in crate::model) type Addresses = Option<Vec<SmolStr>>;
+pub(in crate::model) type Addresses = Option<Shared<[SmolStr]>>;
 pub(in crate::model) type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
 
 /// Returns external addresses of the service in its cluster, and node ports.
@@ -245,18 +244,14 @@ pub(in crate::model) fn external_addresses(
         addresses.extend(object.load_balancer.iter().cloned());
     }
     addresses.extend(object.external_ips.iter().cloned());
-    let selector = object.meta.annotations.get(NODE_SELECTOR);
-    let Some(selector) = selector.filter(|_| object.service_type == "NodePort") else {
-        return ((!addresses.is_empty()).then_some(addresses), None);
+    let selector = NodeSelector::of(object);
+    let addresses: Shared<[SmolStr]> = match &selector {
+        Some(selector) if addresses.is_empty() => {
+            let selected = mesh.selected_nodes.get(cx, selector);
+            selected.map(|selected| (**selected).clone()).unwrap_or_default()
+        }
+        _ => addresses.into(),
     };
-    if addresses.is_empty() {
-        // An invalid selector selects every node, as an empty one does.
-        let selector: Labels = serde_json::from_str(selector).unwrap_or_default();
-        let nodes = mesh.nodes.iter(cx).filter(|(key, node)| {
-            key.cluster == *object.meta.cluster() && select::subset(&selector, &node.meta.labels)
-        });
-        addresses.extend(nodes.filter_map(|(_, node)| node.external_ips.first().cloned()));
-    }
-    let ports = object.ports.iter().map(|port| (port.number, port.node_port)).collect();
-    ((!addresses.is_empty()).then_some(addresses), Some(ports))
+    let ports = selector.map(|_| object.ports.iter().map(|port| (port.number, port.node_port)).collect());
+    ((!addresses.is_empty()).then_some(addresses), ports)
 }

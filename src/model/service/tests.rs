@@ -294,14 +294,15 @@ fn empty_elements_of_export_to_name_no_namespace() {
     assert_eq!(read(&[], &[""]), ExportTo::None);
 }
 
+fn node(name: &str, ip: &str, zone: &str) -> Row {
+    let object = json!({"metadata": {"name": name, "labels": {"zone": zone}},
+        "status": {"addresses": [{"type": "InternalIP", "address": "10.1.1.1"},
+            {"type": "ExternalIP", "address": ip}]}});
+    Row::from(raw::Node::parse(meta(Kind::Node, "Kubernetes", &object), &object).unwrap())
+}
+
 #[test]
 fn load_balancers_and_nodes_give_external_addresses() {
-    let node = |name: &str, ip: &str, zone: &str| {
-        let object = json!({"metadata": {"name": name, "labels": {"zone": zone}},
-            "status": {"addresses": [{"type": "InternalIP", "address": "10.1.1.1"},
-                {"type": "ExternalIP", "address": ip}]}});
-        Row::from(raw::Node::parse(meta(Kind::Node, "Kubernetes", &object), &object).unwrap())
-    };
     let spec = json!({"type": "NodePort", "ports": [{"port": 15443, "nodePort": 30443}]});
     let mut world = world(vec![
         node("n1", "1.1.1.1", "a"),
@@ -314,13 +315,57 @@ fn load_balancers_and_nodes_give_external_addresses() {
         ),
     ]);
     let cluster = ClusterId::new("Kubernetes");
-    assert_eq!(service_of(&world, A).external_addresses[&cluster], ["1.1.1.1"]);
+    assert_eq!(service_of(&world, A).external_addresses[&cluster][..], ["1.1.1.1"]);
     assert_eq!(service_of(&world, A).external_ports[&cluster][&15443], 30443);
     world.commit(vec![Change::Upsert(node("n3", "3.3.3.3", "a"))]);
     assert_eq!(
-        service_of(&world, A).external_addresses[&cluster],
+        service_of(&world, A).external_addresses[&cluster][..],
         ["1.1.1.1", "3.3.3.3"]
     );
+}
+
+#[test]
+fn services_with_equal_node_selectors_share_their_addresses() {
+    let spec = json!({"type": "NodePort", "ports": [{"port": 15443, "nodePort": 30443}]});
+    let selecting = |name: &str, selector: &str| {
+        kube(
+            "Kubernetes",
+            name,
+            &spec,
+            &json!({"traffic.istio.io/nodeSelector": selector}),
+        )
+    };
+    let mut world = world(vec![
+        node("n1", "1.1.1.1", "a"),
+        node("n2", "2.2.2.2", "b"),
+        selecting("a", r#"{"zone":"a"}"#),
+        selecting("b", r#"{ "zone": "a" }"#),
+        selecting("c", "{}"),
+        selecting("d", "invalid"),
+    ]);
+    let cluster = ClusterId::new("Kubernetes");
+    let of = |world: &World, name: &str| {
+        let service = service_of(world, &format!("{name}.default.svc.cluster.local"));
+        service.external_addresses[&cluster].clone()
+    };
+    let one = of(&world, "a");
+    assert_eq!(one[..], ["1.1.1.1"]);
+    assert!(one.same(&of(&world, "b")));
+    assert_eq!(of(&world, "c")[..], ["1.1.1.1", "2.2.2.2"]);
+    assert!(of(&world, "c").same(&of(&world, "d")));
+    assert_eq!(world.snapshot().selected_nodes.len(), 2);
+    // Another node changes only what it is part of.
+    world.commit(vec![Change::Upsert(node("n3", "3.3.3.3", "b"))]);
+    assert_eq!(of(&world, "d")[..], ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
+    assert!(one.same(&of(&world, "a")) && one.same(&of(&world, "b")));
+    // A list goes with the last service, and comes with a new one.
+    let remove = |name: &str| Change::Remove(Kind::Service, ObjectKey::new(&cluster, "default", name));
+    world.commit(vec![remove("a")]);
+    assert!(one.same(&of(&world, "b")));
+    world.commit(vec![remove("b")]);
+    assert_eq!(world.snapshot().selected_nodes.len(), 1);
+    world.commit(vec![Change::Upsert(selecting("a", r#"{"zone":"b"}"#))]);
+    assert_eq!(of(&world, "a")[..], ["2.2.2.2", "3.3.3.3"]);
 }
 
 #[test]
@@ -330,7 +375,7 @@ fn external_addresses_depend_on_the_service_type() {
         let object = json!({"metadata": {"name": "a", "annotations": annotations}, "spec": spec, "status": status});
         let row = raw::Service::parse(meta(Kind::Service, "Kubernetes", &object), &object).unwrap();
         let service = service_of(&world(vec![row.into()]), A);
-        let lists = service.external_addresses.values().flatten();
+        let lists = service.external_addresses.values().flat_map(|list| list.iter());
         (
             lists.map(SmolStr::to_string).collect::<Vec<_>>(),
             service.external_ports.len(),

@@ -48,6 +48,7 @@ use crate::model::{
         alias::{self, HostAliases},
         auto_allocation::{self, AutoAddresses, AutoAllocation},
         entry_lists::{self, EntryLists},
+        node_selector::{self, NodeSelector},
     },
     virtual_service::{self, ExportNamespace, VirtualService, VirtualServiceSummary, WildcardOwners},
     waypoint::{
@@ -58,7 +59,7 @@ use crate::model::{
 };
 use crate::{
     api::{self, Config, Kind},
-    base::{ClusterId, Namespace, NetworkId, ObjectKey},
+    base::{ClusterId, Namespace, NetworkId, ObjectKey, Shared},
     proto::istio::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
@@ -242,6 +243,9 @@ macro_rules! update {
     (index $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
         $graph.$name.update($tx, $graph.$table.writer())
     };
+    (distinct $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident (inputs.$table:ident) $extract:expr) => {
+        $graph.$name.update($tx, &$inputs.$table)
+    };
     (distinct $graph:ident, $tx:ident, $inputs:ident, $mesh:ident, $name:ident ($table:ident) $extract:expr) => {
         $graph.$name.update($tx, $graph.$table.writer())
     };
@@ -318,6 +322,11 @@ graph! {
     index aliases_by_target (crate::base::Hostname, ObjectKey, api::kube::Service)
         from (inputs.kube_services) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
+    /// Node selectors of NodePort Services.
+    distinct node_selectors (NodeSelector, ObjectKey, api::kube::Service)
+        from (inputs.kube_services) = node_selector::of_service;
+    /// Addresses of the nodes of each selector.
+    table selected_nodes (NodeSelector, Shared<[SmolStr]>) from (node_selectors) = node_selector::addresses;
     /// Services with the label of a network gateway.
     index network_services ((), ObjectKey, api::kube::Service)
         from (inputs.kube_services) = |_, service, emit| if network::network_label(service).is_some() { emit(()) };

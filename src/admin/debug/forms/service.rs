@@ -98,7 +98,7 @@ fn attributes(service: &Service, kind: &str) -> Value {
         .iter()
         .map(|alias| json!({ "Namespace": alias.namespace.as_str(), "Hostname": alias.hostname.as_str() }));
     let addresses = service.external_addresses.iter();
-    let addresses = addresses.map(|(cluster, addresses)| (cluster, json!(addresses)));
+    let addresses = addresses.map(|(cluster, addresses)| (cluster, json!(**addresses)));
     let ports = service.external_ports.iter();
     let ports = ports.map(|(cluster, ports)| {
         (

@@ -117,7 +117,10 @@ impl Resolved {
         };
         let own = own.iter().filter(|address| *address != UNSPECIFIED_IP);
         self.cluster_ips.extend(own.cloned());
-        let external = service.external_addresses.values().flatten();
+        let external = service
+            .external_addresses
+            .values()
+            .flat_map(|addresses| addresses.iter());
         if external.clone().next().is_some() {
             self.external.extend(external.cloned());
         } else if is_load_balancer(cx, mesh, service) && self.pending.insert(host.to_owned()) {
