@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 
 use crate::{
+    base::Shared,
     environment::Environment,
     model::{MeshSnapshot, external_dependencies::ExternalDependencies},
     table::Cx,
@@ -19,19 +20,20 @@ pub(super) fn follow(
     environment
         .tasks
         .spawn_until_shutdown("external dependencies", async move {
+            let mut last: Option<Shared<ExternalDependencies>> = None;
             loop {
                 let now = {
                     let mesh = mesh.borrow_and_update();
                     let config = mesh
                         .mesh_config
                         .get(&Cx::untracked(), &mesh.installation.mesh_config_key());
-                    config.map(|_| Arc::new(ExternalDependencies::of(&mesh)))
+                    config.map(|_| ExternalDependencies::shared(&mesh))
                 };
-                sender.send_if_modified(|last| {
-                    let news = *last != now;
-                    *last = now;
-                    news
-                });
+                // Compares pointers in most cases.
+                if now != last {
+                    sender.send_replace(now.as_ref().map(|now| Arc::new((**now).clone())));
+                    last = now;
+                }
                 if mesh.changed().await.is_err() {
                     return;
                 }

@@ -10,7 +10,7 @@ use smol_str::SmolStr;
 use super::{MeshSnapshot, features::RemoteJwks, network};
 use crate::{
     api::{fetched_keys::KeySource, mesh_config},
-    base::{ObjectKey, select::LabelSelector},
+    base::{ObjectKey, Shared, select::LabelSelector},
     proto::istio::security::v1beta1::JwtRule,
     table::Cx,
 };
@@ -38,10 +38,13 @@ pub struct RequiredKeys {
 impl ExternalDependencies {
     /// Returns the dependencies of a snapshot; empty before the first commit.
     pub fn of(mesh: &MeshSnapshot) -> Self {
+        (*Self::shared(mesh)).clone()
+    }
+
+    /// Returns the same as [`ExternalDependencies::of`]. Snapshots with equal dependencies share them.
+    pub fn shared(mesh: &MeshSnapshot) -> Shared<Self> {
         let dependencies = mesh.external_dependencies.get(&Cx::untracked(), &());
-        dependencies
-            .map(|dependencies| (**dependencies).clone())
-            .unwrap_or_default()
+        dependencies.cloned().unwrap_or_default()
     }
 }
 
@@ -61,20 +64,35 @@ pub const KEYS_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest timeout: a rule must not hold connections for hours.
 const LONGEST_KEYS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Returns the key sets that rules need and do not contain.
+/// The key sets that the rules of a RequestAuthentication need and do not contain, each with its longest timeout.
+pub type KeyTimeouts = BTreeMap<KeySource, Duration>;
+
+/// Derives the key sets that a RequestAuthentication needs; no row without any.
+pub fn key_timeouts(cx: &Cx, mesh: &MeshSnapshot, key: &ObjectKey) -> Option<KeyTimeouts> {
+    let is_envoys = mesh.installation.features.pilot_jwt_enable_remote_jwks == RemoteJwks::Envoy;
+    let policy = mesh.request_authentications.get(cx, key)?;
+    let mut timeouts = KeyTimeouts::new();
+    for rule in &policy.spec.jwt_rules {
+        if is_envoys && !rule.jwks_uri.is_empty() {
+            continue;
+        }
+        if let Some(source) = KeySource::of(rule) {
+            let longest = timeouts.entry(source).or_default();
+            *longest = (*longest).max(timeout(rule));
+        }
+    }
+    (!timeouts.is_empty()).then_some(timeouts)
+}
+
+/// Returns the key sets that RequestAuthentications need, with these.
 fn keys(cx: &Cx, mesh: &MeshSnapshot) -> BTreeMap<KeySource, RequiredKeys> {
     let mut keys: BTreeMap<KeySource, RequiredKeys> = BTreeMap::new();
-    let is_envoys = mesh.installation.features.pilot_jwt_enable_remote_jwks == RemoteJwks::Envoy;
-    for (key, policy) in mesh.request_authentications.iter(cx) {
-        for rule in &policy.spec.jwt_rules {
-            if is_envoys && !rule.jwks_uri.is_empty() {
-                continue;
-            }
-            if let Some(source) = KeySource::of(rule) {
-                let required = keys.entry(source).or_default();
-                required.timeout = required.timeout.max(timeout(rule));
-                required.by.insert(key.clone());
-            }
+    for (key, timeouts) in mesh.key_timeouts.iter(cx) {
+        let timeouts = timeouts.iter();
+        for (source, timeout) in timeouts {
+            let required = keys.entry(source.clone()).or_default();
+            required.timeout = required.timeout.max(*timeout);
+            required.by.insert(key.clone());
         }
     }
     keys
@@ -84,4 +102,68 @@ fn timeout(rule: &JwtRule) -> Duration {
     let given = rule.timeout.and_then(|given| Duration::try_from(given).ok());
     let given = given.filter(|given| !given.is_zero()).unwrap_or(KEYS_TIMEOUT);
     given.min(LONGEST_KEYS_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        api::Kind,
+        model::{
+            Change, Installation, World,
+            fixture::{config, key},
+        },
+        proto::istio::security::v1beta1::RequestAuthentication,
+    };
+
+    fn policy(name: &str, urls: &[&str], forwards: bool) -> Change {
+        let rule = |url: &&str| JwtRule {
+            jwks_uri: (*url).to_owned(),
+            forward_original_token: forwards,
+            ..Default::default()
+        };
+        let spec = RequestAuthentication {
+            jwt_rules: urls.iter().map(rule).collect(),
+            ..Default::default()
+        };
+        Change::Upsert(config(Kind::RequestAuthentication, name, 1, spec).into())
+    }
+
+    /// Returns the names of the objects that need the keys of each URL.
+    fn required(dependencies: &ExternalDependencies) -> Vec<(String, Vec<String>)> {
+        let keys = dependencies.keys.iter();
+        keys.map(|(source, required)| {
+            assert_eq!(required.timeout, KEYS_TIMEOUT);
+            (
+                source.url(),
+                required.by.iter().map(|key| key.name.to_string()).collect(),
+            )
+        })
+        .collect()
+    }
+
+    #[test]
+    fn rules_are_read_for_each_object_alone() {
+        let mut world = World::new(Installation::default());
+        world.commit(vec![
+            policy("a/one", &["https://x/keys", "https://y/keys", "https://x/keys"], false),
+            policy("b/two", &["https://x/keys"], false),
+        ]);
+        let shared = |world: &World| ExternalDependencies::shared(&world.snapshot());
+        let first = shared(&world);
+        let of = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let (x, y) = ("https://x/keys".to_owned(), "https://y/keys".to_owned());
+        assert_eq!(
+            required(&first),
+            [(x.clone(), of(&["one", "two"])), (y.clone(), of(&["one"]))]
+        );
+        let reads = Cx::recording();
+        assert_eq!(key_timeouts(&reads, &world.snapshot(), &key("a/one")).unwrap().len(), 2);
+        assert_eq!(reads.into_reads().len(), 1);
+        // Other fields of rules change nothing.
+        world.commit(vec![policy("b/two", &["https://x/keys"], true)]);
+        assert!(first.same(&shared(&world)));
+        world.commit(vec![Change::Remove(Kind::RequestAuthentication, key("b/two"))]);
+        assert_eq!(required(&shared(&world)), [(x, of(&["one"])), (y, of(&["one"]))]);
+    }
 }

@@ -27,7 +27,7 @@ use crate::model::{
     endpoint::{self, EndpointTraits, SelectedWorkloads, ServiceEndpoints},
     envoy_filter::{self, CompiledFilter},
     extension::{self, ExtensionFilter, ExtensionId},
-    external_dependencies::{self, ExternalDependencies},
+    external_dependencies::{self, ExternalDependencies, KeyTimeouts},
     gateway::{self, DeclaredGateway},
     gateway_api::{
         self,
@@ -738,6 +738,9 @@ graph! {
         from (with |_, inputs, mesh| ambient_status::candidates(mesh, inputs)) = ambient_status::of_object;
     /// The network gateways.
     table networks ((), Networks) from (once) = network::networks;
+    /// Key sets that RequestAuthentications need.
+    table key_timeouts (ObjectKey, KeyTimeouts)
+        from (inputs.request_authentications) = external_dependencies::key_timeouts;
     /// External data that the mesh needs.
     table external_dependencies ((), ExternalDependencies) from (once) = external_dependencies::external_dependencies;
     /// Cluster-local hosts.
