@@ -38,14 +38,14 @@ pub fn more_specific(a: &str, b: &str) -> Ordering {
         .then_with(|| a.cmp(b))
 }
 
-/// Values by host, to look up the hosts that overlap another one. Users may declare tens of thousands of hosts, so two
-/// lists of them must not be compared pair by pair.
+/// Values by host, to look up the hosts that overlap or contain another one. Users may declare tens of thousands of
+/// hosts, so two lists of them must not be compared pair by pair.
 #[derive(Debug)]
 pub struct HostsByEnd<V> {
     /// By host, backwards.
-    exact: BTreeMap<Vec<u8>, Vec<V>>,
+    exact: BTreeMap<Vec<u8>, V>,
     /// By what follows the `*` of a wildcard, backwards.
-    wildcards: BTreeMap<Vec<u8>, Vec<V>>,
+    wildcards: BTreeMap<Vec<u8>, V>,
     /// The lengths of the keys of `wildcards`.
     lengths: BTreeSet<usize>,
 }
@@ -60,7 +60,36 @@ impl<V> Default for HostsByEnd<V> {
     }
 }
 
-impl<V: Ord + Copy> HostsByEnd<V> {
+impl<V: Default> HostsByEnd<V> {
+    /// Returns the value of a host, a new one if it has none.
+    pub fn entry(&mut self, name: &str) -> &mut V {
+        let values = match name.strip_prefix('*') {
+            Some(end) => {
+                self.lengths.insert(end.len());
+                self.wildcards.entry(backwards(end))
+            }
+            None => self.exact.entry(backwards(name)),
+        };
+        values.or_default()
+    }
+
+    /// Returns the values of the hosts that contain every name of a host ([`subset_of`]).
+    pub fn covering(&self, name: &str) -> Vec<&V> {
+        let end = backwards(name.strip_prefix('*').unwrap_or(name));
+        let exact = self.exact.get(&end).filter(|_| !is_wildcard(name));
+        exact.into_iter().chain(self.wildcards_above(&end)).collect()
+    }
+
+    /// Returns the values of the wildcards that a host ends with, given that end backwards.
+    fn wildcards_above(&self, end: &[u8]) -> Vec<&V> {
+        let lengths = self.lengths.range(..=end.len());
+        lengths
+            .filter_map(|length| self.wildcards.get(&end[..*length]))
+            .collect()
+    }
+}
+
+impl<V: Ord + Copy> HostsByEnd<Vec<V>> {
     /// Returns an index of hosts with their values.
     pub fn of<'a>(hosts: impl IntoIterator<Item = (&'a str, V)>) -> Self {
         let mut index = Self::default();
@@ -72,22 +101,13 @@ impl<V: Ord + Copy> HostsByEnd<V> {
 
     /// Adds a value of a host.
     pub fn add(&mut self, name: &str, value: V) {
-        let values = match name.strip_prefix('*') {
-            Some(end) => {
-                self.lengths.insert(end.len());
-                self.wildcards.entry(backwards(end))
-            }
-            None => self.exact.entry(backwards(name)),
-        };
-        values.or_default().push(value);
+        self.entry(name).push(value);
     }
 
     /// Returns the values of the hosts that have a name in common with a host ([`overlaps`]).
     pub fn overlapping(&self, name: &str) -> BTreeSet<V> {
         let end = backwards(name.strip_prefix('*').unwrap_or(name));
-        let lengths = self.lengths.range(..=end.len());
-        let above = lengths.filter_map(|length| self.wildcards.get(&end[..*length]));
-        let mut found: BTreeSet<V> = above.flatten().copied().collect();
+        let mut found: BTreeSet<V> = self.wildcards_above(&end).into_iter().flatten().copied().collect();
         if !is_wildcard(name) {
             found.extend(self.exact.get(&end).into_iter().flatten());
             return found;
@@ -110,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn r21_overlapping_hosts_are_looked_up() {
+    fn r21_hosts_are_looked_up_as_they_are_compared() {
         let names = [
             "a.test",
             "b.a.test",
@@ -128,6 +148,9 @@ mod tests {
             let expected = (0..names.len()).filter(|position| overlaps(names[*position], name));
             let expected: BTreeSet<usize> = expected.collect();
             assert_eq!(index.overlapping(name), expected, "{name}");
+            let expected = (0..names.len()).filter(|position| subset_of(name, names[*position]));
+            let covering: BTreeSet<usize> = index.covering(name).into_iter().flatten().copied().collect();
+            assert_eq!(covering, expected.collect(), "{name}");
         }
     }
 

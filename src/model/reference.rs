@@ -1,9 +1,6 @@
 //! Dangling references: destinations, subsets and gateways that VirtualServices refer to and that do not exist.
 
-use std::{
-    borrow::Cow,
-    collections::{BTreeMap, BTreeSet},
-};
+use std::{borrow::Cow, collections::BTreeSet};
 
 use super::{
     MeshSnapshot, network, output_limit,
@@ -11,7 +8,10 @@ use super::{
 };
 use crate::{
     api::{Diagnostic, Kind, Severity, field::FieldError},
-    base::{Hostname, Namespace, ObjectKey, host},
+    base::{
+        Hostname, Namespace, ObjectKey,
+        host::{self, HostsByEnd},
+    },
     proto::istio::networking::v1alpha3::Destination,
     table::Cx,
 };
@@ -99,9 +99,9 @@ fn destinations<'a>(
 #[derive(Default)]
 struct DeclaredNames<'a> {
     /// Wildcard hosts of services.
-    wildcards: ByHost<'a, ()>,
+    wildcards: HostsByEnd<()>,
     /// Subsets of DestinationRules.
-    subsets: ByHost<'a, BTreeSet<&'a str>>,
+    subsets: HostsByEnd<BTreeSet<&'a str>>,
 }
 
 impl<'a> DeclaredNames<'a> {
@@ -109,56 +109,23 @@ impl<'a> DeclaredNames<'a> {
         let mut declared = Self::default();
         let hosts = mesh.services_by_host.keys(cx);
         for wildcard in hosts.filter(|name| host::is_wildcard(name)) {
-            declared.wildcards.add(wildcard);
+            declared.wildcards.entry(wildcard);
         }
         for (key, rules) in mesh.destination_rules.iter(cx) {
             let all = rules.local.iter().chain(&rules.exported);
             for subset in all.flat_map(|rule| &rule.spec.subsets) {
-                declared.subsets.add(&key.host).insert(subset.name.as_str());
+                declared.subsets.entry(&key.host).insert(subset.name.as_str());
             }
         }
         declared
     }
 
     fn has_host(&self, cx: &Cx, mesh: &MeshSnapshot, name: &str) -> bool {
-        mesh.services_by_host.contains(cx, &Hostname::new(name)) || self.wildcards.covering(name).next().is_some()
+        mesh.services_by_host.contains(cx, &Hostname::new(name)) || !self.wildcards.covering(name).is_empty()
     }
 
     fn has_subset(&self, name: &str, subset: &str) -> bool {
-        subset.is_empty() || self.subsets.covering(name).any(|names| names.contains(subset))
-    }
-}
-
-/// Values by host. There may be thousands of hosts, so names are looked up and not compared with each.
-#[derive(Default)]
-struct ByHost<'a, V> {
-    exact: BTreeMap<&'a str, V>,
-    /// By what follows the `*` of wildcards.
-    wildcards: BTreeMap<&'a str, V>,
-    /// The lengths of these.
-    lengths: BTreeSet<usize>,
-}
-
-impl<'a, V: Default> ByHost<'a, V> {
-    /// Returns the value of a host.
-    fn add(&mut self, name: &'a str) -> &mut V {
-        match name.strip_prefix('*') {
-            Some(suffix) => {
-                self.lengths.insert(suffix.len());
-                self.wildcards.entry(suffix).or_default()
-            }
-            None => self.exact.entry(name).or_default(),
-        }
-    }
-
-    /// Returns the values of the hosts that cover a host ([`host::subset_of`]).
-    fn covering<'s>(&'s self, name: &'s str) -> impl Iterator<Item = &'s V> {
-        let exact = self.exact.get(name);
-        let own = name.strip_prefix('*').unwrap_or(name);
-        let lengths = self.lengths.range(..=own.len());
-        let suffixes = lengths.filter_map(move |length| own.get(own.len() - length..));
-        let wildcards = suffixes.filter_map(move |suffix| self.wildcards.get(suffix));
-        exact.into_iter().chain(wildcards)
+        subset.is_empty() || self.subsets.covering(name).iter().any(|names| names.contains(subset))
     }
 }
 
@@ -188,29 +155,6 @@ mod tests {
         assert!(found.iter().any(|finding| finding.message.starts_with("further")));
         let repeated = (0..100).map(|number| ("spec", format!("host {}", number % MAX_OF_OBJECT)));
         assert_eq!(few(repeated).len(), MAX_OF_OBJECT, "equal ones count once");
-    }
-
-    #[test]
-    fn hosts_are_looked_up_as_they_are_compared() {
-        let names = [
-            "a.test",
-            "b.a.test",
-            "*",
-            "*.test",
-            "*.a.test",
-            "*a.test",
-            "other",
-            "*\u{e9}.test",
-            "\u{e9}.test",
-        ];
-        for host in names {
-            let mut declared = ByHost::<()>::default();
-            declared.add(host);
-            for name in names {
-                let found = declared.covering(name).next().is_some();
-                assert_eq!(found, host::subset_of(name, host), "{name} below {host}");
-            }
-        }
     }
 
     #[test]

@@ -183,6 +183,14 @@ proptest! {
     }
 }
 
+/// Returns the type, the names and the number of removed names of each response.
+fn summaries(responses: &[Response]) -> Vec<(ResourceType, Vec<&str>, usize)> {
+    responses
+        .iter()
+        .map(|response| (response.resource_type, names(response), response.removed.len()))
+        .collect()
+}
+
 fn names(response: &Response) -> Vec<&str> {
     response
         .resources
@@ -407,10 +415,7 @@ fn removed_clusters_wait_for_routes() {
     world.contents[3].insert(5, 1);
     world.contents[0].remove(&1);
     let responses = client.connection.on_snapshot(world.snapshot());
-    let sent: Vec<_> = responses
-        .iter()
-        .map(|r| (r.resource_type, names(r), r.removed.len()))
-        .collect();
+    let sent = summaries(&responses);
     assert_eq!(
         sent,
         [(ResourceType::Route, vec!["r5"], 0), (ResourceType::Cluster, vec![], 1)]
@@ -427,10 +432,7 @@ fn clusters_removed_before_a_reconnect_wait_for_routes() {
     world.contents[0].remove(&1);
     client.connect();
     let responses = client.connection.on_snapshot(world.snapshot());
-    let sent: Vec<_> = responses
-        .iter()
-        .map(|r| (r.resource_type, names(r), r.removed.len()))
-        .collect();
+    let sent = summaries(&responses);
     assert_eq!(
         sent,
         [
@@ -459,10 +461,7 @@ fn removed_endpoints_of_a_changed_cluster_are_not_replaced() {
     world.contents[0].insert(1, 1);
     world.contents[1].remove(&1);
     let responses = client.connection.on_snapshot(world.snapshot());
-    let sent: Vec<_> = responses
-        .iter()
-        .map(|r| (r.resource_type, names(r), r.removed.len()))
-        .collect();
+    let sent = summaries(&responses);
     assert_eq!(
         sent,
         [
@@ -478,10 +477,7 @@ fn a_reconnect_with_versions_sends_only_the_difference() {
     world.contents[1].insert(0, 1);
     client.connect();
     let responses = client.connection.on_snapshot(world.snapshot());
-    let sent: Vec<_> = responses
-        .iter()
-        .map(|r| (r.resource_type, names(r), r.removed.len()))
-        .collect();
+    let sent = summaries(&responses);
     let expected = [
         (ResourceType::Cluster, vec![], 0),
         (ResourceType::Endpoint, vec!["r0"], 0),

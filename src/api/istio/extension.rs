@@ -88,11 +88,11 @@ impl<'a> Wasm<'a> {
     }
 }
 
-/// Returns the scheme of a module's URL as admission reads it: what is neither a URL nor a path has the scheme `http`.
-/// `None` if it is invalid.
+/// Returns the scheme of a module's URL as admission reads it: `http` for a text that is neither a URL nor a path, but
+/// a URL with `http://` before it. `None` if it is invalid.
 ///
-/// Parity (pkg/config/validation/validation.go, `strictParseURL`): admission accepts addresses with a port, of which
-/// generation makes nothing.
+/// Parity (pkg/config/validation/validation.go, `strictParseURL`): admission accepts addresses with a port, for which
+/// generation configures no module.
 fn admitted_scheme(text: &str) -> Option<String> {
     let is_path = text.starts_with('/') || text == "*";
     let written = Url::parse(text).map(|url| url.scheme);

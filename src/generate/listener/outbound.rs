@@ -80,7 +80,7 @@ struct Lister<'a> {
     /// Positions of the VirtualServices of the egress listener.
     positions: BTreeMap<&'a ObjectKey, usize>,
     /// Hosts of the VirtualServices of the scope.
-    hosts: OnceCell<HostsByEnd<&'a ObjectKey>>,
+    hosts: OnceCell<HostsByEnd<Vec<&'a ObjectKey>>>,
 }
 
 /// A service port that needs a listener.
@@ -467,7 +467,7 @@ impl<'a> Lister<'a> {
         (in_order.len() <= MAX_VIRTUAL_SERVICES).then(|| in_order.into_values().cloned().collect())
     }
 
-    fn tcp_hosts(&self) -> HostsByEnd<&'a ObjectKey> {
+    fn tcp_hosts(&self) -> HostsByEnd<Vec<&'a ObjectKey>> {
         let mut hosts = HostsByEnd::default();
         let scope: &'a SidecarScope = self.scope;
         for key in scope.virtual_services.iter() {

@@ -214,7 +214,7 @@ struct ServerOfRoute<'a> {
 struct ServersOfRoutes<'a> {
     servers: Vec<ServerOfRoute<'a>>,
     /// Their positions, by the hosts that they offer to any namespace.
-    by_host: HostsByEnd<usize>,
+    by_host: HostsByEnd<Vec<usize>>,
 }
 
 impl<'a> ServersOfRoutes<'a> {
@@ -714,7 +714,7 @@ fn lower_cased(host: &Hostname) -> Hostname {
 }
 
 /// Returns the intersection of two host lists in lower case: the more specific host of each overlapping pair.
-fn intersection(offered: &[&str], wanted: &[Hostname], positions: &HostsByEnd<usize>) -> Vec<Hostname> {
+fn intersection(offered: &[&str], wanted: &[Hostname], positions: &HostsByEnd<Vec<usize>>) -> Vec<Hostname> {
     let mut result = Vec::new();
     let mut known = BTreeSet::new();
     for offered in offered {
@@ -739,7 +739,7 @@ fn intersection(offered: &[&str], wanted: &[Hostname], positions: &HostsByEnd<us
 }
 
 /// Returns the positions of hosts.
-fn positions_of(hosts: &[Hostname]) -> HostsByEnd<usize> {
+fn positions_of(hosts: &[Hostname]) -> HostsByEnd<Vec<usize>> {
     HostsByEnd::of(
         hosts
             .iter()

@@ -80,7 +80,7 @@ fn by_name(headers: &[Header]) -> BTreeMap<String, String> {
     let mut named = BTreeMap::new();
     for header in headers {
         let name = header.name.to_lowercase();
-        // The host is no format string. A value that is none is literal, as the API specifies.
+        // The host is not a format string. Such a value is literal, as the API specifies.
         let value = if name == "host" {
             header.value.to_string()
         } else {

@@ -358,7 +358,7 @@ fn services_with_equal_node_selectors_share_their_addresses() {
     world.commit(vec![Change::Upsert(node("n3", "3.3.3.3", "b"))]);
     assert_eq!(of(&world, "d")[..], ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
     assert!(one.same(&of(&world, "a")) && one.same(&of(&world, "b")));
-    // A list goes with the last service, and comes with a new one.
+    // A list is removed with its last service and added with a new one.
     let remove = |name: &str| Change::Remove(Kind::Service, ObjectKey::new(&cluster, "default", name));
     world.commit(vec![remove("a")]);
     assert!(one.same(&of(&world, "b")));

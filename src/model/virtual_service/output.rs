@@ -194,7 +194,7 @@ struct Places {
     /// The number of hosts of these that its namespace may use.
     offered: usize,
     /// The same hosts: the server, and the position among its hosts.
-    by_host: HostsByEnd<(usize, usize)>,
+    by_host: HostsByEnd<Vec<(usize, usize)>>,
 }
 
 /// The routes of a VirtualService in all places together.

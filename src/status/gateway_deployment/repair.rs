@@ -8,7 +8,7 @@ use super::{LONGEST_RETRY, RETRY, known::Key};
 
 /// Number of rounds with writes in a row before the first rest.
 const FREE: u32 = 5;
-/// A row of repairs ends if no other one follows for this time after its rest.
+/// A series of repairs ends if none follows for this time after its rest.
 const CALM: Duration = Duration::from_mins(1);
 
 /// The rounds with writes of each Gateway since its inputs have changed.

@@ -532,7 +532,7 @@ fn extensions() {
     refused("WasmPlugin", &plugin(254, 256, ""), ".imagePullSecret");
     refused("WasmPlugin", &plugin(253, 257, ""), ".pluginName");
     refused("WasmPlugin", &plugin(253, 256, &"A".repeat(64)), ".sha256");
-    // What is no URL may be the rest of one.
+    // Admission puts `http://` before a text that is not a URL.
     for url in ["10.0.0.1:5000/img", "oci://h:port/a"] {
         admitted("WasmPlugin", &format!("{{url: '{url}'}}"), ".url");
     }

@@ -39,7 +39,7 @@ struct Listeners {
 struct RoutesOfGateway<'m> {
     rows: Vec<(&'m ObjectKey, &'m Shared<VirtualServiceSummary>)>,
     /// Their positions by host.
-    by_host: HostsByEnd<usize>,
+    by_host: HostsByEnd<Vec<usize>>,
 }
 
 /// The VirtualServices of each Gateway with TCP servers.
