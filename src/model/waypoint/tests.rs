@@ -430,6 +430,45 @@ fn pods_of_other_clusters_in_the_network_use_waypoints_of_their_cluster() {
 }
 
 #[test]
+fn workloads_of_other_networks_use_no_waypoint() {
+    const DECLARED: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: istio-system, labels: {topology.istio.io/network: near}}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: far, namespace: shop, labels: {istio.io/use-waypoint: workloads}}
+spec: {address: 10.1.0.21, network: far}
+---
+apiVersion: networking.istio.io/v1
+kind: WorkloadEntry
+metadata: {name: near, namespace: shop, labels: {istio.io/use-waypoint: workloads}}
+spec: {address: 10.1.0.22, network: near}
+---
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {name: external, namespace: shop}
+spec:
+  hosts: [external.example.com]
+  ports: [{number: 80, name: http, protocol: HTTP}]
+  resolution: STATIC
+  endpoints:
+  - {address: 10.1.0.26, labels: {istio.io/use-waypoint: workloads}}
+  - {address: 10.1.0.25, labels: {istio.io/use-waypoint: workloads}, network: far}
+  - {address: 10.1.0.24, labels: {istio.io/use-waypoint: workloads}}
+  - {address: 10.1.0.23, labels: {istio.io/use-waypoint: workloads}, network: near}
+";
+    let text = [GATEWAYS, "---", DECLARED].concat();
+    let found = |installation: Installation| {
+        let mesh = fixture::folder_world(installation, &[("kube.yaml", &text)]).snapshot();
+        workloads::addresses(&Cx::untracked(), &mesh, &[key("shop/workloads")]).unwrap_or_default()
+    };
+    assert_eq!(found(several_networks()), ["10.1.0.23", "10.1.0.26", "10.1.0.22"]);
+    assert_eq!(found(installation()).len(), 6, "with one network");
+}
+
+#[test]
 fn a_pod_that_changes_its_label_changes_its_waypoint() {
     let text = [GATEWAYS, "---", WORKLOADS].concat();
     let mut world = fixture::folder_world(installation(), &[("kube.yaml", &text)]);

@@ -1,7 +1,7 @@
 //! Workloads that use waypoints: pods, WorkloadEntries and inline endpoints of ServiceEntries.
 //!
-//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go): readiness does not matter. With several networks, pods of
-//! other clusters count if they are in the network of the config cluster.
+//! Parity (pilot/pkg/serviceregistry/ambient/workloads.go and multicluster.go): readiness does not matter. With several
+//! networks, only workloads in the network of the config cluster count, among them pods of other clusters.
 
 use std::collections::BTreeMap;
 
@@ -102,24 +102,45 @@ pub fn of_object(cx: &Cx, mesh: &MeshSnapshot, key: &WorkloadsKey) -> Option<Way
         WorkloadKind::WorkloadEntry => {
             let entry = mesh.workload_entries.get(cx, &key.object)?;
             let gateway = for_entry(cx, mesh, entry).ok()??;
+            if !is_own_network(cx, mesh, &entry.spec.network) {
+                return None;
+            }
             let addresses = canonical(&entry.spec.address).into_iter().collect();
             (&entry.meta, vec![(gateway, SmolStr::default(), addresses)])
         }
         WorkloadKind::ServiceEntry => {
             let entry = mesh.service_entries.get(cx, &key.object)?;
-            let endpoints = entry.spec.endpoints.iter();
             // One workload per address.
-            let by_address: BTreeMap<_, _> = endpoints.map(|one| (one.address.as_str(), one)).collect();
-            let attached = by_address.into_iter().filter_map(|(address, endpoint)| {
+            let mut by_address: BTreeMap<&str, (&WorkloadEntry, &str)> = BTreeMap::new();
+            let mut network = "";
+            for endpoint in &entry.spec.endpoints {
+                // The network of an endpoint stays in force for those after it.
+                if !endpoint.network.is_empty() {
+                    network = &endpoint.network;
+                }
+                by_address.insert(&endpoint.address, (endpoint, network));
+            }
+            let attached = by_address.into_iter().filter_map(|(address, (endpoint, network))| {
                 let gateway = for_workload(cx, mesh, cluster, &label_map(&endpoint.labels), namespace).ok()??;
                 let addresses = canonical(address).into_iter().collect();
-                Some((gateway, SmolStr::from(format!("/{address}")), addresses))
+                let attached = (gateway, SmolStr::from(format!("/{address}")), addresses);
+                is_own_network(cx, mesh, network).then_some(attached)
             });
             (&entry.meta, attached.collect())
         }
     };
     let creation = meta.creation;
     (!workloads.is_empty()).then_some(WaypointWorkloads { creation, workloads })
+}
+
+/// Returns true if a workload of the config cluster that declares this network counts. One that declares none is in the
+/// network of its cluster.
+fn is_own_network(cx: &Cx, mesh: &MeshSnapshot, network: &str) -> bool {
+    if network.is_empty() || !mesh.installation.features.ambient_enable_multi_network {
+        return true;
+    }
+    let own = mesh.cluster_networks.get(cx, &mesh.installation.cluster);
+    own.is_some_and(|own| own.as_str() == network)
 }
 
 /// Returns the waypoint that a WorkloadEntry uses.
