@@ -48,6 +48,18 @@ pub fn from_re2(expression: &str) -> Result<String, SyntaxError> {
     Ok(rewriter.out)
 }
 
+/// Returns an expression that matches exactly this text, escaped as Go's `regexp.QuoteMeta` does.
+pub fn quoted(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    for c in text.chars() {
+        if r"\.+*?()|[]{}^$".contains(c) {
+            result.push('\\');
+        }
+        result.push(c);
+    }
+    result
+}
+
 struct Rewriter<'a> {
     out: String,
     rest: &'a str,
@@ -267,4 +279,14 @@ fn repetition_length(text: &str) -> Result<Option<usize>, SyntaxError> {
         return Err(SyntaxError(format!("a repetition of more than {MAX_REPEAT}")));
     }
     Ok(Some(inner.len() + 2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_quoted_as_in_go() {
+        assert_eq!(quoted("/a.b-c+"), r"/a\.b-c\+");
+    }
 }

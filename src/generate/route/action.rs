@@ -8,7 +8,7 @@ use super::{
     translation::Translation,
 };
 use crate::{
-    base::Shared,
+    base::{Shared, re2::quoted},
     generate::name::ClusterMode,
     model::{Service, virtual_service::Semantics},
     proto::{
@@ -188,18 +188,6 @@ fn substitution(pattern: &str, replacement: &str) -> RegexMatchAndSubstitute {
     }
 }
 
-/// Returns a regular expression that matches exactly this text, escaped as Go's `regexp.QuoteMeta` does.
-fn quoted(text: &str) -> String {
-    let mut result = String::with_capacity(text.len());
-    for c in text.chars() {
-        if r"\.+*?()|[]{}^$".contains(c) {
-            result.push('\\');
-        }
-        result.push(c);
-    }
-    result
-}
-
 fn mirrors(declared: &HttpRoute, translation: &Translation) -> Vec<RequestMirrorPolicy> {
     let mut policies = Vec::new();
     if let Some(destination) = &declared.mirror {
@@ -308,14 +296,4 @@ fn weighted_destinations(action: &mut RouteAction, declared: &[HttpRouteDestinat
         clusters,
         ..Default::default()
     }));
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn regex_text_is_quoted_as_in_go() {
-        assert_eq!(quoted("/a.b-c+"), r"/a\.b-c\+");
-    }
 }

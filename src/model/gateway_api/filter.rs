@@ -13,6 +13,7 @@ use crate::{
         gateway_api::route::{Cors, Filter, Header, HeaderModifier, RequestMirror, RequestRedirect, UrlRewrite},
         istio::{common::is_header_text, format_string},
     },
+    base::re2::quoted,
     proto::istio::networking::v1alpha3::{
         CorsPolicy, Headers, HttpMirrorPolicy, HttpRedirect, HttpRewrite, Percent, RegexRewrite, StringMatch,
         cors_policy::UnmatchedPreflights,
@@ -188,7 +189,7 @@ fn origin_match(origin: &str) -> StringMatch {
         ("*", _) => MatchType::Regex(ANY_ORIGIN.to_owned()),
         (_, Some(prefix)) if !prefix.contains('*') => MatchType::Prefix(prefix.to_owned()),
         _ if !origin.contains('*') => MatchType::Exact(origin.to_owned()),
-        _ => MatchType::Regex(format!("^{}$", regex::escape(origin).replace("\\*", ".*"))),
+        _ => MatchType::Regex(format!("^{}$", quoted(origin).replace("\\*", ".*"))),
     };
     StringMatch {
         match_type: Some(matched),
@@ -198,6 +199,12 @@ fn origin_match(origin: &str) -> StringMatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn origins_are_quoted_as_in_istio() {
+        let expected = MatchType::Regex(r"^https://.*\.my-app\.test$".to_owned());
+        assert_eq!(origin_match("https://*.my-app.test").match_type, Some(expected));
+    }
 
     #[test]
     fn values_that_are_no_format_strings_are_literal() {
