@@ -72,8 +72,8 @@ const MAX_REGEXES: usize = 64;
 /// The component that evaluates a regular expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RegexUsage {
-    /// Proxies compile it. After [`MAX_REGEXES`] of these only length and syntax are checked. Because of an invalid
-    /// one, Envoy refuses all routes of a port.
+    /// Proxies compile it. After [`MAX_REGEXES`] of these only length, syntax and the least size of the program are
+    /// checked. Because of an invalid one, Envoy refuses all routes of a port.
     Proxy,
     /// The control plane keeps it compiled. More than [`MAX_REGEXES`] of these are an error.
     ControlPlane,
@@ -111,7 +111,7 @@ impl Validation {
         }
         if self.regexes.len() >= MAX_REGEXES {
             return match usage {
-                RegexUsage::Proxy => regex::check_syntax(expression),
+                RegexUsage::Proxy => regex::check_program(expression),
                 RegexUsage::ControlPlane => Err(RegexError::TooMany(MAX_REGEXES)),
             };
         }

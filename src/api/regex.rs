@@ -20,6 +20,12 @@ const MAX_NESTING: u32 = 100;
 /// The maximum product of the counts of nested repetitions. RE2 (re2/parse.cc, `RepetitionWalker`) and Go
 /// (regexp/syntax/parse.go, `repeatIsValid`) have the same limit.
 const MAX_COPIES: u64 = 1000;
+/// The maximum number of instructions in the program that RE2 makes of an expression. Istio's proxies refuse larger ones
+/// (pkg/bootstrap/config.go, `re2.max_program_size.error_level`).
+const MAX_INSTRUCTIONS: u64 = 32_768;
+/// The least number of instructions for a class of all characters but a few: one for those of ASCII, and six for the
+/// encodings of others (re2/compile.cc, `Add_80_10ffff`).
+const WIDE_CLASS: u64 = 7;
 
 /// The reason to refuse an expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,6 +36,9 @@ pub enum RegexError {
     /// Its compiled form is too large.
     #[error("the regular expression is too costly: compiled it has more than {0} bytes")]
     TooLarge(usize),
+    /// The program of RE2 is too large.
+    #[error("the regular expression is too costly: its program has more than {0} instructions")]
+    TooManyInstructions(u64),
     /// The object has too many different expressions.
     #[error("the object has more than {0} different regular expressions")]
     TooMany(usize),
@@ -38,8 +47,9 @@ pub enum RegexError {
     Syntax(String),
 }
 
-/// Checks the syntax of an expression, within [`MAX_LENGTH`] and [`MAX_COMPILED`].
+/// Checks the syntax of an expression, within [`MAX_LENGTH`], [`MAX_COMPILED`] and the limit of [`check_program`].
 pub fn check(expression: &str) -> Result<(), RegexError> {
+    check_program(expression)?;
     within(expression, MAX_COMPILED).map(drop)
 }
 
@@ -49,8 +59,18 @@ pub fn check_syntax(expression: &str) -> Result<(), RegexError> {
     translated(expression).map(drop)
 }
 
-/// Returns an expression in the syntax of the library.
-fn translated(expression: &str) -> Result<String, RegexError> {
+/// Checks the syntax like [`check_syntax`], and that proxies do not refuse the expression because of the least size of
+/// its program.
+pub fn check_program(expression: &str) -> Result<(), RegexError> {
+    let (_, tree) = translated(expression)?;
+    if instructions(&tree) > MAX_INSTRUCTIONS {
+        return Err(RegexError::TooManyInstructions(MAX_INSTRUCTIONS));
+    }
+    Ok(())
+}
+
+/// Returns an expression in the syntax of the library, and its tree.
+fn translated(expression: &str) -> Result<(String, Ast), RegexError> {
     check_length(expression)?;
     let expression = from_re2(expression).map_err(|error| RegexError::Syntax(error.0))?;
     let parsed = ParserBuilder::new().nest_limit(MAX_NESTING).build().parse(&expression);
@@ -59,7 +79,7 @@ fn translated(expression: &str) -> Result<String, RegexError> {
         let message = format!("nested repetitions of more than {MAX_COPIES} together");
         return Err(RegexError::Syntax(message));
     }
-    Ok(expression)
+    Ok((expression, tree))
 }
 
 /// Returns the largest product of the counts of nested repetitions. Parsing limits the depth of the tree.
@@ -74,6 +94,22 @@ fn nested_copies(tree: &Ast) -> u64 {
         Ast::Alternation(alternation) => most(&alternation.asts),
         Ast::Concat(concat) => most(&concat.asts),
         _ => 1,
+    }
+}
+
+/// Returns the least number of instructions in the program of RE2. The alternatives of an alternation may become one
+/// class.
+fn instructions(tree: &Ast) -> u64 {
+    match tree {
+        Ast::Empty(_) | Ast::Flags(_) | Ast::Assertion(_) => 0,
+        Ast::Dot(_) => WIDE_CLASS,
+        Ast::ClassPerl(class) if class.negated => WIDE_CLASS,
+        Ast::ClassBracketed(class) if class.negated => WIDE_CLASS,
+        Ast::Literal(_) | Ast::ClassUnicode(_) | Ast::ClassPerl(_) | Ast::ClassBracketed(_) => 1,
+        Ast::Repetition(repetition) => copies(&repetition.op.kind).saturating_mul(instructions(&repetition.ast)),
+        Ast::Group(group) => instructions(&group.ast),
+        Ast::Alternation(alternation) => alternation.asts.iter().map(instructions).max().unwrap_or_default(),
+        Ast::Concat(concat) => concat.asts.iter().map(instructions).sum(),
     }
 }
 
@@ -102,7 +138,7 @@ pub fn compile(expression: &str) -> Result<Regex, RegexError> {
 }
 
 fn within(expression: &str, max_compiled: usize) -> Result<Regex, RegexError> {
-    let expression = translated(expression)?;
+    let (expression, _) = translated(expression)?;
     // Classes such as `\w` mean ASCII in RE2. Only expressions with other characters need the Unicode tables.
     build(&expression, false, max_compiled).or_else(|error| match error {
         RegexError::Syntax(_) => build(&expression, true, max_compiled),
@@ -219,6 +255,21 @@ mod tests {
         assert_eq!(check("(a{10}){100}"), Ok(()));
         assert!(check(r"\pL{10}").is_ok() && compile(r"\pL{10}").is_err());
         assert!(compile(&"(".repeat(1000)).is_err());
+    }
+
+    /// Envoy refuses all routes of a port with one of these, although the compiled form of the library is small.
+    #[test]
+    fn programs_that_proxies_refuse_are_refused() {
+        let refused: Result<(), RegexError> = Err(RegexError::TooManyInstructions(MAX_INSTRUCTIONS));
+        for part in [".{1000}", "[^/]{1000}", r"(?:\W|x){900,1000}"] {
+            let expression = part.repeat(5);
+            assert_eq!(check(&expression), refused, "{expression}");
+            assert_eq!(check_program(&expression), refused, "{expression}");
+            assert_eq!(check_syntax(&expression), Ok(()), "{expression}");
+            assert_eq!(check_program(&part.repeat(4)), Ok(()), "{part}");
+            assert_eq!(check(part), Ok(()), "{part}");
+        }
+        assert_eq!(check_program(&"(?:a|b|[c-z]){1000}".repeat(20)), Ok(()));
     }
 
     /// Envoy refuses a whole resource with one of these.
