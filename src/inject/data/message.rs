@@ -243,7 +243,7 @@ fn go_name(name: &str) -> String {
             } else {
                 character
             });
-            starts_word = false;
+            starts_word = character.is_ascii_digit();
         }
     }
     go
@@ -258,5 +258,6 @@ mod tests {
         assert_eq!(go_name("proxy_listen_port"), "ProxyListenPort");
         assert_eq!(go_name("mesh_mTLS"), "MeshMTLS");
         assert_eq!(go_name("h2_upgrade_policy"), "H2UpgradePolicy");
+        assert_eq!(go_name("k8s_sa_jwt_path"), "K8SSaJwtPath");
     }
 }
