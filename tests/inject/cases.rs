@@ -51,6 +51,10 @@ pub(super) fn trials() -> Vec<Trial> {
     trials.push(Trial::test("inject::cases::chart_is_valid", move || {
         chart_is_valid(&folder.join("../chart/istio-discovery-1.30.3.yaml"))
     }));
+    trials.push(helm::trial(
+        "inject::cases::tracing_proxies_run_in_the_group_of_the_namespace",
+        tracing_proxies_run_in_the_group_of_the_namespace,
+    ));
     for (number, case) in cases.into_iter().enumerate() {
         let name = case.name(number + 1);
         if case.fits_chart().expect("the files of the case are readable") {
@@ -88,6 +92,32 @@ fn chart_is_valid(path: &Path) -> Result<(), Failed> {
     let injector = Injector::parse(key("config"), key("values"))?;
     let names: Vec<&str> = injector.templates().collect();
     assert!(names.contains(&"sidecar") && names.contains(&"waypoint"), "{names:?}");
+    Ok(())
+}
+
+/// A proxy that traces rules runs as root, so its traffic is exempt from them by its group alone: that of istio-init's
+/// option `-u`, which OpenShift assigns to the namespace.
+fn tracing_proxies_run_in_the_group_of_the_namespace() -> Result<(), Failed> {
+    let objects = helm::objects("istiod", &[])?;
+    let [config, values] = helm::injector(&objects)?;
+    let injector = Injector::parse(config, values)?;
+    let environment = Environment {
+        namespace: Arc::new(namespace("test-ns")),
+        platform: Platform::OpenShift,
+        ..Environment::default()
+    };
+    let annotations = json!({ "proxy.istio.io/config": "proxyMetadata: {IPTABLES_TRACE_LOGGING: \"true\"}" });
+    let pod = json!({ "metadata": { "annotations": annotations }, "spec": { "containers": [{ "name": "web" }] } });
+    let Outcome::Patch(patch) = injector.inject(&pod, &environment)? else {
+        return Err("the pod is not injected".into());
+    };
+    let pod = patched(&pod, patch.operations())?;
+    let lists = [&pod["spec"]["initContainers"], &pod["spec"]["containers"]];
+    let mut containers = lists.into_iter().filter_map(Value::as_array).flatten();
+    let proxy = containers.find(|container| container["name"] == "istio-proxy");
+    let context = &proxy.ok_or("no proxy")?["securityContext"];
+    assert_eq!(context["runAsUser"], 0);
+    assert_eq!(context["runAsGroup"], 1_000_629_999);
     Ok(())
 }
 
