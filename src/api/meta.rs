@@ -28,8 +28,8 @@ pub struct Meta {
     pub creation: i64,
     /// `metadata.generation`, which counts changes of `spec`; 0 if absent. Statuses name the one that they describe.
     pub generation: i64,
-    /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, and that of a WorkloadGroup reveals that
-    /// the group was created again.
+    /// `metadata.resourceVersion`, else `1`. Proxies get that of Wasm plugins, which for objects of clusters does not
+    /// change with their status. That of a WorkloadGroup reveals that the group was created again.
     pub resource_version: SmolStr,
 }
 

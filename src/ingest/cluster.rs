@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     api::{Kind, document::parse_object, label::REVISION},
-    base::{ClusterId, ObjectKey, SmolStr},
+    base::{ClusterId, ObjectKey, SmolStr, Version},
     kube::{
         Object,
         health::WatchHealth,
@@ -485,9 +485,7 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
         if let Some(annotations) = metadata.get_mut("annotations").and_then(|all| all.as_object_mut()) {
             annotations.remove(LAST_APPLIED);
         }
-        if !version_counts(kind) {
-            metadata.remove("resourceVersion");
-        }
+        fit_version(kind, metadata);
     }
     let parsed = defect::parsed(kind, &key, || parse_object(cluster, kind, &value));
     let (row, findings) = (parsed.rows.into_iter().next(), parsed.diagnostics);
@@ -508,13 +506,24 @@ pub(super) fn item(kind: Kind, cluster: &ClusterId, object: Object) -> WatchedOb
     }
 }
 
-/// Returns true if rows of this kind differ by their resource version alone.
+/// Removes the resource version of an object, or replaces it by one that its status does not affect.
 ///
 /// Every heartbeat of a Node and every status write changes the version; rows with the same content must stay equal.
-/// Exceptions: proxies with Wasm plugins receive the version. A WorkloadGroup that was deleted and recreated within one
-/// debounce interval is detected by its version alone, and the entries of its machines were deleted with it.
-fn version_counts(kind: Kind) -> bool {
-    matches!(kind, Kind::WasmPlugin | Kind::TrafficExtension | Kind::WorkloadGroup)
+/// Exceptions: a WorkloadGroup that was deleted and recreated within one debounce interval is detected by its version
+/// alone, and the entries of its machines were deleted with it. Proxies with Wasm plugins receive a version, and their
+/// agents may load the module again whenever it changes: with the settings or the metadata of the object, but not with
+/// the status, which this control plane writes.
+fn fit_version(kind: Kind, metadata: &mut serde_json::Map<String, serde_json::Value>) {
+    match kind {
+        Kind::WasmPlugin | Kind::TrafficExtension if metadata.contains_key("generation") => {
+            let fields = ["uid", "generation", "labels", "annotations"];
+            let text = |field: &str| metadata.get(field).map(ToString::to_string).unwrap_or_default();
+            let version = Version::of(fields.map(text).concat().as_bytes());
+            metadata.insert("resourceVersion".to_owned(), version.to_string().into());
+        }
+        Kind::WasmPlugin | Kind::TrafficExtension | Kind::WorkloadGroup => {}
+        _ => _ = metadata.remove("resourceVersion"),
+    }
 }
 
 #[cfg(test)]

@@ -514,6 +514,32 @@ fn resource_versions_distinguish_only_workload_groups() {
     assert_eq!(row(Kind::Service, "1"), row(Kind::Service, "2"));
 }
 
+/// Statuses of plugins are written by this control plane. A push for each of them would let agents load the module
+/// again.
+#[test]
+fn statuses_of_plugins_do_not_change_their_versions() {
+    let row = |kind: Kind, version: &str, generation: u32, note: &str| {
+        let wasm = json!({"url": "oci://example.com/a"});
+        let spec = match kind {
+            Kind::WasmPlugin => wasm,
+            _ => json!({ "wasm": wasm }),
+        };
+        let metadata = json!({"name": "a", "namespace": "n", "uid": "u", "resourceVersion": version,
+            "generation": generation, "annotations": {"note": note}});
+        let object = Object::from_value(json!({"metadata": metadata, "spec": spec})).expect("an object");
+        format!("{:?}", item(kind, &"c1".into(), object).row.expect("a row"))
+    };
+    // Behind the metadata whose changes are seen anyway.
+    let version = |row: &str| row.split_once("resource_version").expect("a version").1.to_owned();
+    for kind in [Kind::WasmPlugin, Kind::TrafficExtension] {
+        let first = row(kind, "1", 1, "x");
+        assert_eq!(row(kind, "2", 1, "x"), first);
+        for changed in [row(kind, "2", 2, "x"), row(kind, "2", 1, "y")] {
+            assert_ne!(version(&changed), version(&first));
+        }
+    }
+}
+
 /// Takes events until this is the newest version of Services.
 async fn until_received(cluster: &mut Cluster, version: u64) {
     let taking = async {
