@@ -89,6 +89,9 @@ const WASM_PEER_STATE: &[&str] = &[
     "wasm.downstream_peer_id",
 ];
 
+/// Path of a file log without one. Envoy refuses a listener with an empty path.
+const STANDARD_OUTPUT: &str = "/dev/stdout";
+
 const FILE_LOG: &str = "envoy.access_loggers.file";
 const HTTP_GRPC_LOG: &str = "envoy.access_loggers.http_grpc";
 const TCP_GRPC_LOG: &str = "envoy.tcp_grpc_access_log";
@@ -170,7 +173,7 @@ impl FilterStack<'_> {
             Provider::EnvoyFileAccessLog(provider) => {
                 let built_in = log.provider.name == "envoy" && provider.log_format.is_none();
                 let config = if built_in && !provider.omit_empty_values {
-                    self.mesh_file_log(&provider.path)
+                    self.mesh_file_log(or(&provider.path, STANDARD_OUTPUT))
                 } else {
                     self.provider_file_log(provider)
                 };
@@ -197,7 +200,7 @@ impl FilterStack<'_> {
     }
 
     fn provider_file_log(&self, provider: &EnvoyFileAccessLogProvider) -> Option<Any> {
-        let path = or(&provider.path, "/dev/stdout");
+        let path = or(&provider.path, STANDARD_OUTPUT);
         let format = match provider.log_format.as_ref().map(|format| &format.log_format) {
             None => text_format(""),
             Some(Some(LogFormat::Labels(labels))) if labels.fields.is_empty() => json_format(default_json()),
@@ -482,26 +485,28 @@ mod tests {
         model::Installation,
     };
 
-    const TELEMETRY: &str = "
-apiVersion: telemetry.istio.io/v1
-kind: Telemetry
-metadata: {name: mesh, namespace: istio-system}
-spec: {accessLogging: [{providers: [{name: log}]}]}
-";
-
-    /// Returns the format of a file access log with these settings.
-    fn format(settings: &str) -> Value {
-        let provider = format!("{{name: log, envoyFileAccessLog: {{path: /tmp/log{settings}}}}}");
+    /// Returns the file access log of a provider with these settings.
+    fn file_log(name: &str, settings: &str) -> Value {
+        let provider = format!("{{name: {name}, envoyFileAccessLog: {{{settings}}}}}");
         let mesh = format!("proxyListenPort: 15001\nextensionProviders: [{provider}]\n");
+        let telemetry = format!(
+            "apiVersion: telemetry.istio.io/v1\nkind: Telemetry\nmetadata: {{name: mesh, namespace: istio-system}}\n\
+             spec: {{accessLogging: [{{providers: [{{name: {name}}}]}}]}}\n"
+        );
         let files = [
             ("mesh.yaml", mesh.as_str()),
             ("kube.yaml", fixture::APP),
-            ("config.yaml", TELEMETRY),
+            ("config.yaml", telemetry.as_str()),
         ];
         let proxy = fixture::client("sidecar~10.1.0.1~a-0.default~default.svc.cluster.local", &json!({}));
         let store = fixture::store(Installation::default(), &files, vec![proxy]);
         let listener = fixture::resource(&store, 0, ResourceType::Listener, "virtualOutbound");
-        let log = &listener["accessLog"][0]["typedConfig"];
+        listener["accessLog"][0]["typedConfig"].clone()
+    }
+
+    /// Returns the format of a file access log with these settings.
+    fn format(settings: &str) -> Value {
+        let log = file_log("log", &format!("path: /tmp/log{settings}"));
         assert_eq!(log["path"], "/tmp/log");
         log["logFormat"].clone()
     }
@@ -511,5 +516,12 @@ spec: {accessLogging: [{providers: [{name: log}]}]}
         assert_eq!(format(", logFormat: {}"), Value::Null);
         assert_eq!(format(", logFormat: {labels: null}"), Value::Null);
         assert!(format("")["textFormatSource"].is_object());
+    }
+
+    #[test]
+    fn file_logs_without_a_path_go_to_standard_output() {
+        for name in ["log", "envoy"] {
+            assert_eq!(file_log(name, "")["path"], "/dev/stdout", "{name}");
+        }
     }
 }
