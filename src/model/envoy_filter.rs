@@ -313,10 +313,12 @@ fn patch<'a>(place: SmolStr, written: &'a EnvoyConfigObjectPatch, versions: &mut
     let apply_to = ApplyTo::try_from(written.apply_to).ok()?;
     let operation = Operation::try_from(body.operation).ok()?;
     let value = match &body.value {
-        Some(value) => Some(PatchValue::new(envoy_filter::value(apply_to, value).ok()?)),
+        Some(value) => Some(envoy_filter::value(apply_to, value).ok()?),
         None => None,
     };
     let operation = effective(operation, apply_to);
+    // A removal may be written with a value, which has no effect.
+    let value = value.filter(|_| operation != Operation::Remove).map(PatchValue::new);
     if value.is_none() && operation != Operation::Remove {
         return None;
     }

@@ -26,7 +26,11 @@ spec:
 ";
 
 fn compile() -> CompiledFilter {
-    let world = fixture::folder_world(Installation::default(), &[("filter.yaml", FILTER)]);
+    compile_text(FILTER)
+}
+
+fn compile_text(text: &str) -> CompiledFilter {
+    let world = fixture::folder_world(Installation::default(), &[("filter.yaml", text)]);
     let key = fixture::key("shop/all");
     let row = world
         .snapshot()
@@ -54,6 +58,23 @@ fn only_invalid_patches_are_omitted() {
     assert!(first.read::<Filter>().is_none());
     assert_eq!(last.operation, Operation::Add, "clusters have no order to insert into");
     assert!(last.adds_in(PatchContext::Gateway) && !last.adds_in(PatchContext::SidecarInbound));
+}
+
+/// A proxy that lacks an extension in the value would keep what the patch removes.
+#[test]
+fn removals_have_no_value() {
+    let removal = "
+  - applyTo: HTTP_ROUTE
+    match: {routeConfiguration: {vhost: {route: {name: admin}}}}
+    patch:
+      operation: REMOVE
+      value:
+        typed_per_filter_config:
+          x: {'@type': type.googleapis.com/envoy.extensions.filters.http.lua.v3.LuaPerRoute, disabled: true}
+";
+    let filter = compile_text(&[FILTER.trim_end(), removal].concat());
+    let removal = filter.patches.last().expect("a patch");
+    assert_eq!((removal.operation, &removal.value), (Operation::Remove, &None));
 }
 
 #[test]
