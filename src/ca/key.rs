@@ -8,8 +8,11 @@ use bytes::Bytes;
 use rcgen::{KeyPair, PublicKeyData, RsaKeySize, SigningKey};
 use rustls::pki_types::{PrivateKeyDer, pem::PemObject};
 use x509_parser::{
-    asn1_rs::BitString,
-    oid_registry::{OID_NIST_EC_P521, OID_SIG_ECDSA_WITH_SHA512},
+    asn1_rs::{BitString, Oid},
+    oid_registry::{
+        OID_EC_P256, OID_NIST_EC_P384, OID_NIST_EC_P521, OID_SIG_ECDSA_WITH_SHA256, OID_SIG_ECDSA_WITH_SHA384,
+        OID_SIG_ECDSA_WITH_SHA512,
+    },
     prelude::{AlgorithmIdentifier, SubjectPublicKeyInfo},
 };
 
@@ -188,15 +191,37 @@ pub(super) fn is_signed(
     signature: &BitString<'_>,
     content: &[u8],
 ) -> bool {
-    let curve = by.algorithm.parameters.as_ref().and_then(|any| any.as_oid().ok());
-    if algorithm.algorithm == OID_SIG_ECDSA_WITH_SHA512 && curve.is_some_and(|oid| oid == OID_NIST_EC_P521) {
-        let key = aws::UnparsedPublicKey::new(&aws::ECDSA_P521_SHA512_ASN1, &by.subject_public_key.data);
+    if let Some(verifier) = ecdsa(by, algorithm) {
+        let key = aws::UnparsedPublicKey::new(verifier, &by.subject_public_key.data);
         return key.verify(content, &signature.data).is_ok();
     }
     if is_sha1(algorithm) {
         return false;
     }
     x509_parser::verify::verify_signature(by, algorithm, signature, content).is_ok()
+}
+
+/// Returns the verifier of an ECDSA signature that `x509_parser` does not know. Any digest may be used with any curve;
+/// OpenSSL signs with SHA-256 by default, also with P-521.
+fn ecdsa(
+    by: &SubjectPublicKeyInfo<'_>,
+    algorithm: &AlgorithmIdentifier<'_>,
+) -> Option<&'static dyn aws::VerificationAlgorithm> {
+    let curve = by.algorithm.parameters.as_ref()?.as_oid().ok()?;
+    let has = |of_key: Oid<'_>, of_signature: Oid<'_>| curve == of_key && algorithm.algorithm == of_signature;
+    if has(OID_NIST_EC_P521, OID_SIG_ECDSA_WITH_SHA256) {
+        Some(&aws::ECDSA_P521_SHA256_ASN1)
+    } else if has(OID_NIST_EC_P521, OID_SIG_ECDSA_WITH_SHA384) {
+        Some(&aws::ECDSA_P521_SHA384_ASN1)
+    } else if has(OID_NIST_EC_P521, OID_SIG_ECDSA_WITH_SHA512) {
+        Some(&aws::ECDSA_P521_SHA512_ASN1)
+    } else if has(OID_NIST_EC_P384, OID_SIG_ECDSA_WITH_SHA512) {
+        Some(&aws::ECDSA_P384_SHA512_ASN1)
+    } else if has(OID_EC_P256, OID_SIG_ECDSA_WITH_SHA512) {
+        Some(&aws::ECDSA_P256_SHA512_ASN1)
+    } else {
+        None
+    }
 }
 
 fn is_sha1(algorithm: &AlgorithmIdentifier<'_>) -> bool {

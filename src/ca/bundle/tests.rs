@@ -82,6 +82,27 @@ fn keys_are_parsed_in_all_pem_formats() {
 }
 
 #[test]
+fn ecdsa_signatures_have_any_digest() {
+    // These were made by openssl: P-256 and P-384 with -sha512, P-521 with its default, which is SHA-256.
+    let roots = Certificate::all_from_pem(include_bytes!("testdata/ec-roots.pem")).unwrap();
+    assert_eq!(roots.len(), 3);
+    for root in &roots {
+        assert!(root.is_issued_by(root), "{root:?}");
+    }
+    for algorithm in [
+        &rcgen::PKCS_ECDSA_P521_SHA256,
+        &rcgen::PKCS_ECDSA_P521_SHA384,
+        &rcgen::PKCS_ECDSA_P521_SHA512,
+    ] {
+        let key = KeyPair::generate_for(algorithm).unwrap();
+        let root = Issuer::self_signed(parameters("root", 3650), key).unwrap();
+        let ca = intermediate("ca", 365, &root);
+        let authority = Authority::new(ca_bundle(&files(&ca, &root)), start());
+        authority.unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+    }
+}
+
+#[test]
 fn errors_name_the_location_and_the_file() {
     let root = root("root", 3650);
     let ca = intermediate("ca", 365, &root);
