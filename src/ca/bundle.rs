@@ -144,7 +144,7 @@ impl CaBundle {
         if let Some(crl) = &self.crl {
             self.verify_crls(crl, &chain)?;
         }
-        let path_expires_at = path.iter().map(|certificate| certificate.not_after).min();
+        let path_expires_at = expiry(&path);
         let root = path.last().map_or_else(|| certificate.clone(), |root| (*root).clone());
         Ok(VerifiedBundle {
             path_expires_at: path_expires_at.unwrap_or(certificate.not_after),
@@ -188,7 +188,19 @@ impl CaBundle {
     }
 }
 
-/// Returns the path from a certificate to a root, both included.
+/// Returns the earliest expiry on a path.
+fn expiry(path: &[&Certificate]) -> Option<SystemTime> {
+    path.iter().map(|certificate| certificate.not_after).min()
+}
+
+/// Returns the position of the path that is valid longest.
+fn longest(paths: &[Vec<&Certificate>]) -> Option<usize> {
+    let paths = paths.iter().enumerate();
+    paths.max_by_key(|(_, path)| expiry(path)).map(|(index, _)| index)
+}
+
+/// Returns the path from a certificate to a root, both included. Of several, such as those to an old root and to the
+/// renewed one with the same key, it is the one that is valid longest.
 pub(super) fn path<'a>(
     from: &'a Certificate,
     chain: &'a [Certificate],
@@ -198,9 +210,10 @@ pub(super) fn path<'a>(
 ) -> Result<Vec<&'a Certificate>, String> {
     let counts = |certificate: &Certificate| expiry_check == ExpiryCheck::Skipped || certificate.is_valid_at(now);
     let mut expired = None;
-    // Depth-first search; each entry is a path to extend.
+    // Best-first search; each entry is a path to extend.
     let mut open = vec![vec![from]];
-    while let Some(path) = open.pop() {
+    while let Some(index) = longest(&open) {
+        let path = open.swap_remove(index);
         let Some(&last) = path.last() else { continue };
         if !counts(last) {
             expired = Some(last);

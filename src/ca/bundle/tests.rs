@@ -47,6 +47,19 @@ fn a_complete_bundle_is_accepted() {
 }
 
 #[test]
+fn of_several_roots_with_one_key_the_one_that_is_valid_longest_counts() {
+    let root = root("root", 3650);
+    let ca = intermediate("ca", 365, &root);
+    let old = parameters("root", 30).self_signed(root.key()).unwrap().pem();
+    for roots in [old.clone() + &root.pem(), root.pem() + &old] {
+        let mut files = files(&ca, &root);
+        files.insert(plugged_in::ROOTS.into(), file(roots));
+        let authority = Authority::new(ca_bundle(&files), start()).unwrap();
+        assert_eq!(authority.path_expires_at(), start() + DAY * 365);
+    }
+}
+
+#[test]
 fn keys_are_parsed_in_all_pem_formats() {
     for (name, certificate, key) in [
         (
