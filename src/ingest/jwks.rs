@@ -161,6 +161,8 @@ struct KeyState {
     memory: Option<OwnedSemaphorePermit>,
     /// Failures since the last success.
     failures: u32,
+    /// Last failure; `None` after a success.
+    failure: Option<FetchFailure>,
     /// Duration of the failure, as the sum of the delays.
     failing_for: Duration,
 }
@@ -212,7 +214,15 @@ impl<F: Fetch> Resolver<F> {
         for (source, required) in all {
             if let Some(known) = self.sources.get_mut(source) {
                 self.shares.update(&known.shares, &required.by);
+                let is_by_others = known.required.by != required.by;
                 known.required = required.clone();
+                if is_by_others {
+                    self.findings.set(source.clone(), known.findings(source));
+                    self.reports.send_if_modified(|reports| {
+                        let report = reports.get_mut(source);
+                        report.map(|report| report.set_required_by(&required.by)).is_some()
+                    });
+                }
             } else {
                 let new = KeyState::new(required.clone(), self.shares.of(&required.by));
                 self.schedule_fetch(source, required.timeout, Duration::ZERO, new.shares.subscribe());
@@ -259,23 +269,14 @@ impl<F: Fetch> Resolver<F> {
         let by = entry.required.by.clone();
         let shares = entry.shares.subscribe();
         let learned = answer.and_then(|keys| entry.succeed(keys));
-        let (wait, change, failure) = match learned {
-            Ok(change) => (refresh, change, None),
-            Err(failure) => {
-                let (wait, change) = entry.fail(refresh);
-                (wait, change, Some(failure))
-            }
+        let (wait, change) = match learned {
+            Ok(change) => (refresh, change),
+            Err(failure) => entry.fail(failure, refresh),
         };
-        let (timeout, has_keys) = (entry.required.timeout, entry.published.is_some());
-        let update = report::FetchResult::new(entry.published.as_ref(), entry.failures, failure.as_ref());
+        let timeout = entry.required.timeout;
+        let update = report::FetchResult::new(entry.published.as_ref(), entry.failures, entry.failure.as_ref());
+        let findings = entry.findings(&source);
         self.schedule_fetch(&source, timeout, wait, shares);
-        let findings = match &failure {
-            None => BTreeSet::new(),
-            Some(failure) => by
-                .iter()
-                .map(|policy| finding(policy, &source, failure, has_keys))
-                .collect(),
-        };
         self.findings.set(source.clone(), findings);
         let sent = match change {
             Some(KeyChange::Keys(keys)) => {
@@ -317,6 +318,7 @@ impl KeyState {
             published: None,
             memory: None,
             failures: 0,
+            failure: None,
             failing_for: Duration::ZERO,
         }
     }
@@ -330,6 +332,7 @@ impl KeyState {
             self.published = Some(keys);
         }
         self.failures = 0;
+        self.failure = None;
         self.failing_for = Duration::ZERO;
         Ok(change)
     }
@@ -347,7 +350,8 @@ impl KeyState {
     }
 
     /// Records a failure. Returns the delay before the next fetch, and the change to publish.
-    fn fail(&mut self, refresh: Duration) -> (Duration, Option<KeyChange>) {
+    fn fail(&mut self, failure: FetchFailure, refresh: Duration) -> (Duration, Option<KeyChange>) {
+        self.failure = Some(failure);
         let longest = match self.published {
             Some(_) => LONGEST_RETRY.min(refresh).max(FIRST_RETRY),
             None => LONGEST_RETRY_WITHOUT_KEYS,
@@ -360,6 +364,18 @@ impl KeyState {
             self.memory = None;
         }
         (wait, is_too_old.then_some(KeyChange::TooOld))
+    }
+
+    /// Returns the warnings for the authors of the policies that require the keys.
+    fn findings(&self, source: &KeySource) -> BTreeSet<Diagnostic> {
+        let Some(failure) = &self.failure else {
+            return BTreeSet::new();
+        };
+        let has_keys = self.published.is_some();
+        let policies = self.required.by.iter();
+        policies
+            .map(|policy| finding(policy, source, failure, has_keys))
+            .collect()
     }
 }
 

@@ -53,14 +53,18 @@ impl FetchResult {
 impl KeysReport {
     pub(super) fn update(&mut self, source: &KeySource, by: &BTreeSet<ObjectKey>, result: FetchResult) {
         self.url = source.to_smolstr();
-        let name = |key: &ObjectKey| SmolStr::new(format!("{}/{}", key.namespace, key.name));
-        self.required_by = by.iter().map(name).collect();
+        self.set_required_by(by);
         self.key_ids = result.key_ids;
         self.failures = result.failures;
         if result.error.is_none() {
             self.fetched = Some(Instant::now());
         }
         self.last_error = result.error.unwrap_or_default();
+    }
+
+    pub(super) fn set_required_by(&mut self, by: &BTreeSet<ObjectKey>) {
+        let name = |key: &ObjectKey| SmolStr::new(format!("{}/{}", key.namespace, key.name));
+        self.required_by = by.iter().map(name).collect();
     }
 }
 

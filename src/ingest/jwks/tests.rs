@@ -82,9 +82,14 @@ impl Fixture {
     }
 
     fn want(&self, urls: &[&'static str]) -> ExternalDependencies {
+        self.want_by(&["policy"], urls)
+    }
+
+    fn want_by(&self, policies: &[&'static str], urls: &[&'static str]) -> ExternalDependencies {
+        let policies = policies.iter().map(|name| ObjectKey::new(&CLUSTER, "ns", *name));
         let required = RequiredKeys {
             timeout: Duration::from_secs(5),
-            by: [ObjectKey::new(&CLUSTER, "ns", "policy")].into(),
+            by: policies.collect(),
         };
         let keys = urls
             .iter()
@@ -207,6 +212,23 @@ async fn the_last_valid_keys_stay_while_their_server_fails() {
     assert_eq!(words, "http://a 2");
     assert!(waited <= 600, "{waited}");
     assert_eq!(fixture.reports.all()[0].last_error, "");
+}
+
+#[tokio::test]
+async fn a_further_policy_is_warned_of_a_failing_issuer_at_once() {
+    let fixture = Fixture::new();
+    fixture.servers.fail("http://a");
+    fixture.want(&["http://a"]);
+    fixture.sleep(0).await;
+    fixture.want_by(&["other", "policy"], &["http://a"]);
+    fixture.sleep(0).await;
+    assert_eq!(fixture.servers.asked(), 1);
+    let found = fixture.found.lock().unwrap().clone();
+    assert!(found.len() == 2 && found[1].contains("ns/other"), "{found:?}");
+    assert_eq!(fixture.reports.all()[0].required_by, ["ns/other", "ns/policy"]);
+    fixture.want_by(&["other"], &["http://a"]);
+    fixture.sleep(0).await;
+    assert_eq!(fixture.reports.all()[0].required_by, ["ns/other"]);
 }
 
 #[tokio::test]
