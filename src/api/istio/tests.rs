@@ -407,6 +407,19 @@ fn r1_expressions_have_limits_in_every_field() {
     );
 }
 
+/// Each gateway that sees a rule may request all of its credentials.
+#[test]
+fn r21_credentials_of_a_rule_are_limited() {
+    let rule = |count: u32| {
+        let port = |n: u32| format!("{{port: {{number: {n}}}, tls: {{mode: SIMPLE, credentialName: c{n}}}}}");
+        let ports: Vec<String> = (1..=count).map(port).collect();
+        let ports = ports.join(", ");
+        format!("{{host: a.example.com, trafficPolicy: {{portLevelSettings: [{ports}]}}}}")
+    };
+    good("DestinationRule", &rule(1_000));
+    bad("DestinationRule", &rule(1_001), &[""]);
+}
+
 #[test]
 fn destination_rules() {
     good(
