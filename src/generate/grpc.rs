@@ -174,6 +174,7 @@ impl GrpcPart {
         let key = cluster::ClusterKey {
             service: service.clone(),
             port: name.port,
+            merged: scope.merged_port(service, name.port),
             subset: name.subset.into(),
             rule: self.rule(ctx, scope, service).map(|(rule, _)| rule),
         };
@@ -184,15 +185,15 @@ impl GrpcPart {
     /// Returns the endpoints of any cluster, requested or not.
     fn endpoints(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
         let name = ClusterName::outbound(asked)?;
-        let service = ctx.service(scope.service(name.host)?)?;
+        let service = ctx.scoped(&scope.scoped(scope.service(name.host)?))?;
         let found = self.rule(ctx, scope, &service.key);
         let policy = found
             .as_ref()
             .and_then(|(_, rule)| traffic_policy::policy_of(rule, name.port, name.subset));
-        let needs = endpoint::needs(ctx, service, policy);
+        let needs = endpoint::needs(ctx, &service, policy);
         let location = self.client.location.as_ref().filter(|_| needs.any());
         let location = location.map(|location| (location, &needs));
-        let client = EndpointProxyView::of(ctx, service, &self.client.outbound, location);
+        let client = EndpointProxyView::of(ctx, &service, &self.client.outbound, location);
         let key = EndpointKey {
             service: service.key.clone(),
             port: name.port,

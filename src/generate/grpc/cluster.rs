@@ -12,6 +12,7 @@ use crate::{
     model::{
         Service, ServiceKey,
         destination_rule::{self, RuleRef},
+        service::MergedPort,
     },
     proto::{
         envoy::config::cluster::v3::{
@@ -34,6 +35,8 @@ pub struct ClusterKey {
     pub(super) service: ServiceKey,
     /// Service port.
     pub(super) port: u32,
+    /// Members of the service that the port comes from, if the host has several.
+    pub(super) merged: Option<MergedPort>,
     /// Subset, empty for the default cluster.
     pub(super) subset: SmolStr,
     /// DestinationRule, if there is one.
@@ -47,8 +50,7 @@ impl ClusterKey {
     }
 
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
-        let service = ctx.service(&self.service);
-        let Some(service) = service.filter(|service| service.port(self.port).is_some()) else {
+        let Some((service, _)) = ctx.service_port(&self.service, self.merged, self.port) else {
             return Built::none();
         };
         let rule = self.rule.as_ref();

@@ -16,7 +16,7 @@ use crate::{
         resource::Built,
         route::filters::{STATEFUL_SESSION, session},
     },
-    model::{Service, ServiceKey, SidecarScope, authentication::MtlsMode},
+    model::{Service, ServiceKey, SidecarScope, authentication::MtlsMode, service::ScopedService},
     proto::{
         Any,
         envoy::{
@@ -46,8 +46,8 @@ const INBOUND: &str = "xds.istio.io/grpc/lds/inbound/";
 pub struct OutboundKey {
     /// Host as requested.
     host: SmolStr,
-    /// Service.
-    service: ServiceKey,
+    /// Service as the client sees it.
+    service: ScopedService,
     /// Service port.
     port: u32,
     /// Visibility of service addresses.
@@ -93,18 +93,19 @@ pub(super) fn list(
     let (inbound, outbound): (Vec<&SmolStr>, Vec<&SmolStr>) = names.iter().partition(|name| name.starts_with(INBOUND));
     let mut keys = Vec::new();
     for (host, asked) in requested_hosts(client, &outbound) {
-        let Some(service) = scope.service(&host).and_then(|key| ctx.service(key)) else {
+        let Some(scoped) = scope.service(&host).map(|key| scope.scoped(key)) else {
             continue;
         };
+        let Some(service) = ctx.scoped(&scoped) else { continue };
         // Parity (pilot/pkg/networking/grpcgen/lds.go): every name of the host is served on every port that one of them
         // requests.
         for host in &asked.hosts {
             let ports = service.ports.iter().map(|port| port.number);
-            let shown = ports.filter(|port| scope.shows_port(&service.key, *port) && asked.has_port(*port));
+            let shown = ports.filter(|port| scope.shows_port(&scoped.key, *port) && asked.has_port(*port));
             keys.extend(shown.map(|port| {
                 GrpcKey::Outbound(OutboundKey {
                     host: host.clone(),
-                    service: service.key.clone(),
+                    service: scoped.clone(),
                     port,
                     vip: client.vip.clone(),
                 })
@@ -169,20 +170,20 @@ fn split_host_port(name: &str) -> Option<(&str, &str)> {
 
 impl OutboundKey {
     pub(super) fn build(&self, ctx: &BuildContext) -> Built {
-        let Some(service) = ctx.service(&self.service) else {
+        let Some(service) = ctx.scoped(&self.service) else {
             return Built::none();
         };
         let manager = HttpConnectionManager {
-            http_filters: Self::filters(ctx, service),
+            http_filters: Self::filters(ctx, &service),
             route_specifier: Some(RouteSpecifier::Rds(Rds {
                 config_source: Some(constant::plain_ads_source()),
-                route_config_name: name::outbound_cluster(self.port, "", &self.service.hostname),
+                route_config_name: name::outbound_cluster(self.port, "", &self.service.key.hostname),
             })),
             ..Default::default()
         };
         let listener = Listener {
-            address: Some(address(&self.vip.address(service), self.port)),
-            additional_addresses: further_addresses(&self.vip, service, self.port),
+            address: Some(address(&self.vip.address(&service), self.port)),
+            additional_addresses: further_addresses(&self.vip, &service, self.port),
             api_listener: Some(ApiListener {
                 api_listener: Some(Any::pack(&manager)),
             }),

@@ -171,6 +171,31 @@ fn unknown_names_have_no_listener() {
 }
 
 #[test]
+fn a_host_with_several_services_has_the_ports_that_the_client_sees() {
+    let entry = |name: &str, created: &str, port: u32, rest: &str| {
+        format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: ServiceEntry
+metadata: {{name: {name}, creationTimestamp: '{created}T00:00:00Z'}}
+spec: {{hosts: [y.example.com], {rest}, ports: [{{number: {port}, name: p, protocol: GRPC}}]}}
+---"
+        )
+    };
+    // The namespace sees the service that is exported to it alone first.
+    let config = [
+        entry("all", "2024-01-01", 81, "resolution: STATIC"),
+        entry("own", "2024-01-02", 82, "resolution: STATIC, exportTo: [.]"),
+    ]
+    .concat();
+    let listeners = ask(&config, client(), ResourceType::Listener, &["y.example.com"]);
+    assert_eq!(names(&listeners), ["y.example.com:82"]);
+    let asked = ["outbound|81||y.example.com", "outbound|82||y.example.com"];
+    let clusters = ask(&config, client(), ResourceType::Cluster, &asked);
+    assert_eq!(names(&clusters), asked[1..]);
+}
+
+#[test]
 fn a_sidecar_resource_hides_services() {
     let sidecar = "
 apiVersion: networking.istio.io/v1
