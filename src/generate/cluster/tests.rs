@@ -180,6 +180,30 @@ fn certificates_of_the_node_replace_those_of_the_mesh() {
 }
 
 #[test]
+fn a_revocation_list_in_a_file_does_not_concern_credentials() {
+    let list = |authority: &str| {
+        let rule = format!(
+            "
+apiVersion: networking.istio.io/v1
+kind: DestinationRule
+metadata: {{name: a}}
+spec:
+  host: a
+  workloadSelector: {{matchLabels: {{app: b}}}}
+  trafficPolicy: {{tls: {{mode: SIMPLE, caCrl: /etc/crl.pem, {authority}}}}}
+"
+        );
+        let fixture = Fixture::new(&[("a.yaml", SERVICE), ("rule.yaml", &rule)], vec![client("b", "n1")]);
+        let cluster = fixture.cluster(HTTP);
+        let context = &cluster["transportSocket"]["typedConfig"]["commonTlsContext"]["combinedValidationContext"];
+        assert_ne!(context["validationContextSdsSecretConfig"], Value::Null, "{authority}");
+        context["defaultValidationContext"]["crl"]["filename"].clone()
+    };
+    assert_eq!(list("caCertificates: /etc/ca.pem"), "/etc/crl.pem");
+    assert_eq!(list("credentialName: c"), Value::Null);
+}
+
+#[test]
 fn proxy_protocol_wraps_every_socket() {
     let rule = "
 apiVersion: networking.istio.io/v1

@@ -364,7 +364,7 @@ impl TlsInputs<'_> {
         context.sni.truncate(valid_sni(&context.sni).len());
         let common = context.common_tls_context.get_or_insert_default();
         common.tls_certificate_sds_secret_configs = vec![workload_secret(DEFAULT_SECRET)];
-        common.validation_context_type = Some(combined(settings, workload_secret(ROOT_SECRET)));
+        common.validation_context_type = Some(combined(&settings.subject_alt_names, "", workload_secret(ROOT_SECRET)));
         let protocols = self.mesh_alpn(builder.is_http2());
         common.alpn_protocols = protocols.map(str::to_owned).collect();
         context
@@ -408,7 +408,8 @@ impl TlsInputs<'_> {
             common.validation_context_type = Some(if skip_verify {
                 ValidationContextType::ValidationContext(CertificateValidationContext::default())
             } else {
-                combined(&settings, file_secret(file_root_name(root), self.client.file_socket))
+                let roots = file_secret(file_root_name(root), self.client.file_socket);
+                combined(&settings.subject_alt_names, &settings.ca_crl, roots)
             });
         } else {
             // Parity (pilot/pkg/networking/core/cluster_tls.go): clients do not use the mesh's private key provider.
@@ -420,7 +421,9 @@ impl TlsInputs<'_> {
                 common.tls_certificate_sds_secret_configs = vec![secret("")];
             }
             if !skip_verify {
-                common.validation_context_type = Some(combined(&settings, secret(AUTHORITY_SUFFIX)));
+                // The revocation list is part of the credential.
+                let roots = secret(AUTHORITY_SUFFIX);
+                common.validation_context_type = Some(combined(&settings.subject_alt_names, "", roots));
             }
         }
         let backend_certificate = &self.client.backend_certificate;
@@ -480,16 +483,17 @@ fn common_context() -> CommonTlsContext {
     }
 }
 
-fn combined(settings: &ClientTlsSettings, roots: SdsSecretConfig) -> ValidationContextType {
-    let names = settings.subject_alt_names.iter().map(|name| StringMatcher {
+/// Returns the validation of servers with these names. `crl` is the path of a revocation list; empty without one.
+fn combined(names: &[String], crl: &str, roots: SdsSecretConfig) -> ValidationContextType {
+    let names = names.iter().map(|name| StringMatcher {
         match_pattern: Some(MatchPattern::Exact(name.clone())),
         ..Default::default()
     });
     ValidationContextType::CombinedValidationContext(CombinedCertificateValidationContext {
         default_validation_context: Some(CertificateValidationContext {
             match_subject_alt_names: names.collect(),
-            crl: (!settings.ca_crl.is_empty()).then(|| DataSource {
-                specifier: Some(Specifier::Filename(settings.ca_crl.clone())),
+            crl: (!crl.is_empty()).then(|| DataSource {
+                specifier: Some(Specifier::Filename(crl.to_owned())),
                 ..Default::default()
             }),
             ..Default::default()
