@@ -12,6 +12,8 @@ mod listener;
 mod tests;
 mod tls;
 
+use std::collections::BTreeMap;
+
 use smol_str::SmolStr;
 
 use super::{
@@ -22,7 +24,7 @@ use super::{
     proxy::MetadataKey,
     proxy_class::ServiceTarget,
     proxy_view::{ProxyLocation, UpstreamProxyView},
-    requested::Names,
+    requested::{Names, has_room},
     resource::Built,
     route::{self, RouteKey, sidecar},
     selected::Selected,
@@ -31,7 +33,7 @@ use super::{
 use crate::{
     base::{Hashed, Labels, ObjectKey, Shared},
     model::{
-        ScopeKey, SidecarScope,
+        ScopeKey, ServiceKey, SidecarScope,
         authentication::{self, PeerPolicy},
         destination_rule,
         policy::Subject,
@@ -158,7 +160,9 @@ impl GrpcPart {
                 keys.map(GrpcKey::Cluster).map(GrpcResource::Cluster).collect()
             }
             ResourceType::Endpoint => {
-                let keys = self.names.iter().filter_map(|name| self.endpoints(ctx, &scope, name));
+                let mut copies = BTreeMap::new();
+                let names = self.names.iter();
+                let keys = names.filter_map(|name| self.endpoints(ctx, &scope, name, &mut copies));
                 keys.map(GrpcResource::Endpoint).collect()
             }
             _ => Vec::new(),
@@ -182,14 +186,21 @@ impl GrpcPart {
         (key.name() == asked).then_some(key)
     }
 
-    /// Returns the endpoints of any cluster, requested or not.
-    fn endpoints(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<EndpointKey> {
+    /// Returns the endpoints of any cluster, requested or not. Those of unknown subsets are copies of all endpoints of
+    /// the port.
+    fn endpoints(
+        &self,
+        ctx: &BuildContext,
+        scope: &SidecarScope,
+        asked: &str,
+        copies: &mut BTreeMap<(ServiceKey, u32), usize>,
+    ) -> Option<EndpointKey> {
         let name = ClusterName::outbound(asked)?;
         let service = ctx.scoped(&scope.scoped(scope.service(name.host)?))?;
         let found = self.rule(ctx, scope, &service.key);
-        let policy = found
-            .as_ref()
-            .and_then(|(_, rule)| traffic_policy::policy_of(rule, name.port, name.subset));
+        let rule = found.as_ref().map(|(_, rule)| rule);
+        let policy = rule.and_then(|rule| traffic_policy::policy_of(rule, name.port, name.subset));
+        let is_known = name.subset.is_empty() || rule.is_some_and(|rule| rule.subset(name.subset).is_some());
         let needs = endpoint::needs(ctx, &service, policy);
         let location = self.client.location.as_ref().filter(|_| needs.any());
         let location = location.map(|location| (location, &needs));
@@ -203,14 +214,15 @@ impl GrpcPart {
             rule: found.map(|(rule, _)| rule),
             client,
         };
-        (key.name() == asked).then_some(key)
+        let is_asked = key.name() == asked;
+        (is_asked && (is_known || has_room(copies, (key.service.clone(), key.port)))).then_some(key)
     }
 
     fn rule(
         &self,
         ctx: &BuildContext,
         scope: &SidecarScope,
-        service: &crate::model::ServiceKey,
+        service: &ServiceKey,
     ) -> Option<(destination_rule::RuleRef, Shared<destination_rule::DestinationRule>)> {
         let labels = Some(&self.client.outbound.rule_labels);
         destination_rule::find(ctx.cx, ctx.mesh, scope.key.namespace(), labels, service)

@@ -29,6 +29,16 @@ pub const ADDRESSES: [ResourceType; 2] = [ResourceType::Address, ResourceType::W
 /// The name for all resources of a type in [`ADDRESSES`].
 pub const WILDCARD: &str = "*";
 
+/// The maximum number of names of a client with the same content. A client needs few, and each name has a copy of it.
+const MAX_COPIES: usize = 16;
+
+/// Counts a name of a client by the content that it leads to. Returns false if too many names have this content.
+pub(super) fn has_room<K: Ord>(copies: &mut BTreeMap<K, usize>, content: K) -> bool {
+    let count = copies.entry(content).or_default();
+    *count += 1;
+    *count <= MAX_COPIES
+}
+
 /// The names that one client requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RequestedResources(BTreeMap<ResourceType, Names>);

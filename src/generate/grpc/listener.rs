@@ -13,6 +13,7 @@ use crate::{
         filter::security,
         listener::outbound::listener::additional_addresses,
         name,
+        requested::has_room,
         resource::Built,
         route::filters::{STATEFUL_SESSION, session},
     },
@@ -112,7 +113,10 @@ pub(super) fn list(
             }));
         }
     }
+    // The address in the name may be any text.
+    let mut copies = BTreeMap::new();
     let sockets = inbound.into_iter().filter_map(|name| InboundKey::of(client, name));
+    let sockets = sockets.filter(|key| has_room(&mut copies, key.port));
     keys.extend(sockets.map(GrpcKey::Inbound));
     keys
 }

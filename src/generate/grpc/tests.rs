@@ -500,6 +500,57 @@ ports: [{name: grpc, port: 7070}]
     assert_eq!(endpoint["endpoint"]["address"]["socketAddress"]["address"], "10.1.0.7");
 }
 
+/// Returns the number of resources that a client receives for forty names.
+fn count_of_forty(config: &str, proxy: Proxy, resource_type: ResourceType, name: impl Fn(usize) -> String) -> usize {
+    let asked: Vec<String> = (0..40).map(name).collect();
+    let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+    ask(config, proxy, resource_type, &asked).len()
+}
+
+#[test]
+fn few_names_have_the_same_content() {
+    let endpoints = |name: &dyn Fn(usize) -> String| count_of_forty(RULE, client(), ResourceType::Endpoint, name);
+    assert_eq!(endpoints(&|number| format!("outbound|7070|x{number}|{ECHO}")), 16);
+    assert_eq!(endpoints(&|number| format!("outbound|{}||{ECHO}", 7070 + number)), 40);
+    let known = ["outbound|7070||", "outbound|7070|hashed|", "outbound|7070|v1|"].map(|name| format!("{name}{ECHO}"));
+    let unknown = (0..40).map(|number| format!("outbound|7070|a{number}|{ECHO}"));
+    let asked: Vec<String> = unknown.chain(known.iter().cloned()).collect();
+    let asked: Vec<&str> = asked.iter().map(String::as_str).collect();
+    let received = ask(RULE, client(), ResourceType::Endpoint, &asked);
+    assert_eq!(names(&received).len(), 16 + known.len());
+    assert!(known.iter().all(|name| names(&received).contains(&name.as_str())));
+
+    let socket = |number: usize| format!("xds.istio.io/grpc/lds/inbound/10.0.0.{number}:17070");
+    assert_eq!(count_of_forty("", server(), ResourceType::Listener, socket), 16);
+}
+
+#[test]
+fn few_names_have_the_same_routes() {
+    let virtual_services = "
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: wild}
+spec:
+  hosts: ['*.example.com']
+  http: [{route: [{destination: {host: echo, port: {number: 7070}}}]}]
+---
+apiVersion: networking.istio.io/v1
+kind: VirtualService
+metadata: {name: many}
+spec:
+  hosts: [HOSTS]
+  http: [{route: [{destination: {host: echo, port: {number: 7070}}}]}]
+";
+    let declared = |number: usize| format!("h{number}.example.org");
+    let hosts: Vec<String> = (0..40).map(declared).collect();
+    let config = virtual_services.replace("HOSTS", &hosts.join(", "));
+    let count = |name: &dyn Fn(usize) -> String| count_of_forty(&config, client(), ResourceType::Route, name);
+    assert_eq!(count(&|number| format!("outbound|80||h{number}.example.com")), 16);
+    assert_eq!(count(&|number| format!("outbound|7070|x{number}|{ECHO}")), 16);
+    assert_eq!(count(&|number| format!("outbound|80||{}", declared(number))), 40);
+    assert_eq!(count(&|number| format!("outbound|80||h{number}.example.net")), 40);
+}
+
 fn routes(config: &str, name: &str) -> Value {
     only(ask(config, client(), ResourceType::Route, &[name]))
 }

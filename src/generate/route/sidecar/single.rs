@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     base::{Hashed, Hostname, ObjectKey, Shared, SmolStr, host},
-    generate::{BuildContext, name::ClusterName, patch::route::RoutePatches},
+    generate::{BuildContext, name::ClusterName, patch::route::RoutePatches, requested::has_room},
     model::{
         Service, ServiceKey, SidecarScope,
         service::Resolution,
@@ -60,7 +60,8 @@ impl Single {
     }
 }
 
-/// Lists the route configurations of these names; names that are not cluster names have none.
+/// Lists the route configurations of these names; names that are not cluster names have none. The subset of a name does
+/// not count.
 pub(crate) fn list<'n>(
     ctx: &BuildContext,
     scope: &SidecarScope,
@@ -68,7 +69,7 @@ pub(crate) fn list<'n>(
     names: impl Iterator<Item = &'n SmolStr>,
 ) -> Vec<SidecarRoutes> {
     let mut catalogues: BTreeMap<usize, HostIndex> = BTreeMap::new();
-    let mut listed = Vec::new();
+    let (mut listed, mut copies) = (Vec::new(), BTreeMap::new());
     for asked in names {
         let Some(cluster) = ClusterName::outbound(asked) else {
             continue;
@@ -86,12 +87,20 @@ pub(crate) fn list<'n>(
             single: None,
             patches: RoutePatches::default(),
         };
-        let mut conflicting_names = Vec::new();
+        let (mut conflicting_names, mut is_declared) = (Vec::new(), false);
         if let Some(position) = scope.egress.iter().position(answers) {
             let catalogue = catalogues
                 .entry(position)
                 .or_insert_with(|| HostIndex::of(ctx, &scope.egress[position]));
             conflicting_names = catalogue.fill(&mut routes, ctx, scope, &host);
+            is_declared = catalogue.declares(&host);
+        }
+        // Hosts that nothing declares have the routes of wildcards in common.
+        let own = is_declared.then(|| host.clone());
+        let common = (!is_declared).then(|| (routes.bindings.clone(), routes.services.clone()));
+        let is_empty = routes.bindings.is_empty() && routes.services.is_empty();
+        if !is_empty && !has_room(&mut copies, (cluster.port, own, common)) {
+            continue;
         }
         routes.single = Some(Single {
             host,
@@ -138,6 +147,11 @@ impl<'a> HostIndex<'a> {
             by_route_host,
             route_hosts,
         }
+    }
+
+    /// Returns true if a service or VirtualService has the host.
+    fn declares(&self, host: &str) -> bool {
+        self.by_host.contains_key(host) || self.by_route_host.contains_key(host)
     }
 
     /// Fills in the inputs of a route configuration, and returns the full names of other services that take precedence.
