@@ -123,7 +123,7 @@ pub(super) fn list(
 
 impl RequestedHost {
     fn has_port(&self, port: u32) -> bool {
-        self.all_ports || self.ports.iter().any(|asked| *asked == port.to_string())
+        self.all_ports || self.ports.contains(port.to_string().as_str())
     }
 }
 
