@@ -89,6 +89,14 @@ pub struct Response {
     pub held: Option<Arc<Charge>>,
 }
 
+/// The answer to the last response that a request contains.
+struct Answer {
+    /// Empty for a spontaneous request.
+    nonce: SmolStr,
+    /// The error of a NACK.
+    error: Option<String>,
+}
+
 /// The meaning of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -288,31 +296,28 @@ impl Connection {
 
     /// Handles a request of the client.
     pub fn on_request(&mut self, request: Request) -> Result<Reaction, SubscriptionError> {
-        let resource_type = request.resource_type;
+        let Request {
+            resource_type,
+            nonce,
+            error,
+            change,
+        } = request;
+        let answer = Answer { nonce, error };
         let mut refused = Vec::new();
-        let outcome = match request.change {
-            SubscriptionChange::Names(names) => self.sotw_request(
-                request.resource_type,
-                &request.nonce,
-                request.error,
-                names,
-                &mut refused,
-            ),
+        let outcome = match change {
+            SubscriptionChange::Names(names) => self.sotw_request(resource_type, answer, names, &mut refused),
             SubscriptionChange::Change {
                 subscribe,
                 unsubscribe,
                 initial_versions,
-            } => {
-                let answer = (request.nonce, request.error);
-                self.delta_request(
-                    resource_type,
-                    answer,
-                    subscribe,
-                    unsubscribe,
-                    initial_versions,
-                    &mut refused,
-                )
-            }
+            } => self.delta_request(
+                resource_type,
+                answer,
+                subscribe,
+                unsubscribe,
+                initial_versions,
+                &mut refused,
+            ),
         };
         self.quarantine(resource_type, &mut refused);
         self.check_names()?;
@@ -341,25 +346,22 @@ impl Connection {
     fn sotw_request(
         &mut self,
         resource_type: ResourceType,
-        nonce: &SmolStr,
-        error: Option<String>,
+        Answer { nonce, error }: Answer,
         names: Arc<Names>,
         refused: &mut Vec<Arc<Refusal>>,
     ) -> Outcome {
         let quarantines = self.quarantine.is_some();
-        let on_demand = self.is_on_demand(resource_type);
-        let is_wildcard = self.is_wildcard(resource_type);
-        let slot = &mut self.types[resource_type as usize];
         let is_address = ADDRESSES.contains(&resource_type);
         // Parity (pilot/pkg/xds/cds.go, lds.go): names do not restrict these types.
-        let wildcard = is_wildcard && (names.is_empty() || !is_address);
-        let on_demand = on_demand || (is_address && !wildcard);
+        let wildcard = self.is_wildcard(resource_type) && (names.is_empty() || !is_address);
+        let on_demand = self.is_on_demand(resource_type) || (is_address && !wildcard);
+        let slot = &mut self.types[resource_type as usize];
         // Envoy keeps an error that it could not send before its stream broke, and sends it with the first request of
         // the next one (`GrpcMuxImpl::clearNonce`). That is a subscription all the same.
         let is_first = slot.is_none() && nonce.is_empty();
         if let Some(error) = error.filter(|_| !is_first) {
             match slot {
-                Some(watched) if watched.nonce_sent == *nonce => {
+                Some(watched) if watched.nonce_sent == nonce => {
                     *refused = watched.nack(resource_type, error.clone(), quarantines);
                     // The names may have changed while the response was in flight, and are not sent again.
                     if wildcard || !names.is_empty() {
@@ -377,7 +379,7 @@ impl Connection {
         }
         match slot {
             Some(watched) if !nonce.is_empty() => {
-                if watched.nonce_sent != *nonce {
+                if watched.nonce_sent != nonce {
                     return Outcome::Stale;
                 }
                 watched.ack(resource_type, self.quarantine.as_ref());
@@ -409,7 +411,7 @@ impl Connection {
     fn delta_request(
         &mut self,
         resource_type: ResourceType,
-        (nonce, error): (SmolStr, Option<String>),
+        Answer { nonce, error }: Answer,
         subscribe: Arc<Names>,
         unsubscribe: Vec<SmolStr>,
         initial_versions: InitialVersions,
@@ -426,21 +428,19 @@ impl Connection {
             return Outcome::Stale;
         }
         let watched = slot.get_or_insert_default();
-        let mut outcome = Outcome::Acked;
-        if let Some(error) = error {
-            if watched.nonce_sent != nonce {
-                outcome = Outcome::Stale;
-            } else {
+        let mut outcome = match error {
+            // Without a nonce or an earlier response, the request answers nothing.
+            None if first || nonce.is_empty() => Outcome::Acked,
+            _ if watched.nonce_sent != nonce => Outcome::Stale,
+            Some(error) => {
                 *refused = watched.nack(resource_type, error.clone(), quarantines);
-                outcome = Outcome::Nacked(error);
+                Outcome::Nacked(error)
             }
-        } else if !nonce.is_empty() && !first {
-            if watched.nonce_sent != nonce {
-                outcome = Outcome::Stale;
-            } else {
+            None => {
                 watched.ack(resource_type, self.quarantine.as_ref());
+                Outcome::Acked
             }
-        }
+        };
         // A subscription changes even if the nonce is outdated, since changes are sent only once.
         if first {
             let names_nothing = subscribe.is_empty();
