@@ -25,35 +25,35 @@ use crate::{
 pub struct Publication {
     /// The resources; `None` until the first configuration is generated.
     pub resources: Option<Arc<ResourceSnapshot>>,
-    /// The arrival time of its oldest change.
-    pub since: Since,
+    /// The changes that the connection has not received yet.
+    pub unreceived: SharedUnreceived,
     /// The time when it was published.
     pub published_at: Option<Instant>,
 }
 
-/// The arrival time of the oldest change that the connection has not received yet; none for a first configuration.
+/// The changes that a connection has not received yet, shared by its publications and taken once.
 ///
-/// It is shared by the publications of one connection and taken once. A publication that replaces one that was not
-/// received keeps its time; one that follows a received one starts with its own. Locked for one comparison; a `watch`
-/// channel has no way back to the sender.
+/// A publication that replaces one that was not received keeps its changes; one that follows a received one starts with
+/// its own. Locked for one comparison; a `watch` channel has no way back to the sender.
 #[derive(Clone, Debug, Default)]
-pub struct Since(Arc<Mutex<Unreceived>>);
+pub struct SharedUnreceived(Arc<Mutex<Unreceived>>);
 
 /// Changes that a connection has not received yet.
 #[derive(Debug, Default)]
 pub struct Unreceived {
-    /// The arrival time of the oldest one.
+    /// The arrival time of the oldest one; `None` if there is only a first configuration.
     pub since: Option<Instant>,
     /// The pushes with them.
     pub deliveries: Deliveries,
 }
 
-impl Since {
-    /// Takes the time and the pushes.
+impl SharedUnreceived {
+    /// Takes the changes.
     fn take(&self) -> Unreceived {
         std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Adds a push. `since` is the arrival time of its oldest change.
     pub(super) fn add(&self, since: Option<Instant>, delivery: Option<&Arc<Delivery>>) {
         let mut unreceived = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         unreceived.since = match (unreceived.since, since) {
@@ -128,7 +128,7 @@ impl Groups {
         let id = ConnectionId(self.next.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = watch::channel(Publication {
             resources: None,
-            since: Since::default(),
+            unreceived: SharedUnreceived::default(),
             published_at: None,
         });
         // The channel is closed at shutdown; then the receiver reports that its sender was dropped.
@@ -163,7 +163,7 @@ impl Subscription {
         }
         // Taken while the publication is locked: later changes belong to the next one.
         let publication = self.receiver.borrow_and_update();
-        Some((publication.clone(), publication.since.take()))
+        Some((publication.clone(), publication.unreceived.take()))
     }
 
     /// Requests other names than before. A publication says which names it was generated for
@@ -238,16 +238,20 @@ mod tests {
 
     #[test]
     fn the_time_of_the_oldest_change_is_taken_once() {
-        let since = Since::default();
+        let unreceived = SharedUnreceived::default();
         let first = environment::now();
         let second = first + Duration::from_secs(1);
-        since.add(Some(first), None);
-        since.add(None, None);
-        since.add(Some(second), None);
-        assert_eq!(since.clone().take().since, Some(first));
-        assert_eq!(since.take().since, None);
-        since.add(Some(second), None);
-        assert_eq!(since.take().since, Some(second), "a taken time is not returned again");
+        unreceived.add(Some(first), None);
+        unreceived.add(None, None);
+        unreceived.add(Some(second), None);
+        assert_eq!(unreceived.clone().take().since, Some(first));
+        assert_eq!(unreceived.take().since, None);
+        unreceived.add(Some(second), None);
+        assert_eq!(
+            unreceived.take().since,
+            Some(second),
+            "a taken time is not returned again"
+        );
     }
 
     #[test]
@@ -259,7 +263,7 @@ mod tests {
         };
         let first = environment::now();
         let second = first + Duration::from_secs(1);
-        let publish = |since| sender.send_modify(|publication| publication.since.add(Some(since), None));
+        let publish = |since| sender.send_modify(|publication| publication.unreceived.add(Some(since), None));
         let mut received = || subscription.next().now_or_never().flatten();
         publish(first);
         let (_, earlier) = received().expect("a publication");

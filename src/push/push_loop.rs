@@ -567,7 +567,7 @@ impl PushLoop {
             if same {
                 return false;
             }
-            publication.since.add(since, delivery);
+            publication.unreceived.add(since, delivery);
             publication.published_at = Some((self.clock)());
             publication.resources = Some(resources.clone());
             true

@@ -31,7 +31,7 @@ impl Connection {
         self.sender.send_modify(|publication| {
             // The first publication of a connection is not a change.
             let since = publication.resources.is_some().then(environment::now);
-            publication.since.add(since, None);
+            publication.unreceived.add(since, None);
             publication.published_at = Some(environment::now());
             publication.resources = resources;
         });
