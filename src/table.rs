@@ -200,7 +200,6 @@ impl<K: Key, V> Table<K, V> {
     /// share are skipped.
     pub fn differences<'a>(&'a self, earlier: &'a Self) -> impl Iterator<Item = &'a K>
     where
-        K: Ord,
         V: PartialEq,
     {
         earlier.rows.diff(&self.rows).map(|item| match item {
@@ -212,7 +211,6 @@ impl<K: Key, V> Table<K, V> {
     /// Marks the keys of rows that differ from those of an earlier version of the table as changed.
     pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction)
     where
-        K: Key,
         V: PartialEq,
     {
         self.differences(earlier).for_each(|key| tx.mark(self.id, key));

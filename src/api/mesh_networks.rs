@@ -1,5 +1,7 @@
 //! MeshNetworks: the networks of endpoints, and the gateways of each network.
 
+use std::net::IpAddr;
+
 use serde_json::Value;
 
 use super::{
@@ -89,9 +91,7 @@ fn check_gateway(path: &str, gateway: &IstioNetworkGateway, validation: &mut Val
                 format!("{name:?} is not a host name"),
             );
         }
-        Some(Gw::Address(address))
-            if address.parse::<std::net::IpAddr>().is_err() && !super::names::is_fqdn(address) =>
-        {
+        Some(Gw::Address(address)) if address.parse::<IpAddr>().is_err() && !super::names::is_fqdn(address) => {
             validation.error(
                 format!("{path}.address"),
                 format!("{address:?} is neither an IP address nor a host name"),

@@ -1,6 +1,6 @@
 //! X.509 certificates and requests: parsing, signature checks, and issuing.
 
-use std::time::SystemTime;
+use std::{net::IpAddr, time::SystemTime};
 
 use aws_lc_rs::{
     digest::{SHA256, digest},
@@ -220,8 +220,8 @@ impl SubjectAltNames {
                 return Err(format!("identity {name:?} is not valid in a certificate"));
             }
             parts.extend(match name.parse() {
-                Ok(std::net::IpAddr::V4(ip)) => der::value(0x87, &ip.octets()),
-                Ok(std::net::IpAddr::V6(ip)) => der::value(0x87, &ip.octets()),
+                Ok(IpAddr::V4(ip)) => der::value(0x87, &ip.octets()),
+                Ok(IpAddr::V6(ip)) => der::value(0x87, &ip.octets()),
                 Err(_) if name.starts_with(crate::base::spiffe::SCHEME) => der::value(0x86, name.as_bytes()),
                 Err(_) => der::value(0x82, name.as_bytes()),
             });

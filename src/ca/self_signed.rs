@@ -2,7 +2,10 @@
 //!
 //! Parity (security/pkg/pki/ca/ca.go): Secret names, type and keys.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use smol_str::{SmolStr, format_smolstr};
@@ -29,7 +32,7 @@ const LEAF_KEY: &str = "key.pem";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RootOptions {
     /// `CITADEL_SELF_SIGNED_CA_CERT_TTL`.
-    pub lifetime: std::time::Duration,
+    pub lifetime: Duration,
     /// `CITADEL_SELF_SIGNED_CA_RSA_KEY_SIZE`.
     pub key: KeyKind,
 }

@@ -8,6 +8,7 @@ mod cluster;
 mod diff;
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::{Read, Write},
     path::{Path, PathBuf},
@@ -122,7 +123,7 @@ struct Sources {
     config: String,
     values: String,
     mesh: String,
-    kubelets: std::collections::BTreeMap<String, u32>,
+    kubelets: BTreeMap<String, u32>,
 }
 
 /// Injects the file and prints the result.

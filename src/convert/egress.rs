@@ -3,6 +3,8 @@
 //! Note: the protocol `https` meant plain HTTP from the application and TLS from the sidecar on. It becomes HTTP with a
 //! DestinationRule that starts TLS.
 
+use std::net::IpAddr;
+
 use serde_json::{Value, json};
 
 use super::{Converter, Old};
@@ -32,7 +34,7 @@ fn convert_rule(converter: &mut Converter<'_>, rule: &Old<'_>) {
         converter.note(rule, "spec.destination.service", message);
         return;
     }
-    let is_range = service.contains('/') || service.parse::<std::net::IpAddr>().is_ok();
+    let is_range = service.contains('/') || service.parse::<IpAddr>().is_ok();
     let host = if is_range {
         converter.fqdn(&rule.name, &rule.namespace)
     } else {

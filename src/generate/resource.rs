@@ -1,9 +1,12 @@
 //! Results of generation: one built resource with its notes, the resources of one type, and the snapshot of a group.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bytes::Bytes;
-use imbl::OrdMap;
+use imbl::{OrdMap, OrdSet, ordmap::DiffItem};
 use prost::Message;
 use smol_str::SmolStr;
 
@@ -133,7 +136,7 @@ impl TypeResources {
     /// of maps that both share.
     pub fn difference(&self, newer: &Self) -> Difference {
         let mut changed: OrdMap<SmolStr, Arc<EncodedResource>> = OrdMap::new();
-        let mut removed: std::collections::BTreeSet<SmolStr> = std::collections::BTreeSet::new();
+        let mut removed: BTreeSet<SmolStr> = BTreeSet::new();
         let pairs = self.parts.len().max(newer.parts.len());
         let empty = Arc::new(PartResources::default());
         for index in 0..pairs {
@@ -144,8 +147,8 @@ impl TypeResources {
             }
             for item in old.resources.diff(&new.resources) {
                 let name = match item {
-                    imbl::ordmap::DiffItem::Add(name, _) | imbl::ordmap::DiffItem::Remove(name, _) => name,
-                    imbl::ordmap::DiffItem::Update { new: (name, _), .. } => name,
+                    DiffItem::Add(name, _) | DiffItem::Remove(name, _) => name,
+                    DiffItem::Update { new: (name, _), .. } => name,
                 };
                 match newer.get(name) {
                     Some(now) if self.get(name).is_none_or(|before| before.version != now.version) => {
@@ -288,7 +291,7 @@ impl ResourceSnapshot {
     }
 
     /// Returns true if the snapshot was generated for exactly these names of the type.
-    pub fn is_made_for(&self, resource_type: ResourceType, names: &imbl::OrdSet<SmolStr>) -> bool {
+    pub fn is_made_for(&self, resource_type: ResourceType, names: &OrdSet<SmolStr>) -> bool {
         self.requested
             .as_ref()
             .is_some_and(|requested| requested.is(resource_type, names))

@@ -5,7 +5,7 @@
 mod lists;
 mod otel;
 
-use std::sync::LazyLock;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use serde_json::Value as Json;
 
@@ -261,7 +261,7 @@ fn is_default(name: &str, encoded: &[u8]) -> bool {
 
 /// Returns the entries of all maps; later maps take precedence.
 fn merged(context: &mut Context<'_>, maps: &[&Value]) -> Result<Value, Failure> {
-    let mut entries = std::collections::BTreeMap::new();
+    let mut entries = BTreeMap::new();
     let mut element = None;
     for map in maps {
         match map {
@@ -293,7 +293,7 @@ fn without_nil(context: &mut Context<'_>, value: &Value, depth: usize) -> Result
             let depth = context.deeper(depth)?;
             let entries = context.snapshot(map);
             context.allocate_elements(entries.len())?;
-            let mut kept = std::collections::BTreeMap::new();
+            let mut kept = BTreeMap::new();
             for (key, value) in entries.as_ref() {
                 if let Some(value) = member(context, value, depth)? {
                     kept.insert(key.clone(), value);

@@ -10,7 +10,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::{cmp::Reverse, collections::BTreeMap};
 
 use smol_str::SmolStr;
 
@@ -317,11 +317,11 @@ fn matched(path: &kube::ingress::IngressPath) -> Option<MatchType> {
 }
 
 /// Returns the order of a route: longer paths first, exact ones first among equal lengths.
-fn precedence(route: &HttpRoute) -> (std::cmp::Reverse<usize>, bool) {
+fn precedence(route: &HttpRoute) -> (Reverse<usize>, bool) {
     let condition = route.r#match.first().and_then(|condition| condition.uri.as_ref());
     match condition.and_then(|uri| uri.match_type.as_ref()) {
-        Some(MatchType::Exact(path)) => (std::cmp::Reverse(path.len()), false),
-        Some(MatchType::Prefix(path)) => (std::cmp::Reverse(path.len()), true),
-        _ => (std::cmp::Reverse(0), true),
+        Some(MatchType::Exact(path)) => (Reverse(path.len()), false),
+        Some(MatchType::Prefix(path)) => (Reverse(path.len()), true),
+        _ => (Reverse(0), true),
     }
 }

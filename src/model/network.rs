@@ -4,7 +4,10 @@ mod gateway_resource;
 
 pub(super) use gateway_resource::{account as gateway_account, is_passthrough, labelled as labelled_gateway};
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use smol_str::SmolStr;
@@ -273,7 +276,7 @@ fn resolved(cx: &Cx, mesh: &MeshSnapshot, gateway: &NetworkGateway) -> Vec<Netwo
     }
     let key = ResolvedHost::key(&mesh.installation.cluster, &gateway.address);
     let addresses = mesh.resolved_hosts.get(cx, &key).map(|host| &host.addresses);
-    let at = |address: &std::net::IpAddr| NetworkGateway {
+    let at = |address: &IpAddr| NetworkGateway {
         address: SmolStr::new(address.to_string()),
         ..gateway.clone()
     };

@@ -2,7 +2,7 @@
 
 pub mod graph;
 
-use std::ops::Deref;
+use std::{ops::Deref, sync::OnceLock};
 
 pub use graph::DerivedTables;
 
@@ -44,7 +44,7 @@ impl Deref for MeshSnapshot {
 impl MeshSnapshot {
     /// Returns the mesh config of the config cluster. Before one is known, all fields are unset.
     pub fn mesh_config(&self, cx: &Cx) -> &MeshConfig {
-        static UNSET: std::sync::OnceLock<MeshConfig> = std::sync::OnceLock::new();
+        static UNSET: OnceLock<MeshConfig> = OnceLock::new();
         match self.config.get(cx) {
             Some(config) => &config.spec,
             None => UNSET.get_or_init(MeshConfig::default),

@@ -2,7 +2,7 @@
 
 mod unreachable;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{common, field_path::FieldPath, format_string};
 use crate::{
@@ -331,7 +331,7 @@ fn namespace(at: &FieldPath<'_>, namespace: &str) {
     at.require(namespace.is_empty() || is_label(namespace), "is not a namespace");
 }
 
-fn labels(at: &FieldPath<'_>, labels: &std::collections::BTreeMap<String, String>) {
+fn labels(at: &FieldPath<'_>, labels: &BTreeMap<String, String>) {
     for (key, value) in labels {
         common::label(at, key, value);
     }

@@ -1,6 +1,6 @@
 //! Attributes of a proxy that filter stacks depend on, shared by all proxies with equal ones.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use smol_str::SmolStr;
 
@@ -241,7 +241,7 @@ fn telemetries(ctx: &BuildContext, subject: &Subject) -> Shared<[ObjectKey]> {
 /// Returns true without selector and references, for the whole namespace.
 fn is_general(row: &Config<Telemetry>) -> bool {
     let selector = row.spec.selector();
-    selector.is_none_or(std::collections::BTreeMap::is_empty) && row.spec.target_refs().is_empty()
+    selector.is_none_or(BTreeMap::is_empty) && row.spec.target_refs().is_empty()
 }
 
 /// Parses `IDLE_TIMEOUT` in Go's syntax; invalid or negative values count as absent.

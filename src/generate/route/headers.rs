@@ -1,5 +1,7 @@
 //! Header operations.
 
+use std::collections::BTreeMap;
+
 use crate::{
     api::istio::{common::is_header_part, format_string},
     proto::{
@@ -81,7 +83,7 @@ fn removals(operations: &HeaderOperations) -> Vec<String> {
 }
 
 fn authority(operations: &HeaderOperations) -> Option<String> {
-    let find = |map: &std::collections::BTreeMap<String, String>| {
+    let find = |map: &BTreeMap<String, String>| {
         let mut values = map.iter().filter(|(key, _)| is_authority(key)).map(|(_, value)| value);
         values.next_back().filter(|value| !value.is_empty()).cloned()
     };

@@ -13,7 +13,7 @@ use smol_str::SmolStr;
 use super::{CONVERTED, Mistake, PARENTS_ANNOTATION, class::Controller, converted_meta, is_converted, service_host};
 use crate::{
     api::{
-        Config, Kind,
+        Config, Kind, Meta,
         gateway_api::{
             self,
             common::GROUP,
@@ -251,7 +251,7 @@ pub(super) struct Declaration<'a> {
     /// The object.
     pub(super) owner: &'a ListenerOwner,
     /// Its metadata.
-    pub(super) meta: &'a Shared<crate::api::Meta>,
+    pub(super) meta: &'a Shared<Meta>,
     /// Its listeners.
     pub(super) listeners: &'a [gateway_api::gateway::Listener],
     /// The Gateway.

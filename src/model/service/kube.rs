@@ -1,5 +1,7 @@
 //! Services of Kubernetes Services with one name in any number of clusters.
 
+use std::collections::BTreeMap;
+
 use litemap::LiteMap;
 use smol_str::SmolStr;
 
@@ -231,7 +233,7 @@ fn service_accounts(cx: &Cx, mesh: &MeshSnapshot, object: &kube::Service) -> Vec
 }
 
 pub(in crate::model) type Addresses = Option<Shared<[SmolStr]>>;
-pub(in crate::model) type NodePorts = Option<std::collections::BTreeMap<u32, u32>>;
+pub(in crate::model) type NodePorts = Option<BTreeMap<u32, u32>>;
 
 /// Returns external addresses of the service in its cluster, and node ports.
 pub(in crate::model) fn external_addresses(

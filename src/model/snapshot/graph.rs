@@ -59,7 +59,7 @@ use crate::model::{
 };
 use crate::{
     api::{self, Config, Kind},
-    base::{ClusterId, Namespace, NetworkId, ObjectKey, Shared},
+    base::{ClusterId, Hostname, Labels, Namespace, NetworkId, ObjectKey, Shared, select::LabelSelector},
     proto::istio::{
         extensions::v1alpha1 as extensions, networking::v1alpha3 as networking,
         networking::v1beta1 as networking_v1beta1, security::v1beta1 as security, telemetry::v1alpha1 as telemetry,
@@ -123,9 +123,7 @@ macro_rules! graph {
                 },)*]);
                 relations
             }
-        }
 
-        impl DerivedTables {
             /// Marks what differs from an earlier revision as changed.
             pub fn mark_differences(&self, earlier: &Self, tx: &mut Transaction) {
                 self.inputs.mark_differences(&earlier.inputs, tx);
@@ -319,7 +317,7 @@ graph! {
     index service_imports_by_name ((Namespace, SmolStr), ObjectKey, Config<api::mcs::ServiceImport>)
         from (inputs.service_imports) = |key, _, emit| emit((key.namespace.clone(), key.name.clone()));
     /// ExternalName Services by their target.
-    index aliases_by_target (crate::base::Hostname, ObjectKey, api::kube::Service)
+    index aliases_by_target (Hostname, ObjectKey, api::kube::Service)
         from (inputs.kube_services) =
             |_, service, emit| if service.is_external_name() { emit(service.external_name.as_str().into()) };
     /// Node selectors of NodePort Services.
@@ -469,7 +467,7 @@ graph! {
     table entry_lists (ObjectKey, EntryLists) from (with |_, inputs, mesh| entries_with_lists(inputs, mesh)) =
             entry_lists::entry_lists;
     /// Aliases of hosts.
-    table host_aliases (crate::base::Hostname, HostAliases)
+    table host_aliases (Hostname, HostAliases)
         from (with |graph, _, _| graph.aliases_by_target.changed().iter().cloned().collect()) = alias::host_aliases;
     /// Services merged over clusters and registries.
     table services (ServiceKey, Service) from (with |graph, _, mesh| service::candidates(
@@ -484,13 +482,13 @@ graph! {
     index services_by_namespace (Namespace, ServiceKey, Service)
         from (services) = |key, _, emit| emit(key.namespace.clone());
     /// Services by host over namespaces.
-    index services_by_host (crate::base::Hostname, ServiceKey, Visibility)
+    index services_by_host (Hostname, ServiceKey, Visibility)
         from (visibility) = |key, _, emit| emit(key.hostname.clone());
     /// Services by the namespace that sees them and the namespace that declares them (`None`: all).
     index services_by_export ((ExportNamespace, Option<Namespace>), ServiceKey, Visibility)
         from (visibility) = service::export_keys;
     /// Labels of the config cluster's namespaces.
-    table namespace_labels (ObjectKey, crate::base::Labels) from (inputs.namespaces) = gateway::namespace_labels;
+    table namespace_labels (ObjectKey, Labels) from (inputs.namespaces) = gateway::namespace_labels;
     /// ListenerSets by their Gateways.
     index listener_sets_by_gateway (ObjectKey, ObjectKey, Config<api::gateway_api::ListenerSet>)
         from (inputs.listener_sets) = gateway_api::listener::gateway_of_set;
@@ -523,7 +521,7 @@ graph! {
         from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::converted;
     /// Selectors of the namespaces whose routes may attach to these listeners.
-    table listener_selectors (ObjectKey, crate::base::select::LabelSelector)
+    table listener_selectors (ObjectKey, LabelSelector)
         from (with |graph, _, _| graph.listeners_by_gateway.changed().iter().cloned().collect()) =
             gateway_api::listener::selector;
     /// Routes of the Gateway API with their parents.
@@ -631,10 +629,10 @@ graph! {
     table declared_services (DeclaredKey, DeclaredService)
         from (with |_, inputs, mesh| ambient::service::candidates(mesh, inputs)) = ambient::service::declared;
     /// Declared services by cluster and host.
-    index declared_services_by_host ((ClusterId, crate::base::Hostname), DeclaredKey, DeclaredService)
+    index declared_services_by_host ((ClusterId, Hostname), DeclaredKey, DeclaredService)
         from (declared_services) = ambient::service::host_key;
     /// The same for hosts that several objects declare.
-    table host_services ((ClusterId, crate::base::Hostname), HostServices) from (with |graph, _, _| {
+    table host_services ((ClusterId, Hostname), HostServices) from (with |graph, _, _| {
             graph.declared_services_by_host.changed().iter().cloned().collect()
         }) = ambient::service::of_host;
     /// Services for ztunnels in one cluster.
@@ -785,7 +783,7 @@ graph! {
     index virtual_services_by_gateway ((ExportNamespace, SmolStr), ObjectKey, VirtualServiceSummary)
         from (virtual_service_summaries) = virtual_service::export_keys;
     /// VirtualServices of gateway `mesh` by host; `None` for those with wildcards.
-    index virtual_services_by_mesh_host (Option<crate::base::Hostname>, ObjectKey, VirtualServiceSummary)
+    index virtual_services_by_mesh_host (Option<Hostname>, ObjectKey, VirtualServiceSummary)
         from (virtual_service_summaries) = virtual_service::mesh_hosts;
     /// VirtualServices by the client labels in their matches.
     index virtual_services_by_source_label (SmolStr, ObjectKey, VirtualService)
@@ -793,7 +791,7 @@ graph! {
     /// VirtualServices with TCP or TLS routes.
     index tcp_virtual_services ((), ObjectKey, VirtualService) from (virtual_services) = virtual_service::tcp_entry;
     /// VirtualServices with TCP or TLS routes by host, and by marks of partial wildcards.
-    index tcp_virtual_services_by_host (crate::base::Hostname, ObjectKey, VirtualService)
+    index tcp_virtual_services_by_host (Hostname, ObjectKey, VirtualService)
         from (virtual_services) = virtual_service::tcp_hosts;
     /// DestinationRules merged by host.
     table destination_rules (RuleKey, HostRules)
@@ -807,7 +805,7 @@ graph! {
     index rules_by_client (Namespace, RuleKey, HostRules)
         from (destination_rules) = destination_rule::client_namespaces;
     /// Merged rules with a consistent hash by host; `None` has those for wildcard hosts.
-    index consistent_hash_rules (Option<crate::base::Hostname>, RuleKey, HostRules)
+    index consistent_hash_rules (Option<Hostname>, RuleKey, HostRules)
         from (destination_rules) = destination_rule::consistent_hash_key;
     /// Merged rules by namespace and the client labels in their selectors.
     index rules_by_selector_label ((Namespace, SmolStr), RuleKey, HostRules)

@@ -5,7 +5,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use bytes::Bytes;
@@ -167,7 +167,7 @@ impl NameListInterner {
         Ok(names)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Lists> {
+    fn lock(&self) -> MutexGuard<'_, Lists> {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
