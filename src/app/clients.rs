@@ -23,24 +23,25 @@ pub(super) fn rate(settings: &Settings) -> Rate {
     }
 }
 
-/// Follows the remote clusters; `own` is the config cluster with its client.
+/// Follows the remote clusters; `own` is the config cluster.
 pub(super) fn follow(
     environment: &Environment,
-    own: (ClusterId, ::kube::Client),
+    own: ClusterId,
+    client: ::kube::Client,
     remote: watch::Receiver<Arc<RemoteClusters>>,
 ) -> Clients {
-    let (cluster, _) = own.clone();
-    let (out, map) = watch::channel(Arc::new(ClientMap::from([own.clone()])));
+    let (out, map) = watch::channel(Arc::new(ClientMap::from([(own.clone(), client.clone())])));
     let aliases = environment.settings.flags.aliases();
     environment
         .tasks
-        .spawn_until_shutdown("clients of clusters", publish(own, remote, out));
-    Clients::new(cluster, aliases, map)
+        .spawn_until_shutdown("clients of clusters", publish(own.clone(), client, remote, out));
+    Clients::new(own, aliases, map)
 }
 
 /// Publishes the clients whenever a cluster is added, removed or read with another client, synced or not.
 async fn publish(
-    (own, client): (ClusterId, ::kube::Client),
+    own: ClusterId,
+    client: ::kube::Client,
     mut remote: watch::Receiver<Arc<RemoteClusters>>,
     out: watch::Sender<Arc<ClientMap>>,
 ) {

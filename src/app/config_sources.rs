@@ -149,7 +149,7 @@ impl Stores<'_> {
                 }
                 Address::Xds { host, port, tls } => {
                     let metrics = self.metrics.of(&address);
-                    let settings = self.mcp_settings(address, (host, port), tls);
+                    let settings = self.mcp_settings(address, host, port, tls);
                     stores.add(McpSource::new(settings, metrics, self.report.clone()));
                 }
             }
@@ -157,12 +157,7 @@ impl Stores<'_> {
         Ok((stores, cluster_at))
     }
 
-    fn mcp_settings(
-        &self,
-        address: String,
-        (host, port): (String, u16),
-        tls: Option<ClientTlsSettings>,
-    ) -> McpSettings {
+    fn mcp_settings(&self, address: String, host: String, port: u16, tls: Option<ClientTlsSettings>) -> McpSettings {
         let flags = &self.settings.flags;
         let folder = flags.remote_state_dir.clone();
         let folder = folder.filter(|folder| !folder.as_os_str().is_empty());

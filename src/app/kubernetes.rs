@@ -163,9 +163,15 @@ impl Kubernetes {
             });
         }
         let (tags_out, tags) = watch::channel(None);
-        let own = (installation.namespace.clone(), installation.revision.clone());
         let id = installation.cluster.clone();
-        let following = tag::follow(id.clone(), client.clone(), own, shared.clone(), tags_out);
+        let following = tag::follow(
+            id.clone(),
+            client.clone(),
+            installation.namespace.clone(),
+            installation.revision.clone(),
+            shared.clone(),
+            tags_out,
+        );
         tasks.spawn_until_shutdown("revision tags", following);
         let (filters_out, filters) = watch::channel(None);
         let following = follow_filters(dependencies, tags.clone(), filters_out);
@@ -245,8 +251,8 @@ impl Kubernetes {
 
     /// Returns the clients of all clusters.
     pub(super) fn clients(&self, environment: &Environment, installation: &Installation) -> Clients {
-        let own = (installation.cluster.clone(), self.client.clone());
-        clients::follow(environment, own, self.remote())
+        let cluster = installation.cluster.clone();
+        clients::follow(environment, cluster, self.client.clone(), self.remote())
     }
 
     /// Starts the controllers.

@@ -13,7 +13,7 @@ pub mod set;
 #[cfg(test)]
 mod tests;
 
-pub use listener::{AddedListener, added as added_listeners, listener};
+pub use listener::{AddedListener, added as added_listeners, build_listener};
 pub use route::inbound as inbound_routes;
 
 use std::collections::BTreeSet;

@@ -29,7 +29,8 @@ type Pointer = (SmolStr, SmolStr, SmolStr);
 pub async fn follow(
     cluster: ClusterId,
     client: ::kube::Client,
-    (system_namespace, revision): (Namespace, SmolStr),
+    system_namespace: Namespace,
+    revision: SmolStr,
     shared: Arc<IngestContext>,
     out: watch::Sender<Option<BTreeSet<SmolStr>>>,
 ) {

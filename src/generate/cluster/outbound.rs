@@ -210,14 +210,14 @@ impl<'a> Listing<'a> {
             for number in merged.ports.keys().copied() {
                 let origin = merged.port(number);
                 if let Some((service, port)) = Service::merged_port(row, origin, number) {
-                    self.list_port(ctx, service, (port, origin), found.as_ref(), listed);
+                    self.list_port(ctx, service, port, origin, found.as_ref(), listed);
                 }
             }
             return;
         }
         for port in self.clustered_ports(service) {
             if port.protocol != Protocol::Udp && scope.shows_port(&service.key, port.number) {
-                self.list_port(ctx, service, (port, None), found.as_ref(), listed);
+                self.list_port(ctx, service, port, None, found.as_ref(), listed);
             }
         }
     }
@@ -236,7 +236,8 @@ impl<'a> Listing<'a> {
         &mut self,
         ctx: &BuildContext,
         service: &Shared<Service>,
-        (port, merged): (&ServicePort, Option<MergedPort>),
+        port: &ServicePort,
+        merged: Option<MergedPort>,
         found: Option<&(RuleRef, Shared<DestinationRule>)>,
         listed: &mut Vec<ClusterResource>,
     ) {

@@ -130,14 +130,11 @@ impl EncodedListener {
     /// Patches and encodes the listener.
     pub(crate) fn finish(self, ctx: &BuildContext, stack: FilterStack, context: PatchContext) -> Built {
         let client = stack.client;
-        let mut notes = stack.into_notes();
-        let patches = (&*client.listener_patches, &client.extensions);
-        if !client.listener_patches.is_empty() {
+        let notes = stack.into_notes();
+        let patches = &client.listener_patches;
+        if !patches.is_empty() {
             let listener = Encoded::write(0, |out| self.write(out)).decode();
-            return match patch::listener(ctx, patches, context, listener, &mut notes) {
-                Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-                None => Built::none().with_notes(notes),
-            };
+            return patch::build_listener(ctx, patches, &client.extensions, context, listener, notes);
         }
         let name = self.rest.name.as_str().into();
         let encoded = EncodedResource::write(name, |out| self.write(out));

@@ -229,12 +229,9 @@ impl TerminateKey {
 /// Patches and encodes a listener.
 pub(super) fn patched(stack: FilterStack, context: PatchContext, listener: Listener) -> Built {
     let (ctx, client) = (stack.ctx, stack.client);
-    let mut notes = stack.into_notes();
-    let patches = (&*client.listener_patches, &client.extensions);
-    match patch::listener(&ctx, patches, context, listener, &mut notes) {
-        Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
-        None => Built::none().with_notes(notes),
-    }
+    let notes = stack.into_notes();
+    let (patches, extensions) = (&client.listener_patches, &client.extensions);
+    patch::build_listener(&ctx, patches, extensions, context, listener, notes)
 }
 
 impl TerminateKey {

@@ -30,22 +30,28 @@ use crate::{
 };
 use matches::Traits;
 
-/// Applies the patches to a listener; `None` if one removes it.
-pub fn listener(
+/// Applies the patches to a listener and encodes it, unless one of them removes it.
+pub fn build_listener(
     ctx: &BuildContext,
-    (patches, extensions): (&[PatchRef], &Extensions),
+    patches: &[PatchRef],
+    extensions: &Extensions,
     context: PatchContext,
     listener: Listener,
-    notes: &mut Vec<Note>,
-) -> Option<Listener> {
+    mut notes: Vec<Note>,
+) -> Built {
     let set = PatchSet::new(ctx, patches, context);
-    if set.is_empty() {
-        return Some(listener);
+    let patched = if set.is_empty() {
+        Some(listener)
+    } else {
+        let patching = Patching { set, extensions };
+        let patched = patching.listener(listener);
+        patching.set.into_notes(&mut notes);
+        patched
+    };
+    match patched {
+        Some(listener) => Built::new(EncodedResource::new(listener.name.clone(), &listener)).with_notes(notes),
+        None => Built::none().with_notes(notes),
     }
-    let patching = Patching { set, extensions };
-    let patched = patching.listener(listener);
-    patching.set.into_notes(notes);
-    patched
 }
 
 /// Returns the listeners that patches add for a proxy.

@@ -35,7 +35,7 @@ pub(super) fn references(ctx: &BuildContext, gateways: &[ObjectKey], identity: &
         }
         // The reference is one of the Gateway, for its listeners in ListenerSets too.
         if let Some(name) = converted_annotation(&gateway.meta, BACKEND_CERTIFICATE_ANNOTATION)
-            && is_readable(ctx, identity, (GATEWAY, &identity.namespace), name, true)
+            && is_readable(ctx, identity, GATEWAY, &identity.namespace, name, true)
         {
             found.insert(resource_name(name));
         }
@@ -96,7 +96,8 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
     is_readable(
         ctx,
         identity,
-        (kind, looks_in),
+        kind,
+        looks_in,
         name,
         of_set || *own == identity.namespace,
     )
@@ -107,7 +108,8 @@ fn is_allowed(ctx: &BuildContext, gateway: &Config<Gateway>, identity: &Identity
 fn is_readable(
     ctx: &BuildContext,
     identity: &Identity,
-    (kind, from): (&str, &Namespace),
+    kind: &str,
+    from: &Namespace,
     name: &str,
     is_own: bool,
 ) -> bool {

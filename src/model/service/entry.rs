@@ -68,7 +68,7 @@ pub(super) fn services(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Vec<Se
     for ((entry, lists), merge_class) in entries.into_iter().zip(&lists).zip(classes) {
         let mut addresses = addresses(cx, mesh, key, entry).into_iter();
         let Some(first) = addresses.next() else { continue };
-        let first = converted(cx, mesh, key, (entry, lists), first, merge_class);
+        let first = converted(cx, mesh, key, entry, lists, first, merge_class);
         let further: Vec<Service> = addresses.map(|address| address.of(first.clone())).collect();
         services.push(first);
         services.extend(further);
@@ -227,7 +227,8 @@ fn converted(
     cx: &Cx,
     mesh: &MeshSnapshot,
     key: &ServiceKey,
-    (entry, lists): (&Config<ServiceEntry>, &EntryLists),
+    entry: &Config<ServiceEntry>,
+    lists: &EntryLists,
     address: Address,
     merge_class: u32,
 ) -> Service {

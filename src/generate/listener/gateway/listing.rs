@@ -103,7 +103,7 @@ impl GatewayPart {
             if self.client.is_east_west && port.number == HBONE_PORT {
                 continue;
             }
-            let chains = self.tcp_server_chains(ctx, &scope, &merged, (port, servers), &mut routes);
+            let chains = self.tcp_server_chains(ctx, &scope, &merged, port, servers, &mut routes);
             self.add(ctx, &mut listeners, port, Transport::Tcp, chains);
             let quic = servers.quic.iter().map(|index| https_chain(&merged.servers[*index]));
             let quic: Vec<_> = quic.collect();
@@ -163,7 +163,8 @@ impl GatewayPart {
         ctx: &BuildContext<'m>,
         scope: &SidecarScope,
         merged: &MergedGateway,
-        (port, servers): (&ServerPort, &PortServers),
+        port: &ServerPort,
+        servers: &PortServers,
         routes: &mut RoutesByGateway<'m>,
     ) -> Vec<ServerChain> {
         let protocol = Protocol::parse(&port.protocol);
