@@ -169,8 +169,8 @@ impl GrpcPart {
         }
     }
 
-    fn cluster(&self, ctx: &BuildContext, scope: &SidecarScope, asked: &str) -> Option<cluster::ClusterKey> {
-        let name = ClusterName::outbound(asked)?;
+    fn cluster(&self, ctx: &BuildContext, scope: &SidecarScope, requested: &str) -> Option<cluster::ClusterKey> {
+        let name = ClusterName::outbound(requested)?;
         let service = scope.service(name.host)?;
         if !scope.shows_port(service, name.port) {
             return None;
@@ -183,7 +183,7 @@ impl GrpcPart {
             rule: self.rule(ctx, scope, service).map(|(rule, _)| rule),
         };
         // The requested name may have another form, which is not a cluster name.
-        (key.name() == asked).then_some(key)
+        (key.name() == requested).then_some(key)
     }
 
     /// Returns the endpoints of any cluster, requested or not. Those of unknown subsets are copies of all endpoints of
@@ -192,10 +192,10 @@ impl GrpcPart {
         &self,
         ctx: &BuildContext,
         scope: &SidecarScope,
-        asked: &str,
+        requested: &str,
         copies: &mut BTreeMap<(ServiceKey, u32), usize>,
     ) -> Option<EndpointKey> {
-        let name = ClusterName::outbound(asked)?;
+        let name = ClusterName::outbound(requested)?;
         let service = ctx.scoped(&scope.scoped(scope.service(name.host)?))?;
         let found = self.rule(ctx, scope, &service.key);
         let rule = found.as_ref().map(|(_, rule)| rule);
@@ -214,8 +214,8 @@ impl GrpcPart {
             rule: found.map(|(rule, _)| rule),
             client,
         };
-        let is_asked = key.name() == asked;
-        (is_asked && (is_known || has_room(copies, (key.service.clone(), key.port)))).then_some(key)
+        let is_requested = key.name() == requested;
+        (is_requested && (is_known || has_room(copies, (key.service.clone(), key.port)))).then_some(key)
     }
 
     fn rule(

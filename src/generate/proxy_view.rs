@@ -222,10 +222,10 @@ pub fn has_file_socket(proxy: &NodeMetadata) -> bool {
 /// Returns the labels of the proxy that DestinationRules of the namespace select by.
 fn rule_labels(ctx: &BuildContext, namespace: &Namespace, labels: &Labels) -> Labels {
     let index = &ctx.mesh.rules_by_selector_label;
-    let asked = labels
+    let selected = labels
         .iter()
         .filter(|(key, _)| index.contains(ctx.cx, &(namespace.clone(), (*key).clone())));
-    asked.map(|(key, value)| (key.clone(), value.clone())).collect()
+    selected.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
 /// Location of a proxy, for the endpoints that depend on it: those of node-local services and of services with locality

@@ -82,7 +82,7 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
     let filters = mesh.filters_by_metadata.get(cx, &());
     let patches = filters.flat_map(|(_, row)| &row.patches);
     let labels = REPLICA_LABELS.into_iter();
-    let asked = labels.filter(|label| {
+    let selected = labels.filter(|label| {
         place.is_some_and(|place| place.labels.contains(*label))
             || mesh
                 .virtual_services_by_source_label
@@ -90,7 +90,7 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
             || selector::selected_by_any(cx, mesh, &SmolStr::new_static(label))
     });
     Some(PerReplicaInputs {
-        labels: asked.collect(),
+        labels: selected.collect(),
         node: place.is_some_and(|place| place.node),
         locality: place.is_some_and(|place| place.locality),
         metadata: patches

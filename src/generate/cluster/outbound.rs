@@ -97,7 +97,7 @@ impl OutboundPart {
             return;
         }
         let mut listing = Listing::of(self, ctx);
-        if allowed.is_none() && listing.asks_for_none() {
+        if allowed.is_none() && listing.requests_no_endpoints() {
             let scope = list.begin_services(ctx, &self.scope);
             let own = OwnRules::of(ctx.cx, ctx.mesh, self.scope.namespace());
             for (position, key) in scope.services.iter().enumerate() {
@@ -114,7 +114,7 @@ impl OutboundPart {
         for key in scope.services.iter().filter(is_allowed) {
             listing.list_service(ctx, &scope, key, &mut listed);
         }
-        listing.list_asked(ctx, &scope, &mut listed);
+        listing.list_requested(ctx, &scope, &mut listed);
         for resource in listed {
             list.add(resource);
         }
@@ -156,7 +156,7 @@ struct Listing<'a> {
     part: &'a OutboundPart,
     patches: ClusterPatches<'a>,
     /// EDS names requested because of patches and not listed yet.
-    asked: BTreeSet<String>,
+    requested: BTreeSet<String>,
 }
 
 impl<'a> Listing<'a> {
@@ -170,14 +170,14 @@ impl<'a> Listing<'a> {
         Self {
             part,
             patches: ClusterPatches::of(ctx, patches, context),
-            asked: patch::cluster::asked_endpoints(ctx, patches),
+            requested: patch::cluster::requested_endpoints(ctx, patches),
         }
     }
 
     /// Returns true if patches request no endpoints, whatever is listed. Then the resources of a service do not depend
     /// on other services.
-    fn asks_for_none(&self) -> bool {
-        self.asked.is_empty() && !self.patches.makes_eds()
+    fn requests_no_endpoints(&self) -> bool {
+        self.requested.is_empty() && !self.patches.makes_eds()
     }
 
     fn rule(&self, ctx: &BuildContext, service: &Service) -> Option<(RuleRef, Shared<DestinationRule>)> {
@@ -277,8 +277,8 @@ impl<'a> Listing<'a> {
                 continue;
             }
             if kind.resolved == DiscoveryType::Eds {
-                if !self.asked.is_empty() {
-                    self.asked.remove(&key.name());
+                if !self.requested.is_empty() {
+                    self.requested.remove(&key.name());
                 }
                 listed.extend(endpoints().map(|client| key.endpoints(key.rule.clone(), client)));
             }
@@ -296,14 +296,14 @@ impl<'a> Listing<'a> {
         }
         let patches = self.patches.concerning(&key.name(), &[]);
         if !patches.is_empty() && self.patches.makes_eds() {
-            self.asked.insert(key.name());
+            self.requested.insert(key.name());
         }
         OutboundKey { patches, ..key }
     }
 
     /// Lists requested endpoints whose clusters do not use EDS by themselves, or belong to another part.
-    fn list_asked(&mut self, ctx: &BuildContext, scope: &SidecarScope, listed: &mut Vec<ClusterResource>) {
-        for name in std::mem::take(&mut self.asked) {
+    fn list_requested(&mut self, ctx: &BuildContext, scope: &SidecarScope, listed: &mut Vec<ClusterResource>) {
+        for name in std::mem::take(&mut self.requested) {
             let parsed = ClusterName::parse(&name);
             let service = scope.by_host.get(parsed.host);
             let Some(service) = service.and_then(|key| ctx.service(key)) else {

@@ -93,16 +93,16 @@ pub(super) fn list(
 ) -> Vec<GrpcKey> {
     let (inbound, outbound): (Vec<&SmolStr>, Vec<&SmolStr>) = names.iter().partition(|name| name.starts_with(INBOUND));
     let mut keys = Vec::new();
-    for (host, asked) in requested_hosts(client, &outbound) {
+    for (host, requested) in requested_hosts(client, &outbound) {
         let Some(scoped) = scope.service(&host).map(|key| scope.scoped(key)) else {
             continue;
         };
         let Some(service) = ctx.scoped(&scoped) else { continue };
         // Parity (pilot/pkg/networking/grpcgen/lds.go): every name of the host is served on every port that one of them
         // requests.
-        for host in &asked.hosts {
+        for host in &requested.hosts {
             let ports = service.ports.iter().map(|port| port.number);
-            let shown = ports.filter(|port| scope.shows_port(&scoped.key, *port) && asked.has_port(*port));
+            let shown = ports.filter(|port| scope.shows_port(&scoped.key, *port) && requested.has_port(*port));
             keys.extend(shown.map(|port| {
                 GrpcKey::Outbound(OutboundKey {
                     host: host.clone(),
@@ -137,10 +137,10 @@ fn requested_hosts(client: &GrpcProxyView, names: &[&SmolStr]) -> BTreeMap<SmolS
         };
         let complete = completed(host, &client.namespace, &client.dns_domain);
         for meant in std::iter::once(SmolStr::new(host)).chain(complete) {
-            let asked = hosts.entry(meant).or_default();
-            asked.hosts.insert(host.into());
-            asked.all_ports |= port.is_none();
-            asked.ports.extend(port.map(SmolStr::new));
+            let requested = hosts.entry(meant).or_default();
+            requested.hosts.insert(host.into());
+            requested.all_ports |= port.is_none();
+            requested.ports.extend(port.map(SmolStr::new));
         }
     }
     hosts

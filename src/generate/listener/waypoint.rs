@@ -332,7 +332,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
     };
     let mut listener = EncodedListener::default();
     let mut ports: BTreeMap<u32, Vec<Protocol>> = BTreeMap::new();
-    let (mut unserved, mut matched, mut asked) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut unserved, mut matched, mut by_authority) = (Vec::new(), Vec::new(), Vec::new());
     for key in services {
         let built = chains::built(ctx, key);
         listener.append_chains(&built.chains);
@@ -344,7 +344,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
             making.stack.note(note.code, note.detail.clone());
         }
         matched.extend_from_slice(&built.matcher);
-        asked.extend(built.asked.iter().cloned());
+        by_authority.extend(built.by_authority.iter().cloned());
     }
     let workloads = match &client.waypoint.role {
         ServingRole::Waypoint(gateways) => {
@@ -372,7 +372,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
     matched.extend(direct.encode_to_vec());
     listener.rest = Listener {
         traffic_direction: TrafficDirection::Inbound as i32,
-        filter_chain_matcher: Some(matcher::by_authority(asked, matcher::by_address(matched))),
+        filter_chain_matcher: Some(matcher::by_authority(by_authority, matcher::by_address(matched))),
         listener_filters: inspectors(&ports, &unserved, workloads.is_some()),
         access_log: making.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)

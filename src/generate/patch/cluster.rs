@@ -146,7 +146,7 @@ pub fn additions(ctx: &BuildContext, refs: &[PatchRef], context: PatchContext) -
 }
 
 /// Returns the EDS names that Envoy will request because of a patch.
-pub fn asked_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String> {
+pub fn requested_endpoints(ctx: &BuildContext, refs: &[PatchRef]) -> BTreeSet<String> {
     let wants = |patch: &Patch| sets(patch, "eds_cluster_config") || patch.operation == Operation::Add;
     let values = resolve_each(ctx, refs).filter(|(_, patch)| wants(patch));
     let clusters = values.filter_map(|(_, patch)| patch.read::<Cluster>());

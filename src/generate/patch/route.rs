@@ -429,7 +429,7 @@ fn is_route(condition: &RouteMatch, route: &Route) -> bool {
         Some(Action::DirectResponse(_)) => Some(Kind::DirectResponse),
         _ => None,
     };
-    let asked = condition.action();
+    let expected = condition.action();
     (condition.name.is_empty() || condition.name == route.name)
-        && (asked == route_match::Action::Any || kind.is_none_or(|kind| kind == asked))
+        && (expected == route_match::Action::Any || kind.is_none_or(|kind| kind == expected))
 }

@@ -66,8 +66,8 @@ pub struct BuiltChains {
     pub(super) unserved: Vec<(u32, Protocol)>,
     /// The matcher by the addresses of the service: fields of an [`IpMatcher`].
     pub(super) matcher: Vec<u8>,
-    /// Chains by host and port that clients ask for; none without several networks.
-    pub(super) asked: Vec<(String, PortChain)>,
+    /// Chains by the authority (`host:port`) that clients request; none without several networks.
+    pub(super) by_authority: Vec<(String, PortChain)>,
     /// Notes.
     pub(super) notes: Vec<Note>,
 }
@@ -146,11 +146,11 @@ impl ServiceChains {
             ports.push((port.number, if is_opaque { Protocol::Tcp } else { port.protocol }));
         }
         let addresses = &making.addresses;
-        let mut asked = Vec::new();
+        let mut by_authority = Vec::new();
         if is_multi_network && !addresses.is_empty() {
             let host = &service.key.hostname;
             let chains = chains.iter().cloned();
-            asked.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
+            by_authority.extend(chains.map(|(port, chain)| (format!("{host}:{port}"), chain)));
         }
         let range_matchers = matcher::service(addresses, chains).into_iter().collect();
         BuiltChains {
@@ -158,7 +158,7 @@ impl ServiceChains {
             ports,
             unserved,
             matcher: IpMatcher { range_matchers }.encode_to_vec(),
-            asked,
+            by_authority,
             notes: making.stack.into_notes(),
         }
     }

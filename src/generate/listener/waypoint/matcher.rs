@@ -1,6 +1,6 @@
 //! Matcher that selects the chain of a connection in a waypoint's inner listener: by destination address, then by port,
 //! then by detected protocol on ports without a declared one. With several networks, the host and port that the client
-//! asked for come before the address.
+//! requested come before the address.
 
 use prost::Name;
 use smol_str::SmolStr;
@@ -63,7 +63,7 @@ pub(super) fn by_address(matchers: Vec<u8>) -> Matcher {
     tree_by("ip", Any::pack(&DestinationIpInput {}), tree)
 }
 
-/// Returns the matcher of the whole listener by what clients asked for (`host:port`), before `rest`.
+/// Returns the matcher of the whole listener by the authority that clients request (`host:port`), before `rest`.
 ///
 /// Parity (pilot/pkg/networking/core/listener_waypoint.go): addresses of services may overlap between networks.
 pub(super) fn by_authority(chains: Vec<(String, PortChain)>, rest: Matcher) -> Matcher {

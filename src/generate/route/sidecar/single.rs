@@ -70,14 +70,14 @@ pub(crate) fn list<'n>(
 ) -> Vec<SidecarRoutes> {
     let mut catalogues: BTreeMap<usize, HostIndex> = BTreeMap::new();
     let (mut listed, mut copies) = (Vec::new(), BTreeMap::new());
-    for asked in names {
-        let Some(cluster) = ClusterName::outbound(asked) else {
+    for name in names {
+        let Some(cluster) = ClusterName::outbound(name) else {
             continue;
         };
         let host = SmolStr::from(cluster.host.to_ascii_lowercase());
         let answers = |egress: &EgressListener| egress.port.as_ref().is_none_or(|port| port.number == cluster.port);
         let mut routes = SidecarRoutes {
-            name: asked.clone(),
+            name: name.clone(),
             port: cluster.port,
             client: client.clone(),
             catch_all: None,
