@@ -69,9 +69,9 @@ impl SidecarPart {
             .map(|egress| EgressView::of(ctx, &scope, egress))
             .collect();
         for visible in &listeners {
-            for (name, port, rds_scope) in self.names(ctx, visible) {
+            for (name, rds_scope) in self.names(ctx, visible) {
                 // The requesting listener may differ from the serving one: a declared port takes precedence.
-                let serving = serving(&listeners, port, &name);
+                let serving = serving(&listeners, rds_scope.port(), &name);
                 let Entry::Vacant(entry) = result.entry(name) else {
                     continue;
                 };
@@ -85,8 +85,8 @@ impl SidecarPart {
             }
         }
         // Listeners added by patches may request any port. The patched route names are the ones that are known here.
-        let asked = patches.names().filter_map(|name| Some((name, name.parse().ok()?)));
-        for (name, port) in asked {
+        let requested = patches.names().filter_map(|name| Some((name, name.parse().ok()?)));
+        for (name, port) in requested {
             if let (Entry::Vacant(entry), Some(serving)) = (result.entry(name.into()), serving(&listeners, port, name))
             {
                 entry.insert(self.routes(name.into(), serving, RdsScope::Port(port), &catch_all));
@@ -98,11 +98,11 @@ impl SidecarPart {
         result.into_values().collect()
     }
 
-    /// Returns the names that the listeners of an egress listener request, with their ports.
-    fn names(&self, ctx: &BuildContext, visible: &EgressView) -> Vec<(SmolStr, u32, RdsScope)> {
+    /// Returns the names that the listeners of an egress listener request, with the services of each.
+    fn names(&self, ctx: &BuildContext, visible: &EgressView) -> Vec<(SmolStr, RdsScope)> {
         let mut names = Vec::new();
         if self.http_proxy || ctx.mesh_config().proxy_http_port != 0 {
-            names.push((SmolStr::new_static(HTTP_PROXY), 0, RdsScope::Port(0)));
+            names.push((SmolStr::new_static(HTTP_PROXY), RdsScope::Port(0)));
         }
         let Some(declared) = &visible.egress.port else {
             let mut numbers = BTreeSet::new();
@@ -111,10 +111,10 @@ impl SidecarPart {
                     let number = port.number;
                     let requested = self.requested_names(service, port, visible.egress);
                     if requested.by_service {
-                        names.push((sniffed_name(host, number), number, RdsScope::Sniffed(index, number)));
+                        names.push((sniffed_name(host, number), RdsScope::Sniffed(index, number)));
                     }
                     if requested.by_port && numbers.insert(number) {
-                        names.push((number_name(number), number, RdsScope::Port(number)));
+                        names.push((number_name(number), RdsScope::Port(number)));
                     }
                 }
             }
@@ -126,16 +126,13 @@ impl SidecarPart {
             return names;
         }
         if number == 0 {
-            names.push((visible.egress.bind.clone(), 0, RdsScope::Port(0)));
+            names.push((visible.egress.bind.clone(), RdsScope::Port(0)));
             return names;
         }
-        names.push((number_name(number), number, RdsScope::Port(number)));
+        names.push((number_name(number), RdsScope::Port(number)));
         if protocol.is_unsupported() {
             let sniffed = visible.services.iter().enumerate();
-            names.extend(
-                sniffed
-                    .map(|(index, service)| (sniffed_name(service, number), number, RdsScope::Sniffed(index, number))),
-            );
+            names.extend(sniffed.map(|(index, host)| (sniffed_name(host, number), RdsScope::Sniffed(index, number))));
         }
         names
     }
