@@ -36,7 +36,7 @@ use crate::{
     api::access_review::Subject,
     base::{Hashed, Shared},
     model::ScopeKey,
-    table::{Cx, LastPieces},
+    table::Cx,
 };
 pub use lister::{CommonList, CommonLists, LastList, List, ListPieces, PartList};
 use lister::{Lister, of_grpc};
@@ -183,19 +183,9 @@ impl Part {
                 lister.extend(keys.map(|key| (ResourceType::Listener, Resource::Listener(key))));
             }
             Self::Routes(part) => {
-                let last = LastPieces {
-                    pieces: match last.pieces {
-                        Some(ListPieces::Routes(pieces)) => Some(pieces),
-                        _ => None,
-                    },
-                    changes: last.changes,
-                };
                 let common = lister.common(ctx);
-                let common = match common.as_deref() {
-                    Some(CommonList::Routes(routes)) => Some(routes),
-                    _ => None,
-                };
-                let (keys, pieces) = part.list(ctx, last, common);
+                let common = common.as_deref().and_then(CommonList::routes);
+                let (keys, pieces) = part.list(ctx, last.routes(), common);
                 lister.extend(keys.into_iter().map(|key| (ResourceType::Route, Resource::Route(key))));
                 lister.set_route_pieces(pieces);
             }

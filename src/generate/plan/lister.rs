@@ -12,7 +12,7 @@ use crate::{
         route,
     },
     model::{ScopeKey, SidecarScope},
-    table::{ChangeSet, PieceReads, Table},
+    table::{ChangeSet, LastPieces, PieceReads, Table},
 };
 
 /// The resources that a part lists, hashed once and cheap to compare.
@@ -80,6 +80,19 @@ pub struct LastList<'a> {
     pub changes: &'a ChangeSet,
 }
 
+impl<'a> LastList<'a> {
+    /// Returns the pieces of a gateway's routes.
+    pub(super) fn routes(&self) -> LastPieces<'a, route::GatewayPieces> {
+        LastPieces {
+            pieces: match self.pieces {
+                Some(ListPieces::Routes(pieces)) => Some(pieces),
+                _ => None,
+            },
+            changes: self.changes,
+        }
+    }
+}
+
 /// The common lists of parts in several namespaces, by their keys (see [`super::Part::common`]).
 pub type CommonLists = Table<PartKey, CommonList>;
 
@@ -108,6 +121,14 @@ impl CommonList {
         };
         let resources = List::new(list.resources);
         Some((Self::Clusters(CommonClusters { resources, places }), list.pieces))
+    }
+
+    /// Returns the route configurations; `None` for a list of clusters.
+    pub(super) fn routes(&self) -> Option<&route::CommonRouteList> {
+        match self {
+            Self::Routes(routes) => Some(routes),
+            Self::Clusters(_) => None,
+        }
     }
 
     /// Returns true for clusters of the services that a scope shows.
