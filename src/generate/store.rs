@@ -39,7 +39,7 @@ use crate::{
     api::access_review::Subject,
     base::Shared,
     model::{MeshSnapshot, ScopeKey, SidecarScope, ambient::SHARDS},
-    table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, RelationId, Table, Transaction, Users},
+    table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, Table, Transaction, Users},
 };
 use connections::Connections;
 use fragments::FragmentMemo;
@@ -67,10 +67,20 @@ impl Executor for Serial {
     }
 }
 
-const GROUPS: RelationId = RelationId(2000);
-const RESOURCES: RelationId = RelationId(2003);
-const FRAGMENTS: RelationId = RelationId(2004);
-const CHAINS: RelationId = RelationId(2005);
+/// Identities of the memos, which no table of the mesh has.
+mod relation {
+    use crate::table::RelationId;
+
+    pub(super) const GROUPS: RelationId = RelationId(2000);
+    pub(super) const SCOPES: RelationId = RelationId(2001);
+    pub(super) const LISTS: RelationId = RelationId(2002);
+    pub(super) const RESOURCES: RelationId = RelationId(2003);
+    pub(super) const FRAGMENTS: RelationId = RelationId(2004);
+    pub(super) const CHAINS: RelationId = RelationId(2005);
+    pub(super) const TCP_SCOPES: RelationId = RelationId(2006);
+    pub(super) const COMMON_SCOPES: RelationId = RelationId(2007);
+    pub(super) const COMMON_LISTS: RelationId = RelationId(2008);
+}
 
 /// Events of proxies between two updates.
 #[derive(Default)]
@@ -185,12 +195,12 @@ impl NewKeys {
 impl Default for ConfigStore {
     fn default() -> Self {
         Self {
-            connections: Connections::new(GROUPS),
+            connections: Connections::new(relation::GROUPS),
             scopes: Scopes::default(),
             parts: Parts::default(),
-            fragments: FragmentMemo::new(FRAGMENTS),
-            chains: FragmentMemo::new(CHAINS),
-            resources: Derived::new(RESOURCES),
+            fragments: FragmentMemo::new(relation::FRAGMENTS),
+            chains: FragmentMemo::new(relation::CHAINS),
+            resources: Derived::new(relation::RESOURCES),
             pools: Pools::default(),
             groups: FxHashMap::default(),
             groups_of_scope: Refcounts::default(),

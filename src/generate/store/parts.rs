@@ -3,7 +3,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BuildInputs, Executor, effect, evaluate_each, lists::Lists, scopes::contains};
+use super::{BuildInputs, Executor, effect, evaluate_each, lists::Lists, relation, scopes::contains};
 use crate::{
     generate::{
         BuildContext,
@@ -11,9 +11,6 @@ use crate::{
     },
     table::{ChangeSet, Cx, Derived, Refcounts, RelationId, Table, TableWriter, Transaction},
 };
-
-const COMMON: RelationId = RelationId(2008);
-const LISTS: RelationId = RelationId(2002);
 
 /// See the module's documentation.
 pub(super) struct Parts {
@@ -26,9 +23,9 @@ pub(super) struct Parts {
 impl Default for Parts {
     fn default() -> Self {
         Self {
-            common: PieceMemo::new(COMMON),
+            common: PieceMemo::new(relation::COMMON_LISTS),
             users: Refcounts::default(),
-            lists: PieceMemo::new(LISTS),
+            lists: PieceMemo::new(relation::LISTS),
         }
     }
 }

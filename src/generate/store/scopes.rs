@@ -1,18 +1,14 @@
 //! The scopes that live groups use. Namespaces that see the same take over a common scope, which is evaluated once.
 
-use super::{Executor, evaluate};
+use super::{Executor, effect, evaluate, relation};
 use crate::{
     generate::ScopeTables,
     model::{
         MeshSnapshot, ScopeKey, SidecarScope,
         sidecar_scope::{self, CommonScope, ScopePool},
     },
-    table::{Cx, Derived, Key, Refcounts, RelationId, Table, Transaction},
+    table::{Cx, Derived, Key, Refcounts, Table, Transaction},
 };
-
-const COMMON: RelationId = RelationId(2007);
-const ALL: RelationId = RelationId(2001);
-const TCP: RelationId = RelationId(2006);
 
 /// See the module's documentation.
 pub(super) struct Scopes {
@@ -28,9 +24,9 @@ pub(super) struct Scopes {
 impl Default for Scopes {
     fn default() -> Self {
         Self {
-            common: Derived::new(COMMON),
-            all: Derived::new(ALL),
-            tcp: Derived::new(TCP),
+            common: Derived::new(relation::COMMON_SCOPES),
+            all: Derived::new(relation::SCOPES),
+            tcp: Derived::new(relation::TCP_SCOPES),
             users: Refcounts::default(),
             pool: ScopePool::default(),
         }
@@ -73,11 +69,11 @@ impl Scopes {
         let new: Vec<ScopeKey> = new.iter().flat_map(with_common).filter(absent).collect();
         let new_common = common_among(&new);
         let function = |cx: &Cx, key: &ScopeKey| CommonScope::of(cx, mesh, key, &self.pool);
-        let common = super::effect::evaluate(&self.common, tx, &new_common, executor, function);
+        let common = effect::evaluate(&self.common, tx, &new_common, executor, function);
         let function = |cx: &Cx, key: &ScopeKey| scope(cx, mesh, key, common.table(), &self.pool);
-        let all = super::effect::evaluate(&self.all, tx, &new, executor, function);
+        let all = effect::evaluate(&self.all, tx, &new, executor, function);
         let function = |cx: &Cx, key: &ScopeKey| tcp_scope(cx, mesh, key, common.table(), all.table());
-        let tcp = super::effect::evaluate(&self.tcp, tx, &new, executor, function);
+        let tcp = effect::evaluate(&self.tcp, tx, &new, executor, function);
         ScopeTables {
             all: all.table().clone(),
             tcp: tcp.table().clone(),
