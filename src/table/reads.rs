@@ -192,12 +192,12 @@ fn only_in_first<'a>(first: &'a [ReadKey], second: &'a [ReadKey]) -> impl Iterat
 
 fn add_reader(readers: &mut FxHashMap<ReadKey, Readers>, read: ReadKey, slot: u32) {
     match readers.entry(read) {
-        hash_map::Entry::Vacant(free) => _ = free.insert(Readers::One(slot)),
-        hash_map::Entry::Occupied(mut standing) => match standing.get_mut() {
+        hash_map::Entry::Vacant(entry) => _ = entry.insert(Readers::One(slot)),
+        hash_map::Entry::Occupied(mut entry) => match entry.get_mut() {
             Readers::Many(many) => many.add(slot),
             Readers::One(first) => {
                 let slots = vec![*first, slot];
-                standing.insert(Readers::Many(Box::new(Many { slots, gone: 0 })));
+                entry.insert(Readers::Many(Box::new(Many { slots, gone: 0 })));
             }
         },
     }

@@ -172,14 +172,21 @@ pub(super) struct Requests<B> {
     /// The connection, whose consumed bytes are counted.
     pre_auth: Option<Arc<UnauthenticatedConnection>>,
     first_requests: FirstRequests,
-    /// The permit of a large request that is arriving, and its deadline.
-    permit: Option<(Option<Permit>, Instant)>,
+    /// The large request that is arriving, if there is one.
+    large: Option<LargeRequest>,
     /// A complete request that waits for its turn.
     waiting: Option<(Received, BoxFuture<'static, Permit>)>,
     /// The bytes that have arrived last. While they are not consumed, the transport reads no more.
     arrived: Bytes,
     /// True if the node of the client is known; those of further requests are dropped.
     ignores_nodes: bool,
+}
+
+/// A large request that is arriving.
+struct LargeRequest {
+    /// `None` until it is granted.
+    permit: Option<Permit>,
+    deadline: Instant,
 }
 
 /// The first large requests of a client. Thousands of clients reconnect at once, and each announces what it holds in a
@@ -209,7 +216,7 @@ where
             interners: options.interners,
             pre_auth: options.pre_auth,
             first_requests: FirstRequests::Free,
-            permit: None,
+            large: None,
             waiting: None,
             arrived: Bytes::new(),
             ignores_nodes: false,
@@ -242,18 +249,21 @@ where
                 let decoded = self.decode(received)?;
                 return Ok(Some(self.admitted(decoded, None)));
             }
-            let is_large = self.large().await?;
+            let is_large = self.await_large_permit().await?;
             if !self.arrived.is_empty() {
                 self.consume();
                 continue;
             }
-            let frame = match &self.permit {
-                Some((Some(permit), until)) if is_large => tokio::select! {
+            let frame = match &self.large {
+                Some(LargeRequest {
+                    permit: Some(permit),
+                    deadline,
+                }) if is_large => tokio::select! {
                     biased;
-                    frame = timeout_at(*until, self.body.frame()) => frame.map_err(|_| RequestError::Slow)?,
+                    frame = timeout_at(*deadline, self.body.frame()) => frame.map_err(|_| RequestError::Slow)?,
                     () = permit.evicted() => {
                         // Others wait for the permit, and the client is still told why.
-                        self.permit = None;
+                        self.large = None;
                         self.buffer.clear();
                         return Err(RequestError::Evicted);
                     }
@@ -317,7 +327,7 @@ where
 
     /// Adds the permits of a request.
     fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> Box<IncomingRequest> {
-        let permit = self.permit.take().and_then(|(permit, _)| permit);
+        let permit = self.large.take().and_then(|large| large.permit);
         if decoded
             .request
             .as_ref()
@@ -339,7 +349,7 @@ where
         if let Some(pre_auth) = &self.pre_auth {
             pre_auth.record_consumed(data.len());
         }
-        if let Some((Some(permit), _)) = &self.permit {
+        if let Some(permit) = self.large.as_ref().and_then(|large| large.permit.as_ref()) {
             permit.record_progress(data.len());
         }
         self.buffer.append(&data);
@@ -353,7 +363,7 @@ where
         };
         pre_auth.allow_large_data();
         self.first_requests = FirstRequests::Free;
-        self.permit = None;
+        self.large = None;
         self.buffer.clear();
         pre_auth.record_consumed(std::mem::take(&mut self.arrived).len());
         let rest = async {
@@ -367,18 +377,19 @@ where
 
     /// Waits for the permit of a large request. Returns false for a small one. If nothing of it can be a repetition,
     /// the permit precedes the second of its frames: thousands of reconnecting clients wait with a few KiB each.
-    async fn large(&mut self) -> Result<bool, RequestError> {
+    async fn await_large_permit(&mut self) -> Result<bool, RequestError> {
         let size_bytes = self.buffer.size_bytes_with(&self.arrived);
         let is_announced = size_bytes >= SMALL_BYTES && !self.buffer.may_repeat();
         if self.buffer.len() < SMALL_BYTES && !is_announced {
             return Ok(false);
         }
-        let (permit, until) = self
-            .permit
-            .get_or_insert_with(|| (None, Instant::now() + LARGE_REQUEST_TIMEOUT));
+        let LargeRequest { permit, deadline } = self.large.get_or_insert_with(|| LargeRequest {
+            permit: None,
+            deadline: Instant::now() + LARGE_REQUEST_TIMEOUT,
+        });
         if permit.is_none() {
             let turn = self.admission.request(&self.source, size_bytes);
-            let mut turn = pin!(timeout_at(*until, turn));
+            let mut turn = pin!(timeout_at(*deadline, turn));
             let granted = match timeout(IDLE_TIMEOUT, turn.as_mut()).await {
                 Ok(granted) => granted,
                 Err(_) => {

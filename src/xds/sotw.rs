@@ -30,13 +30,9 @@ pub(super) fn content(
         Some(sent) => {
             let difference = sent.difference(view);
             let removed = difference.removed.iter().any(|name| watched.may_hold(name));
-            changed.extend(
-                difference
-                    .changed
-                    .into_iter()
-                    .filter(|r| watched.wants(&r.name))
-                    .map(|r| (r.name.clone(), r)),
-            );
+            let wanted = difference.changed.into_iter();
+            let wanted = wanted.filter(|resource| watched.wants(&resource.name));
+            changed.extend(wanted.map(|resource| (resource.name.clone(), resource)));
             if !changed.is_empty() || removed {
                 pending.append(&mut watched.retry());
             }

@@ -33,12 +33,12 @@ use crate::{
 /// versions that it announced when it reconnected, what it rejected, and what was not sent yet.
 #[derive(Debug, Default)]
 pub struct WatchedResource {
-    /// The subscription is a wildcard.
+    /// True if the subscription is a wildcard.
     pub wildcard: bool,
-    /// The snapshot's resources of the type were generated for the names of this client: all of them are sent.
+    /// True if the snapshot's resources of the type were generated for the names of this client: all of them are sent.
     pub on_demand: bool,
-    /// Resources may be requested by other names than their own. Then the client may hold resources that are not among
-    /// [`Self::names`].
+    /// True if resources may be requested by other names than their own. Then the client may hold resources that are
+    /// not among [`Self::names`].
     pub has_aliases: bool,
     /// The names that are subscribed to.
     pub names: OrdSet<SmolStr>,
@@ -58,9 +58,9 @@ pub struct WatchedResource {
     pub initial_versions: InitialVersions,
     /// Names that must be sent even if they did not change: new in the subscription, or to be warmed again.
     pub pending: BTreeSet<SmolStr>,
-    /// Everything must be sent, even if it did not change.
+    /// True if everything must be sent, even if it did not change.
     pub resend_all: bool,
-    /// The client waits for a response, even an empty one.
+    /// True if the client waits for a response, even an empty one.
     pub must_respond: bool,
     /// Names in rejected or superseded responses, without those in `refused` that are withheld until they change: sent
     /// again with the next change of the type.
