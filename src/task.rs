@@ -1,4 +1,5 @@
-//! Named tasks, joined at shutdown. The only caller of `tokio::spawn`, so that shutdown waits for every task.
+//! Named tasks, joined at shutdown, and what tasks have in common. The only caller of `tokio::spawn`, so that shutdown
+//! waits for every task.
 
 use std::{
     future::{Future, pending},
@@ -10,6 +11,7 @@ use futures::FutureExt;
 use prometheus::{IntCounterVec, Opts};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
+    sync::watch,
     time::Instant,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -98,6 +100,17 @@ pub async fn until(instant: Option<Instant>) {
     }
 }
 
+/// Publishes a value, unless it equals the last one. Returns true if it was published.
+pub fn publish<T: PartialEq>(sender: &watch::Sender<T>, value: T) -> bool {
+    sender.send_if_modified(|last| {
+        let is_changed = *last != value;
+        if is_changed {
+            *last = value;
+        }
+        is_changed
+    })
+}
+
 /// Does work that takes long. Other tasks of this thread continue on another thread in the meantime.
 pub fn aside<R>(work: impl FnOnce() -> R) -> R {
     let runtime = Handle::try_current().map(|runtime| runtime.runtime_flavor());
@@ -125,5 +138,13 @@ mod tests {
         assert!(tasks.end(Duration::from_mins(1)).await);
         let counts = ["a", "b"].map(|task| tasks.panics().with_label_values(&[task]).get());
         assert_eq!(counts, [1, 0]);
+    }
+
+    #[test]
+    fn only_other_values_are_published() {
+        let (sender, mut receiver) = watch::channel(1);
+        assert!(!publish(&sender, 1) && !receiver.has_changed().expect("a sender"));
+        assert!(publish(&sender, 2) && receiver.has_changed().expect("a sender"));
+        assert_eq!(*receiver.borrow_and_update(), 2);
     }
 }

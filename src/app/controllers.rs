@@ -31,6 +31,7 @@ use crate::{
         watching::{WatchedNamespaces, Watches},
         webhook_configuration,
     },
+    task,
     xds::events::{Event, EventOptions, Events},
 };
 
@@ -122,11 +123,7 @@ async fn publish_trust(
             (&roots, known.map(|trust| trust.roots.clone())),
             (&revoked, revoked_now),
         ] {
-            out.send_if_modified(|published| {
-                let news = *published != known;
-                *published = known;
-                news
-            });
+            task::publish(out, known);
         }
         if trust.changed().await.is_err() {
             return;

@@ -41,6 +41,7 @@ use crate::{
     proto::istio::mesh::v1alpha1::MeshConfig,
     settings::Settings,
     status::{distribution_status, gateway_status::ServedKinds, watching::Watches},
+    task,
     xds::events::Event,
 };
 
@@ -346,12 +347,7 @@ async fn follow_filters(
         let tags_now = tags.borrow_and_update().clone();
         if let (Some(dependencies), Some(tags)) = (dependencies_now, tags_now) {
             let selectors = dependencies.discovery_selectors.clone();
-            let filters = Some(Filters { selectors, tags });
-            out.send_if_modified(|have| {
-                let different = *have != filters;
-                *have = filters;
-                different
-            });
+            task::publish(&out, Some(Filters { selectors, tags }));
         }
         let changed = tokio::select! {
             changed = dependencies.changed() => changed,

@@ -27,7 +27,7 @@ use crate::{
     },
     model::Installation,
     status::{store::resource, watching::Watches},
-    task::Tasks,
+    task::{self, Tasks},
 };
 
 /// The path of the gRPC method by which replicas ask each other.
@@ -114,12 +114,7 @@ async fn publish(mut events: mpsc::Receiver<WatchEvent<Slice>>, out: watch::Send
             WatchEvent::Applied(slice) => drop(slices.insert(slice.name, slice.replicas)),
             WatchEvent::Deleted(slice) => drop(slices.remove(&slice.name)),
         }
-        let all = Some(Arc::new(all(&slices)));
-        out.send_if_modified(|known| {
-            let differs = *known != all;
-            *known = all;
-            differs
-        });
+        task::publish(&out, Some(Arc::new(all(&slices))));
     }
 }
 

@@ -2,6 +2,8 @@
 
 use tokio::sync::watch;
 
+use crate::task;
+
 /// Completes at the next change. Never completes once the sender is gone.
 pub(super) async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
@@ -19,13 +21,9 @@ pub(super) async fn combine<A, B, T: PartialEq>(
 ) {
     loop {
         let merged = merge(&first.borrow_and_update(), &second.borrow_and_update());
-        out.send_if_modified(|last| {
-            let is_changed = merged.is_some() && *last != merged;
-            if is_changed {
-                *last = merged;
-            }
-            is_changed
-        });
+        if merged.is_some() {
+            task::publish(&out, merged);
+        }
         tokio::select! {
             () = changed(&mut first) => {}
             () = changed(&mut second) => {}

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     environment::Environment,
-    task::{Tasks, until},
+    task::{self, Tasks, until},
 };
 
 /// The interval of expiry checks.
@@ -254,11 +254,7 @@ impl CaController {
             crl: Some(crl.map(|part| part.pem.clone()).unwrap_or_default()),
         });
         // Trust first: a certificate must not be visible before its root is trusted.
-        self.trust.send_if_modified(|known| {
-            let changed = known.as_ref() != Some(&trust);
-            *known = Some(trust);
-            changed
-        });
+        task::publish(&self.trust, Some(trust));
         self.authority.send_replace(Some(authority));
     }
 

@@ -13,6 +13,7 @@ use crate::{
         mesh_config::{CertificateData, certificate_data},
     },
     table::Cx,
+    task,
 };
 
 /// See the module's text.
@@ -113,11 +114,7 @@ pub fn follow(
                 let mesh = mesh.borrow_and_update();
                 (mesh.revision.0 > 0).then(|| Arc::new(MeshTrust::of(mesh.mesh_config(&Cx::untracked()))))
             };
-            sender.send_if_modified(|last| {
-                let is_changed = *last != now;
-                *last = now;
-                is_changed
-            });
+            task::publish(&sender, now);
             if mesh.changed().await.is_err() {
                 return;
             }

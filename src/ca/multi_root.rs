@@ -32,6 +32,7 @@ use crate::{
     auth::trust::TrustPools,
     environment::{self, Environment},
     fetch::Fetcher,
+    task,
 };
 
 /// The total timeout of a fetch, including retries.
@@ -164,20 +165,11 @@ impl TrustController {
         let published = self.published.borrow_and_update().clone();
         let own: Vec<&TrustBundle> = own.as_deref().into_iter().chain(published.as_deref()).collect();
         let trusted = TrustState::of(&own, mesh, endpoints, self.fetch.is_some());
-        self.pools.send_if_modified(|last| replace(last, trusted.pools));
-        let changed = self.anchors.send_if_modified(|last| replace(last, trusted.anchors));
-        if changed {
+        task::publish(&self.pools, Arc::new(trusted.pools));
+        if task::publish(&self.anchors, Arc::new(trusted.anchors)) {
             tracing::info!(roots = self.anchors.borrow().len(), "trusted roots changed");
         }
     }
-}
-
-fn replace<T: PartialEq>(last: &mut Arc<T>, now: T) -> bool {
-    let is_changed = **last != now;
-    if is_changed {
-        *last = Arc::new(now);
-    }
-    is_changed
 }
 
 fn endpoint_urls(mesh: &MeshTrust) -> Vec<SmolStr> {

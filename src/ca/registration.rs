@@ -40,7 +40,7 @@ use crate::{
     base::duration,
     environment::{self, Environment},
     settings::Settings,
-    task::Tasks,
+    task::{self, Tasks},
 };
 
 /// The value of `EXTERNAL_CA`.
@@ -200,11 +200,7 @@ async fn watch_root_file(path: PathBuf, roots: watch::Sender<Option<Bytes>>) {
         match checked {
             Ok(pem) => {
                 last_error.clear();
-                roots.send_if_modified(|known| {
-                    let is_changed = known.as_ref() != Some(&pem);
-                    *known = Some(pem);
-                    is_changed
-                });
+                task::publish(&roots, Some(pem));
             }
             Err(error) if error != last_error => {
                 tracing::error!(file = %path.display(), error, "signer root file is invalid");

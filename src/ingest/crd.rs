@@ -25,6 +25,7 @@ use crate::{
         health::WatchHealth,
         watch::{WatchEvent, WatchTarget, watch_as},
     },
+    task,
 };
 
 /// First retry delay of discovery.
@@ -123,12 +124,7 @@ pub async fn follow(
         }
         let known = definitions.resolve(&client).await;
         if definitions.listed && (known || out.borrow().is_some()) {
-            let served = definitions.served.clone();
-            out.send_if_modified(|have| {
-                let different = have.as_ref() != Some(&served);
-                *have = Some(served);
-                different
-            });
+            task::publish(&out, Some(definitions.served.clone()));
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::{
         health::WatchHealth,
         watch::{WatchEvent, WatchTarget, watch_as},
     },
+    task,
 };
 
 /// Label with a tag.
@@ -73,11 +74,7 @@ pub async fn follow(
             let pointers = webhooks.values().chain(services.values());
             let own = pointers.filter(|(_, _, means)| *means == revision);
             let tags = own.map(|(_, tag, _)| tag.clone()).collect();
-            out.send_if_modified(|have| {
-                let different = have.as_ref() != Some(&tags);
-                *have = Some(tags);
-                different
-            });
+            task::publish(&out, Some(tags));
         }
     }
 }

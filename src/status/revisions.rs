@@ -14,6 +14,7 @@ use crate::{
         watch::{WatchEvent, WatchTarget},
     },
     model::gateway_api::status::Revisions,
+    task,
 };
 
 /// The validating webhook configuration whose revision is the default one.
@@ -87,16 +88,12 @@ async fn publish(
     loop {
         let own_tags = tags.borrow_and_update().clone();
         if let Some(tags) = own_tags {
-            let revisions = Some(Revisions {
+            let revisions = Revisions {
                 tags,
                 default_tag: default_tag.borrow_and_update().clone(),
                 default_validator: default_validator.borrow_and_update().clone(),
-            });
-            out.send_if_modified(|known| {
-                let is_different = *known != revisions;
-                *known = revisions;
-                is_different
-            });
+            };
+            task::publish(&out, Some(revisions));
         }
         let changed = tokio::select! {
             changed = tags.changed() => changed,
