@@ -52,7 +52,7 @@ use crate::{
         debug,
         metrics::{PushMetrics, delivery_observer},
     },
-    auth::{TrustDomains, tls::Acceptor},
+    auth::{Authenticators, TrustDomains, tls::Acceptor},
     base::{ClusterId, Namespace, address::HostPort},
     ca::TrustBundle,
     distribution::{
@@ -389,6 +389,23 @@ impl StartInputs<'_> {
         Ok(Jwks::new(&self.environment.registry, settings)?)
     }
 
+    /// Returns the service that answers the queries of other replicas.
+    fn replica_service(
+        &self,
+        distribution: Arc<Distribution>,
+        authenticators: Authenticators,
+        page_runtime: &Handle,
+    ) -> ReplicaService {
+        ReplicaService {
+            distribution,
+            authenticators,
+            mesh: self.push.mesh.clone(),
+            account: config_sources::service_account(&self.environment.settings),
+            tasks: self.environment.tasks.clone(),
+            runtime: page_runtime.clone(),
+        }
+    }
+
     /// Starts to write Events about objects of the config cluster whose resources proxies refuse.
     fn write_refusal_events(
         &self,
@@ -485,7 +502,7 @@ impl<'a> Parts<'a> {
         let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
         let domains = identity.domains.clone();
         let webhook_acceptor = identity.webhooks.clone();
-        let (grpc, mut secure) = identity.routers(xds, &environment.ready.subscribe());
+        let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
         let peers = peers(environment, &installation, kubernetes.as_ref(), issue, trust.clone())?;
         let replicas = peers.as_ref().map(|peers| peers.replicas());
         let jwks = inputs.jwks()?;
@@ -497,15 +514,8 @@ impl<'a> Parts<'a> {
             push.mesh.clone(),
         )?;
         let distribution = start_distribution(environment, &push, grpc.streams(), board, peers, page_runtime);
-        secure = secure.map(|(router, acceptor)| {
-            let service = ReplicaService {
-                distribution: distribution.clone(),
-                authenticators: authenticators.clone(),
-                mesh: push.mesh.clone(),
-                account: config_sources::service_account(&environment.settings),
-                tasks: environment.tasks.clone(),
-                runtime: page_runtime.clone(),
-            };
+        let secure = secure.map(|(router, acceptor)| {
+            let service = inputs.replica_service(distribution.clone(), authenticators, page_runtime);
             (router.with_server_stream(Arc::new(service)), acceptor)
         });
         inputs.write_refusal_events(kubernetes.as_ref(), &distribution)?;
