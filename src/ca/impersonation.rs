@@ -11,8 +11,9 @@ use smol_str::SmolStr;
 use tokio::sync::watch;
 
 use crate::{
+    api::kube::pod::NodeAccount,
     auth::{Caller, KubernetesInfo, TrustDomains},
-    base::{Namespace, ObjectKey, SpiffeId, spiffe},
+    base::{ClusterId, Namespace, ObjectKey, SpiffeId, spiffe},
     model::snapshot::MeshSnapshot,
     table::Cx,
 };
@@ -49,7 +50,7 @@ pub enum ImpersonationError {
     Unbound(Namespace, SmolStr),
     /// The caller's pod is unknown; it may be too new, or deleted.
     #[error("unknown pod {0} in cluster {1}")]
-    Pod(ObjectKey, crate::base::ClusterId),
+    Pod(ObjectKey, ClusterId),
     /// A pod of this name exists, but it is not the caller's.
     #[error("pod {pod} is not the caller's: it has {field} {ours:?}, the token {theirs:?}")]
     PodMismatch {
@@ -133,16 +134,22 @@ fn shares_node(mesh: &MeshSnapshot, caller: &KubernetesInfo, id: &SpiffeId) -> R
             theirs: theirs.clone(),
         });
     }
-    let place = (
-        caller.cluster.clone(),
-        pod.node_name.clone(),
-        id.namespace.clone(),
-        id.service_account.clone(),
-    );
-    if !pod.node_name.is_empty() && mesh.pods_by_place.contains(&cx, &place) {
+    let wanted = NodeAccount {
+        cluster: caller.cluster.clone(),
+        node: pod.node_name.clone(),
+        namespace: id.namespace.clone(),
+        service_account: id.service_account.clone(),
+    };
+    if !pod.node_name.is_empty() && mesh.pods_by_node_account.contains(&cx, &wanted) {
         Ok(())
     } else {
-        Err(ImpersonationError::NotOnNode(place.2, place.3, place.1))
+        let NodeAccount {
+            namespace,
+            service_account,
+            node,
+            ..
+        } = wanted;
+        Err(ImpersonationError::NotOnNode(namespace, service_account, node))
     }
 }
 

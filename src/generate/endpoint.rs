@@ -91,7 +91,8 @@ pub struct NetworkProxyView {
 }
 
 impl EndpointProxyView {
-    /// Returns the view of a proxy for one service. `place` is the proxy's locality, for services that depend on it.
+    /// Returns the view of a proxy for one service. `location` is that of the proxy, with what the service's endpoints
+    /// depend on; `None` for services that do not depend on it.
     pub fn of(
         ctx: &BuildContext,
         service: &Service,
@@ -103,7 +104,7 @@ impl EndpointProxyView {
         let is_multi_network = crosses || network::gateways_for(ctx, service).is_some();
         let cluster_local =
             service.node_local || ctx.mesh.is_cluster_local(ctx.cx, &service.key.hostname) || is_confined(ctx, service);
-        let mut projection = Self {
+        let mut view = Self {
             network_view: (!client.network_view.is_empty()).then(|| client.network_view.clone()),
             network: is_multi_network.then(|| NetworkProxyView {
                 network: client.network.clone(),
@@ -119,14 +120,14 @@ impl EndpointProxyView {
             ..Self::default()
         };
         if let Some((location, needs)) = location {
-            projection.node = needs.node.then(|| location.node.clone());
+            view.node = needs.node.then(|| location.node.clone());
             // The locality of a waypoint says nothing about the locality of the endpoints. Clusters that resolve names
             // do not use the waypoint.
-            let balances = needs.locality && (service.resolution.is_dns() || projection.through_waypoint.is_none());
-            projection.locality = balances.then(|| location.locality.clone());
-            projection.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
+            let balances = needs.locality && (service.resolution.is_dns() || view.through_waypoint.is_none());
+            view.locality = balances.then(|| location.locality.clone());
+            view.labels = location.labels.as_ref().and_then(|labels| needs.compared(labels));
         }
-        projection
+        view
     }
 }
 

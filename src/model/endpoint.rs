@@ -158,16 +158,16 @@ pub fn endpoints(cx: &Cx, mesh: &MeshSnapshot, key: &ServiceKey) -> Option<Servi
 /// in the network that ztunnels have for them.
 fn mark_tunnelled(cx: &Cx, mesh: &MeshSnapshot, endpoints: &mut [Endpoint]) {
     // The ports of a workload are usually neighbours.
-    let is_same_place = |one: &Endpoint, other: &Endpoint| {
+    let has_same_addresses = |one: &Endpoint, other: &Endpoint| {
         one.addresses().eq(other.addresses()) && one.origin.network == other.origin.network
     };
-    for place in endpoints.chunk_by_mut(is_same_place) {
-        let network = &place[0].origin.network;
-        let is_tunnelled = place[0].addresses().any(|address| {
+    for neighbours in endpoints.chunk_by_mut(has_same_addresses) {
+        let network = &neighbours[0].origin.network;
+        let is_tunnelled = neighbours[0].addresses().any(|address| {
             let name = address_name(network, address);
             mesh.tunnelled_addresses.get(cx, &name).is_some()
         });
-        for endpoint in place {
+        for endpoint in neighbours {
             endpoint.at_tunnelled_address = is_tunnelled;
         }
     }

@@ -75,7 +75,7 @@ pub fn filter_entry(_key: &ObjectKey, row: &CompiledFilter, emit: &mut dyn FnMut
 
 /// Derives the per-replica attributes that the mesh uses.
 pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInputs> {
-    let place = mesh.locality_dependencies.get(cx, &());
+    let dependencies = mesh.locality_dependencies.get(cx, &());
     let root = policy::root_namespace(cx, mesh);
     let sidecars = mesh.listening_sidecars.get(cx, &());
     let namespaces: BTreeSet<Namespace> = sidecars.map(|(key, _)| key.namespace.clone()).collect();
@@ -83,7 +83,7 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
     let patches = filters.flat_map(|(_, row)| &row.patches);
     let labels = REPLICA_LABELS.into_iter();
     let selected = labels.filter(|label| {
-        place.is_some_and(|place| place.labels.contains(*label))
+        dependencies.is_some_and(|dependencies| dependencies.labels.contains(*label))
             || mesh
                 .virtual_services_by_source_label
                 .contains(cx, &SmolStr::new_static(label))
@@ -91,8 +91,8 @@ pub fn inputs(cx: &Cx, mesh: &MeshSnapshot, _key: &()) -> Option<PerReplicaInput
     });
     Some(PerReplicaInputs {
         labels: selected.collect(),
-        node: place.is_some_and(|place| place.node),
-        locality: place.is_some_and(|place| place.locality),
+        node: dependencies.is_some_and(|dependencies| dependencies.node),
+        locality: dependencies.is_some_and(|dependencies| dependencies.locality),
         metadata: patches
             .flat_map(|patch| patch.proxy.metadata.keys().map(SmolStr::new))
             .collect(),

@@ -48,6 +48,19 @@ pub struct Pod {
     pub terminating: bool,
 }
 
+/// A service account and a node on which a pod of it runs.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeAccount {
+    /// The cluster of the pod.
+    pub cluster: ClusterId,
+    /// The node.
+    pub node: SmolStr,
+    /// The namespace of the pod and the account.
+    pub namespace: Namespace,
+    /// The service account.
+    pub service_account: SmolStr,
+}
+
 impl Pod {
     /// Parses a manifest. Each invalid field is an error with its path.
     pub fn parse(meta: Shared<Meta>, object: &Value) -> Result<Self, Vec<FieldError>> {
@@ -91,12 +104,15 @@ impl Pod {
         self.named_ports.get(&key).copied()
     }
 
-    /// Returns cluster, node, namespace and service account of a pod that is scheduled and has not failed.
-    pub fn place(&self, key: &ObjectKey) -> Option<(ClusterId, SmolStr, Namespace, SmolStr)> {
-        let is_somewhere = !self.node_name.is_empty() && !self.service_account.is_empty() && self.phase != "Failed";
-        let names = || (self.node_name.clone(), self.service_account.clone());
-        let (node, account) = is_somewhere.then(names)?;
-        Some((key.cluster.clone(), node, key.namespace.clone(), account))
+    /// Returns the node and the account of a pod that is scheduled and has not failed.
+    pub fn node_account(&self, key: &ObjectKey) -> Option<NodeAccount> {
+        let is_scheduled = !self.node_name.is_empty() && !self.service_account.is_empty() && self.phase != "Failed";
+        is_scheduled.then(|| NodeAccount {
+            cluster: key.cluster.clone(),
+            node: self.node_name.clone(),
+            namespace: key.namespace.clone(),
+            service_account: self.service_account.clone(),
+        })
     }
 
     /// True for a ready pod with an address that has not finished and is not being deleted. Such pods own their

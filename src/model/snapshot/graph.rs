@@ -353,9 +353,9 @@ graph! {
     /// Pods by (cluster, address).
     index pods_by_address ((ClusterId, SmolStr), ObjectKey, api::kube::Pod)
         from (inputs.pods) = |key, pod, emit| pod.ips.iter().for_each(|ip| emit((key.cluster.clone(), ip.clone())));
-    /// Pods that have not failed, by (cluster, node, namespace, service account).
-    index pods_by_place ((ClusterId, SmolStr, Namespace, SmolStr), ObjectKey, api::kube::Pod)
-        from (inputs.pods) = |key, pod, emit| pod.place(key).into_iter().for_each(emit);
+    /// Pods that have not failed, by their nodes and service accounts.
+    index pods_by_node_account (api::kube::pod::NodeAccount, ObjectKey, api::kube::Pod)
+        from (inputs.pods) = |key, pod, emit| pod.node_account(key).into_iter().for_each(emit);
     /// Sidecars by namespace.
     index sidecars_by_namespace (Namespace, ObjectKey, Config<networking::Sidecar>)
         from (inputs.sidecars) = by_namespace!();
