@@ -63,7 +63,7 @@ pub fn quoted(text: &str) -> String {
 struct Rewriter<'a> {
     out: String,
     rest: &'a str,
-    /// The last element was a repetition.
+    /// True if the last element was a repetition.
     repeated: bool,
 }
 

@@ -165,7 +165,7 @@ struct Cluster {
     /// Kept open if there are no custom kinds, whose set then never changes.
     _served_for_ever: Option<watch::Sender<Option<Served>>>,
     has_filters: bool,
-    /// The served kinds are known, and their watches are started.
+    /// True if the served kinds are known, and their watches are started.
     has_served: bool,
     synced: bool,
     sync_warning_delay: Duration,

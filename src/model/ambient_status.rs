@@ -56,7 +56,7 @@ pub struct ObjectConditions {
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Its status.
+    /// True if its status is `True`.
     pub is_true: bool,
     /// The reason.
     pub reason: &'static str,

@@ -148,15 +148,15 @@ pub struct Service {
     pub aliases: Shared<[ServiceKey]>,
     /// The external name of a Kubernetes ExternalName service, empty otherwise.
     pub external_name: Hostname,
-    /// `internalTrafficPolicy: Local`.
+    /// True for `internalTrafficPolicy: Local`.
     pub node_local: bool,
     /// Traffic distribution.
     pub traffic_distribution: TrafficDistribution,
     /// `publishNotReadyAddresses`.
     pub publish_not_ready: bool,
-    /// ServiceEntry annotation: DNS connect strategy RACE_FIRST_TCP_CONNECT.
+    /// True if an annotation of the ServiceEntry sets the connect strategy RACE_FIRST_TCP_CONNECT.
     pub race_first_tcp_connect: bool,
-    /// The service is headless (`clusterIP: None`).
+    /// True if the service is headless (`clusterIP: None`).
     pub headless: bool,
     /// External addresses (load balancer, externalIPs, nodes of a NodePort) in the first cluster that has the Service,
     /// for gateways.

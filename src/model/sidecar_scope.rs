@@ -78,7 +78,7 @@ pub struct EgressListener {
     pub port: Option<EgressPort>,
     /// `bind`, empty if unset.
     pub bind: SmolStr,
-    /// `captureMode: NONE`.
+    /// True for `captureMode: NONE`.
     pub capture_none: bool,
     /// Services: of one namespace per host, in a fixed order (exported to this namespace alone before public, then
     /// creation time, name and namespace). A host with several services occurs once for each.
@@ -134,7 +134,7 @@ pub struct SidecarScope {
 /// Treatment of traffic to unknown destinations: `outboundTrafficPolicy` of a Sidecar, else that of the mesh.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OutboundPolicy {
-    /// `mode` is `REGISTRY_ONLY`.
+    /// True if `mode` is `REGISTRY_ONLY`.
     pub registry_only: bool,
     /// `egressProxy`, if set.
     pub egress_proxy: Option<EgressProxy>,

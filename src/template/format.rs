@@ -101,7 +101,7 @@ struct Printer<'a, 'b> {
     context: &'a mut Context<'b>,
     out: Vec<u8>,
     flags: Flags,
-    /// The value is printed inside the message about a wrong verb: its methods are not called.
+    /// True inside the message about a wrong verb: methods of the value are not called.
     in_error: bool,
     depth: usize,
 }

@@ -45,9 +45,9 @@ pub struct LocalityLb<'a> {
 /// Attributes of a proxy's location that the endpoints of a service depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct LocationDependencies<'a> {
-    /// Node.
+    /// True if it depends on the node.
     pub node: bool,
-    /// Locality.
+    /// True if it depends on the locality.
     pub locality: bool,
     /// Labels as `failoverPriority` has them, which may repeat some.
     labels: &'a [String],

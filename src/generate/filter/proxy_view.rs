@@ -50,7 +50,7 @@ pub struct FilterProxyView {
     pub namespace: Namespace,
     /// `IDLE_TIMEOUT` of the node, if valid.
     pub idle_timeout: Option<Duration>,
-    /// `HTTP10=1` of the node.
+    /// True if the node accepts HTTP/1.0 (`HTTP10=1`).
     pub http10: bool,
     /// `proxyHeaders` of the effective ProxyConfig.
     pub proxy_headers: MessageKey<ProxyHeaders>,

@@ -89,7 +89,7 @@ pub struct InboundProxyView {
     pub unprivileged: bool,
     /// Ports that Envoy itself serves.
     pub own_ports: [u32; 2],
-    /// Balances connections exactly over worker threads.
+    /// True if connections are balanced exactly over worker threads.
     pub exact_balance: bool,
     /// Certificates of its own in files.
     pub certificates: ServerCertificates,

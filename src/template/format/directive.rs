@@ -10,11 +10,11 @@ struct Cursor<'a> {
     position: usize,
     values: &'a [&'a Value],
     next: usize,
-    /// An explicit index was used, so unused arguments are no error.
+    /// True if an explicit index was used, so unused arguments are not an error.
     reordered: bool,
-    /// The last index is valid.
+    /// True if the last index is valid.
     index_fits: bool,
-    /// An index precedes the position.
+    /// True if an index precedes the position.
     after_index: bool,
 }
 

@@ -16,7 +16,7 @@ type Body = dyn Fn(&mut Context<'_>, &[&Value]) -> Result<Value, Failure> + Send
 pub struct Function {
     pub(in crate::template) name: Arc<str>,
     pub(in crate::template) parameters: Vec<Type>,
-    /// The last parameter takes any number of arguments.
+    /// True if the last parameter takes any number of arguments.
     pub(in crate::template) is_variadic: bool,
     pub(in crate::template) result: Type,
     pub(in crate::template) evaluation: Evaluation,

@@ -133,7 +133,7 @@ impl EndReason {
 /// for every response.
 pub(super) struct EndSignals {
     signals: FuturesUnordered<BoxFuture<'static, EndReason>>,
-    /// The stream ends once [`Self::finishes_first`] allows it.
+    /// True if the stream ends once [`Self::finishes_first`] allows it.
     is_draining: bool,
     finishes_first: bool,
 }

@@ -41,9 +41,9 @@ use crate::{
 /// Names under which listeners request the routes of a service port.
 #[derive(Clone, Copy, Default)]
 struct RequestedNames {
-    /// The name of the service with the port.
+    /// True for the name of the service with the port.
     by_service: bool,
-    /// The port number.
+    /// True for the port number.
     by_port: bool,
 }
 
