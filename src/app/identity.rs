@@ -205,7 +205,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
         security: features.xds_auth.then(|| Security {
             authenticators: chains.requests.clone(),
             plaintext: features.xds_auth_plaintext,
-            check: features.pilot_enable_xds_identity_check,
+            checks_identity: features.pilot_enable_xds_identity_check,
         }),
         authenticators,
         page_authenticators: chains.requests,

@@ -27,7 +27,7 @@ use url::{Host, Url};
 use super::FetchError;
 
 /// Timeout per address if there are several.
-const ADDRESS_PATIENCE: Duration = Duration::from_secs(2);
+const ADDRESS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Resolves host names.
 pub trait Resolve: Send + Sync {
@@ -234,7 +234,7 @@ async fn connect_first(host: &str, addresses: &[IpAddr], port: u16) -> Result<Tc
         let connected = if is_last {
             connecting.await
         } else {
-            let limited = tokio::time::timeout(ADDRESS_PATIENCE, connecting).await;
+            let limited = tokio::time::timeout(ADDRESS_TIMEOUT, connecting).await;
             limited.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
         };
         match connected {

@@ -27,7 +27,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const BUDGET: usize = (64 << 20) / UNIT;
 const UNIT: usize = 4 << 10;
 /// The time that a request waits for memory before a connection is evicted.
-const PATIENCE: Duration = Duration::from_millis(250);
+const EVICTION_DELAY: Duration = Duration::from_millis(250);
 /// The size of bodies that are processed one at a time. Parsed, a body takes up to sixteen times its size.
 const LARGE_BYTES: usize = 256 << 10;
 
@@ -160,7 +160,7 @@ impl Bodies {
         let units = u32::try_from(units).unwrap_or(u32::MAX);
         let mut acquiring = std::pin::pin!(self.budget.clone().acquire_many_owned(units));
         loop {
-            match tokio::time::timeout(PATIENCE, acquiring.as_mut()).await {
+            match tokio::time::timeout(EVICTION_DELAY, acquiring.as_mut()).await {
                 Ok(acquired) => return acquired.expect("because the semaphore is never closed"),
                 Err(_) => drop(self.limiter.evict_oldest()),
             }

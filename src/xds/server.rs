@@ -158,7 +158,7 @@ pub struct Security {
     /// True if plaintext connections need authentication too (`XDS_AUTH_PLAINTEXT`).
     pub plaintext: bool,
     /// True if the node must match an identity of the caller (`PILOT_ENABLE_XDS_IDENTITY_CHECK`).
-    pub check: bool,
+    pub checks_identity: bool,
 }
 
 /// The ADS server. Cheap to clone.
@@ -203,7 +203,7 @@ impl Server {
             config_objects: Arc::default(),
             refusals: Arc::default(),
             interners: Arc::new(Interners::new(held)),
-            kinds: NodeMetadataPool::default(),
+            node_metadata: NodeMetadataPool::default(),
             ambient: if options.serves_ambient {
                 Ambient::On
             } else {
@@ -378,7 +378,7 @@ impl StreamService for Server {
             peer: peer.map(|peer| peer.address),
             source: source.clone(),
             caller,
-            check: self.security.as_ref().is_some_and(|security| security.check),
+            checks_identity: self.security.as_ref().is_some_and(|security| security.checks_identity),
             requests: Requests::new(
                 protocol,
                 requests,
@@ -411,7 +411,7 @@ where
     B::Error: std::fmt::Display,
 {
     let shared = stream.shared.clone();
-    let mut patience = UNREAD_TIMEOUT;
+    let mut unread_timeout = UNREAD_TIMEOUT;
     let status = match AssertUnwindSafe(stream.run()).catch_unwind().await {
         Ok(Ok(())) => Status::ok(""),
         Ok(Err(EndReason::Disconnected)) => return,
@@ -425,7 +425,7 @@ where
                 shared.metrics.internal_errors.inc();
             }
             if matches!(end, EndReason::SubscriptionMemory(_)) {
-                patience = EVICTED_TIMEOUT;
+                unread_timeout = EVICTED_TIMEOUT;
             }
             end.status()
         }
@@ -440,7 +440,7 @@ where
     let _ = sender.end(rpc::headers(&status)).await;
     let read = async {
         // A response that is not read keeps its memory for as long as the connection lives.
-        if timeout(patience, unread.closed()).await.is_err()
+        if timeout(unread_timeout, unread.closed()).await.is_err()
             && let Some(pre_auth) = pre_auth
         {
             tracing::debug!(

@@ -46,6 +46,7 @@ use crate::{
 
 /// The type of health reports by agents; these messages are not requests.
 const HEALTH_INFORMATION: &str = "type.googleapis.com/istio.v1.HealthInformation";
+
 /// See the module's documentation.
 pub(super) struct Stream<B> {
     pub(super) shared: Arc<Shared>,
@@ -54,7 +55,7 @@ pub(super) struct Stream<B> {
     /// The authenticated caller; `None` where authentication is not required.
     pub(super) caller: Option<Caller>,
     /// True if the node must match an identity of the caller (`PILOT_ENABLE_XDS_IDENTITY_CHECK`).
-    pub(super) check: bool,
+    pub(super) checks_identity: bool,
     /// Its connection, which may still be unauthenticated.
     pub(super) pre_auth: Option<Arc<UnauthenticatedConnection>>,
     /// The source whose share of budgets the stream uses.
@@ -235,7 +236,7 @@ where
 
     /// Admits a proxy.
     async fn proxy_client(&mut self, mut ends: EndSignals, mut proxy: Proxy) -> Result<Client, EndReason> {
-        self.shared.kinds.share(&mut proxy);
+        self.shared.node_metadata.share(&mut proxy);
         // A machine's configuration depends on its WorkloadEntry, so that is written first.
         let attachment = tokio::select! {
             attachment = attach(&self.shared, &proxy) => attachment?,
@@ -266,7 +267,7 @@ where
 
     /// Checks that the node matches an identity of the caller, and sets that identity.
     fn check_identity(&self, proxy: &mut Proxy) -> Result<(), EndReason> {
-        let Some(caller) = self.caller.as_ref().filter(|_| self.check) else {
+        let Some(caller) = self.caller.as_ref().filter(|_| self.checks_identity) else {
             return Ok(());
         };
         proxy.identity = matching_identity(proxy, &caller.identities);

@@ -279,8 +279,8 @@ impl<'a> Lister<'a> {
         let Some(first) = request.binds.first() else {
             return;
         };
-        let place = (cidr::canonical(first), request.port.number);
-        let current = self.entries.get(&place);
+        let key = (cidr::canonical(first), request.port.number);
+        let current = self.entries.get(&key);
         if current.is_some_and(|entry| entry.locked) {
             return;
         }
@@ -303,10 +303,10 @@ impl<'a> Lister<'a> {
                     depends_on_proxy,
                     services: vec![member],
                 };
-                self.entries.insert(place, entry);
+                self.entries.insert(key, entry);
             }
             ConflictAction::Merge => {
-                let entry = self.entries.get_mut(&place).expect("because merging needs an entry");
+                let entry = self.entries.get_mut(&key).expect("because merging needs an entry");
                 entry.protocol = state;
                 entry.depends_on_proxy |= depends_on_proxy;
                 entry.services.push(member);
@@ -396,8 +396,8 @@ impl<'a> Lister<'a> {
             let port = member.port.number;
             for key in &member.virtual_services {
                 // Chains with equal matches occur once in a listener.
-                let place = (listener, key, is_tls);
-                let known = counted.get(&place).filter(|_| !has_ranges);
+                let chains = (listener, key, is_tls);
+                let known = counted.get(&chains).filter(|_| !has_ranges);
                 let fits = known.copied().unwrap_or_else(|| {
                     let routes = numbers.entry((key, is_tls)).or_insert_with(|| {
                         match ctx.mesh.virtual_services.get(ctx.cx, key) {
@@ -408,7 +408,7 @@ impl<'a> Lister<'a> {
                     });
                     budget.take(key, routes.on(port))
                 });
-                counted.insert(place, fits);
+                counted.insert(chains, fits);
                 member.is_surplus |= !fits;
             }
         }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Timeout of an API server.
-const PATIENCE: Duration = Duration::from_secs(10);
+const REVIEW_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest part of an API server's reason that is kept.
 const REASON_BYTES: usize = 1 << 10;
 
@@ -32,7 +32,7 @@ impl Review for ApiServers {
             let api: Api<SubjectAccessReview> = Api::all(client);
             let (parameters, question) = (PostParams::default(), question(&subject));
             let asked = api.create(&parameters, &question);
-            let answer = tokio::time::timeout(PATIENCE, asked)
+            let answer = tokio::time::timeout(REVIEW_TIMEOUT, asked)
                 .await
                 .map_err(|_| ReviewError::Failed("the API server does not answer".into()))?;
             match answer {

@@ -85,7 +85,7 @@ pub(in crate::xds) struct Shared {
     /// The name lists of requests: equal lists are stored once.
     pub(in crate::xds) interners: Arc<Interners>,
     /// The node metadata of clients: equal metadata is stored once.
-    pub(in crate::xds) kinds: NodeMetadataPool,
+    pub(in crate::xds) node_metadata: NodeMetadataPool,
     /// Ambient mode (`PILOT_ENABLE_AMBIENT`).
     pub(in crate::xds) ambient: Ambient,
     /// True until the first stream was refused.

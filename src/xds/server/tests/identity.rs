@@ -35,11 +35,11 @@ impl Authenticator for FakeAuthenticator {
     }
 }
 
-fn security(plaintext: bool, check: bool) -> Security {
+fn security(plaintext: bool, checks_identity: bool) -> Security {
     Security {
         authenticators: Authenticators::new(vec![Box::new(FakeAuthenticator(Duration::from_hours(1)))]),
         plaintext,
-        check,
+        checks_identity,
     }
 }
 
