@@ -23,8 +23,14 @@ use crate::{
 /// Label with a tag.
 const TAG: &str = "istio.io/tag";
 
-/// A tag object: its name, the tag, and its revision.
-type Pointer = (SmolStr, SmolStr, SmolStr);
+/// A tag object.
+struct Tag {
+    /// The name of the object.
+    object: SmolStr,
+    tag: SmolStr,
+    /// The revision that the tag points to.
+    revision: SmolStr,
+}
 
 /// Watches the tags until the receiver is closed. `None` means unknown.
 pub async fn follow(
@@ -56,12 +62,12 @@ pub async fn follow(
         };
         let health = WatchHealth::new(&cluster, &target.name(), &shared.watch_metrics);
         let (sender, receiver) = mpsc::channel(8);
-        let watching = watch_as(client.clone(), target, health, pointer, sender);
+        let watching = watch_as(client.clone(), target, health, tag_of, sender);
         shared.environment.tasks.spawn_until_shutdown("watch", watching);
         receiver
     };
     let [mut webhooks, mut services] = targets.map(start);
-    let mut known: [Option<BTreeMap<SmolStr, Pointer>>; 2] = [None, None];
+    let mut known: [Option<BTreeMap<SmolStr, Tag>>; 2] = [None, None];
     loop {
         let (source, event) = tokio::select! {
             () = out.closed() => return,
@@ -71,26 +77,30 @@ pub async fn follow(
         let Some(event) = event else { return };
         take(&mut known[source], event);
         if let [Some(webhooks), Some(services)] = &known {
-            let pointers = webhooks.values().chain(services.values());
-            let own = pointers.filter(|(_, _, means)| *means == revision);
-            let tags = own.map(|(_, tag, _)| tag.clone()).collect();
+            let all = webhooks.values().chain(services.values());
+            let own = all.filter(|tag| tag.revision == revision);
+            let tags = own.map(|tag| tag.tag.clone()).collect();
             task::publish(&out, Some(tags));
         }
     }
 }
 
-fn pointer(object: Object) -> Pointer {
+fn tag_of(object: Object) -> Tag {
     let label = |name: &str| {
         let labels = object.metadata.labels.as_ref();
         SmolStr::new(labels.and_then(|labels| labels.get(name)).map_or("", String::as_str))
     };
-    (SmolStr::new(object.name()), label(TAG), label(REVISION))
+    Tag {
+        object: SmolStr::new(object.name()),
+        tag: label(TAG),
+        revision: label(REVISION),
+    }
 }
 
-fn take(known: &mut Option<BTreeMap<SmolStr, Pointer>>, event: WatchEvent<Pointer>) {
+fn take(known: &mut Option<BTreeMap<SmolStr, Tag>>, event: WatchEvent<Tag>) {
     match event {
-        WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|tag| (tag.0.clone(), tag)).collect()),
-        WatchEvent::Applied(tag) => drop(known.get_or_insert_default().insert(tag.0.clone(), tag)),
-        WatchEvent::Deleted(tag) => drop(known.get_or_insert_default().remove(&tag.0)),
+        WatchEvent::Restarted(all) => *known = Some(all.into_iter().map(|tag| (tag.object.clone(), tag)).collect()),
+        WatchEvent::Applied(tag) => drop(known.get_or_insert_default().insert(tag.object.clone(), tag)),
+        WatchEvent::Deleted(tag) => drop(known.get_or_insert_default().remove(&tag.object)),
     }
 }

@@ -40,8 +40,12 @@ const MAX_CONCURRENT: usize = 8;
 /// Writes after which events are read again.
 const BATCH: usize = 64;
 
-/// Namespace, name and uid of a Service.
-type Service = (SmolStr, SmolStr, SmolStr);
+/// A Service, as far as its export depends on it.
+struct Service {
+    namespace: SmolStr,
+    name: SmolStr,
+    uid: SmolStr,
+}
 
 /// Exports in one cluster while this replica leads there. `group` and `version` are `MCS_API_GROUP` and
 /// `MCS_API_VERSION`, and `only` has the namespaces of the Services.
@@ -89,11 +93,11 @@ async fn export(mut exporter: Exporter, watches: Watches, token: CancellationTok
 
 fn service(object: Object) -> Service {
     let metadata = object.metadata;
-    (
-        metadata.namespace.unwrap_or_default().into(),
-        metadata.name.unwrap_or_default().into(),
-        metadata.uid.unwrap_or_default().into(),
-    )
+    Service {
+        namespace: metadata.namespace.unwrap_or_default().into(),
+        name: metadata.name.unwrap_or_default().into(),
+        uid: metadata.uid.unwrap_or_default().into(),
+    }
 }
 
 /// The Services of a cluster, and which of them are exported.
@@ -168,8 +172,8 @@ impl Exporter {
             WatchEvent::Applied(service) => {
                 self.put(service);
             }
-            WatchEvent::Deleted((namespace, name, _)) => {
-                let key = self.key(&namespace, name);
+            WatchEvent::Deleted(service) => {
+                let key = self.key(&service.namespace, service.name);
                 self.services.remove(&key);
                 self.forget(&key);
             }
@@ -184,7 +188,7 @@ impl Exporter {
     }
 
     /// Puts a Service and returns its key.
-    fn put(&mut self, (namespace, name, uid): Service) -> StatusKey {
+    fn put(&mut self, Service { namespace, name, uid }: Service) -> StatusKey {
         let key = self.key(&namespace, name);
         if self.only.contains(&namespace) && self.exported.get(&key) != Some(&uid) {
             self.queue.offer(key.clone(), Instant::now());
@@ -353,8 +357,17 @@ mod tests {
         (Exporter::new(exports, cluster, mesh, only), sender)
     }
 
+    /// Returns the Service `web` of a namespace.
+    fn web(namespace: &str, uid: &str) -> Service {
+        Service {
+            namespace: namespace.into(),
+            name: "web".into(),
+            uid: uid.into(),
+        }
+    }
+
     fn applied(uid: &str) -> WatchEvent<Service> {
-        WatchEvent::Applied(("app".into(), "web".into(), uid.into()))
+        WatchEvent::Applied(web("app", uid))
     }
 
     impl Exporter {
@@ -374,7 +387,7 @@ mod tests {
         exporter.take(applied("old"));
         assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
         assert_eq!(exporter.queue.next_time(), None);
-        exporter.take(WatchEvent::Deleted(("app".into(), "web".into(), "old".into())));
+        exporter.take(WatchEvent::Deleted(web("app", "old")));
         exporter.take(applied("new"));
         for _ in 0..10 {
             assert_eq!(exporter.attempt(&api).await, Some(json!("old")));
@@ -394,7 +407,7 @@ mod tests {
     async fn a_failed_export_is_tried_again_until_it_succeeds() {
         let api = FakeApi::default();
         let (mut exporter, _mesh) = exporter(&api, mesh(&json!({"env": "x"})));
-        exporter.take(WatchEvent::Applied(("other".into(), "web".into(), "u".into())));
+        exporter.take(WatchEvent::Applied(web("other", "u")));
         assert_eq!(exporter.queue.next_time(), None, "it is of another namespace");
         exporter.take(applied("u"));
         api.fail(10);

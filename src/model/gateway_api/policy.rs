@@ -46,8 +46,16 @@ pub struct PolicyKey {
     pub object: ObjectKey,
 }
 
-/// Namespace, kind and name of a policy's target.
-pub type TargetKey = (Namespace, SmolStr, SmolStr);
+/// The target of a policy, or a backend of a route.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TargetKey {
+    /// Namespace.
+    pub namespace: Namespace,
+    /// Kind.
+    pub kind: SmolStr,
+    /// Name.
+    pub name: SmolStr,
+}
 
 /// Key of [`OldestTlsPolicies`]: a reference to a target as BackendTLSPolicies of a namespace write it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

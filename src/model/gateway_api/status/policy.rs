@@ -23,7 +23,9 @@ use crate::{
         MeshSnapshot,
         gateway_api::{
             Mistake, is_converted,
-            policy::{AuthorityError, IGNORE_ANNOTATION, check_authority, is_ignored, precedence, target_backends},
+            policy::{
+                AuthorityError, IGNORE_ANNOTATION, TargetKey, check_authority, is_ignored, precedence, target_backends,
+            },
         },
     },
     table::Cx,
@@ -64,7 +66,11 @@ pub(super) fn tls(
     let mut gateways = BTreeSet::new();
     for target in targets {
         if target_backends(cx, mesh, key, target).is_ok() {
-            let target = (key.namespace.clone(), target.kind.clone(), target.name.clone());
+            let target = TargetKey {
+                namespace: key.namespace.clone(),
+                kind: target.kind.clone(),
+                name: target.name.clone(),
+            };
             gateways.extend(attached.gateways_of(cx, &target));
         }
     }

@@ -19,7 +19,7 @@ use crate::{
     base::{Namespace, ObjectKey, SmolStr},
     model::{
         MeshSnapshot,
-        gateway_api::{Mistake, is_converted, listener},
+        gateway_api::{Mistake, is_converted, listener, policy::TargetKey},
     },
     table::Cx,
 };
@@ -37,11 +37,11 @@ pub(super) fn status(
         .get(cx, key)
         .filter(|pool| is_converted(mesh, key) && is_own(cx, mesh, revisions, &pool.meta))?;
     let controller = &mesh.installation.features.pilot_gateway_api_controller_name;
-    let target = (
-        key.namespace.clone(),
-        SmolStr::new_static(Kind::InferencePool.name()),
-        key.name.clone(),
-    );
+    let target = TargetKey {
+        namespace: key.namespace.clone(),
+        kind: SmolStr::new_static(Kind::InferencePool.name()),
+        name: key.name.clone(),
+    };
     let mut gateways: BTreeMap<ObjectKey, Condition> = BTreeMap::new();
     for route in attached.routes_of(cx, &target) {
         let status = StatusKey {

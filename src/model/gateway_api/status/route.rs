@@ -202,7 +202,11 @@ fn backends(cx: &Cx, mesh: &MeshSnapshot, key: &RouteKey) -> BTreeSet<TargetKey>
             _ => return None,
         };
         let namespace = backend.namespace.as_ref().map_or_else(|| own.clone(), Namespace::new);
-        Some((namespace, SmolStr::new_static(kind), backend.name.clone()))
+        Some(TargetKey {
+            namespace,
+            kind: SmolStr::new_static(kind),
+            name: backend.name.clone(),
+        })
     };
     let references: Vec<&BackendReference> = match key.kind {
         Kind::HttpRoute => {
