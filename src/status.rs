@@ -27,4 +27,8 @@ pub mod untaint;
 pub mod watching;
 pub mod webhook_configuration;
 
+use crate::base::SmolStr;
 pub use leader::{Election, Lock};
+
+/// Namespace and name of an object in one cluster.
+type NamespacedName = (SmolStr, SmolStr);

@@ -18,8 +18,9 @@ use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use self::allocator::{Allocator, Entry, EntryKey, Patch};
+use self::allocator::{Allocator, Entry, Patch};
 use super::{
+    NamespacedName,
     discovery::is_selected,
     leader::{Election, Lock},
     store::{Store, WriteError},
@@ -138,7 +139,11 @@ async fn allocate(
 }
 
 /// Writes what is due. Returns true if something must be retried, and the CPU time of the plan.
-async fn write_all(store: &Store, allocator: &mut Allocator, entries: &BTreeMap<EntryKey, Entry>) -> (bool, Duration) {
+async fn write_all(
+    store: &Store,
+    allocator: &mut Allocator,
+    entries: &BTreeMap<NamespacedName, Entry>,
+) -> (bool, Duration) {
     let (patches, used) = task::aside(|| {
         let before = environment::thread_time();
         let patches = allocator.plan(entries);
@@ -174,12 +179,12 @@ async fn write(store: &Store, patch: Patch) -> (Patch, Result<Value, WriteError>
 }
 
 /// A ServiceEntry from the watch.
-type EntryRow = (EntryKey, Entry);
+type EntryRow = (NamespacedName, Entry);
 
 /// All ServiceEntries of the cluster, of every revision.
 #[derive(Default)]
 struct Entries {
-    entries: BTreeMap<EntryKey, Entry>,
+    entries: BTreeMap<NamespacedName, Entry>,
     /// Namespaces whose entries get addresses.
     only: WatchedNamespaces,
     /// Namespaces with entries that the discovery selectors exclude.
@@ -236,7 +241,7 @@ impl Entries {
 
 /// Converts an object. An invalid one gets no addresses but keeps those that it has.
 fn entry_row(object: Object) -> EntryRow {
-    let key: EntryKey = (object.namespace().into(), object.name().into());
+    let key: NamespacedName = (object.namespace().into(), object.name().into());
     let row = parse_object(&ClusterId::default(), Kind::ServiceEntry, &object.value)
         .rows
         .pop();

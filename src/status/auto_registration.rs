@@ -28,6 +28,7 @@ use self::{
     work_queue::{KeyedWorkQueue, Operation},
     writer::{Outcome, Writer},
 };
+use super::NamespacedName;
 use crate::{
     base::ObjectKey,
     environment,
@@ -46,9 +47,6 @@ const SHORTEST_SWEEP: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(100);
 /// Longest retry delay.
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
-
-/// Namespace and name.
-type EntryKey = (SmolStr, SmolStr);
 
 /// Options of auto-registration.
 #[derive(Clone, Debug)]
@@ -109,7 +107,7 @@ pub async fn run(
 struct Connection {
     machine: Arc<Machine>,
     at: std::time::SystemTime,
-    key: EntryKey,
+    key: NamespacedName,
     /// True if the entry belongs to this machine; false if there is no entry to maintain.
     bound: bool,
     /// The last report, which agents send only on a change.
@@ -120,8 +118,8 @@ struct Connection {
 
 /// Delayed actions.
 enum Timer {
-    CleanUp(EntryKey),
-    Retry(EntryKey, Operation),
+    CleanUp(NamespacedName),
+    Retry(NamespacedName, Operation),
 }
 
 /// State of the task, used by the task alone.
@@ -131,11 +129,11 @@ struct AutoRegistrationController {
     /// Groups of live connections, with their version in the previous snapshot.
     groups: BTreeMap<ObjectKey, Option<SmolStr>>,
     work_queue: KeyedWorkQueue,
-    working: FuturesUnordered<BoxFuture<'static, (EntryKey, Outcome)>>,
+    working: FuturesUnordered<BoxFuture<'static, (NamespacedName, Outcome)>>,
     leaving: FuturesUnordered<BoxFuture<'static, u64>>,
     timers: FuturesUnordered<BoxFuture<'static, Timer>>,
     /// Entries to clean up, one after the other.
-    clean_ups: VecDeque<EntryKey>,
+    clean_ups: VecDeque<NamespacedName>,
     mesh: watch::Receiver<Arc<MeshSnapshot>>,
 }
 
@@ -228,7 +226,7 @@ impl AutoRegistrationController {
         answer: oneshot::Sender<Result<(), Rejection>>,
         gone: oneshot::Receiver<()>,
     ) {
-        let key: EntryKey = (machine.namespace.as_str().into(), entry::name(&machine).into());
+        let key: NamespacedName = (machine.namespace.as_str().into(), entry::name(&machine).into());
         self.leaving.push(
             async move {
                 // The sender is dropped without sending.
@@ -296,7 +294,7 @@ impl AutoRegistrationController {
 
     /// Repeats a failed operation, unless the stream that it registers, or that reported the health, has ended or has
     /// reported another one.
-    fn retry(&mut self, key: EntryKey, operation: Operation) {
+    fn retry(&mut self, key: NamespacedName, operation: Operation) {
         let is_current = match &operation {
             Operation::Connect { connection, .. } => self.connections.contains_key(connection),
             Operation::Health { health, .. } => {
@@ -310,13 +308,13 @@ impl AutoRegistrationController {
         }
     }
 
-    fn enqueue(&mut self, key: EntryKey, operation: Operation) {
+    fn enqueue(&mut self, key: NamespacedName, operation: Operation) {
         self.work_queue.push(key.clone(), operation);
         self.proceed(key);
     }
 
     /// Starts the next operation of an entry, unless one is running.
-    fn proceed(&mut self, key: EntryKey) {
+    fn proceed(&mut self, key: NamespacedName) {
         if let Some(operation) = self.work_queue.start(&key) {
             let writer = self.writer.clone();
             self.working.push(
@@ -329,7 +327,7 @@ impl AutoRegistrationController {
         }
     }
 
-    fn on_outcome(&mut self, key: EntryKey, outcome: Outcome) {
+    fn on_outcome(&mut self, key: NamespacedName, outcome: Outcome) {
         self.work_queue.end(&key);
         match outcome {
             Outcome::Done => {}
@@ -414,7 +412,7 @@ impl AutoRegistrationController {
         let now = environment::wall_clock();
         let limits = self.writer.options().limits;
         let cx = Cx::untracked();
-        let queued: BTreeSet<EntryKey> = self.clean_ups.iter().cloned().collect();
+        let queued: BTreeSet<NamespacedName> = self.clean_ups.iter().cloned().collect();
         let rows = mesh.workload_entries.iter(&cx);
         for (key, row) in rows.filter(|(key, _)| key.cluster == mesh.installation.cluster) {
             let traces = OwnershipRecord::of_row(&row.meta.annotations, row.status.as_deref());

@@ -31,12 +31,13 @@ use tokio::{
 pub use self::metrics::Metrics;
 use self::{
     facts::Facts,
-    known::{Change, Event, Gateway, Key, Known, Owned},
+    known::{Change, Event, Gateway, Known, Owned},
     metrics::Outcome,
     repair::Repairs,
     write::{Applied, Written},
 };
 use super::{
+    NamespacedName,
     leader::{Election, Lock},
     owned_object::Owner,
     revisions,
@@ -102,7 +103,7 @@ pub async fn run(election: &Election, inputs: Inputs) {
 }
 
 /// The result of a round for a Gateway.
-type Finished = (Key, Written);
+type Finished = (NamespacedName, Written);
 
 struct Controller {
     inputs: Inputs,
@@ -117,21 +118,21 @@ struct Controller {
     sender: mpsc::Sender<Event>,
     events: mpsc::Receiver<Event>,
     /// The facts that decide about each Gateway besides its own fields; `None` for one that others deploy.
-    facts: BTreeMap<Key, Option<Arc<Facts>>>,
+    facts: BTreeMap<NamespacedName, Option<Arc<Facts>>>,
     /// The environment of injection that all rounds have used.
     environment: Option<inject::Environment>,
     /// Gateways to look at.
-    pending: BTreeSet<Key>,
+    pending: BTreeSet<NamespacedName>,
     running: FuturesUnordered<BoxFuture<'static, Finished>>,
-    busy: BTreeSet<Key>,
+    busy: BTreeSet<NamespacedName>,
     /// Failures in a row, and when the next round begins.
-    retries: BTreeMap<Key, (u32, Instant)>,
+    retries: BTreeMap<NamespacedName, (u32, Instant)>,
     /// The rests between repairs.
     repairs: Repairs,
     /// The objects as they were last applied or found equal.
-    applied: BTreeMap<(ObjectKind, Key), Applied>,
+    applied: BTreeMap<(ObjectKind, NamespacedName), Applied>,
     /// The last refusal of each Gateway, so that it is logged once.
-    refusals: BTreeMap<Key, String>,
+    refusals: BTreeMap<NamespacedName, String>,
     /// When the mesh is looked at again.
     observe_at: Option<Instant>,
 }
@@ -304,7 +305,7 @@ impl Controller {
     }
 
     /// Queues a Gateway that has changed, and forgets one that is gone. Kubernetes deletes its objects.
-    fn queue(&mut self, key: Key) {
+    fn queue(&mut self, key: NamespacedName) {
         self.repairs.forget(&key);
         if self.known.gateway(&key).is_some() {
             let facts = self.facts_of(&key);
@@ -327,7 +328,7 @@ impl Controller {
     }
 
     /// Queues a Gateway with a changed object, once its rest has ended.
-    fn repair(&mut self, key: Key) {
+    fn repair(&mut self, key: NamespacedName) {
         if self.repairs.may_begin(&key, Instant::now()) {
             self.pending.insert(key);
         }
@@ -336,7 +337,7 @@ impl Controller {
     /// Queues the Gateways whose facts have changed.
     fn observe(&mut self) {
         self.inputs.mesh.mark_unchanged();
-        let keys: Vec<Key> = self.known.gateways().cloned().collect();
+        let keys: Vec<NamespacedName> = self.known.gateways().cloned().collect();
         for key in keys {
             let facts = self.facts_of(&key);
             if self.facts.get(&key) != Some(&facts) {
@@ -348,7 +349,7 @@ impl Controller {
         }
     }
 
-    fn facts_of(&self, key: &Key) -> Option<Arc<Facts>> {
+    fn facts_of(&self, key: &NamespacedName) -> Option<Arc<Facts>> {
         let gateway = self.known.gateway(key)?;
         let mesh = self.inputs.mesh.borrow().clone();
         let revisions = self.revisions.borrow();
@@ -369,7 +370,7 @@ impl Controller {
 
     fn on_retry(&mut self) {
         let now = Instant::now();
-        let due: Vec<Key> = self
+        let due: Vec<NamespacedName> = self
             .retries
             .iter()
             .filter(|(_, (_, at))| *at <= now)
@@ -450,7 +451,7 @@ impl Controller {
     }
 
     /// Begins a round for a Gateway. Returns false if there is nothing to apply.
-    fn begin_one(&mut self, injector: &Injector, key: &Key) -> bool {
+    fn begin_one(&mut self, injector: &Injector, key: &NamespacedName) -> bool {
         let features = self.inputs.mesh.borrow().installation.features.clone();
         let (Some(gateway), Some(Some(facts))) = (self.known.gateway(key), self.facts.get(key)) else {
             return false;
@@ -480,7 +481,7 @@ impl Controller {
     }
 
     /// Returns how an object was last applied, if it is still the same.
-    fn present(&self, object: &(ObjectKind, Key)) -> Option<Applied> {
+    fn present(&self, object: &(ObjectKind, NamespacedName)) -> Option<Applied> {
         let applied = *self.applied.get(object)?;
         (self.known.fingerprint(object) == Some(applied.live)).then_some(applied)
     }
@@ -488,7 +489,7 @@ impl Controller {
     fn objects(
         &self,
         injector: &Injector,
-        key: &Key,
+        key: &NamespacedName,
         gateway: &Gateway,
         facts: &Facts,
         features: &Features,
@@ -516,7 +517,7 @@ impl Controller {
         injector.gateway_objects(&request, &environment)
     }
 
-    fn refuse(&mut self, key: &Key, error: String) {
+    fn refuse(&mut self, key: &NamespacedName, error: String) {
         self.inputs.metrics.count(Outcome::Refused);
         if self.refusals.get(key) != Some(&error) {
             let (namespace, name) = key;

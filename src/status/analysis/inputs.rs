@@ -15,12 +15,9 @@ use crate::{
     kube::{self, watch::WatchEvent},
     model::snapshot::MeshSnapshot,
     proto::json::to_json,
-    status::watching::WatchedNamespaces,
+    status::{NamespacedName, watching::WatchedNamespaces},
     table::Cx,
 };
-
-/// Namespace and name.
-pub(super) type Key = (SmolStr, SmolStr);
 
 /// Parts of a snapshot that an analysis depends on.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,7 +52,7 @@ impl MeshInputs {
 /// An object from a watch.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
-    key: Key,
+    key: NamespacedName,
     /// The part that analyzers read; `None` for an object that is not analyzed, whatever its revision.
     object: Option<Object>,
     /// The messages in its status.
@@ -121,7 +118,7 @@ fn is_configuration(manifest: &Value) -> bool {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Write {
     pub(super) kind: Type,
-    pub(super) key: Key,
+    pub(super) key: NamespacedName,
     /// The fields to merge into the object.
     pub(super) fields: Value,
 }
@@ -149,7 +146,7 @@ pub(super) struct Inputs {
     revision: Revision,
     mesh: Option<MeshInputs>,
     /// Objects by kind. A kind without an entry is unknown.
-    kinds: BTreeMap<Type, BTreeMap<Key, Entry>>,
+    kinds: BTreeMap<Type, BTreeMap<NamespacedName, Entry>>,
 }
 
 impl Inputs {

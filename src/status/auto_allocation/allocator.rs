@@ -10,8 +10,7 @@ use ipnet::IpNet;
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 
-/// Namespace and name.
-pub type EntryKey = (SmolStr, SmolStr);
+use crate::status::NamespacedName;
 
 /// Attributes of a ServiceEntry.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
@@ -38,7 +37,7 @@ pub struct Entry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patch {
     /// ServiceEntry.
-    pub key: EntryKey,
+    pub key: NamespacedName,
     /// JSON patch operations; the first one tests that the status is still the one decided about.
     pub operations: Value,
     /// Reason, for the log.
@@ -69,7 +68,7 @@ struct Pending {
 pub struct Allocator {
     ranges: [Range; 2],
     /// Written patches that no row shows yet.
-    pending: BTreeMap<EntryKey, Pending>,
+    pending: BTreeMap<NamespacedName, Pending>,
 }
 
 impl Entry {
@@ -102,7 +101,7 @@ impl Allocator {
 
     /// Returns the patches to write, given all ServiceEntries. The caller reports failures by [`Self::failed`]; success
     /// shows in the entry's next row.
-    pub fn plan(&mut self, entries: &BTreeMap<EntryKey, Entry>) -> Vec<Patch> {
+    pub fn plan(&mut self, entries: &BTreeMap<NamespacedName, Entry>) -> Vec<Patch> {
         self.pending.retain(|key, pending| {
             let entry = entries.get(key);
             entry.is_some_and(|entry| {
@@ -155,8 +154,8 @@ impl Allocator {
 
     /// Returns the entries with an address that another entry has a better claim to: one whose owner declared it, or an
     /// older one.
-    fn conflicts<'a>(&self, entries: &'a BTreeMap<EntryKey, Entry>) -> BTreeSet<&'a EntryKey> {
-        let mut claims = BTreeMap::<IpAddr, Vec<(bool, i64, &EntryKey)>>::new();
+    fn conflicts<'a>(&self, entries: &'a BTreeMap<NamespacedName, Entry>) -> BTreeSet<&'a NamespacedName> {
+        let mut claims = BTreeMap::<IpAddr, Vec<(bool, i64, &NamespacedName)>>::new();
         for (key, entry) in entries {
             for address in &entry.own {
                 claims.entry(address.to_canonical()).or_default().push((false, 0, key));
@@ -178,7 +177,13 @@ impl Allocator {
         evicted
     }
 
-    fn patch(&mut self, key: &EntryKey, entry: &Entry, evicted: bool, used: &mut BTreeSet<IpAddr>) -> Option<Patch> {
+    fn patch(
+        &mut self,
+        key: &NamespacedName,
+        entry: &Entry,
+        evicted: bool,
+        used: &mut BTreeSet<IpAddr>,
+    ) -> Option<Patch> {
         if !entry.is_valid || !entry.selected {
             return None;
         }

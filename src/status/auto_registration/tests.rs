@@ -36,7 +36,7 @@ fn controller_of(api: &FakeApi, mesh: Arc<MeshSnapshot>) -> AutoRegistrationCont
 }
 
 /// Adds the stream 1 of a machine. Returns the key of its entry and the operation that registers it again.
-fn connected(controller: &mut AutoRegistrationController) -> (EntryKey, Operation) {
+fn connected(controller: &mut AutoRegistrationController) -> (NamespacedName, Operation) {
     let machine = Arc::new(Machine {
         proxy: "vm-1.vms".into(),
         binding: Binding::Group("web".into()),
@@ -49,7 +49,7 @@ fn connected(controller: &mut AutoRegistrationController) -> (EntryKey, Operatio
         probed: true,
         identity: None,
     });
-    let key: EntryKey = ("vms".into(), entry::name(&machine).into());
+    let key: NamespacedName = ("vms".into(), entry::name(&machine).into());
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let health = Health {
         healthy: true,

@@ -9,8 +9,10 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::EntryKey;
-use crate::xds::events::{Health, Machine, Rejection};
+use crate::{
+    status::NamespacedName,
+    xds::events::{Health, Machine, Rejection},
+};
 
 /// An operation on one entry.
 pub(super) enum Operation {
@@ -62,7 +64,7 @@ impl fmt::Debug for Operation {
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct KeyedWorkQueue(BTreeMap<EntryKey, KeyQueue>);
+pub(super) struct KeyedWorkQueue(BTreeMap<NamespacedName, KeyQueue>);
 
 #[derive(Debug, Default)]
 struct KeyQueue {
@@ -72,7 +74,7 @@ struct KeyQueue {
 
 impl KeyedWorkQueue {
     /// Adds an operation. Of several pending health reports only the last counts.
-    pub(super) fn push(&mut self, key: EntryKey, operation: Operation) {
+    pub(super) fn push(&mut self, key: NamespacedName, operation: Operation) {
         let waiting = &mut self.0.entry(key).or_default().waiting;
         if let (Operation::Health { health: new, .. }, Some(Operation::Health { health: last, .. })) =
             (&operation, waiting.back_mut())
@@ -86,7 +88,7 @@ impl KeyedWorkQueue {
     }
 
     /// Returns the next operation of the entry, if none is running.
-    pub(super) fn start(&mut self, key: &EntryKey) -> Option<Operation> {
+    pub(super) fn start(&mut self, key: &NamespacedName) -> Option<Operation> {
         let queue = self.0.get_mut(key)?;
         if queue.busy {
             return None;
@@ -97,7 +99,7 @@ impl KeyedWorkQueue {
     }
 
     /// Records that the running operation ended.
-    pub(super) fn end(&mut self, key: &EntryKey) {
+    pub(super) fn end(&mut self, key: &NamespacedName) {
         if let Some(queue) = self.0.get_mut(key) {
             queue.busy = false;
             if queue.waiting.is_empty() {
@@ -123,7 +125,7 @@ mod tests {
     #[test]
     fn operations_of_an_entry_are_serialized() {
         let mut work_queue = KeyedWorkQueue::default();
-        let key: EntryKey = ("a".into(), "b".into());
+        let key: NamespacedName = ("a".into(), "b".into());
         work_queue.push(key.clone(), Operation::CleanUp);
         for seconds in [1, 3, 2] {
             work_queue.push(key.clone(), health(seconds));

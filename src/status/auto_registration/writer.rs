@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Semaphore, watch};
 
 use super::{
-    EntryKey, Metrics, Options,
+    Metrics, Options,
     entry::{self, CleanUp, OwnershipRecord},
     version_of,
     work_queue::Operation,
@@ -19,7 +19,10 @@ use crate::{
     base::ObjectKey,
     environment,
     model::snapshot::MeshSnapshot,
-    status::store::{Store, WriteError},
+    status::{
+        NamespacedName,
+        store::{Store, WriteError},
+    },
     table::Cx,
     xds::events::{Binding, Health, Machine, Rejection},
 };
@@ -86,7 +89,7 @@ impl Writer {
         &self.shared.options
     }
 
-    pub(super) async fn perform(&self, key: &EntryKey, operation: Operation) -> Outcome {
+    pub(super) async fn perform(&self, key: &NamespacedName, operation: Operation) -> Outcome {
         let permit = self.shared.permits.acquire().await;
         let outcome = self.shared.perform(key, operation).await;
         drop(permit);
@@ -95,14 +98,14 @@ impl Writer {
 }
 
 /// Returns the rejection of a machine whose entry does not exist.
-fn missing((namespace, name): &EntryKey) -> Rejection {
+fn missing((namespace, name): &NamespacedName) -> Rejection {
     Rejection::Missing(format!(
         "WORKLOAD_ENTRY of the proxy names WorkloadEntry {namespace}/{name}, which does not exist"
     ))
 }
 
 impl Shared {
-    async fn perform(&self, key: &EntryKey, operation: Operation) -> Outcome {
+    async fn perform(&self, key: &NamespacedName, operation: Operation) -> Outcome {
         match operation {
             Operation::Connect {
                 connection,
@@ -182,13 +185,13 @@ impl Shared {
         }
     }
 
-    fn log_failure(&self, key: &EntryKey, error: &WriteError, operation: &str) {
+    fn log_failure(&self, key: &NamespacedName, error: &WriteError, operation: &str) {
         self.metrics.errors.inc();
         tracing::warn!(namespace = %key.0, entry = %key.1, %error, operation, "failed to write WorkloadEntry");
     }
 
     /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
-    async fn connect(&self, key: &EntryKey, machine: &Machine, at: SystemTime) -> Result<bool, Rejection> {
+    async fn connect(&self, key: &NamespacedName, machine: &Machine, at: SystemTime) -> Result<bool, Rejection> {
         if self.options.validate_identity && machine.identity.is_none() {
             return self.without_identity(key, machine);
         }
@@ -246,7 +249,7 @@ impl Shared {
 
     /// Answers a machine that needs an identity and has none. Any client may claim to be a machine, so nothing is read
     /// from the API server for it.
-    fn without_identity(&self, key: &EntryKey, machine: &Machine) -> Result<bool, Rejection> {
+    fn without_identity(&self, key: &NamespacedName, machine: &Machine) -> Result<bool, Rejection> {
         if let Binding::Entry(_) = &machine.binding {
             let mesh = self.mesh.borrow().clone();
             let found = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), key.1.clone());
@@ -261,7 +264,7 @@ impl Shared {
 
     /// Returns true if an entry belongs to an earlier group of this name. Reads the group only if it has changed since
     /// it was last read, or if the entry is not of the group that was read: many machines reconnect at a time.
-    async fn is_left_over(&self, key: &EntryKey, group: &str, found: &Value) -> Result<bool, Rejection> {
+    async fn is_left_over(&self, key: &NamespacedName, group: &str, found: &Value) -> Result<bool, Rejection> {
         if let Some(known) = self.known_group(key, group)
             && !entry::is_left_over(found, &known)
         {
@@ -272,7 +275,7 @@ impl Shared {
     }
 
     /// Returns what is known of a group; `None` if the mesh has another version of it, or none.
-    fn known_group(&self, key: &EntryKey, group: &str) -> Option<Value> {
+    fn known_group(&self, key: &NamespacedName, group: &str) -> Option<Value> {
         let mesh = self.mesh.borrow().clone();
         let group = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), group);
         let version = version_of(&mesh, &group)?;
@@ -281,7 +284,7 @@ impl Shared {
         (known["metadata"]["resourceVersion"] == version.as_str()).then(|| known.clone())
     }
 
-    async fn read_group(&self, key: &EntryKey, group: &str) -> Result<Option<Value>, Rejection> {
+    async fn read_group(&self, key: &NamespacedName, group: &str) -> Result<Option<Value>, Rejection> {
         let found = self.groups.get(&key.0, group).await;
         let found = found.map_err(|error| self.failed(key, &error))?;
         let mesh = self.mesh.borrow().clone();
@@ -300,7 +303,7 @@ impl Shared {
     /// Creates the entry. The outer error concerns the machine, the inner one the write.
     async fn register(
         &self,
-        key: &EntryKey,
+        key: &NamespacedName,
         machine: &Machine,
         group: &str,
         at: SystemTime,
@@ -321,7 +324,7 @@ impl Shared {
         Ok(created)
     }
 
-    fn failed(&self, key: &EntryKey, error: &WriteError) -> Rejection {
+    fn failed(&self, key: &NamespacedName, error: &WriteError) -> Rejection {
         self.metrics.errors.inc();
         Rejection::Failed(format!(
             "WorkloadEntry {}/{} could not be written: {error}",
@@ -330,19 +333,24 @@ impl Shared {
     }
 
     /// Returns true if the entry now records that its machine is disconnected.
-    async fn disconnect(&self, key: &EntryKey, connected_at: SystemTime, at: SystemTime) -> Result<bool, WriteError> {
+    async fn disconnect(
+        &self,
+        key: &NamespacedName,
+        connected_at: SystemTime,
+        at: SystemTime,
+    ) -> Result<bool, WriteError> {
         let decide = |found: &Value| entry::disconnected(found, &self.options.instance, connected_at, at);
         let replaced = self.change(key, decide, WriteTarget::Object).await?;
         Ok(replaced)
     }
 
-    async fn health(&self, key: &EntryKey, health: &Health) -> Result<(), WriteError> {
+    async fn health(&self, key: &NamespacedName, health: &Health) -> Result<(), WriteError> {
         let decide = |found: &Value| entry::with_health(found, &self.options.instance, health);
         self.change(key, decide, WriteTarget::Status).await?;
         Ok(())
     }
 
-    async fn clean_up(&self, key: &EntryKey) -> Result<(), WriteError> {
+    async fn clean_up(&self, key: &NamespacedName) -> Result<(), WriteError> {
         let Some(found) = self.entries.get(&key.0, &key.1).await? else {
             return Ok(());
         };
@@ -373,7 +381,7 @@ impl Shared {
     /// Changes an entry as `decide` returns; true if it was written.
     async fn change(
         &self,
-        key: &EntryKey,
+        key: &NamespacedName,
         decide: impl Fn(&Value) -> Option<Value>,
         target: WriteTarget,
     ) -> Result<bool, WriteError> {

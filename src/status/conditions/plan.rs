@@ -10,20 +10,17 @@ use crate::{
     base::{ClusterId, ObjectKey, Shared, SmolStr},
     kube::{Object, watch::WatchEvent},
     model::ambient_status::{Condition, ObjectConditions, StatusTarget, TYPES},
-    status::store::is_older,
+    status::{NamespacedName, store::is_older},
     table::{Cx, Table},
 };
 
 /// Attempts to write one object that the API server refuses, after which it waits for a change.
 const ATTEMPTS: u32 = 5;
 
-/// Namespace and name.
-type Key = (SmolStr, SmolStr);
-
 /// An object of the API server, without what does not concern its conditions.
 #[derive(Clone, Debug)]
 pub(super) struct Published {
-    key: Key,
+    key: NamespacedName,
     uid: SmolStr,
     /// `metadata.resourceVersion`.
     version: SmolStr,
@@ -114,7 +111,7 @@ pub(super) struct Write {
 pub(super) struct Plan {
     cluster: ClusterId,
     rows: OrdMap<StatusTarget, Shared<ObjectConditions>>,
-    published: BTreeMap<Kind, BTreeMap<Key, Published>>,
+    published: BTreeMap<Kind, BTreeMap<NamespacedName, Published>>,
     /// Objects to compare. One that the watch has not reported yet is compared when it does.
     due: BTreeSet<StatusTarget>,
     /// Objects whose write failed.
@@ -185,7 +182,7 @@ impl Plan {
         (has_changed && self.outdated.remove(target)) || is_new
     }
 
-    fn target(&self, kind: Kind, (namespace, name): &Key) -> StatusTarget {
+    fn target(&self, kind: Kind, (namespace, name): &NamespacedName) -> StatusTarget {
         StatusTarget {
             kind,
             object: ObjectKey::new(&self.cluster, namespace.as_str(), name.clone()),

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::known::{Gateway, Key};
+use super::known::Gateway;
 use crate::{
     api::mesh_config,
     base::{Namespace, ObjectKey, SmolStr},
@@ -19,6 +19,7 @@ use crate::{
         gateway_api::{class::Controller, listener, status::Revisions},
         snapshot::MeshSnapshot,
     },
+    status::NamespacedName,
     table::Cx,
     template::Host,
 };
@@ -53,7 +54,7 @@ impl Facts {
     /// Returns the facts; `None` for a Gateway that this control plane, whose namespace is `own`, does not deploy.
     pub(super) fn of(
         mesh: &MeshSnapshot,
-        key: &Key,
+        key: &NamespacedName,
         gateway: &Gateway,
         revisions: &Revisions,
         own: &SmolStr,
@@ -190,7 +191,7 @@ spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTT
         let has_parameters = |mesh: &str| {
             let files = [("mesh.yaml", mesh), ("objects.yaml", objects)];
             let world = fixture::folder_world(Installation::default(), &files);
-            let key: Key = ("web".into(), "edge".into());
+            let key: NamespacedName = ("web".into(), "edge".into());
             let gateway = Gateway {
                 value: Arc::new(json!({"spec": {"gatewayClassName": "istio"}})),
             };

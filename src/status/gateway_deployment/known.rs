@@ -9,11 +9,8 @@ use crate::{
     base::SmolStr,
     inject::gateway::{self, CLASS_DEFAULTS, GATEWAY_NAME, OVERLAY_KEYS, ObjectKind, Parameters},
     kube::{Object, watch::WatchEvent},
-    status::owned_object::fingerprint,
+    status::{NamespacedName, owned_object::fingerprint},
 };
-
-/// Namespace and name.
-pub(super) type Key = (SmolStr, SmolStr);
 
 /// The watched kinds. DaemonSets are read when they are applied.
 pub(super) const WATCHED: [ObjectKind; 5] = [
@@ -31,7 +28,7 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    pub(super) fn of(object: Object) -> (Key, Self) {
+    pub(super) fn of(object: Object) -> (NamespacedName, Self) {
         let key = key(&object);
         let value = Arc::new(gateway::without_status(object.value));
         (key, Self { value })
@@ -53,11 +50,11 @@ impl Gateway {
 pub(super) struct Owned {
     fingerprint: u64,
     /// The Gateway.
-    owner: Option<Key>,
+    owner: Option<NamespacedName>,
 }
 
 impl Owned {
-    pub(super) fn of(object: Object) -> (Key, Self) {
+    pub(super) fn of(object: Object) -> (NamespacedName, Self) {
         let key = key(&object);
         let owners = object.metadata.owner_references.iter().flatten();
         let mut gateways = owners
@@ -72,7 +69,7 @@ impl Owned {
     }
 }
 
-fn key(object: &Object) -> Key {
+fn key(object: &Object) -> NamespacedName {
     (object.namespace().into(), object.name().into())
 }
 
@@ -85,7 +82,7 @@ pub(super) struct ConfigMap {
 }
 
 /// Returns the parameters of a ConfigMap. Of other ConfigMaps, only the name of one key stays.
-pub(super) fn parameters(mut object: Object) -> (Key, ConfigMap) {
+pub(super) fn parameters(mut object: Object) -> (NamespacedName, ConfigMap) {
     let key = key(&object);
     let labels = object.metadata.labels.as_ref();
     let class = labels.and_then(|labels| labels.get(CLASS_DEFAULTS)).map(SmolStr::new);
@@ -115,33 +112,36 @@ pub(super) fn parameters(mut object: Object) -> (Key, ConfigMap) {
 
 /// An event of a watch.
 pub(super) enum Event {
-    Gateway(WatchEvent<(Key, Gateway)>),
-    Owned(ObjectKind, WatchEvent<(Key, Owned)>),
-    Parameters(WatchEvent<(Key, ConfigMap)>),
+    Gateway(WatchEvent<(NamespacedName, Gateway)>),
+    Owned(ObjectKind, WatchEvent<(NamespacedName, Owned)>),
+    Parameters(WatchEvent<(NamespacedName, ConfigMap)>),
 }
 
 /// A difference that an event makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// A Gateway is new, changed or gone.
-    Gateway(Key),
+    Gateway(NamespacedName),
     /// An object of a deployment has this fingerprint; `None` if it is gone.
     Owned {
-        object: (ObjectKind, Key),
+        object: (ObjectKind, NamespacedName),
         fingerprint: Option<u64>,
-        owner: Option<Key>,
+        owner: Option<NamespacedName>,
     },
     /// A ConfigMap is new, changed or gone.
-    Parameters(Key),
+    Parameters(NamespacedName),
 }
 
 /// The rows of a watch; `None` before the first list.
-type Rows<T> = Option<BTreeMap<Key, T>>;
+type Rows<T> = Option<BTreeMap<NamespacedName, T>>;
 
 /// Applies an event, and returns each changed key with the row before and after.
-fn take<T: Clone + PartialEq>(known: &mut Rows<T>, event: WatchEvent<(Key, T)>) -> Vec<(Key, Option<T>, Option<T>)> {
+fn take<T: Clone + PartialEq>(
+    known: &mut Rows<T>,
+    event: WatchEvent<(NamespacedName, T)>,
+) -> Vec<(NamespacedName, Option<T>, Option<T>)> {
     let mut changes = Vec::new();
-    let mut put = |rows: &mut BTreeMap<Key, T>, key: Key, row: Option<T>| {
+    let mut put = |rows: &mut BTreeMap<NamespacedName, T>, key: NamespacedName, row: Option<T>| {
         let before = match &row {
             Some(row) => rows.insert(key.clone(), row.clone()),
             None => rows.remove(&key),
@@ -153,8 +153,8 @@ fn take<T: Clone + PartialEq>(known: &mut Rows<T>, event: WatchEvent<(Key, T)>) 
     let rows = known.get_or_insert_default();
     match event {
         WatchEvent::Restarted(all) => {
-            let all: BTreeMap<Key, T> = all.into_iter().collect();
-            let gone: Vec<Key> = rows.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
+            let all: BTreeMap<NamespacedName, T> = all.into_iter().collect();
+            let gone: Vec<NamespacedName> = rows.keys().filter(|key| !all.contains_key(*key)).cloned().collect();
             for key in gone {
                 put(rows, key, None);
             }
@@ -186,7 +186,7 @@ impl Known {
             }
             Event::Owned(kind, event) => {
                 let changes = take(self.owned.entry(kind).or_default(), event).into_iter();
-                let change = |(key, before, after): (Key, Option<Owned>, Option<Owned>)| Change::Owned {
+                let change = |(key, before, after): (NamespacedName, Option<Owned>, Option<Owned>)| Change::Owned {
                     object: (kind, key),
                     fingerprint: after.as_ref().map(|row| row.fingerprint),
                     owner: before.and_then(|row| row.owner).or(after.and_then(|row| row.owner)),
@@ -210,23 +210,23 @@ impl Known {
     }
 
     /// Returns a Gateway.
-    pub(super) fn gateway(&self, key: &Key) -> Option<&Gateway> {
+    pub(super) fn gateway(&self, key: &NamespacedName) -> Option<&Gateway> {
         self.gateways.as_ref()?.get(key)
     }
 
     /// Returns the keys of all Gateways.
-    pub(super) fn gateways(&self) -> impl Iterator<Item = &Key> {
+    pub(super) fn gateways(&self) -> impl Iterator<Item = &NamespacedName> {
         self.gateways.iter().flat_map(BTreeMap::keys)
     }
 
     /// Returns the fingerprint of an object.
-    pub(super) fn fingerprint(&self, (kind, key): &(ObjectKind, Key)) -> Option<u64> {
+    pub(super) fn fingerprint(&self, (kind, key): &(ObjectKind, NamespacedName)) -> Option<u64> {
         let row = self.owned.get(kind)?.as_ref()?.get(key)?;
         Some(row.fingerprint)
     }
 
     /// Returns the parameters in a ConfigMap.
-    pub(super) fn parameters(&self, key: &Key) -> Option<&Parameters> {
+    pub(super) fn parameters(&self, key: &NamespacedName) -> Option<&Parameters> {
         self.parameters.as_ref()?.get(key).map(|row| &row.parameters)
     }
 
@@ -240,10 +240,10 @@ impl Known {
 
     /// Returns the Gateways that may read a ConfigMap: those that refer to it, and all if it is in the control plane's
     /// namespace, since it may have had the label of their class.
-    pub(super) fn reading(&self, key: &Key, namespace: &str) -> Vec<Key> {
+    pub(super) fn reading(&self, key: &NamespacedName, namespace: &str) -> Vec<NamespacedName> {
         let all = key.0 == namespace;
         let rows = self.gateways.iter().flatten();
-        let reads = |(own, gateway): (&Key, &Gateway)| {
+        let reads = |(own, gateway): (&NamespacedName, &Gateway)| {
             let name = gateway::parameters_name(&gateway.value).ok().flatten();
             let refers = own.0 == key.0 && name == Some(key.1.as_str());
             (refers || all).then(|| own.clone())

@@ -4,7 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{LONGEST_RETRY, RETRY, known::Key};
+use super::{LONGEST_RETRY, RETRY};
+use crate::status::NamespacedName;
 
 /// Number of rounds with writes in a row before the first rest.
 const FREE: u32 = 5;
@@ -14,7 +15,7 @@ const CALM: Duration = Duration::from_mins(1);
 /// The rounds with writes of each Gateway since its inputs have changed.
 #[derive(Default)]
 pub(super) struct Repairs {
-    by_gateway: BTreeMap<Key, Repaired>,
+    by_gateway: BTreeMap<NamespacedName, Repaired>,
 }
 
 struct Repaired {
@@ -28,7 +29,7 @@ struct Repaired {
 
 impl Repairs {
     /// Notes a round that has written objects. Returns the time to rest, if any; it doubles with each round.
-    pub(super) fn written(&mut self, gateway: &Key, now: Instant) -> Option<Duration> {
+    pub(super) fn written(&mut self, gateway: &NamespacedName, now: Instant) -> Option<Duration> {
         let row = self.by_gateway.entry(gateway.clone()).or_insert(Repaired {
             rounds: 0,
             rests_until: now,
@@ -47,7 +48,7 @@ impl Repairs {
     }
 
     /// Returns true if a repair may begin. Otherwise it is due when the rest ends.
-    pub(super) fn may_begin(&mut self, gateway: &Key, now: Instant) -> bool {
+    pub(super) fn may_begin(&mut self, gateway: &NamespacedName, now: Instant) -> bool {
         let resting = self.by_gateway.get_mut(gateway).filter(|row| now < row.rests_until);
         match resting {
             Some(row) => {
@@ -65,7 +66,7 @@ impl Repairs {
     }
 
     /// Takes the Gateways whose repairs are due.
-    pub(super) fn take_due(&mut self, now: Instant) -> Vec<Key> {
+    pub(super) fn take_due(&mut self, now: Instant) -> Vec<NamespacedName> {
         let due = self.by_gateway.iter_mut();
         let due = due.filter(|(_, row)| row.is_due && row.rests_until <= now);
         due.map(|(key, row)| {
@@ -76,7 +77,7 @@ impl Repairs {
     }
 
     /// Forgets a Gateway whose inputs have changed, or that is gone.
-    pub(super) fn forget(&mut self, gateway: &Key) {
+    pub(super) fn forget(&mut self, gateway: &NamespacedName) {
         self.by_gateway.remove(gateway);
     }
 
@@ -90,7 +91,7 @@ impl Repairs {
 mod tests {
     use super::*;
 
-    fn key(name: &str) -> Key {
+    fn key(name: &str) -> NamespacedName {
         ("default".into(), name.into())
     }
 

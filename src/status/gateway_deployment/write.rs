@@ -2,11 +2,10 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::known::Key;
 use crate::{
     base::SmolStr,
     inject::gateway::{GatewayObject, MANAGED, ObjectKind},
-    status::owned_object::Owner,
+    status::{NamespacedName, owned_object::Owner},
 };
 
 /// An object as it was applied or found equal.
@@ -21,7 +20,7 @@ pub(super) struct Applied {
 /// The result of a round.
 pub(super) struct Written {
     /// The objects that were applied or found equal.
-    pub(super) applied: Vec<((ObjectKind, Key), Applied)>,
+    pub(super) applied: Vec<((ObjectKind, NamespacedName), Applied)>,
     /// Number of writes.
     pub(super) writes: u32,
     /// The reason why the round has ended early.
@@ -30,7 +29,7 @@ pub(super) struct Written {
 
 /// An object to compare and apply.
 pub(super) struct Due {
-    id: (ObjectKind, Key),
+    id: (ObjectKind, NamespacedName),
     /// Hash of the object.
     desired: u64,
     object: GatewayObject,
@@ -39,9 +38,9 @@ pub(super) struct Due {
 /// Returns the objects to compare and apply. `present` returns how an object was last applied, if it has not changed
 /// since.
 pub(super) fn due(
-    (namespace, _): &Key,
+    (namespace, _): &NamespacedName,
     objects: Vec<GatewayObject>,
-    present: impl Fn(&(ObjectKind, Key)) -> Option<Applied>,
+    present: impl Fn(&(ObjectKind, NamespacedName)) -> Option<Applied>,
 ) -> Vec<Due> {
     let due = objects.into_iter().filter_map(|object| {
         let id = (object.kind, (namespace.clone(), SmolStr::new(&object.name)));
@@ -62,7 +61,11 @@ pub(super) fn owner(client: &::kube::Client, manager: SmolStr) -> Owner {
 }
 
 /// Returns a round: it writes each object that differs, in order.
-pub(super) fn round(owner: &Owner, gateway: Key, due: Vec<Due>) -> impl Future<Output = (Key, Written)> + Send + use<> {
+pub(super) fn round(
+    owner: &Owner,
+    gateway: NamespacedName,
+    due: Vec<Due>,
+) -> impl Future<Output = (NamespacedName, Written)> + Send + use<> {
     let owner = owner.clone();
     async move {
         let mut written = Written {

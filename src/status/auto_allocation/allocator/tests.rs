@@ -9,7 +9,7 @@ fn allocator(ipv4: &str) -> Allocator {
     Allocator::new(net(ipv4), net("2001:2::/48"))
 }
 
-fn key(name: &str) -> EntryKey {
+fn key(name: &str) -> NamespacedName {
     ("default".into(), name.into())
 }
 
@@ -26,7 +26,7 @@ fn entry(creation: i64, hosts: &[&str]) -> Entry {
 }
 
 /// Applies a patch like the API server, if its test holds.
-fn apply(entries: &mut BTreeMap<EntryKey, Entry>, patch: &Patch) -> bool {
+fn apply(entries: &mut BTreeMap<NamespacedName, Entry>, patch: &Patch) -> bool {
     let entry = entries.get_mut(&patch.key).expect("patches are for entries");
     let (test, add) = (&patch.operations[0], &patch.operations[1]);
     let at = |path: &Value| path == "/status";
@@ -48,7 +48,7 @@ fn apply(entries: &mut BTreeMap<EntryKey, Entry>, patch: &Patch) -> bool {
     true
 }
 
-fn allocate_all(allocator: &mut Allocator, entries: &mut BTreeMap<EntryKey, Entry>) {
+fn allocate_all(allocator: &mut Allocator, entries: &mut BTreeMap<NamespacedName, Entry>) {
     for _ in 0..10 {
         let patches = allocator.plan(entries);
         if patches.is_empty() {
