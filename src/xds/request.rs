@@ -1,22 +1,23 @@
 //! The requests of a stream: gRPC messages of an HTTP body, decoded into the fields that the server uses.
 
 mod buffer;
+mod parts;
 
-use std::{hash::BuildHasher, ops::Range, pin::pin, sync::Arc, time::Duration};
+use std::{hash::BuildHasher, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body::Frame;
 use http_body_util::BodyExt;
-use prost::{
-    Message,
-    encoding::{self, DecodeContext, WireType},
-};
+use prost::Message;
 use rustc_hash::FxBuildHasher;
 use smol_str::SmolStr;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use self::buffer::{Received, RequestBuffer};
+use self::{
+    buffer::{Received, RequestBuffer},
+    parts::{MAX_FIELDS, MAX_NODE_FIELDS, Parts},
+};
 use super::{
     admission::{Admission, Permit, Source},
     connection::{Request, SubscriptionChange},
@@ -37,22 +38,8 @@ use crate::{
     task,
 };
 
-/// The field number of the requested names: `resource_names` and `resource_names_subscribe`.
-const NAMES: u32 = 3;
-/// The field number of `initial_resource_versions`.
-const INITIAL_VERSIONS: u32 = 5;
-/// The field numbers of the node.
-const SOTW_NODE: u32 = 2;
-const DELTA_NODE: u32 = 1;
 /// The maximum size of a NACK's message that is kept. Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
-
-/// The maximum number of fields of a request: more than any valid request has, and few enough that the decoded request
-/// is not much larger than the encoded one.
-const MAX_FIELDS: usize = 250_000;
-/// The maximum number of fields of its node. An Envoy has hundreds, one for each extension; a field of 2 bytes is an
-/// extension of 150 bytes once it is decoded.
-const MAX_NODE_FIELDS: usize = 10_000;
 
 /// The number of names of a type that is not served which are kept until it is answered.
 const MAX_UNSERVED_NAMES: usize = 4096;
@@ -407,7 +394,7 @@ where
         let Received { message, repeated } = received;
         let omitted = repeated.as_ref().map_or(0, |names| names.fields().len());
         let size_bytes = message.len() + omitted;
-        let parts = split(self.protocol, &message)?;
+        let parts = Parts::of(self.protocol, &message)?;
         let names = match repeated {
             Some(names) => names,
             None => self.interners.names.read(parts.names).map_err(malformed)?,
@@ -509,95 +496,8 @@ struct DecodedFields {
     initial_versions: InitialVersions,
 }
 
-/// A request split into parts; each part consists of fields with their tags.
-struct Parts {
-    /// The requested names.
-    names: Bytes,
-    /// `initial_resource_versions` of an incremental request.
-    initial_versions: Bytes,
-    rest: Bytes,
-}
-
-/// Splits a request into parts, unless it has too many fields at the top level or in its node.
-fn split(protocol: Protocol, message: &Bytes) -> Result<Parts, RequestError> {
-    let mut left: &[u8] = message;
-    let (mut names, mut initial_versions, mut rest) = (Ranges::default(), Ranges::default(), Ranges::default());
-    let mut node_fields = 0;
-    for _ in 0..=MAX_FIELDS {
-        if left.is_empty() {
-            return Ok(Parts {
-                names: names.joined(message),
-                initial_versions: initial_versions.joined(message),
-                rest: rest.joined(message),
-            });
-        }
-        let start = message.len() - left.len();
-        let (tag, wire_type) = skip_field(&mut left).map_err(malformed)?;
-        let field = start..message.len() - left.len();
-        let ranges = match (tag, protocol) {
-            (NAMES, _) => &mut names,
-            (INITIAL_VERSIONS, Protocol::Delta) => &mut initial_versions,
-            (SOTW_NODE, Protocol::Sotw) | (DELTA_NODE, Protocol::Delta) if wire_type == WireType::LengthDelimited => {
-                // Several nodes are one with the fields of all.
-                node_fields += fields_within(&message[field.clone()]).map_err(malformed)?;
-                if node_fields > MAX_NODE_FIELDS {
-                    return Err(RequestError::TooManyOfNode);
-                }
-                &mut rest
-            }
-            _ => &mut rest,
-        };
-        ranges.add(field);
-    }
-    Err(RequestError::TooMany)
-}
-
 fn malformed(error: prost::DecodeError) -> RequestError {
     RequestError::Malformed(error.to_string())
-}
-
-/// Skips a field and returns its number and wire type.
-fn skip_field(left: &mut &[u8]) -> Result<(u32, WireType), prost::DecodeError> {
-    let (tag, wire_type) = encoding::decode_key(left)?;
-    encoding::skip_field(wire_type, tag, left, DecodeContext::default())?;
-    Ok((tag, wire_type))
-}
-
-/// Returns the number of fields of the message in a field.
-fn fields_within(mut field: &[u8]) -> Result<usize, prost::DecodeError> {
-    encoding::decode_key(&mut field)?;
-    encoding::decode_varint(&mut field)?;
-    let mut fields = 0;
-    while !field.is_empty() {
-        skip_field(&mut field)?;
-        fields += 1;
-    }
-    Ok(fields)
-}
-
-/// Ranges of a message, in order; adjacent ones are merged.
-#[derive(Default)]
-struct Ranges(Vec<Range<usize>>);
-
-impl Ranges {
-    fn add(&mut self, range: Range<usize>) {
-        match self.0.last_mut() {
-            Some(last) if last.end == range.start => last.end = range.end,
-            _ => self.0.push(range),
-        }
-    }
-
-    /// Returns the concatenated ranges. A single one is not copied.
-    fn joined(self, message: &Bytes) -> Bytes {
-        match self.0.as_slice() {
-            [] => Bytes::new(),
-            [only] => message.slice(only.clone()),
-            several => {
-                let parts = several.iter().map(|range| &message[range.clone()]);
-                parts.collect::<Vec<_>>().concat().into()
-            }
-        }
-    }
 }
 
 fn shortened(status: rpc::Status) -> String {
@@ -753,30 +653,6 @@ mod tests {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         assert!(matches!(requests.next().await, Ok(None)));
         assert!(futures::poll!(waiting.as_mut()).is_ready());
-    }
-
-    #[test]
-    fn r20_nodes_have_a_limited_number_of_fields() {
-        // An empty extension.
-        let of_node = |fields: usize| [0x4a_u8, 0].repeat(fields);
-        let request = |tag: u32, nodes: &[Vec<u8>]| {
-            let mut message = Vec::new();
-            for node in nodes {
-                encoding::bytes::encode(tag, node, &mut message);
-            }
-            Bytes::from(message)
-        };
-        for (protocol, tag) in [(Protocol::Sotw, SOTW_NODE), (Protocol::Delta, DELTA_NODE)] {
-            let most = request(tag, &[of_node(MAX_NODE_FIELDS - 1), of_node(1)]);
-            let parts = split(protocol, &most).expect("few enough fields");
-            assert_eq!(parts.rest, most);
-            let more = request(tag, &[of_node(MAX_NODE_FIELDS), of_node(1)]);
-            let refused = split(protocol, &more).map(drop);
-            assert_eq!(refused, Err(RequestError::TooManyOfNode));
-        }
-        // The same number is another field in the other protocol.
-        let other = request(DELTA_NODE, &[of_node(MAX_NODE_FIELDS + 1)]);
-        assert!(split(Protocol::Sotw, &other).is_ok());
     }
 
     #[test]

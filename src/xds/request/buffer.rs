@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use bytes::{Buf, Bytes, BytesMut};
 use prost::encoding::{self, DecodeContext};
 
-use super::{NAMES, RequestError};
+use super::{RequestError, parts::NAMES};
 use crate::{
     rpc::framing::{PREFIX_LEN, Prefix},
     xds::share::names::Names,
