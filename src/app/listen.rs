@@ -149,7 +149,7 @@ pub(super) async fn not_ready(environment: &Arc<Environment>) -> AppError {
     std::future::pending().await
 }
 
-/// Opens ControlZ. A port in use is no reason to end: other processes of the machine may have ControlZ too.
+/// Opens ControlZ. A port in use does not end the process: other processes of the machine may have ControlZ too.
 ///
 /// Parity (pilot/pkg/bootstrap/server.go): the error is ignored, and `*` stands for all addresses.
 async fn control(environment: &Arc<Environment>, access: &Access, profiles: &Profiles) {

@@ -47,7 +47,8 @@ pub struct Requirement {
 impl LabelSelector {
     /// Returns true if the labels satisfy the selector. One that Kubernetes calls invalid selects nothing.
     pub fn matches(&self, labels: &Labels) -> bool {
-        subset(&self.match_labels, labels) && self.match_expressions.iter().all(|r| r.holds(labels))
+        let mut requirements = self.match_expressions.iter();
+        subset(&self.match_labels, labels) && requirements.all(|requirement| requirement.holds(labels))
     }
 
     /// Returns true if Kubernetes accepts all pairs and requirements.
@@ -64,8 +65,8 @@ impl Requirement {
         }
         let value = labels.get(&self.key);
         match self.operator.as_str() {
-            "In" => value.is_some_and(|v| self.values.contains(v)),
-            "NotIn" => value.is_none_or(|v| !self.values.contains(v)),
+            "In" => value.is_some_and(|value| self.values.contains(value)),
+            "NotIn" => value.is_none_or(|value| !self.values.contains(value)),
             "Exists" => value.is_some(),
             "DoesNotExist" => value.is_none(),
             _ => false,

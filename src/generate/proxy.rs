@@ -250,7 +250,7 @@ pub enum NodeError {
         /// The type that it must have.
         want: &'static str,
     },
-    /// `PROXY_CONFIG` is no proxy config.
+    /// `PROXY_CONFIG` is not a proxy config.
     #[error("invalid node metadata: PROXY_CONFIG: {0}")]
     ProxyConfig(String),
     /// `PROXY_CONFIG` has too many values.
@@ -295,8 +295,8 @@ impl Proxy {
             Hashed::new(
                 node.extensions
                     .iter()
-                    .filter(|e| !e.disabled)
-                    .flat_map(|e| std::iter::once(&e.name).chain(&e.type_urls))
+                    .filter(|extension| !extension.disabled)
+                    .flat_map(|extension| std::iter::once(&extension.name).chain(&extension.type_urls))
                     .map(SmolStr::new)
                     .collect(),
             )
@@ -304,7 +304,7 @@ impl Proxy {
         let locality = node
             .locality
             .as_ref()
-            .map(|l| locality_text(&l.region, &l.zone, &l.sub_zone))
+            .map(|locality| locality_text(&locality.region, &locality.zone, &locality.sub_zone))
             .unwrap_or_default();
         Self::new(
             &node.id,
@@ -406,12 +406,15 @@ fn check_texts(node: &core::Node) -> Result<(), NodeError> {
     if node.cluster.len() > MAX_TEXT {
         return Err(NodeError::LongText("cluster"));
     }
-    let parts = node.locality.iter().flat_map(|l| [&l.region, &l.zone, &l.sub_zone]);
+    let parts = node
+        .locality
+        .iter()
+        .flat_map(|locality| [&locality.region, &locality.zone, &locality.sub_zone]);
     if parts.map(String::len).any(|length| length > MAX_TEXT) {
         return Err(NodeError::LongText("locality"));
     }
     let extensions = node.extensions.iter();
-    let names = extensions.flat_map(|e| std::iter::once(&e.name).chain(&e.type_urls));
+    let names = extensions.flat_map(|extension| std::iter::once(&extension.name).chain(&extension.type_urls));
     if names.map(String::len).sum::<usize>() > MAX_EXTENSION_BYTES {
         return Err(NodeError::Extensions);
     }

@@ -180,8 +180,12 @@ spec:
         let found = missing(&Cx::untracked(), &world.snapshot());
         let messages: Vec<&str> = found.iter().map(|finding| finding.message.as_str()).collect();
         assert_eq!(messages.len(), 3, "{messages:?}");
-        assert!(messages.iter().any(|m| m.contains("gone.shop.svc.cluster.local")));
-        assert!(messages.iter().any(|m| m.contains("subset v9")));
-        assert!(messages.iter().any(|m| m.contains("nowhere")));
+        assert!(
+            messages
+                .iter()
+                .any(|message| message.contains("gone.shop.svc.cluster.local"))
+        );
+        assert!(messages.iter().any(|message| message.contains("subset v9")));
+        assert!(messages.iter().any(|message| message.contains("nowhere")));
     }
 }

@@ -567,7 +567,9 @@ impl<'a> Resolver<'a> {
     /// Returns an HTTP route with fully qualified names.
     fn http(&self, route: &networking::HttpRoute) -> networking::HttpRoute {
         let mut route = route.clone();
-        route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+        for condition in &mut route.r#match {
+            self.gateways(&mut condition.gateways);
+        }
         let mirrors = route
             .mirrors
             .iter_mut()
@@ -592,11 +594,15 @@ impl<'a> Resolver<'a> {
         spec.hosts.iter_mut().for_each(|host| self.host(host));
         self.gateways(&mut spec.gateways);
         for route in &mut spec.tcp {
-            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+            for condition in &mut route.r#match {
+                self.gateways(&mut condition.gateways);
+            }
             self.destinations(&mut route.route);
         }
         for route in &mut spec.tls {
-            route.r#match.iter_mut().for_each(|m| self.gateways(&mut m.gateways));
+            for condition in &mut route.r#match {
+                self.gateways(&mut condition.gateways);
+            }
             self.destinations(&mut route.route);
         }
     }

@@ -395,8 +395,8 @@ fn requested<'a>(
     })
 }
 
-/// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint; a text that is no
-/// boolean counts as false.
+/// Returns the label of a service, or else of its namespace, that makes gateways use the waypoint. A text that is
+/// not a boolean counts as false.
 pub fn ingress_label(
     cx: &Cx,
     mesh: &MeshSnapshot,

@@ -76,7 +76,7 @@ impl Pod {
         let conditions = status.objects("conditions");
         let ready = conditions
             .iter()
-            .any(|c| c.text("type") == "Ready" && c.text("status") == "True");
+            .any(|condition| condition.text("type") == "Ready" && condition.text("status") == "True");
         let (workload_name, workload_kind) = owner(&meta, &metadata);
         let named = meta.labels.get("service.istio.io/workload-name").cloned();
         let pod = Self {
@@ -174,7 +174,9 @@ fn owner(meta: &Meta, metadata: &Fields<'_>) -> (SmolStr, SmolStr) {
             None => (name, kind),
         },
         "Job" => match name.rsplit_once('-') {
-            Some((stem, digits)) if (8..=10).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit()) => {
+            Some((stem, digits))
+                if (8..=10).contains(&digits.len()) && digits.as_bytes().iter().all(u8::is_ascii_digit) =>
+            {
                 (SmolStr::new(stem), SmolStr::new_static("CronJob"))
             }
             _ => (name, kind),

@@ -35,7 +35,7 @@ pub(super) fn der(pem: &str) -> Vec<u8> {
         .to_vec()
 }
 
-/// A certificate that is no CA.
+/// A certificate that is not a CA.
 pub(super) fn leaf() -> Vec<u8> {
     let key = KeyPair::generate().expect("a key");
     params("leaf", false).self_signed(&key).expect("a leaf").der().to_vec()

@@ -92,11 +92,8 @@ impl<'a> Telemetries<'a> {
             .map(|spec| spec.access_logging.as_slice())
             .filter(|group| !group.is_empty())
             .collect();
-        let defaults = self
-            .mesh
-            .default_providers
-            .as_ref()
-            .map(|p| p.access_logging.as_slice());
+        let providers = self.mesh.default_providers.as_ref();
+        let defaults = providers.map(|providers| providers.access_logging.as_slice());
         let merged = merge_logs(&groups, defaults.unwrap_or_default(), mode);
         let mut logs: Vec<_> = merged
             .into_iter()
@@ -115,7 +112,8 @@ impl<'a> Telemetries<'a> {
     /// Returns the metrics of a direction, by provider name.
     pub fn metrics(&self, class: ListenerClass) -> Vec<MetricsConfig<'a>> {
         let entries: Vec<&Metrics> = self.specs.iter().flat_map(|spec| &spec.metrics).collect();
-        let defaults = self.mesh.default_providers.as_ref().map(|p| p.metrics.as_slice());
+        let providers = self.mesh.default_providers.as_ref();
+        let defaults = providers.map(|providers| providers.metrics.as_slice());
         let merged = merge_metrics(&entries, defaults.unwrap_or_default(), mode_of(class));
         let enabled = merged.into_iter().filter(|(_, merged)| !merged.disabled);
         enabled
@@ -132,7 +130,8 @@ impl<'a> Telemetries<'a> {
     /// Returns the tracing of a direction; `None` if the mesh config applies.
     pub fn tracing(&self, class: ListenerClass) -> Option<TracingSpec<'a>> {
         let entries: Vec<&'a Tracing> = self.specs.iter().flat_map(|spec| &spec.tracing).collect();
-        let default = self.mesh.default_providers.as_ref().and_then(|p| p.tracing.first());
+        let providers = self.mesh.default_providers.as_ref();
+        let default = providers.and_then(|providers| providers.tracing.first());
         if entries.is_empty() && default.is_none() {
             return None;
         }

@@ -27,7 +27,7 @@ pub struct WaypointInstances {
 
 /// Emits the index key of a pod that is an instance of a Gateway.
 ///
-/// Parity (pkg/kube/multicluster/cluster.go): a failed pod is no instance, one that has succeeded is.
+/// Parity (pkg/kube/multicluster/cluster.go): a failed pod is not an instance, one that has succeeded is.
 pub fn gateway_of_pod(key: &ObjectKey, pod: &Pod, emit: &mut dyn FnMut((ClusterId, Namespace, SmolStr))) {
     let gateway = pod.meta.labels.get(GATEWAY_NAME_LABEL);
     if let Some(gateway) = gateway.filter(|_| pod.phase != "Failed") {

@@ -89,8 +89,13 @@ fn destinations<'a>(
 ) -> Shared<[Destination]> {
     let mut all = BTreeSet::new();
     for route in routes {
-        let named = route.r#match.iter().filter(|m| !m.source_namespace.is_empty());
-        let sources: BTreeSet<Namespace> = named.map(|m| Namespace::new(&m.source_namespace)).collect();
+        let named = route
+            .r#match
+            .iter()
+            .filter(|condition| !condition.source_namespace.is_empty());
+        let sources: BTreeSet<Namespace> = named
+            .map(|condition| Namespace::new(&condition.source_namespace))
+            .collect();
         let sources: Vec<Namespace> = sources.into_iter().collect();
         let weighted = route.route.iter().filter_map(|route| route.destination.as_ref());
         let mirrors = route.mirrors.iter().filter_map(|mirror| mirror.destination.as_ref());
