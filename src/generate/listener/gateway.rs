@@ -200,7 +200,7 @@ struct TcpBinding {
     targets: Vec<Target>,
 }
 
-/// A listener under construction.
+/// The builder of one listener.
 struct ListenerBuilder<'a> {
     key: &'a GatewayKey,
     stack: FilterStack<'a>,
@@ -228,18 +228,18 @@ impl GatewayKey {
 
     /// Builds the listener; none without chains.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let making = ListenerBuilder {
+        let builder = ListenerBuilder {
             key: self,
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::Gateway),
             is_shared: self.is_shared(),
         };
         let mut chains = Chains::default();
-        making.add_chains(&mut chains);
+        builder.add_chains(&mut chains);
         if chains.listener.has_no_chains() {
-            return Built::none().with_notes(making.stack.into_notes());
+            return Built::none().with_notes(builder.stack.into_notes());
         }
-        let listener = making.listener(chains);
-        listener.finish(ctx, making.stack, self.client.filters.gateway_patch_context())
+        let listener = builder.listener(chains);
+        listener.finish(ctx, builder.stack, self.client.filters.gateway_patch_context())
     }
 }
 

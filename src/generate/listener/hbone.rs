@@ -5,7 +5,7 @@ use smol_str::SmolStr;
 
 use super::{
     ListenerKey,
-    inbound::{InboundListener, InboundProxyView},
+    inbound::{InboundListenerBuilder, InboundProxyView},
     inspector::original_destination,
     outbound::listener::{additional_addresses, exact_balance},
 };
@@ -249,23 +249,23 @@ impl TerminateKey {
 impl InternalKey {
     /// Builds the listener.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let making = InboundListener {
+        let builder = InboundListenerBuilder {
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarInbound),
             client: &self.client,
             sockets: Default::default(),
         };
         let own: Vec<_> = self.addresses.iter().filter_map(|ip| cidr_range(ip)).collect();
-        let mut chains = making.tunnel_chains(&own);
+        let mut chains = builder.tunnel_chains(&own);
         let mut listener_filters = vec![original_destination()];
         listener_filters.extend(chains.needs.inspectors());
         chains.listener.rest = Listener {
             traffic_direction: TrafficDirection::Inbound as i32,
             continue_on_listener_filters_timeout: true,
             listener_filters,
-            access_log: making.stack.access_logs(LogPosition::Listener),
+            access_log: builder.stack.access_logs(LogPosition::Listener),
             ..internal(MAIN_INTERNAL)
         };
-        chains.listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
+        chains.listener.finish(ctx, builder.stack, PatchContext::SidecarInbound)
     }
 }
 

@@ -363,24 +363,24 @@ impl InboundKey {
     /// Builds the listener.
     pub fn build(&self, ctx: &BuildContext) -> Built {
         let client = &*self.client;
-        let making = InboundListener {
+        let builder = InboundListenerBuilder {
             stack: FilterStack::new(ctx, &client.filters, ListenerClass::SidecarInbound),
             client,
             sockets: Default::default(),
         };
         let listener = match self.own_socket {
-            None => making.virtual_listener(&client.ports(&making.stack)),
-            Some(number) => match client.port(&making.stack, number) {
-                Some(port) => making.own_listener(&port),
+            None => builder.virtual_listener(&client.ports(&builder.stack)),
+            Some(number) => match client.port(&builder.stack, number) {
+                Some(port) => builder.own_listener(&port),
                 None => return Built::none(),
             },
         };
-        listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
+        listener.finish(ctx, builder.stack, PatchContext::SidecarInbound)
     }
 }
 
-/// An inbound listener under construction.
-pub(super) struct InboundListener<'a> {
+/// The builder of an inbound listener.
+pub(super) struct InboundListenerBuilder<'a> {
     /// Builder of filters.
     pub(super) stack: FilterStack<'a>,
     /// Attributes of the sidecar.
@@ -403,7 +403,7 @@ pub(super) struct Chains {
     pub(super) needs: InspectorsByPort,
 }
 
-impl InboundListener<'_> {
+impl InboundListenerBuilder<'_> {
     fn virtual_listener(&self, ports: &BTreeMap<u32, InboundPort>) -> EncodedListener {
         let mut chains = Chains::default();
         self.add_black_hole(&mut chains);

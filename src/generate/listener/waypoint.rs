@@ -327,7 +327,7 @@ fn local_address() -> String {
 }
 
 fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[ServiceChainsKey]) -> Built {
-    let making = MainInternal {
+    let builder = MainInternalBuilder {
         stack: FilterStack::new(ctx, &client.filters, ListenerClass::SidecarInbound),
     };
     let mut listener = EncodedListener::default();
@@ -341,7 +341,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
         }
         unserved.extend_from_slice(&built.unserved);
         for note in &built.notes {
-            making.stack.note(note.code, note.detail.clone());
+            builder.stack.note(note.code, note.detail.clone());
         }
         matched.extend_from_slice(&built.matcher);
         by_authority.extend(built.by_authority.iter().cloned());
@@ -349,7 +349,7 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
     let workloads = match &client.waypoint.role {
         ServingRole::Waypoint(gateways) => {
             for (name, traffic) in DIRECT {
-                making.add_direct(&mut listener, name, traffic);
+                builder.add_direct(&mut listener, name, traffic);
             }
             workloads::addresses(ctx.cx, ctx.mesh, gateways)
         }
@@ -374,18 +374,18 @@ fn main_internal(ctx: &BuildContext, client: &WaypointProxyView, services: &[Ser
         traffic_direction: TrafficDirection::Inbound as i32,
         filter_chain_matcher: Some(matcher::by_authority(by_authority, matcher::by_address(matched))),
         listener_filters: inspectors(&ports, &unserved, workloads.is_some()),
-        access_log: making.stack.access_logs(LogPosition::Listener),
+        access_log: builder.stack.access_logs(LogPosition::Listener),
         ..internal(MAIN_INTERNAL)
     };
-    listener.finish(ctx, making.stack, PatchContext::SidecarInbound)
+    listener.finish(ctx, builder.stack, PatchContext::SidecarInbound)
 }
 
-/// The main internal listener under construction.
-struct MainInternal<'a> {
+/// The builder of the main internal listener.
+struct MainInternalBuilder<'a> {
     stack: FilterStack<'a>,
 }
 
-impl MainInternal<'_> {
+impl MainInternalBuilder<'_> {
     /// Adds a chain for connections to workloads, to which no service's policies apply.
     fn add_direct(&self, listener: &mut EncodedListener, name: &str, traffic: VipTraffic) {
         let mut filters = NetworkFilters::new();

@@ -2,7 +2,7 @@
 
 use smol_str::SmolStr;
 
-use super::{InboundListener, VIRTUAL_INBOUND};
+use super::{InboundListenerBuilder, VIRTUAL_INBOUND};
 use crate::{
     api::kube::service::TargetPort,
     base::Shared,
@@ -205,7 +205,7 @@ impl FilterStack<'_> {
     }
 }
 
-impl InboundListener<'_> {
+impl InboundListenerBuilder<'_> {
     /// Returns the filters of an HTTP chain.
     pub(crate) fn http_filters(&self, port: &InboundPort) -> NetworkFilters {
         let client = self.stack.client;

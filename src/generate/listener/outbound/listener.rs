@@ -121,15 +121,15 @@ impl ChainKind {
     }
 }
 
-/// An outbound listener under construction.
-pub(crate) struct OutboundListener<'a> {
+/// The builder of an outbound listener.
+pub(crate) struct OutboundListenerBuilder<'a> {
     /// Builder of filters.
     pub(crate) stack: FilterStack<'a>,
     /// Inputs.
     pub(crate) key: &'a OutboundKey,
 }
 
-impl Deref for OutboundListener<'_> {
+impl Deref for OutboundListenerBuilder<'_> {
     type Target = OutboundListenerProxyView;
     fn deref(&self) -> &OutboundListenerProxyView {
         &self.key.client
@@ -144,19 +144,19 @@ impl OutboundKey {
 
     /// Builds the listener.
     pub fn build(&self, ctx: &BuildContext) -> Built {
-        let making = OutboundListener {
+        let builder = OutboundListenerBuilder {
             stack: FilterStack::new(ctx, &self.client.filters, ListenerClass::SidecarOutbound),
             key: self,
         };
         let mut chains: Vec<Chain> = Vec::new();
         let mut taken = TakenMatches::default();
         for member in &self.services {
-            for mut chain in making.chains(member) {
+            for mut chain in builder.chains(member) {
                 let remainder = taken.take(&mut chain);
                 if remainder != Remainder::Whole {
                     let host = member.service.as_ref().map_or("", |service| &service.key.hostname);
                     let detail = format!("{} rejected {host}", self.name());
-                    making
+                    builder
                         .stack
                         .note("pilot_conflict_outbound_listener_tcp_over_current_tcp", detail);
                 }
@@ -165,12 +165,12 @@ impl OutboundKey {
                 }
             }
         }
-        let listener = making.listener(chains, |out| making.write_catch_all(out));
-        listener.finish(ctx, making.stack, PatchContext::SidecarOutbound)
+        let listener = builder.listener(chains, |out| builder.write_catch_all(out));
+        listener.finish(ctx, builder.stack, PatchContext::SidecarOutbound)
     }
 }
 
-impl OutboundListener<'_> {
+impl OutboundListenerBuilder<'_> {
     /// Returns the chains of one service port.
     fn chains(&self, member: &ListenerService) -> Vec<Chain> {
         let service = member.service.as_ref().and_then(|listed| self.stack.ctx.member(listed));

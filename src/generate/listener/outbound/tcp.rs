@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use smol_str::SmolStr;
 
 use super::{
-    listener::{ListenPort, ListenerService, OutboundListener},
+    listener::{ListenPort, ListenerService, OutboundListenerBuilder},
     resolves_on_demand,
 };
 use crate::{
@@ -34,7 +34,7 @@ use crate::{
     proto::istio::networking::v1alpha3::{L4MatchAttributes, RouteDestination},
 };
 
-impl OutboundListener<'_> {
+impl OutboundListenerBuilder<'_> {
     /// Returns the chains of a TCP, TLS or undeclared port.
     pub(crate) fn tcp_chains(&self, member: &ListenerService, service: &Service) -> Vec<Chain> {
         if member.is_surplus {

@@ -3,7 +3,7 @@
 use smol_str::SmolStr;
 
 use super::{
-    listener::{OutboundKey, OutboundListener, additional_addresses},
+    listener::{OutboundKey, OutboundListenerBuilder, additional_addresses},
     proxy_view::OutboundListenerProxyView,
 };
 use crate::{
@@ -116,24 +116,24 @@ impl HttpProxyKey {
             services: Vec::new(),
             catch_all: SmolStr::default(),
         };
-        let making = OutboundListener { stack, key: &key };
+        let builder = OutboundListenerBuilder { stack, key: &key };
         let stat_prefix = name::delimited_stat(&format!("outbound_{}", key.name()));
         let routes = HttpRoutes::Rds(HTTP_PROXY.to_owned());
         let mut http = HttpConnection::new(stat_prefix, routes, Protocol::HttpProxy, self.port);
         let client = &self.client.filters;
         client.apply_headers(ListenerClass::SidecarOutbound, &mut http.base);
         let mut options = client
-            .http10_options(making.stack.features().pilot_http10)
+            .http10_options(builder.stack.features().pilot_http10)
             .unwrap_or_default();
         options.allow_absolute_url = Some(true);
         http.base.http_protocol_options = Some(options);
-        let mut filters = making.stack.filters_before_http(self.port, false);
-        making.stack.add_http_connection(&mut filters, &http);
+        let mut filters = builder.stack.filters_before_http(self.port, false);
+        builder.stack.add_http_connection(&mut filters, &http);
         let chain = Chain {
             filters,
             ..Default::default()
         };
-        let listener = making.listener(vec![chain], |_| {});
-        listener.finish(ctx, making.stack, PatchContext::SidecarOutbound)
+        let listener = builder.listener(vec![chain], |_| {});
+        listener.finish(ctx, builder.stack, PatchContext::SidecarOutbound)
     }
 }

@@ -112,7 +112,7 @@ impl ServiceChains {
         let is_multi_network = ctx.mesh.installation.features.ambient_enable_multi_network;
         let of_clusters = || ctx.mesh.ambient_services.get(ctx.cx, &self.service);
         let of_clusters = is_multi_network.then(of_clusters).flatten();
-        let making = Making {
+        let builder = ChainsBuilder {
             stack: FilterStack::new(ctx, &filters, ListenerClass::SidecarInbound),
             client,
             declared: served.virtual_services(&service.key),
@@ -132,7 +132,7 @@ impl ServiceChains {
             if port.protocol != Protocol::Udp && !numbers.insert(port.number) {
                 continue;
             }
-            let Some(chain) = making.add_port(&mut listener, port) else {
+            let Some(chain) = builder.add_port(&mut listener, port) else {
                 unserved.push((port.number, port.protocol));
                 continue;
             };
@@ -145,7 +145,7 @@ impl ServiceChains {
             let is_opaque = is_east_west && !port.protocol.is_tls();
             ports.push((port.number, if is_opaque { Protocol::Tcp } else { port.protocol }));
         }
-        let addresses = &making.addresses;
+        let addresses = &builder.addresses;
         let mut by_authority = Vec::new();
         if is_multi_network && !addresses.is_empty() {
             let host = &service.key.hostname;
@@ -159,7 +159,7 @@ impl ServiceChains {
             unserved,
             matcher: IpMatcher { range_matchers }.encode_to_vec(),
             by_authority,
-            notes: making.stack.into_notes(),
+            notes: builder.stack.into_notes(),
         }
     }
 }
@@ -217,8 +217,8 @@ impl OwnWaypoint {
     }
 }
 
-/// Chains under construction.
-struct Making<'a> {
+/// The builder of the chains of a service.
+struct ChainsBuilder<'a> {
     stack: FilterStack<'a>,
     client: &'a WaypointProxyView,
     served: Served<'a>,
@@ -229,7 +229,7 @@ struct Making<'a> {
     addresses: Vec<SmolStr>,
 }
 
-impl Making<'_> {
+impl ChainsBuilder<'_> {
     /// Adds the chains of a port; none for UDP.
     fn add_port(&self, listener: &mut EncodedListener, port: &ServicePort) -> Option<PortChain> {
         let (stack, service) = (&self.stack, self.service);
