@@ -1,7 +1,5 @@
 //! One outbound listener of a sidecar, built from the service ports that share it.
 
-use std::ops::Deref;
-
 use smol_str::SmolStr;
 
 use super::{listener_name, proxy_view::OutboundListenerProxyView, resolves_on_demand};
@@ -129,13 +127,6 @@ pub(crate) struct OutboundListenerBuilder<'a> {
     pub(crate) key: &'a OutboundKey,
 }
 
-impl Deref for OutboundListenerBuilder<'_> {
-    type Target = OutboundListenerProxyView;
-    fn deref(&self) -> &OutboundListenerProxyView {
-        &self.key.client
-    }
-}
-
 impl OutboundKey {
     /// Returns the name.
     pub fn name(&self) -> SmolStr {
@@ -193,7 +184,7 @@ impl OutboundListenerBuilder<'_> {
     fn http_chain(&self, member: &ListenerService, on_demand: Option<&Service>) -> Chain {
         let key = self.key;
         let features = self.stack.features();
-        let at_wildcard = key.binds[0] == wildcards(self.vips.ip_mode)[0];
+        let at_wildcard = key.binds[0] == wildcards(key.client.vips.ip_mode)[0];
         let rds = match (&member.service, member.kind) {
             _ if key.port == 0 => key.binds[0].as_str().to_owned(),
             (Some(service), ChainKind::Auto) if !at_wildcard => {
@@ -203,11 +194,11 @@ impl OutboundListenerBuilder<'_> {
         };
         let stat_prefix = name::delimited_stat(&["outbound_", &key.name()].concat());
         let mut http = HttpConnection::new(stat_prefix, HttpRoutes::Rds(rds), member.port.protocol, key.port);
-        self.filters
-            .apply_headers(ListenerClass::SidecarOutbound, &mut http.base);
-        http.base.http_protocol_options = self.filters.http10_options(features.pilot_http10);
+        let proxy = &key.client.filters;
+        proxy.apply_headers(ListenerClass::SidecarOutbound, &mut http.base);
+        http.base.http_protocol_options = proxy.http10_options(features.pilot_http10);
         http.use_remote_address = features.pilot_sidecar_use_remote_address;
-        http.mesh_only_exchange = self.filters.exchanges_in_mesh_only();
+        http.mesh_only_exchange = proxy.exchanges_in_mesh_only();
         http.dynamic_dns = on_demand.map(|service| service.key.hostname.clone());
         let mut filters = self.stack.filters_before_http(key.port, false);
         self.stack.add_http_connection(&mut filters, &http);
@@ -265,7 +256,7 @@ impl OutboundListenerBuilder<'_> {
             additional_addresses: additional_addresses(&key.binds[1..], key.port),
             traffic_direction: TrafficDirection::Outbound as i32,
             continue_on_listener_filters_timeout: true,
-            connection_balance_config: self.exact_balance.then(exact_balance),
+            connection_balance_config: key.client.exact_balance.then(exact_balance),
             max_connections_to_accept_per_socket_event: if key.bind_to_port {
                 max_connections_per_event(features)
             } else {
@@ -291,7 +282,7 @@ pub fn additional_addresses<T: AsRef<str>>(binds: &[T], port: u32) -> Vec<Additi
         .collect()
 }
 
-/// True if connections are balanced exactly over worker threads.
+/// Returns the setting that balances connections exactly over worker threads.
 pub(crate) fn exact_balance() -> ConnectionBalanceConfig {
     ConnectionBalanceConfig {
         balance_type: Some(connection_balance_config::BalanceType::ExactBalance(

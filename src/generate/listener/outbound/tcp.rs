@@ -173,18 +173,23 @@ impl OutboundListenerBuilder<'_> {
 
     /// Returns true if a match may apply to this proxy and port.
     fn applies(&self, by: &StaticMatch, member: &ListenerService) -> bool {
+        let client = &self.key.client;
         let labels = by.source_labels.iter();
         by.is_for_mesh(member.port.number)
-            && (by.source_namespace.is_empty() || self.filters.namespace == by.source_namespace)
-            && select::matches(labels.map(|(key, value)| (key.as_str(), value.as_str())), &self.labels)
+            && (by.source_namespace.is_empty() || client.filters.namespace == by.source_namespace)
+            && select::matches(
+                labels.map(|(key, value)| (key.as_str(), value.as_str())),
+                &client.labels,
+            )
     }
 
     /// Returns the server names that distinguish a TLS service from others at the same address; none if the address
     /// suffices.
     fn service_sni(&self, member: &ListenerService, service: &Service, ranges: &[String]) -> Vec<String> {
-        let mode = self.vips.ip_mode;
+        let vips = &self.key.client.vips;
+        let mode = vips.ip_mode;
         let wildcard = wildcards(mode)[0];
-        let mut address = self.vips.address(service);
+        let mut address = vips.address(service);
         if address.contains('/') {
             address = "".into();
         }
@@ -196,7 +201,7 @@ impl OutboundListenerBuilder<'_> {
             return Vec::new();
         }
         let client = NameSpace {
-            dns_domain: &self.dns_domain,
+            dns_domain: &self.key.client.dns_domain,
             absolute: self.stack.features().pilot_enable_absolute_fqdn_vhost_domain,
         };
         let mut names = vec![service.key.hostname.to_string()];
