@@ -95,14 +95,14 @@ pub struct DestinationRule {
     /// Merged specification.
     pub spec: MergedSpec,
     /// Indexes of the subsets, sorted by name: each cluster of a subset looks it up several times.
-    places: Vec<u32>,
+    by_name: Vec<u32>,
 }
 
 impl DestinationRule {
     /// Returns the subset of this name; the first one if there are several.
     pub fn subset(&self, name: &str) -> Option<&networking::Subset> {
-        let at = self.place_of(name).ok()?;
-        self.spec.subsets.get(self.places[at] as usize)
+        let at = self.position_of(name).ok()?;
+        self.spec.subsets.get(self.by_name[at] as usize)
     }
 
     /// Returns the policy that the subset itself has, or that of the rule if the name is empty.
@@ -114,9 +114,9 @@ impl DestinationRule {
     }
 
     /// Returns the position of the subset in the sorted indexes, or its insertion point.
-    fn place_of(&self, name: &str) -> Result<usize, usize> {
-        self.places
-            .binary_search_by(|place| self.spec.subsets[*place as usize].name.as_str().cmp(name))
+    fn position_of(&self, name: &str) -> Result<usize, usize> {
+        self.by_name
+            .binary_search_by(|index| self.spec.subsets[*index as usize].name.as_str().cmp(name))
     }
 }
 
@@ -411,7 +411,7 @@ impl Candidate {
                 from: vec![raw.meta.key.clone()],
                 host: key.host.clone(),
                 export_to,
-                places: places(&spec),
+                by_name: indexes_by_name(&spec),
                 spec,
             }),
             written: written.into_iter().collect(),
@@ -484,21 +484,21 @@ impl ConsolidatedRules {
     }
 }
 
-/// Returns [`DestinationRule::places`].
-fn places(spec: &networking::DestinationRule) -> Vec<u32> {
-    let name = |place: &u32| spec.subsets[*place as usize].name.as_str();
-    let mut places: Vec<u32> = (0..spec.subsets.len() as u32).collect();
-    places.sort_by_key(name);
-    places.dedup_by(|later, first| name(later) == name(first));
-    places
+/// Returns the indexes of the subsets, sorted by name; the first one counts if several have a name.
+fn indexes_by_name(spec: &networking::DestinationRule) -> Vec<u32> {
+    let name = |index: &u32| spec.subsets[*index as usize].name.as_str();
+    let mut indexes: Vec<u32> = (0..spec.subsets.len() as u32).collect();
+    indexes.sort_by_key(name);
+    indexes.dedup_by(|later, first| name(later) == name(first));
+    indexes
 }
 
 /// Adds subsets that do not exist yet, and the traffic policy if there is none.
 fn merge(into: &mut DestinationRule, rule: &DestinationRule) {
     into.from.extend(rule.from.iter().cloned());
     for subset in &rule.spec.subsets {
-        if let Err(at) = into.place_of(&subset.name) {
-            into.places.insert(at, into.spec.subsets.len() as u32);
+        if let Err(at) = into.position_of(&subset.name) {
+            into.by_name.insert(at, into.spec.subsets.len() as u32);
             into.spec.make_mut().subsets.push(subset.clone());
         }
     }

@@ -70,8 +70,8 @@ pub struct DeclaredGateway {
 /// A declared server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeclaredServer {
-    /// Server; hosts are `namespace/host` or `host` (any namespace).
-    pub server: MessageKey<networking::Server>,
+    /// The server, with hosts as `namespace/host` or `host` (any namespace).
+    pub spec: MessageKey<networking::Server>,
     /// Selector of the namespaces that may use the hosts. With one, the hosts are written with [`NO_NAMESPACE`].
     pub selector: Option<Shared<LabelSelector>>,
     /// The protocol of its port.
@@ -178,7 +178,7 @@ impl DeclaredServer {
             sni: sni.into(),
             selector: None,
             protocol: Protocol::parse(&port.protocol),
-            server: MessageKey::new(server),
+            spec: MessageKey::new(server),
             is_listener: false,
             accepts_untrusted: false,
         }
@@ -186,22 +186,22 @@ impl DeclaredServer {
 
     /// Returns the declared port number.
     pub fn port(&self) -> u32 {
-        self.server.port.as_ref().map_or(0, |port| port.number)
+        self.spec.port.as_ref().map_or(0, |port| port.number)
     }
 
     /// Returns the TLS settings.
     pub fn tls(&self) -> Option<&ServerTlsSettings> {
-        self.server.tls.as_ref()
+        self.spec.tls.as_ref()
     }
 
     /// Returns true if TLS is passed through.
     pub fn is_passthrough(&self) -> bool {
-        is_passthrough(&self.server)
+        is_passthrough(&self.spec)
     }
 
     /// Returns true for HTTPS servers that terminate TLS.
     pub fn terminates_https(&self) -> bool {
-        self.server.tls.is_some() && self.protocol == Protocol::Https && !self.is_passthrough()
+        self.spec.tls.is_some() && self.protocol == Protocol::Https && !self.is_passthrough()
     }
 
     /// Returns true for HTTP, in plaintext or terminated.
@@ -211,15 +211,15 @@ impl DeclaredServer {
 
     /// Returns true for servers with TLS settings, except HTTP, where these are about redirects.
     pub fn is_tls(&self) -> bool {
-        self.server.tls.is_some() && !self.protocol.is_http()
+        self.spec.tls.is_some() && !self.protocol.is_http()
     }
 
     /// Returns the hosts that VirtualServices of a namespace may use, without namespaces.
     pub fn hosts_for(&self, cx: &Cx, mesh: &MeshSnapshot, namespace: &str) -> Vec<&str> {
         match &self.selector {
-            None => hosts_for_namespace(&self.server.hosts, namespace),
+            None => hosts_for_namespace(&self.spec.hosts, namespace),
             Some(selector) if selects_namespace(cx, mesh, selector, namespace) => {
-                self.server.hosts.iter().map(|host| bare_host(host)).collect()
+                self.spec.hosts.iter().map(|host| bare_host(host)).collect()
             }
             Some(_) => Vec::new(),
         }
@@ -395,7 +395,7 @@ impl Merge<'_> {
             self.result.rejected.push(gateway.name.clone());
             return;
         };
-        let bind = self.bind(&declared.server.bind);
+        let bind = self.bind(&declared.spec.bind);
         for number in ports.resolve(declared.port()) {
             let server = GatewayServer {
                 gateway: gateway.name.clone(),
@@ -404,7 +404,7 @@ impl Merge<'_> {
             };
             let at = ServerPort {
                 number,
-                protocol: SmolStr::new(declared.server.port.as_ref().map_or("", |port| &port.protocol)),
+                protocol: SmolStr::new(declared.spec.port.as_ref().map_or("", |port| &port.protocol)),
                 bind: bind.clone(),
             };
             let http3 = self.quic
@@ -425,10 +425,10 @@ impl Merge<'_> {
 
     /// Places a server; returns false if that is impossible.
     fn place(&mut self, server: GatewayServer, at: ServerPort, http3: bool) -> bool {
-        if server.server.tls.is_some() && !self.take_hosts(&server, &at) {
+        if server.spec.tls.is_some() && !self.take_hosts(&server, &at) {
             return false;
         }
-        let mode = server.server.tls.as_ref().map(ServerTlsSettings::mode);
+        let mode = server.spec.tls.as_ref().map(ServerTlsSettings::mode);
         self.result.auto_passthrough |= mode == Some(TlSmode::AutoPassthrough);
         if self.occupied.insert(at.number) {
             let is_http = server.is_http();
@@ -450,7 +450,7 @@ impl Merge<'_> {
         let (cx, mesh) = (self.cx, self.mesh);
         let known = self.tls_hosts.entry(at.number).or_default();
         // Names of the client hello are compared in lower case.
-        let hosts = server.server.hosts.iter().map(|host| host.to_ascii_lowercase_smolstr());
+        let hosts = server.spec.hosts.iter().map(|host| host.to_ascii_lowercase_smolstr());
         let mut hosts: Vec<(SmolStr, Option<SmolStr>)> = hosts
             .map(|host| match host.split_once('/') {
                 Some((user, bare)) => (SmolStr::new(bare), Some(SmolStr::new(user))),
@@ -620,7 +620,7 @@ fn route_name(gateway: &Meta, declared: &DeclaredServer, bind: &str, number: u32
         return ["http.", digits.format(number), dot, bind].into_iter().collect();
     }
     if declared.protocol == Protocol::Https && !declared.is_passthrough() {
-        let port_name = declared.server.port.as_ref().map_or("", |port| port.name.as_str());
+        let port_name = declared.spec.port.as_ref().map_or("", |port| port.name.as_str());
         let (name, namespace) = (gateway.name(), gateway.namespace());
         let port = digits.format(declared.port());
         let parts = ["https.", port, ".", port_name, ".", name, ".", namespace, dot, bind];

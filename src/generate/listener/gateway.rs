@@ -183,8 +183,8 @@ impl ServerChain {
 struct TcpServer {
     /// `namespace/name` of the Gateway.
     gateway: SmolStr,
-    /// Server.
-    server: MessageKey<networking::Server>,
+    /// The server, with hosts as `namespace/host` or `host`.
+    spec: MessageKey<networking::Server>,
     /// Server names.
     sni: Shared<[SmolStr]>,
     /// True if client certificates that are not valid are accepted.

@@ -429,7 +429,7 @@ impl ServerRoutes {
             port: server.port(),
             redirected: match server.tls() {
                 Some(tls) if tls.https_redirect => {
-                    Some(server.server.hosts.iter().map(|host| lower_case(host)).collect())
+                    Some(server.spec.hosts.iter().map(|host| lower_case(host)).collect())
                 }
                 _ => None,
             },

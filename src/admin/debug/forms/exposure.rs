@@ -672,7 +672,7 @@ fn of_server(cx: &Cx, mesh: &MeshSnapshot, server: &DeclaredServer, summary: &Vi
     (!hosts.is_empty()).then(|| Server {
         port: server.port(),
         protocol: server
-            .server
+            .spec
             .port
             .as_ref()
             .map_or_else(String::new, |port| port.protocol.clone()),

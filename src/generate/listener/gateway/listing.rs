@@ -209,7 +209,7 @@ impl GatewayPart {
         let bindings = of_gateway.of_server(ctx, server).into_iter();
         TcpServer {
             gateway: gateway.clone(),
-            server: server.server.clone(),
+            spec: server.spec.clone(),
             sni: server.sni.clone(),
             accepts_untrusted: server.accepts_untrusted,
             routes: bindings
@@ -226,7 +226,7 @@ fn https_chain(server: &GatewayServer) -> ServerChain {
     ServerChain::Https {
         gateway: server.gateway.clone(),
         route: server.route.clone(),
-        server: server.server.clone(),
+        server: server.spec.clone(),
         sni: server.sni.clone(),
         accepts_untrusted: server.accepts_untrusted,
     }

@@ -58,7 +58,7 @@ impl ListenerBuilder<'_> {
             let route = terminating_route(server, declared)?;
             Some(self.route_filters(server, declared, &self.targets(&binding.targets), route))
         });
-        let is_tls = server.server.tls.is_some();
+        let is_tls = server.spec.tls.is_some();
         filters.filter(|filters| !filters.is_empty()).map(|filters| Chain {
             sni: if is_tls {
                 server.sni.iter().map(ToString::to_string).collect()
@@ -66,7 +66,7 @@ impl ListenerBuilder<'_> {
                 Vec::new()
             },
             filters,
-            transport_socket: self.transport_socket(&server.server, server.accepts_untrusted),
+            transport_socket: self.transport_socket(&server.spec, server.accepts_untrusted),
             ..Default::default()
         })
     }
@@ -162,7 +162,7 @@ impl ListenerBuilder<'_> {
         let Some(first) = routes.first().and_then(|route| route.destination.as_ref()) else {
             return NetworkFilters::default();
         };
-        let port = server_port(&server.server);
+        let port = server_port(&server.spec);
         let service_of = |host: &str| targets.get(host).and_then(|rows| rows.service.as_deref());
         let cluster_of = |destination: &networking::Destination| {
             let service = service_of(&destination.host);
@@ -207,7 +207,7 @@ impl ListenerBuilder<'_> {
             may_tunnel: true,
             dynamic_dns: None,
         };
-        let mode = server.server.tls.as_ref().map(networking::ServerTlsSettings::mode);
+        let mode = server.spec.tls.as_ref().map(networking::ServerTlsSettings::mode);
         let chain = TcpChain {
             port: port.number,
             exchanges_metadata: mode == Some(TlSmode::IstioMutual),
@@ -233,7 +233,7 @@ fn terminating_route<'v>(server: &TcpServer, declared: &'v VirtualService) -> Op
 
 /// Returns true if a match applies to the server.
 fn applies(server: &TcpServer, port: u32, gateways: &[String]) -> bool {
-    let declared = server.server.port.as_ref().map_or(0, |port| port.number);
+    let declared = server.spec.port.as_ref().map_or(0, |port| port.number);
     (port == 0 || port == declared)
         && (gateways.is_empty() || gateways.iter().any(|gateway| *gateway == server.gateway))
 }
