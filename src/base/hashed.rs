@@ -83,8 +83,8 @@ impl<T> Hashed<T> {
     }
 
     /// Returns true if both are the same allocation.
-    pub fn same(&self, other: &Self) -> bool {
-        self.value.same(&other.value)
+    pub fn ptr_eq(&self, other: &Self) -> bool {
+        self.value.ptr_eq(&other.value)
     }
 
     /// Returns true if there is another reference.

@@ -41,7 +41,7 @@ impl<M> ops::Deref for MessageKey<M> {
 
 impl<M> PartialEq for MessageKey<M> {
     fn eq(&self, other: &Self) -> bool {
-        self.message.same(&other.message) || self.bytes == other.bytes
+        self.message.ptr_eq(&other.message) || self.bytes == other.bytes
     }
 }
 

@@ -84,7 +84,7 @@ mod tests {
         for number in 0..10 * MIN_COLLECTED {
             pool.share(&Shared::new(format!("gone{number}")));
         }
-        assert!(pool.share(&Shared::new("held".to_owned())).same(&held));
+        assert!(pool.share(&Shared::new("held".to_owned())).ptr_eq(&held));
         assert!(pool.len() <= MIN_COLLECTED + 1, "{}", pool.len());
     }
 }

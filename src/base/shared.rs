@@ -14,7 +14,7 @@ impl<T> Shared<T> {
 
 impl<T: ?Sized> Shared<T> {
     /// Returns true if both are the same allocation.
-    pub fn same(&self, other: &Self) -> bool {
+    pub fn ptr_eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
@@ -67,7 +67,7 @@ impl<T: Default> Default for Shared<T> {
 
 impl<T: ?Sized + PartialEq> PartialEq for Shared<T> {
     fn eq(&self, other: &Self) -> bool {
-        self.same(other) || **self == **other
+        self.ptr_eq(other) || **self == **other
     }
 }
 
@@ -81,7 +81,7 @@ impl<T: ?Sized + Ord> PartialOrd for Shared<T> {
 
 impl<T: ?Sized + Ord> Ord for Shared<T> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        if self.same(other) {
+        if self.ptr_eq(other) {
             std::cmp::Ordering::Equal
         } else {
             (**self).cmp(&**other)

@@ -123,7 +123,7 @@ impl TypeResources {
     }
 
     /// Returns true if both consist of the same allocations and therefore cannot differ.
-    pub fn same(&self, other: &Self) -> bool {
+    pub fn ptr_eq(&self, other: &Self) -> bool {
         self.parts.len() == other.parts.len()
             && self
                 .parts

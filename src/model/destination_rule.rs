@@ -74,7 +74,7 @@ impl HostRules {
         match (&*self.local, &*self.exported, &*self.private) {
             ([local], [exported], []) => {
                 let is_public = exported.export_to == ExportTo::Public;
-                local.same(exported) && is_public && local.spec.workload_selector.is_none()
+                local.ptr_eq(exported) && is_public && local.spec.workload_selector.is_none()
             }
             _ => false,
         }
@@ -620,7 +620,7 @@ pub fn find(
     if let Some((key, rules)) = most_specific(cx, mesh, client, &service.hostname, own_pool) {
         let rule = choose(client, labels, rules.pool(own_pool).iter())?;
         // If others see the same rule, both use one reference, so that their resources are shared.
-        let is_exported = rules.exported.iter().any(|exported| exported.same(rule));
+        let is_exported = rules.exported.iter().any(|exported| exported.ptr_eq(rule));
         let pool = if is_exported { Pool::Exported } else { own_pool };
         return Some(reference(key, pool, rule));
     }

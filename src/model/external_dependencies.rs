@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(reads.into_reads().len(), 1);
         // Other fields of rules change nothing.
         world.commit(vec![policy("b/two", &["https://x/keys"], true)]);
-        assert!(first.same(&shared(&world)));
+        assert!(first.ptr_eq(&shared(&world)));
         world.commit(vec![Change::Remove(Kind::RequestAuthentication, key("b/two"))]);
         assert_eq!(required(&shared(&world)), [(x, of(&["one"])), (y, of(&["one"]))]);
     }

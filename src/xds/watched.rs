@@ -582,7 +582,7 @@ impl WatchedResource {
 
     /// Returns true if this view was sent and nothing is pending.
     pub(super) fn is_up_to_date(&self, view: &TypeResources) -> bool {
-        self.sent.as_ref().is_some_and(|sent| sent.same(view))
+        self.sent.as_ref().is_some_and(|sent| sent.ptr_eq(view))
             && self.pending.is_empty()
             && !self.resend_all
             && !self.must_respond

@@ -176,7 +176,7 @@ fn only_changed_documents_are_parsed_again() {
     let (Row::Sidecar(before), Row::Sidecar(after)) = (&first.objects[1].0, &second.objects[1].0) else {
         panic!()
     };
-    assert!(before.same(after));
+    assert!(before.ptr_eq(after));
     assert_eq!(
         (second.objects[0].0.key().name.as_str(), second.objects[1].1.as_str()),
         ("c", "a.yaml:7")

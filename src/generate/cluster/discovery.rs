@@ -62,7 +62,7 @@ impl DiscoveryTypes {
     }
 
     /// Returns true if endpoints are inline; without endpoints there is no cluster.
-    pub(super) fn inline(&self) -> bool {
+    pub(super) fn is_inline(&self) -> bool {
         matches!(self.declared, DiscoveryType::StrictDns | DiscoveryType::LogicalDns)
     }
 

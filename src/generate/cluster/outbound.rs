@@ -252,10 +252,10 @@ impl<'a> Listing<'a> {
             .into_iter()
             .flat_map(|rule| traffic_policy::subset_names(rule));
         let policies = PortPolicies::of(rule.map(|rule| &**rule), port.number);
-        let kinds = DiscoveryTypes::new(ctx, service, port, part.mode, &part.client.socket, &policies);
+        let types = DiscoveryTypes::new(ctx, service, port, part.mode, &part.client.socket, &policies);
         for subset in std::iter::once("").chain(subsets) {
             let policy = policies.of_subset(subset);
-            let kind = kinds.of(rule, subset, policy);
+            let discovery = types.of(rule, subset, policy);
             let key = self.patched(OutboundKey {
                 service: service.key.clone(),
                 port: port.number,
@@ -268,7 +268,7 @@ impl<'a> Listing<'a> {
                 patches: self.patches.none(),
             });
             let endpoints = || part.endpoint_client(ctx, service, policy);
-            if kinds.inline() {
+            if types.is_inline() {
                 if let Some(endpoints) = endpoints() {
                     let ip_mode = part.client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
@@ -276,7 +276,7 @@ impl<'a> Listing<'a> {
                 }
                 continue;
             }
-            if kind.resolved == DiscoveryType::Eds {
+            if discovery.resolved == DiscoveryType::Eds {
                 if !self.requested.is_empty() {
                     self.requested.remove(&key.name());
                 }

@@ -100,9 +100,9 @@ impl Context<'_> {
     fn discovery(&self) -> Option<ClusterBuilder> {
         let name = self.key.name();
         let (mode, client) = (self.key.mode, &self.key.client);
-        let kinds = DiscoveryTypes::new(self.ctx, self.service, self.port, mode, client, &self.policies);
-        let initial = kinds.of(self.rule, &self.key.subset, self.policy).initial;
-        if kinds.inline() && initial == DiscoveryType::OriginalDst {
+        let types = DiscoveryTypes::new(self.ctx, self.service, self.port, mode, client, &self.policies);
+        let initial = types.of(self.rule, &self.key.subset, self.policy).initial;
+        if types.is_inline() && initial == DiscoveryType::OriginalDst {
             self.inline_assignment(&name, "")?;
         }
         let mut builder = ClusterBuilder::new(name, initial);

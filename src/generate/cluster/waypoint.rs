@@ -103,8 +103,8 @@ impl WaypointPart {
         let of_clusters = found.filter(|_| !self.waypoint.is_east_west());
         let rule = of_clusters.map(|(_, rule)| rule);
         let policies = PortPolicies::of(rule.map(|rule| &**rule), port.number);
-        let kinds = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket, &policies);
-        let of_endpoints = if kinds.inline() { of_clusters } else { found };
+        let types = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket, &policies);
+        let of_endpoints = if types.is_inline() { of_clusters } else { found };
         let endpoint_policies = PortPolicies::of(of_endpoints.map(|(_, rule)| &**rule), port.number);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
         for subset in std::iter::once("").chain(subsets) {
@@ -121,7 +121,7 @@ impl WaypointPart {
             };
             let policy = endpoint_policies.of_subset(subset);
             let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, policy);
-            if kinds.inline() {
+            if types.is_inline() {
                 if let Some(endpoints) = endpoints {
                     let ip_mode = self.client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
@@ -129,7 +129,7 @@ impl WaypointPart {
                 }
                 continue;
             }
-            if kinds.of(rule, subset, policies.of_subset(subset)).resolved == DiscoveryType::Eds {
+            if types.of(rule, subset, policies.of_subset(subset)).resolved == DiscoveryType::Eds {
                 let rule = of_endpoints.map(|(found, _)| found.clone());
                 listed.extend(endpoints.map(|client| key.endpoints(rule, client)));
             }

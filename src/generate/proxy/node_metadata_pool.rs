@@ -69,10 +69,10 @@ mod tests {
             proxy
         };
         let [one, two, other] = [shared(1, "w"), shared(2, "w"), shared(3, "v")];
-        assert!(one.node.same(&two.node) && !one.node.same(&other.node));
-        assert!(one.node_labels.same(&two.node_labels));
+        assert!(one.node.ptr_eq(&two.node) && !one.node.ptr_eq(&other.node));
+        assert!(one.node_labels.ptr_eq(&two.node_labels));
         let listed = |proxy: &Proxy| proxy.node.extensions.listed.clone().expect("a list of extensions");
-        assert!(listed(&one).same(&listed(&other)));
+        assert!(listed(&one).ptr_eq(&listed(&other)));
         assert_eq!(one.node, proxy(1, "w").node, "sharing changes nothing");
     }
 }

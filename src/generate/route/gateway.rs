@@ -142,7 +142,7 @@ impl GatewayPart {
         let scope = ctx.tcp_scope(&self.scope);
         let last_pieces = last
             .pieces
-            .filter(|pieces| pieces.reads.are_usable(last.changes) && pieces.scope.same(&scope));
+            .filter(|pieces| pieces.reads.are_usable(last.changes) && pieces.scope.ptr_eq(&scope));
         let mut rest = last_pieces.map_or(&[][..], |pieces| &pieces.pieces);
         let mut bindings = vec![Vec::new(); merged.servers.len()];
         let mut pieces = Vec::with_capacity(rest.len());
@@ -150,7 +150,7 @@ impl GatewayPart {
             let servers = ServersOfRoutes::of(servers);
             let client = &self.client.routes.namespace;
             for (key, summary) in virtual_service::for_gateway(ctx.cx, ctx.mesh, client, gateway) {
-                let is_same = |piece: &GatewayPiece| piece.gateway == *gateway && piece.summary.same(summary);
+                let is_same = |piece: &GatewayPiece| piece.gateway == *gateway && piece.summary.ptr_eq(summary);
                 let at = rest.iter().take(WINDOW).position(is_same);
                 let known = at.and_then(|at| {
                     let piece = &rest[at];

@@ -191,7 +191,7 @@ fn workloads_whose_listeners_differ_share_all_other_resources() {
     };
     let (one, other) = (snapshot(1), snapshot(2));
     for resource_type in ResourceType::ALL {
-        let is_same = one.resources(*resource_type).same(other.resources(*resource_type));
+        let is_same = one.resources(*resource_type).ptr_eq(other.resources(*resource_type));
         assert_eq!(is_same, *resource_type != ResourceType::Listener, "{resource_type:?}");
         let resources = one.resources(*resource_type);
         let is_empty = resources.iter().next().is_none();
@@ -205,10 +205,10 @@ fn workloads_whose_listeners_differ_share_all_other_resources() {
     let pairs = group(1).parts.iter().zip(&group(2).parts);
     let equal: Vec<_> = pairs.filter(|(part, other)| part == other).collect();
     assert!(equal.len() > 1, "only the parts of listeners differ");
-    assert!(equal.iter().all(|(part, other)| part.same(other)), "{equal:?}");
+    assert!(equal.iter().all(|(part, other)| part.ptr_eq(other)), "{equal:?}");
     assert!(matches!(
         (&group(1).unknown_routes, &group(2).unknown_routes),
-        (UnknownRoutes::Sidecar(one), UnknownRoutes::Sidecar(other)) if one.same(other)
+        (UnknownRoutes::Sidecar(one), UnknownRoutes::Sidecar(other)) if one.ptr_eq(other)
     ));
 }
 
@@ -323,7 +323,7 @@ fn namespaces_that_see_the_same_share_their_lists() {
     };
     let are_shared = |harness: &Harness, one: u64, other: u64| {
         let (one, other) = (list_of(harness, one), list_of(harness, other));
-        !one.is_empty() && one.iter().zip(&other).all(|(one, other)| one.same(other))
+        !one.is_empty() && one.iter().zip(&other).all(|(one, other)| one.ptr_eq(other))
     };
     assert!(are_shared(&harness, 1, 2) && are_shared(&harness, 1, 3));
     harness.connect(4, "fourth");

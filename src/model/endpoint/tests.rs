@@ -184,11 +184,11 @@ fn common_endpoint_fields_are_stored_once() {
         found.map(|endpoint| &endpoint.origin).collect()
     };
     let [one, other] = origin("10.1.0.1")[..] else { panic!() };
-    assert!(one.same(other), "both ports are of one pod");
+    assert!(one.ptr_eq(other), "both ports are of one pod");
     let [one, _, other, _] = [origin("10.1.0.9"), origin("10.1.0.10")].concat()[..] else {
         panic!()
     };
-    assert!(one.same(other), "nothing is known of either address");
+    assert!(one.ptr_eq(other), "nothing is known of either address");
 }
 
 #[test]

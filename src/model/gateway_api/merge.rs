@@ -187,13 +187,13 @@ mod tests {
             of_host.map(|row| requests(&row.http)).collect::<Vec<_>>()
         };
         let [first, second] = of("a.test").try_into().expect("one for each listener");
-        assert!(first.same(&second), "rows of one route share all");
+        assert!(first.ptr_eq(&second), "rows of one route share all");
         assert_eq!(first.routes.len(), 1);
         for merged in of("b.test") {
             let [longer, shorter] = &*merged.routes else {
                 panic!("routes of both: {merged:?}")
             };
-            assert!(shorter.same(&first.routes[0]), "merged rows share each route");
+            assert!(shorter.ptr_eq(&first.routes[0]), "merged rows share each route");
             assert_ne!(longer, shorter);
         }
     }

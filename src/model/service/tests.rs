@@ -350,18 +350,18 @@ fn services_with_equal_node_selectors_share_their_addresses() {
     };
     let one = of(&world, "a");
     assert_eq!(one[..], ["1.1.1.1"]);
-    assert!(one.same(&of(&world, "b")));
+    assert!(one.ptr_eq(&of(&world, "b")));
     assert_eq!(of(&world, "c")[..], ["1.1.1.1", "2.2.2.2"]);
-    assert!(of(&world, "c").same(&of(&world, "d")));
+    assert!(of(&world, "c").ptr_eq(&of(&world, "d")));
     assert_eq!(world.snapshot().selected_nodes.len(), 2);
     // Another node changes only what it is part of.
     world.commit(vec![Change::Upsert(node("n3", "3.3.3.3", "b"))]);
     assert_eq!(of(&world, "d")[..], ["1.1.1.1", "2.2.2.2", "3.3.3.3"]);
-    assert!(one.same(&of(&world, "a")) && one.same(&of(&world, "b")));
+    assert!(one.ptr_eq(&of(&world, "a")) && one.ptr_eq(&of(&world, "b")));
     // A list is removed with its last service and added with a new one.
     let remove = |name: &str| Change::Remove(Kind::Service, ObjectKey::new(&cluster, "default", name));
     world.commit(vec![remove("a")]);
-    assert!(one.same(&of(&world, "b")));
+    assert!(one.ptr_eq(&of(&world, "b")));
     world.commit(vec![remove("b")]);
     assert_eq!(world.snapshot().selected_nodes.len(), 1);
     world.commit(vec![Change::Upsert(selecting("a", r#"{"zone":"b"}"#))]);
@@ -514,22 +514,22 @@ fn services_of_an_entry_share_its_lists() {
         (4, &["a", "b"].map(SmolStr::new)[..])
     );
     for one in &all {
-        assert!(one.service_accounts.same(&first.service_accounts));
-        assert!(one.export_to.same(&first.export_to) && one.selector.same(&first.selector));
-        assert!(one.labels.same(&first.labels));
+        assert!(one.service_accounts.ptr_eq(&first.service_accounts));
+        assert!(one.export_to.ptr_eq(&first.export_to) && one.selector.ptr_eq(&first.selector));
+        assert!(one.labels.ptr_eq(&first.labels));
     }
-    assert!(all[1].aliases.same(&first.aliases) && first.aliases.len() == 1);
+    assert!(all[1].aliases.ptr_eq(&first.aliases) && first.aliases.len() == 1);
     let key = first.key.clone();
     let visibility = world.snapshot().visibility.get(&Cx::untracked(), &key).cloned();
     for one in &visibility.expect("a row").members {
-        assert!(one.export_to.same(&first.export_to) && one.aliases.same(&first.aliases));
+        assert!(one.export_to.ptr_eq(&first.export_to) && one.aliases.ptr_eq(&first.aliases));
     }
     // With one host left, its own row has the lists, except the aliases.
     let spec = json!({"hosts": ["x.com"], "ports": [80], "subjectAltNames": ["c"]});
     world.commit(vec![Change::Upsert(entry("e", &spec, Value::Null))]);
     let service = service_of(&world, "x.com");
     assert_eq!(*service.service_accounts, ["c"]);
-    assert!(service.aliases.same(&first.aliases));
+    assert!(service.aliases.ptr_eq(&first.aliases));
     assert!(world.snapshot().entry_lists.is_empty());
 }
 

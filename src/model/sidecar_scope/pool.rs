@@ -64,6 +64,6 @@ mod tests {
         };
         let ((before, one), (_, other)) = (scope("one"), scope("other"));
         assert_eq!(before, one);
-        assert!(one.services.same(&other.services) && one.by_host.same(&other.by_host));
+        assert!(one.services.ptr_eq(&other.services) && one.by_host.ptr_eq(&other.by_host));
     }
 }

@@ -398,7 +398,7 @@ spec:
     let [first, second, third, last] = &scope.egress[..] else {
         panic!("{:?}", scope.egress)
     };
-    assert!(first.services.same(&second.services) && first.services.same(&last.services));
+    assert!(first.services.ptr_eq(&second.services) && first.services.ptr_eq(&last.services));
     assert_eq!(listed(first), names(&scope.services));
     assert_eq!(listed(third).len(), 2, "services with this port: {third:?}");
     let own = |listener: &EgressListener| {

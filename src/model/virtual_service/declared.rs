@@ -75,7 +75,7 @@ impl PartialEq for HttpRoutes {
     /// [`super::VirtualService`].
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Written(own), Self::Written(other)) => own.same(other) || own.spec.http == other.spec.http,
+            (Self::Written(own), Self::Written(other)) => own.ptr_eq(other) || own.spec.http == other.spec.http,
             (Self::Resolved(own), Self::Resolved(other)) => own == other,
             _ => false,
         }

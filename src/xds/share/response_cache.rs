@@ -157,7 +157,7 @@ impl ResponseCache {
             entry.resource_type == resource_type
                 && entry.unknown_routes == latest.unknown_routes
                 && entry.names.as_ref().map(Weak::as_ptr) == names.map(Arc::as_ptr)
-                && entry.view.same(view)
+                && entry.view.ptr_eq(view)
         };
         let parts: Vec<_> = view.parts.iter().map(Arc::as_ptr).collect();
         let hash = hash((resource_type, names.map(Arc::as_ptr), parts));

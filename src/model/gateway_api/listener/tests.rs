@@ -99,9 +99,9 @@ fn only_labels_of_namespaces_count() {
     let mut annotated = namespace("app", "a");
     annotated["metadata"]["annotations"] = json!({"note": "new"});
     put(&mut world, &[annotated]);
-    assert!(labels(&world).same(&before));
+    assert!(labels(&world).ptr_eq(&before));
     put(&mut world, &[namespace("app", "b")]);
-    assert!(!labels(&world).same(&before));
+    assert!(!labels(&world).ptr_eq(&before));
 }
 
 /// A cluster with many namespaces would make many listeners with a selector large, and each change of one expensive.
@@ -115,7 +115,7 @@ fn listeners_do_not_list_namespaces() {
     put(&mut world, &namespaces);
     put(&mut world, &[namespace("app", "a")]);
     assert_eq!(offered(&world.snapshot()), (vec!["*.test".to_owned()], None));
-    assert!(listeners_of(&world.snapshot()).same(&before));
+    assert!(listeners_of(&world.snapshot()).ptr_eq(&before));
     let converted = before.listeners[0].converted.as_ref().expect("the listener is valid");
     assert_eq!(converted.spec.servers[0].hosts, ["~/*.test"]);
 }
@@ -159,5 +159,5 @@ fn a_reference_to_a_section_has_one_parent() {
     assert_eq!(parents, 3);
     assert_eq!(served, ["a a.test", "b a.test", "b b.test"]);
     let row = listeners_of(&world.snapshot());
-    assert!(row.listeners[0].hosts_of_port.same(&row.listeners[2].hosts_of_port));
+    assert!(row.listeners[0].hosts_of_port.ptr_eq(&row.listeners[2].hosts_of_port));
 }

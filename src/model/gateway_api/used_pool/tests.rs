@@ -103,7 +103,7 @@ fn pools_of_routes_are_used() {
 
     // A change of the route that does not concern the pool leaves the row as it is.
     let again = used_pool(&put(&mut world, &[to_gateway("models", 7)])).expect("a route uses it");
-    assert!(used.same(&again));
+    assert!(used.ptr_eq(&again));
     assert_eq!(used_pool(&put(&mut world, &[to_gateway("other", 1)])), None);
 
     // A route of the mesh needs the Service, too.
