@@ -40,7 +40,7 @@ pub struct NetworkGateway {
     pub service_account: SmolStr,
 }
 
-/// All gateways. Dereferences to the resolved ones.
+/// All gateways.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Networks {
     /// Gateways with an IP address. Gateways with a host name are omitted unless their address is known.
@@ -51,13 +51,6 @@ pub struct Networks {
     pub pending: GatewayIndex,
     /// Services and Gateways of which not all addresses count, see [`MAX_OF_NAMESPACE`].
     exceeding: BTreeSet<(Kind, ObjectKey)>,
-}
-
-impl std::ops::Deref for Networks {
-    type Target = GatewayIndex;
-    fn deref(&self) -> &GatewayIndex {
-        &self.resolved
-    }
 }
 
 /// Gateways by the networks behind them.

@@ -16,9 +16,9 @@ fn gateways(mesh: &MeshSnapshot) -> (Vec<String>, u32) {
         .networks
         .get(&Cx::untracked(), &())
         .expect("because there is one row");
-    let listed = networks.by_network.values().flatten();
+    let listed = networks.resolved.by_network.values().flatten();
     let text = listed.map(|g| format!("{} {}:{} {}", g.network, g.address, g.port, g.cluster));
-    (text.collect(), networks.scale)
+    (text.collect(), networks.resolved.scale)
 }
 
 const SERVICE: &str = "
@@ -160,7 +160,7 @@ fn labelled_gateway_resources_are_network_gateways() {
     let of = |file: &str, text: &str| {
         let mesh = mesh(&[(file, text)]);
         let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
-        let listed = networks.by_network.values().flatten();
+        let listed = networks.resolved.by_network.values().flatten();
         let text = listed.map(|g| format!("{}:{} {} {}", g.address, g.port, g.hbone_port, g.service_account));
         let dependencies = crate::model::external_dependencies::ExternalDependencies::of(&mesh);
         (
@@ -290,7 +290,7 @@ fn r21_gateways_of_a_namespace_are_limited() {
     let services = [service("many", MAX_OF_NAMESPACE + 1), service("one", 1)].concat();
     let mesh = mesh(&[("kube.yaml", &services)]);
     let networks = mesh.networks.get(&Cx::untracked(), &()).unwrap();
-    let count = |network: &str| networks.by_network[&NetworkId::new(network)].len();
+    let count = |network: &str| networks.resolved.by_network[&NetworkId::new(network)].len();
     assert_eq!((count("many"), count("one")), (MAX_OF_NAMESPACE, 1));
     let findings = exceeded(&Cx::untracked(), &mesh);
     let objects: Vec<&str> = findings.iter().map(|finding| finding.key.namespace.as_str()).collect();
