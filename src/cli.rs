@@ -1,6 +1,7 @@
 //! Subcommands, one file each.
 
 pub mod analyze;
+pub mod arguments;
 pub mod completion;
 pub mod convert;
 pub mod crds;
@@ -11,7 +12,6 @@ pub mod render;
 pub mod request;
 pub mod status;
 pub mod version;
-pub mod words;
 
 use std::{
     io::{self, Write},
@@ -31,7 +31,7 @@ const FAILURE: u8 = 255;
 /// The control plane of an Istio service mesh.
 #[derive(Parser)]
 #[command(name = "istiod", version)]
-struct Line {
+struct CommandLine {
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -74,18 +74,18 @@ enum Command {
 pub fn run(line: Vec<String>) -> ExitCode {
     let mut line = line.into_iter();
     let program = line.next();
-    let words = words::rewrite(&Line::command(), line.collect());
-    let usage_error = match words.kept.first().map(String::as_str) {
+    let arguments = arguments::rewrite(&CommandLine::command(), line.collect());
+    let usage_error = match arguments.kept.first().map(String::as_str) {
         Some("analyze") => analyze::INCORRECT_USAGE,
         _ => FAILURE,
     };
     // The binary may be called pilot-discovery.
     let name = program.as_deref().map(Path::new).and_then(Path::file_stem);
     let name = name.map_or_else(|| "istiod".into(), |name| name.to_string_lossy().into_owned());
-    let parsed = Line::try_parse_from(program.into_iter().chain(words.kept));
+    let parsed = CommandLine::try_parse_from(program.into_iter().chain(arguments.kept));
     let command = match parsed {
-        Ok(Line { command: Some(command) }) => command,
-        Ok(Line { command: None }) => return printed(Line::command().print_help(), ExitCode::SUCCESS),
+        Ok(CommandLine { command: Some(command) }) => command,
+        Ok(CommandLine { command: None }) => return printed(CommandLine::command().print_help(), ExitCode::SUCCESS),
         Err(error) => {
             let code = if error.use_stderr() {
                 ExitCode::from(usage_error)
@@ -96,13 +96,13 @@ pub fn run(line: Vec<String>) -> ExitCode {
         }
     };
     match command {
-        Command::Discovery(flags) => discovery::run(*flags, &words.unknown),
+        Command::Discovery(flags) => discovery::run(*flags, &arguments.unknown),
         Command::Version(flags) => version::run(&flags),
         Command::Request(flags) => request::run(&flags),
         Command::Status(flags) => status::run(&flags),
         Command::Wait(flags) => status::wait::run(*flags),
         Command::Analyze(flags) => analyze::run(&flags),
-        Command::Completion(flags) => completion::run(&flags, &mut Line::command(), &name),
+        Command::Completion(flags) => completion::run(&flags, &mut CommandLine::command(), &name),
         Command::Convert(flags) => convert::run(&flags),
         Command::Crds => crds::run(),
         Command::CreateRemoteSecret(flags) => create_remote_secret::run(&flags),

@@ -303,7 +303,7 @@ fn flags_are_known() -> Result<(), Failed> {
     assert_eq!(words[0], "discovery");
     let discovery = <istiod::settings::DiscoveryFlags as clap::Args>::augment_args(clap::Command::new("discovery"));
     let command = clap::Command::new("istiod").subcommand(discovery);
-    let words = istiod::cli::words::rewrite(&command, words);
+    let words = istiod::cli::arguments::rewrite(&command, words);
     assert!(words.unknown.is_empty(), "{:?}", words.unknown);
     command.try_get_matches_from(std::iter::once("istiod".to_owned()).chain(words.kept))?;
     let environment = container["env"].as_array().into_iter().flatten();

@@ -1,59 +1,66 @@
-//! The words of the command line, read as cobra and pflag do, and rewritten for clap.
+//! The arguments of the command line, read as cobra and pflag do, and rewritten for clap.
 //!
 //! Parity (pilot/cmd/pilot-discovery/app/cmd.go): the root command and `discovery` accept unknown flags, so that flags
-//! of other releases do not end the start. An unknown flag takes the next word as its value unless that begins with
-//! `-` or the flag was written `--flag=value`. Flags may precede the subcommand.
+//! of other releases do not end the start. An unknown flag takes the next argument as its value unless that begins
+//! with `-` or the flag was written `--flag=value`. Flags may precede the subcommand.
 
 use std::collections::VecDeque;
 
 use clap::{Arg, ArgAction, Command};
 
-/// The words for clap, and the unknown flags that were left out.
+/// The arguments for clap, and the unknown flags that were left out.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Words {
-    /// Words for clap.
+pub struct Arguments {
+    /// Arguments for clap.
     pub kept: Vec<String>,
     /// Unknown flags.
     pub unknown: Vec<String>,
 }
 
-/// Rewrites the words after the program's name. Flags before the subcommand move behind it.
-pub fn rewrite(root: &Command, mut words: Vec<String>) -> Words {
-    let Some(index) = subcommand_index(root, &words) else {
-        return Flags::of(root).read(words);
+/// Rewrites the arguments after the program's name. Flags before the subcommand move behind it.
+pub fn rewrite(root: &Command, mut arguments: Vec<String>) -> Arguments {
+    let Some(index) = subcommand_index(root, &arguments) else {
+        return Flags::of(root).read(arguments);
     };
-    let name = words.remove(index);
+    let name = arguments.remove(index);
     let lenient = root
         .find_subcommand(&name)
         .filter(|subcommand| subcommand.get_name() == "discovery");
     let rest = match lenient {
-        Some(subcommand) => Flags::of(subcommand).read(words),
-        None => Words {
-            kept: words,
+        Some(subcommand) => Flags::of(subcommand).read(arguments),
+        None => Arguments {
+            kept: arguments,
             unknown: Vec::new(),
         },
     };
-    Words {
+    Arguments {
         kept: std::iter::once(name).chain(rest.kept).collect(),
         unknown: rest.unknown,
     }
 }
 
-/// Returns the index of the subcommand: the first word that is neither a flag nor the value of one.
-fn subcommand_index(root: &Command, words: &[String]) -> Option<usize> {
+/// Returns the index of the subcommand: the first argument that is neither a flag nor the value of one.
+fn subcommand_index(root: &Command, arguments: &[String]) -> Option<usize> {
     let flags = Flags::of(root);
     let mut index = 0;
-    while let Some(word) = words.get(index) {
-        let is_known = match word.strip_prefix("--") {
+    while let Some(argument) = arguments.get(index) {
+        let is_known = match argument.strip_prefix("--") {
             Some("") => return None,
             Some(long) => flags.long(long).is_some(),
-            None => word.strip_prefix('-').and_then(|short| flags.short(short)).is_some(),
+            None => argument
+                .strip_prefix('-')
+                .and_then(|short| flags.short(short))
+                .is_some(),
         };
-        let takes_value = !is_known && !word.contains('=') && (word.starts_with("--") || is_short(word));
+        let takes_value = !is_known && !argument.contains('=') && (argument.starts_with("--") || is_short(argument));
         if takes_value {
-            // The last word of the line is the value of the flag before it, even if it is a subcommand's name.
-            index += if words.len() - index <= 2 { words.len() } else { 2 };
-        } else if word.is_empty() || word.starts_with('-') {
+            // The last argument of the line is the value of the flag before it, even if it is a subcommand's name.
+            index += if arguments.len() - index <= 2 {
+                arguments.len()
+            } else {
+                2
+            };
+        } else if argument.is_empty() || argument.starts_with('-') {
             index += 1;
         } else {
             return Some(index);
@@ -63,8 +70,8 @@ fn subcommand_index(root: &Command, words: &[String]) -> Option<usize> {
 }
 
 /// Returns true for a short flag alone, such as `-n`.
-fn is_short(word: &str) -> bool {
-    word.starts_with('-') && word.chars().count() == 2
+fn is_short(argument: &str) -> bool {
+    argument.starts_with('-') && argument.chars().count() == 2
 }
 
 /// The flags of one command.
@@ -73,7 +80,7 @@ struct Flags<'a>(&'a Command);
 /// The form of a known flag.
 struct Flag {
     long: String,
-    takes_next_word: bool,
+    takes_next_argument: bool,
 }
 
 impl<'a> Flags<'a> {
@@ -97,9 +104,9 @@ impl<'a> Flags<'a> {
     }
 
     fn found(&self, name: &str, help: &str, is: impl Fn(&&Arg) -> bool) -> Option<Flag> {
-        let flag = |long: &str, takes_next_word| Flag {
+        let flag = |long: &str, takes_next_argument| Flag {
             long: long.to_owned(),
-            takes_next_word,
+            takes_next_argument,
         };
         if name == help {
             return Some(flag("help", false));
@@ -113,28 +120,28 @@ impl<'a> Flags<'a> {
         Some(flag(arg.get_long()?, takes_value && !arg.is_require_equals_set()))
     }
 
-    /// Returns the known flags in the form `--flag=value`, and the other words as they are.
-    fn read(&self, words: Vec<String>) -> Words {
-        let mut read = Words::default();
-        let mut words = VecDeque::from(words);
-        while let Some(word) = words.pop_front() {
-            if word == "--" {
-                read.kept.push(word);
-                read.kept.extend(words);
+    /// Returns the known flags in the form `--flag=value`, and the other arguments as they are.
+    fn read(&self, arguments: Vec<String>) -> Arguments {
+        let mut read = Arguments::default();
+        let mut arguments = VecDeque::from(arguments);
+        while let Some(argument) = arguments.pop_front() {
+            if argument == "--" {
+                read.kept.push(argument);
+                read.kept.extend(arguments);
                 break;
             }
-            if let Some(flag) = word.strip_prefix("--") {
-                self.read_long(flag, &mut words, &mut read);
-            } else if let Some(letters) = word.strip_prefix('-').filter(|letters| !letters.is_empty()) {
-                self.read_short(letters, &mut words, &mut read);
+            if let Some(flag) = argument.strip_prefix("--") {
+                self.read_long(flag, &mut arguments, &mut read);
+            } else if let Some(letters) = argument.strip_prefix('-').filter(|letters| !letters.is_empty()) {
+                self.read_short(letters, &mut arguments, &mut read);
             } else {
-                read.kept.push(word);
+                read.kept.push(argument);
             }
         }
         read
     }
 
-    fn read_long(&self, flag: &str, rest: &mut VecDeque<String>, read: &mut Words) {
+    fn read_long(&self, flag: &str, rest: &mut VecDeque<String>, read: &mut Arguments) {
         let (name, value) = match flag.split_once('=') {
             Some((name, value)) => (name, Some(value.to_owned())),
             None => (flag, None),
@@ -152,14 +159,14 @@ impl<'a> Flags<'a> {
         }
     }
 
-    /// Reads letters behind one `-`: flags without a value may share a word with others.
-    fn read_short(&self, letters: &str, rest: &mut VecDeque<String>, read: &mut Words) {
+    /// Reads letters behind one `-`: flags without a value may share an argument with others.
+    fn read_short(&self, letters: &str, rest: &mut VecDeque<String>, read: &mut Arguments) {
         let mut left = letters;
         while let Some(letter) = left.chars().next() {
             let after = &left[letter.len_utf8()..];
             let value = after.strip_prefix('=').filter(|value| !value.is_empty());
             match self.short(&left[..letter.len_utf8()]) {
-                Some(known) if known.takes_next_word => {
+                Some(known) if known.takes_next_argument => {
                     let value = value.or_else(|| Some(after).filter(|value| !value.is_empty()));
                     return read.keep(known, value.map(str::to_owned), rest);
                 }
@@ -179,9 +186,15 @@ impl<'a> Flags<'a> {
     }
 }
 
-impl Words {
+impl Arguments {
     fn keep(&mut self, flag: Flag, value: Option<String>, rest: &mut VecDeque<String>) {
-        let value = value.or_else(|| if flag.takes_next_word { rest.pop_front() } else { None });
+        let value = value.or_else(|| {
+            if flag.takes_next_argument {
+                rest.pop_front()
+            } else {
+                None
+            }
+        });
         self.kept.push(match value {
             Some(value) => format!("--{}={value}", flag.long),
             None => format!("--{}", flag.long),
@@ -201,17 +214,17 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::cli::Line;
+    use crate::cli::CommandLine;
 
     fn rewritten(line: &str) -> (String, String) {
-        let words = line.split_whitespace().map(str::to_owned).collect();
-        let words = rewrite(&Line::command(), words);
-        (words.kept.join(" "), words.unknown.join(" "))
+        let arguments = line.split_whitespace().map(str::to_owned).collect();
+        let arguments = rewrite(&CommandLine::command(), arguments);
+        (arguments.kept.join(" "), arguments.unknown.join(" "))
     }
 
-    /// The expected words are those that pflag 1.0.10 and cobra 1.10 read.
+    /// The expected arguments are those that pflag 1.0.10 and cobra 1.10 read.
     #[test]
-    fn words_are_read_as_cobra_and_pflag_do() {
+    fn arguments_are_read_as_cobra_and_pflag_do() {
         for (line, kept, unknown) in [
             (
                 "discovery --resync 60s --domain a.b",
