@@ -2,7 +2,7 @@
 //!
 //! One response of a type is in flight at a time. A type that waits for its ACK is skipped, and is sent from the newest
 //! snapshot later. So a slow client does not delay others and uses bounded memory. Only clusters do not wait forever
-//! (`Connection::supersede_clusters`).
+//! (`Connection::supersede_clusters`). Listeners and routes wait for new clusters (`Connection::lacks_clusters`).
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -251,6 +251,22 @@ impl Connection {
         let is_up_to_date = clusters.is_up_to_date(latest.resources(ResourceType::Cluster));
         let has_changed = !is_up_to_date || !clusters.deferred_removals.is_empty();
         has_changed && clusters.in_flight.is_some()
+    }
+
+    /// Returns true if new clusters wait for the answer to the last ones. Requests whose routes refer to an unknown
+    /// cluster fail, and Envoy refuses a listener with a tracer that does (`Config::Utility::checkCluster`). A client
+    /// that is served on demand requests clusters after it has received what refers to them.
+    fn lacks_clusters(&self, latest: &ResourceSnapshot) -> bool {
+        let clusters = self.watched(ResourceType::Cluster);
+        let waiting = clusters.filter(|clusters| clusters.in_flight.is_some() && !clusters.on_demand);
+        let Some(sent) = waiting.and_then(|clusters| clusters.sent.as_ref()) else {
+            return false;
+        };
+        let difference = sent.difference(latest.resources(ResourceType::Cluster));
+        difference
+            .changed
+            .iter()
+            .any(|cluster| sent.get(&cluster.name).is_none())
     }
 
     /// Returns what can be sent without an answer to the last clusters. Envoy applies clusters while others warm, but
@@ -534,6 +550,9 @@ impl Connection {
         };
         let mut responses = Vec::new();
         for resource_type in ResourceType::ALL {
+            if order::REFERRING.contains(resource_type) && self.lacks_clusters(&latest) {
+                continue;
+            }
             let Some(watched) = &mut self.types[*resource_type as usize] else {
                 continue;
             };

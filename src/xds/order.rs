@@ -19,7 +19,8 @@ pub(super) fn removed_last(resource_type: ResourceType) -> bool {
     matches!(resource_type, ResourceType::Cluster | ResourceType::Endpoint)
 }
 
-/// Types that refer to clusters: while one of them is not up to date, no cluster is removed.
+/// Types that refer to clusters: while one of them is not up to date, no cluster is removed. None of them is sent while
+/// a new cluster waits for the answer to earlier ones.
 pub(super) const REFERRING: [ResourceType; 2] = [ResourceType::Listener, ResourceType::Route];
 
 /// Envoy never recovers from the removal of an extension that a filter chain still refers to, so those are not removed

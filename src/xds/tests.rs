@@ -337,6 +337,42 @@ fn clusters_are_removed_while_others_warm() {
     }
 }
 
+#[test]
+fn listeners_and_routes_wait_for_new_clusters() {
+    let (mut world, mut client) = settled();
+    client.watch(3, &[5].into());
+    client.settle(&world);
+    let mut connection = client.connection;
+    world.contents[0].insert(0, 1);
+    let first = connection.on_snapshot(world.snapshot());
+    assert_eq!(first[0].resource_type, ResourceType::Cluster);
+    world.contents[0].insert(1, 1);
+    world.contents[3].insert(5, 0);
+    let routes = connection.on_snapshot(world.snapshot());
+    let expected = [(ResourceType::Route, vec!["r5"], 0)];
+    assert_eq!(summaries(&routes), expected, "the client knows all clusters");
+    world.contents[0].insert(2, 0);
+    world.contents[2].insert(2, 0);
+    world.contents[3].insert(5, 1);
+    assert!(connection.on_snapshot(world.snapshot()).is_empty());
+    let mut answer = |response: &Response| {
+        let request = Request {
+            resource_type: response.resource_type,
+            nonce: response.nonce.clone(),
+            error: None,
+            change: delta(&[]),
+        };
+        connection.on_request(request).expect("an ACK").responses
+    };
+    assert!(answer(&routes[0]).is_empty());
+    let expected = [
+        (ResourceType::Cluster, vec!["r1", "r2"], 0),
+        (ResourceType::Listener, vec!["r2"], 0),
+        (ResourceType::Route, vec!["r5"], 0),
+    ];
+    assert_eq!(summaries(&answer(&first[0])), expected);
+}
+
 /// A control plane restarts while a cluster changes. Envoy warms the cluster, although it announces that it holds the
 /// endpoints, in either order of its subscriptions.
 #[test]

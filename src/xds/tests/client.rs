@@ -403,6 +403,11 @@ impl Client {
             if !self.answer(true) {
                 // The requested resources may not be generated yet.
                 self.publish(world);
+                if self.inbox.is_empty() && self.connection.holds_back_clusters() {
+                    // As the stream does after some seconds.
+                    let responses = self.connection.supersede_clusters();
+                    self.receive(responses);
+                }
                 if self.inbox.is_empty() {
                     return;
                 }
