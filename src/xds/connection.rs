@@ -27,6 +27,7 @@ use crate::{
     generate::{
         EncodedResource, RequestedResources, ResourceSnapshot, ResourceType,
         requested::{ADDRESSES, ON_DEMAND},
+        resource::TypeResources,
     },
 };
 
@@ -702,8 +703,13 @@ impl WatchedResource {
         self.pending.extend(added);
         let names = &self.names;
         self.pending.retain(|name| wildcard || names.contains(name));
-        // Resources may be requested by another name.
-        if !self.has_aliases {
+        if self.has_aliases {
+            for name in &before {
+                if !self.names.contains(name) {
+                    self.forget(name);
+                }
+            }
+        } else {
             self.nacked.retain(|name| wildcard || names.contains(name));
             self.unacknowledged.retain(|name, _| wildcard || names.contains(name));
         }
@@ -735,12 +741,28 @@ impl WatchedResource {
             }
             self.names.remove(name);
             self.pending.remove(name);
-            // The resource may still be requested by another name, or with all others.
-            if !self.has_aliases && !self.wildcard {
-                self.nacked.remove(name);
-                self.unacknowledged.remove(name);
-            }
+            self.forget(name);
             self.deferred_removals.remove(name);
         }
+    }
+
+    /// Forgets what was not acknowledged under a name that is no longer requested.
+    fn forget(&mut self, name: &SmolStr) {
+        // The resource may still be requested by another name, or with all others.
+        let may_be_requested = self.has_aliases || self.wildcard;
+        if !may_be_requested {
+            self.nacked.remove(name);
+        }
+        // Otherwise a client that answers nothing could add one name after the other.
+        if !(may_be_requested && self.is_resource(name)) {
+            self.unacknowledged.remove(name);
+        }
+    }
+
+    /// Returns true if a resource with this name was sent or is held.
+    fn is_resource(&self, name: &SmolStr) -> bool {
+        let is_held = self.unacknowledged.get(name).is_some_and(Option::is_some);
+        let is_present = |view: &TypeResources| view.get(name).is_some();
+        is_held || self.nacked.contains(name) || self.sent.as_ref().is_some_and(is_present)
     }
 }

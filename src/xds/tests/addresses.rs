@@ -245,6 +245,20 @@ fn follow(clients: u64) {
     }
 }
 
+#[test]
+fn r20_names_of_a_client_that_answers_nothing_are_forgotten() {
+    let mut rig = Rig::new(false);
+    rig.connect();
+    assert_eq!(rig.inbox.len(), 1, "a response without an answer");
+    for number in 0..10 {
+        let name = format!("/10.1.0.{number}");
+        rig.subscribe(&[name.as_str()], &[], InitialVersions::default());
+        rig.subscribe(&[], &[name.as_str()], InitialVersions::default());
+    }
+    let watched = rig.connection.watched(TYPE).expect("a subscription");
+    assert!(watched.names.is_empty() && watched.unacknowledged.is_empty());
+}
+
 /// Names that nothing has are removed in the answer, and arrive once something has them.
 #[test]
 fn unknown_names_are_answered() {
