@@ -598,6 +598,7 @@ impl Connection {
             };
             if *resource_type == ResourceType::Cluster {
                 self.warm(&mut content);
+                self.retry_with_clusters(&latest);
             }
             responses.push(self.respond(*resource_type, content, &latest));
         }
@@ -630,6 +631,15 @@ impl Connection {
         }
         if is_update {
             clusters.confirm_later(&self.cache, |name| endpoints.names.contains(name));
+        }
+    }
+
+    /// Sends what the client refused for want of a cluster together with that cluster.
+    fn retry_with_clusters(&mut self, latest: &ResourceSnapshot) {
+        for resource_type in order::REFERRING {
+            if let Some(watched) = &mut self.types[resource_type as usize] {
+                watched.retry_with(latest.resources(ResourceType::Cluster));
+            }
         }
     }
 

@@ -430,6 +430,16 @@ impl WatchedResource {
         self.pending.extend(released);
     }
 
+    /// Marks resources that the client refused because it did not know one of these clusters, so that they are sent
+    /// again.
+    pub(super) fn retry_with(&mut self, clusters: &TypeResources) {
+        let retried = self.retain_refusals(|_, withheld| {
+            let unknown = withheld.refusal.unknown_cluster();
+            unknown.is_none_or(|name| clusters.get(name).is_none())
+        });
+        self.pending.extend(retried);
+    }
+
     /// Returns the names that are sent again with a change of the type: those in rejected responses.
     pub(super) fn retry(&mut self) -> BTreeSet<SmolStr> {
         let retried = std::mem::take(&mut self.nacked);

@@ -37,6 +37,10 @@ const REFUSERS: u32 = 3;
 ///
 /// Texts of Envoy: source/common/network/listen_socket_impl.cc, source/common/filesystem/posix/filesystem_impl.cc.
 const LOCAL_REASONS: [&str; 3] = ["cannot bind ", "unable to read file: ", "Invalid path: "];
+/// The text before the name of a cluster that the proxy does not know. It may know it later, as others may do now.
+///
+/// Texts of Envoy: source/common/config/utility.cc, source/extensions/filters/http/oauth2/filter.cc.
+const UNKNOWN_CLUSTER: &str = "unknown cluster '";
 
 /// A resource that a proxy refused.
 #[derive(Debug)]
@@ -80,12 +84,22 @@ impl Refusal {
 
     /// Returns true if the reason may pass without a change of the resource.
     pub(in crate::xds) fn may_pass(&self) -> bool {
-        let reason = &self.reason;
-        LOCAL_REASONS.iter().any(|begin| {
-            let mut found = reason.match_indices(begin);
-            // The reason is the whole error if the name of the resource is not found there, such as `::_80`.
-            found.any(|(at, _)| at == 0 || reason[..at].ends_with(": "))
-        })
+        let is_local = LOCAL_REASONS.iter().any(|begin| self.part_after(begin).is_some());
+        is_local || self.unknown_cluster().is_some()
+    }
+
+    /// Returns the name of a cluster that the proxy does not know, if that is the reason.
+    pub(in crate::xds) fn unknown_cluster(&self) -> Option<&str> {
+        self.part_after(UNKNOWN_CLUSTER)?.split('\'').next()
+    }
+
+    /// Returns what follows this text in the reason, if the reason, or a part of it after a colon, begins with it.
+    fn part_after(&self, begin: &str) -> Option<&str> {
+        let reason = self.reason.as_str();
+        let mut found = reason.match_indices(begin);
+        // The reason is the whole error if the name of the resource is not found there, such as `::_80`.
+        let (at, _) = found.find(|(at, _)| *at == 0 || reason[..*at].ends_with(": "))?;
+        Some(&reason[at + begin.len()..])
     }
 
     /// Returns true if it is withheld from proxies that have not refused it themselves.
@@ -275,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_of_a_machine_say_nothing_of_others() {
+    fn reasons_that_may_pass_say_nothing_of_others() {
         let quarantine = Quarantine::new(gauges());
         let resource = EncodedResource::new("a", &Cluster::default());
         let refuse = |reason: &str, times: u32| -> Vec<Arc<Refusal>> {
@@ -286,13 +300,14 @@ mod tests {
             (0..times).map(refuse).collect()
         };
         let withheld = || quarantine.withheld(Build(1), ResourceType::Listener).len();
-        let of_machines = [
+        let passing = [
             "cannot bind '0.0.0.0:80': Address already in use",
             "Error adding/updating listener(s) ::_80: cannot bind '[::]:80': Address already in use",
+            "envoy.tracers.zipkin: unknown cluster 'zipkin'",
         ]
         .map(|reason| refuse(reason, REFUSERS))
         .concat();
-        assert!(of_machines.iter().all(|refusal| !refusal.is_quarantined()));
+        assert!(passing.iter().all(|refusal| !refusal.is_quarantined()));
         let _first = refuse("bad", REFUSERS - 1);
         assert_eq!(withheld(), 0, "they do not count with others");
         let _last = refuse("bad", 1);

@@ -153,6 +153,42 @@ fn a_refusal_that_may_pass_is_retried_with_the_next_change() {
     }
 }
 
+/// An EnvoyFilter adds a tracer to a listener, and another one adds its cluster later.
+#[test]
+fn a_listener_is_sent_again_with_the_cluster_that_it_lacks() {
+    for protocol in [Protocol::Sotw, Protocol::Delta] {
+        let (quarantine, build) = quarantine();
+        let mut client = Client::quarantined(protocol, quarantine, build);
+        let mut world = World::default();
+        world.contents[2] = [(1, 0)].into();
+        client.connect();
+        client.publish(&world);
+        assert!(client.answer(true), "clusters");
+        let listeners = client.inbox.pop_front().expect("a response");
+        let error = "Error adding/updating listener(s) r1: envoy.tracers.zipkin: unknown cluster 'r5'";
+        let change = match protocol {
+            Protocol::Sotw => sotw(&[]),
+            Protocol::Delta => delta(&[]),
+        };
+        client.request(2, listeners.nonce, Some(error.to_owned()), change);
+        assert!(client.inbox.is_empty(), "{protocol:?}");
+        for (cluster, expected) in [
+            (4, vec![ResourceType::Cluster]),
+            (5, vec![ResourceType::Cluster, ResourceType::Listener]),
+        ] {
+            world.contents[0].insert(cluster, 0);
+            client.publish(&world);
+            let sent: Vec<_> = client.inbox.iter().map(|response| response.resource_type).collect();
+            assert_eq!(sent, expected, "{protocol:?}");
+            while client.answer(true) {}
+        }
+        let watched = client.connection.watched(ResourceType::Listener);
+        let wanted = resource(1, 0);
+        let progress = watched.map(|watched| watched.progress(&wanted.name, Some(wanted.version)));
+        assert!(matches!(progress, Some(Progress::Acknowledged)), "{progress:?}");
+    }
+}
+
 /// Puts a resource into quarantine, which takes the refusals of several clients of a build. It lasts as long as these.
 fn refuse_thrice(
     (quarantine, build): &(Quarantine, Build),
