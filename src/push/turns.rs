@@ -32,6 +32,8 @@ pub(super) struct Turns {
     waiting: BTreeMap<Namespace, Connected>,
     /// The time that others have used since the last turn.
     others: Duration,
+    /// True if a turn was not recorded yet.
+    is_turn: bool,
 }
 
 /// The measured cost of a slow namespace.
@@ -68,7 +70,9 @@ impl Turns {
     /// Returns the waiting proxies of the next namespace.
     pub(super) fn next(&mut self) -> Option<Connected> {
         self.others = Duration::ZERO;
-        self.waiting.remove(&self.next_namespace()?)
+        let next = self.waiting.remove(&self.next_namespace()?);
+        self.is_turn = next.is_some();
+        next
     }
 
     fn next_namespace(&self) -> Option<Namespace> {
@@ -100,13 +104,19 @@ impl Turns {
 
     /// Records how long a batch took.
     pub(super) fn record(&mut self, namespaces: BTreeSet<Namespace>, worked: Duration) {
-        let is_turn = namespaces.iter().any(|namespace| self.slow.contains_key(namespace));
+        let is_turn = std::mem::take(&mut self.is_turn);
+        let has_room = self.slow.len() + namespaces.len() <= MAX_SLOW;
+        let are_known = namespaces.iter().all(|namespace| self.slow.contains_key(namespace));
+        let become_slow = worked >= SLOW && has_room && !are_known;
+        // Those that become slow are no others, but clients that are served on demand are, whatever they cost.
+        if !is_turn && !become_slow {
+            self.others += worked;
+        }
         if worked < SLOW {
-            self.others += if is_turn { Duration::ZERO } else { worked };
             self.slow.retain(|slow, _| !namespaces.contains(slow));
             return;
         }
-        if self.slow.len() + namespaces.len() > MAX_SLOW {
+        if !has_room {
             return;
         }
         // A namespace that becomes slow precedes none that has been slow for longer.
@@ -163,5 +173,23 @@ mod tests {
         assert_eq!(turns.next().as_ref().map(ids), Some(vec![2]));
         assert!(turns.remove(ConnectionId(4)) && !turns.remove(ConnectionId(4)));
         assert!(!turns.is_waiting() && turns.next().is_none());
+    }
+
+    #[test]
+    fn r21_expensive_requests_do_not_keep_slow_namespaces_waiting() {
+        let mut turns = Turns::default();
+        turns.record(set(&["a"]), 2 * SLOW);
+        turns.defer(&mut connected(&["a"]));
+        assert!(turns.is_waiting() && !turns.is_due());
+        // A client on demand that has connected before requests other names.
+        turns.record(set(&[]), 2 * SLOW);
+        assert!(turns.is_due());
+        assert!(turns.next().is_some());
+        turns.record(set(&["a"]), 2 * SLOW);
+        turns.defer(&mut connected(&["a"]));
+        assert!(!turns.is_due(), "its own turn is no time of others");
+        // Another one in the same namespace connects, for which it does not wait.
+        turns.record(set(&["a"]), 2 * SLOW);
+        assert!(turns.is_due());
     }
 }
