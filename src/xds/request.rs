@@ -415,6 +415,12 @@ where
 }
 
 impl IncomingRequest {
+    /// Gives its permits back. A client that does not read its answer must not delay the requests of others.
+    pub(super) fn release(&mut self) {
+        self.permit = None;
+        self.turn = None;
+    }
+
     /// Decodes a request from the fields that were decoded before and the rest.
     fn decode(
         protocol: Protocol,

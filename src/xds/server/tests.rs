@@ -605,6 +605,46 @@ async fn a_slow_reader_does_not_delay_others() {
     assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
 }
 
+/// Returns names of more than 256 KiB together.
+fn many_names() -> Vec<String> {
+    (0..3000).map(|number| format!("{number:0100}")).collect()
+}
+
+/// Waits until clients use nothing of the budgets for requests.
+async fn until_requests_are_free(fixture: &Fixture) {
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    // As much as clients without authentication may use.
+    let all = async {
+        admission.request(&source, usize::MAX).await;
+        admission.processing(&source, usize::MAX).await;
+    };
+    let free = tokio::time::timeout(Duration::from_secs(20), all).await;
+    assert!(free.is_ok(), "a client holds a budget of requests");
+}
+
+/// A client that reads nothing holds up the answer to its third request.
+#[tokio::test]
+async fn r20_unread_answers_hold_no_budget_of_requests() {
+    let fixture = Fixture::new(&ServerOptions::default());
+    let blind = Endpoint::from_static("http://istiod").initial_stream_window_size(0);
+    let stream = Sotw::open(&mut fixture.client_with(blind).await)
+        .await
+        .expect("an accepted stream");
+    let mut size_bytes = 0;
+    for (type_url, resource_names) in [("a", Vec::new()), ("b", Vec::new()), ("c", many_names())] {
+        let request = DiscoveryRequest {
+            node: node(),
+            type_url: format!("type.googleapis.com/{type_url}"),
+            resource_names,
+            ..Default::default()
+        };
+        size_bytes = prost::Message::encoded_len(&request);
+        stream.requests.send(request).await.expect("an open stream");
+    }
+    fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
+    until_requests_are_free(&fixture).await;
+}
+
 /// Opens two streams with room for one first configuration at a time. Nothing is published, so the first stream holds
 /// the permit.
 async fn two_first_configurations(options: &ServerOptions) -> (Fixture, Sotw, Sotw) {

@@ -144,11 +144,12 @@ impl ConfigSession {
             return Box::pin(self.debug_responder.answer(incoming)).await;
         }
         self.shared.metrics.received(incoming.size_bytes);
-        // Its permits stay until the answer is written.
         let IncomingRequest {
             type_url,
             complaint,
             unserved,
+            permit,
+            turn,
             ..
         } = *incoming;
         let Some(request) = unserved else {
@@ -176,6 +177,8 @@ impl ConfigSession {
             None if self.watched.len() >= MAX_TYPES => return Ok(()),
             None => self.watch(type_url),
         };
+        // A client that does not read its answer must not delay the requests of others.
+        drop((request, permit, turn));
         self.send(index, true).await
     }
 

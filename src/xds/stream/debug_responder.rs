@@ -31,16 +31,16 @@ pub(super) struct DebugResponder {
 
 impl DebugResponder {
     /// Answers a request once. The response is not acknowledged and there are no updates.
-    pub(super) async fn answer(&self, request: Box<IncomingRequest>) -> Result<(), EndReason> {
+    pub(super) async fn answer(&self, mut request: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(request.size_bytes);
         let Some(debug_handler) = self.shared.debug_handler.get() else {
             return Ok(());
         };
-        let type_url = request.type_url.clone();
+        let type_url = std::mem::take(&mut request.type_url);
         let label = debug::metric_label(&type_url);
         let debug_request = DebugRequest {
-            type_url: request.type_url,
-            names: request.debug_names,
+            type_url: type_url.clone(),
+            names: std::mem::take(&mut request.debug_names),
             caller: self.caller.clone(),
         };
         let rendering = (self.shared.clock)();
@@ -49,6 +49,8 @@ impl DebugResponder {
             answer = debug_handler.answer(debug_request) => answer?,
             end = ends.next() => return Err(end),
         };
+        // A client that does not read its answer must not delay the requests of others.
+        drop(request);
         let message = Message::of_debug(self.protocol, type_url, answer)?;
         let written = async {
             let sent = self

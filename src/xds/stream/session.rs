@@ -164,9 +164,10 @@ impl Session {
         self.write(responses, rendering).await
     }
 
-    pub(super) async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
+    pub(super) async fn on_request(&mut self, mut incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(incoming.size_bytes);
         let Some(request) = incoming.request else {
+            incoming.release();
             if incoming.type_url == HEALTH_INFORMATION {
                 self.on_health(incoming.complaint).await;
             } else if debug::is_debug(&incoming.type_url) {

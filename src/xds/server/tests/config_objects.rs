@@ -117,3 +117,17 @@ async fn a_slow_reader_of_objects_does_not_delay_others() {
     assert_eq!(fast.response().await.resources.len(), 200);
     assert_eq!(unread.response().await.resources.len(), 200, "it can still catch up");
 }
+
+#[tokio::test]
+async fn r20_unread_objects_hold_no_budget_of_requests() {
+    let fixture = fixture(1);
+    let large = DiscoveryRequest {
+        resource_names: many_names(),
+        ..request(None)
+    };
+    let size_bytes = prost::Message::encoded_len(&large);
+    let blind = Endpoint::from_static("http://istiod").initial_stream_window_size(0);
+    let _unread = open(&mut fixture.client_with(blind).await, large).await;
+    fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
+    until_requests_are_free(&fixture).await;
+}
