@@ -156,9 +156,11 @@ where
         }
         self.check_identity(&mut proxy)?;
         self.shared.resolve_alias(&mut proxy);
-        let Some(first) = self.request_of_configuration(&mut ends, first).await? else {
+        let Some(mut first) = self.request_of_configuration(&mut ends, first).await? else {
             return Ok(None);
         };
+        // Its names are read, and there is no response before the client is admitted.
+        first.turn = None;
         // Parity (pilot/pkg/xds/xdsgen.go): types of proxies are configuration for these clients, too.
         let objects = self.shared.config_objects.get().cloned();
         let objects = objects.filter(|_| config_objects::is_requested_by(&proxy) && first.request.is_none());

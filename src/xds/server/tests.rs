@@ -661,6 +661,35 @@ async fn two_first_configurations(options: &ServerOptions) -> (Fixture, Sotw, So
 }
 
 #[tokio::test]
+async fn r20_clients_that_wait_for_admission_hold_no_turn() {
+    let mut options = ServerOptions::default();
+    options.limits.longest_wait = Duration::from_hours(1);
+    options.timeouts.first_configuration = Duration::from_hours(1);
+    options.limits.first_configurations = 1;
+    let fixture = Fixture::new(&options);
+    let first = Sotw::open(&mut fixture.client().await).await;
+    let first = first.expect("an accepted stream");
+    first.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
+    let connections = fixture.connections();
+    let endpoint = Endpoint::from_static("http://istiod");
+    let mut client = fixture.client_over(endpoint, local(), connections.clone()).await;
+    let second = Sotw::open(&mut client).await.expect("an accepted stream");
+    let names = many_names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    second.request(ResourceType::Endpoint, &names, "").await;
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    let arrived = async {
+        while !connections.limiter().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        admission.processing(&source, usize::MAX).await
+    };
+    let turn = tokio::time::timeout(Duration::from_secs(20), arrived).await;
+    assert!(turn.is_ok(), "the second client holds a turn");
+}
+
+#[tokio::test]
 async fn first_configurations_are_limited() {
     let mut options = ServerOptions::default();
     options.limits.longest_wait = Duration::from_millis(50);
