@@ -41,8 +41,10 @@ use crate::{
 /// The maximum size of a NACK's message that is kept. Envoy's may name every resource of a response.
 const ERROR_BYTES: usize = 8 << 10;
 
-/// The number of names of a type that is not served which are kept until it is answered.
+/// The number and the size of names of a type that is not served which are kept until the answer is written. A client
+/// may never read it, and no budget bounds these names.
 const MAX_UNSERVED_NAMES: usize = 4096;
+const MAX_UNSERVED_BYTES: usize = 64 << 10;
 
 /// A request with more bytes needs a permit from the budget for large requests. The node of an Envoy is smaller.
 const SMALL_BYTES: usize = 24 << 10;
@@ -88,7 +90,7 @@ pub(super) struct IncomingRequest {
 pub(super) struct UnservedRequest {
     /// The nonce of the response that it acknowledges.
     pub(super) nonce: SmolStr,
-    /// Its names, some thousands at most.
+    /// Its first names, some thousands at most.
     pub(super) names: Vec<String>,
     /// A hash of all its names.
     pub(super) names_hash: u64,
@@ -468,9 +470,14 @@ impl IncomingRequest {
         let resource_type = ResourceType::of_url(&type_url);
         let unserved = resource_type.is_none().then(|| {
             let (SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }) = &change;
+            let mut left = MAX_UNSERVED_BYTES;
+            let first = names.iter().take(MAX_UNSERVED_NAMES).map_while(|name| {
+                left = left.checked_sub(name.len())?;
+                Some(String::from(name))
+            });
             UnservedRequest {
                 nonce: SmolStr::new(&nonce),
-                names: names.iter().take(MAX_UNSERVED_NAMES).map(String::from).collect(),
+                names: first.collect(),
                 names_hash: FxBuildHasher.hash_one(names.iter().collect::<Vec<_>>()),
                 is_rejection: error.is_some(),
             }
@@ -659,6 +666,20 @@ mod tests {
         assert!(futures::poll!(waiting.as_mut()).is_pending());
         assert!(matches!(requests.next().await, Ok(None)));
         assert!(futures::poll!(waiting.as_mut()).is_ready());
+    }
+
+    #[tokio::test]
+    async fn r20_names_of_unserved_types_are_bounded() {
+        let request = DiscoveryRequest {
+            type_url: "type.googleapis.com/some.Thing".to_owned(),
+            resource_names: (0..1000).map(|number| format!("{number:01000}")).collect(),
+            ..Default::default()
+        };
+        let body = http_body_util::Full::new(framed(&request.encode_to_vec()));
+        let mut requests = Requests::new(Protocol::Sotw, body, options());
+        let incoming = requests.next().await.expect("a valid request").expect("a request");
+        let names = incoming.unserved.expect("a type that is not served").names;
+        assert_eq!(names.len(), MAX_UNSERVED_BYTES / 1000);
     }
 
     #[test]
