@@ -622,27 +622,51 @@ async fn until_requests_are_free(fixture: &Fixture) {
     assert!(free.is_ok(), "a client holds a budget of requests");
 }
 
-/// A client that reads nothing holds up the answer to its third request.
+/// Opens the stream of a client that reads nothing.
+async fn unread(fixture: &Fixture) -> Sotw {
+    let blind = Endpoint::from_static("http://istiod").initial_stream_window_size(0);
+    let stream = Sotw::open(&mut fixture.client_with(blind).await).await;
+    stream.expect("an accepted stream")
+}
+
+/// Returns a request for a type that is not served.
+fn unserved(type_url: &str, resource_names: Vec<String>) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: node(),
+        type_url: format!("type.googleapis.com/{type_url}"),
+        resource_names,
+        ..Default::default()
+    }
+}
+
 #[tokio::test]
 async fn r20_unread_answers_hold_no_budget_of_requests() {
     let fixture = Fixture::new(&ServerOptions::default());
-    let blind = Endpoint::from_static("http://istiod").initial_stream_window_size(0);
-    let stream = Sotw::open(&mut fixture.client_with(blind).await)
-        .await
-        .expect("an accepted stream");
-    let mut size_bytes = 0;
-    for (type_url, resource_names) in [("a", Vec::new()), ("b", Vec::new()), ("c", many_names())] {
-        let request = DiscoveryRequest {
-            node: node(),
-            type_url: format!("type.googleapis.com/{type_url}"),
-            resource_names,
-            ..Default::default()
-        };
-        size_bytes = prost::Message::encoded_len(&request);
-        stream.requests.send(request).await.expect("an open stream");
-    }
+    let stream = unread(&fixture).await;
+    let request = unserved("a", many_names());
+    let size_bytes = prost::Message::encoded_len(&request);
+    stream.requests.send(request).await.expect("an open stream");
     fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
     until_requests_are_free(&fixture).await;
+}
+
+#[tokio::test]
+async fn r20_unread_answers_hold_no_first_configuration() {
+    let mut options = ServerOptions::default();
+    options.limits.longest_wait = Duration::from_hours(1);
+    options.limits.first_configurations = 1;
+    options.timeouts.first_configuration = Duration::from_hours(1);
+    let fixture = Fixture::new(&options);
+    let stream = unread(&fixture).await;
+    for type_url in ["a", "b", "c"] {
+        let request = unserved(type_url, Vec::new());
+        stream.requests.send(request).await.expect("an open stream");
+    }
+    fixture.until("pilot_xds", 1.0).await;
+    let other = Sotw::open(&mut fixture.client().await).await;
+    let other = other.expect("an accepted stream");
+    other.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 2.0).await;
 }
 
 /// Opens two streams with room for one first configuration at a time. Nothing is published, so the first stream holds

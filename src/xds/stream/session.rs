@@ -171,6 +171,8 @@ impl Session {
             if incoming.type_url == HEALTH_INFORMATION {
                 self.on_health(incoming.complaint).await;
             } else if debug::is_debug(&incoming.type_url) {
+                // A client that does not read the answer must not delay the first configurations of others.
+                self.first_permit = None;
                 return Box::pin(self.debug_responder.answer(incoming)).await;
             } else if Protocol::is_old_type(&incoming.type_url) {
                 return Err(EndReason::OldType(incoming.type_url));
@@ -201,11 +203,9 @@ impl Session {
             "received request for a type that is not served"
         );
         let Some(answer) = answer else { return Ok(()) };
-        let (message, _) = Message::empty(protocol, type_url, answer.nonce.into(), answer.removed)?;
-        tokio::select! {
-            sent = self.sender.send(message) => Ok(sent?),
-            end = self.ends.next() => Err(end),
-        }
+        let (message, mut sent) = Message::empty(protocol, type_url.clone(), answer.nonce.into(), answer.removed)?;
+        self.sender.send(message).await?;
+        self.await_written(&mut sent.written, None, &type_url).await
     }
 
     /// Handles a health report of an agent: a complaint, or none.
@@ -395,7 +395,7 @@ impl Session {
         let sending = (self.shared.clock)();
         self.registration.connection.state().sent_at[resource_type as usize] = Some((self.shared.wall_clock)());
         self.sender.send(message).await?;
-        self.await_written(&mut sent.written, Some(permit), resource_type)
+        self.await_written(&mut sent.written, Some(permit), resource_type.short_name())
             .await?;
         if resource_type == ResourceType::Cluster {
             self.clusters_sent_at = Some(Timer::now());
@@ -412,7 +412,7 @@ impl Session {
         &mut self,
         written: &mut tokio::sync::oneshot::Receiver<()>,
         mut permit: Option<Permit>,
-        resource_type: ResourceType,
+        resource_type: &str,
     ) -> Result<(), EndReason> {
         let started = Timer::now();
         let timeouts = self.shared.timeouts;
@@ -439,7 +439,7 @@ impl Session {
                 self.shared.metrics.write_timeout.inc();
                 tracing::warn!(
                     node = self.node(),
-                    r#type = resource_type.short_name(),
+                    r#type = resource_type,
                     "proxy does not read its configuration"
                 );
             }
