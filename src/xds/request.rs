@@ -3,7 +3,7 @@
 mod buffer;
 mod parts;
 
-use std::{hash::BuildHasher, pin::pin, sync::Arc, time::Duration};
+use std::{future::pending, hash::BuildHasher, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use prost::Message;
 use rustc_hash::FxBuildHasher;
 use smol_str::SmolStr;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use self::{
     buffer::{Received, RequestBuffer},
@@ -163,8 +163,8 @@ pub(super) struct Requests<B> {
     first_requests: FirstRequests,
     /// The large request that is arriving, if there is one.
     large: Option<LargeRequest>,
-    /// A complete request that waits for its turn.
-    waiting: Option<(Received, BoxFuture<'static, Permit>)>,
+    /// A complete request that waits for its turn, which it may have given up.
+    waiting: Option<(Received, Option<BoxFuture<'static, Permit>>)>,
     /// The bytes that have arrived last. While they are not consumed, the transport reads no more.
     arrived: Bytes,
     /// True if the node of the client is known; those of further requests are dropped.
@@ -222,7 +222,9 @@ where
     /// Boxed, since the task of a stream has room for each place that a request passes through.
     pub(super) async fn next(&mut self) -> Result<Option<Box<IncomingRequest>>, RequestError> {
         loop {
-            if let Some((_, turn)) = &mut self.waiting {
+            if let Some((received, turn)) = &mut self.waiting {
+                let size_bytes = received.message.len();
+                let turn = turn.get_or_insert_with(|| turn_of(&self.admission, &self.source, size_bytes));
                 let turn = turn.await;
                 if let Some((received, _)) = self.waiting.take() {
                     let decoded = task::aside(|| self.decode(received))?;
@@ -231,8 +233,7 @@ where
             }
             if let Some(received) = self.buffer.next_message()? {
                 if received.message.len() > VERY_LARGE_BYTES {
-                    let turn = self.turn(received.message.len());
-                    self.waiting = Some((received, turn));
+                    self.waiting = Some((received, None));
                     continue;
                 }
                 let decoded = self.decode(received)?;
@@ -308,10 +309,39 @@ where
         }
     }
 
-    /// Waits for the turn of a very large request.
-    fn turn(&self, size_bytes: usize) -> BoxFuture<'static, Permit> {
-        let (admission, source) = (self.admission.clone(), self.source.clone());
-        Box::pin(async move { admission.processing(&source, size_bytes).await })
+    /// Runs work that waits until the client has read responses. Meanwhile, no request is read: a large one that has
+    /// begun gives up its turn. The work ends with an error when the request is late. The same holds if the client does
+    /// not read in this time and the request must make room for others.
+    pub(super) async fn pause_for<E: From<RequestError>>(
+        &mut self,
+        patience: Duration,
+        work: impl Future<Output = Result<(), E>>,
+    ) -> Result<(), E> {
+        if let Some((_, turn)) = &mut self.waiting {
+            *turn = None;
+        }
+        let Some(large) = &self.large else {
+            return work.await;
+        };
+        let (eviction, deadline) = (large.permit.as_ref().map(Permit::eviction), large.deadline);
+        let evicted = async move {
+            sleep(patience).await;
+            match eviction {
+                Some(eviction) => eviction.cancelled().await,
+                None => pending().await,
+            }
+        };
+        let error = tokio::select! {
+            biased;
+            done = work => return done,
+            () = sleep_until(deadline) => RequestError::Slow,
+            () = evicted => RequestError::Evicted,
+        };
+        // Others wait for the permit, and the client is still told why.
+        self.large = None;
+        self.waiting = None;
+        self.buffer.clear();
+        Err(error.into())
     }
 
     /// Adds the permits of a request.
@@ -414,6 +444,12 @@ where
         }
         Ok(request)
     }
+}
+
+/// Waits for the turn of a very large request.
+fn turn_of(admission: &Arc<Admission>, source: &Source, size_bytes: usize) -> BoxFuture<'static, Permit> {
+    let (admission, source) = (admission.clone(), source.clone());
+    Box::pin(async move { admission.processing(&source, size_bytes).await })
 }
 
 impl IncomingRequest {

@@ -130,6 +130,11 @@ impl Permit {
     pub(in crate::xds) async fn evicted(&self) {
         self.evicted.cancelled().await;
     }
+
+    /// Returns the token that is cancelled when [`Self::evicted`] ends.
+    pub(in crate::xds) fn eviction(&self) -> CancellationToken {
+        self.evicted.clone()
+    }
 }
 
 impl Drop for Permit {

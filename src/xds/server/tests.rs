@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     io,
     net::SocketAddr,
     sync::atomic::{AtomicBool, Ordering},
@@ -9,6 +10,7 @@ use std::{
 };
 
 use http::StatusCode;
+use http_body::Frame;
 use hyper_util::rt::TokioIo;
 use prometheus::proto::{LabelPair, MetricFamily};
 use smol_str::{SmolStr, format_smolstr};
@@ -667,6 +669,39 @@ async fn r20_unread_answers_hold_no_first_configuration() {
     let other = other.expect("an accepted stream");
     other.request(ResourceType::Cluster, &[], "").await;
     fixture.until("pilot_xds", 2.0).await;
+}
+
+/// A client begins a large request and does not read its configuration.
+#[tokio::test]
+async fn r20_begun_requests_of_clients_that_do_not_read_make_room() {
+    let mut options = ServerOptions::default();
+    options.timeouts.permit = Duration::from_millis(20);
+    let fixture = Fixture::new(&options);
+    let (frames, receiver) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(4);
+    let body = http_body_util::StreamBody::new(ReceiverStream::new(receiver));
+    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+    let request = Request::post(path).body(body).expect("a request");
+    let unread = fixture.server.call(request).await;
+    let framed = |request: &DiscoveryRequest| {
+        let message = prost::Message::encode_to_vec(request);
+        crate::rpc::framing::framed(&message).expect("a message within the size limit")
+    };
+    let clusters = DiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Cluster.url().into(),
+        ..Default::default()
+    };
+    let begun = framed(&unserved("a", many_names())).slice(..100 << 10);
+    for bytes in [framed(&clusters), begun] {
+        frames.send(Ok(Frame::data(bytes))).await.expect("an open stream");
+    }
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    while admission.request(&source, usize::MAX).now_or_never().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    until_requests_are_free(&fixture).await;
+    drop((unread, frames));
 }
 
 /// Opens two streams with room for one first configuration at a time. Nothing is published, so the first stream holds

@@ -131,7 +131,10 @@ impl ConfigSession {
                     None => return Ok(()),
                 },
                 changed = self.changes.next() => match changed {
-                    Some(()) => self.push().await?,
+                    Some(()) => {
+                        let patience = self.shared.timeouts.permit;
+                        requests.pause_for(patience, self.push()).await?;
+                    }
                     // The push loop has ended. The objects stay, until the connection is drained.
                     None => self.changes = stream::pending().boxed(),
                 },
