@@ -752,7 +752,10 @@ impl WatchedResource {
             self.names.remove(name);
             self.pending.remove(name);
             self.forget(name);
-            self.deferred_removals.remove(name);
+            // With a wildcard, the client still holds the resource.
+            if !self.wildcard {
+                self.deferred_removals.remove(name);
+            }
         }
     }
 

@@ -458,6 +458,37 @@ fn removed_clusters_wait_for_routes() {
     );
 }
 
+#[test]
+fn a_wildcard_client_is_sent_the_removal_of_a_name_that_it_drops() {
+    let (mut world, mut client) = settled();
+    client.watch(3, &[5].into());
+    client.settle(&world);
+    let mut connection = client.connection;
+    world.contents[3].insert(5, 0);
+    let routes = connection.on_snapshot(world.snapshot());
+    // The removal waits for the next routes, which wait for the answer to the last ones.
+    world.contents[3].insert(5, 1);
+    world.contents[0].remove(&1);
+    assert!(connection.on_snapshot(world.snapshot()).is_empty());
+    let mut request = |resource_type: ResourceType, nonce: SmolStr, unsubscribe: &[&str]| {
+        let request = Request {
+            resource_type,
+            nonce,
+            error: None,
+            change: SubscriptionChange::Change {
+                subscribe: Arc::default(),
+                unsubscribe: unsubscribe.iter().map(SmolStr::new).collect(),
+                initial_versions: InitialVersions::default(),
+            },
+        };
+        connection.on_request(request).expect("a valid request").responses
+    };
+    assert!(request(ResourceType::Cluster, SmolStr::default(), &["r1"]).is_empty());
+    let rest = request(ResourceType::Route, routes[0].nonce.clone(), &[]);
+    let expected = [(ResourceType::Route, vec!["r5"], 0), (ResourceType::Cluster, vec![], 1)];
+    assert_eq!(summaries(&rest), expected);
+}
+
 /// A cluster is removed while the control plane restarts. The routes that the client holds refer to it.
 #[test]
 fn clusters_removed_before_a_reconnect_wait_for_routes() {
