@@ -353,7 +353,6 @@ impl<'v> Reader<'v> {
         let type_url = match object.get("@type") {
             Some(Value::String(url)) => url,
             Some(other) => return Err(self.mismatch("the URL of a type under @type", other)),
-            None if object.is_empty() => return Ok(()),
             None => return Err(self.error("@type is missing".to_owned())),
         };
         let descriptor = descriptor_by_url(type_url).ok_or_else(|| self.error(format!("unknown type {type_url:?}")))?;

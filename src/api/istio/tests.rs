@@ -865,6 +865,7 @@ fn admission_refuses_more_than_parsing() {
     let v2 = typed("envoy.config.filter.http.lua.v2.Lua");
     refused("EnvoyFilter", &patch("HTTP_FILTER", &v2), value);
     refused("EnvoyFilter", &patch("CLUSTER", &add("{connect_timeout: abc}")), value);
+    refused("EnvoyFilter", &patch("HTTP_FILTER", &add("{typed_config: {}}")), value);
     // Istio knows the types of contributed extensions, and does not check patches of waypoints.
     let unknown = typed("envoy.extensions.filters.http.golang.v3alpha.Config");
     let place = ".configPatches[0].patch.value";
