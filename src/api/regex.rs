@@ -20,8 +20,8 @@ const MAX_NESTING: u32 = 100;
 /// The maximum product of the counts of nested repetitions. RE2 (re2/parse.cc, `RepetitionWalker`) and Go
 /// (regexp/syntax/parse.go, `repeatIsValid`) have the same limit.
 const MAX_COPIES: u64 = 1000;
-/// The maximum number of instructions in the program that RE2 makes of an expression. Istio's proxies refuse larger ones
-/// (pkg/bootstrap/config.go, `re2.max_program_size.error_level`).
+/// The maximum number of instructions in the program that RE2 makes of an expression. Istio's proxies refuse larger
+/// ones (pkg/bootstrap/config.go, `re2.max_program_size.error_level`).
 const MAX_INSTRUCTIONS: u64 = 32_768;
 /// The least number of instructions for a class of all characters but a few: one for those of ASCII, and six for the
 /// encodings of others (re2/compile.cc, `Add_80_10ffff`).

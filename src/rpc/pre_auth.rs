@@ -213,8 +213,9 @@ impl UnauthenticatedConnection {
         self.admitted.load(Ordering::Acquire)
     }
 
-    /// Lifts the read limit, once the first configuration was sent. Until then the data of thousands of connections
-    /// stays in the buffers of the clients.
+    /// Lifts the read limit, before the first configuration is written. Until then the data of thousands of connections
+    /// stays in the buffers of the clients. The frames that say that a client has read come behind its requests, so
+    /// those must not hold them up while responses are written.
     pub fn lift_read_limit(&self) {
         if !self.read_unlimited.swap(true, Ordering::AcqRel) {
             self.reader.wake();

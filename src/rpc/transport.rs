@@ -28,7 +28,7 @@ use super::{
 /// The total number of bytes read from an unauthenticated client: the headers of some streams and the start of a
 /// request.
 const UNAUTHENTICATED_BYTES: usize = 24 << 10;
-/// The number of unconsumed bytes of a client with accepted credentials, until its first configuration is sent: two
+/// The number of unconsumed bytes of a client with accepted credentials, before its first configuration is sent: two
 /// [parts](super::data_parts) of a request and a few small frames. A frame that exceeds it is not begun, since the
 /// HTTP/2 server allocates memory for all of it.
 const UNCONSUMED_BYTES: usize = 10 << 10;

@@ -607,6 +607,49 @@ async fn a_slow_reader_does_not_delay_others() {
     assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
 }
 
+/// A proxy answers endpoints with all of their names, while the rest of its first configuration is written. The frames
+/// that say that it has read come behind this request.
+#[tokio::test]
+async fn requests_do_not_hold_up_a_first_configuration() {
+    let fixture = Fixture::new(&ServerOptions::default());
+    let narrow = Endpoint::from_static("http://istiod")
+        .initial_stream_window_size(65_535)
+        .initial_connection_window_size(65_535);
+    let mut stream = Sotw::open(&mut fixture.client_with(narrow).await)
+        .await
+        .expect("an accepted stream");
+    let names = many_names();
+    let endpoints = DiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Endpoint.url().into(),
+        resource_names: names[..50].to_vec(),
+        ..Default::default()
+    };
+    let size_bytes = prost::Message::encoded_len(&endpoints);
+    stream.request(ResourceType::Cluster, &[], "").await;
+    stream.request(ResourceType::Listener, &[], "").await;
+    stream.requests.send(endpoints).await.expect("an open stream");
+    fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
+    let text = "x".repeat(10 << 10);
+    let listeners: Vec<String> = (0..200).map(|number| format!("l{number}")).collect();
+    let listeners = listeners
+        .iter()
+        .map(|name| (ResourceType::Listener, name.as_str(), text.as_str()));
+    let others = [
+        (ResourceType::Cluster, "c", ""),
+        (ResourceType::Endpoint, names[0].as_str(), ""),
+    ];
+    let content: Vec<_> = listeners.chain(others).collect();
+    fixture.publish(1, &content);
+    assert_eq!(stream.response().await.type_url, ResourceType::Cluster.url());
+    let response = stream.response().await;
+    assert_eq!(response.type_url, ResourceType::Endpoint.url());
+    let names: Vec<&str> = names[..500].iter().map(String::as_str).collect();
+    stream.request(ResourceType::Endpoint, &names, &response.nonce).await;
+    let listeners = tokio::time::timeout(Duration::from_secs(20), stream.response()).await;
+    assert_eq!(listeners.expect("the rest of the configuration").resources.len(), 200);
+}
+
 /// Returns names of more than 256 KiB together.
 fn many_names() -> Vec<String> {
     (0..3000).map(|number| format!("{number:0100}")).collect()

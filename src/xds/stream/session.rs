@@ -329,11 +329,11 @@ impl Session {
         }
         self.deliveries.append(unreceived.deliveries);
         self.on_answer(responses.is_empty());
-        self.write(responses, rendering).await?;
-        self.first_permit = None;
         if let Some(pre_auth) = &self.pre_auth {
             pre_auth.lift_read_limit();
         }
+        self.write(responses, rendering).await?;
+        self.first_permit = None;
         Ok(())
     }
 
