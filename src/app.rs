@@ -62,6 +62,7 @@ use crate::{
     environment::{self, Environment},
     ingest::{
         access::AccessReviews,
+        config_sources::ConfigSources,
         diagnostics::{self, Board, Report},
         file::{FileError, FileSource},
         jwks::{Jwks, JwksSettings},
@@ -327,27 +328,48 @@ struct StartInputs<'a> {
     push: &'a PushHandle,
     report: &'a Report,
     watches: WatchMetrics,
+    registry_metrics: RegistryMetrics,
     dependencies: watch::Receiver<Option<Arc<ExternalDependencies>>>,
+    page_runtime: &'a Handle,
 }
 
 impl StartInputs<'_> {
-    /// Starts the sources of the config cluster, if there is one.
+    /// Starts the sources of the config cluster, if there is one. Also returns the other stores of configuration, whose
+    /// certificates come from `issuer`.
     async fn kubernetes(
         &self,
         sources: &mut Sources,
         client: Option<Client>,
-        config: Config<'_>,
-    ) -> Result<Option<Kubernetes>, AppError> {
-        let Some(client) = client else { return Ok(None) };
+        config_sources: Vec<(String, config_sources::Address)>,
+        issuer: &Issuer,
+    ) -> Result<(Option<Kubernetes>, ConfigSources), AppError> {
+        let has_stores = !config_sources.is_empty();
+        let stores = Stores {
+            settings: &self.environment.settings,
+            installation: self.installation,
+            client: client.clone(),
+            issuer,
+            metrics: &self.registry_metrics,
+            report: self.report,
+        };
+        let (mut stores, cluster_at) = stores.all(config_sources)?;
+        let Some(client) = client else {
+            return Ok((None, stores));
+        };
         let inputs = kubernetes::Inputs {
             client,
             report: self.report.clone(),
             watches: self.watches.clone(),
             dependencies: self.dependencies.clone(),
-            config,
+            config: match cluster_at {
+                Some(index) => Config::Store(&mut stores, index),
+                None if has_stores => Config::Elsewhere,
+                None => Config::Direct,
+            },
         };
         let kubernetes = Kubernetes::start(self.environment, self.installation, sources, inputs);
-        Ok(Some(kubernetes.await?))
+        let kubernetes = kubernetes.await?;
+        Ok((Some(kubernetes), stores))
     }
 
     /// Starts the CA, trust and authentication, and the sources that follow from them.
@@ -389,20 +411,58 @@ impl StartInputs<'_> {
         Ok(Jwks::new(&self.environment.registry, settings)?)
     }
 
-    /// Returns the service that answers the queries of other replicas.
-    fn replica_service(
+    /// Starts to follow the inputs of injection; `None` if it is switched off.
+    fn injection(&self, kubernetes: Option<&Kubernetes>) -> Result<Option<Injection>, AppError> {
+        let client = kubernetes.map(Kubernetes::client);
+        let mesh = self.push.mesh.clone();
+        Injection::start(self.environment, self.installation, client, self.watches.clone(), mesh)
+    }
+
+    /// Follows the replicas of this control plane and returns the client that asks them; none without a config cluster.
+    /// Fails if the name of a metric is in use.
+    fn peers(
         &self,
-        distribution: Arc<Distribution>,
-        authenticators: Authenticators,
-        page_runtime: &Handle,
-    ) -> ReplicaService {
+        kubernetes: Option<&Kubernetes>,
+        issue: IssueCertificate,
+        trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    ) -> Result<Option<Arc<dyn Peers>>, prometheus::Error> {
+        let Some(kubernetes) = kubernetes else {
+            return Ok(None);
+        };
+        let watches = kubernetes.watches(self.installation);
+        let replicas = replicas::follow(&self.environment.tasks, &watches, self.installation);
+        let inputs = ClientInputs { replicas, issue, trust };
+        let client = PeerClient::new(&self.environment.registry, self.installation, inputs)?;
+        Ok(Some(Arc::new(client)))
+    }
+
+    /// Starts distribution status, to which the streams report what proxies refuse.
+    fn distribution(&self, streams: &Server, board: Arc<Board>, peers: Option<Arc<dyn Peers>>) -> Arc<Distribution> {
+        let inputs = distribution::Inputs {
+            mesh: self.push.mesh.clone(),
+            inspect: self.push.inspect.clone(),
+            flushes: self.push.flushes.clone(),
+            tracker: self.push.tracker.clone(),
+            connections: streams.registry().clone(),
+            board,
+            replica: own_replica(&self.environment.settings),
+            peers,
+            runtime: self.page_runtime.clone(),
+        };
+        let (distribution, refusals) = Distribution::start(&self.environment.tasks, inputs);
+        streams.set_refusal_queue(refusals);
+        distribution
+    }
+
+    /// Returns the service that answers the queries of other replicas.
+    fn replica_service(&self, distribution: Arc<Distribution>, authenticators: Authenticators) -> ReplicaService {
         ReplicaService {
             distribution,
             authenticators,
             mesh: self.push.mesh.clone(),
             account: config_sources::service_account(&self.environment.settings),
             tasks: self.environment.tasks.clone(),
-            runtime: page_runtime.clone(),
+            runtime: self.page_runtime.clone(),
         }
     }
 
@@ -420,6 +480,46 @@ impl StartInputs<'_> {
             controllers::write_refusal_events(self.environment, self.installation, kubernetes.client(), refused)?;
         }
         Ok(())
+    }
+
+    /// Opens the HTTP ports. Returns the webhooks, which are among their pages unless they are served with TLS.
+    async fn open_pages(
+        &self,
+        shown: debug::Sources,
+        grpc: &Router<Server>,
+        authenticators: Authenticators,
+        injection: Option<&Injection>,
+    ) -> Result<Webhooks, AppError> {
+        let injected = injection.map(|injection| injection.inputs(&self.environment.settings));
+        let webhooks = Webhooks::new(self.environment, injected)?;
+        listen::pages(
+            self.environment,
+            shown,
+            grpc,
+            authenticators,
+            &webhooks,
+            self.page_runtime,
+        )
+        .await?;
+        Ok(webhooks)
+    }
+
+    /// Starts the sources besides the config cluster.
+    fn other_sources(
+        &self,
+        sources: &mut Sources,
+        folder: Option<FileSource>,
+        stores: ConfigSources,
+    ) -> Result<(), AppError> {
+        let cluster = self.installation.cluster.clone();
+        sources.start(DnsResolver::new(cluster, self.dependencies.clone()));
+        if let Some(folder) = folder {
+            sources.start(folder);
+        }
+        if !stores.is_empty() {
+            sources.start(stores);
+        }
+        registries::start(self.environment, sources, &self.registry_metrics, self.report)
     }
 }
 
@@ -446,7 +546,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    /// Starts the sources and servers, and opens the HTTP ports.
+    /// Starts the sources and servers, and opens the HTTP ports. Each step needs what those before it have started.
     async fn start(
         environment: &'a Arc<Environment>,
         prepared: Prepared,
@@ -472,57 +572,33 @@ impl<'a> Parts<'a> {
             push: &push,
             report: &report,
             watches: WatchMetrics::new(&environment.registry)?,
+            registry_metrics: RegistryMetrics::new(&environment.registry)?,
             dependencies: external_dependencies::follow(environment, push.mesh.clone()),
+            page_runtime,
         };
         let mut sources = Sources::new(&environment.tasks, push.changes.clone());
-        let registry_metrics = RegistryMetrics::new(&environment.registry)?;
         let issuer = Issuer::default();
-        let has_stores = !config_sources.is_empty();
-        let stores = Stores {
-            settings: &environment.settings,
-            installation: &installation,
-            client: client.clone(),
-            issuer: &issuer,
-            metrics: &registry_metrics,
-            report: &report,
-        };
-        let (mut stores, cluster_at) = stores.all(config_sources)?;
-        let config = match cluster_at {
-            Some(index) => Config::Store(&mut stores, index),
-            None if has_stores => Config::Elsewhere,
-            None => Config::Direct,
-        };
-        let kubernetes = inputs.kubernetes(&mut sources, client, config).await?;
+        let kubernetes = inputs.kubernetes(&mut sources, client, config_sources, &issuer);
+        let (kubernetes, stores) = kubernetes.await?;
         let identity = inputs.identity(&mut sources, kubernetes.as_ref()).await?;
         let issue =
             config_sources::issue_certificates(&environment.settings, &installation, &identity, push.mesh.clone());
         issuer.set(issue.clone());
-        let (authenticators, trust) = (identity.authenticators.clone(), identity.trust.clone());
-        let page_authenticators = identity.page_authenticators.clone();
-        let (authority, anchors) = (identity.authority.clone(), identity.anchors.clone());
-        let domains = identity.domains.clone();
-        let webhook_acceptor = identity.webhooks.clone();
         let (grpc, secure) = identity.routers(xds, &environment.ready.subscribe());
-        let peers = peers(environment, &installation, kubernetes.as_ref(), issue, trust.clone())?;
+        let peers = inputs.peers(kubernetes.as_ref(), issue, identity.trust.clone())?;
         let replicas = peers.as_ref().map(|peers| peers.replicas());
         let jwks = inputs.jwks()?;
-        let injection = Injection::start(
-            environment,
-            &installation,
-            kubernetes.as_ref().map(Kubernetes::client),
-            inputs.watches.clone(),
-            push.mesh.clone(),
-        )?;
-        let distribution = start_distribution(environment, &push, grpc.streams(), board, peers, page_runtime);
+        let injection = inputs.injection(kubernetes.as_ref())?;
+        let distribution = inputs.distribution(grpc.streams(), board, peers);
         let secure = secure.map(|(router, acceptor)| {
-            let service = inputs.replica_service(distribution.clone(), authenticators, page_runtime);
+            let service = inputs.replica_service(distribution.clone(), identity.authenticators.clone());
             (router.with_server_stream(Arc::new(service)), acceptor)
         });
         inputs.write_refusal_events(kubernetes.as_ref(), &distribution)?;
         push.tracker.observe(delivery_observer(&environment.registry)?);
         let shown = debug::Sources {
-            authority,
-            anchors,
+            authority: identity.authority,
+            anchors: identity.anchors,
             distribution: distribution.clone(),
             mesh: push.mesh.clone(),
             committed: push.committed.clone(),
@@ -530,24 +606,14 @@ impl<'a> Parts<'a> {
             flushes: push.flushes.clone(),
             connections: grpc.streams().registry().clone(),
             remote: kubernetes.as_ref().map(Kubernetes::remote),
-            watches: inputs.watches,
+            watches: inputs.watches.clone(),
             keys: jwks.reports(),
             templates: injection.as_ref().map(Injection::templates),
         };
         sources.start(jwks);
-        let injected = injection
-            .as_ref()
-            .map(|injection| injection.inputs(&environment.settings));
-        let webhooks = Webhooks::new(environment, injected)?;
-        listen::pages(environment, shown, &grpc, page_authenticators, &webhooks, page_runtime).await?;
-        sources.start(DnsResolver::new(installation.cluster.clone(), inputs.dependencies));
-        if let Some(folder) = folder {
-            sources.start(folder);
-        }
-        if !stores.is_empty() {
-            sources.start(stores);
-        }
-        registries::start(environment, &mut sources, &registry_metrics, &report)?;
+        let webhooks = inputs.open_pages(shown, &grpc, identity.page_authenticators, injection.as_ref());
+        let webhooks = webhooks.await?;
+        inputs.other_sources(&mut sources, folder, stores)?;
         Ok(Self {
             environment,
             installation,
@@ -557,9 +623,9 @@ impl<'a> Parts<'a> {
             grpc,
             secure,
             injection,
-            webhooks: webhook_acceptor.map(|acceptor| (webhooks, acceptor)),
-            trust,
-            domains,
+            webhooks: identity.webhooks.map(|acceptor| (webhooks, acceptor)),
+            trust: identity.trust,
+            domains: identity.domains,
             events,
             distribution,
             replicas,
@@ -610,49 +676,6 @@ impl<'a> Parts<'a> {
         };
         kubernetes.start_controllers(self.environment, &self.installation, parts)
     }
-}
-
-/// Follows the replicas of this control plane and returns the client that asks them; none without a config cluster.
-/// Fails if the name of a metric is in use.
-fn peers(
-    environment: &Environment,
-    installation: &Installation,
-    kubernetes: Option<&Kubernetes>,
-    issue: IssueCertificate,
-    trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
-) -> Result<Option<Arc<dyn Peers>>, prometheus::Error> {
-    let Some(kubernetes) = kubernetes else {
-        return Ok(None);
-    };
-    let replicas = replicas::follow(&environment.tasks, &kubernetes.watches(installation), installation);
-    let inputs = ClientInputs { replicas, issue, trust };
-    let client = PeerClient::new(&environment.registry, installation, inputs)?;
-    Ok(Some(Arc::new(client)))
-}
-
-/// Starts distribution status, to which the streams report what proxies refuse.
-fn start_distribution(
-    environment: &Environment,
-    push: &PushHandle,
-    streams: &Server,
-    board: Arc<Board>,
-    peers: Option<Arc<dyn Peers>>,
-    page_runtime: &Handle,
-) -> Arc<Distribution> {
-    let inputs = distribution::Inputs {
-        mesh: push.mesh.clone(),
-        inspect: push.inspect.clone(),
-        flushes: push.flushes.clone(),
-        tracker: push.tracker.clone(),
-        connections: streams.registry().clone(),
-        board,
-        replica: own_replica(&environment.settings),
-        peers,
-        runtime: page_runtime.clone(),
-    };
-    let (distribution, refusals) = Distribution::start(&environment.tasks, inputs);
-    streams.set_refusal_queue(refusals);
-    distribution
 }
 
 /// Returns the identity of this process among the replicas.

@@ -111,12 +111,12 @@ pub(super) struct Identity {
 impl Identity {
     /// Returns the routers of the plaintext and the secure port. The CA service is on the secure port, if there is one.
     pub(super) fn routers(
-        self,
+        &self,
         xds: Server,
         ready: &watch::Receiver<bool>,
     ) -> (Router<Server>, Option<(Router<Server>, Acceptor)>) {
-        let xds = match self.security {
-            Some(security) => xds.with_security(security),
+        let xds = match &self.security {
+            Some(security) => xds.with_security(security.clone()),
             None => xds,
         };
         let router = |xds: Server, mut methods: Vec<Arc<dyn Unary>>| {
@@ -127,12 +127,13 @@ impl Identity {
                 .with_server_stream(health)
                 .with_exchange(Arc::new(Reflection { has_certificates }))
         };
-        match self.acceptor {
+        match &self.acceptor {
             Some(acceptor) => {
-                let secure = router(xds.clone().with_stream_runtime(Handle::current()), self.methods);
-                (router(xds, Vec::new()), Some((secure, acceptor)))
+                let secure = xds.clone().with_stream_runtime(Handle::current());
+                let secure = router(secure, self.methods.clone());
+                (router(xds, Vec::new()), Some((secure, acceptor.clone())))
             }
-            None => (router(xds, self.methods), None),
+            None => (router(xds, self.methods.clone()), None),
         }
     }
 }
