@@ -69,14 +69,8 @@ pub(super) struct IncomingRequest {
     pub(super) type_url: String,
     /// Code of `error_detail`.
     pub(super) error_code: i32,
-    /// `error_detail.message` for a type that is not served. Agents report an unhealthy workload in it.
-    pub(super) complaint: Option<String>,
-    /// The request; `None` if the type is not served.
-    pub(super) request: Option<Request>,
-    /// The names of a debug request.
-    pub(super) debug_names: Vec<SmolStr>,
-    /// The request; `None` if the type is served.
-    pub(super) unserved: Option<UnservedRequest>,
+    /// The request itself.
+    pub(super) content: RequestContent,
     /// Size of the message.
     pub(super) size_bytes: usize,
     /// The permit of a large request, held until it is answered.
@@ -85,17 +79,44 @@ pub(super) struct IncomingRequest {
     pub(super) turn: Option<Permit>,
 }
 
+/// The content of a request, by its type.
+#[derive(Debug)]
+pub(super) enum RequestContent {
+    /// A request for configuration of a type that is served.
+    Configuration(Request),
+    /// A debug request for these names.
+    Debug(Vec<SmolStr>),
+    /// A request for a type that is not served.
+    Unserved(UnservedRequest),
+}
+
 /// A request for a type that is not served.
 #[derive(Debug)]
 pub(super) struct UnservedRequest {
     /// The nonce of the response that it acknowledges.
     pub(super) nonce: SmolStr,
+    /// `error_detail.message`, if it rejects a response. Agents report an unhealthy workload in it.
+    pub(super) error: Option<String>,
     /// Its first names, some thousands at most.
     pub(super) names: Vec<String>,
     /// A hash of all its names.
     pub(super) names_hash: u64,
-    /// True if it rejects a response.
-    pub(super) is_rejection: bool,
+}
+
+impl UnservedRequest {
+    fn new(nonce: String, error: Option<String>, names: &Names) -> Self {
+        let mut left = MAX_UNSERVED_BYTES;
+        let first = names.iter().take(MAX_UNSERVED_NAMES).map_while(|name| {
+            left = left.checked_sub(name.len())?;
+            Some(String::from(name))
+        });
+        Self {
+            nonce: nonce.into(),
+            error,
+            names: first.collect(),
+            names_hash: FxBuildHasher.hash_one(names.iter().collect::<Vec<_>>()),
+        }
+    }
 }
 
 /// An error that ends the requests of a stream.
@@ -347,10 +368,8 @@ where
     /// Adds the permits of a request.
     fn admitted(&mut self, decoded: IncomingRequest, turn: Option<Permit>) -> Box<IncomingRequest> {
         let permit = self.large.take().and_then(|large| large.permit);
-        if decoded
-            .request
-            .as_ref()
-            .is_some_and(|request| request.resource_type == ResourceType::Route)
+        if let RequestContent::Configuration(request) = &decoded.content
+            && request.resource_type == ResourceType::Route
         {
             // Envoy requests these last.
             self.first_requests = FirstRequests::Free;
@@ -494,44 +513,27 @@ impl IncomingRequest {
             }
         };
         let error_code = error.as_ref().map_or(0, |status| status.code);
-        let mut error = error.map(shortened);
-        let debug_names = match &change {
-            SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }
-                if debug::is_debug(&type_url) =>
-            {
-                names.iter().take(debug::MAX_NAMES).collect()
+        let error = error.map(shortened);
+        let content = if let Some(resource_type) = ResourceType::of_url(&type_url) {
+            RequestContent::Configuration(Request {
+                resource_type,
+                nonce: nonce.into(),
+                error,
+                change,
+            })
+        } else {
+            let (SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }) = change;
+            if debug::is_debug(&type_url) {
+                RequestContent::Debug(names.iter().take(debug::MAX_NAMES).collect())
+            } else {
+                RequestContent::Unserved(UnservedRequest::new(nonce, error, &names))
             }
-            _ => Vec::new(),
         };
-        let resource_type = ResourceType::of_url(&type_url);
-        let unserved = resource_type.is_none().then(|| {
-            let (SubscriptionChange::Names(names) | SubscriptionChange::Change { subscribe: names, .. }) = &change;
-            let mut left = MAX_UNSERVED_BYTES;
-            let first = names.iter().take(MAX_UNSERVED_NAMES).map_while(|name| {
-                left = left.checked_sub(name.len())?;
-                Some(String::from(name))
-            });
-            UnservedRequest {
-                nonce: SmolStr::new(&nonce),
-                names: first.collect(),
-                names_hash: FxBuildHasher.hash_one(names.iter().collect::<Vec<_>>()),
-                is_rejection: error.is_some(),
-            }
-        });
-        let request = resource_type.map(|resource_type| Request {
-            resource_type,
-            nonce: nonce.into(),
-            error: error.take(),
-            change,
-        });
         Ok(Self {
             node,
             type_url,
             error_code,
-            complaint: error,
-            request,
-            debug_names,
-            unserved,
+            content,
             size_bytes,
             permit: None,
             turn: None,
@@ -599,7 +601,9 @@ mod tests {
             // Keeps the lists alive, as a connection does.
             let mut lists = Vec::new();
             while let Some(incoming) = requests.next().await.expect("a valid request") {
-                let request = incoming.request.expect("a type that is served");
+                let RequestContent::Configuration(request) = incoming.content else {
+                    panic!("a type that is served")
+                };
                 let SubscriptionChange::Names(names) = request.change else {
                     panic!("state of the world")
                 };
@@ -714,8 +718,10 @@ mod tests {
         let body = http_body_util::Full::new(framed(&request.encode_to_vec()));
         let mut requests = Requests::new(Protocol::Sotw, body, options());
         let incoming = requests.next().await.expect("a valid request").expect("a request");
-        let names = incoming.unserved.expect("a type that is not served").names;
-        assert_eq!(names.len(), MAX_UNSERVED_BYTES / 1000);
+        let RequestContent::Unserved(request) = incoming.content else {
+            panic!("a type that is not served")
+        };
+        assert_eq!(request.names.len(), MAX_UNSERVED_BYTES / 1000);
     }
 
     #[test]
@@ -752,11 +758,7 @@ mod tests {
             .expect("a valid request")
             .expect("a complete message");
         assert!(received.repeated.is_none());
-        let first = requests
-            .decode(received)
-            .expect("a valid request")
-            .request
-            .expect("a request of a served type");
+        let first = requests.decode(received).expect("a valid request");
         let again = framed(&message(&names, "2"));
         let mut most = 0;
         for part in again.chunks(16 << 10) {
@@ -769,12 +771,12 @@ mod tests {
             .next_message()
             .expect("a valid request")
             .expect("a complete message");
-        let second = requests
-            .decode(received)
-            .expect("a valid request")
-            .request
-            .expect("a request of a served type");
-        let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (&first.change, &second.change) else {
+        let second = requests.decode(received).expect("a valid request");
+        let [first, second] = [&first, &second].map(|incoming| match &incoming.content {
+            RequestContent::Configuration(request) => &request.change,
+            content => panic!("a request of a served type, not {content:?}"),
+        });
+        let (SubscriptionChange::Names(a), SubscriptionChange::Names(b)) = (first, second) else {
             panic!("state of the world");
         };
         assert!(Arc::ptr_eq(a, b));

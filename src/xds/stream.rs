@@ -32,11 +32,10 @@ pub(super) use self::{
 use super::{
     admission::Source,
     config_objects::{self, ConfigObjects},
-    debug,
     events::{self, Attachment, Rejection},
     message::ResponseSender,
     protocol::Protocol,
-    request::{IncomingRequest, Requests},
+    request::{IncomingRequest, RequestContent, Requests},
 };
 use crate::{
     auth::Caller,
@@ -164,7 +163,9 @@ where
         first.turn = None;
         // Parity (pilot/pkg/xds/xdsgen.go): types of proxies are configuration for these clients, too.
         let objects = self.shared.config_objects.get().cloned();
-        let objects = objects.filter(|_| config_objects::is_requested_by(&proxy) && first.request.is_none());
+        let objects = objects.filter(|_| {
+            config_objects::is_requested_by(&proxy) && matches!(first.content, RequestContent::Unserved(_))
+        });
         let client = match objects {
             Some(objects) => self.config_client(&mut ends, &proxy, objects).await?,
             None => self.proxy_client(ends, proxy).await?,
@@ -201,7 +202,7 @@ where
         ends: &mut EndSignals,
         mut request: Box<IncomingRequest>,
     ) -> Result<Option<Box<IncomingRequest>>, EndReason> {
-        while debug::is_debug(&request.type_url) {
+        while matches!(request.content, RequestContent::Debug(_)) {
             self.debug_responder().answer(request).await?;
             let next = tokio::select! {
                 request = self.requests.next() => request?,

@@ -28,10 +28,9 @@ use crate::{
     xds::{
         admission::{Permit, Source},
         config_objects::{ConfigObjects, Resources},
-        debug,
         message::{ConfigResponse, Message, ResponseSender},
         protocol::Protocol,
-        request::{IncomingRequest, Requests},
+        request::{IncomingRequest, RequestContent, Requests},
     },
 };
 
@@ -143,19 +142,18 @@ impl ConfigSession {
     }
 
     async fn on_request(&mut self, incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
-        if debug::is_debug(&incoming.type_url) {
+        if matches!(incoming.content, RequestContent::Debug(_)) {
             return Box::pin(self.debug_responder.answer(incoming)).await;
         }
         self.shared.metrics.received(incoming.size_bytes);
         let IncomingRequest {
             type_url,
-            complaint,
-            unserved,
+            content,
             permit,
             turn,
             ..
         } = *incoming;
-        let Some(request) = unserved else {
+        let RequestContent::Unserved(request) = content else {
             // An empty answer would say that the configuration of the proxy is empty.
             tracing::warn!(
                 node = %self.node,
@@ -167,8 +165,7 @@ impl ConfigSession {
         if type_url.is_empty() || type_url.len() > MAX_TYPE_BYTES {
             return Ok(());
         }
-        if request.is_rejection {
-            let complaint = complaint.unwrap_or_default();
+        if let Some(complaint) = &request.error {
             tracing::warn!(node = %self.node, r#type = type_url, complaint, "config client rejected objects");
             return Ok(());
         }

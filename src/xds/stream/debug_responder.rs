@@ -15,7 +15,7 @@ use crate::{
         debug::{self, DebugRequest},
         message::{Message, ResponseSender},
         protocol::Protocol,
-        request::IncomingRequest,
+        request::{IncomingRequest, RequestContent},
     },
 };
 
@@ -30,9 +30,13 @@ pub(super) struct DebugResponder {
 }
 
 impl DebugResponder {
-    /// Answers a request once. The response is not acknowledged and there are no updates.
+    /// Answers a debug request once. The response is not acknowledged and there are no updates.
     pub(super) async fn answer(&self, mut request: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(request.size_bytes);
+        let RequestContent::Debug(names) = &mut request.content else {
+            return Ok(());
+        };
+        let names = std::mem::take(names);
         let Some(debug_handler) = self.shared.debug_handler.get() else {
             return Ok(());
         };
@@ -40,7 +44,7 @@ impl DebugResponder {
         let label = debug::metric_label(&type_url);
         let debug_request = DebugRequest {
             type_url: type_url.clone(),
-            names: std::mem::take(&mut request.debug_names),
+            names,
             caller: self.caller.clone(),
         };
         let rendering = (self.shared.clock)();

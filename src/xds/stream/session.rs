@@ -26,13 +26,12 @@ use crate::{
     xds::{
         admission::{Permit, Source},
         connection::{Outcome, Request, Response},
-        debug,
         events::{Attachment, Health},
         message::{Message, ResponseSender},
         metrics::SentResponse,
         protocol::Protocol,
         registry::{NewConnection, Registration},
-        request::{IncomingRequest, UnservedRequest},
+        request::{IncomingRequest, RequestContent, UnservedRequest},
         share::quarantine::Refusal,
     },
 };
@@ -166,20 +165,25 @@ impl Session {
 
     pub(super) async fn on_request(&mut self, mut incoming: Box<IncomingRequest>) -> Result<(), EndReason> {
         self.shared.metrics.received(incoming.size_bytes);
-        let Some(request) = incoming.request else {
-            incoming.release();
-            if incoming.type_url == HEALTH_INFORMATION {
-                self.on_health(incoming.complaint).await;
-            } else if debug::is_debug(&incoming.type_url) {
+        let request = match incoming.content {
+            RequestContent::Configuration(request) => request,
+            RequestContent::Debug(_) => {
+                incoming.release();
                 // A client that does not read the answer must not delay the first configurations of others.
                 self.first_permit = None;
                 return Box::pin(self.debug_responder.answer(incoming)).await;
-            } else if Protocol::is_old_type(&incoming.type_url) {
-                return Err(EndReason::OldType(incoming.type_url));
-            } else if let Some(unserved) = incoming.unserved {
-                return Box::pin(self.on_unserved(incoming.type_url, unserved)).await;
             }
-            return Ok(());
+            RequestContent::Unserved(request) => {
+                drop((incoming.permit, incoming.turn));
+                if incoming.type_url == HEALTH_INFORMATION {
+                    self.on_health(request.error).await;
+                    return Ok(());
+                }
+                if Protocol::is_old_type(&incoming.type_url) {
+                    return Err(EndReason::OldType(incoming.type_url));
+                }
+                return Box::pin(self.on_unserved(incoming.type_url, request)).await;
+            }
         };
         let rendering = (self.shared.clock)();
         let responses = match incoming.turn {

@@ -38,7 +38,7 @@ pub(super) struct Answer {
 impl UnservedTypes {
     /// Returns the answer to a request; `None` if it is an acknowledgement, or if the type has resources in Istio.
     pub(super) fn answer(&mut self, protocol: Protocol, type_url: &str, request: UnservedRequest) -> Option<Answer> {
-        if request.is_rejection || type_url.len() > MAX_TYPE_BYTES || has_resources(type_url) {
+        if request.error.is_some() || type_url.len() > MAX_TYPE_BYTES || has_resources(type_url) {
             return None;
         }
         let is_full = self.types.len() >= MAX_TYPES;
@@ -90,9 +90,9 @@ mod tests {
     fn request(nonce: &str, names: &[&str]) -> UnservedRequest {
         UnservedRequest {
             nonce: nonce.into(),
+            error: None,
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             names_hash: names.len() as u64,
-            is_rejection: false,
         }
     }
 
