@@ -39,7 +39,7 @@ use crate::{
     api::access_review::Subject,
     base::Shared,
     model::{MeshSnapshot, ScopeKey, SidecarScope, ambient::SHARDS},
-    table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, Table, Transaction, Users},
+    table::{ChangeSet, Cx, Derived, Evaluated, Key, Refcounts, Table, TableWriter, Transaction, Users},
 };
 use connections::Connections;
 use fragments::FragmentMemo;
@@ -221,7 +221,7 @@ impl ConfigStore {
         events: ProxyEvents,
         executor: &impl Executor,
     ) -> StoreUpdate {
-        let mut tx = Transaction::after(changes);
+        let mut evaluator = Evaluator::new(changes, executor);
         let mut update = StoreUpdate::default();
         let mut touched: FxHashSet<ProxyGroupKey> = FxHashSet::default();
 
@@ -235,13 +235,14 @@ impl ConfigStore {
         let used = &self.groups_of_part;
         let released = self
             .connections
-            .update(&mut tx, inputs, used, events, executor, &mut update);
+            .update(&mut evaluator, inputs, used, events, &mut update.moved);
         let new = self.add_connections(&update.moved, &mut touched);
-        if !(tx.is_empty() && new.is_empty()) {
-            self.generate(&mut tx, inputs, &new, executor, &mut update, &mut touched);
+        if !(evaluator.tx.is_empty() && new.is_empty()) {
+            self.generate(&mut evaluator, inputs, &new, &mut update, &mut touched);
         }
-        self.release_groups(&mut tx, released);
+        self.release_groups(&mut evaluator.tx, released);
         self.update_bytes();
+        update.panics = evaluator.tx.take_panics();
         update.subjects_changed = std::mem::take(&mut self.subjects.changed);
         update.groups = self.assemble_groups(touched, mesh);
         self.forget_changes();
@@ -268,29 +269,27 @@ impl ConfigStore {
     /// Updates scopes, parts, fragments and resources. Adds the groups that must be assembled to `touched`.
     fn generate(
         &mut self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
         new: &NewKeys,
-        executor: &impl Executor,
         update: &mut StoreUpdate,
         touched: &mut FxHashSet<ProxyGroupKey>,
     ) {
-        let panics = &mut update.panics;
-        self.scopes.update(tx, inputs.mesh, &new.scopes, executor, panics);
+        self.scopes.update(evaluator, inputs.mesh, &new.scopes);
         let scopes = self.scopes.tables();
         let inputs = BuildInputs {
             scopes: &scopes,
             ..inputs
         };
-        self.parts.update(tx, inputs, &new.parts, &self.lists, executor, panics);
+        self.parts.update(evaluator, inputs, &new.parts, &self.lists);
         let lists = self.lists.update(self.parts.writer().changes());
         let new = lists.resources.iter();
         let fragments = new.clone().flat_map(|resource| resource.fragments());
         let build = |cx: &Cx, key: &FragmentKey| Some(key.build(&inputs.ctx(cx)));
-        update.fragments = self.fragments.update(tx, fragments, executor, panics, build);
+        update.fragments = self.fragments.update(evaluator, fragments, build);
         let chains = new.flat_map(|resource| resource.chains());
         let build = |cx: &Cx, key: &ServiceChainsKey| Some(key.build(&inputs.ctx(cx)));
-        update.fragments += self.chains.update(tx, chains, executor, panics, build);
+        update.fragments += self.chains.update(evaluator, chains, build);
         let memo = inputs
             .memo
             .clone()
@@ -298,9 +297,9 @@ impl ConfigStore {
             .with(self.chains.table());
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let build = |cx: &Cx, key: &ResourceKey| Some(key.build(&inputs.ctx(cx)));
-        update.built = evaluate(&mut self.resources, tx, &lists.resources, executor, panics, build);
+        update.built = evaluator.update(&mut self.resources, &lists.resources, build);
         let unused = self.lists.release(&lists);
-        self.forget_resources(tx, &unused);
+        self.forget_resources(&mut evaluator.tx, &unused);
         let built = self.resources.writer().changes();
         let changed_lists = self.lists.assemble(&lists, built, self.resources.table());
         let relisted = self.parts.writer().changes().iter().map(|(part, _, _)| part);
@@ -508,38 +507,63 @@ impl<'a> BuildInputs<'a> {
     }
 }
 
-/// Brings one memo up to date. Returns the number of evaluations.
-fn evaluate<K: Key, V: PartialEq + Send>(
-    memo: &mut Derived<K, V>,
-    tx: &mut Transaction,
-    candidates: &[K],
-    executor: &impl Executor,
-    panics: &mut Vec<String>,
-    function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
-) -> usize {
-    evaluate_each(memo, tx, candidates, executor, panics, function, |evaluated| evaluated)
+/// Evaluates the memos of an update, or of a preview of one.
+struct Evaluator<'a, E> {
+    /// The changes so far, and the evaluations that panicked.
+    tx: Transaction,
+    executor: &'a E,
 }
 
-/// As [`evaluate`]. `finish` makes the rows from the results, on the calling thread.
-fn evaluate_each<K: Key, V: PartialEq, R: Send>(
-    memo: &mut Derived<K, V>,
-    tx: &mut Transaction,
-    candidates: &[K],
-    executor: &impl Executor,
-    panics: &mut Vec<String>,
-    function: impl Fn(&Cx, &K) -> Option<R> + Sync + Send,
-    mut finish: impl FnMut(Evaluated<K, R>) -> Evaluated<K, V>,
-) -> usize {
-    memo.begin();
-    // Most candidates are new keys.
-    memo.reserve(candidates.len());
-    let dirty = memo.dirty(tx, candidates);
-    let evaluations = dirty.len();
-    for evaluated in executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
-        if evaluated.panicked() {
-            panics.push(format!("{:?}", evaluated.key()));
+impl<'a, E: Executor> Evaluator<'a, E> {
+    /// Starts after these changes of the mesh.
+    fn new(changes: &ChangeSet, executor: &'a E) -> Self {
+        Self {
+            tx: Transaction::after(changes),
+            executor,
         }
-        memo.apply(tx, finish(evaluated));
     }
-    evaluations
+
+    /// Brings one memo up to date. Returns the number of evaluations.
+    fn update<K: Key, V: PartialEq + Send>(
+        &mut self,
+        memo: &mut Derived<K, V>,
+        candidates: &[K],
+        function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
+    ) -> usize {
+        self.update_each(memo, candidates, function, |evaluated| evaluated)
+    }
+
+    /// As [`Self::update`]. `finish` makes the rows from the results, on the calling thread.
+    fn update_each<K: Key, V: PartialEq, R: Send>(
+        &mut self,
+        memo: &mut Derived<K, V>,
+        candidates: &[K],
+        function: impl Fn(&Cx, &K) -> Option<R> + Sync + Send,
+        mut finish: impl FnMut(Evaluated<K, R>) -> Evaluated<K, V>,
+    ) -> usize {
+        memo.begin();
+        // Most candidates are new keys.
+        memo.reserve(candidates.len());
+        let dirty = memo.dirty(&self.tx, candidates);
+        let evaluations = dirty.len();
+        for evaluated in self.executor.map(dirty, |key| Evaluated::guarded(key, &function)) {
+            if evaluated.panicked() {
+                self.tx.note_panic(format!("{:?}", evaluated.key()));
+            }
+            memo.apply(&mut self.tx, finish(evaluated));
+        }
+        evaluations
+    }
+
+    /// Returns a memo as it would be after an update of the candidates and of what the changes affect.
+    fn preview<K: Key, V: PartialEq + Send>(
+        &mut self,
+        memo: &Derived<K, V>,
+        candidates: &[K],
+        function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
+    ) -> TableWriter<K, V> {
+        let dirty = memo.dirty(&self.tx, candidates);
+        let results = self.executor.map(dirty, |key| Evaluated::guarded(key, &function));
+        memo.preview(&mut self.tx, results)
+    }
 }

@@ -61,7 +61,7 @@ impl Transaction {
     }
 
     /// Records that an evaluation panicked and kept its previous row.
-    pub(super) fn note_panic(&mut self, description: String) {
+    pub fn note_panic(&mut self, description: String) {
         self.panics.push(description);
     }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BuildInputs, ConnectionId, Executor, ProxyEvents, StoreUpdate, effect, evaluate_each};
+use super::{BuildInputs, ConnectionId, Evaluator, Executor, ProxyEvents};
 use crate::{
     base::{Shared, pool::Pool},
     generate::{
@@ -17,7 +17,7 @@ use crate::{
         proxy_class::{ProxyClass, ProxyClassKey},
         resource::{RoutePlaceholders, UnknownRoutes},
     },
-    table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Transaction, Users},
+    table::{Cx, Derived, Evaluated, Outcome, Reads, RelationId, Users},
 };
 
 /// See the module documentation.
@@ -98,20 +98,19 @@ impl Connections {
         self.groups.begin();
     }
 
-    /// Updates the groups of all connections. Returns the groups that lost a connection, once for each lost connection.
-    /// `used` are the parts in use.
+    /// Updates the groups of all connections. Adds the connections that have another group than before to `moved`.
+    /// Returns the groups that lost a connection, once for each lost connection. `used` are the parts in use.
     pub(super) fn update(
         &mut self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
         used: &Users<PartKey, ProxyGroupKey>,
         events: ProxyEvents,
-        executor: &impl Executor,
-        update: &mut StoreUpdate,
+        moved: &mut Vec<(ConnectionId, ProxyGroupKey)>,
     ) -> Vec<ProxyGroupKey> {
         let mut released = Released::default();
         let candidates = self.apply(events, &mut released);
-        let (new, mut moved) = self.classify(tx, inputs, &candidates, executor, update, &mut released);
+        let (new, mut changed) = self.classify(evaluator, inputs, &candidates, &mut released);
         let select = |cx: &Cx, class: &ProxyClassKey| Some(plan::select(&inputs.ctx(cx), class));
         let mut shared = FxHashSet::default();
         let placeholders = &mut self.placeholders;
@@ -123,19 +122,18 @@ impl Connections {
                 ProxyGroupKey::new(group.sharing(|part| share(part, &mut shared, used)))
             })
         };
-        let panics = &mut update.panics;
-        evaluate_each(&mut self.groups, tx, &new, executor, panics, select, finish);
+        evaluator.update_each(&mut self.groups, &new, select, finish);
         for (class, ..) in self.groups.writer().changes() {
-            moved.extend(self.classes.get(class));
+            changed.extend(self.classes.get(class));
         }
-        moved.sort_unstable();
-        moved.dedup();
-        for id in moved {
-            self.move_to_group_of_class(id, &mut released, update);
+        changed.sort_unstable();
+        changed.dedup();
+        for id in changed {
+            self.move_to_group_of_class(id, &mut released, moved);
         }
         for class in released.classes {
             if !self.classes.contains(&class) {
-                self.groups.forget(tx, &class);
+                self.groups.forget(&mut evaluator.tx, &class);
             }
         }
         released.groups
@@ -144,9 +142,8 @@ impl Connections {
     /// Returns the present group of each connection with the one that it would have in another mesh.
     pub(super) fn preview(
         &self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
-        executor: &impl Executor,
     ) -> FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> {
         let class_of = |cx: &Cx, id: &ConnectionId| {
             let connection = self.all.get(id)?;
@@ -154,8 +151,8 @@ impl Connections {
             Some(ProxyClassKey::new(class))
         };
         let mut others: FxHashMap<ConnectionId, ProxyClassKey> = FxHashMap::default();
-        let dirty = self.reads.dirty(tx, &[]);
-        for evaluated in executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
+        let dirty = self.reads.dirty(&evaluator.tx, &[]);
+        for evaluated in evaluator.executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
             if let (id, Outcome::Row(Some(class))) = evaluated.into_outcome() {
                 others.insert(id, class);
             }
@@ -163,7 +160,7 @@ impl Connections {
         let new = others.values().filter(|class| !self.classes.contains(class));
         let new: Vec<ProxyClassKey> = new.cloned().collect();
         let select = |cx: &Cx, class: &ProxyClassKey| Some(ProxyGroupKey::new(plan::select(&inputs.ctx(cx), class)));
-        let groups = effect::evaluate(&self.groups, tx, &new, executor, select);
+        let groups = evaluator.preview(&self.groups, &new, select);
         let changed: FxHashSet<&ProxyClassKey> = groups.changes().iter().map(|(class, ..)| class).collect();
         let mut pairs: FxHashMap<(ProxyGroupKey, ProxyGroupKey), Vec<ConnectionId>> = FxHashMap::default();
         for (id, connection) in &self.all {
@@ -213,15 +210,13 @@ impl Connections {
     /// Computes classes. Returns the classes that are new and the connections whose class changed.
     fn classify(
         &mut self,
-        tx: &Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
         candidates: &[ConnectionId],
-        executor: &impl Executor,
-        update: &mut StoreUpdate,
         released: &mut Released,
     ) -> (Vec<ProxyClassKey>, Vec<ConnectionId>) {
         let (mut new, mut changed) = (Vec::new(), Vec::new());
-        let dirty = self.reads.dirty(tx, candidates);
+        let dirty = self.reads.dirty(&evaluator.tx, candidates);
         self.reads.reserve(candidates.len());
         let all = &self.all;
         let class_of = |cx: &Cx, id: &ConnectionId| {
@@ -229,12 +224,12 @@ impl Connections {
             let class = ProxyClass::of(&inputs.ctx(cx), &connection.proxy, &connection.requested);
             Some(ProxyClassKey::new(class))
         };
-        for evaluated in executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
+        for evaluated in evaluator.executor.map(dirty, |id| Evaluated::guarded(id, class_of)) {
             let (id, outcome) = self.reads.apply(evaluated);
             let class = match outcome {
                 Outcome::Row(class) => class,
                 Outcome::Panicked => {
-                    update.panics.push(format!("{id:?}"));
+                    evaluator.tx.note_panic(format!("{id:?}"));
                     None
                 }
             };
@@ -267,7 +262,12 @@ impl Connections {
 
     /// Moves a connection to the group of its class. If selection of the class panicked, the connection keeps its
     /// group.
-    fn move_to_group_of_class(&mut self, id: ConnectionId, released: &mut Released, update: &mut StoreUpdate) {
+    fn move_to_group_of_class(
+        &mut self,
+        id: ConnectionId,
+        released: &mut Released,
+        moved: &mut Vec<(ConnectionId, ProxyGroupKey)>,
+    ) {
         let Some(connection) = self.all.get_mut(&id) else {
             return;
         };
@@ -277,7 +277,7 @@ impl Connections {
             return;
         };
         if connection.group.as_ref() != Some(&group) {
-            update.moved.push((id, group.clone()));
+            moved.push((id, group.clone()));
             released.groups.extend(connection.group.replace(group));
         }
     }

@@ -10,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smol_str::SmolStr;
 
 use super::{
-    BuildInputs, ConfigStore, ConnectionId, Executor, List,
+    BuildInputs, ConfigStore, ConnectionId, Evaluator, Executor, List,
     maps::{ListMaps, PartResourceMaps},
     scopes::contains,
 };
@@ -22,7 +22,7 @@ use crate::{
         resource::{Built, ResourceSnapshot, TypeResources},
     },
     model::MeshSnapshot,
-    table::{ChangeSet, Cx, Derived, Evaluated, Key, Table, TableWriter, Transaction},
+    table::{ChangeSet, Cx, Key, Table, TableWriter},
 };
 
 /// The effect of an object on one resource.
@@ -111,7 +111,7 @@ struct Preview<'a> {
 
 impl<'a> Preview<'a> {
     fn new(store: &'a ConfigStore, mesh: &MeshSnapshot, changes: &ChangeSet, executor: &impl Executor) -> Self {
-        let mut tx = Transaction::after(changes);
+        let mut evaluator = Evaluator::new(changes, executor);
         let memo = store.push_memo();
         let scopes = store.scopes.tables();
         let inputs = BuildInputs {
@@ -119,27 +119,27 @@ impl<'a> Preview<'a> {
             scopes: &scopes,
             memo: &memo,
         };
-        let groups = store.connections.preview(&mut tx, inputs, executor);
+        let groups = store.connections.preview(&mut evaluator, inputs);
         let others = || groups.keys().map(|(_, other)| other);
         let new = missing(store.scopes.all(), others().flat_map(|group| group.scopes()));
-        let scopes = store.scopes.preview(&mut tx, mesh, &new, executor);
+        let scopes = store.scopes.preview(&mut evaluator, mesh, &new);
         let inputs = BuildInputs {
             scopes: &scopes,
             ..inputs
         };
         let new = missing(store.parts.table(), others().flat_map(|group| &group.parts));
-        let parts = store.parts.preview(&mut tx, inputs, &new, executor);
+        let parts = store.parts.preview(&mut evaluator, inputs, &new);
         let lists = parts.changes().iter().filter_map(|(_, _, list)| list.as_ref());
         let listed = lists.flat_map(|list| list.iter().map(|listed| &listed.key));
         let new = missing(store.resources.table(), listed);
         let new_fragments = new.iter().flat_map(|resource| resource.fragments());
         let new_fragments = missing(store.fragments.rows().table(), new_fragments);
-        let fragments = evaluate(store.fragments.rows(), &mut tx, &new_fragments, executor, |cx, key| {
+        let fragments = evaluator.preview(store.fragments.rows(), &new_fragments, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
         });
         let new_chains = new.iter().flat_map(|resource| resource.chains());
         let new_chains = missing(store.chains.rows().table(), new_chains);
-        let chains = evaluate(store.chains.rows(), &mut tx, &new_chains, executor, |cx, key| {
+        let chains = evaluator.preview(store.chains.rows(), &new_chains, |cx, key| {
             Some(key.build(&inputs.ctx(cx)))
         });
         let memo = memo
@@ -147,9 +147,7 @@ impl<'a> Preview<'a> {
             .with(fragments.table().clone())
             .with(chains.table().clone());
         let inputs = BuildInputs { memo: &memo, ..inputs };
-        let resources = evaluate(&store.resources, &mut tx, &new, executor, |cx, key| {
-            Some(key.build(&inputs.ctx(cx)))
-        });
+        let resources = evaluator.preview(&store.resources, &new, |cx, key| Some(key.build(&inputs.ctx(cx))));
         let changed = resources.changes().iter().map(|(key, ..)| key);
         let changed_lists: FxHashSet<List> = changed.flat_map(|key| store.lists.containing(key)).cloned().collect();
         let relisted = parts
@@ -247,17 +245,4 @@ fn difference(
     }
     affected.sort_unstable();
     affected
-}
-
-/// Returns a memo as it would be after an update of the candidates and of what the changes affect.
-pub(super) fn evaluate<K: Key, V: PartialEq + Send>(
-    memo: &Derived<K, V>,
-    tx: &mut Transaction,
-    candidates: &[K],
-    executor: &impl Executor,
-    function: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
-) -> TableWriter<K, V> {
-    let dirty = memo.dirty(tx, candidates);
-    let results = executor.map(dirty, |key| Evaluated::guarded(key, &function));
-    memo.preview(tx, results)
 }

@@ -1,6 +1,6 @@
 //! Memos of fragments: values that live while a resource consists of them.
 
-use super::{Executor, evaluate};
+use super::{Evaluator, Executor};
 use crate::table::{Cx, Derived, Key, Refcounts, RelationId, Table, Transaction};
 
 /// Fragments of one kind, with the number of resources that each is part of.
@@ -36,15 +36,13 @@ impl<K: Key, V: PartialEq + Send> FragmentMemo<K, V> {
     /// Adds the fragments of new resources, and brings all up to date. Returns the number of evaluations.
     pub(super) fn update<'k>(
         &mut self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         fragments: impl IntoIterator<Item = &'k K>,
-        executor: &impl Executor,
-        panics: &mut Vec<String>,
         build: impl Fn(&Cx, &K) -> Option<V> + Sync + Send,
     ) -> usize {
         let new = fragments.into_iter().filter(|key| self.resources.add(key));
         let new: Vec<K> = new.cloned().collect();
-        evaluate(&mut self.rows, tx, &new, executor, panics, build)
+        evaluator.update(&mut self.rows, &new, build)
     }
 
     /// Removes a resource that consists of these fragments.

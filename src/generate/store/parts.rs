@@ -3,7 +3,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{BuildInputs, Executor, effect, evaluate_each, lists::Lists, relation, scopes::contains};
+use super::{BuildInputs, Evaluator, Executor, lists::Lists, relation, scopes::contains};
 use crate::{
     generate::{
         BuildContext,
@@ -34,14 +34,12 @@ impl Parts {
     /// Brings the lists up to date, with those of new parts. Lists and keys that are in use are shared.
     pub(super) fn update(
         &mut self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
         new: &[PartKey],
         used: &Lists,
-        executor: &impl Executor,
-        panics: &mut Vec<String>,
     ) {
-        let changes = tx.so_far();
+        let changes = evaluator.tx.so_far();
         let mut shared = FxHashSet::default();
         let new_common = new.iter().filter_map(|part| part.common());
         let new_common: Vec<PartKey> = new_common.filter(|common| self.users.add(common)).collect();
@@ -50,8 +48,7 @@ impl Parts {
             changes: &changes,
         };
         let finish = |common: CommonList| common.shared(|list| share(list, &mut shared, used));
-        self.common
-            .update(tx, evaluations, &new_common, executor, panics, finish);
+        self.common.update(evaluator, evaluations, &new_common, finish);
         let memo = inputs.memo.clone().with(self.common_lists());
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let evaluations = Evaluations {
@@ -59,18 +56,17 @@ impl Parts {
             changes: &changes,
         };
         let finish = |list| share(list, &mut shared, used);
-        self.lists.update(tx, evaluations, new, executor, panics, finish);
+        self.lists.update(evaluator, evaluations, new, finish);
     }
 
     /// Returns the lists as they would be after an update, with those of new parts.
     pub(super) fn preview(
         &self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         inputs: BuildInputs,
         new: &[PartKey],
-        executor: &impl Executor,
     ) -> TableWriter<PartKey, List> {
-        let changes = tx.so_far();
+        let changes = evaluator.tx.so_far();
         let absent = |common: &PartKey| !contains(self.common.rows.table(), common);
         let new_common = new.iter().filter_map(|part| part.common()).filter(absent);
         let new_common: Vec<PartKey> = new_common.collect();
@@ -78,14 +74,14 @@ impl Parts {
             inputs,
             changes: &changes,
         };
-        let common = self.common.preview(tx, evaluations, &new_common, executor);
+        let common = self.common.preview(evaluator, evaluations, &new_common);
         let memo = inputs.memo.clone().with(common.table().clone());
         let inputs = BuildInputs { memo: &memo, ..inputs };
         let evaluations = Evaluations {
             inputs,
             changes: &changes,
         };
-        self.lists.preview(tx, evaluations, new, executor)
+        self.lists.preview(evaluator, evaluations, new)
     }
 
     /// Drops a part without users.
@@ -179,18 +175,16 @@ impl<V: InPieces> PieceMemo<V> {
     /// Brings the lists up to date. `finish` makes the rows from the results, on the calling thread.
     fn update(
         &mut self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         evaluations: Evaluations,
         new: &[PartKey],
-        executor: &impl Executor,
-        panics: &mut Vec<String>,
         mut finish: impl FnMut(V) -> V,
     ) {
         let last = self.rows.table().clone();
         let pieces = &self.pieces;
         let function = |cx: &Cx, part: &PartKey| evaluations.list(cx, part, &last, pieces);
         let mut relisted = Vec::new();
-        evaluate_each(&mut self.rows, tx, new, executor, panics, function, |evaluated| {
+        evaluator.update_each(&mut self.rows, new, function, |evaluated| {
             let (part, mut pieces) = (evaluated.key().clone(), None);
             let evaluated = evaluated.map(|(list, listed)| {
                 pieces = listed;
@@ -210,13 +204,12 @@ impl<V: InPieces> PieceMemo<V> {
 
     fn preview(
         &self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         evaluations: Evaluations,
         new: &[PartKey],
-        executor: &impl Executor,
     ) -> TableWriter<PartKey, V> {
         let last = self.rows.table();
-        effect::evaluate(&self.rows, tx, new, executor, |cx, part| {
+        evaluator.preview(&self.rows, new, |cx, part| {
             Some(evaluations.list::<V>(cx, part, last, &self.pieces)?.0)
         })
     }

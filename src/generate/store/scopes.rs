@@ -1,6 +1,6 @@
 //! The scopes that live groups use. Namespaces that see the same take over a common scope, which is evaluated once.
 
-use super::{Executor, effect, evaluate, relation};
+use super::{Evaluator, Executor, relation};
 use crate::{
     generate::ScopeTables,
     model::{
@@ -35,45 +35,37 @@ impl Default for Scopes {
 
 impl Scopes {
     /// Brings the scopes up to date, with new ones.
-    pub(super) fn update(
-        &mut self,
-        tx: &mut Transaction,
-        mesh: &MeshSnapshot,
-        new: &[ScopeKey],
-        executor: &impl Executor,
-        panics: &mut Vec<String>,
-    ) {
+    pub(super) fn update(&mut self, evaluator: &mut Evaluator<impl Executor>, mesh: &MeshSnapshot, new: &[ScopeKey]) {
         let new = new.iter().flat_map(with_common);
         let new: Vec<ScopeKey> = new.filter(|key| self.users.add(key)).collect();
         let new_common = common_among(&new);
         let pool = &self.pool;
         let function = |cx: &Cx, key: &ScopeKey| CommonScope::of(cx, mesh, key, pool);
-        evaluate(&mut self.common, tx, &new_common, executor, panics, function);
+        evaluator.update(&mut self.common, &new_common, function);
         let common = self.common.table().clone();
         let function = |cx: &Cx, key: &ScopeKey| scope(cx, mesh, key, &common, pool);
-        evaluate(&mut self.all, tx, &new, executor, panics, function);
+        evaluator.update(&mut self.all, &new, function);
         let all = self.all.table().clone();
         let function = |cx: &Cx, key: &ScopeKey| tcp_scope(cx, mesh, key, &common, &all);
-        evaluate(&mut self.tcp, tx, &new, executor, panics, function);
+        evaluator.update(&mut self.tcp, &new, function);
     }
 
     /// Returns the scopes as they would be after an update of the mesh, with new ones.
     pub(super) fn preview(
         &self,
-        tx: &mut Transaction,
+        evaluator: &mut Evaluator<impl Executor>,
         mesh: &MeshSnapshot,
         new: &[ScopeKey],
-        executor: &impl Executor,
     ) -> ScopeTables {
         let absent = |key: &ScopeKey| !contains(self.all.table(), key);
         let new: Vec<ScopeKey> = new.iter().flat_map(with_common).filter(absent).collect();
         let new_common = common_among(&new);
         let function = |cx: &Cx, key: &ScopeKey| CommonScope::of(cx, mesh, key, &self.pool);
-        let common = effect::evaluate(&self.common, tx, &new_common, executor, function);
+        let common = evaluator.preview(&self.common, &new_common, function);
         let function = |cx: &Cx, key: &ScopeKey| scope(cx, mesh, key, common.table(), &self.pool);
-        let all = effect::evaluate(&self.all, tx, &new, executor, function);
+        let all = evaluator.preview(&self.all, &new, function);
         let function = |cx: &Cx, key: &ScopeKey| tcp_scope(cx, mesh, key, common.table(), all.table());
-        let tcp = effect::evaluate(&self.tcp, tx, &new, executor, function);
+        let tcp = evaluator.preview(&self.tcp, &new, function);
         ScopeTables {
             all: all.table().clone(),
             tcp: tcp.table().clone(),
