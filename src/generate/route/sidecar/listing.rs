@@ -52,8 +52,8 @@ struct RequestedNames {
 enum RdsScope {
     /// All services with the port; 0 means all services.
     Port(u32),
-    /// The service at this position, on this port.
-    Sniffed(usize, u32),
+    /// This service, on this port.
+    Sniffed(ServiceIndex, u32),
 }
 
 impl SidecarPart {
@@ -106,7 +106,7 @@ impl SidecarPart {
         }
         let Some(declared) = &visible.egress.port else {
             let mut numbers = BTreeSet::new();
-            for (index, host) in visible.services.iter().enumerate() {
+            for (index, host) in visible.hosts() {
                 for (service, port) in host.ports() {
                     let number = port.number;
                     let requested = self.requested_names(service, port, visible.egress);
@@ -131,7 +131,7 @@ impl SidecarPart {
         }
         names.push((number_name(number), RdsScope::Port(number)));
         if protocol.is_unsupported() {
-            let sniffed = visible.services.iter().enumerate();
+            let sniffed = visible.hosts();
             names.extend(sniffed.map(|(index, host)| (sniffed_name(host, number), RdsScope::Sniffed(index, number))));
         }
         names
@@ -231,11 +231,11 @@ impl RdsScope {
         }
     }
 
-    /// Translates the scope to the positions of another listener; `None` if that listener does not see the service.
+    /// Translates the scope to the services of another listener; `None` if that listener does not see the service.
     fn within(self, requesting: &EgressView, serving: &EgressView) -> Option<Self> {
         match self {
             Self::Sniffed(index, port) => {
-                let host = lower_case(&requesting.services[index].row.key.hostname);
+                let host = lower_case(&requesting.host(index).row.key.hostname);
                 serving.by_host.get(&host).map(|index| Self::Sniffed(*index, port))
             }
             port @ Self::Port(_) => Some(port),
@@ -261,12 +261,15 @@ pub(super) fn catch_all(policy: &OutboundPolicy) -> CatchAll {
     }
 }
 
-/// Returns the positions of the services that have HTTP routes, by port, in the given order; port 0 is any port.
-fn routed_services(services: &[VisibleHost], positions: impl Iterator<Item = usize>) -> BTreeMap<u32, Vec<usize>> {
-    let mut routed: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
+/// Returns the services that have HTTP routes, by port, in the given order; port 0 is any port.
+fn routed_services(
+    hosts: &[VisibleHost],
+    indexes: impl Iterator<Item = ServiceIndex>,
+) -> BTreeMap<u32, Vec<ServiceIndex>> {
+    let mut routed: BTreeMap<u32, Vec<ServiceIndex>> = BTreeMap::new();
     let mut numbers = Vec::new();
-    for index in positions {
-        let host = &services[index];
+    for index in indexes {
+        let host = &hosts[index.0];
         let ports = host
             .ports()
             .map(|(_, port)| port)
@@ -295,27 +298,40 @@ fn serving<'a, 'v>(listeners: &'a [EgressView<'v>], port: u32, name: &str) -> Op
     })
 }
 
+/// The position of a service in an [`EgressView`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ServiceIndex(usize);
+
+/// The position of a VirtualService in an [`EgressView`].
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct VirtualServiceIndex(usize);
+
 /// Services and VirtualServices of one egress listener, with the relations between their hosts.
 pub(super) struct EgressView<'a> {
     ctx: BuildContext<'a>,
     egress: &'a EgressListener,
     scope: &'a SidecarScope,
-    services: Vec<VisibleHost<'a>>,
-    /// Position of each service, by host in lower case.
-    by_host: BTreeMap<SmolStr, usize>,
+    services: Vec<RelatedService<'a>>,
+    /// Services by host in lower case.
+    by_host: BTreeMap<SmolStr, ServiceIndex>,
     virtual_services: Vec<VisibleVirtualService<'a>>,
-    /// Positions of the services that have HTTP routes, by port and then by host; port 0 is any port.
-    routed: BTreeMap<u32, Vec<usize>>,
-    /// Positions of the VirtualServices that apply to a service of a port.
-    by_port: BTreeMap<u32, BTreeSet<usize>>,
-    /// Positions of the VirtualServices that apply to a service, by position of the service.
-    by_service: Vec<Vec<usize>>,
-    /// Position of the most specific VirtualService of a service, by position of the service.
-    most_specific: Vec<Option<usize>>,
-    /// Cached rules, see [`EgressView::rule`], by position of the service, for the one proxy view that uses this value.
-    rules: Vec<OnceCell<Option<Shared<RuleRef>>>>,
+    /// The services that have HTTP routes, by port and then by host; port 0 is any port.
+    routed: BTreeMap<u32, Vec<ServiceIndex>>,
+    /// The VirtualServices that apply to a service of a port.
+    by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>>,
     /// Services that are left out, if the view is restricted to some services.
     others: Option<OmittedServices<'a>>,
+}
+
+/// A service with its relations to the VirtualServices.
+struct RelatedService<'a> {
+    host: VisibleHost<'a>,
+    /// Those that apply to it.
+    virtual_services: Vec<VirtualServiceIndex>,
+    /// The most specific one.
+    most_specific: Option<VirtualServiceIndex>,
+    /// The cached rule, see [`EgressView::rule`], for the one proxy view that uses the view.
+    rule: OnceCell<Option<Shared<RuleRef>>>,
 }
 
 /// Services of an egress listener that a restricted view leaves out.
@@ -348,8 +364,8 @@ struct VisibleVirtualService<'a> {
     summary: &'a Shared<VirtualServiceSummary>,
     /// Hosts in lower case.
     hosts: Vec<Hostname>,
-    /// Positions of the services that each host overlaps.
-    overlapping: Vec<Vec<usize>>,
+    /// The services that each host overlaps.
+    overlapping: Vec<Vec<ServiceIndex>>,
 }
 
 impl<'a> EgressView<'a> {
@@ -376,52 +392,67 @@ impl<'a> EgressView<'a> {
         ctx: &BuildContext<'a>,
         scope: &'a SidecarScope,
         egress: &'a EgressListener,
-        services: Vec<VisibleHost<'a>>,
+        hosts: Vec<VisibleHost<'a>>,
         virtual_services: impl Iterator<Item = &'a ObjectKey>,
         others: Option<OmittedServices<'a>>,
     ) -> Self {
-        let by_host: BTreeMap<_, _> = services
+        let by_host: BTreeMap<_, _> = hosts
             .iter()
             .enumerate()
-            .map(|(index, host)| (lower_case(&host.row.key.hostname), index))
+            .map(|(position, host)| (lower_case(&host.row.key.hostname), ServiceIndex(position)))
             .collect();
-        let wildcards: Vec<usize> = by_host
+        let wildcards: Vec<ServiceIndex> = by_host
             .iter()
             .filter(|(name, _)| host::is_wildcard(name))
             .map(|(_, index)| *index)
             .collect();
         let rows = virtual_services.filter_map(|key| Some((key, ctx.mesh.virtual_service_summaries.get(ctx.cx, key)?)));
         let virtual_services: Vec<_> = rows
-            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &services, &by_host, &wildcards))
+            .map(|(key, summary)| VisibleVirtualService::of(key, summary, &hosts, &by_host, &wildcards))
             .collect();
-        let mut by_port: BTreeMap<u32, BTreeSet<usize>> = BTreeMap::new();
-        let mut by_service = vec![Vec::new(); services.len()];
+        let mut by_port: BTreeMap<u32, BTreeSet<VirtualServiceIndex>> = BTreeMap::new();
+        let mut by_service = vec![Vec::new(); hosts.len()];
         for (position, declared) in virtual_services.iter().enumerate() {
+            let virtual_service = VirtualServiceIndex(position);
             for index in declared.overlapping.iter().flatten().copied().collect::<BTreeSet<_>>() {
-                by_service[index].push(position);
-                let ports = services[index].ports().map(|(_, port)| port.number);
+                by_service[index.0].push(virtual_service);
+                let ports = hosts[index.0].ports().map(|(_, port)| port.number);
                 for port in ports.chain([0]) {
-                    by_port.entry(port).or_default().insert(position);
+                    by_port.entry(port).or_default().insert(virtual_service);
                 }
             }
         }
-        let routed = routed_services(&services, by_host.values().copied());
-        let most_specific = most_specific(&services, &virtual_services);
-        let rules = vec![OnceCell::new(); services.len()];
+        let routed = routed_services(&hosts, by_host.values().copied());
+        let most_specific = most_specific(&hosts, &virtual_services);
+        let related = hosts.into_iter().zip(by_service).zip(most_specific);
+        let services = related.map(|((host, virtual_services), most_specific)| RelatedService {
+            host,
+            virtual_services,
+            most_specific,
+            rule: OnceCell::new(),
+        });
         Self {
             ctx: *ctx,
             egress,
             scope,
-            services,
+            services: services.collect(),
             by_host,
             virtual_services,
             routed,
             by_port,
-            by_service,
-            most_specific,
-            rules,
             others,
         }
+    }
+
+    /// Returns a service.
+    fn host(&self, index: ServiceIndex) -> &VisibleHost<'a> {
+        &self.services[index.0].host
+    }
+
+    /// Returns all services.
+    fn hosts(&self) -> impl Iterator<Item = (ServiceIndex, &VisibleHost<'a>)> {
+        let services = self.services.iter().enumerate();
+        services.map(|(position, service)| (ServiceIndex(position), &service.host))
     }
 
     pub(super) fn is_http_proxy(&self) -> bool {
@@ -429,13 +460,13 @@ impl<'a> EgressView<'a> {
         declared.is_some_and(|declared| Protocol::parse(&declared.protocol) == Protocol::HttpProxy)
     }
 
-    fn has_port(&self, index: usize, port: u32) -> bool {
-        port == 0 || self.services[index].at(port).is_some()
+    fn has_port(&self, index: ServiceIndex, port: u32) -> bool {
+        port == 0 || self.host(index).at(port).is_some()
     }
 
     /// Returns true if the service has HTTP routes on the port.
-    fn is_routed(&self, index: usize, port: u32) -> bool {
-        self.services[index].is_routed(port)
+    fn is_routed(&self, index: ServiceIndex, port: u32) -> bool {
+        self.host(index).is_routed(port)
     }
 
     /// Returns the services with default routes, by host, except those that are `taken`.
@@ -443,31 +474,32 @@ impl<'a> EgressView<'a> {
         &self,
         port: u32,
         client: &RouteProxyView,
-        taken: &BTreeSet<usize>,
+        taken: &BTreeSet<ServiceIndex>,
     ) -> Vec<DefaultHost> {
         let routed = self.routed.get(&port).into_iter().flatten().copied();
         // An alias is served under the service that it refers to.
         let is_alias = |(_, service): (_, &Shared<Service>)| service.resolution == Resolution::Alias;
-        let own = routed.filter(|index| !self.services[*index].at(port).is_some_and(is_alias));
+        let own = routed.filter(|index| !self.host(*index).at(port).is_some_and(is_alias));
         self.hosts_with_routes(own, port, client, taken)
     }
 
     /// Returns the rule of a service if it has a consistent hash; it is the same for all ports.
-    fn rule(&self, index: usize, client: &RouteProxyView) -> Option<Shared<RuleRef>> {
-        let find = || fragment::rule(&self.ctx, client, &self.services[index].row.key).map(Shared::new);
-        self.rules[index].get_or_init(find).clone()
+    fn rule(&self, index: ServiceIndex, client: &RouteProxyView) -> Option<Shared<RuleRef>> {
+        let service = &self.services[index.0];
+        let find = || fragment::rule(&self.ctx, client, &service.host.row.key).map(Shared::new);
+        service.rule.get_or_init(find).clone()
     }
 
     fn hosts_with_routes(
         &self,
-        services: impl Iterator<Item = usize>,
+        services: impl Iterator<Item = ServiceIndex>,
         port: u32,
         client: &RouteProxyView,
-        taken: &BTreeSet<usize>,
+        taken: &BTreeSet<ServiceIndex>,
     ) -> Vec<DefaultHost> {
         let services = services.filter(|index| !taken.contains(index));
         services
-            .filter_map(|index| Some((index, self.services[index].at(port)?)))
+            .filter_map(|index| Some((index, self.host(index).at(port)?)))
             .flat_map(|(index, (member, service))| {
                 let ports = service.ports.iter().filter(move |one| port == 0 || one.number == port);
                 // The first of several ports with the same number counts.
@@ -488,57 +520,67 @@ impl<'a> EgressView<'a> {
 
     /// Returns the VirtualServices of a port, and the services that they take unconditionally. VirtualServices without
     /// a service count on port 80 only.
-    pub(super) fn bindings(&self, port: u32, client: &RouteProxyView) -> (Vec<Hashed<Binding>>, BTreeSet<usize>) {
+    pub(super) fn bindings(
+        &self,
+        port: u32,
+        client: &RouteProxyView,
+    ) -> (Vec<Hashed<Binding>>, BTreeSet<ServiceIndex>) {
         let mut taken = BTreeSet::new();
-        let all = 0..self.virtual_services.len();
+        let all = (0..self.virtual_services.len()).map(VirtualServiceIndex);
         let concerned = self.by_port.get(&port).into_iter().flatten().copied();
-        let positions: Vec<usize> = if port == HTTP_PORT {
+        let applied: Vec<VirtualServiceIndex> = if port == HTTP_PORT {
             all.collect()
         } else {
             concerned.collect()
         };
-        let bindings = positions.into_iter().filter_map(|position| {
-            let (services, hosts) = self.bound(position, port, &client.namespace)?;
-            self.take(position, &services, &mut taken);
-            Some(self.binding(position, port, client, services, hosts))
+        let bindings = applied.into_iter().filter_map(|index| {
+            let (services, hosts) = self.bound(index, port, &client.namespace)?;
+            self.take(index, &services, &mut taken);
+            Some(self.binding(index, port, client, services, hosts))
         });
         (bindings.collect(), taken)
     }
 
     /// Returns the VirtualServices of one service on a port, restricted to that service, and the service if they take
     /// it unconditionally.
-    fn bindings_of(&self, index: usize, port: u32, client: &RouteProxyView) -> (Vec<Hashed<Binding>>, BTreeSet<usize>) {
+    fn bindings_of(
+        &self,
+        service: ServiceIndex,
+        port: u32,
+        client: &RouteProxyView,
+    ) -> (Vec<Hashed<Binding>>, BTreeSet<ServiceIndex>) {
         let mut taken = BTreeSet::new();
-        let only = &self.services[index].row.key;
-        let reduced = |position: &usize| {
-            let (mut services, _) = self.bound(*position, port, &client.namespace)?;
-            services.retain(|index| self.services[*index].row.key == *only);
+        let only = &self.host(service).row.key;
+        let reduced = |index: &VirtualServiceIndex| {
+            let (mut services, _) = self.bound(*index, port, &client.namespace)?;
+            services.retain(|service| self.host(*service).row.key == *only);
             if services.is_empty() {
                 return None;
             }
-            self.take(*position, &services, &mut taken);
-            Some(self.binding(*position, port, client, services, Vec::new()))
+            self.take(*index, &services, &mut taken);
+            Some(self.binding(*index, port, client, services, Vec::new()))
         };
-        let bindings = self.by_service[index].iter().filter_map(reduced).collect();
+        let applied = &self.services[service.0].virtual_services;
+        let bindings = applied.iter().filter_map(reduced).collect();
         (bindings, taken)
     }
 
     /// Records the services that the VirtualService takes for every proxy.
-    fn take(&self, position: usize, services: &[usize], taken: &mut BTreeSet<usize>) {
-        if self.virtual_services[position].summary.unconditional {
+    fn take(&self, index: VirtualServiceIndex, services: &[ServiceIndex], taken: &mut BTreeSet<ServiceIndex>) {
+        if self.virtual_services[index.0].summary.unconditional {
             taken.extend(services);
         }
     }
 
     fn binding(
         &self,
-        position: usize,
+        index: VirtualServiceIndex,
         port: u32,
         client: &RouteProxyView,
-        services: Vec<usize>,
+        services: Vec<ServiceIndex>,
         hosts: Vec<Hostname>,
     ) -> Hashed<Binding> {
-        let declared = &self.virtual_services[position];
+        let declared = &self.virtual_services[index.0];
         let routes = DeclaredRoutes {
             virtual_service: declared.key,
             origin: TrafficOrigin::Mesh(port),
@@ -549,58 +591,58 @@ impl<'a> EgressView<'a> {
             routes: Fragment::declared(&self.ctx, routes, client),
             services: services
                 .into_iter()
-                .filter_map(|index| self.services[index].reference(port))
+                .filter_map(|service| self.host(service).reference(port))
                 .collect(),
             hosts,
         })
     }
 
     /// Returns the services and other hosts that a VirtualService applies to on a port.
-    fn bound(&self, position: usize, port: u32, client: &str) -> Option<(Vec<usize>, Vec<Hostname>)> {
-        let declared = &self.virtual_services[position];
-        let mut services: Vec<usize> = Vec::new();
+    fn bound(&self, index: VirtualServiceIndex, port: u32, client: &str) -> Option<(Vec<ServiceIndex>, Vec<Hostname>)> {
+        let declared = &self.virtual_services[index.0];
+        let mut services: Vec<ServiceIndex> = Vec::new();
         let mut hosts = Vec::new();
         for (name, overlapping) in declared.hosts.iter().zip(&declared.overlapping) {
             if !host::is_wildcard(name) {
                 match self
                     .by_host
                     .get(name.as_str())
-                    .filter(|index| self.has_port(**index, port))
+                    .filter(|service| self.has_port(**service, port))
                 {
-                    Some(index) => services.push(*index),
+                    Some(service) => services.push(*service),
                     None => hosts.push(name.clone()),
                 }
                 continue;
             }
             let mut on_port = overlapping
                 .iter()
-                .filter(|index| self.has_port(**index, port))
+                .filter(|service| self.has_port(**service, port))
                 .peekable();
             let elsewhere = || self.others.as_ref().is_some_and(|others| others.overlaps(name, port));
             if declared.summary.semantics == Semantics::Gateway || on_port.peek().is_none() && !elsewhere() {
                 hosts.push(name.clone());
                 continue;
             }
-            services.extend(on_port.filter(|index| self.most_specific[**index] == Some(position)));
+            services.extend(on_port.filter(|service| self.services[service.0].most_specific == Some(index)));
         }
         if declared.summary.semantics == Semantics::Gateway && !self.is_allowed(declared, &services, client) {
             return None;
         }
-        services.retain(|index| self.is_routed(*index, port));
+        services.retain(|service| self.is_routed(*service, port));
         if services.is_empty() && (port != HTTP_PORT || hosts.is_empty()) {
             return None;
         }
         let mut seen = BTreeSet::new();
-        services.retain(|index| seen.insert(*index));
+        services.retain(|service| seen.insert(*service));
         Some((services, hosts))
     }
 
     /// Gateway API routes must come from the namespace of the proxy or of the service.
-    fn is_allowed(&self, declared: &VisibleVirtualService, services: &[usize], client: &str) -> bool {
+    fn is_allowed(&self, declared: &VisibleVirtualService, services: &[ServiceIndex], client: &str) -> bool {
         let namespace = declared.summary.meta.namespace();
         services
             .iter()
-            .any(|index| self.services[*index].row.key.namespace == *namespace || *namespace == client)
+            .any(|service| self.host(*service).row.key.namespace == *namespace || *namespace == client)
     }
 
     /// Returns the service that represents an omitted host on a port.
@@ -619,7 +661,7 @@ impl<'a> EgressView<'a> {
             .into_iter()
             .map(|host| {
                 let index = self.by_host.get(host.as_str());
-                let own = index.and_then(|index| self.services[*index].scoped(port));
+                let own = index.and_then(|index| self.host(*index).scoped(port));
                 let others = self.others.as_ref();
                 let other = || self.omitted(others?.with_port(host, port)?, port);
                 Target {
@@ -637,8 +679,8 @@ impl<'a> VisibleVirtualService<'a> {
         key: &'a ObjectKey,
         summary: &'a Shared<VirtualServiceSummary>,
         services: &[VisibleHost],
-        by_host: &BTreeMap<SmolStr, usize>,
-        wildcards: &[usize],
+        by_host: &BTreeMap<SmolStr, ServiceIndex>,
+        wildcards: &[ServiceIndex],
     ) -> Self {
         let hosts: Vec<Hostname> = summary
             .hosts
@@ -654,7 +696,7 @@ impl<'a> VisibleVirtualService<'a> {
                 }
                 let exact = by_host.get(name.as_str()).copied();
                 let wild = wildcards.iter().copied();
-                let wild = wild.filter(|index| host::overlaps(name, &services[*index].row.key.hostname));
+                let wild = wild.filter(|index| host::overlaps(name, &services[index.0].row.key.hostname));
                 exact.into_iter().chain(wild).collect()
             })
             .collect();
@@ -669,22 +711,26 @@ impl<'a> VisibleVirtualService<'a> {
 
 /// Returns the VirtualService of each service: the one that names its host, or else the one with the longest wildcard
 /// that covers it. Among equal hosts the first counts.
-fn most_specific(services: &[VisibleHost], virtual_services: &[VisibleVirtualService]) -> Vec<Option<usize>> {
+fn most_specific(
+    services: &[VisibleHost],
+    virtual_services: &[VisibleVirtualService],
+) -> Vec<Option<VirtualServiceIndex>> {
     if virtual_services.is_empty() {
         return vec![None; services.len()];
     }
-    let mut exact: FxHashMap<&str, usize> = FxHashMap::default();
-    let mut wild: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut exact: FxHashMap<&str, VirtualServiceIndex> = FxHashMap::default();
+    let mut wild: BTreeMap<&str, VirtualServiceIndex> = BTreeMap::new();
     for (position, declared) in virtual_services.iter().enumerate() {
+        let index = VirtualServiceIndex(position);
         for name in &declared.hosts {
             if host::is_wildcard(name) {
-                wild.entry(name.as_str()).or_insert(position);
+                wild.entry(name.as_str()).or_insert(index);
             } else {
-                exact.entry(name.as_str()).or_insert(position);
+                exact.entry(name.as_str()).or_insert(index);
             }
         }
     }
-    let mut ordered: Vec<(&str, usize)> = wild.into_iter().collect();
+    let mut ordered: Vec<(&str, VirtualServiceIndex)> = wild.into_iter().collect();
     ordered.sort_by(|a, b| host::more_specific(a.0, b.0));
     let of = |host: &VisibleHost| {
         let name = lower_case(&host.row.key.hostname);
@@ -692,7 +738,7 @@ fn most_specific(services: &[VisibleHost], virtual_services: &[VisibleVirtualSer
         exact
             .get(name.as_str())
             .copied()
-            .or_else(|| covering().map(|(_, position)| *position))
+            .or_else(|| covering().map(|(_, index)| *index))
     };
     services.iter().map(of).collect()
 }
