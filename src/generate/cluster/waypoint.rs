@@ -73,37 +73,51 @@ impl WaypointPart {
             let served = |port: &&ServicePort| {
                 service.resolution != Resolution::DynamicDns || dynamic::serves_behind_waypoint(port.protocol, features)
             };
-            let mut own = Vec::new();
+            let mut listing = Listing {
+                part: self,
+                service,
+                rule: rule.as_ref(),
+                patches: &patches,
+                listed: Vec::new(),
+            };
             for port in service.ports.iter().filter(served) {
                 for traffic in self.waypoint.traffic(port.protocol) {
-                    self.list_port(ctx, (service, port, *traffic), rule.as_ref(), &patches, &mut own);
+                    listing.list_port(ctx, port, *traffic);
                 }
             }
             // Parity (pilot/pkg/xds/endpoints/endpoint_builder.go): a service that the waypoint's namespace does not
             // see has clusters, but no endpoints.
-            listed.extend(
-                own.into_iter()
-                    .filter(|one| is_visible || matches!(one, ClusterResource::Cluster(_))),
-            );
+            let own = listing.listed.into_iter();
+            listed.extend(own.filter(|one| is_visible || matches!(one, ClusterResource::Cluster(_))));
         }
         listed
     }
+}
 
-    fn list_port(
-        &self,
-        ctx: &BuildContext,
-        (service, port, traffic): (&Service, &ServicePort, VipTraffic),
-        found: Option<&(RuleRef, Shared<DestinationRule>)>,
-        patches: &Shared<[PatchRef]>,
-        listed: &mut Vec<ClusterResource>,
-    ) {
+/// Resources of one service while they are listed.
+struct Listing<'a> {
+    part: &'a WaypointPart,
+    service: &'a Service,
+    rule: Option<&'a (RuleRef, Shared<DestinationRule>)>,
+    patches: &'a Shared<[PatchRef]>,
+    listed: Vec<ClusterResource>,
+}
+
+impl Listing<'_> {
+    fn list_port(&mut self, ctx: &BuildContext, port: &ServicePort, traffic: VipTraffic) {
+        let WaypointPart {
+            waypoint,
+            client,
+            location,
+        } = self.part;
+        let (service, found) = (self.service, self.rule);
         let mode = ClusterMode::Vip(traffic);
         // Parity (pilot/pkg/networking/core/cluster_waypoint.go, pilot/pkg/xds/endpoints/endpoint_builder.go): of
         // gateways between networks, the rule affects the endpoints of EDS and not the clusters.
-        let of_clusters = found.filter(|_| !self.waypoint.is_east_west());
+        let of_clusters = found.filter(|_| !waypoint.is_east_west());
         let rule = of_clusters.map(|(_, rule)| rule);
         let policies = PortPolicies::of(rule.map(|rule| &**rule), port.number);
-        let types = DiscoveryTypes::new(ctx, service, port, mode, &self.client.socket, &policies);
+        let types = DiscoveryTypes::new(ctx, service, port, mode, &client.socket, &policies);
         let of_endpoints = if types.is_inline() { of_clusters } else { found };
         let endpoint_policies = PortPolicies::of(of_endpoints.map(|(_, rule)| &**rule), port.number);
         let subsets = rule.into_iter().flat_map(|rule| traffic_policy::subset_names(rule));
@@ -115,26 +129,26 @@ impl WaypointPart {
                 subset: subset.into(),
                 mode,
                 rule: of_clusters.map(|(found, _)| found.clone()),
-                client: self.client.socket.clone(),
+                client: client.socket.clone(),
                 inline: None,
-                patches: patches.clone(),
+                patches: self.patches.clone(),
             };
             let policy = endpoint_policies.of_subset(subset);
-            let endpoints = self.client.endpoints(ctx, self.location.as_ref(), service, policy);
+            let endpoints = client.endpoints(ctx, location.as_ref(), service, policy);
             if types.is_inline() {
                 if let Some(endpoints) = endpoints {
-                    let ip_mode = self.client.ip_mode;
+                    let ip_mode = client.ip_mode;
                     let inline = Some(InlineProxyView { ip_mode, endpoints });
-                    listed.push(OutboundKey { inline, ..key }.listed());
+                    self.listed.push(OutboundKey { inline, ..key }.listed());
                 }
                 continue;
             }
             if types.of(rule, subset, policies.of_subset(subset)).resolved == DiscoveryType::Eds {
                 let rule = of_endpoints.map(|(found, _)| found.clone());
-                listed.extend(endpoints.map(|client| key.endpoints(rule, client)));
+                self.listed.extend(endpoints.map(|client| key.endpoints(rule, client)));
             }
-            if self.location.is_none() {
-                listed.push(key.listed());
+            if location.is_none() {
+                self.listed.push(key.listed());
             }
         }
     }
