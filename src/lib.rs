@@ -17,6 +17,7 @@ pub mod ingest;
 pub mod inject;
 pub mod kube;
 pub mod log;
+pub mod metrics;
 pub mod model;
 pub mod otlp;
 pub mod proto;

@@ -7,14 +7,14 @@ mod notes;
 pub(super) mod process;
 mod pushes;
 
-use prometheus::{Gauge, IntGaugeVec, Opts, Registry, core::Collector};
+use prometheus::{Gauge, Registry};
 use serde_json::{Value, json};
 
 pub use self::{
     notes::NoteMetrics,
     pushes::{PushMetrics, delivery_observer},
 };
-use crate::task::Tasks;
+use crate::{metrics, task::Tasks};
 
 /// Release of Istio whose behaviour is served, in `/version` and `istio_build`.
 pub const ISTIO_VERSION: &str = "1.30.3";
@@ -31,28 +31,16 @@ pub fn build_info() -> Value {
     })
 }
 
-/// Registers a metric and returns it.
-fn register<C: Collector + Clone + 'static>(registry: &Registry, metric: C) -> Result<C, prometheus::Error> {
-    registry.register(Box::new(metric.clone()))?;
-    Ok(metric)
-}
-
 /// Registers the metrics of the process.
 pub fn register_process(registry: &Registry, tasks: Tasks) -> Result<Gauge, prometheus::Error> {
-    let build = IntGaugeVec::new(
-        Opts::new("istio_build", "Istio component build info"),
-        &["component", "tag"],
-    )?;
+    let labels = ["component", "tag"];
+    let build = metrics::gauges(registry, "istio_build", "Istio component build info", &labels)?;
     build.with_label_values(&["pilot", ISTIO_VERSION]).set(1);
-    registry.register(Box::new(build))?;
-    let info = IntGaugeVec::new(
-        Opts::new("pilot_info", "Pilot version and build information."),
-        &["version"],
-    )?;
+    let help = "Pilot version and build information.";
+    let info = metrics::gauges(registry, "pilot_info", help, &["version"])?;
     info.with_label_values(&[VERSION]).set(1);
-    registry.register(Box::new(info))?;
     let uptime = Gauge::new("istiod_uptime_seconds", "Current istiod server uptime in seconds")?;
-    registry.register(Box::new(uptime.clone()))?;
+    let uptime = metrics::register(registry, uptime)?;
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     process::ProcessMetrics::register(registry, tasks)?;
     Ok(uptime)

@@ -9,7 +9,7 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, Registry};
 use prost::Message;
 use prost_types::value::Kind;
 use smol_str::SmolStr;
@@ -20,6 +20,7 @@ use super::signing::{SignError, SignErrorKind, SignedCertificate, Signer, Signin
 use crate::{
     auth::{Authenticators, Caller, TrustDomains, shares::Shares},
     base::spiffe,
+    metrics,
     proto::istio::v1::auth::{IstioCertificateRequest, IstioCertificateResponse},
     rpc::{Call, Unary},
 };
@@ -260,17 +261,7 @@ struct Metrics {
 
 impl Metrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
-        let failed = Opts::new(
-            "citadel_server_csr_sign_err_count",
-            "Certificate requests that failed to be signed, by error type.",
-        );
-        let failed = IntCounterVec::new(failed, &["error"])?;
-        registry.register(Box::new(failed.clone()))?;
+        let counter = |name: &str, help: &str| metrics::counter(registry, name, help);
         Ok(Self {
             requests: counter("citadel_server_csr_count", "Certificate requests received.")?,
             unauthenticated: counter(
@@ -285,7 +276,12 @@ impl Metrics {
                 "citadel_server_id_extraction_err_count",
                 "Certificate requests from callers without an identity.",
             )?,
-            failed,
+            failed: metrics::counters(
+                registry,
+                "citadel_server_csr_sign_err_count",
+                "Certificate requests that failed to be signed, by error type.",
+                &["error"],
+            )?,
             issued: counter("citadel_server_success_cert_issuance_count", "Certificates issued.")?,
         })
     }

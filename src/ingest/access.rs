@@ -15,7 +15,7 @@ use std::{
 
 use futures::future::BoxFuture;
 use imbl::OrdSet;
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
 use rustc_hash::FxHasher;
 use smol_str::SmolStr;
 use tokio::sync::{mpsc, watch};
@@ -25,6 +25,7 @@ use crate::{
     api::access_review::{Access, AccessReview, Subject},
     base::ClusterId,
     kube::clients::Clients,
+    metrics,
     model::change::{Batch, Change},
 };
 
@@ -103,14 +104,12 @@ struct Counts(IntCounterVec);
 
 impl Counts {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counts = IntCounterVec::new(
-            Opts::new(
-                "istiod_access_reviews_total",
-                "Reviews of access to Secrets by API servers; result failed means no answer.",
-            ),
+        let counts = metrics::counters(
+            registry,
+            "istiod_access_reviews_total",
+            "Reviews of access to Secrets by API servers; result failed means no answer.",
             &["result"],
         )?;
-        registry.register(Box::new(counts.clone()))?;
         Ok(Self(counts))
     }
 

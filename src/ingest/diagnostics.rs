@@ -6,12 +6,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
 use tokio::sync::watch;
 
 use crate::{
     api::{Diagnostic, Kind, Severity},
     base::{ClusterId, ObjectKey},
+    metrics,
 };
 
 /// The maximum number of objects that the metric names. Users may create others without end.
@@ -97,14 +98,12 @@ impl Reports for Counting {
 
 /// Returns a report that counts errors in `pilot_total_rejected_configs`, with the active diagnostics.
 pub fn counting_report(registry: &Registry) -> Result<(Report, Arc<Board>), prometheus::Error> {
-    let counter = IntCounterVec::new(
-        Opts::new(
-            "pilot_total_rejected_configs",
-            "Total number of configs that Pilot had to reject or ignore.",
-        ),
+    let counter = metrics::counters(
+        registry,
+        "pilot_total_rejected_configs",
+        "Total number of configs that Pilot had to reject or ignore.",
         &["type", "name"],
     )?;
-    registry.register(Box::new(counter.clone()))?;
     let board = Arc::<Board>::default();
     let counting = Counting {
         counter,

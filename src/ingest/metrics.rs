@@ -1,9 +1,9 @@
 //! Counts object events of clusters, under Istio's names.
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
 
 use super::discovery_filter::ObjectEvent;
-use crate::api::Kind;
+use crate::{api::Kind, metrics};
 
 /// `pilot_k8s_reg_events` and `pilot_k8s_cfg_events`.
 #[derive(Clone)]
@@ -15,14 +15,10 @@ pub struct EventMetrics {
 impl EventMetrics {
     /// Registers the counters.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounterVec::new(Opts::new(name, help), &["type", "event"])?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
+        let counters = |name: &str, help: &str| metrics::counters(registry, name, help, &["type", "event"]);
         Ok(Self {
-            registry: counter("pilot_k8s_reg_events", "Events from k8s registry.")?,
-            config: counter("pilot_k8s_cfg_events", "Events from k8s config.")?,
+            registry: counters("pilot_k8s_reg_events", "Events from k8s registry.")?,
+            config: counters("pilot_k8s_cfg_events", "Events from k8s config.")?,
         })
     }
 

@@ -1,6 +1,8 @@
 //! Metrics of registries and config sources besides Kubernetes.
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Registry};
+
+use crate::metrics;
 
 /// The metrics of all registries. Cheap to clone.
 #[derive(Clone)]
@@ -20,29 +22,22 @@ pub struct OfRegistry {
 impl RegistryMetrics {
     /// Registers the metrics. An error means that a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let errors = IntCounterVec::new(
-            Opts::new(
+        let gauges = |name: &str, help: &str| metrics::gauges(registry, name, help, &["registry"]);
+        Ok(Self {
+            errors: metrics::counters(
+                registry,
                 "istiod_registry_errors_total",
                 "Number of failed requests to a registry or config source and of unusable parts of its answers.",
-            ),
-            &["registry", "reason"],
-        )?;
-        let gauge = |name: &str, help: &str| IntGaugeVec::new(Opts::new(name, help), &["registry"]);
-        let objects = gauge(
-            "istiod_registry_objects",
-            "Number of objects or services that a registry or config source has declared.",
-        )?;
-        let connected = gauge(
-            "istiod_registry_connected",
-            "1 if the last request to a registry or config source succeeded, otherwise 0.",
-        )?;
-        registry.register(Box::new(errors.clone()))?;
-        registry.register(Box::new(objects.clone()))?;
-        registry.register(Box::new(connected.clone()))?;
-        Ok(Self {
-            errors,
-            objects,
-            connected,
+                &["registry", "reason"],
+            )?,
+            objects: gauges(
+                "istiod_registry_objects",
+                "Number of objects or services that a registry or config source has declared.",
+            )?,
+            connected: gauges(
+                "istiod_registry_connected",
+                "1 if the last request to a registry or config source succeeded, otherwise 0.",
+            )?,
         })
     }
 

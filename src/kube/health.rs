@@ -7,14 +7,17 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, Registry};
 use serde::Serialize;
 use tokio::{
     sync::{Notify, futures::Notified},
     time::Instant,
 };
 
-use crate::base::{ClusterId, SmolStr};
+use crate::{
+    base::{ClusterId, SmolStr},
+    metrics,
+};
 
 /// State of a watch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -144,29 +147,25 @@ struct Facts {
 impl WatchMetrics {
     /// Registers the counters.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
+        let counters = |name: &str, help: &str, labels: &[&str]| metrics::counters(registry, name, help, labels);
         let each = ["cluster", "resource"];
         Ok(Self {
-            silent: counter(
+            silent: counters(
                 "istiod_watch_silent_total",
                 "Watches that were resumed because neither an event nor a bookmark came.",
                 &each,
             )?,
-            restarts: counter(
+            restarts: counters(
                 "istiod_watch_restarts_total",
                 "Watches that read the whole list again.",
                 &each,
             )?,
-            undecodable: counter(
+            undecodable: counters(
                 "istiod_watch_undecodable_total",
                 "Objects of watches that could not be read as objects.",
                 &each,
             )?,
-            errors: counter(
+            errors: counters(
                 "controller_sync_errors_total",
                 "Total number of errors syncing controllers.",
                 &["cluster"],

@@ -14,10 +14,10 @@ use opentelemetry_sdk::{
     error::{OTelSdkError, OTelSdkResult},
     trace::{BatchConfigBuilder, BatchSpanProcessor, Span, SpanData, SpanExporter, SpanProcessor},
 };
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, Registry};
 use tokio::{runtime::Handle, sync::oneshot};
 
-use crate::task::Tasks;
+use crate::{metrics, task::Tasks};
 
 /// The number of spans that wait or are being sent: the default of `OTEL_BSP_MAX_QUEUE_SIZE`.
 const CAPACITY: usize = 2048;
@@ -37,14 +37,12 @@ pub(super) struct Exporting {
 impl Exporting {
     /// Registers the metric. Spans are sent on the runtime.
     pub(super) fn new(registry: &Registry, tasks: Tasks, runtime: Handle) -> Result<Self, prometheus::Error> {
-        let spans = IntCounterVec::new(
-            Opts::new(
-                "istiod_trace_spans_total",
-                "Spans of own traces, by result of the export.",
-            ),
+        let spans = metrics::counters(
+            registry,
+            "istiod_trace_spans_total",
+            "Spans of own traces, by result of the export.",
             &["result"],
         )?;
-        registry.register(Box::new(spans.clone()))?;
         let of = |result| spans.with_label_values(&[result]);
         Ok(Self {
             held: Arc::default(),

@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture};
-use prometheus::{DEFAULT_BUCKETS, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry};
+use prometheus::{DEFAULT_BUCKETS, HistogramVec, IntCounterVec, Registry};
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::{Call, Unary};
+use crate::metrics;
 
 /// The labels of every metric.
 const LABELS: [&str; 3] = ["grpc_type", "grpc_service", "grpc_method"];
@@ -26,32 +27,28 @@ pub struct CallMetrics {
 impl CallMetrics {
     /// Registers the metrics. Fails if a name is already registered.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str, labels: &[&str]| {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
-        let seconds = HistogramOpts::new(
-            "grpc_server_handling_seconds",
-            "Seconds from the start of a call to its end.",
-        );
-        let duration = HistogramVec::new(seconds.buckets(DEFAULT_BUCKETS.to_vec()), &LABELS)?;
-        registry.register(Box::new(duration.clone()))?;
+        let counters = |name: &str, help: &str, labels: &[&str]| metrics::counters(registry, name, help, labels);
         let with_code = [&LABELS[..], &["grpc_code"]].concat();
         Ok(Self {
-            started: counter("grpc_server_started_total", "Calls that have started.", &LABELS)?,
-            received: counter(
+            started: counters("grpc_server_started_total", "Calls that have started.", &LABELS)?,
+            received: counters(
                 "grpc_server_msg_received_total",
                 "Messages of calls that were read.",
                 &LABELS,
             )?,
-            sent: counter("grpc_server_msg_sent_total", "Messages that calls have sent.", &LABELS)?,
-            handled: counter(
+            sent: counters("grpc_server_msg_sent_total", "Messages that calls have sent.", &LABELS)?,
+            handled: counters(
                 "grpc_server_handled_total",
                 "Calls that have ended, by status.",
                 &with_code,
             )?,
-            duration,
+            duration: metrics::histograms(
+                registry,
+                "grpc_server_handling_seconds",
+                "Seconds from the start of a call to its end.",
+                DEFAULT_BUCKETS,
+                &LABELS,
+            )?,
         })
     }
 }

@@ -31,7 +31,7 @@ use self::{
 use super::NamespacedName;
 use crate::{
     base::ObjectKey,
-    environment,
+    environment, metrics,
     model::snapshot::MeshSnapshot,
     table::Cx,
     xds::events::{Binding, Event, Health, Machine, Rejection},
@@ -72,11 +72,8 @@ pub struct Metrics {
 impl Metrics {
     /// Registers the counters; fails if a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(format!("auto_registration_{name}_total"), help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
+        let counter =
+            |name: &str, help: &str| metrics::counter(registry, &format!("auto_registration_{name}_total"), help);
         Ok(Self {
             success: counter("success", "Total number of successful auto registrations.")?,
             updates: counter("updates", "Total number of auto registration updates.")?,

@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
 use serde_json::{Value, json};
 use smol_str::SmolStr;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::store::{Store, WriteError};
-use crate::{base::ClusterId, distribution::refused::RefusedObject, environment};
+use crate::{base::ClusterId, distribution::refused::RefusedObject, environment, metrics};
 
 /// The reason of the Events.
 const REASON: &str = "ConfigRefused";
@@ -55,14 +55,12 @@ pub struct Metrics(IntCounterVec);
 impl Metrics {
     /// Registers the metrics.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = IntCounterVec::new(
-            Opts::new(
-                "istiod_refusal_events_total",
-                "Kubernetes Events about objects that proxies refuse, by result.",
-            ),
+        let counter = metrics::counters(
+            registry,
+            "istiod_refusal_events_total",
+            "Kubernetes Events about objects that proxies refuse, by result.",
             &["result"],
         )?;
-        registry.register(Box::new(counter.clone()))?;
         Ok(Self(counter))
     }
 

@@ -19,6 +19,7 @@ use crate::{
         health::{WatchHealth, WatchMetrics},
         watch::{WatchEvent, WatchTarget, watch_as},
     },
+    metrics,
 };
 
 /// The folder of the files, where a ConfigMap is mounted.
@@ -78,11 +79,11 @@ impl InjectorSource {
         self,
         registry: &Registry,
     ) -> Result<(InjectorReceiver, impl Future<Output = ()> + Send + use<>), prometheus::Error> {
-        let errors = IntCounter::new(
+        let errors = metrics::counter(
+            registry,
             "istiod_injector_configuration_errors_total",
             "Invalid configurations of the injector.",
         )?;
-        registry.register(Box::new(errors.clone()))?;
         let (out, injector) = watch::channel(InjectorState::Unknown);
         let compiler = Compiler {
             origin: String::new(),

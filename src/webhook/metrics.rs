@@ -1,9 +1,9 @@
 //! Metrics of the webhooks, with the names of Istio.
 
-use prometheus::{Histogram, HistogramOpts, IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{Histogram, IntCounter, IntCounterVec, Registry};
 
 use super::{injection::Injection, validation::Reason};
-use crate::api::Kind;
+use crate::{api::Kind, metrics};
 
 /// Counters of `/validate`.
 pub struct ValidationMetrics {
@@ -15,23 +15,19 @@ pub struct ValidationMetrics {
 impl ValidationMetrics {
     /// Registers the metrics. Fails if a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
+        let counters = |name: &str, help: &str, labels: &[&str]| metrics::counters(registry, name, help, labels);
         Ok(Self {
-            passed: counter(
+            passed: counters(
                 "galley_validation_passed",
                 "Valid objects.",
                 &["group", "version", "resource"],
             )?,
-            failed: counter(
+            failed: counters(
                 "galley_validation_failed",
                 "Refused objects, and operations that are not validated.",
                 &["group", "version", "resource", "reason"],
             )?,
-            http_errors: counter(
+            http_errors: counters(
                 "galley_validation_http_error",
                 "Requests to validate an object that are not a review.",
                 &["status"],
@@ -77,15 +73,7 @@ impl InjectionMetrics {
     /// # Errors
     /// If a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| -> Result<IntCounter, prometheus::Error> {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
-        let name = "sidecar_injection_time_seconds";
-        let seconds = HistogramOpts::new(name, "Duration of the injection of a pod, in seconds.");
-        let seconds = Histogram::with_opts(seconds.buckets(INJECTION_SECONDS.to_vec()))?;
-        registry.register(Box::new(seconds.clone()))?;
+        let counter = |name: &str, help: &str| metrics::counter(registry, name, help);
         Ok(Self {
             requests: counter("sidecar_injection_requests_total", "Requests to inject a pod.")?,
             // Parity (pkg/kube/inject/webhook.go): skipped and refused pods count as well.
@@ -95,7 +83,12 @@ impl InjectionMetrics {
                 "Requests to inject a pod that failed.",
             )?,
             skipped: counter("sidecar_injection_skip_total", "Pods that are not injected.")?,
-            seconds,
+            seconds: metrics::histogram(
+                registry,
+                "sidecar_injection_time_seconds",
+                "Duration of the injection of a pod, in seconds.",
+                &INJECTION_SECONDS,
+            )?,
         })
     }
 

@@ -6,13 +6,10 @@ use std::{
     time::Duration,
 };
 
-use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, core::Collector,
-};
-
+use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 use smol_str::SmolStr;
 
-use crate::generate::ResourceType;
+use crate::{generate::ResourceType, metrics};
 
 /// Buckets for the duration of pushes and sends, in seconds.
 const SEND_BUCKETS: &[f64] = &[0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 20.0, 30.0];
@@ -71,85 +68,60 @@ impl Metrics {
         let mut rejected = Vec::new();
         for resource_type in rejected_types {
             let short = resource_type.short_name();
-            let opts = Opts::new(
-                format!("pilot_xds_{short}_reject"),
-                format!("Number of rejected responses of type {short}, for each connected proxy."),
-            );
-            rejected.push((
-                resource_type,
-                register(registry, IntGaugeVec::new(opts, &["node", "err"])?)?,
-            ));
+            let name = format!("pilot_xds_{short}_reject");
+            let help = format!("Number of rejected responses of type {short}, for each connected proxy.");
+            let gauges = metrics::gauges(registry, &name, &help, &["node", "err"])?;
+            rejected.push((resource_type, gauges));
         }
-        let counters = |name: &str, help: &str| -> Result<IntCounterVec, prometheus::Error> {
-            register(registry, IntCounterVec::new(Opts::new(name, help), &["type"])?)
-        };
-        let histogram =
-            |name: &str, help: &str, buckets: &[f64]| HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        let counter = |name: &str, help: &str| register(registry, IntCounter::new(name, help)?);
+        let by_type = |name: &str, help: &str| metrics::counters(registry, name, help, &["type"]);
+        let counter = |name: &str, help: &str| metrics::counter(registry, name, help);
         Ok(Self {
-            clients: register(
-                registry,
-                IntGaugeVec::new(Opts::new("pilot_xds", "Number of connected proxies."), &["version"])?,
-            )?,
+            clients: metrics::gauges(registry, "pilot_xds", "Number of connected proxies.", &["version"])?,
             versions: Arc::default(),
-            pushes: counters(
+            pushes: by_type(
                 "pilot_xds_pushes",
                 "Number of responses that were sent or failed, by type.",
             )?,
-            rejects: counters(
+            rejects: by_type(
                 "pilot_total_xds_rejects",
                 "Number of responses that proxies rejected, by type.",
             )?,
             rejected,
-            expired_nonce: counters(
+            expired_nonce: by_type(
                 "pilot_xds_expired_nonce",
                 "Number of requests with an outdated nonce, by type.",
             )?,
-            push_time: register(
+            push_time: metrics::histograms(
                 registry,
-                HistogramVec::new(
-                    histogram(
-                        "pilot_xds_push_time",
-                        "Time from encoding a response to its last byte, in seconds.",
-                        SEND_BUCKETS,
-                    ),
-                    &["type"],
-                )?,
+                "pilot_xds_push_time",
+                "Time from encoding a response to its last byte, in seconds.",
+                SEND_BUCKETS,
+                &["type"],
             )?,
-            send_time: register(
+            send_time: metrics::histogram(
                 registry,
-                Histogram::with_opts(histogram(
-                    "pilot_xds_send_time",
-                    "Time that the transport took to write a response, in seconds.",
-                    SEND_BUCKETS,
-                ))?,
+                "pilot_xds_send_time",
+                "Time that the transport took to write a response, in seconds.",
+                SEND_BUCKETS,
             )?,
-            size_bytes: register(
+            size_bytes: metrics::histograms(
                 registry,
-                HistogramVec::new(
-                    histogram(
-                        "pilot_xds_config_size_bytes",
-                        "Size of a response, in bytes.",
-                        SIZE_BUCKETS,
-                    ),
-                    &["type"],
-                )?,
+                "pilot_xds_config_size_bytes",
+                "Size of a response, in bytes.",
+                SIZE_BUCKETS,
+                &["type"],
             )?,
-            convergence: register(
+            convergence: metrics::histogram(
                 registry,
-                Histogram::with_opts(histogram(
-                    "pilot_proxy_convergence_time",
-                    "Time from a change until a proxy was sent all its consequences, in seconds.",
-                    CONVERGENCE_BUCKETS,
-                ))?,
+                "pilot_proxy_convergence_time",
+                "Time from a change until a proxy was sent all its consequences, in seconds.",
+                CONVERGENCE_BUCKETS,
             )?,
-            queue_time: register(
+            queue_time: metrics::histogram(
                 registry,
-                Histogram::with_opts(histogram(
-                    "pilot_proxy_queue_time",
-                    "Time from the generation of a change until its proxy is served, in seconds.",
-                    CONVERGENCE_BUCKETS,
-                ))?,
+                "pilot_proxy_queue_time",
+                "Time from the generation of a change until its proxy is served, in seconds.",
+                CONVERGENCE_BUCKETS,
             )?,
             internal_errors: counter(
                 "pilot_total_xds_internal_errors",
@@ -159,34 +131,26 @@ impl Metrics {
                 "pilot_xds_write_timeout",
                 "Number of responses that were not written in time.",
             )?,
-            recv_max: register(
+            recv_max: metrics::gauge(
                 registry,
-                IntGauge::new("pilot_xds_recv_max", "Size of the largest request so far, in bytes.")?,
+                "pilot_xds_recv_max",
+                "Size of the largest request so far, in bytes.",
             )?,
-            limited: register(
+            limited: metrics::counters(
                 registry,
-                IntCounterVec::new(
-                    Opts::new(
-                        "istiod_limited_streams_total",
-                        "Number of streams that ended because of a limit, by limit.",
-                    ),
-                    &["limit"],
-                )?,
+                "istiod_limited_streams_total",
+                "Number of streams that ended because of a limit, by limit.",
+                &["limit"],
             )?,
-            refused: counters(
+            refused: by_type(
                 "istiod_refused_resources_total",
                 "Number of resources that proxies refused, as far as their errors say which they are, by type.",
             )?,
-            quarantined: register(
+            quarantined: metrics::gauges(
                 registry,
-                IntGaugeVec::new(
-                    Opts::new(
-                        "istiod_quarantined_resources",
-                        "Number of refused resources that are withheld from proxies of the same identity and build, \
-                         by type.",
-                    ),
-                    &["type"],
-                )?,
+                "istiod_quarantined_resources",
+                "Number of refused resources that are withheld from proxies of the same identity and build, by type.",
+                &["type"],
             )?,
         })
     }
@@ -295,12 +259,4 @@ impl Metrics {
             self.recv_max.set(size);
         }
     }
-}
-
-fn register<C: Collector + Clone + 'static>(
-    registry: &prometheus::Registry,
-    collector: C,
-) -> Result<C, prometheus::Error> {
-    registry.register(Box::new(collector.clone()))?;
-    Ok(collector)
 }

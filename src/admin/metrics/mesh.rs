@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use prometheus::{IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{IntCounterVec, IntGauge, Registry};
 
 use crate::{
     base::ObjectKey,
@@ -14,6 +14,7 @@ use crate::{
         proxy_class::ProxyClassKey,
         store::{ConfigStore, ConnectionId, StoreSize},
     },
+    metrics,
     model::{
         MeshSnapshot, Service,
         endpoint::Health,
@@ -67,19 +68,7 @@ pub(in crate::admin) struct MeshMetrics {
 impl MeshMetrics {
     /// Registers the gauges.
     pub(in crate::admin) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauge = |name: &str, help: &str| {
-            let gauge = IntGauge::new(name, help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
-        };
-        let new_without_service = IntCounterVec::new(
-            Opts::new(
-                "pilot_k8s_proxies_with_no_service_targets",
-                "Number of proxies that do not have any corresponding service targets.",
-            ),
-            &["reason"],
-        )?;
-        registry.register(Box::new(new_without_service.clone()))?;
+        let gauge = |name: &str, help: &str| metrics::gauge(registry, name, help);
         Ok(Self {
             clusters_without_endpoints: gauge("pilot_eds_no_instances", "Number of service ports without endpoints.")?,
             endpoints_without_pod: gauge("endpoint_no_pod", "Endpoints without an associated pod.")?,
@@ -97,7 +86,12 @@ impl MeshMetrics {
                 "xds_cache_dependent_config_size",
                 "Recorded dependencies of generated resources.",
             )?,
-            new_without_service,
+            new_without_service: metrics::counters(
+                registry,
+                "pilot_k8s_proxies_with_no_service_targets",
+                "Number of proxies that do not have any corresponding service targets.",
+                &["reason"],
+            )?,
             known: Mutex::default(),
         })
     }

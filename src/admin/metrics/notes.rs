@@ -6,9 +6,9 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
-use super::{certificates::ServedCertificates, register};
+use super::certificates::ServedCertificates;
 use crate::{
     generate::{
         ResourceKey,
@@ -17,6 +17,7 @@ use crate::{
         resource::{Built, Note},
         secret,
     },
+    metrics,
     table::Table,
 };
 
@@ -44,33 +45,33 @@ const CODES_WITH_METRIC: [&str; 5] = [
 impl NoteMetrics {
     /// Registers the metrics.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauge = |name: &str, help: &str| register(registry, IntGauge::new(name, help)?);
+        let gauge = |name: &str, help: &str| metrics::gauge(registry, name, help);
         let mut gauges = Vec::new();
         for code in CODES_WITH_METRIC {
             let help = "Notes of generation with this code; see /debug/notez.";
             gauges.push((code, gauge(code, help)?));
         }
         gauges.push(("", gauge("istiod_notes", "Notes of generation; see /debug/notez.")?));
-        let patches = IntGaugeVec::new(
-            Opts::new(set::STATUS, "EnvoyFilter patches by result, 1 each."),
-            &["name", "patch", "result"],
-        )?;
-        let certificate_errors = IntCounter::new(
-            secret::CERTIFICATE_ERROR,
-            "Requested certificates that are missing, denied, malformed, expired or not yet valid; see /debug/notez.",
-        )?;
-        let failed_lookups = IntCounterVec::new(
-            Opts::new(
-                stack::LOOKUP_FAILURE,
-                "Services of providers that do not exist, or exist in several namespaces; see /debug/notez.",
-            ),
-            &["type"],
-        )?;
         Ok(Self {
             gauges,
-            patches: register(registry, patches)?,
-            certificate_errors: register(registry, certificate_errors)?,
-            failed_lookups: register(registry, failed_lookups)?,
+            patches: metrics::gauges(
+                registry,
+                set::STATUS,
+                "EnvoyFilter patches by result, 1 each.",
+                &["name", "patch", "result"],
+            )?,
+            certificate_errors: metrics::counter(
+                registry,
+                secret::CERTIFICATE_ERROR,
+                "Requested certificates that are missing, denied, malformed, expired or not yet valid; \
+                 see /debug/notez.",
+            )?,
+            failed_lookups: metrics::counters(
+                registry,
+                stack::LOOKUP_FAILURE,
+                "Services of providers that do not exist, or exist in several namespaces; see /debug/notez.",
+                &["type"],
+            )?,
             counted: Mutex::default(),
             served: Mutex::default(),
         })

@@ -6,15 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-};
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry};
 
-use super::register;
 use crate::{
     api::{Diagnostic, Kind},
     environment,
     generate::{self, store::StoreSize},
+    metrics::{self, histogram},
     model::{output_limit, reference},
     push::{
         delivery::DeliveryObserver,
@@ -70,34 +68,19 @@ impl LoggedFindings {
     }
 }
 
-fn histogram(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> Result<Histogram, prometheus::Error> {
-    let opts = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-    register(registry, Histogram::with_opts(opts)?)
-}
-
 /// Registers a histogram of the one queue of changes.
 fn queue_histogram(registry: &Registry, name: &str, help: &str) -> Result<Histogram, prometheus::Error> {
-    let buckets = vec![0.01, 0.1, 0.2, 0.5, 1.0, 3.0, 5.0];
-    let histograms = HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets), &["queueID"])?;
-    let histograms = register(registry, histograms)?;
+    let buckets = [0.01, 0.1, 0.2, 0.5, 1.0, 3.0, 5.0];
+    let histograms = metrics::histograms(registry, name, help, &buckets, &["queueID"])?;
     Ok(histograms.with_label_values(&["push"]))
 }
 
 impl PushMetrics {
     /// Registers the metrics.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauge = |name: &str, help: &str| register(registry, IntGauge::new(name, help)?);
-        let counter = |name: &str, help: &str| register(registry, IntCounter::new(name, help)?);
-        let counters = |name: &str, help: &str, label: &str| {
-            register(registry, IntCounterVec::new(Opts::new(name, help), &[label])?)
-        };
-        let without_effect = IntGaugeVec::new(
-            Opts::new(
-                "istiod_objects_without_effect",
-                "Objects that are read but not applied by this build.",
-            ),
-            &["kind"],
-        )?;
+        let gauge = |name: &str, help: &str| metrics::gauge(registry, name, help);
+        let counter = |name: &str, help: &str| metrics::counter(registry, name, help);
+        let counters = |name: &str, help: &str, label: &str| metrics::counters(registry, name, help, &[label]);
         Ok(Self {
             debounce_time: histogram(
                 registry,
@@ -133,7 +116,12 @@ impl PushMetrics {
                 "Total number of updates received by pilot.",
                 "type",
             )?,
-            without_effect: register(registry, without_effect)?,
+            without_effect: metrics::gauges(
+                registry,
+                "istiod_objects_without_effect",
+                "Objects that are read but not applied by this build.",
+                &["kind"],
+            )?,
             missing: gauge(
                 "istiod_missing_references",
                 "References of VirtualServices to objects that do not exist.",
@@ -168,12 +156,13 @@ impl PushMetrics {
 
 /// Registers the histogram of deliveries and returns the observer that fills it.
 pub fn delivery_observer(registry: &Registry) -> Result<DeliveryObserver, prometheus::Error> {
-    let buckets = vec![0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0];
-    let opts = HistogramOpts::new(
+    let histogram = metrics::histograms(
+        registry,
         "istiod_distribution_seconds",
         "Seconds from the first change of a push until the last proxy has answered it, by result.",
-    );
-    let histogram = register(registry, HistogramVec::new(opts.buckets(buckets), &["result"])?)?;
+        &[0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0],
+        &["result"],
+    )?;
     Ok(Box::new(move |push, took| {
         let result = if push.refused() > 0 { "refused" } else { "acknowledged" };
         histogram.with_label_values(&[result]).observe(took.as_secs_f64());
@@ -295,14 +284,7 @@ struct SizeMetrics {
 
 impl SizeMetrics {
     fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let gauge = |name: &str, help: &str| register(registry, IntGauge::new(name, help)?);
-        let dependencies = IntGaugeVec::new(
-            Opts::new(
-                "istiod_dependencies",
-                "Recorded reads of the model's tables and of generation.",
-            ),
-            &["reader"],
-        )?;
+        let gauge = |name: &str, help: &str| metrics::gauge(registry, name, help);
         Ok(Self {
             proxies: gauge("istiod_proxies", "Connected proxies.")?,
             groups: gauge(
@@ -316,7 +298,12 @@ impl SizeMetrics {
                 "Distinct resources, each held once for all proxies.",
             )?,
             bytes: gauge("istiod_resource_bytes", "Bytes of all distinct resources.")?,
-            dependencies: register(registry, dependencies)?,
+            dependencies: metrics::gauges(
+                registry,
+                "istiod_dependencies",
+                "Recorded reads of the model's tables and of generation.",
+                &["reader"],
+            )?,
         })
     }
 

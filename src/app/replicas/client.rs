@@ -7,7 +7,7 @@ use std::{error::Error, io, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use http::uri::PathAndQuery;
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, timeout},
@@ -27,6 +27,7 @@ use crate::{
     distribution::replicas::{PeerError, Peers, Replica, Replicas, Reports},
     fetch::{ClientTls, Dialer, Endpoint, with_causes},
     ingest::mcp::{IssueCertificate, MeshCertificate},
+    metrics,
     model::Installation,
 };
 
@@ -77,14 +78,12 @@ impl PeerClient {
         installation: &Installation,
         inputs: ClientInputs,
     ) -> Result<Self, prometheus::Error> {
-        let queries = IntCounterVec::new(
-            Opts::new(
-                "istiod_replica_queries_total",
-                "Queries to other replicas of the control plane, by result.",
-            ),
+        let queries = metrics::counters(
+            registry,
+            "istiod_replica_queries_total",
+            "Queries to other replicas of the control plane, by result.",
             &["result"],
         )?;
-        registry.register(Box::new(queries.clone()))?;
         Ok(Self {
             replicas: inputs.replicas,
             inner: Arc::new(Inner {

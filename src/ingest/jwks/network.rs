@@ -17,6 +17,7 @@ use crate::{
     api::fetched_keys::KeySource,
     environment,
     fetch::{FetchError, Fetcher},
+    metrics,
 };
 
 /// Concurrent fetches, which bounds the sockets of thousands of policies.
@@ -57,17 +58,14 @@ pub struct NetworkMetrics {
 impl NetworkMetrics {
     /// Registers the counters.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
         Ok(Self {
-            success: counter(
+            success: metrics::counter(
+                registry,
                 "pilot_jwks_resolver_network_fetch_success_total",
                 "Total number of successfully network fetch by pilot jwks resolver",
             )?,
-            fail: counter(
+            fail: metrics::counter(
+                registry,
                 "pilot_jwks_resolver_network_fetch_fail_total",
                 "Total number of failed network fetch by pilot jwks resolver",
             )?,

@@ -2,10 +2,10 @@
 
 use std::time::SystemTime;
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Registry};
 
 use super::{SyncStatus, reconcile::Event};
-use crate::base::ClusterId;
+use crate::{base::ClusterId, metrics};
 
 /// Metrics of remote clusters.
 #[derive(Clone)]
@@ -20,60 +20,42 @@ pub(super) struct RemoteMetrics {
 
 impl RemoteMetrics {
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let managed = IntGaugeVec::new(
-            Opts::new("istiod_managed_clusters", "Number of clusters managed by istiod."),
+        let gauges = |name: &str, help: &str, labels: &[&str]| metrics::gauges(registry, name, help, labels);
+        let counters = |name: &str, help: &str, label: &str| metrics::counters(registry, name, help, &[label]);
+        let managed = gauges(
+            "istiod_managed_clusters",
+            "Number of clusters managed by istiod.",
             &["cluster_type"],
         )?;
-        let status = IntGaugeVec::new(
-            Opts::new(
-                "istiod_remote_cluster_sync_status",
-                "Synchronization state of remote clusters: 1 for the state that a cluster is in, 0 for the others.",
-            ),
-            &["cluster", "cluster_type", "status"],
-        )?;
-        let events = IntCounterVec::new(
-            Opts::new(
-                "remote_cluster_secret_events_total",
-                "Number of events of remote-cluster Secrets or files.",
-            ),
-            &["event"],
-        )?;
-        let timeouts = IntCounterVec::new(
-            Opts::new(
-                "remote_cluster_sync_timeouts_total",
-                "Number of times a remote cluster took too long to sync; istiod becomes ready without it.",
-            ),
-            &["cluster"],
-        )?;
-        let stale = IntGaugeVec::new(
-            Opts::new(
-                "istiod_remote_cluster_stale_since_seconds",
-                "Unix time at which the stored state of a remote cluster was current, while it serves.",
-            ),
-            &["cluster"],
-        )?;
-        let restarts = IntCounterVec::new(
-            Opts::new(
-                "istiod_remote_cluster_restarts_total",
-                "Number of times the source of a remote cluster ended by a panic and was started again.",
-            ),
-            &["cluster"],
-        )?;
-        registry.register(Box::new(restarts.clone()))?;
-        registry.register(Box::new(stale.clone()))?;
-        registry.register(Box::new(managed.clone()))?;
-        registry.register(Box::new(status.clone()))?;
-        registry.register(Box::new(events.clone()))?;
-        registry.register(Box::new(timeouts.clone()))?;
         managed.with_label_values(&["local"]).set(1);
         managed.with_label_values(&["remote"]).set(0);
         Ok(Self {
             managed,
-            status,
-            events,
-            timeouts,
-            stale,
-            restarts,
+            status: gauges(
+                "istiod_remote_cluster_sync_status",
+                "Synchronization state of remote clusters: 1 for the state that a cluster is in, 0 for the others.",
+                &["cluster", "cluster_type", "status"],
+            )?,
+            events: counters(
+                "remote_cluster_secret_events_total",
+                "Number of events of remote-cluster Secrets or files.",
+                "event",
+            )?,
+            timeouts: counters(
+                "remote_cluster_sync_timeouts_total",
+                "Number of times a remote cluster took too long to sync; istiod becomes ready without it.",
+                "cluster",
+            )?,
+            stale: gauges(
+                "istiod_remote_cluster_stale_since_seconds",
+                "Unix time at which the stored state of a remote cluster was current, while it serves.",
+                &["cluster"],
+            )?,
+            restarts: counters(
+                "istiod_remote_cluster_restarts_total",
+                "Number of times the source of a remote cluster ended by a panic and was started again.",
+                "cluster",
+            )?,
         })
     }
 

@@ -1,6 +1,8 @@
 //! Counters of the rounds of deployed Gateways.
 
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry};
+
+use crate::metrics;
 
 /// The counters. Cheap to clone.
 #[derive(Clone)]
@@ -24,14 +26,12 @@ pub(super) enum Outcome {
 impl Metrics {
     /// Registers the metrics. Fails if a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let rounds = IntCounterVec::new(
-            Opts::new(
-                "istiod_gateway_deployments_total",
-                "Rounds of the controller that deploys Gateways, one Gateway each.",
-            ),
+        let rounds = metrics::counters(
+            registry,
+            "istiod_gateway_deployments_total",
+            "Rounds of the controller that deploys Gateways, one Gateway each.",
             &["result"],
         )?;
-        registry.register(Box::new(rounds.clone()))?;
         Ok(Self { rounds })
     }
 

@@ -1,8 +1,9 @@
 //! Counters of writes to webhook configurations, with the names of Istio.
 
-use prometheus::{IntCounter, IntCounterVec, Opts, Registry};
+use prometheus::{IntCounter, IntCounterVec, Registry};
 
 use super::Kind;
+use crate::metrics;
 
 /// The root certificates cannot be parsed.
 pub(super) const LOAD: &str = "load_ca_bundle_failure";
@@ -27,16 +28,7 @@ pub struct Metrics {
 impl Metrics {
     /// Registers the metrics. Fails if a name is in use.
     pub fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let counters = |name: &str, help: &str, labels: &[&str]| -> Result<IntCounterVec, prometheus::Error> {
-            let counter = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok(counter)
-        };
-        let updates = IntCounter::new(
-            "galley_validation_config_updates",
-            "Writes to configurations of the validating webhook.",
-        )?;
-        registry.register(Box::new(updates.clone()))?;
+        let counters = |name: &str, help: &str, labels: &[&str]| metrics::counters(registry, name, help, labels);
         Ok(Self {
             attempts: counters(
                 "webhook_patch_attempts_total",
@@ -53,7 +45,11 @@ impl Metrics {
                 "Configurations of the injector that were not written.",
                 &["name", "reason"],
             )?,
-            updates,
+            updates: metrics::counter(
+                registry,
+                "galley_validation_config_updates",
+                "Writes to configurations of the validating webhook.",
+            )?,
             update_errors: counters(
                 "galley_validation_config_update_error",
                 "Configurations of the validating webhook that were not written.",

@@ -1,8 +1,8 @@
 //! Metrics of stored states.
 
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{IntCounterVec, IntGaugeVec, Registry};
 
-use crate::base::ClusterId;
+use crate::{base::ClusterId, metrics};
 
 /// Result of reading a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,31 +27,26 @@ pub(super) struct StoredMetrics {
 
 impl StoredMetrics {
     pub(super) fn new(registry: &Registry) -> Result<Self, prometheus::Error> {
-        let reads = IntCounterVec::new(
-            Opts::new(
+        Ok(Self {
+            reads: metrics::counters(
+                registry,
                 "istiod_remote_state_reads_total",
                 "Number of stored states of remote clusters that were read, by result.",
-            ),
-            &["result"],
-        )?;
-        let writes = IntCounterVec::new(
-            Opts::new(
+                &["result"],
+            )?,
+            writes: metrics::counters(
+                registry,
                 "istiod_remote_state_writes_total",
                 "Number of stored states of remote clusters that were written, by result.",
-            ),
-            &["result"],
-        )?;
-        let bytes = IntGaugeVec::new(
-            Opts::new(
+                &["result"],
+            )?,
+            bytes: metrics::gauges(
+                registry,
                 "istiod_remote_state_bytes",
                 "Size of the stored state of each remote cluster.",
-            ),
-            &["cluster"],
-        )?;
-        registry.register(Box::new(reads.clone()))?;
-        registry.register(Box::new(writes.clone()))?;
-        registry.register(Box::new(bytes.clone()))?;
-        Ok(Self { reads, writes, bytes })
+                &["cluster"],
+            )?,
+        })
     }
 
     pub(super) fn read(&self, result: ReadResult) {
