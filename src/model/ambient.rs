@@ -106,17 +106,30 @@ fn trust_domain(cx: &Cx, mesh: &MeshSnapshot) -> String {
         .unwrap_or_default()
 }
 
-/// A namespace with a pair of labels.
-pub type SelectorKey = (Namespace, SmolStr, SmolStr);
+/// The index key of a selector: its namespace and its first label.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SelectorKey {
+    namespace: Namespace,
+    label: SmolStr,
+    value: SmolStr,
+}
+
+impl SelectorKey {
+    fn new(namespace: &Namespace, (label, value): (&SmolStr, &SmolStr)) -> Self {
+        Self {
+            namespace: namespace.clone(),
+            label: label.clone(),
+            value: value.clone(),
+        }
+    }
+}
 
 /// Returns the index key of a selector; `None` if it is empty and selects nothing.
 fn selector_key(namespace: &Namespace, selector: &Labels) -> Option<SelectorKey> {
-    let (label, value) = selector.iter().next()?;
-    Some((namespace.clone(), label.clone(), value.clone()))
+    selector.iter().next().map(|pair| SelectorKey::new(namespace, pair))
 }
 
 /// Returns the index keys of the selectors that may match labels.
 fn selecting_keys<'a>(namespace: &'a Namespace, labels: &'a Labels) -> impl Iterator<Item = SelectorKey> + 'a {
-    let pairs = labels.iter();
-    pairs.map(|(label, value)| (namespace.clone(), label.clone(), value.clone()))
+    labels.iter().map(|pair| SelectorKey::new(namespace, pair))
 }

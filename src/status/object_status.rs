@@ -87,23 +87,34 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    fn of(mut object: Object) -> (SmolStr, SmolStr, Self) {
-        let observed = Self {
-            generation: object.metadata.generation.unwrap_or_default(),
-            version: object.resource_version().into(),
-            status: object.value["status"].take(),
-        };
-        (object.namespace().into(), object.name().into(), observed)
-    }
-
     /// Returns `metadata.resourceVersion`.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 }
 
-/// Namespace, name and content of an object.
-type Row = (SmolStr, SmolStr, Observed);
+/// An object of a watch.
+struct Row {
+    namespace: SmolStr,
+    name: SmolStr,
+    observed: Observed,
+}
+
+impl Row {
+    fn of(mut object: Object) -> Self {
+        let observed = Observed {
+            generation: object.metadata.generation.unwrap_or_default(),
+            version: object.resource_version().into(),
+            status: object.value["status"].take(),
+        };
+        Self {
+            namespace: object.namespace().into(),
+            name: object.name().into(),
+            observed,
+        }
+    }
+}
+
 /// The object of a write, and its result: the object as it is now.
 type WriteResult = (StatusKey, Result<Value, WriteError>);
 
@@ -218,7 +229,7 @@ impl<S: Statuses> Writer<S> {
             namespace: self.only.target().filter(|_| !kind.is_cluster_scoped()),
             ..WatchTarget::all(resource)
         };
-        self.watches.open(kind, target, Observed::of);
+        self.watches.open(kind, target, Row::of);
     }
 
     fn on_event(&mut self, kind: Kind, event: WatchEvent<Row>) {
@@ -226,23 +237,23 @@ impl<S: Statuses> Writer<S> {
             WatchEvent::Restarted(all) => {
                 let mut gone: BTreeSet<StatusKey> =
                     self.objects.keys().filter(|key| key.kind == kind).cloned().collect();
-                for (namespace, name, observed) in all {
-                    let key = self.key(kind, namespace, name);
+                for row in all {
+                    let key = self.key(kind, row.namespace, row.name);
                     gone.remove(&key);
                     // Versions of a server that was restored from a backup are older, and only a list says so.
-                    self.accept(key, observed);
+                    self.accept(key, row.observed);
                 }
                 for key in gone {
                     self.remove(key);
                 }
                 self.listed.insert(kind);
             }
-            WatchEvent::Applied((namespace, name, observed)) => {
-                let key = self.key(kind, namespace, name);
-                self.observe(key, observed);
+            WatchEvent::Applied(row) => {
+                let key = self.key(kind, row.namespace, row.name);
+                self.observe(key, row.observed);
             }
-            WatchEvent::Deleted((namespace, name, _)) => {
-                let key = self.key(kind, namespace, name);
+            WatchEvent::Deleted(row) => {
+                let key = self.key(kind, row.namespace, row.name);
                 self.remove(key);
             }
         }
@@ -372,8 +383,7 @@ impl<S: Statuses> Writer<S> {
                 if self.objects.contains_key(&key)
                     && let Ok(written) = Object::from_value(value)
                 {
-                    let (.., observed) = Observed::of(written);
-                    self.observe(key.clone(), observed);
+                    self.observe(key.clone(), Row::of(written).observed);
                 }
                 if !again && self.decide(&key, &timestamp()).is_some() {
                     self.settle(key);
@@ -520,7 +530,7 @@ mod tests {
         let mut writer = Writer::new(watches, mesh, served, WatchedNamespaces::default(), Unchanged);
         let row = |version: &str| {
             let metadata = json!({"namespace": "a", "name": "x", "resourceVersion": version});
-            Observed::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
+            Row::of(Object::from_value(json!({"metadata": metadata})).expect("an object"))
         };
         let mut version_after = |event: WatchEvent<Row>| {
             writer.on_event(Kind::HttpRoute, event);

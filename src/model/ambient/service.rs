@@ -440,13 +440,20 @@ pub fn in_cluster(cx: &Cx, mesh: &MeshSnapshot, key: &ClusterServiceKey) -> Opti
     })
 }
 
-/// A cluster with the index key of a selector.
-pub type ClusterSelectorKey = (ClusterId, SelectorKey);
+/// The index key of a selector in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClusterSelectorKey {
+    pub(super) cluster: ClusterId,
+    pub(super) selector: SelectorKey,
+}
 
 /// Emits the index key of a service that selects workloads.
 pub fn selector_entry(key: &ClusterServiceKey, row: &ClusterService, emit: &mut dyn FnMut(ClusterSelectorKey)) {
     if let Some(selector) = selector_key(&key.service.namespace, &row.declared.selector) {
-        emit((key.cluster.clone(), selector));
+        emit(ClusterSelectorKey {
+            cluster: key.cluster.clone(),
+            selector,
+        });
     }
 }
 

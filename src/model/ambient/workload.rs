@@ -15,7 +15,7 @@ use smol_str::SmolStr;
 
 use super::{
     cluster_network, gateway, octets, policy,
-    service::{ClusterService, ClusterServiceKey, ServiceSource, hostname, is_own},
+    service::{ClusterSelectorKey, ClusterService, ClusterServiceKey, ServiceSource, hostname, is_own},
     trust_domain, waypoint,
 };
 use crate::{
@@ -379,7 +379,10 @@ fn selecting<'a>(
     labels: &Labels,
     kinds: &[ServiceSource],
 ) -> Services<'a> {
-    let keys = super::selecting_keys(namespace, labels).map(|key| (cluster.clone(), key));
+    let keys = super::selecting_keys(namespace, labels).map(|selector| ClusterSelectorKey {
+        cluster: cluster.clone(),
+        selector,
+    });
     let rows = keys.flat_map(|key| mesh.services_by_selector.get(cx, &key));
     let matching = rows.filter(|(_, service)| {
         kinds.contains(&service.declared.key.source) && select::subset(&service.declared.selector, labels)
