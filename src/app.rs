@@ -83,7 +83,7 @@ use crate::{
         installation::ProcessVariables,
     },
     otlp::{Clocks, Traces},
-    push::{PushHandle, PushOptions, debounce::DebounceOptions, push_loop::PushLoop},
+    push::{PushHandle, debounce::DebounceOptions, push_loop::PushLoop},
     rpc::Router,
     settings::Settings,
     xds::{
@@ -314,7 +314,7 @@ fn start_traces(environment: &Environment) -> Option<Traces> {
 fn start_push(environment: &Environment, installation: &Installation) -> Result<PushHandle, AppError> {
     let (push, run) = PushHandle::new(
         World::new(installation.clone()),
-        push_options(&installation.features),
+        debounce_options(&installation.features),
         environment::now,
     );
     start_push_loop(run, PushMetrics::new(&environment.registry)?)?;
@@ -688,13 +688,11 @@ fn own_replica(settings: &Settings) -> OwnReplica {
     }
 }
 
-fn push_options(features: &Features) -> PushOptions {
-    PushOptions {
-        debounce: DebounceOptions {
-            after: features.pilot_debounce_after,
-            max: features.pilot_debounce_max,
-            endpoints_wait: features.pilot_enable_eds_debounce,
-        },
+fn debounce_options(features: &Features) -> DebounceOptions {
+    DebounceOptions {
+        after: features.pilot_debounce_after,
+        max: features.pilot_debounce_max,
+        endpoints_wait: features.pilot_enable_eds_debounce,
     }
 }
 

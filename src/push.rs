@@ -10,4 +10,4 @@ pub mod testing;
 mod turns;
 
 pub use groups::{Groups, Publication, Subscription};
-pub use push_loop::{PushHandle, PushOptions};
+pub use push_loop::PushHandle;

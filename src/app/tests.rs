@@ -100,8 +100,8 @@ impl Observer for NoMetrics {
 async fn a_registered_source_reaches_the_snapshot_and_delays_readiness() {
     let tasks = Tasks::default();
     let installation = Installation::default();
-    let options = push_options(&installation.features);
-    let (push, run) = PushHandle::new(World::new(installation), options, environment::now);
+    let debounce = debounce_options(&installation.features);
+    let (push, run) = PushHandle::new(World::new(installation), debounce, environment::now);
     tasks.spawn("push loop", run.run(NoMetrics));
     let mut sources = Sources::new(&tasks, push.changes.clone());
     let (permit, may_send) = watch::channel(false);

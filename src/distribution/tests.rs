@@ -22,7 +22,6 @@ use crate::{
         google::rpc,
     },
     push::{
-        PushOptions,
         debounce::DebounceOptions,
         push_loop::{Observer, PushReport},
     },
@@ -50,14 +49,12 @@ impl Fixture {
     pub(super) fn new() -> Self {
         let environment = Environment::new(settings(&[], &[]));
         environment.ready.send_replace(true);
-        let options = PushOptions {
-            debounce: DebounceOptions {
-                after: Duration::from_millis(100),
-                max: Duration::from_secs(10),
-                endpoints_wait: true,
-            },
+        let debounce = DebounceOptions {
+            after: Duration::from_millis(100),
+            max: Duration::from_secs(10),
+            endpoints_wait: true,
         };
-        let (push, run) = PushHandle::new(World::new(Installation::default()), options, environment::now);
+        let (push, run) = PushHandle::new(World::new(Installation::default()), debounce, environment::now);
         environment.tasks.spawn("push loop", run.run(NoMetrics));
         let server = Server::new(&environment, push.groups.clone(), ServerOptions::default(), None);
         let server = server.expect("an empty registry");

@@ -33,13 +33,6 @@ use crate::{
     table::ChangeSet,
 };
 
-/// The options of the push loop.
-#[derive(Clone, Copy, Debug)]
-pub struct PushOptions {
-    /// The debounce times.
-    pub debounce: DebounceOptions,
-}
-
 /// An observer of pushes, for metrics and logs.
 pub trait Observer: Send + 'static {
     /// Called after a batch was committed and published.
@@ -139,7 +132,7 @@ pub struct FlushRequest {
 pub struct PushLoop {
     world: World,
     store: ConfigStore,
-    options: PushOptions,
+    debounce: DebounceOptions,
     changes: mpsc::Receiver<Vec<Change>>,
     proxy_events: mpsc::UnboundedReceiver<ProxyEvent>,
     inspect: mpsc::Receiver<Inspect>,
@@ -164,7 +157,7 @@ pub struct PushLoop {
 
 impl PushHandle {
     /// Creates the handles and the loop, which the caller runs on a separate thread.
-    pub fn new(world: World, options: PushOptions, clock: fn() -> Instant) -> (Self, PushLoop) {
+    pub fn new(world: World, debounce: DebounceOptions, clock: fn() -> Instant) -> (Self, PushLoop) {
         let (changes, changes_in) = mpsc::channel(64);
         let (inspect, inspect_in) = mpsc::channel(16);
         let (flushes, flushes_in) = Flushes::channel();
@@ -185,7 +178,7 @@ impl PushHandle {
         let run = PushLoop {
             world,
             store: ConfigStore::default(),
-            options,
+            debounce,
             changes: changes_in,
             proxy_events,
             inspect: inspect_in,
@@ -286,7 +279,7 @@ impl PushLoop {
 
     /// Waits for the next event. Proxies go first, except when [`Precedence`] decides otherwise.
     async fn next(&mut self) -> Event {
-        let due = self.pending.due(&self.options.debounce);
+        let due = self.pending.due(&self.debounce);
         let lane = due.map_or(Lane::Fast, |(_, lane)| lane);
         let wait = due.map(|(due, _)| due.saturating_duration_since((self.clock)()));
         let is_due = wait.is_some_and(|wait| wait.is_zero());
@@ -623,14 +616,12 @@ mod tests {
     }
 
     fn push_loop() -> (PushHandle, PushLoop) {
-        let options = PushOptions {
-            debounce: DebounceOptions {
-                after: Duration::from_millis(100),
-                max: Duration::from_secs(10),
-                endpoints_wait: true,
-            },
+        let debounce = DebounceOptions {
+            after: Duration::from_millis(100),
+            max: Duration::from_secs(10),
+            endpoints_wait: true,
         };
-        PushHandle::new(World::new(Installation::default()), options, environment::now)
+        PushHandle::new(World::new(Installation::default()), debounce, environment::now)
     }
 
     fn sidecar() -> Arc<Proxy> {
