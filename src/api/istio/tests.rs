@@ -55,6 +55,14 @@ fn refused(kind: &str, spec: &str, fields: &[&str]) {
     assert_eq!(findings(kind, spec), (want, true), "{kind} {spec}");
 }
 
+/// A route to host `a`.
+const TO_A: &str = "route: [{destination: {host: a}}]";
+
+/// Returns the spec of a VirtualService with one HTTP rule.
+fn http(rule: &str) -> String {
+    format!("{{hosts: [a], http: [{{{rule}}}]}}")
+}
+
 /// A decoder of Protobuf refuses what API servers accept.
 #[test]
 fn r2_deeply_nested_values_are_errors() {
@@ -67,41 +75,17 @@ fn r2_deeply_nested_values_are_errors() {
 }
 
 #[test]
-fn virtual_services() {
-    let http = |route: &str| format!("{{hosts: [a], http: [{{{route}}}]}}");
-    let to_a = "route: [{destination: {host: a}}]";
-    good("VirtualService", &http(to_a));
-    good(
-        "VirtualService",
-        "{hosts: ['*.a.com'], gateways: [ns/gw], tls: [{match: [{sniHosts: [x.a.com]}], route: [{destination: {host: a}}]}]}",
-    );
+fn http_routes() {
+    good("VirtualService", &http(TO_A));
     good(
         "VirtualService",
         &http(&format!(
-            "{to_a}, headers: {{request: {{set: {{':authority': x}}, remove: [z]}}}}"
+            "{TO_A}, match: [{{uri: {{prefix: ''}}, withoutHeaders: {{x: {{regex: '*'}}}}, queryParams: {{q: {{}}}}}}]"
         )),
-    );
-    good(
-        "VirtualService",
-        &http(&format!(
-            "{to_a}, match: [{{uri: {{prefix: ''}}, withoutHeaders: {{x: {{regex: '*'}}}}, queryParams: {{q: {{}}}}}}]"
-        )),
-    );
-    good(
-        "VirtualService",
-        &http(&format!("{to_a}, headers: {{request: {{add: {{host: x}}}}}}")),
     );
     warned(
         "VirtualService",
-        &http(&format!("{to_a}, headers: {{request: {{remove: [':path', Host]}}}}")),
-        &[
-            ".http[0].headers.request.remove[0]",
-            ".http[0].headers.request.remove[1]",
-        ],
-    );
-    warned(
-        "VirtualService",
-        &http(&format!("{to_a}, timeout: 0s")),
+        &http(&format!("{TO_A}, timeout: 0s")),
         &[".http[0].timeout"],
     );
     bad(
@@ -123,22 +107,22 @@ fn virtual_services() {
     );
     bad(
         "VirtualService",
-        &http(&format!("{to_a}, redirect: {{uri: /x}}")),
+        &http(&format!("{TO_A}, redirect: {{uri: /x}}")),
         &[".http[0]"],
     );
     bad(
         "VirtualService",
-        &http(&format!("{to_a}, timeout: soon")),
+        &http(&format!("{TO_A}, timeout: soon")),
         &[".http[0].timeout"],
     );
     bad(
         "VirtualService",
-        &http(&format!("{to_a}, timeout: 10us")),
+        &http(&format!("{TO_A}, timeout: 10us")),
         &[".http[0].timeout"],
     );
     bad(
         "VirtualService",
-        &http(&format!("{to_a}, fault: {{abort: {{httpStatus: 99}}}}")),
+        &http(&format!("{TO_A}, fault: {{abort: {{httpStatus: 99}}}}")),
         &[".http[0].fault.abort.httpStatus"],
     );
     bad(
@@ -146,27 +130,39 @@ fn virtual_services() {
         &http("directResponse: {status: 1}"),
         &[".http[0].directResponse.status"],
     );
-    bad(
-        "VirtualService",
-        &http(&format!("{to_a}, headers: {{request: {{add: {{\"x\\n\": z}}}}}}")),
-        &[".http[0].headers.request.add"],
-    );
-    bad(
-        "VirtualService",
-        "{hosts: [a.com], tls: [{match: [{sniHosts: [b.com]}]}]}",
-        &[".tls[0].match[0].sniHosts[0]", ".tls[0].route"],
-    );
     warned(
         "VirtualService",
-        "{hosts: [10.0.0.1], tls: [{match: [{sniHosts: [10.0.0.1]}], route: [{destination: {host: a}}]}]}",
-        &[".tls[0].match[0].sniHosts[0]"],
-    );
-    warned(
-        "VirtualService",
-        &http(&format!("{to_a}, timeouts: 1s")),
+        &http(&format!("{TO_A}, timeouts: 1s")),
         &[".http[0].timeouts"],
     );
     warned("VirtualService", "{hosts: [a]}", &[""]);
+}
+
+#[test]
+fn headers_of_http_routes() {
+    good(
+        "VirtualService",
+        &http(&format!(
+            "{TO_A}, headers: {{request: {{set: {{':authority': x}}, remove: [z]}}}}"
+        )),
+    );
+    good(
+        "VirtualService",
+        &http(&format!("{TO_A}, headers: {{request: {{add: {{host: x}}}}}}")),
+    );
+    warned(
+        "VirtualService",
+        &http(&format!("{TO_A}, headers: {{request: {{remove: [':path', Host]}}}}")),
+        &[
+            ".http[0].headers.request.remove[0]",
+            ".http[0].headers.request.remove[1]",
+        ],
+    );
+    bad(
+        "VirtualService",
+        &http(&format!("{TO_A}, headers: {{request: {{add: {{\"x\\n\": z}}}}}}")),
+        &[".http[0].headers.request.add"],
+    );
     for (route, field) in [
         (
             "headers: {response: {set: {x: \"\\x01\"}}}",
@@ -193,25 +189,51 @@ fn virtual_services() {
             ".http[0]",
         ),
     ] {
-        warned("VirtualService", &http(&format!("{to_a}, {route}")), &[field]);
+        warned("VirtualService", &http(&format!("{TO_A}, {route}")), &[field]);
     }
     good(
         "VirtualService",
         &http(&format!(
-            "{to_a}, headers: {{request: {{set: {{x: '%REQ(y)% 50%%'}}}}}}"
+            "{TO_A}, headers: {{request: {{set: {{x: '%REQ(y)% 50%%'}}}}}}"
         )),
     );
     good(
         "VirtualService",
-        &http(&format!("{to_a}, headers: {{request: {{set: {{x: \"a\\tb\"}}}}}}")),
+        &http(&format!("{TO_A}, headers: {{request: {{set: {{x: \"a\\tb\"}}}}}}")),
     );
-    let hosts = |hosts: &str| format!("{{hosts: [{hosts}], gateways: [gw], http: [{{{to_a}}}]}}");
+}
+
+#[test]
+fn server_names_of_tls_routes() {
+    good(
+        "VirtualService",
+        "{hosts: ['*.a.com'], gateways: [ns/gw], tls: [{match: [{sniHosts: [x.a.com]}], route: [{destination: {host: a}}]}]}",
+    );
+    bad(
+        "VirtualService",
+        "{hosts: [a.com], tls: [{match: [{sniHosts: [b.com]}]}]}",
+        &[".tls[0].match[0].sniHosts[0]", ".tls[0].route"],
+    );
+    warned(
+        "VirtualService",
+        "{hosts: [10.0.0.1], tls: [{match: [{sniHosts: [10.0.0.1]}], route: [{destination: {host: a}}]}]}",
+        &[".tls[0].match[0].sniHosts[0]"],
+    );
+}
+
+#[test]
+fn hosts_that_a_wildcard_covers_are_warned_of() {
+    let hosts = |hosts: &str| format!("{{hosts: [{hosts}], gateways: [gw], http: [{{{TO_A}}}]}}");
     good("VirtualService", &hosts("'*.a.com', a.com, '*.b.com', c.b.org"));
     warned("VirtualService", &hosts("'*.a.com', x.a.com"), &[".hosts[1]"]);
     warned("VirtualService", &hosts("'*.x.a.com', '*.a.com'"), &[".hosts[0]"]);
     warned("VirtualService", &hosts("a.com, '*'"), &[".hosts[0]"]);
+}
+
+#[test]
+fn rules_that_are_never_reached_are_warned_of() {
     let rules = |rules: &[&str]| {
-        let rules: Vec<String> = rules.iter().map(|rule| format!("{{{to_a}, {rule}}}")).collect();
+        let rules: Vec<String> = rules.iter().map(|rule| format!("{{{TO_A}, {rule}}}")).collect();
         format!("{{hosts: [a], http: [{}]}}", rules.join(", "))
     };
     let path = |prefix: &str, more: &str| format!("match: [{{uri: {{prefix: {prefix}}}{more}}}]");
@@ -244,7 +266,6 @@ fn virtual_services() {
 /// Envoy refuses all routes of a port if one has such a value. Istio's validation accepts some of them.
 #[test]
 fn values_that_envoy_refuses_are_errors() {
-    let to_a = "route: [{destination: {host: a}}]";
     let long = "x".repeat(16_385);
     for (field, value) in [
         ("headers.request.set.x", "\"default-src 'self'\\n\""),
@@ -257,10 +278,10 @@ fn values_that_envoy_refuses_are_errors() {
         let (head, tail) = field.rsplit_once('.').unwrap();
         let nested = head.replace('.', ": {");
         let closing = "}".repeat(field.matches('.').count());
-        let spec = format!("{{hosts: [a], http: [{{{to_a}, {nested}: {{{tail}: {value}{closing}}}]}}");
+        let spec = format!("{{hosts: [a], http: [{{{TO_A}, {nested}: {{{tail}: {value}{closing}}}]}}");
         bad("VirtualService", &spec, &[&format!(".http[0].{field}")]);
     }
-    let long_name = format!("{{hosts: [a], http: [{{{to_a}, headers: {{request: {{remove: [{long}]}}}}}}]}}");
+    let long_name = format!("{{hosts: [a], http: [{{{TO_A}, headers: {{request: {{remove: [{long}]}}}}}}]}}");
     bad("VirtualService", &long_name, &[".http[0].headers.request.remove[0]"]);
     let headers = |count: usize| {
         let all: Vec<String> = (0..count).map(|number| format!("x{number}: a")).collect();
@@ -318,13 +339,13 @@ fn values_that_envoy_refuses_are_errors() {
             "headers.@request.auth.claims",
         ),
     ] {
-        let spec = format!("{{hosts: [a], gateways: [gw], http: [{{match: [{{{matched}}}], {to_a}}}]}}");
+        let spec = format!("{{hosts: [a], gateways: [gw], http: [{{match: [{{{matched}}}], {TO_A}}}]}}");
         bad("VirtualService", &spec, &[&format!(".http[0].match[0].{field}")]);
     }
     let claim = "match: [{headers: {'@Request.auth.claims.group': {exact: x}}}]";
     good(
         "VirtualService",
-        &format!("{{hosts: [a], gateways: [gw], http: [{{{claim}, {to_a}}}]}}"),
+        &format!("{{hosts: [a], gateways: [gw], http: [{{{claim}, {TO_A}}}]}}"),
     );
 }
 
@@ -359,7 +380,6 @@ fn paths_of_sockets_fit_in_an_address() {
 #[test]
 fn r1_expressions_have_limits_in_every_field() {
     let bomb = "(((x{1,99}){1,99}){1,99}){1,99}";
-    let to_a = "route: [{destination: {host: a}}]";
     for (matched, field) in [
         (format!("uri: {{regex: '{bomb}'}}"), "uri.regex"),
         (format!("headers: {{x: {{regex: '{bomb}'}}}}"), "headers.x.regex"),
@@ -369,13 +389,13 @@ fn r1_expressions_have_limits_in_every_field() {
         ),
         ("withoutHeaders: {x: {regex: '('}}".to_owned(), "withoutHeaders.x.regex"),
     ] {
-        let spec = format!("{{hosts: [a], http: [{{match: [{{{matched}}}], {to_a}}}]}}");
+        let spec = format!("{{hosts: [a], http: [{{match: [{{{matched}}}], {TO_A}}}]}}");
         bad("VirtualService", &spec, &[&format!(".http[0].match[0].{field}")]);
     }
-    let spec = format!("{{hosts: [a], http: [{{{to_a}, corsPolicy: {{allowOrigins: [{{regex: '{bomb}'}}]}}}}]}}");
+    let spec = format!("{{hosts: [a], http: [{{{TO_A}, corsPolicy: {{allowOrigins: [{{regex: '{bomb}'}}]}}}}]}}");
     bad("VirtualService", &spec, &[".http[0].corsPolicy.allowOrigins[0].regex"]);
     let spec =
-        format!("{{hosts: [a], http: [{{{to_a}, rewrite: {{uriRegexRewrite: {{match: '{bomb}', rewrite: x}}}}}}]}}");
+        format!("{{hosts: [a], http: [{{{TO_A}, rewrite: {{uriRegexRewrite: {{match: '{bomb}', rewrite: x}}}}}}]}}");
     bad("VirtualService", &spec, &[".http[0].rewrite.uriRegexRewrite.match"]);
     let patch = format!(
         "{{configPatches: [{{applyTo: CLUSTER, match: {{proxy: {{proxyVersion: '{bomb}'}}}}, patch: {{operation: REMOVE}}}}]}}"
@@ -396,7 +416,7 @@ fn r1_expressions_have_limits_in_every_field() {
     let matches = matches.chain([long, invalid]).collect::<Vec<_>>().join(",");
     bad(
         "VirtualService",
-        &format!("{{hosts: [a], http: [{{match: [{matches}], {to_a}}}]}}"),
+        &format!("{{hosts: [a], http: [{{match: [{matches}], {TO_A}}}]}}"),
         &[".http[0].match[300].uri.regex", ".http[0].match[301].uri.regex"],
     );
     let long = "a".repeat(8193);
@@ -793,12 +813,11 @@ fn unusual_names_and_expressions_are_accepted() {
         "{hosts: ['123'], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}",
         &[".hosts[0]"],
     );
-    let to_a = "route: [{destination: {host: a}}]";
-    good("VirtualService", &format!("{{hosts: ['123'], http: [{{{to_a}}}]}}"));
+    good("VirtualService", &format!("{{hosts: ['123'], http: [{{{TO_A}}}]}}"));
     let regex = r"match: [{uri: {regex: '/\101'}}]";
     good(
         "VirtualService",
-        &format!("{{hosts: [a], http: [{{{regex}, {to_a}}}]}}"),
+        &format!("{{hosts: [a], http: [{{{regex}, {TO_A}}}]}}"),
     );
 }
 

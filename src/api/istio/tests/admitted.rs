@@ -1,7 +1,7 @@
 //! Objects that Istio's webhook admits, and violations that only admission refuses. All of these objects apply, without
 //! the parts that have no effect.
 
-use super::{bad, good, parsed, warned};
+use super::{TO_A, bad, good, parsed, warned};
 use crate::{
     api::{
         diagnostics::REFUSED,
@@ -10,8 +10,6 @@ use crate::{
     },
     base::ClusterId,
 };
-
-const TO_A: &str = "route: [{destination: {host: a}}]";
 
 /// Returns the fields with diagnostics of an object that applies, each with true if admission refuses the object.
 #[track_caller]
