@@ -12,9 +12,17 @@ use crate::support::helm;
 
 pub(super) fn trials() -> Vec<Trial> {
     vec![
+        helm::trial("charts::values::deployment_follows_values", deployment_follows_values),
+        helm::trial("charts::values::monitoring_follows_values", monitoring_follows_values),
+        helm::trial("charts::values::webhooks_follow_values", webhooks_follow_values),
         helm::trial(
-            "charts::values::of_istiod_have_their_effects",
-            of_istiod_have_their_effects,
+            "charts::values::other_objects_follow_values",
+            other_objects_follow_values,
+        ),
+        helm::trial("charts::values::kubeconfig_is_mounted", kubeconfig_is_mounted),
+        helm::trial(
+            "charts::values::annotations_of_pods_are_texts",
+            annotations_of_pods_are_texts,
         ),
         helm::trial("charts::values::of_base_have_their_effects", of_base_have_their_effects),
         helm::trial("charts::values::variables_are_set_once", variables_are_set_once),
@@ -204,20 +212,9 @@ fn deployment(template: &'static str, values: &[&str]) -> Result<Value, Failed> 
 const POD: &str = "spec template spec";
 const CONTAINER: &str = "spec template spec containers discovery";
 
-fn of_istiod_have_their_effects() -> Result<(), Failed> {
+/// Each value changes the Deployment.
+fn deployment_follows_values() -> Result<(), Failed> {
     let in_pod = |value, path, want| (value, "Deployment", "istiod", path, want);
-    let in_service = |value, path, want| (value, "Service", "istiod", path, want);
-    let in_webhook = |value, path, want| {
-        (
-            value,
-            "MutatingWebhookConfiguration",
-            "istio-sidecar-injector",
-            path,
-            want,
-        )
-    };
-    let class = "gatewayClasses.istio.service.spec.type=ClusterIP";
-    let class_map = "istio-default-gatewayclass-istio";
     have_effects(
         "istiod",
         &[
@@ -232,62 +229,6 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
                 json!("me"),
             ),
             in_pod("deploymentLabels.a=b", "metadata labels a", json!("b")),
-            (
-                "monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.interval=5s",
-                "ServiceMonitor",
-                "istiod",
-                "spec endpoints",
-                json!([{ "port": "http-monitoring", "interval": "5s" }]),
-            ),
-            (
-                "monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.labels.a=b",
-                "ServiceMonitor",
-                "istiod",
-                "metadata labels a",
-                json!("b"),
-            ),
-            (
-                "monitoring.podMonitor.enabled=true,monitoring.podMonitor.interval=5s",
-                "PodMonitor",
-                "istiod",
-                "spec podMetricsEndpoints",
-                json!([{ "port": "http-monitoring", "interval": "5s" }]),
-            ),
-            (
-                "monitoring.podMonitor.enabled=true,monitoring.podMonitor.labels.a=b",
-                "PodMonitor",
-                "istiod",
-                "metadata labels a",
-                json!("b"),
-            ),
-            (
-                "monitoring.rules.enabled=true",
-                "PrometheusRule",
-                "istiod",
-                "spec groups istiod rules 0 alert",
-                json!("IstiodConvergenceSlow"),
-            ),
-            (
-                "monitoring.rules.enabled=true,monitoring.rules.labels.a=b",
-                "PrometheusRule",
-                "istiod",
-                "metadata labels a",
-                json!("b"),
-            ),
-            (
-                "monitoring.dashboards.enabled=true",
-                "ConfigMap",
-                "istiod-dashboards",
-                "metadata labels grafana_dashboard",
-                json!("1"),
-            ),
-            (
-                "monitoring.dashboards.enabled=true,monitoring.dashboards.labels.a=b",
-                "ConfigMap",
-                "istiod-dashboards",
-                "metadata labels a",
-                json!("b"),
-            ),
             in_pod("deploymentAnnotations.a=b", "metadata annotations a", json!("b")),
             in_pod("podLabels.a=1", "spec template metadata labels a", json!("1")),
             in_pod("podAnnotations.a=b", "spec template metadata annotations a", json!("b")),
@@ -357,6 +298,89 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
                 json!("Always"),
             ),
             in_pod("rollingMaxSurge=1", "spec strategy rollingUpdate maxSurge", json!(1)),
+        ],
+    )
+}
+
+/// Each value changes an object for Prometheus or Grafana.
+fn monitoring_follows_values() -> Result<(), Failed> {
+    have_effects(
+        "istiod",
+        &[
+            (
+                "monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.interval=5s",
+                "ServiceMonitor",
+                "istiod",
+                "spec endpoints",
+                json!([{ "port": "http-monitoring", "interval": "5s" }]),
+            ),
+            (
+                "monitoring.serviceMonitor.enabled=true,monitoring.serviceMonitor.labels.a=b",
+                "ServiceMonitor",
+                "istiod",
+                "metadata labels a",
+                json!("b"),
+            ),
+            (
+                "monitoring.podMonitor.enabled=true,monitoring.podMonitor.interval=5s",
+                "PodMonitor",
+                "istiod",
+                "spec podMetricsEndpoints",
+                json!([{ "port": "http-monitoring", "interval": "5s" }]),
+            ),
+            (
+                "monitoring.podMonitor.enabled=true,monitoring.podMonitor.labels.a=b",
+                "PodMonitor",
+                "istiod",
+                "metadata labels a",
+                json!("b"),
+            ),
+            (
+                "monitoring.rules.enabled=true",
+                "PrometheusRule",
+                "istiod",
+                "spec groups istiod rules 0 alert",
+                json!("IstiodConvergenceSlow"),
+            ),
+            (
+                "monitoring.rules.enabled=true,monitoring.rules.labels.a=b",
+                "PrometheusRule",
+                "istiod",
+                "metadata labels a",
+                json!("b"),
+            ),
+            (
+                "monitoring.dashboards.enabled=true",
+                "ConfigMap",
+                "istiod-dashboards",
+                "metadata labels grafana_dashboard",
+                json!("1"),
+            ),
+            (
+                "monitoring.dashboards.enabled=true,monitoring.dashboards.labels.a=b",
+                "ConfigMap",
+                "istiod-dashboards",
+                "metadata labels a",
+                json!("b"),
+            ),
+        ],
+    )
+}
+
+/// Each value changes the injector or the validator.
+fn webhooks_follow_values() -> Result<(), Failed> {
+    let in_webhook = |value, path, want| {
+        (
+            value,
+            "MutatingWebhookConfiguration",
+            "istio-sidecar-injector",
+            path,
+            want,
+        )
+    };
+    have_effects(
+        "istiod",
+        &[
             in_webhook(
                 "sidecarInjectorWebhookAnnotations.a=b",
                 "metadata annotations a",
@@ -387,6 +411,32 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
                 "webhooks 4 name",
                 json!("auto.sidecar-injector.istio.io"),
             ),
+            (
+                "base.validationURL=https://example.com/validate",
+                "ValidatingWebhookConfiguration",
+                "istio-validator-istio-system",
+                "webhooks 0 clientConfig",
+                json!({ "url": "https://example.com/validate" }),
+            ),
+            (
+                "base.validationFailurePolicy=Fail",
+                "ValidatingWebhookConfiguration",
+                "istio-validator-istio-system",
+                "webhooks 0 failurePolicy",
+                json!("Fail"),
+            ),
+        ],
+    )
+}
+
+/// Each value changes the Service, its account, its autoscaler or the defaults of Gateways.
+fn other_objects_follow_values() -> Result<(), Failed> {
+    let in_service = |value, path, want| (value, "Service", "istiod", path, want);
+    let class = "gatewayClasses.istio.service.spec.type=ClusterIP";
+    let class_map = "istio-default-gatewayclass-istio";
+    have_effects(
+        "istiod",
+        &[
             in_service("serviceAnnotations.a=b", "metadata annotations a", json!("b")),
             in_service(
                 "ipFamilyPolicy=SingleStack",
@@ -427,23 +477,11 @@ fn of_istiod_have_their_effects() -> Result<(), Failed> {
                 "spec metrics 1 resource target averageUtilization",
                 json!(70),
             ),
-            (
-                "base.validationURL=https://example.com/validate",
-                "ValidatingWebhookConfiguration",
-                "istio-validator-istio-system",
-                "webhooks 0 clientConfig",
-                json!({ "url": "https://example.com/validate" }),
-            ),
-            (
-                "base.validationFailurePolicy=Fail",
-                "ValidatingWebhookConfiguration",
-                "istio-validator-istio-system",
-                "webhooks 0 failurePolicy",
-                json!("Fail"),
-            ),
         ],
-    )?;
-    annotations_of_pods_are_texts()?;
+    )
+}
+
+fn kubeconfig_is_mounted() -> Result<(), Failed> {
     let objects = helm::objects("istiod", &[])?;
     let deployment = find(&objects, "Deployment", "istiod");
     let mount = at(at(deployment, CONTAINER), "volumeMounts istio-kubeconfig mountPath");
