@@ -212,11 +212,11 @@ struct Runtimes<'a> {
 /// 1. [`prepare`] reads `--configDir`: its `env.yaml` sets feature flags, which every later step reads. The API server
 ///    client comes before the model, which must know whether access reviews are possible.
 /// 2. [`start_push`] starts the push loop, because every source sends its changes to it.
-/// 3. [`Parts::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and debug
-///    pages work while sources sync.
-/// 4. [`Sources::synced`] waits for the sources, and [`Parts::open`] opens the xDS ports only then. A proxy that
+/// 3. [`ControlPlane::start`] starts the sources and servers, but opens only the HTTP ports: `/ready` answers 503 and
+///    debug pages work while sources sync.
+/// 4. [`Sources::synced`] waits for the sources, and [`ControlPlane::open`] opens the xDS ports only then. A proxy that
 ///    connected earlier would receive an incomplete configuration.
-/// 5. [`Parts::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
+/// 5. [`ControlPlane::start_controllers`] runs last: controllers write into clusters and must see a synced mesh.
 async fn serve(
     environment: &Arc<Environment>,
     runtimes: &Runtimes<'_>,
@@ -228,13 +228,13 @@ async fn serve(
     if let Some(traces) = traces {
         push.tracker.trace(traces.pushes());
     }
-    let mut parts = Parts::start(environment, prepared, push, runtimes.pages).await?;
-    let model = parts.push.inspect.clone();
-    let source_ended = parts.sources.ended();
+    let mut control_plane = ControlPlane::start(environment, prepared, push, runtimes.pages).await?;
+    let model = control_plane.push.inspect.clone();
+    let source_ended = control_plane.sources.ended();
     let serving = async move {
-        parts.sources.synced().await?;
-        parts.open(runtimes.certificates).await?;
-        parts.start_controllers()?;
+        control_plane.sources.synced().await?;
+        control_plane.open(runtimes.certificates).await?;
+        control_plane.start_controllers()?;
         std::future::pending::<Result<(), AppError>>().await
     };
     tokio::select! {
@@ -321,7 +321,7 @@ fn start_push(environment: &Environment, installation: &Installation) -> Result<
     Ok(push)
 }
 
-/// Inputs that the steps of [`Parts::start`] share.
+/// Inputs that the steps of [`ControlPlane::start`] share.
 struct StartInputs<'a> {
     environment: &'a Arc<Environment>,
     installation: &'a Installation,
@@ -380,7 +380,7 @@ impl StartInputs<'_> {
             let subjects = self.push.subjects.clone();
             sources.start(AccessReviews::new(&self.environment.registry, clients, subjects)?);
         }
-        let identity = identity::start(identity::Parts {
+        let identity = identity::start(identity::IdentityInputs {
             environment: self.environment,
             installation: self.installation,
             client: kubernetes.map(Kubernetes::client),
@@ -524,7 +524,7 @@ impl StartInputs<'_> {
 }
 
 /// The running sources and servers.
-struct Parts<'a> {
+struct ControlPlane<'a> {
     environment: &'a Arc<Environment>,
     installation: Installation,
     push: PushHandle,
@@ -545,7 +545,7 @@ struct Parts<'a> {
     replicas: Option<watch::Receiver<Replicas>>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> ControlPlane<'a> {
     /// Starts the sources and servers, and opens the HTTP ports. Each step needs what those before it have started.
     async fn start(
         environment: &'a Arc<Environment>,

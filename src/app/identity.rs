@@ -69,7 +69,7 @@ pub enum IdentityError {
 const DOMAINS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Inputs of an identity.
-pub(super) struct Parts<'a> {
+pub(super) struct IdentityInputs<'a> {
     pub(super) environment: &'a Arc<Environment>,
     pub(super) installation: &'a Installation,
     /// Config cluster.
@@ -139,32 +139,32 @@ impl Identity {
 }
 
 /// Starts the CA and what follows from it: the serving certificate, trust, authenticators, and the CA service.
-pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
-    let Parts {
+pub(super) async fn start(inputs: IdentityInputs<'_>) -> Result<Identity, IdentityError> {
+    let IdentityInputs {
         environment,
         installation,
         ..
-    } = &parts;
+    } = &inputs;
     let settings = &environment.settings;
     let features = &installation.features;
-    let mesh_trust = mesh_trust::follow(environment, parts.mesh.clone());
+    let mesh_trust = mesh_trust::follow(environment, inputs.mesh.clone());
     let rules = ServingRules::of(
         settings,
         installation.namespace.as_str(),
         &installation.revision,
         features.enable_ca_server,
     )?;
-    let (ca, workload_trust) = authority(&parts, &rules.source, mesh_trust.clone()).await?;
+    let (ca, workload_trust) = authority(&inputs, &rules.source, mesh_trust.clone()).await?;
     let has_certificate = rules.source != ServingSource::None;
     let is_served = has_certificate && settings.flags.secure_grpc_addr.0.is_some();
     let serves_webhooks = has_certificate && settings.flags.https_addr.0.is_some();
-    let inputs = ServingInputs {
+    let serving_inputs = ServingInputs {
         authority: ca.authority.clone(),
         trust: ca.trust.clone(),
         mesh: mesh_trust.clone(),
-        client: parts.client.clone(),
+        client: inputs.client.clone(),
     };
-    let serving = serving::start(environment, rules.clone(), inputs);
+    let serving = serving::start(environment, rules.clone(), serving_inputs);
     let published = serving::published_trust(environment, &rules, serving.clone(), ca.trust.clone());
     let trust = multi_root::start(
         environment,
@@ -172,11 +172,11 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
             own: workload_trust,
             published: published.clone(),
             mesh: mesh_trust.clone(),
-            multi_root: features.istio_multiroot_mesh.then(|| parts.fetcher.clone()),
+            multi_root: features.istio_multiroot_mesh.then(|| inputs.fetcher.clone()),
         },
     );
     let domains = domains(environment, mesh_trust);
-    let chains = chains(&parts, &domains)?;
+    let chains = chains(&inputs, &domains)?;
     let authenticators = chains.requests.clone();
     // Parity (pkg/security/authentication.go, pilot/pkg/bootstrap/server.go): requests for certificates and debug pages
     // cannot be authenticated either.
@@ -200,7 +200,7 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
     let signer = ca.signer.clone();
     let mut methods: Vec<Arc<dyn Unary>> = Vec::new();
     if features.enable_ca_server {
-        methods.push(certificate_service(&parts, chains.signing, ca.signer, &domains)?);
+        methods.push(certificate_service(&inputs, chains.signing, ca.signer, &domains)?);
     }
     Ok(Identity {
         security: features.xds_auth.then(|| Security {
@@ -224,13 +224,13 @@ pub(super) async fn start(parts: Parts<'_>) -> Result<Identity, IdentityError> {
 /// Starts the CA of this process, and the signer of workloads: that CA, or a Kubernetes signer (`EXTERNAL_CA`). Also
 /// returns the roots of workload certificates.
 async fn authority(
-    parts: &Parts<'_>,
+    inputs: &IdentityInputs<'_>,
     serving: &ServingSource,
     mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
 ) -> Result<(LocalCa, watch::Receiver<Option<Arc<TrustBundle>>>), IdentityError> {
-    let settings = &parts.environment.settings;
+    let settings = &inputs.environment.settings;
     let no_authority = || watch::channel(None).1;
-    if !parts.installation.features.enable_ca_server {
+    if !inputs.installation.features.enable_ca_server {
         let trust = watch::channel(None).1;
         let ca = LocalCa {
             signer: Arc::new(DisabledSigner),
@@ -239,20 +239,20 @@ async fn authority(
         };
         return Ok((ca, trust));
     }
-    let namespace = parts.installation.namespace.as_str();
-    let (options, errors) = LocalOptions::new(&settings.variables, &parts.installation.features, namespace);
+    let namespace = inputs.installation.namespace.as_str();
+    let (options, errors) = LocalOptions::new(&settings.variables, &inputs.installation.features, namespace);
     for error in errors {
         tracing::error!("{error}");
     }
     let Some(rules) = RegistrationRules::of(settings, options.limits)? else {
-        let ca = local_authority(parts, options, mesh).await?;
+        let ca = local_authority(inputs, options, mesh).await?;
         let trust = ca.trust.clone();
         return Ok((ca, trust));
     };
-    let registered = registration::start(parts.environment, rules, parts.client.clone(), mesh.clone())?;
+    let registered = registration::start(inputs.environment, rules, inputs.client.clone(), mesh.clone())?;
     let Registration { signer, trust } = registered;
     let ca = if *serving == ServingSource::Authority {
-        let local = local_authority(parts, options, mesh).await?;
+        let local = local_authority(inputs, options, mesh).await?;
         LocalCa { signer, ..local }
     } else {
         LocalCa {
@@ -266,16 +266,16 @@ async fn authority(
 
 /// Starts the CA of this process.
 async fn local_authority(
-    parts: &Parts<'_>,
+    inputs: &IdentityInputs<'_>,
     options: LocalOptions,
     mut mesh: watch::Receiver<Option<Arc<MeshTrust>>>,
 ) -> Result<LocalCa, IdentityError> {
-    let secrets = parts.client.clone().map(|client| {
+    let secrets = inputs.client.clone().map(|client| {
         let secrets: Arc<dyn SecretStore> = Arc::new(KubernetesSecretStore {
             client,
-            cluster: parts.installation.cluster.clone(),
-            namespace: parts.installation.namespace.to_string(),
-            metrics: parts.watches.clone(),
+            cluster: inputs.installation.cluster.clone(),
+            namespace: inputs.installation.namespace.to_string(),
+            metrics: inputs.watches.clone(),
         });
         secrets
     });
@@ -285,7 +285,7 @@ async fn local_authority(
             Ok(None) | Err(_) => SmolStr::default(),
         }
     };
-    Ok(local::start(parts.environment, options, secrets, organization.boxed()).await?)
+    Ok(local::start(inputs.environment, options, secrets, organization.boxed()).await?)
 }
 
 /// Refuses all requests, because this control plane is not the CA (`ENABLE_CA_SERVER=false`).
@@ -302,38 +302,38 @@ impl Signer for DisabledSigner {
 }
 
 /// Returns the authenticators.
-fn chains(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
-    let features = &parts.installation.features;
+fn chains(inputs: &IdentityInputs<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> Result<Chains, IdentityError> {
+    let features = &inputs.installation.features;
     let own_token = std::fs::read_to_string(ISTIO_TOKEN_PATH).ok();
     let options = ChainOptions::new(
-        &parts.environment.settings,
+        &inputs.environment.settings,
         own_token.as_deref(),
         &features.trusted_gateway_cidr,
         &features.token_audiences,
-        parts.clients.clone(),
+        inputs.clients.clone(),
     )?;
-    Ok(options.chains(&parts.fetcher, domains, &parts.environment.tasks))
+    Ok(options.chains(&inputs.fetcher, domains, &inputs.environment.tasks))
 }
 
 /// Returns the CA service, with metrics of its calls.
 fn certificate_service(
-    parts: &Parts<'_>,
+    inputs: &IdentityInputs<'_>,
     authenticators: Authenticators,
     signer: Arc<dyn Signer>,
     domains: &watch::Receiver<Arc<TrustDomains>>,
 ) -> Result<Arc<dyn Unary>, IdentityError> {
-    let registry = &parts.environment.registry;
-    let may_impersonate = may_impersonate(parts, domains);
+    let registry = &inputs.environment.registry;
+    let may_impersonate = may_impersonate(inputs, domains);
     let service = CertificateService::new(authenticators, signer, domains.clone(), may_impersonate, registry)?;
-    let service = service.accepting_plaintext(parts.installation.features.xds_auth_plaintext);
+    let service = service.accepting_plaintext(inputs.installation.features.xds_auth_plaintext);
     let calls = CallMetrics::new(registry)?;
     Ok(Arc::new(Measured::new(Arc::new(service), calls)))
 }
 
 /// Returns the accounts that may request certificates for others: node proxies.
-fn may_impersonate(parts: &Parts<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> MayImpersonate {
-    let accounts = &parts.installation.features.ca_trusted_node_accounts;
-    let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), parts.mesh.clone());
+fn may_impersonate(inputs: &IdentityInputs<'_>, domains: &watch::Receiver<Arc<TrustDomains>>) -> MayImpersonate {
+    let accounts = &inputs.installation.features.ca_trusted_node_accounts;
+    let (authorizer, wrong) = NodeAuthorizer::new(accounts, domains.clone(), inputs.mesh.clone());
     for account in wrong {
         tracing::error!(
             "CA_TRUSTED_NODE_ACCOUNTS: {account:?} is not a service account, ignoring it; hint: want namespace/name"
@@ -403,10 +403,10 @@ mod tests {
     }
 
     /// Returns the inputs with an API server that does not answer.
-    fn parts<'a>(environment: &'a Arc<Environment>, installation: &'a Installation) -> Parts<'a> {
+    fn inputs<'a>(environment: &'a Arc<Environment>, installation: &'a Installation) -> IdentityInputs<'a> {
         let silent = tower::service_fn(|_: http::Request<Body>| pending::<Result<http::Response<Body>, Infallible>>());
         let mesh = folder_world(installation.clone(), &[("mesh.yaml", "")]).snapshot();
-        Parts {
+        IdentityInputs {
             environment,
             installation,
             client: Some(Client::new(silent, "default")),
@@ -455,9 +455,9 @@ mod tests {
         ];
         let environment = environment(&variables);
         let installation = Installation::default();
-        let parts = parts(&environment, &installation);
+        let inputs = inputs(&environment, &installation);
         for (serving, has_authority) in [(ServingSource::Authority, true), (ServingSource::None, false)] {
-            let (ca, workload_trust) = authority(&parts, &serving, watch::channel(None).1)
+            let (ca, workload_trust) = authority(&inputs, &serving, watch::channel(None).1)
                 .await
                 .expect("valid settings");
             assert_eq!(ca.authority.borrow().is_some(), has_authority);
@@ -471,7 +471,9 @@ mod tests {
         for (provider, is_published) in [("none", false), ("custom", true)] {
             let environment = environment(&[("PILOT_CERT_PROVIDER", provider)]);
             let installation = Installation::default();
-            let identity = start(parts(&environment, &installation)).await.expect("valid settings");
+            let identity = start(inputs(&environment, &installation))
+                .await
+                .expect("valid settings");
             assert_eq!(identity.trust.is_some(), is_published, "{provider}");
         }
     }

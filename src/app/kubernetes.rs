@@ -10,7 +10,7 @@ use super::{
     controllers::{self, ConfigClusterInputs, Controllers, DistributionInputs, StatusInputs},
     folder,
     injection::Injection,
-    remote::{self, Parts},
+    remote::{self, RemoteInputs},
 };
 use crate::{
     api::Kind,
@@ -188,14 +188,14 @@ impl Kubernetes {
             Config::Store(stores, index) => sources.start(stores.split(index, cluster_source)),
             Config::Direct | Config::Elsewhere => sources.start(cluster_source),
         }
-        let parts = Parts {
+        let remote_inputs = RemoteInputs {
             environment,
             installation,
             client: client.clone(),
             shared: &shared,
             filters,
         };
-        let remote = remote::start(parts, sources).await?;
+        let remote = remote::start(remote_inputs, sources).await?;
         Ok(Self {
             client,
             remote,

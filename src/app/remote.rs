@@ -47,7 +47,7 @@ const EVENTS: usize = 16;
 const PLUGIN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Inputs shared with the config cluster.
-pub struct Parts<'a> {
+pub struct RemoteInputs<'a> {
     pub environment: &'a Arc<Environment>,
     pub installation: &'a Installation,
     /// Client of the config cluster.
@@ -71,30 +71,30 @@ pub enum RemoteError {
 /// Watches the declarations of remote clusters. The receiver always has the present state; the start of istiod waits
 /// until it is ready.
 pub async fn start(
-    parts: Parts<'_>,
+    inputs: RemoteInputs<'_>,
     sources: &mut Sources,
 ) -> Result<watch::Receiver<Arc<RemoteClusters>>, RemoteError> {
-    let environment = parts.environment;
-    let features = &parts.installation.features;
+    let environment = inputs.environment;
+    let features = &inputs.installation.features;
     let allowed = features.pilot_insecure_multicluster_kubeconfig_options.iter();
     let settings = RemoteSettings {
-        own: parts.installation.cluster.clone(),
+        own: inputs.installation.cluster.clone(),
         timeout: features.pilot_remote_cluster_timeout,
         allowed: allowed.map(ToString::to_string).collect(),
     };
     let rate = clients::rate(&environment.settings);
-    let report = parts.shared.report.clone();
-    let start = starting(parts.shared.clone(), parts.filters.clone(), rate);
-    let stored = stored(&parts)?;
+    let report = inputs.shared.report.clone();
+    let start = starting(inputs.shared.clone(), inputs.filters.clone(), rate);
+    let stored = stored(&inputs)?;
     let (remote, shown) = Remote::new(&environment.registry, settings, start, report, stored)?;
-    let declarations = declarations(&parts, rate).await?;
+    let declarations = declarations(&inputs, rate).await?;
     sources.start(RemoteSource { remote, declarations });
     Ok(shown)
 }
 
 /// Returns the stored states, if a folder for them is set, and starts writing them.
-fn stored(parts: &Parts<'_>) -> Result<Option<StoredStates>, prometheus::Error> {
-    let environment = parts.environment;
+fn stored(inputs: &RemoteInputs<'_>) -> Result<Option<StoredStates>, prometheus::Error> {
+    let environment = inputs.environment;
     let flags = &environment.settings.flags;
     let folder = flags
         .remote_state_dir
@@ -105,8 +105,8 @@ fn stored(parts: &Parts<'_>) -> Result<Option<StoredStates>, prometheus::Error> 
         folder,
         max_age: flags.remote_state_max_age,
     };
-    let (rules, watches) = (&parts.shared.rules, parts.shared.watch_metrics.clone());
-    let (stored, writer) = StoredStates::new(&environment.registry, settings, rules, parts.filters.clone(), watches)?;
+    let (rules, watches) = (&inputs.shared.rules, inputs.shared.watch_metrics.clone());
+    let (stored, writer) = StoredStates::new(&environment.registry, settings, rules, inputs.filters.clone(), watches)?;
     let tasks = &environment.tasks;
     // Not cancelled at shutdown: it writes what is left.
     tasks.spawn("stored states", writer.run(tasks.shutdown().clone()));
@@ -194,9 +194,9 @@ async fn in_turn<T: Send + 'static>(
     answered.unwrap_or_else(|_| Err(format!("no answer of the credential plugin within {limit:?}")))
 }
 
-async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, ClientError> {
-    let settings = &parts.environment.settings;
-    let features = &parts.installation.features;
+async fn declarations(inputs: &RemoteInputs<'_>, rate: Rate) -> Result<Declarations, ClientError> {
+    let settings = &inputs.environment.settings;
+    let features = &inputs.installation.features;
     if !features.pilot_multicluster_kubeconfig_path.is_empty() {
         return Ok(Declarations::Folder(
             features.pilot_multicluster_kubeconfig_path.as_str().into(),
@@ -206,22 +206,25 @@ async fn declarations(parts: &Parts<'_>, rate: Rate) -> Result<Declarations, Cli
     let client = if features.local_cluster_secret_watcher && is_external {
         client::client(&Access::InCluster, rate).await?
     } else {
-        parts.client.clone()
+        inputs.client.clone()
     };
     let named = settings
         .flags
         .cluster_registries_namespace
         .as_deref()
         .filter(|namespace| !namespace.is_empty());
-    let namespace = named.map_or_else(|| parts.installation.namespace.clone(), Namespace::from);
+    let namespace = named.map_or_else(|| inputs.installation.namespace.clone(), Namespace::from);
     let mut target = WatchTarget::all(resource("Secret", "secrets", "", "v1"));
     target.namespace = Some(namespace.to_string());
     target.labels = Some(SECRET_SELECTOR.to_owned());
-    let own: &ClusterId = &parts.installation.cluster;
-    let health = WatchHealth::new(own, &target.name(), &parts.shared.watch_metrics);
+    let own: &ClusterId = &inputs.installation.cluster;
+    let health = WatchHealth::new(own, &target.name(), &inputs.shared.watch_metrics);
     let (sender, events) = mpsc::channel(EVENTS);
     let watching = watch(client, target, health, sender);
-    parts.environment.tasks.spawn_until_shutdown("remote secrets", watching);
+    inputs
+        .environment
+        .tasks
+        .spawn_until_shutdown("remote secrets", watching);
     Ok(Declarations::Secrets(events))
 }
 
