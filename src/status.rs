@@ -27,8 +27,28 @@ pub mod untaint;
 pub mod watching;
 pub mod webhook_configuration;
 
-use crate::base::SmolStr;
+use crate::{base::SmolStr, kube::Object};
 pub use leader::{Election, Lock};
 
 /// Namespace and name of an object in one cluster.
-type NamespacedName = (SmolStr, SmolStr);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NamespacedName {
+    /// The namespace.
+    pub namespace: SmolStr,
+    /// The name.
+    pub name: SmolStr,
+}
+
+impl NamespacedName {
+    fn new(namespace: impl Into<SmolStr>, name: impl Into<SmolStr>) -> Self {
+        Self {
+            namespace: namespace.into(),
+            name: name.into(),
+        }
+    }
+
+    /// Returns those of an object.
+    fn of(object: &Object) -> Self {
+        Self::new(object.namespace(), object.name())
+    }
+}

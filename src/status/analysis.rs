@@ -342,7 +342,7 @@ impl Analysis {
             let store = Store::of(self.watches.client().clone(), resource.clone());
             self.writing.push(
                 async move {
-                    let (namespace, name) = &write.key;
+                    let (namespace, name) = (&write.key.namespace, &write.key.name);
                     let written = store.merge_status(namespace, name, &write.fields).await;
                     (write, written)
                 }
@@ -352,7 +352,7 @@ impl Analysis {
     }
 
     fn on_written(&mut self, (write, written): Written) {
-        let (kind, (namespace, name)) = (write.kind, &write.key);
+        let (kind, namespace, name) = (write.kind, &write.key.namespace, &write.key.name);
         match written {
             Ok(object) => {
                 tracing::debug!(kind = kind.name(), %namespace, %name, "validation messages written");

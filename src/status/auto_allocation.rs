@@ -156,7 +156,7 @@ async fn write_all(
         .await;
     let mut retry = false;
     for (patch, written) in written {
-        let (namespace, name) = &patch.key;
+        let NamespacedName { namespace, name } = &patch.key;
         match written {
             Ok(_) => {
                 tracing::info!(%namespace, %name, reason = patch.reason, "ServiceEntry addresses allocated");
@@ -173,7 +173,7 @@ async fn write_all(
 }
 
 async fn write(store: &Store, patch: Patch) -> (Patch, Result<Value, WriteError>) {
-    let (namespace, name) = &patch.key;
+    let NamespacedName { namespace, name } = &patch.key;
     let written = store.patch_status(namespace, name, &patch.operations).await;
     (patch, written)
 }
@@ -208,7 +208,7 @@ impl Entries {
     }
 
     fn put(&mut self, (key, mut entry): EntryRow) {
-        entry.selected = self.only.contains(&key.0) && !self.excluded.contains(&key.0);
+        entry.selected = self.only.contains(&key.namespace) && !self.excluded.contains(&key.namespace);
         self.entries.insert(key, entry);
     }
 
@@ -223,14 +223,14 @@ impl Entries {
             return false;
         }
         let cluster = &mesh.installation.cluster;
-        let namespaces: BTreeSet<&SmolStr> = self.entries.keys().map(|(namespace, _)| namespace).collect();
+        let namespaces: BTreeSet<&SmolStr> = self.entries.keys().map(|key| &key.namespace).collect();
         let excluded = namespaces
             .into_iter()
             .filter(|namespace| !is_selected(mesh, cluster, namespace));
         let excluded: BTreeSet<SmolStr> = excluded.cloned().collect();
         let mut changed = false;
-        for ((namespace, _), entry) in &mut self.entries {
-            let selected = self.only.contains(namespace) && !excluded.contains(namespace);
+        for (key, entry) in &mut self.entries {
+            let selected = self.only.contains(&key.namespace) && !excluded.contains(&key.namespace);
             changed |= entry.selected != selected;
             entry.selected = selected;
         }
@@ -241,7 +241,7 @@ impl Entries {
 
 /// Converts an object. An invalid one gets no addresses but keeps those that it has.
 fn entry_row(object: Object) -> EntryRow {
-    let key: NamespacedName = (object.namespace().into(), object.name().into());
+    let key = NamespacedName::of(&object);
     let row = parse_object(&ClusterId::default(), Kind::ServiceEntry, &object.value)
         .rows
         .pop();

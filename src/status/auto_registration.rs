@@ -223,7 +223,7 @@ impl AutoRegistrationController {
         answer: oneshot::Sender<Result<(), Rejection>>,
         gone: oneshot::Receiver<()>,
     ) {
-        let key: NamespacedName = (machine.namespace.as_str().into(), entry::name(&machine).into());
+        let key = NamespacedName::new(machine.namespace.as_str(), entry::name(&machine));
         self.leaving.push(
             async move {
                 // The sender is dropped without sending.
@@ -413,7 +413,7 @@ impl AutoRegistrationController {
         let rows = mesh.workload_entries.iter(&cx);
         for (key, row) in rows.filter(|(key, _)| key.cluster == mesh.installation.cluster) {
             let traces = OwnershipRecord::of_row(&row.meta.annotations, row.status.as_deref());
-            let key = (key.namespace.as_str().into(), key.name.clone());
+            let key = NamespacedName::new(key.namespace.as_str(), key.name.clone());
             if traces.clean_up(now, limits).is_some() && !queued.contains(&key) {
                 self.clean_ups.push_back(key);
             }

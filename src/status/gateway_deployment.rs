@@ -397,14 +397,14 @@ impl Controller {
             .then(|| self.repairs.written(&key, Instant::now()))
             .flatten();
         if let Some(rest) = rest {
-            tracing::warn!(namespace = %key.0, name = %key.1, ?rest, "gateway deployment repaired repeatedly, resting");
+            tracing::warn!(namespace = %key.namespace, name = %key.name, ?rest, "gateway deployment repaired repeatedly, resting");
             // No input has changed during so many rounds, so only objects have queued it.
             if self.pending.remove(&key) {
                 self.repair(key.clone());
             }
         }
         let metrics = &self.inputs.metrics;
-        let (namespace, name) = &key;
+        let NamespacedName { namespace, name } = &key;
         match failure {
             None => {
                 metrics.count(if writes > 0 {
@@ -460,7 +460,7 @@ impl Controller {
             return false;
         }
         if !facts::is_ours(gateway) {
-            tracing::debug!(namespace = %key.0, name = %key.1, "gateway has a newer controller");
+            tracing::debug!(namespace = %key.namespace, name = %key.name, "gateway has a newer controller");
             return false;
         }
         // Templates may run until their time limit.
@@ -500,7 +500,8 @@ impl Controller {
             ..self.environment.clone().unwrap_or_default()
         };
         let parameters = gateway::parameters_name(&gateway.value)?;
-        let parameters = parameters.and_then(|name| self.known.parameters(&(key.0.clone(), name.into())));
+        let parameters =
+            parameters.and_then(|name| self.known.parameters(&NamespacedName::new(key.namespace.clone(), name)));
         let class_parameters = self.known.class_parameters(&self.namespace, gateway.class());
         let cluster = self.inputs.mesh.borrow().installation.cluster.clone();
         let request = GatewayRequest {
@@ -520,7 +521,7 @@ impl Controller {
     fn refuse(&mut self, key: &NamespacedName, error: String) {
         self.inputs.metrics.count(Outcome::Refused);
         if self.refusals.get(key) != Some(&error) {
-            let (namespace, name) = key;
+            let NamespacedName { namespace, name } = key;
             tracing::error!(%namespace, %name, error, "gateway deployment refused");
             self.refusals.insert(key.clone(), error);
         }

@@ -66,7 +66,7 @@ pub(super) struct Entry {
 impl Entry {
     /// Converts an object of the API server.
     pub(super) fn of(kind: Type, object: kube::Object) -> Self {
-        let key = (object.namespace().into(), object.name().into());
+        let key = NamespacedName::of(&object);
         let mut manifest = object.value;
         let published = Published::take(&mut manifest);
         let versions = served_versions(kind, &manifest);
@@ -83,7 +83,7 @@ impl Entry {
 
     /// Returns the entry, which is not analyzed unless its namespace counts.
     pub(super) fn within(mut self, only: &WatchedNamespaces) -> Self {
-        if !only.contains(&self.key.0) {
+        if !only.contains(&self.key.namespace) {
             self.object = None;
         }
         self
@@ -242,8 +242,8 @@ impl Inputs {
     /// Returns the version in which the cluster serves a custom kind, once the definitions are known.
     pub(super) fn served_version(&self, kind: Type) -> Option<&'static str> {
         let definitions = self.kinds.get(&Type::Definition)?;
-        let name = SmolStr::new(format!("{}.{}", kind.plural(), kind.group()));
-        let definition = definitions.get(&(SmolStr::default(), name));
+        let name = format!("{}.{}", kind.plural(), kind.group());
+        let definition = definitions.get(&NamespacedName::new("", name));
         let served = definition
             .map(|definition| &definition.versions[..])
             .unwrap_or_default();
@@ -265,10 +265,8 @@ impl Inputs {
         let namespaces = self.kinds.get(&Kind::Namespace.into());
         let is_selected = |namespace: &SmolStr| {
             let object = || {
-                namespaces?
-                    .get(&(SmolStr::default(), namespace.clone()))?
-                    .object
-                    .as_ref()
+                let key = NamespacedName::new("", namespace.clone());
+                namespaces?.get(&key)?.object.as_ref()
             };
             let labels = |object: &Object| mesh.selectors.iter().any(|selector| selector.matches(&object.labels));
             namespace.is_empty() || *namespace == istio_namespace || object().is_some_and(labels)
@@ -305,7 +303,7 @@ impl Inputs {
         let entries = kinds.flat_map(|(kind, all)| all.iter().map(|(key, entry)| (*kind, key, entry)));
         let analyzed = entries.filter(|(_, _, entry)| entry.is_analyzed && self.revision.includes(entry));
         let due = analyzed.filter_map(|(kind, key, entry)| {
-            let target = Target::new(kind, &key.0, &key.1);
+            let target = Target::new(kind, &key.namespace, &key.name);
             let fields = entry.published.due(found.of(&target))?;
             Some(Write {
                 kind,

@@ -24,12 +24,15 @@ fn addresses_of_other_writers_stay_and_are_reserved() {
         entry_row(service_entry("invalid", "NONSENSE", Some("240.240.0.1"))),
         entry_row(service_entry("left-out", "NONE", Some("240.240.0.2"))),
     ]));
-    let left_out = entries.entries.get_mut(&("shop".into(), "left-out".into())).unwrap();
+    let left_out = entries
+        .entries
+        .get_mut(&NamespacedName::new("shop", "left-out"))
+        .unwrap();
     left_out.selected = false;
     let mut allocator = Allocator::new("240.240.0.0/16".parse().unwrap(), "2001:2::/48".parse().unwrap());
     let patches = allocator.plan(&entries.entries);
     let [patch] = &patches[..] else { panic!("{patches:?}") };
-    assert_eq!(patch.key.1, "ours", "whatever revision its label names");
+    assert_eq!(patch.key.name, "ours", "whatever revision its label names");
     let addresses = &patch.operations[1]["value"];
     assert_eq!(addresses[0]["value"], "240.240.0.3", "{addresses}");
     entries.take(WatchEvent::Deleted(entry_row(service_entry("ours", "DNS", None))));

@@ -49,7 +49,7 @@ fn connected(controller: &mut AutoRegistrationController) -> (NamespacedName, Op
         probed: true,
         identity: None,
     });
-    let key: NamespacedName = ("vms".into(), entry::name(&machine).into());
+    let key = NamespacedName::new("vms", entry::name(&machine));
     let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000);
     let health = Health {
         healthy: true,

@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn operations_of_an_entry_are_serialized() {
         let mut work_queue = KeyedWorkQueue::default();
-        let key: NamespacedName = ("a".into(), "b".into());
+        let key = NamespacedName::new("a", "b");
         work_queue.push(key.clone(), Operation::CleanUp);
         for seconds in [1, 3, 2] {
             work_queue.push(key.clone(), health(seconds));

@@ -98,7 +98,7 @@ impl Writer {
 }
 
 /// Returns the rejection of a machine whose entry does not exist.
-fn missing((namespace, name): &NamespacedName) -> Rejection {
+fn missing(NamespacedName { namespace, name }: &NamespacedName) -> Rejection {
     Rejection::Missing(format!(
         "WORKLOAD_ENTRY of the proxy names WorkloadEntry {namespace}/{name}, which does not exist"
     ))
@@ -117,8 +117,8 @@ impl Shared {
                 let connected = self.connect(key, &machine, at).await;
                 if let Err(rejection) = &connected {
                     tracing::debug!(
-                        namespace = %key.0,
-                        entry = %key.1,
+                        namespace = %key.namespace,
+                        entry = %key.name,
                         %rejection,
                         "WorkloadEntry registration rejected"
                     );
@@ -155,7 +155,7 @@ impl Shared {
                     if registered {
                         self.metrics.unregister.inc();
                     }
-                    tracing::info!(namespace = %key.0, entry = %key.1, "WorkloadEntry disconnected");
+                    tracing::info!(namespace = %key.namespace, entry = %key.name, "WorkloadEntry disconnected");
                     Outcome::Away
                 }
                 Ok(false) => Outcome::Done,
@@ -187,7 +187,7 @@ impl Shared {
 
     fn log_failure(&self, key: &NamespacedName, error: &WriteError, operation: &str) {
         self.metrics.errors.inc();
-        tracing::warn!(namespace = %key.0, entry = %key.1, %error, operation, "failed to write WorkloadEntry");
+        tracing::warn!(namespace = %key.namespace, entry = %key.name, %error, operation, "failed to write WorkloadEntry");
     }
 
     /// Returns true if the entry belongs to the machine; false if there is no entry to maintain.
@@ -198,7 +198,7 @@ impl Shared {
         for _ in 0..ATTEMPTS {
             let found = self
                 .entries
-                .get(&key.0, &key.1)
+                .get(&key.namespace, &key.name)
                 .await
                 .map_err(|error| self.failed(key, &error))?;
             let written = match (&machine.binding, found) {
@@ -211,7 +211,7 @@ impl Shared {
                         && self.is_left_over(key, group, &found).await?
                     {
                         let version = entry::resource_version(&found);
-                        match self.entries.delete(&key.0, &key.1, version).await {
+                        match self.entries.delete(&key.namespace, &key.name, version).await {
                             Ok(()) | Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => continue,
                             Err(error) => return Err(self.failed(key, &error)),
                         }
@@ -219,7 +219,7 @@ impl Shared {
                     let Some(new) = entry::connected(&found, &self.options.instance, at) else {
                         return Ok(true);
                     };
-                    let replaced = self.entries.replace(&key.0, &key.1, &new).await;
+                    let replaced = self.entries.replace(&key.namespace, &key.name, &new).await;
                     if replaced.is_ok() && matches!(machine.binding, Binding::Group(_)) {
                         self.metrics.updates.inc();
                     }
@@ -229,8 +229,8 @@ impl Shared {
             match written {
                 Ok(_) => {
                     tracing::info!(
-                        namespace = %key.0,
-                        entry = %key.1,
+                        namespace = %key.namespace,
+                        entry = %key.name,
                         proxy = %machine.proxy,
                         "WorkloadEntry connected"
                     );
@@ -243,7 +243,7 @@ impl Shared {
         self.metrics.errors.inc();
         Err(Rejection::Failed(format!(
             "WorkloadEntry {}/{} changes all the time",
-            key.0, key.1
+            key.namespace, key.name
         )))
     }
 
@@ -252,7 +252,7 @@ impl Shared {
     fn without_identity(&self, key: &NamespacedName, machine: &Machine) -> Result<bool, Rejection> {
         if let Binding::Entry(_) = &machine.binding {
             let mesh = self.mesh.borrow().clone();
-            let found = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), key.1.clone());
+            let found = ObjectKey::new(&mesh.installation.cluster, key.namespace.clone(), key.name.clone());
             let found = mesh.workload_entries.get(&Cx::untracked(), &found);
             let entry = found.ok_or_else(|| missing(key))?;
             if !entry.meta.annotations.contains_key(entry::HEALTH_CHECKED) {
@@ -277,7 +277,7 @@ impl Shared {
     /// Returns what is known of a group; `None` if the mesh has another version of it, or none.
     fn known_group(&self, key: &NamespacedName, group: &str) -> Option<Value> {
         let mesh = self.mesh.borrow().clone();
-        let group = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), group);
+        let group = ObjectKey::new(&mesh.installation.cluster, key.namespace.clone(), group);
         let version = version_of(&mesh, &group)?;
         let read = self.read_groups.lock().unwrap_or_else(PoisonError::into_inner);
         let known = read.get(&group)?;
@@ -285,10 +285,10 @@ impl Shared {
     }
 
     async fn read_group(&self, key: &NamespacedName, group: &str) -> Result<Option<Value>, Rejection> {
-        let found = self.groups.get(&key.0, group).await;
+        let found = self.groups.get(&key.namespace, group).await;
         let found = found.map_err(|error| self.failed(key, &error))?;
         let mesh = self.mesh.borrow().clone();
-        let group = ObjectKey::new(&mesh.installation.cluster, key.0.clone(), group);
+        let group = ObjectKey::new(&mesh.installation.cluster, key.namespace.clone(), group);
         let mut read = self.read_groups.lock().unwrap_or_else(PoisonError::into_inner);
         read.retain(|group, _| version_of(&mesh, group).is_some());
         if let Some(found) = &found {
@@ -312,12 +312,12 @@ impl Shared {
             self.metrics.errors.inc();
             return Err(Rejection::Missing(format!(
                 "auto-registration of {} failed: there is no WorkloadGroup {}/{group}",
-                machine.proxy, key.0
+                machine.proxy, key.namespace
             )));
         };
-        let new = entry::of_group(&key.1, machine, &found, &self.options.instance, at);
+        let new = entry::of_group(&key.name, machine, &found, &self.options.instance, at);
         entry::permit(self.options.validate_identity, machine, &new)?;
-        let created = self.entries.create(&key.0, &new).await;
+        let created = self.entries.create(&key.namespace, &new).await;
         if created.is_ok() {
             self.metrics.success.inc();
         }
@@ -328,7 +328,7 @@ impl Shared {
         self.metrics.errors.inc();
         Rejection::Failed(format!(
             "WorkloadEntry {}/{} could not be written: {error}",
-            key.0, key.1
+            key.namespace, key.name
         ))
     }
 
@@ -351,14 +351,14 @@ impl Shared {
     }
 
     async fn clean_up(&self, key: &NamespacedName) -> Result<(), WriteError> {
-        let Some(found) = self.entries.get(&key.0, &key.1).await? else {
+        let Some(found) = self.entries.get(&key.namespace, &key.name).await? else {
             return Ok(());
         };
         match OwnershipRecord::of_object(&found).clean_up(environment::wall_clock(), self.options.limits) {
             None => return Ok(()),
             Some(CleanUp::Delete) => {
                 let version = entry::resource_version(&found);
-                match self.entries.delete(&key.0, &key.1, version).await {
+                match self.entries.delete(&key.namespace, &key.name, version).await {
                     Ok(()) => self.metrics.deletes.inc(),
                     // It changed because its machine reconnected, or it no longer exists, as intended.
                     Err(WriteError::Conflict(_) | WriteError::NotFound(_)) => return Ok(()),
@@ -374,7 +374,7 @@ impl Shared {
                 self.change(key, decide, WriteTarget::Status).await?;
             }
         }
-        tracing::info!(namespace = %key.0, entry = %key.1, "orphaned WorkloadEntry cleaned up");
+        tracing::info!(namespace = %key.namespace, entry = %key.name, "orphaned WorkloadEntry cleaned up");
         Ok(())
     }
 
@@ -387,13 +387,13 @@ impl Shared {
     ) -> Result<bool, WriteError> {
         let mut last = WriteError::Conflict("no attempt was made".into());
         for _ in 0..ATTEMPTS {
-            let Some(found) = self.entries.get(&key.0, &key.1).await? else {
+            let Some(found) = self.entries.get(&key.namespace, &key.name).await? else {
                 return Ok(false);
             };
             let Some(new) = decide(&found) else { return Ok(false) };
             let written = match target {
-                WriteTarget::Object => self.entries.replace(&key.0, &key.1, &new).await,
-                WriteTarget::Status => self.entries.replace_status(&key.0, &key.1, &new).await,
+                WriteTarget::Object => self.entries.replace(&key.namespace, &key.name, &new).await,
+                WriteTarget::Status => self.entries.replace_status(&key.namespace, &key.name, &new).await,
             };
             match written {
                 Ok(_) => return Ok(true),

@@ -51,7 +51,7 @@ impl Published {
             others.clear();
         }
         Self {
-            key: (object.namespace().into(), object.name().into()),
+            key: NamespacedName::of(object),
             uid: object.metadata.uid.as_deref().unwrap_or_default().into(),
             version: object.resource_version().into(),
             conditions: own.into_iter().map(PublishedCondition::of).collect(),
@@ -182,10 +182,10 @@ impl Plan {
         (has_changed && self.outdated.remove(target)) || is_new
     }
 
-    fn target(&self, kind: Kind, (namespace, name): &NamespacedName) -> StatusTarget {
+    fn target(&self, kind: Kind, key: &NamespacedName) -> StatusTarget {
         StatusTarget {
             kind,
-            object: ObjectKey::new(&self.cluster, namespace.as_str(), name.clone()),
+            object: ObjectKey::new(&self.cluster, key.namespace.as_str(), key.name.clone()),
         }
     }
 
@@ -223,7 +223,7 @@ impl Plan {
     /// Returns the next write. `now` is the time of transitions.
     pub(super) fn next(&mut self, now: &str) -> Option<Write> {
         while let Some(target) = self.due.pop_first() {
-            let key = (SmolStr::new(&*target.object.namespace), target.object.name.clone());
+            let key = NamespacedName::new(target.object.namespace.as_str(), target.object.name.clone());
             let published = self.published.get(&target.kind).and_then(|objects| objects.get(&key));
             let (Some(row), Some(published)) = (self.rows.get(&target), published) else {
                 continue;

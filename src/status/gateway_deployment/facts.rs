@@ -60,7 +60,7 @@ impl Facts {
         own: &SmolStr,
     ) -> Option<Self> {
         let cx = Cx::untracked();
-        let (namespace, name) = key;
+        let NamespacedName { namespace, name } = key;
         let cluster = &mesh.installation.cluster;
         let key = ObjectKey::new(cluster, Namespace::from(namespace.as_str()), name.clone());
         // The row is missing if the discovery filter hides the namespace.
@@ -191,7 +191,7 @@ spec: {gatewayClassName: istio, listeners: [{name: http, port: 80, protocol: HTT
         let has_parameters = |mesh: &str| {
             let files = [("mesh.yaml", mesh), ("objects.yaml", objects)];
             let world = fixture::folder_world(Installation::default(), &files);
-            let key: NamespacedName = ("web".into(), "edge".into());
+            let key = NamespacedName::new("web", "edge");
             let gateway = Gateway {
                 value: Arc::new(json!({"spec": {"gatewayClassName": "istio"}})),
             };

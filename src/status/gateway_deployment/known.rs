@@ -29,7 +29,7 @@ pub(super) struct Gateway {
 
 impl Gateway {
     pub(super) fn of(object: Object) -> (NamespacedName, Self) {
-        let key = key(&object);
+        let key = NamespacedName::of(&object);
         let value = Arc::new(gateway::without_status(object.value));
         (key, Self { value })
     }
@@ -55,7 +55,7 @@ pub(super) struct Owned {
 
 impl Owned {
     pub(super) fn of(object: Object) -> (NamespacedName, Self) {
-        let key = key(&object);
+        let key = NamespacedName::of(&object);
         let owners = object.metadata.owner_references.iter().flatten();
         let mut gateways = owners
             .filter(|owner| owner.kind == "Gateway" && owner.api_version.starts_with("gateway.networking.k8s.io/"));
@@ -63,14 +63,10 @@ impl Owned {
         // ServiceAccounts had no owner before Kubernetes 1.28.
         let labels = object.metadata.labels.as_ref();
         let owner = owner.or_else(|| labels?.get(GATEWAY_NAME).map(String::as_str));
-        let owner = owner.map(|name| (key.0.clone(), name.into()));
+        let owner = owner.map(|name| NamespacedName::new(key.namespace.clone(), name));
         let fingerprint = fingerprint(object.value);
         (key, Self { fingerprint, owner })
     }
-}
-
-fn key(object: &Object) -> NamespacedName {
-    (object.namespace().into(), object.name().into())
 }
 
 /// Parameters of a ConfigMap, the class that they are for, and its creation time.
@@ -83,7 +79,7 @@ pub(super) struct ConfigMap {
 
 /// Returns the parameters of a ConfigMap. Of other ConfigMaps, only the name of one key stays.
 pub(super) fn parameters(mut object: Object) -> (NamespacedName, ConfigMap) {
-    let key = key(&object);
+    let key = NamespacedName::of(&object);
     let labels = object.metadata.labels.as_ref();
     let class = labels.and_then(|labels| labels.get(CLASS_DEFAULTS)).map(SmolStr::new);
     let mut data = BTreeMap::new();
@@ -100,8 +96,8 @@ pub(super) fn parameters(mut object: Object) -> (NamespacedName, ConfigMap) {
     let creation = object.value["metadata"]["creationTimestamp"].as_str();
     let config_map = ConfigMap {
         parameters: Parameters {
-            namespace: key.0.to_string(),
-            name: key.1.to_string(),
+            namespace: key.namespace.to_string(),
+            name: key.name.to_string(),
             data,
         },
         class,
@@ -233,7 +229,7 @@ impl Known {
     /// Returns the parameters of a class: the oldest ConfigMap with its label in the control plane's namespace.
     pub(super) fn class_parameters(&self, namespace: &str, class: &str) -> Option<&Parameters> {
         let rows = self.parameters.iter().flatten();
-        let own = rows.filter(|((own, _), row)| *own == namespace && row.class.as_deref() == Some(class));
+        let own = rows.filter(|(own, row)| own.namespace == namespace && row.class.as_deref() == Some(class));
         let oldest = own.min_by(|(a, left), (b, right)| left.creation.cmp(&right.creation).then_with(|| a.cmp(b)));
         oldest.map(|(_, row)| &row.parameters)
     }
@@ -241,11 +237,11 @@ impl Known {
     /// Returns the Gateways that may read a ConfigMap: those that refer to it, and all if it is in the control plane's
     /// namespace, since it may have had the label of their class.
     pub(super) fn reading(&self, key: &NamespacedName, namespace: &str) -> Vec<NamespacedName> {
-        let all = key.0 == namespace;
+        let all = key.namespace == namespace;
         let rows = self.gateways.iter().flatten();
         let reads = |(own, gateway): (&NamespacedName, &Gateway)| {
             let name = gateway::parameters_name(&gateway.value).ok().flatten();
-            let refers = own.0 == key.0 && name == Some(key.1.as_str());
+            let refers = own.namespace == key.namespace && name == Some(key.name.as_str());
             (refers || all).then(|| own.clone())
         };
         rows.filter_map(reads).collect()
@@ -280,8 +276,8 @@ mod tests {
         let changes = known.take(Event::Owned(kind, WatchEvent::Applied(deployment(1, "2"))));
         assert_eq!(changes, []);
         let changes = known.take(Event::Owned(kind, WatchEvent::Deleted(deployment(1, "2"))));
-        let owner = Some(("n".into(), "g".into()));
-        let object = (kind, ("n".into(), "a".into()));
+        let owner = Some(NamespacedName::new("n", "g"));
+        let object = (kind, NamespacedName::new("n", "a"));
         assert_eq!(
             changes,
             [Change::Owned {

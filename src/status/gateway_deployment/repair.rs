@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     fn key(name: &str) -> NamespacedName {
-        ("default".into(), name.into())
+        NamespacedName::new("default", name)
     }
 
     /// Returns how often objects are written in a time if another client changes them after each write.

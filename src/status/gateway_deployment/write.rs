@@ -38,12 +38,13 @@ pub(super) struct Due {
 /// Returns the objects to compare and apply. `present` returns how an object was last applied, if it has not changed
 /// since.
 pub(super) fn due(
-    (namespace, _): &NamespacedName,
+    gateway: &NamespacedName,
     objects: Vec<GatewayObject>,
     present: impl Fn(&(ObjectKind, NamespacedName)) -> Option<Applied>,
 ) -> Vec<Due> {
     let due = objects.into_iter().filter_map(|object| {
-        let id = (object.kind, (namespace.clone(), SmolStr::new(&object.name)));
+        let key = NamespacedName::new(gateway.namespace.clone(), object.name.as_str());
+        let id = (object.kind, key);
         let desired = xxh3_64(object.value.to_string().as_bytes());
         let is_same = present(&id).is_some_and(|applied| applied.desired == desired);
         (!is_same).then_some(Due { id, desired, object })
@@ -74,7 +75,7 @@ pub(super) fn round(
             failure: None,
         };
         for Due { id, desired, object } in due {
-            match owner.ensure(&gateway.0, &object).await {
+            match owner.ensure(&gateway.namespace, &object).await {
                 Ok(Some((live, is_written))) => {
                     written.writes += u32::from(is_written);
                     written.applied.push((id, Applied { desired, live }));

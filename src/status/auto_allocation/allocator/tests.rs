@@ -10,7 +10,7 @@ fn allocator(ipv4: &str) -> Allocator {
 }
 
 fn key(name: &str) -> NamespacedName {
-    ("default".into(), name.into())
+    NamespacedName::new("default", name)
 }
 
 fn entry(creation: i64, hosts: &[&str]) -> Entry {
