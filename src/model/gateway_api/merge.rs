@@ -133,8 +133,22 @@ fn sources<'a>(cx: &Cx, mesh: &'a MeshSnapshot, name: &ConvertedName) -> Vec<Sou
             own.map(move |one| (key, &**route, one))
         })
         .collect();
-    sources.sort_by_key(|(_, route, _)| (route.meta.creation, route.meta.namespace(), route.meta.name()));
+    sources.sort_by(|(_, one, _), (_, other, _)| {
+        let (one, other) = (&one.meta, &other.meta);
+        one.creation
+            .cmp(&other.creation)
+            .then_with(|| one.namespace().cmp(other.namespace()))
+            .then_with(|| compared(one.name()).cmp(compared(other.name())))
+    });
     sources
+}
+
+/// Returns the bytes by which names of routes of one age and namespace are compared.
+///
+/// Parity (pilot/pkg/config/kube/gateway/conversion.go, `sortRoutesByCreationTime`): Istio compares the names of the
+/// VirtualServices that it merges, in which a `~` follows that of the route. So `web-v2` precedes `web`.
+fn compared(name: &str) -> impl Iterator<Item = u8> {
+    name.bytes().chain(std::iter::once(b'~'))
 }
 
 fn parent_text(key: &RouteKey) -> String {
@@ -196,5 +210,28 @@ mod tests {
             assert!(shorter.ptr_eq(&first.routes[0]), "merged rows share each route");
             assert_ne!(longer, shorter);
         }
+    }
+
+    #[test]
+    fn routes_of_one_age_are_in_the_order_of_istio() {
+        let listener = json!({"name": "http", "port": 80, "protocol": "HTTP",
+            "allowedRoutes": {"namespaces": {"from": "All"}}});
+        let gateway = json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway",
+            "metadata": {"name": "edge", "namespace": "gw"},
+            "spec": {"gatewayClassName": "istio", "listeners": [listener]}});
+        let route = |name: &str| {
+            json!({"apiVersion": "gateway.networking.k8s.io/v1", "kind": "HTTPRoute",
+                "metadata": {"name": name, "namespace": "app"},
+                "spec": {"parentRefs": [{"name": "edge", "namespace": "gw"}], "rules": [{"name": name}]}})
+        };
+        let objects = [gateway, route("web"), route("web2"), route("web-v2"), route("able")];
+        let mut world = World::new(Installation::default());
+        let rows = objects.iter().flat_map(|object| document::parse(&CLUSTER, object).rows);
+        world.commit(rows.map(Change::Upsert).collect());
+        let (cx, mesh) = (Cx::untracked(), world.snapshot());
+        let rows = mesh.converted_virtual_services.iter(&cx);
+        let rules = rows.flat_map(|(_, row)| row.requests.routes.iter());
+        let names: Vec<&str> = rules.map(|rule| rule.name.as_str()).collect();
+        assert_eq!(names, ["able", "web-v2", "web2", "web"]);
     }
 }
