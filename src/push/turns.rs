@@ -108,7 +108,7 @@ impl Turns {
         let has_room = self.slow.len() + namespaces.len() <= MAX_SLOW;
         let are_known = namespaces.iter().all(|namespace| self.slow.contains_key(namespace));
         let become_slow = worked >= SLOW && has_room && !are_known;
-        // Those that become slow are no others, but clients that are served on demand are, whatever they cost.
+        // Namespaces that become slow do not count as others. Clients that are served on demand do, whatever they cost.
         if !is_turn && !become_slow {
             self.others += worked;
         }
@@ -187,7 +187,7 @@ mod tests {
         assert!(turns.next().is_some());
         turns.record(set(&["a"]), 2 * SLOW);
         turns.defer(&mut connected(&["a"]));
-        assert!(!turns.is_due(), "its own turn is no time of others");
+        assert!(!turns.is_due(), "its own turn does not count as time of others");
         // Another one in the same namespace connects, for which it does not wait.
         turns.record(set(&["a"]), 2 * SLOW);
         assert!(turns.is_due());

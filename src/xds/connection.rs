@@ -549,9 +549,10 @@ impl Connection {
         let Some(latest) = self.latest.clone() else {
             return Vec::new();
         };
+        let lacks_clusters = self.lacks_clusters(&latest);
         let mut responses = Vec::new();
         for resource_type in ResourceType::ALL {
-            if order::REFERRING.contains(resource_type) && self.lacks_clusters(&latest) {
+            if lacks_clusters && order::REFERRING.contains(resource_type) {
                 continue;
             }
             let Some(watched) = &mut self.types[*resource_type as usize] else {

@@ -331,11 +331,11 @@ where
     }
 
     /// Runs work that waits until the client has read responses. Meanwhile, no request is read: a large one that has
-    /// begun gives up its turn. The work ends with an error when the request is late. The same holds if the client does
-    /// not read in this time and the request must make room for others.
+    /// begun gives up its turn. The work ends with an error when the request is late, or if the client does not read
+    /// within `read_timeout` and the request must make room for others.
     pub(super) async fn pause_for<E: From<RequestError>>(
         &mut self,
-        patience: Duration,
+        read_timeout: Duration,
         work: impl Future<Output = Result<(), E>>,
     ) -> Result<(), E> {
         if let Some((_, turn)) = &mut self.waiting {
@@ -346,7 +346,7 @@ where
         };
         let (eviction, deadline) = (large.permit.as_ref().map(Permit::eviction), large.deadline);
         let evicted = async move {
-            sleep(patience).await;
+            sleep(read_timeout).await;
             match eviction {
                 Some(eviction) => eviction.cancelled().await,
                 None => pending().await,

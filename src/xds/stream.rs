@@ -116,7 +116,8 @@ where
             Client::Config(session) => return Box::pin(session.run(&mut self.requests, first)).await,
         };
         Box::pin(session.on_request(first)).await?;
-        let (mut is_open, patience) = (true, self.shared.timeouts.permit);
+        let read_timeout = self.shared.timeouts.permit;
+        let mut is_open = true;
         loop {
             // A client may close its side after its requests, as `grpcurl -d` does.
             if !is_open && !session.owes_response() {
@@ -134,10 +135,10 @@ where
                 publication = session.subscription.next() => {
                     let (publication, unreceived) = publication.ok_or(EndReason::ShuttingDown)?;
                     let work = session.on_publication(publication, unreceived);
-                    Box::pin(self.requests.pause_for(patience, work)).await?;
+                    Box::pin(self.requests.pause_for(read_timeout, work)).await?;
                 }
                 () = sleep_until(due_at.unwrap_or_else(Timer::now)), if due_at.is_some() => {
-                    Box::pin(self.requests.pause_for(patience, session.on_due())).await?;
+                    Box::pin(self.requests.pause_for(read_timeout, session.on_due())).await?;
                 }
             }
         }

@@ -131,8 +131,8 @@ impl ConfigSession {
                 },
                 changed = self.changes.next() => match changed {
                     Some(()) => {
-                        let patience = self.shared.timeouts.permit;
-                        requests.pause_for(patience, self.push()).await?;
+                        let read_timeout = self.shared.timeouts.permit;
+                        requests.pause_for(read_timeout, self.push()).await?;
                     }
                     // The push loop has ended. The objects stay, until the connection is drained.
                     None => self.changes = stream::pending().boxed(),

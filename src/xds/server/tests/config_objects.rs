@@ -3,7 +3,10 @@
 use futures::{StreamExt, stream::BoxStream};
 use prost_types::{Struct, Value, value::Kind};
 
-use super::*;
+use super::{
+    slow_clients::{many_names, until_requests_are_free},
+    *,
+};
 use crate::xds::config_objects::Resources;
 
 const TYPE: &str = "networking.istio.io/v1/ServiceEntry";

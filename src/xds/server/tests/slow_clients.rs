@@ -1,0 +1,204 @@
+//! Tests of what clients that wait, or do not read, hold up for themselves and for others.
+
+use super::*;
+
+#[tokio::test]
+async fn a_slow_reader_does_not_delay_others() {
+    let mut options = ServerOptions::default();
+    options.limits.first_configurations = 1;
+    options.limits.bytes_in_flight = 1 << 20;
+    options.timeouts.permit = Duration::from_millis(20);
+    options.timeouts.write = Duration::from_millis(400);
+    let fixture = Fixture::new(&options);
+    let text = "x".repeat(10 << 10);
+    let names: Vec<SmolStr> = (0..200).map(|number| format_smolstr!("r{number:03}")).collect();
+    let content: Vec<_> = names
+        .iter()
+        .map(|name| (ResourceType::Cluster, name.as_str(), text.as_str()))
+        .collect();
+    fixture.publish(1, &content);
+    let slow = Endpoint::from_static("http://istiod").initial_stream_window_size(65_535);
+    let mut slow = Sotw::open(&mut fixture.client_with(slow).await)
+        .await
+        .expect("an accepted stream");
+    slow.request(ResourceType::Cluster, &[], "").await;
+    let wide = Endpoint::from_static("http://istiod")
+        .initial_stream_window_size(8 << 20)
+        .initial_connection_window_size(8 << 20);
+    let mut fast = Sotw::open(&mut fixture.client_with(wide).await)
+        .await
+        .expect("an accepted stream");
+    fast.request(ResourceType::Cluster, &[], "").await;
+    assert_eq!(fast.response().await.resources.len(), 200);
+    fixture.until("pilot_xds_write_timeout", 1.0).await;
+    assert_eq!(slow.response().await.resources.len(), 200, "it can still catch up");
+}
+
+/// A proxy answers endpoints with all of their names, while the rest of its first configuration is written. The frames
+/// that say that it has read come behind this request.
+#[tokio::test]
+async fn requests_do_not_hold_up_a_first_configuration() {
+    let fixture = Fixture::new(&ServerOptions::default());
+    let narrow = Endpoint::from_static("http://istiod")
+        .initial_stream_window_size(65_535)
+        .initial_connection_window_size(65_535);
+    let mut stream = Sotw::open(&mut fixture.client_with(narrow).await)
+        .await
+        .expect("an accepted stream");
+    let names = many_names();
+    let endpoints = DiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Endpoint.url().into(),
+        resource_names: names[..50].to_vec(),
+        ..Default::default()
+    };
+    let size_bytes = prost::Message::encoded_len(&endpoints);
+    stream.request(ResourceType::Cluster, &[], "").await;
+    stream.request(ResourceType::Listener, &[], "").await;
+    stream.requests.send(endpoints).await.expect("an open stream");
+    fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
+    let text = "x".repeat(10 << 10);
+    let listeners: Vec<String> = (0..200).map(|number| format!("l{number}")).collect();
+    let listeners = listeners
+        .iter()
+        .map(|name| (ResourceType::Listener, name.as_str(), text.as_str()));
+    let others = [
+        (ResourceType::Cluster, "c", ""),
+        (ResourceType::Endpoint, names[0].as_str(), ""),
+    ];
+    let content: Vec<_> = listeners.chain(others).collect();
+    fixture.publish(1, &content);
+    assert_eq!(stream.response().await.type_url, ResourceType::Cluster.url());
+    let response = stream.response().await;
+    assert_eq!(response.type_url, ResourceType::Endpoint.url());
+    let names: Vec<&str> = names[..500].iter().map(String::as_str).collect();
+    stream.request(ResourceType::Endpoint, &names, &response.nonce).await;
+    let listeners = tokio::time::timeout(Duration::from_secs(20), stream.response()).await;
+    assert_eq!(listeners.expect("the rest of the configuration").resources.len(), 200);
+}
+
+/// Returns names of more than 256 KiB together.
+pub(super) fn many_names() -> Vec<String> {
+    (0..3000).map(|number| format!("{number:0100}")).collect()
+}
+
+/// Waits until clients use nothing of the budgets for requests.
+pub(super) async fn until_requests_are_free(fixture: &Fixture) {
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    // As much as clients without authentication may use.
+    let all = async {
+        admission.request(&source, usize::MAX).await;
+        admission.processing(&source, usize::MAX).await;
+    };
+    let free = tokio::time::timeout(Duration::from_secs(20), all).await;
+    assert!(free.is_ok(), "a client holds a budget of requests");
+}
+
+/// Opens the stream of a client that reads nothing.
+async fn unread(fixture: &Fixture) -> Sotw {
+    let blind = Endpoint::from_static("http://istiod").initial_stream_window_size(0);
+    let stream = Sotw::open(&mut fixture.client_with(blind).await).await;
+    stream.expect("an accepted stream")
+}
+
+/// Returns a request for a type that is not served.
+fn unserved(type_url: &str, resource_names: Vec<String>) -> DiscoveryRequest {
+    DiscoveryRequest {
+        node: node(),
+        type_url: format!("type.googleapis.com/{type_url}"),
+        resource_names,
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn r20_unread_answers_hold_no_budget_of_requests() {
+    let fixture = Fixture::new(&ServerOptions::default());
+    let stream = unread(&fixture).await;
+    let request = unserved("a", many_names());
+    let size_bytes = prost::Message::encoded_len(&request);
+    stream.requests.send(request).await.expect("an open stream");
+    fixture.until("pilot_xds_recv_max", size_bytes as f64).await;
+    until_requests_are_free(&fixture).await;
+}
+
+#[tokio::test]
+async fn r20_unread_answers_hold_no_first_configuration() {
+    let mut options = ServerOptions::default();
+    options.limits.longest_wait = Duration::from_hours(1);
+    options.limits.first_configurations = 1;
+    options.timeouts.first_configuration = Duration::from_hours(1);
+    let fixture = Fixture::new(&options);
+    let stream = unread(&fixture).await;
+    for type_url in ["a", "b", "c"] {
+        let request = unserved(type_url, Vec::new());
+        stream.requests.send(request).await.expect("an open stream");
+    }
+    fixture.until("pilot_xds", 1.0).await;
+    let other = Sotw::open(&mut fixture.client().await).await;
+    let other = other.expect("an accepted stream");
+    other.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 2.0).await;
+}
+
+/// A client begins a large request and does not read its configuration.
+#[tokio::test]
+async fn r20_begun_requests_of_clients_that_do_not_read_make_room() {
+    let mut options = ServerOptions::default();
+    options.timeouts.permit = Duration::from_millis(20);
+    let fixture = Fixture::new(&options);
+    let (frames, receiver) = mpsc::channel::<Result<Frame<Bytes>, Infallible>>(4);
+    let body = http_body_util::StreamBody::new(ReceiverStream::new(receiver));
+    let path = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources";
+    let request = Request::post(path).body(body).expect("a request");
+    let unread = fixture.server.call(request).await;
+    let framed = |request: &DiscoveryRequest| {
+        let message = prost::Message::encode_to_vec(request);
+        crate::rpc::framing::framed(&message).expect("a message within the size limit")
+    };
+    let clusters = DiscoveryRequest {
+        node: node(),
+        type_url: ResourceType::Cluster.url().into(),
+        ..Default::default()
+    };
+    let begun = framed(&unserved("a", many_names())).slice(..100 << 10);
+    for bytes in [framed(&clusters), begun] {
+        frames.send(Ok(Frame::data(bytes))).await.expect("an open stream");
+    }
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    while admission.request(&source, usize::MAX).now_or_never().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    fixture.publish(1, &[(ResourceType::Cluster, "a", "1")]);
+    until_requests_are_free(&fixture).await;
+    drop((unread, frames));
+}
+
+#[tokio::test]
+async fn r20_clients_that_wait_for_admission_hold_no_turn() {
+    let mut options = ServerOptions::default();
+    options.limits.longest_wait = Duration::from_hours(1);
+    options.timeouts.first_configuration = Duration::from_hours(1);
+    options.limits.first_configurations = 1;
+    let fixture = Fixture::new(&options);
+    let first = Sotw::open(&mut fixture.client().await).await;
+    let first = first.expect("an accepted stream");
+    first.request(ResourceType::Cluster, &[], "").await;
+    fixture.until("pilot_xds", 1.0).await;
+    let connections = fixture.connections();
+    let endpoint = Endpoint::from_static("http://istiod");
+    let mut client = fixture.client_over(endpoint, local(), connections.clone()).await;
+    let second = Sotw::open(&mut client).await.expect("an accepted stream");
+    let names = many_names();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    second.request(ResourceType::Endpoint, &names, "").await;
+    let (admission, source) = (&fixture.server.shared.admission, Source::Address(None));
+    let arrived = async {
+        while !connections.limiter().is_empty() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        admission.processing(&source, usize::MAX).await
+    };
+    let turn = tokio::time::timeout(Duration::from_secs(20), arrived).await;
+    assert!(turn.is_ok(), "the second client holds a turn");
+}
