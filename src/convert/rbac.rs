@@ -133,12 +133,40 @@ fn enabled(converter: &mut Converter<'_>, config: &Old<'_>) -> Option<Enabled> {
     }
 }
 
+/// An AuthorizationPolicy that allows what its rules match, so without rules nothing.
+struct AllowPolicy<'p> {
+    namespace: &'p str,
+    name: &'p str,
+    /// Labels of the workloads; `None` for all workloads of the namespace.
+    selector: Option<Map<String, Value>>,
+    rules: Vec<Value>,
+    is_dry_run: bool,
+}
+
+impl AllowPolicy<'_> {
+    fn write(self, converter: &mut Converter<'_>) {
+        let object = converter.object("AuthorizationPolicy", self.namespace, self.name);
+        if let Some(selector) = self.selector {
+            object["spec"]["selector"] = json!({ "matchLabels": selector });
+        }
+        set(&mut object["spec"], "rules", self.rules.into());
+        if self.is_dry_run {
+            object["metadata"]["annotations"] = json!({ DRY_RUN: "true" });
+        }
+    }
+}
+
 /// Writes the policies that hold without roles.
 fn defaults(converter: &mut Converter<'_>, config: &Old<'_>, enabled: &Enabled, is_dry_run: bool) {
-    let root = converter.options.root_namespace.clone();
     if matches!(enabled, Enabled::Everywhere | Enabled::Except(..)) {
-        let name = "generated-global-deny-all";
-        write(converter, &root, name, None, Vec::new(), is_dry_run);
+        let policy = AllowPolicy {
+            namespace: &converter.options.root_namespace,
+            name: "generated-global-deny-all",
+            selector: None,
+            rules: Vec::new(),
+            is_dry_run,
+        };
+        policy.write(converter);
     }
     let (namespaces, services, allows) = match enabled {
         Enabled::Everywhere => return,
@@ -148,42 +176,43 @@ fn defaults(converter: &mut Converter<'_>, config: &Old<'_>, enabled: &Enabled, 
     let rules = if allows { vec![json!({})] } else { Vec::new() };
     let effect = if allows { "allow-all" } else { "deny-all" };
     for namespace in namespaces {
-        let name = format!("generated-namespace-{effect}");
-        write(converter, namespace, &name, None, rules.clone(), is_dry_run);
+        let policy = AllowPolicy {
+            namespace,
+            name: &format!("generated-namespace-{effect}"),
+            selector: None,
+            rules: rules.clone(),
+            is_dry_run,
+        };
+        policy.write(converter);
     }
     for host in services {
         let mut parts = host.split('.');
         let (name, namespace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-        match converter.service(namespace, name).and_then(KubeService::selector) {
-            Some(selector) => {
-                let policy = format!("generated-service-{effect}-{name}");
-                write(converter, namespace, &policy, Some(selector), rules.clone(), is_dry_run);
-            }
-            None => {
-                let message = format!("Service {namespace}/{name} with a selector is not among the files");
-                converter.note(config, "spec.services", &message);
-            }
-        }
+        let Some(selector) = converter.service(namespace, name).and_then(KubeService::selector) else {
+            let message = format!("Service {namespace}/{name} with a selector is not among the files");
+            converter.note(config, "spec.services", &message);
+            continue;
+        };
+        let policy = AllowPolicy {
+            namespace,
+            name: &format!("generated-service-{effect}-{name}"),
+            selector: Some(selector),
+            rules: rules.clone(),
+            is_dry_run,
+        };
+        policy.write(converter);
     }
 }
 
-/// Writes a policy that allows the rules.
-fn write(
-    converter: &mut Converter<'_>,
-    namespace: &str,
-    name: &str,
-    selector: Option<Map<String, Value>>,
-    rules: Vec<Value>,
+/// A rule of a role that has bindings.
+struct BoundRule<'r> {
+    role: &'r Old<'r>,
+    bindings: &'r [&'r Old<'r>],
+    /// Position in the rules of the role.
+    index: usize,
+    permission: Permission,
+    /// True if the policies of the whole mesh are in dry-run mode.
     is_dry_run: bool,
-) {
-    let object = converter.object("AuthorizationPolicy", namespace, name);
-    if let Some(selector) = selector {
-        object["spec"]["selector"] = json!({ "matchLabels": selector });
-    }
-    set(&mut object["spec"], "rules", rules.into());
-    if is_dry_run {
-        object["metadata"]["annotations"] = json!({ DRY_RUN: "true" });
-    }
 }
 
 fn convert_role(
@@ -197,52 +226,67 @@ fn convert_role(
         let Some(permission) = permission(converter, role, rule, index) else {
             continue;
         };
+        let bound = BoundRule {
+            role,
+            bindings,
+            index,
+            permission,
+            is_dry_run,
+        };
         for (number, service) in rule.texts("services").iter().enumerate() {
-            let targets = targets(converter, role, service, enabled);
-            for (target, selector) in targets.into_iter().enumerate() {
-                for (combination, labels) in permission.labels.iter().enumerate() {
-                    let mut selector = selector.clone().unwrap_or_default();
-                    let conflicts = labels
-                        .iter()
-                        .any(|(key, value)| selector.get(key).is_some_and(|known| known != value));
-                    if conflicts {
-                        let message = "a label of the destination contradicts the selector of the service";
-                        converter.note(role, &format!("spec.rules[{index}].constraints"), message);
-                        continue;
-                    }
-                    selector.extend(labels.clone());
-                    let selector = (!selector.is_empty()).then_some(selector);
-                    let part = if permission.labels.len() > 1 {
-                        format!("-labels{combination}")
-                    } else {
-                        String::new()
-                    };
-                    let name = format!("generated-{}-rule{index}-svc{number}-target{target}{part}", role.name);
-                    for is_permissive in [false, true] {
-                        let of_mode = bindings
-                            .iter()
-                            .filter(|binding| (binding.spec.text("mode") == Some("PERMISSIVE")) == is_permissive);
-                        let mut rules = Vec::new();
-                        for binding in of_mode {
-                            rules.extend(
-                                subjects(converter, binding)
-                                    .into_iter()
-                                    .map(|subject| permission.with(subject)),
-                            );
-                        }
-                        if rules.is_empty() {
-                            continue;
-                        }
-                        let name = if is_permissive {
-                            format!("{name}-dry-run")
-                        } else {
-                            name.clone()
-                        };
-                        let is_dry_run = is_dry_run || is_permissive;
-                        write(converter, &role.namespace, &name, selector.clone(), rules, is_dry_run);
-                    }
+            for (target, selector) in targets(converter, role, service, enabled).into_iter().enumerate() {
+                let name = format!("generated-{}-rule{index}-svc{number}-target{target}", role.name);
+                bound.convert_target(converter, &name, &selector.unwrap_or_default());
+            }
+        }
+    }
+}
+
+impl BoundRule<'_> {
+    /// Writes the policies of one target: those for each combination of labels that the rule demands.
+    fn convert_target(&self, converter: &mut Converter<'_>, name: &str, target: &Map<String, Value>) {
+        for (combination, labels) in self.permission.labels.iter().enumerate() {
+            let conflicts = labels
+                .iter()
+                .any(|(key, value)| target.get(key).is_some_and(|known| known != value));
+            if conflicts {
+                let field = format!("spec.rules[{}].constraints", self.index);
+                let message = "a label of the destination contradicts the selector of the service";
+                converter.note(self.role, &field, message);
+                continue;
+            }
+            let mut selector = target.clone();
+            selector.extend(labels.clone());
+            if self.permission.labels.len() > 1 {
+                self.write_policies(converter, &format!("{name}-labels{combination}"), &selector);
+            } else {
+                self.write_policies(converter, name, &selector);
+            }
+        }
+    }
+
+    /// Writes a policy for the subjects of the enforced bindings, and one in dry-run mode for those of permissive ones.
+    fn write_policies(&self, converter: &mut Converter<'_>, name: &str, selector: &Map<String, Value>) {
+        for is_permissive in [false, true] {
+            let mut rules = Vec::new();
+            for binding in self.bindings {
+                if (binding.spec.text("mode") == Some("PERMISSIVE")) == is_permissive {
+                    let subjects = subjects(converter, binding);
+                    rules.extend(subjects.into_iter().map(|subject| self.permission.with(subject)));
                 }
             }
+            if rules.is_empty() {
+                continue;
+            }
+            let suffix = if is_permissive { "-dry-run" } else { "" };
+            let policy = AllowPolicy {
+                namespace: &self.role.namespace,
+                name: &format!("{name}{suffix}"),
+                selector: (!selector.is_empty()).then(|| selector.clone()),
+                rules,
+                is_dry_run: self.is_dry_run || is_permissive,
+            };
+            policy.write(converter);
         }
     }
 }
