@@ -7,7 +7,7 @@ use crate::base::Namespace;
 
 /// Context in which a rule is enforced.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FieldPath<'a> {
+pub(crate) struct RuleContext<'a> {
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
     /// True if the peer is known from an HBONE tunnel, not from TLS.
@@ -77,7 +77,7 @@ pub(crate) trait Attribute {
     /// Side of the Envoy policy.
     type Expression: Expression;
     /// Returns the condition for having one of the values.
-    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Self::Expression>;
+    fn render(&self, values: &[String], context: &RuleContext) -> Rendered<Self::Expression>;
 }
 
 /// An attribute with its values.
@@ -103,11 +103,11 @@ impl<'r, A> Item<'r, A> {
 }
 
 /// Returns the conjunction of all items; `None` if the rule must be skipped.
-pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], place: &FieldPath) -> Option<A::Expression> {
+pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], context: &RuleContext) -> Option<A::Expression> {
     let mut parts = Vec::new();
     for item in items {
-        let positive = rendered(&item.attribute, &item.values, place)?;
-        let negative = rendered(&item.attribute, &item.not_values, place)?;
+        let positive = rendered(&item.attribute, &item.values, context)?;
+        let negative = rendered(&item.attribute, &item.not_values, context)?;
         parts.extend(positive);
         parts.extend(negative.map(Expression::negated));
     }
@@ -119,11 +119,11 @@ pub(crate) fn conjunction<A: Attribute>(items: &[Item<A>], place: &FieldPath) ->
 
 /// Translates an item. `None` means that the rule must be skipped, `Some(None)` that the item has no condition.
 #[expect(clippy::option_option, reason = "the two say different things")]
-fn rendered<A: Attribute>(attribute: &A, values: &[String], place: &FieldPath) -> Option<Option<A::Expression>> {
+fn rendered<A: Attribute>(attribute: &A, values: &[String], context: &RuleContext) -> Option<Option<A::Expression>> {
     if values.is_empty() {
         return Some(None);
     }
-    let rendered = attribute.render(values, place);
-    let counts = rendered.complete || place.leniency == Leniency::DropItem;
+    let rendered = attribute.render(values, context);
+    let counts = rendered.complete || context.leniency == Leniency::DropItem;
     counts.then_some(rendered.expression)
 }

@@ -2,7 +2,7 @@
 
 use super::{
     Traffic,
-    item::{Attribute, Expression, FieldPath, Rendered},
+    item::{Attribute, Expression, Rendered, RuleContext},
     matcher::{self, Case},
 };
 use crate::{
@@ -69,7 +69,7 @@ impl Expression for Permission {
 impl Attribute for OperationAttribute<'_> {
     type Expression = Permission;
 
-    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Permission> {
+    fn render(&self, values: &[String], context: &RuleContext) -> Rendered<Permission> {
         match *self {
             // Envoy refuses a listener with an empty name.
             Self::Metadata { key: "", .. } => Rendered::together(None),
@@ -79,14 +79,14 @@ impl Attribute for OperationAttribute<'_> {
                 Rendered::together(Some(permission(Rule::Metadata(matcher))))
             }
             Self::Unreadable => Rendered::together(None),
-            _ => Rendered::each(values.iter().map(|value| self.rule(value, place).map(permission))),
+            _ => Rendered::each(values.iter().map(|value| self.rule(value, context).map(permission))),
         }
     }
 }
 
 impl OperationAttribute<'_> {
-    fn rule(self, value: &str, place: &FieldPath) -> Option<Rule> {
-        let is_http = place.traffic == Traffic::Http;
+    fn rule(self, value: &str, context: &RuleContext) -> Option<Rule> {
+        let is_http = context.traffic == Traffic::Http;
         match self {
             Self::Host if is_http => Some(Rule::Header(matcher::header(":authority", value, Case::Ignored))),
             Self::Method if is_http => Some(Rule::Header(matcher::header(":method", value, Case::Sensitive))),

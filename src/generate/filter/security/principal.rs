@@ -2,7 +2,7 @@
 
 use super::{
     JWT_FILTER, Traffic,
-    item::{Attribute, Expression, FieldPath, Rendered},
+    item::{Attribute, Expression, Rendered, RuleContext},
     matcher::{self, Case, Pattern},
 };
 use crate::{
@@ -75,13 +75,13 @@ impl Expression for Principal {
 impl Attribute for SourceAttribute<'_> {
     type Expression = Principal;
 
-    fn render(&self, values: &[String], place: &FieldPath) -> Rendered<Principal> {
-        let is_http = place.traffic == Traffic::Http;
+    fn render(&self, values: &[String], context: &RuleContext) -> Rendered<Principal> {
+        let is_http = context.traffic == Traffic::Http;
         // Envoy refuses a listener with a regular expression above some size. No identity has such a part.
         let of_peer = |matcher: fn(&str, &Namespace) -> StringMatcher| {
             let matchers = values.iter().map(|value| {
                 let is_short = value.len() <= regex::MAX_LENGTH;
-                is_short.then(|| peer(matcher(value, place.namespace), place))
+                is_short.then(|| peer(matcher(value, context.namespace), context))
             });
             Rendered::each(matchers)
         };
@@ -107,8 +107,8 @@ impl Attribute for SourceAttribute<'_> {
 }
 
 /// Matches the peer's identity from TLS or from the tunnel.
-fn peer(name: StringMatcher, place: &FieldPath) -> Principal {
-    principal(if place.tunneled {
+fn peer(name: StringMatcher, context: &RuleContext) -> Principal {
+    principal(if context.tunneled {
         Identifier::FilterState(FilterStateMatcher {
             key: TUNNEL_PEER.to_owned(),
             matcher: Some(Matcher::StringMatch(name)),

@@ -4,7 +4,7 @@ use smol_str::SmolStr;
 
 use super::{
     HTTP_RBAC, NETWORK_RBAC, NETWORK_STAT_PREFIX, Traffic,
-    item::{FieldPath, Leniency},
+    item::{Leniency, RuleContext},
     rule::{self, Skipped},
     trust_domain::TrustDomains,
 };
@@ -105,7 +105,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
         let mut rules = empty(envoy_action);
         for row in rows.iter().filter(|row| row.spec.action() == action) {
             let key = &row.meta.key;
-            let place = FieldPath {
+            let context = RuleContext {
                 traffic: Traffic::Http,
                 tunneled: false,
                 namespace: &key.namespace,
@@ -113,7 +113,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
             };
             for (index, rule) in row.spec.rules.iter().enumerate() {
                 let name = format!("{}-{}-{index}", key.namespace, key.name);
-                match rule::policy(rule, &TrustDomains::none(), &place) {
+                match rule::policy(rule, &TrustDomains::none(), &context) {
                     Ok(policy) => {
                         rules.policies.insert(name, policy);
                     }
@@ -214,7 +214,7 @@ impl Translation<'_> {
             let (namespace, name) = (&key.namespace, &key.name);
             format!("{prefix}ns[{namespace}]-policy[{name}]-rule[{index}]")
         };
-        let place = FieldPath {
+        let context = RuleContext {
             traffic: self.traffic,
             tunneled: self.tunneled,
             namespace: &key.namespace,
@@ -224,7 +224,7 @@ impl Translation<'_> {
             rules.policies.insert(name(0), rule::never());
         }
         for (index, rule) in policy.spec.rules.iter().enumerate() {
-            match rule::policy(rule, &self.domains, &place) {
+            match rule::policy(rule, &self.domains, &context) {
                 Ok(policy) => {
                     rules.policies.insert(name(index), policy);
                 }

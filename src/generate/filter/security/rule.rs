@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use prost::Message;
 
 use super::{
-    item::{Attribute, Expression, FieldPath, Item, conjunction},
+    item::{Attribute, Expression, Item, RuleContext, conjunction},
     permission::{OperationAttribute, is_path_template},
     principal::SourceAttribute,
     trust_domain::TrustDomains,
@@ -46,7 +46,7 @@ pub(crate) fn has_path_template(policy: &Config<AuthorizationPolicy>) -> bool {
 }
 
 /// Translates a rule.
-pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &FieldPath) -> Result<Policy, Skipped> {
+pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, context: &RuleContext) -> Result<Policy, Skipped> {
     let (mut of_source, of_operation) = conditions(&rule.when)?;
     let mut sources: Vec<Sources> = rule
         .from
@@ -63,8 +63,8 @@ pub(crate) fn policy(rule: &Rule, domains: &TrustDomains, place: &FieldPath) -> 
     }
     let size: usize = rule.when.iter().map(size).sum();
     Ok(Policy {
-        permissions: alternatives(operations, of_operation, size, place)?,
-        principals: alternatives(sources, of_source, size, place)?,
+        permissions: alternatives(operations, of_operation, size, context)?,
+        principals: alternatives(sources, of_source, size, context)?,
         ..Default::default()
     })
 }
@@ -82,21 +82,21 @@ fn alternatives<'r, A: Attribute + Clone>(
     mut alternatives: Vec<Vec<Item<'r, A>>>,
     conditions: Vec<Item<'r, A>>,
     size: usize,
-    place: &FieldPath,
+    context: &RuleContext,
 ) -> Result<Vec<A::Expression>, Skipped> {
     if alternatives.is_empty() {
         alternatives.push(Vec::new());
     }
     let is_repeated = alternatives.len() > 1 && !conditions.is_empty();
     if is_repeated && alternatives.len().saturating_mul(size) > MAX_REPEATED {
-        let mut parts = vec![A::Expression::one_of(conjunctions(&alternatives, place)?)];
-        parts.extend(conjunctions(&[conditions], place)?);
+        let mut parts = vec![A::Expression::one_of(conjunctions(&alternatives, context)?)];
+        parts.extend(conjunctions(&[conditions], context)?);
         return Ok(vec![A::Expression::all(parts)]);
     }
     for items in &mut alternatives {
         items.extend(conditions.iter().cloned());
     }
-    conjunctions(&alternatives, place)
+    conjunctions(&alternatives, context)
 }
 
 /// Returns a policy that never matches, for policies without rules.
@@ -108,8 +108,11 @@ pub(crate) fn never() -> Policy {
     }
 }
 
-fn conjunctions<A: Attribute>(alternatives: &[Vec<Item<A>>], place: &FieldPath) -> Result<Vec<A::Expression>, Skipped> {
-    let conjunctions = alternatives.iter().map(|items| conjunction(items, place));
+fn conjunctions<A: Attribute>(
+    alternatives: &[Vec<Item<A>>],
+    context: &RuleContext,
+) -> Result<Vec<A::Expression>, Skipped> {
+    let conjunctions = alternatives.iter().map(|items| conjunction(items, context));
     conjunctions.collect::<Option<_>>().ok_or(Skipped::NotApplicable)
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Traffic,
-    item::{FieldPath, Leniency},
+    item::{Leniency, RuleContext},
     rule::{self, Skipped},
     trust_domain::TrustDomains,
 };
@@ -30,14 +30,14 @@ fn mesh() -> MeshConfig {
 
 fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Policy, Skipped> {
     let mesh = mesh();
-    let place = FieldPath {
+    let context = RuleContext {
         traffic,
         tunneled: false,
         namespace: &Namespace::new("own"),
         leniency,
     };
     let rule: Rule = json::from_json(rule, Unknown::Deny).expect("a rule");
-    rule::policy(&rule, &TrustDomains::of(&mesh), &place)
+    rule::policy(&rule, &TrustDomains::of(&mesh), &context)
 }
 
 /// The items of the first alternative of each side.
