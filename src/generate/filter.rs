@@ -22,5 +22,5 @@ pub mod tracing;
 pub use chain_fields::NetworkFilters;
 pub use memo::FilterMemo;
 pub use proxy_view::{FilterProxyView, ListenerClass, SecurityPolicies};
-pub use security_filters::SecurityStage;
+pub use security_filters::{PeerSource, SecurityStage};
 pub use stack::FilterStack;

@@ -12,6 +12,7 @@ use super::{
     memo::{ManagerKey, Noted},
     proxy_view::{FilterProxyView, ListenerClass},
     security,
+    security_filters::PeerSource,
     stack::{FilterStack, LogPosition},
     tracing::HttpTracing,
 };
@@ -79,8 +80,8 @@ pub struct HttpConnection {
     pub use_remote_address: bool,
     /// Port that extensions match: of the listener, or inbound of the workload.
     pub port: u32,
-    /// True if the peer is known from an HBONE tunnel, not from TLS.
-    pub tunneled: bool,
+    /// Source of the identity of the peer.
+    pub peer_source: PeerSource,
     /// True if peers exchange metadata in headers.
     pub exchanges_metadata: bool,
     /// True if metadata is not sent to services outside the mesh.
@@ -106,7 +107,7 @@ impl HttpConnection {
             protocol,
             use_remote_address: false,
             port,
-            tunneled: false,
+            peer_source: PeerSource::Tls,
             exchanges_metadata: true,
             mesh_only_exchange: false,
             dynamic_dns: None,
@@ -128,7 +129,7 @@ impl FilterStack<'_> {
             } else {
                 http.port
             },
-            tunneled: http.tunneled,
+            peer_source: http.peer_source,
             exchanges_metadata: http.exchanges_metadata,
             mesh_only_exchange: http.mesh_only_exchange,
             http3: http.http3,
@@ -139,7 +140,7 @@ impl FilterStack<'_> {
 
     /// Adds the connection manager as a network filter.
     pub fn add_http_connection(&self, filters: &mut NetworkFilters, http: &HttpConnection) {
-        let denied = self.denies_http(http.tunneled, http.port);
+        let denied = self.denies_http(http.peer_source, http.port);
         if http.dynamic_dns.is_none() {
             let common = self.shared_manager(http);
             add_manager(filters, &common.value, &http.stat_prefix, &http.routes, denied);
@@ -203,9 +204,9 @@ impl FilterStack<'_> {
     }
 
     /// Returns true if no request may pass because the proxy cannot run a required check.
-    fn denies_http(&self, tunneled: bool, port: u32) -> bool {
+    fn denies_http(&self, peer_source: PeerSource, port: u32) -> bool {
         let layers = [ExtensionLayer::Http, ExtensionLayer::Network];
-        self.http_security(tunneled).denied || extension::denies(self, &layers, port)
+        self.http_security(peer_source).denied || extension::denies(self, &layers, port)
     }
 
     fn normalize(&self, manager: &mut HttpConnectionManager) {

@@ -75,7 +75,7 @@ impl FilterStack<'_> {
     pub(crate) fn http_filters(&self, http: &HttpConnection) -> Encoded<HttpConnectionManager> {
         let features = self.features();
         let inbound = self.class == ListenerClass::SidecarInbound;
-        let secured = self.http_security(http.tunneled);
+        let secured = self.http_security(http.peer_source);
         let extensions = |phase| extension::http_filters(self, phase, http.port);
         let mut filters = HttpFilters(Encoded::with_capacity(2048));
         // Policies may refer to the header, so it is set before them.

@@ -5,7 +5,7 @@
 
 use super::{
     proxy_view::{FilterProxyView, ListenerClass},
-    security_filters::SecurityFilters,
+    security_filters::{PeerSource, SecurityFilters},
 };
 use crate::{
     base::Hashed,
@@ -29,8 +29,8 @@ pub struct FilterMemo {
     pub(super) managers: Memo<ManagerKey, Noted<Encoded<HttpConnectionManager>>>,
     pub(super) logs: Memo<StackKey, Noted<Encoded<TcpProxy>>>,
     pub(super) stats: Memo<StackKey, Noted<Vec<Any>>>,
-    pub(super) http_security: Memo<(StackKey, bool), Noted<SecurityFilters<HttpFilter>>>,
-    pub(super) network_security: Memo<(StackKey, bool), Noted<SecurityFilters<Filter>>>,
+    pub(super) http_security: Memo<(StackKey, PeerSource), Noted<SecurityFilters<HttpFilter>>>,
+    pub(super) network_security: Memo<(StackKey, PeerSource), Noted<SecurityFilters<Filter>>>,
 }
 
 /// A value with the notes to repeat for each use.
@@ -53,7 +53,7 @@ pub(super) struct ManagerKey {
     pub(super) use_remote_address: bool,
     /// Port that extensions match; 0 without extensions.
     pub(super) port: u32,
-    pub(super) tunneled: bool,
+    pub(super) peer_source: PeerSource,
     pub(super) exchanges_metadata: bool,
     pub(super) mesh_only_exchange: bool,
     pub(super) http3: bool,

@@ -15,7 +15,12 @@ mod trust_domain;
 
 pub use rbac::proxyless_filters;
 
-use super::{FilterStack, memo::Noted, proxy_view::ListenerClass, security_filters::SecurityFilters};
+use super::{
+    FilterStack,
+    memo::Noted,
+    proxy_view::ListenerClass,
+    security_filters::{PeerSource, SecurityFilters},
+};
 use crate::{
     api::Config,
     generate::BuildContext,
@@ -68,48 +73,50 @@ enum Traffic {
 
 impl FilterStack<'_> {
     /// Returns the security filters of HTTP chains.
-    fn shared_http_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<HttpFilter>>> {
+    fn shared_http_security(&self, peer_source: PeerSource) -> Memoized<Noted<SecurityFilters<HttpFilter>>> {
         let memo = &self.memo().http_security;
-        self.shared(memo, (self.key(), tunneled), |stack| stack.make_http_security(tunneled))
-    }
-
-    /// Returns the security filters of TCP chains.
-    fn shared_network_security(&self, tunneled: bool) -> Memoized<Noted<SecurityFilters<Filter>>> {
-        let memo = &self.memo().network_security;
-        self.shared(memo, (self.key(), tunneled), |stack| {
-            stack.make_network_security(tunneled)
+        self.shared(memo, (self.key(), peer_source), |stack| {
+            stack.make_http_security(peer_source)
         })
     }
 
-    /// Returns the security filters of HTTP chains. `tunneled` means that the peer is known from an HBONE tunnel, not
-    /// from TLS.
-    pub fn http_security(&self, tunneled: bool) -> &SecurityFilters<HttpFilter> {
-        let built = self.security.http[usize::from(tunneled)].get_or_init(|| self.shared_http_security(tunneled));
+    /// Returns the security filters of TCP chains.
+    fn shared_network_security(&self, peer_source: PeerSource) -> Memoized<Noted<SecurityFilters<Filter>>> {
+        let memo = &self.memo().network_security;
+        self.shared(memo, (self.key(), peer_source), |stack| {
+            stack.make_network_security(peer_source)
+        })
+    }
+
+    /// Returns the security filters of HTTP chains.
+    pub fn http_security(&self, peer_source: PeerSource) -> &SecurityFilters<HttpFilter> {
+        let built = self.security.http[peer_source as usize].get_or_init(|| self.shared_http_security(peer_source));
         &built.value
     }
 
     /// Builds [`Self::http_security`].
-    fn make_http_security(&self, tunneled: bool) -> SecurityFilters<HttpFilter> {
+    fn make_http_security(&self, peer_source: PeerSource) -> SecurityFilters<HttpFilter> {
         self.checked(Traffic::Http, || SecurityFilters {
-            custom: custom::http_filters(self, tunneled),
+            custom: custom::http_filters(self, peer_source),
             authentication: jwt::filter(self).into_iter().collect(),
-            authorization: rbac::http_filters(self, tunneled),
+            authorization: rbac::http_filters(self, peer_source),
             denied: false,
         })
     }
 
     /// Returns the security filters of TCP chains.
-    pub fn network_security(&self, tunneled: bool) -> &SecurityFilters<Filter> {
-        let built = self.security.network[usize::from(tunneled)].get_or_init(|| self.shared_network_security(tunneled));
+    pub fn network_security(&self, peer_source: PeerSource) -> &SecurityFilters<Filter> {
+        let built =
+            self.security.network[peer_source as usize].get_or_init(|| self.shared_network_security(peer_source));
         &built.value
     }
 
     /// Builds [`Self::network_security`].
-    fn make_network_security(&self, tunneled: bool) -> SecurityFilters<Filter> {
+    fn make_network_security(&self, peer_source: PeerSource) -> SecurityFilters<Filter> {
         self.checked(Traffic::Tcp, || SecurityFilters {
-            custom: custom::network_filters(self, tunneled),
+            custom: custom::network_filters(self, peer_source),
             authentication: Vec::new(),
-            authorization: rbac::network_filters(self, tunneled),
+            authorization: rbac::network_filters(self, peer_source),
             denied: false,
         })
     }

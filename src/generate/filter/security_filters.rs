@@ -1,5 +1,15 @@
 //! The security filters of one kind of filter chain, by stage. [`super::security`] builds them.
 
+/// The source of the identity of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum PeerSource {
+    /// The certificate of the connection.
+    #[default]
+    Tls,
+    /// The HBONE tunnel that the connection comes out of.
+    Tunnel,
+}
+
 /// Positions of security filters in a stack, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum SecurityStage {

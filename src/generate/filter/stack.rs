@@ -55,8 +55,8 @@ pub enum LogPosition {
     HboneTermination,
 }
 
-/// Filters of one listener, built once, because all its chains of a kind have the same. The second of each pair is for
-/// traffic out of an HBONE tunnel.
+/// Filters of one listener, built once, because all its chains of a kind have the same. The index of an array is a
+/// [`PeerSource`](super::PeerSource).
 #[derive(Default)]
 pub struct BuiltSecurity {
     /// AuthorizationPolicies of the proxy, read on first use.

@@ -7,7 +7,7 @@ use super::{
     extension::{self, ExtensionPhase},
     http_filters::dns_cache_name,
     memo::Noted,
-    security_filters::SecurityStage,
+    security_filters::{PeerSource, SecurityStage},
     stack::{FilterStack, LogPosition},
     stats::STATS_FILTER,
 };
@@ -117,8 +117,8 @@ pub struct TcpChain {
     pub port: u32,
     /// True if peers exchange metadata.
     pub exchanges_metadata: bool,
-    /// True if the peer is known from an HBONE tunnel, not from TLS.
-    pub tunneled: bool,
+    /// Source of the identity of the peer.
+    pub peer_source: PeerSource,
     /// True if only the destination authorises its clients.
     pub authorized_by_destination: bool,
 }
@@ -166,7 +166,7 @@ impl FilterStack<'_> {
     ) -> NetworkFilters {
         let mut filters = NetworkFilters::new();
         self.add_metadata_exchange(&mut filters, chain.exchanges_metadata);
-        let secured = (!chain.authorized_by_destination).then(|| self.network_security(chain.tunneled));
+        let secured = (!chain.authorized_by_destination).then(|| self.network_security(chain.peer_source));
         let add_security = |filters: &mut NetworkFilters, stage| {
             let of_stage = secured.map(|secured| secured.of(stage)).unwrap_or_default();
             for filter in of_stage {

@@ -33,6 +33,7 @@ use crate::{
         BuildContext,
         constant::{self, config_metadata, wildcards},
         filter::{
+            PeerSource,
             chain_fields::{EncodedListener, NetworkFilters},
             proxy_view::{FilterProxyView, ListenerClass},
             stack::{FilterStack, LogPosition},
@@ -271,7 +272,7 @@ impl InboundProxyView {
             hostname: format!("{}.{namespace}", sidecar.meta.name()),
             service: None,
             passthrough: false,
-            tunneled: false,
+            peer_source: PeerSource::Tls,
             tls: tls.cloned(),
             metadata: Some(config_metadata(&sidecar_meta(&sidecar.meta, namespace))),
         })
@@ -484,7 +485,7 @@ impl InboundListenerBuilder<'_> {
         let mut chains = Chains::default();
         let tunneled = |form: &ChainForm| ChainForm { transport: "", ..*form };
         for (_, mut port) in self.client.ports(&self.stack) {
-            port.tunneled = true;
+            port.peer_source = PeerSource::Tunnel;
             let declared = ChainKind::of(port.protocol).unwrap_or(ChainKind::Tcp);
             let filters = PortFilters::default();
             for form in chain_forms(declared, MtlsMode::Disable, features) {
@@ -494,7 +495,7 @@ impl InboundListenerBuilder<'_> {
         // Parity (pilot/pkg/networking/core/listener_inbound.go): policies of all chains match the peer of the tunnel.
         // The connections inside have no TLS.
         let port = InboundPort {
-            tunneled: true,
+            peer_source: PeerSource::Tunnel,
             ..InboundPort::passthrough(0)
         };
         let filters = PortFilters::default();

@@ -28,6 +28,7 @@ use crate::{
         BuildContext, VipView,
         constant::network_filter,
         filter::{
+            PeerSource,
             chain_fields::{EncodedListener, NetworkFilters},
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::{FilterProxyView, ListenerClass},
@@ -420,7 +421,7 @@ impl MainInternalBuilder<'_> {
 const VIP_CHAIN: TcpChain = TcpChain {
     port: 0,
     exchanges_metadata: true,
-    tunneled: true,
+    peer_source: PeerSource::Tunnel,
     authorized_by_destination: false,
 };
 
@@ -486,7 +487,7 @@ fn http_filters(
     };
     // Parity (pilot/pkg/networking/core/listener_waypoint.go): extensions for certain ports do not apply to requests.
     let mut http = HttpConnection::new(stat_prefix, routes, protocol, 0);
-    http.tunneled = true;
+    http.peer_source = PeerSource::Tunnel;
     http.exchanges_metadata = false;
     http.dynamic_dns = wildcard.cloned();
     client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);

@@ -21,7 +21,7 @@ impl ManagerTemplate {
     pub fn of(stack: &FilterStack, http: &HttpConnection) -> Self {
         Self {
             common: stack.shared_manager(http),
-            denied: stack.denies_http(http.tunneled, http.port),
+            denied: stack.denies_http(http.peer_source, http.port),
         }
     }
 

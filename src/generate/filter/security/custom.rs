@@ -15,7 +15,7 @@ use crate::{
     base::url::Url,
     generate::{
         constant::{self, http_filter, network_filter},
-        filter::{FilterStack, stack::ProviderCluster},
+        filter::{FilterStack, PeerSource, stack::ProviderCluster},
     },
     proto::{
         Any,
@@ -82,7 +82,7 @@ enum AuthzService {
 }
 
 /// Returns the filters of HTTP chains.
-pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
+pub(crate) fn http_filters(stack: &FilterStack, peer_source: PeerSource) -> Vec<HttpFilter> {
     let filters = |(provider, verdict): (String, Treatment)| match verdict {
         Treatment::Deny(rules) => vec![rules.http_filter()],
         Treatment::Ask(rules, service) => {
@@ -91,13 +91,13 @@ pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilte
             vec![rules.http_filter(), http_filter(HTTP_EXT_AUTHZ, Any::pack(&config))]
         }
     };
-    let treatments = treatments(stack, Traffic::Http, tunneled);
+    let treatments = treatments(stack, Traffic::Http, peer_source);
     treatments.into_iter().flat_map(filters).collect()
 }
 
 /// Returns the filters of TCP chains. Parity (pilot/pkg/security/authz/builder/builder.go): HTTP providers are ignored
 /// in TCP chains, without denial.
-pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
+pub(crate) fn network_filters(stack: &FilterStack, peer_source: PeerSource) -> Vec<Filter> {
     let filters = |(provider, verdict): (String, Treatment)| match verdict {
         Treatment::Deny(rules) => vec![rules.network_filter()],
         Treatment::Ask(rules, service) => match *service {
@@ -116,7 +116,7 @@ pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter
             }
         },
     };
-    let treatments = treatments(stack, Traffic::Tcp, tunneled);
+    let treatments = treatments(stack, Traffic::Tcp, peer_source);
     treatments.into_iter().flat_map(filters).collect()
 }
 
@@ -127,7 +127,7 @@ fn selected_by(filter: &str, provider: &str) -> MetadataMatcher {
 }
 
 /// Returns the treatment of each provider's policies, by provider name.
-fn treatments(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap<String, Treatment> {
+fn treatments(stack: &FilterStack, traffic: Traffic, peer_source: PeerSource) -> BTreeMap<String, Treatment> {
     let mut by_provider: BTreeMap<&str, Vec<&Config<AuthorizationPolicy>>> = BTreeMap::new();
     for policy in stack.policies_with(Action::Custom) {
         by_provider.entry(provider_name(&policy.spec)).or_default().push(policy);
@@ -137,7 +137,7 @@ fn treatments(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> BTreeMap
         stack,
         domains: TrustDomains::of(stack.mesh),
         traffic,
-        tunneled,
+        peer_source,
     };
     let verdict = |(provider, policies): (&str, Vec<_>)| {
         let prefix = if provider.is_empty() {

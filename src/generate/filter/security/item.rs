@@ -3,15 +3,15 @@
 use std::borrow::Cow;
 
 use super::Traffic;
-use crate::base::Namespace;
+use crate::{base::Namespace, generate::filter::PeerSource};
 
 /// Context in which a rule is enforced.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RuleContext<'a> {
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// True if the peer is known from an HBONE tunnel, not from TLS.
-    pub(crate) tunneled: bool,
+    /// Source of the identity of the peer.
+    pub(crate) peer_source: PeerSource,
     /// Namespace of the policy.
     pub(crate) namespace: &'a Namespace,
     /// Treatment of items that cannot be expressed.

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     api::regex,
     base::Namespace,
-    generate::constant::cidr_range,
+    generate::{constant::cidr_range, filter::PeerSource},
     proto::envoy::{
         config::rbac::v3::{
             Principal,
@@ -108,15 +108,14 @@ impl Attribute for SourceAttribute<'_> {
 
 /// Matches the peer's identity from TLS or from the tunnel.
 fn peer(name: StringMatcher, context: &RuleContext) -> Principal {
-    principal(if context.tunneled {
-        Identifier::FilterState(FilterStateMatcher {
+    principal(match context.peer_source {
+        PeerSource::Tunnel => Identifier::FilterState(FilterStateMatcher {
             key: TUNNEL_PEER.to_owned(),
             matcher: Some(Matcher::StringMatch(name)),
-        })
-    } else {
-        Identifier::Authenticated(Authenticated {
+        }),
+        PeerSource::Tls => Identifier::Authenticated(Authenticated {
             principal_name: Some(name),
-        })
+        }),
     })
 }
 

@@ -14,7 +14,7 @@ use crate::{
     generate::{
         BuildContext,
         constant::{http_filter, network_filter},
-        filter::FilterStack,
+        filter::{FilterStack, PeerSource},
         resource::Note,
     },
     proto::{
@@ -70,20 +70,20 @@ impl Rules {
 }
 
 /// Returns the filters of HTTP chains.
-pub(crate) fn http_filters(stack: &FilterStack, tunneled: bool) -> Vec<HttpFilter> {
-    let rules = rules(stack, Traffic::Http, tunneled).into_iter();
+pub(crate) fn http_filters(stack: &FilterStack, peer_source: PeerSource) -> Vec<HttpFilter> {
+    let rules = rules(stack, Traffic::Http, peer_source).into_iter();
     rules.map(Rules::http_filter).collect()
 }
 
 /// Returns HTTP filters with the rules of TCP chains.
 pub(crate) fn connection_filters(stack: &FilterStack) -> Vec<HttpFilter> {
-    let rules = rules(stack, Traffic::Tcp, false).into_iter();
+    let rules = rules(stack, Traffic::Tcp, PeerSource::Tls).into_iter();
     rules.map(Rules::http_filter).collect()
 }
 
 /// Returns the filters of TCP chains.
-pub(crate) fn network_filters(stack: &FilterStack, tunneled: bool) -> Vec<Filter> {
-    let rules = rules(stack, Traffic::Tcp, tunneled).into_iter();
+pub(crate) fn network_filters(stack: &FilterStack, peer_source: PeerSource) -> Vec<Filter> {
+    let rules = rules(stack, Traffic::Tcp, peer_source).into_iter();
     rules.map(Rules::network_filter).collect()
 }
 
@@ -107,7 +107,7 @@ pub fn proxyless_filters(ctx: &BuildContext, policies: &[ObjectKey]) -> (Vec<Htt
             let key = &row.meta.key;
             let context = RuleContext {
                 traffic: Traffic::Http,
-                tunneled: false,
+                peer_source: PeerSource::Tls,
                 namespace: &key.namespace,
                 leniency: leniency(envoy_action),
             };
@@ -146,7 +146,7 @@ fn leniency(action: EnvoyAction) -> Leniency {
     }
 }
 
-fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
+fn rules(stack: &FilterStack, traffic: Traffic, peer_source: PeerSource) -> Vec<Rules> {
     let actions = [
         (Action::Audit, EnvoyAction::Log),
         (Action::Deny, EnvoyAction::Deny),
@@ -156,7 +156,7 @@ fn rules(stack: &FilterStack, traffic: Traffic, tunneled: bool) -> Vec<Rules> {
         stack,
         domains: TrustDomains::of(stack.mesh),
         traffic,
-        tunneled,
+        peer_source,
     };
     let of_action = |(action, envoy_action)| {
         let policies = stack.policies_with(action);
@@ -186,8 +186,8 @@ pub(crate) struct Translation<'a> {
     pub(crate) domains: TrustDomains<'a>,
     /// Traffic of the chain.
     pub(crate) traffic: Traffic,
-    /// True if the peer is known from an HBONE tunnel.
-    pub(crate) tunneled: bool,
+    /// Source of the identity of the peer.
+    pub(crate) peer_source: PeerSource,
 }
 
 impl Translation<'_> {
@@ -216,7 +216,7 @@ impl Translation<'_> {
         };
         let context = RuleContext {
             traffic: self.traffic,
-            tunneled: self.tunneled,
+            peer_source: self.peer_source,
             namespace: &key.namespace,
             leniency: leniency(rules.action()),
         };

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::{
     base::Namespace,
+    generate::filter::PeerSource,
     proto::{
         envoy::config::rbac::v3::Policy,
         istio::{mesh::v1alpha1::MeshConfig, security::v1beta1::Rule},
@@ -32,7 +33,7 @@ fn policy(rule: &Value, (traffic, leniency): (Traffic, Leniency)) -> Result<Poli
     let mesh = mesh();
     let context = RuleContext {
         traffic,
-        tunneled: false,
+        peer_source: PeerSource::Tls,
         namespace: &Namespace::new("own"),
         leniency,
     };

@@ -8,6 +8,7 @@ use crate::{
     base::Shared,
     generate::{
         filter::{
+            PeerSource,
             chain_fields::NetworkFilters,
             hcm::{HttpConnection, HttpRoutes},
             proxy_view::ListenerClass,
@@ -61,8 +62,8 @@ pub(crate) struct InboundPort {
     pub(crate) service: Option<Shared<Service>>,
     /// True if it represents all undeclared ports.
     pub(crate) passthrough: bool,
-    /// True if the peer is known from an HBONE tunnel, not from TLS.
-    pub(crate) tunneled: bool,
+    /// Source of the identity of the peer.
+    pub(crate) peer_source: PeerSource,
     /// TLS that an ingress listener terminates.
     pub(crate) tls: Option<ServerTlsSettings>,
     /// Metadata with its origin.
@@ -105,7 +106,7 @@ impl InboundPort {
             hostname: String::new(),
             service: None,
             passthrough: true,
-            tunneled: false,
+            peer_source: PeerSource::Tls,
             tls: None,
             metadata: None,
         }
@@ -115,7 +116,7 @@ impl InboundPort {
     ///
     /// Parity (pilot/pkg/networking/core/listener_inbound.go): in tunnels they do so on undeclared ports only.
     fn exchanges_http_metadata(&self) -> bool {
-        self.passthrough || !self.tunneled
+        self.passthrough || self.peer_source == PeerSource::Tls
     }
 
     /// Returns the cluster.
@@ -211,7 +212,7 @@ impl InboundListenerBuilder<'_> {
         let client = self.stack.client;
         let routes = HttpRoutes::Inline(Box::new(self.stack.patched_routes(port.routes())));
         let mut http = HttpConnection::new(port.http_stat_prefix(), routes, port.protocol, port.target_port);
-        http.tunneled = port.tunneled;
+        http.peer_source = port.peer_source;
         http.exchanges_metadata = port.exchanges_http_metadata();
         client.apply_headers(ListenerClass::SidecarInbound, &mut http.base);
         client.apply_client_certificates(&mut http.base);
@@ -237,7 +238,7 @@ impl InboundListenerBuilder<'_> {
         let chain = TcpChain {
             port: port.number,
             exchanges_metadata: true,
-            tunneled: port.tunneled,
+            peer_source: port.peer_source,
             ..Default::default()
         };
         self.stack.complete_tcp_chain(chain, None, |filters| {
