@@ -62,8 +62,14 @@ impl Cluster {
     }
 }
 
-/// The inputs of the controllers of the config cluster that the mesh does not contain.
+/// The inputs of the controllers of the config cluster.
 pub struct ConfigClusterInputs {
+    /// The mesh.
+    pub mesh: watch::Receiver<Arc<MeshSnapshot>>,
+    /// The trust bundle; `None` without a serving certificate and without distributed root certificates.
+    pub trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
+    /// Connection events of workloads that register themselves; `None` if that is switched off.
+    pub events: Option<mpsc::Receiver<Event>>,
     /// The inputs of statuses.
     pub statuses: StatusInputs,
     /// The inputs of conditions about the distribution of objects.
@@ -147,9 +153,6 @@ impl Controllers {
         environment: &Arc<Environment>,
         installation: &Installation,
         config: &Cluster,
-        mesh: watch::Receiver<Arc<MeshSnapshot>>,
-        trust: Option<watch::Receiver<Option<Arc<TrustBundle>>>>,
-        events: Option<mpsc::Receiver<Event>>,
         inputs: ConfigClusterInputs,
     ) -> Result<Self, prometheus::Error> {
         let (sender, roots) = watch::channel(None);
@@ -157,11 +160,11 @@ impl Controllers {
         let controllers = Self {
             environment: environment.clone(),
             installation: installation.clone(),
-            mesh,
+            mesh: inputs.mesh,
             texts: root_cert::DistributedTexts { roots, revoked },
             webhooks: webhook_configuration::Metrics::new(&environment.registry)?,
         };
-        if let Some(trust) = trust {
+        if let Some(trust) = inputs.trust {
             environment
                 .tasks
                 .spawn_until_shutdown("root certificates", publish_trust(trust, sender, revoked_sender));
@@ -179,7 +182,7 @@ impl Controllers {
             controllers.write_distribution(config, &election, inputs.distribution);
             controllers.deploy_gateways(config, &election, inputs.gateways)?;
         }
-        if let Some(events) = events {
+        if let Some(events) = inputs.events {
             controllers.register(config, events)?;
         }
         Ok(controllers)

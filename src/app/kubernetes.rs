@@ -279,6 +279,9 @@ impl Kubernetes {
             until: environment.tasks.shutdown().clone(),
         };
         let inputs = ConfigClusterInputs {
+            mesh,
+            trust,
+            events,
             statuses: StatusInputs {
                 tags: self.tags.clone(),
                 served: self.served(environment, installation, &gateway_api::status::KINDS),
@@ -289,7 +292,7 @@ impl Kubernetes {
             },
             gateways: injection.map(|injection| injection.gateways(environment, self.tags.clone())),
         };
-        let controllers = Controllers::start(environment, installation, &config, mesh, trust, events, inputs)?;
+        let controllers = Controllers::start(environment, installation, &config, inputs)?;
         if controllers.concern_remote_clusters() {
             let watches = self.watches.clone();
             let (environment, installation) = (environment.clone(), installation.clone());
