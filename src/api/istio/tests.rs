@@ -63,6 +63,11 @@ fn http(rule: &str) -> String {
     format!("{{hosts: [a], http: [{{{rule}}}]}}")
 }
 
+/// Returns the spec of a DestinationRule with a traffic policy.
+fn policy(policy: &str) -> String {
+    format!("{{host: a, trafficPolicy: {{{policy}}}}}")
+}
+
 /// A decoder of Protobuf refuses what API servers accept.
 #[test]
 fn r2_deeply_nested_values_are_errors() {
@@ -75,7 +80,7 @@ fn r2_deeply_nested_values_are_errors() {
 }
 
 #[test]
-fn http_routes() {
+fn http_routes_are_checked_field_by_field() {
     good("VirtualService", &http(TO_A));
     good(
         "VirtualService",
@@ -441,7 +446,7 @@ fn r21_credentials_of_a_rule_are_limited() {
 }
 
 #[test]
-fn destination_rules() {
+fn subsets_of_destination_rules_have_names_and_labels() {
     good(
         "DestinationRule",
         "{host: a, subsets: [{name: v1, labels: {version: v1}}], trafficPolicy: {tls: {mode: ISTIO_MUTUAL}}}",
@@ -451,61 +456,16 @@ fn destination_rules() {
         "{subsets: [{name: v1}, {name: v1}, {labels: {'a b': c}}]}",
         &[".host", ".subsets[1].name", ".subsets[2].name", ".subsets[2].labels"],
     );
-    let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{{policy}}}}}");
+}
+
+#[test]
+fn traffic_policies_are_checked_field_by_field() {
+    warned("DestinationRule", &policy(""), &[".trafficPolicy"]);
     bad(
         "DestinationRule",
         &policy("connectionPool: {http: {maxRetries: -1}}"),
         &[".trafficPolicy.connectionPool.http.maxRetries"],
     );
-    let warmup = |window: &str| policy(&format!("loadBalancer: {{warmupDurationSecs: {window}}}"));
-    for window in ["0s", "0.0005s", "30.0001s"] {
-        good("DestinationRule", &warmup(window));
-    }
-    let field = ".trafficPolicy.loadBalancer.warmupDurationSecs";
-    bad("DestinationRule", &warmup("-1s"), &[field]);
-    bad(
-        "DestinationRule",
-        &policy("loadBalancer: {consistentHash: {maglev: {tableSize: 10}, useSourceIp: true}}"),
-        &[".trafficPolicy.loadBalancer.consistentHash.maglev.tableSize"],
-    );
-    for (key, field) in [
-        ("httpQueryParameterName: ''", "httpQueryParameterName"),
-        (
-            "httpCookie: {name: c, ttl: 1s, attributes: [{name: a, value: \"b\\n\"}]}",
-            "httpCookie.attributes[0].value",
-        ),
-    ] {
-        bad(
-            "DestinationRule",
-            &policy(&format!("loadBalancer: {{consistentHash: {{{key}}}}}")),
-            &[&format!(".trafficPolicy.loadBalancer.consistentHash.{field}")],
-        );
-    }
-    let hash = |key: &str| policy(&format!("loadBalancer: {{consistentHash: {{{key}}}}}"));
-    let text = "x".repeat(1024);
-    good("DestinationRule", &hash(&format!("httpHeaderName: {text}")));
-    for (key, field) in [
-        (format!("httpHeaderName: x{text}"), "httpHeaderName"),
-        (format!("httpQueryParameterName: x{text}"), "httpQueryParameterName"),
-        (format!("httpCookie: {{name: c, ttl: 1s, path: /{text}}}"), "httpCookie"),
-        (
-            format!("httpCookie: {{name: c, ttl: 1s, attributes: [{{name: a, value: {text}}}]}}"),
-            "httpCookie",
-        ),
-    ] {
-        let at = format!(".trafficPolicy.loadBalancer.consistentHash.{field}");
-        bad("DestinationRule", &hash(&key), &[&at]);
-    }
-    let ring = |size: u32| hash(&format!("useSourceIp: true, ringHash: {{minimumRingSize: {size}}}"));
-    good("DestinationRule", &ring(8_388_608));
-    bad(
-        "DestinationRule",
-        &ring(8_388_609),
-        &[".trafficPolicy.loadBalancer.consistentHash.ringHash.minimumRingSize"],
-    );
-    let server_name = |length: usize| policy(&format!("tls: {{mode: SIMPLE, sni: {}}}", "x".repeat(length)));
-    good("DestinationRule", &server_name(255));
-    bad("DestinationRule", &server_name(256), &[".trafficPolicy.tls.sni"]);
     bad(
         "DestinationRule",
         &policy("loadBalancer: {simple: FASTEST}"),
@@ -521,12 +481,58 @@ fn destination_rules() {
         &policy("portLevelSettings: [{tls: {mode: SIMPLE}}]"),
         &[".trafficPolicy.portLevelSettings[0].port"],
     );
+    let warmup = |window: &str| policy(&format!("loadBalancer: {{warmupDurationSecs: {window}}}"));
+    for window in ["0s", "0.0005s", "30.0001s"] {
+        good("DestinationRule", &warmup(window));
+    }
+    let field = ".trafficPolicy.loadBalancer.warmupDurationSecs";
+    bad("DestinationRule", &warmup("-1s"), &[field]);
+    let server_name = |length: usize| policy(&format!("tls: {{mode: SIMPLE, sni: {}}}", "x".repeat(length)));
+    good("DestinationRule", &server_name(255));
+    bad("DestinationRule", &server_name(256), &[".trafficPolicy.tls.sni"]);
+}
+
+#[test]
+fn consistent_hashes_have_keys_and_sizes_that_envoy_accepts() {
+    let hash = |hash: &str| policy(&format!("loadBalancer: {{consistentHash: {{{hash}}}}}"));
+    let text = "x".repeat(1024);
+    good("DestinationRule", &hash(&format!("httpHeaderName: {text}")));
+    let ring = |size: u32| hash(&format!("useSourceIp: true, ringHash: {{minimumRingSize: {size}}}"));
+    good("DestinationRule", &ring(8_388_608));
+    for (spec, field) in [
+        (hash("maglev: {tableSize: 10}, useSourceIp: true"), "maglev.tableSize"),
+        (ring(8_388_609), "ringHash.minimumRingSize"),
+        (hash("httpQueryParameterName: ''"), "httpQueryParameterName"),
+        (
+            hash("httpCookie: {name: c, ttl: 1s, attributes: [{name: a, value: \"b\\n\"}]}"),
+            "httpCookie.attributes[0].value",
+        ),
+        (hash(&format!("httpHeaderName: x{text}")), "httpHeaderName"),
+        (
+            hash(&format!("httpQueryParameterName: x{text}")),
+            "httpQueryParameterName",
+        ),
+        (
+            hash(&format!("httpCookie: {{name: c, ttl: 1s, path: /{text}}}")),
+            "httpCookie",
+        ),
+        (
+            hash(&format!(
+                "httpCookie: {{name: c, ttl: 1s, attributes: [{{name: a, value: {text}}}]}}"
+            )),
+            "httpCookie",
+        ),
+    ] {
+        let field = format!(".trafficPolicy.loadBalancer.consistentHash.{field}");
+        bad("DestinationRule", &spec, &[&field]);
+    }
+}
+
+#[test]
+fn locality_settings_have_limits() {
+    let at = |field: &str| format!(".trafficPolicy.loadBalancer.localityLbSetting.{field}");
     let distribute = "outlierDetection: {}, loadBalancer: {localityLbSetting: {distribute: [{from: a/*, to: {b/*: 50, 'c/*': 49}}]}}";
-    bad(
-        "DestinationRule",
-        &policy(distribute),
-        &[".trafficPolicy.loadBalancer.localityLbSetting.distribute[0].to"],
-    );
+    bad("DestinationRule", &policy(distribute), &[&at("distribute[0].to")]);
     // `N` in an item stands for its number.
     let locality = |field: &str, count: usize, item: &str| {
         let items = (0..count).map(|number| item.replace('N', &number.to_string()));
@@ -534,7 +540,6 @@ fn destination_rules() {
         let setting = format!("loadBalancer: {{localityLbSetting: {{{field}: [{list}]}}}}");
         policy(&format!("outlierDetection: {{}}, {setting}"))
     };
-    let at = |field: &str| format!(".trafficPolicy.loadBalancer.localityLbSetting.{field}");
     for (field, limit, item) in [
         ("failoverPriority", 256, "lN"),
         ("failover", 1000, "{from: rN, to: s}"),
@@ -556,11 +561,10 @@ fn destination_rules() {
     ] {
         bad("DestinationRule", &locality(field, 1, &item), &[&at(place)]);
     }
-    warned("DestinationRule", &policy(""), &[".trafficPolicy"]);
 }
 
 #[test]
-fn gateways_entries_and_sidecars() {
+fn servers_of_gateways_have_ports_and_certificates() {
     let server = |server: &str| format!("{{servers: [{{hosts: ['*'], {server}}}]}}");
     good(
         "Gateway",
@@ -596,6 +600,10 @@ fn gateways_entries_and_sidecars() {
         &server(&format!("port: {{number: 443, protocol: HTTPS, name: https}}, {named}")),
         &[".servers[0].tls.subjectAltNames"],
     );
+}
+
+#[test]
+fn hosts_and_addresses_of_service_entries_are_checked() {
     good(
         "ServiceEntry",
         "{hosts: [a.com], ports: [{number: 80, name: http, protocol: HTTP}], resolution: DNS}",
@@ -615,13 +623,20 @@ fn gateways_entries_and_sidecars() {
         "{hosts: ['*.a.com'], resolution: DNS, ports: [{number: 80, name: http}]}",
         &[".hosts[0]"],
     );
+}
+
+#[test]
+fn workload_entries_need_addresses_and_groups_need_templates() {
     good(
         "WorkloadEntry",
         "{address: 10.0.0.1, ports: {http: 8080}, labels: {app: a}}",
     );
     bad("WorkloadEntry", "{ports: {http: 99999}}", &[".address", ".ports.http"]);
     bad("WorkloadGroup", "{probe: {}}", &[".template", ".probe"]);
-    good("Sidecar", "{egress: [{hosts: ['./*', 'istio-system/*']}]}");
+}
+
+#[test]
+fn ingress_listeners_lead_to_the_own_workload() {
     good(
         "Sidecar",
         "{ingress: [{port: {number: 80, protocol: HTTP, name: h}, defaultEndpoint: '127.0.0.1:8080'}]}",
@@ -641,16 +656,21 @@ fn gateways_entries_and_sidecars() {
     ] {
         bad("Sidecar", &ingress(endpoint), &[".ingress[0].defaultEndpoint"]);
     }
+    bad(
+        "Sidecar",
+        "{ingress: [{defaultEndpoint: '10.0.0.1:8080'}]}",
+        &[".ingress[0].port", ".ingress[0].defaultEndpoint"],
+    );
+}
+
+#[test]
+fn egress_listeners_name_hosts_once() {
+    good("Sidecar", "{egress: [{hosts: ['./*', 'istio-system/*']}]}");
     good("Sidecar", "{egress: [{bind: 10.0.0.1, hosts: ['./*']}]}");
     bad(
         "Sidecar",
         "{egress: [{hosts: [a]}, {port: {number: 80}}]}",
         &[".egress[0].hosts[0]", ".egress[1].hosts", ".egress[0]"],
-    );
-    bad(
-        "Sidecar",
-        "{ingress: [{defaultEndpoint: '10.0.0.1:8080'}]}",
-        &[".ingress[0].port", ".ingress[0].defaultEndpoint"],
     );
     let egress = |hosts: &str| format!("{{egress: [{{hosts: [{hosts}]}}]}}");
     good("Sidecar", &egress("./*, istio-system/*, '*/a.com'"));
@@ -679,7 +699,7 @@ fn r21_listeners_of_sidecars_are_limited() {
 }
 
 #[test]
-fn policies() {
+fn authorization_policies_apply_with_errors() {
     good(
         "AuthorizationPolicy",
         "{rules: [{from: [{source: {namespaces: [a]}}], to: [{operation: {paths: ['/a/{*}/b/{**}'], ports: ['0']}}]}]}",
@@ -718,6 +738,11 @@ fn policies() {
     );
     refused("AuthorizationPolicy", "{action: DENY}", &[".rules"]);
     warned("AuthorizationPolicy", "{}", &[""]);
+}
+
+/// On TCP ports, such a rule denies every connection.
+#[test]
+fn deny_rules_without_conditions_on_connections_are_warned_of() {
     let denied = |rule: &str| format!("{{action: DENY, rules: [{{{rule}}}]}}");
     let (get, to_port) = (
         "to: [{operation: {methods: [GET]}}]",
@@ -726,6 +751,10 @@ fn policies() {
     warned("AuthorizationPolicy", &denied(get), &[".rules[0]"]);
     good("AuthorizationPolicy", &denied(to_port));
     good("AuthorizationPolicy", &denied("from: [{source: {namespaces: [a]}}]"));
+}
+
+#[test]
+fn authentication_policies_apply_with_errors() {
     refused(
         "RequestAuthentication",
         "{selector: {matchLabels: {a: b}}, targetRefs: [{kind: Pod, name: a, namespace: b}]}",
@@ -743,6 +772,10 @@ fn policies() {
         &[".jwtRules[0].issuer", ".jwtRules[1].jwksUri", ".jwtRules[2].jwks"],
     );
     good("RequestAuthentication", "{jwtRules: [{jwksUri: 'HTTPS://a/keys'}]}");
+}
+
+#[test]
+fn keys_of_tokens_are_checked() {
     let with_keys = |keys: &str| format!("{{jwtRules: [{{issuer: a, jwks: '{keys}'}}]}}");
     let rsa = r#"{"kty": "RSA", "n": "AQAB", "e": "AQAB"}"#;
     for keys in ["", rsa, r#"{"kty": "OKP", "crv": "Ed25519", "x": "AA"}"#] {
@@ -848,7 +881,6 @@ fn admission_refuses_more_than_parsing() {
     refused("VirtualService", "{hosts: [a]}", "spec");
     refused("DestinationRule", "{host: a, exportTo: [b, b]}", "spec.exportTo[1]");
     let distribute = "[{from: 'a/*', to: {c: 100}}, {from: a/b, to: {d: 50, d/e: 50}}]";
-    let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{{policy}}}}}");
     let spec = policy(&format!(
         "loadBalancer: {{localityLbSetting: {{distribute: {distribute}}}}}"
     ));

@@ -71,22 +71,30 @@ fn gateways_route_by_the_server_names_of_clusters() {
 }
 
 #[test]
-fn virtual_services() {
+fn delegates_may_lack_names_and_routes() {
     let delegating =
         format!("{{hosts: [a], http: [{{match: [{{uri: {{prefix: /x}}}}], delegate: {{}}}}, {{{TO_A}}}]}}");
     admitted("VirtualService", &delegating, ".http[0].delegate.name");
-    let tcp = format!("{{hosts: [a], tcp: [{{match: [{{sourceNamespace: a_b}}], {TO_A}}}]}}");
-    good("VirtualService", &tcp);
     good(
         "VirtualService",
         "{hosts: [a], http: [{delegate: {name: d}, directResponse: {status: 503}, fault: {abort: {httpStatus: 503}}}]}",
     );
+}
+
+#[test]
+fn gateways_of_virtual_services_have_valid_names() {
     let bound = |gateways: &str| format!("{{hosts: [a.com], gateways: [{gateways}], http: [{{{TO_A}}}]}}");
     // Names after one without a slash are not checked.
     admitted("VirtualService", &bound("mesh, a_b/gw"), ".gateways[1]");
     for gateways in ["a_b/gw, mesh", "./gw", "ns/a.b"] {
         refused("VirtualService", &bound(gateways), ".gateways[0]");
     }
+}
+
+#[test]
+fn matches_of_connections_and_hosts_are_checked() {
+    let tcp = format!("{{hosts: [a], tcp: [{{match: [{{sourceNamespace: a_b}}], {TO_A}}}]}}");
+    good("VirtualService", &tcp);
     let name = "outbound_.80_._.x.a.com";
     let tls = format!("{{hosts: ['*.a.com'], tls: [{{match: [{{sniHosts: ['{name}']}}], {TO_A}}}]}}");
     good("VirtualService", &tls);
@@ -94,20 +102,21 @@ fn virtual_services() {
     admitted("VirtualService", &address, ".tls[0].match[0].sniHosts[0]");
     let zoned = format!("{{hosts: ['fe80::1%eth0'], http: [{{{TO_A}}}]}}");
     good("VirtualService", &zoned);
+}
+
+#[test]
+fn destinations_of_http_routes_are_checked() {
     let port = "{hosts: [a], http: [{redirect: {uri: /x, port: 70000}}]}";
     refused("VirtualService", port, ".http[0].redirect.port");
     let subset =
         |name: &str| format!("{{hosts: [a], http: [{{route: [{{destination: {{host: a, subset: {name}}}}}]}}]}}");
-    refused(
-        "VirtualService",
-        &subset("v1_0"),
-        ".http[0].route[0].destination.subset",
-    );
-    bad(
-        "VirtualService",
-        &subset("'a|b'"),
-        &[".http[0].route[0].destination.subset"],
-    );
+    let field = ".http[0].route[0].destination.subset";
+    refused("VirtualService", &subset("v1_0"), field);
+    bad("VirtualService", &subset("'a|b'"), &[field]);
+}
+
+#[test]
+fn fields_of_http_routes_are_checked() {
     let http = |more: &str| format!("{{hosts: [a], http: [{{{TO_A}, {more}}}]}}");
     // Istio's expression for names of headers has the comma.
     good(
@@ -139,11 +148,21 @@ fn virtual_services() {
     }
 }
 
+/// Returns the spec of a DestinationRule with a traffic policy, in which localities have an effect.
+fn policy(policy: &str) -> String {
+    format!("{{host: a, trafficPolicy: {{outlierDetection: {{}}, {policy}}}}}")
+}
+
+fn balancer(settings: &str) -> String {
+    policy(&format!("loadBalancer: {{{settings}}}"))
+}
+
+fn locality(settings: &str) -> String {
+    balancer(&format!("localityLbSetting: {{{settings}}}"))
+}
+
 #[test]
-fn destination_rules() {
-    let policy = |policy: &str| format!("{{host: a, trafficPolicy: {{outlierDetection: {{}}, {policy}}}}}");
-    let balancer = |settings: &str| policy(&format!("loadBalancer: {{{settings}}}"));
-    let locality = |settings: &str| balancer(&format!("localityLbSetting: {{{settings}}}"));
+fn subsets_have_valid_names_and_labels() {
     let long = "x".repeat(64);
     good(
         "DestinationRule",
@@ -167,26 +186,35 @@ fn destination_rules() {
         "{host: a, subsets: [{name: 'a|b'}]}",
         &[".subsets[0].name"],
     );
+}
+
+#[test]
+fn destination_rules_apply_without_parts_that_have_no_effect() {
     admitted(
         "DestinationRule",
         "{host: a, workloadSelector: {}}",
         ".workloadSelector",
     );
-    admitted(
-        "DestinationRule",
-        &balancer("consistentHash: {ringHash: {minimumRingSize: 1024}}"),
-        ".trafficPolicy.loadBalancer.consistentHash",
-    );
-    admitted(
-        "DestinationRule",
-        &balancer("consistentHash: {httpHeaderName: x y}"),
-        ".trafficPolicy.loadBalancer.consistentHash.httpHeaderName",
-    );
-    admitted(
-        "DestinationRule",
-        &policy("portLevelSettings: [{port: {number: 0}, tls: {mode: DISABLE}}]"),
-        ".trafficPolicy.portLevelSettings[0].port.number",
-    );
+    for (spec, field) in [
+        (
+            balancer("consistentHash: {ringHash: {minimumRingSize: 1024}}"),
+            "loadBalancer.consistentHash",
+        ),
+        (
+            balancer("consistentHash: {httpHeaderName: x y}"),
+            "loadBalancer.consistentHash.httpHeaderName",
+        ),
+        (
+            policy("portLevelSettings: [{port: {number: 0}, tls: {mode: DISABLE}}]"),
+            "portLevelSettings[0].port.number",
+        ),
+    ] {
+        admitted("DestinationRule", &spec, &format!(".trafficPolicy.{field}"));
+    }
+}
+
+#[test]
+fn unusual_traffic_policies_are_accepted() {
     for spec in [
         policy("tls: {mode: ISTIO_MUTUAL, credentialName: c, caCertificates: /x}"),
         policy("tls: {mode: SIMPLE, credentialName: 'configmap://ns/x'}"),
@@ -202,6 +230,10 @@ fn destination_rules() {
     ] {
         good("DestinationRule", &spec);
     }
+}
+
+#[test]
+fn traffic_policies_that_istio_refuses_are_refused() {
     let zone = "failover: [{from: a, to: b}], failoverPriority: [topology.kubernetes.io/zone]";
     for (spec, field) in [
         (locality(zone), "loadBalancer.localityLbSetting"),
@@ -251,13 +283,13 @@ fn destination_rules() {
     }
 }
 
+/// Returns the spec of a Gateway with one server.
+fn server(server: &str) -> String {
+    format!("{{servers: [{{hosts: ['*'], {server}}}]}}")
+}
+
 #[test]
-fn gateways_and_sidecars() {
-    let server = |server: &str| format!("{{servers: [{{hosts: ['*'], {server}}}]}}");
-    good(
-        "Gateway",
-        &server("port: {number: 80, protocol: HTTP, name: http}, tls: {mode: AUTO_PASSTHROUGH, httpsRedirect: true}"),
-    );
+fn servers_with_hbone_or_mixed_tls_settings_are_refused() {
     for (spec, field) in [
         ("port: {number: 15008, protocol: HBONE, name: hbone}", "port.protocol"),
         (
@@ -268,6 +300,14 @@ fn gateways_and_sidecars() {
     ] {
         refused("Gateway", &server(spec), &format!(".servers[0].{field}"));
     }
+}
+
+#[test]
+fn tls_settings_of_plaintext_servers_are_checked() {
+    good(
+        "Gateway",
+        &server("port: {number: 80, protocol: HTTP, name: http}, tls: {mode: AUTO_PASSTHROUGH, httpsRedirect: true}"),
+    );
     let http = |tls: &str| {
         server(&format!(
             "port: {{number: 80, protocol: HTTP, name: http}}, tls: {{httpsRedirect: true, {tls}}}"
@@ -291,6 +331,10 @@ fn gateways_and_sidecars() {
         &http("credentialName: c, credentialNames: [d]"),
         ".servers[0].tls",
     );
+}
+
+#[test]
+fn tls_settings_of_https_servers_are_checked() {
     let https = |tls: &str| {
         server(&format!(
             "port: {{number: 443, protocol: HTTPS, name: https}}, tls: {{{tls}}}"
@@ -328,11 +372,19 @@ fn gateways_and_sidecars() {
     ] {
         refused("Gateway", &https(&tls), &format!(".servers[0].tls.{field}"));
     }
+}
+
+#[test]
+fn selectors_and_hosts_of_gateways_are_checked() {
     let port = "port: {number: 80, protocol: HTTP, name: http}";
     let selecting = format!("{{selector: {{istio: '*'}}, servers: [{{hosts: ['*'], {port}}}]}}");
     admitted("Gateway", &selecting, ".selector");
     let address = format!("{{servers: [{{hosts: ['2001:db8::1'], {port}}}]}}");
     refused("Gateway", &address, ".servers[0].hosts[0]");
+}
+
+#[test]
+fn ingress_listeners_of_sidecars_are_checked() {
     let ingress = |protocol: &str, tls: &str| {
         let port = format!("port: {{number: 443, protocol: {protocol}, name: p}}");
         format!("{{ingress: [{{{port}, tls: {{{tls}}}}}]}}")
@@ -460,7 +512,7 @@ fn headers_of_probes_are_those_of_kubernetes() {
 }
 
 #[test]
-fn extensions() {
+fn envoy_filters_apply_without_mistaken_patches() {
     let patch = |apply_to: &str, more: &str| format!("{{configPatches: [{{applyTo: {apply_to}, {more}}}]}}");
     let patched = "match: {listener: {portNumber: 80}}, patch: {operation: REMOVE}";
     for apply_to in ["EXTENSION_CONFIG", "BOOTSTRAP"] {
@@ -522,6 +574,10 @@ fn extensions() {
     // The reference has no effect.
     let target = "{targetRefs: [{group: networking.istio.io, kind: Gateway, name: a}]}";
     warned("EnvoyFilter", target, &[".targetRefs[0]", ""]);
+}
+
+#[test]
+fn names_and_addresses_of_wasm_plugins_are_checked() {
     let plugin = |secret: usize, name: usize, sha256: &str| {
         let (secret, name) = ("s".repeat(secret), "n".repeat(name));
         format!("{{url: 'oci://a/b', imagePullSecret: {secret}, pluginName: {name}, sha256: '{sha256}'}}")
