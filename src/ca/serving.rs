@@ -451,6 +451,14 @@ impl IssuedCertificate {
     }
 }
 
+/// The inputs of a certificate of a Kubernetes signer.
+#[derive(PartialEq)]
+struct SignerInputs {
+    names: Vec<SmolStr>,
+    /// The roots that the mesh config declares for the signer, as PEM.
+    roots: Bytes,
+}
+
 /// The client of a Kubernetes signer.
 struct SignerClient {
     client: Client,
@@ -459,6 +467,37 @@ struct SignerClient {
 }
 
 impl SignerClient {
+    /// Returns the inputs of a certificate; `None` while the mesh config is unknown or has no root of the signer.
+    fn inputs(&self, rules: &ServingRules, trust: Option<&MeshTrust>) -> Option<SignerInputs> {
+        let trust = trust?;
+        let Some(roots) = trust.signer_roots(&self.signer) else {
+            tracing::error!(
+                signer = %self.signer,
+                "the mesh config has no root of the signer, no serving certificate is requested; \
+                 hint: add an entry to caCertificates whose certSigners has the signer"
+            );
+            return None;
+        };
+        Some(SignerInputs {
+            names: rules.all_names(&trust.discovery_host),
+            roots: Bytes::from(roots.to_owned()),
+        })
+    }
+
+    /// Returns a new serving certificate, and the time of its renewal.
+    async fn issue(
+        &self,
+        inputs: &SignerInputs,
+        lifetime: Duration,
+        clock: Clock,
+    ) -> Result<(ServingCertificate, SystemTime), String> {
+        let (chain, key) = self.certificate(&inputs.names, lifetime).await?;
+        let now = (clock.now)();
+        let own = certificate(&chain, &key, inputs.roots.clone(), now).map_err(|error| error.to_string())?;
+        let renew_at = now + time_until_renewal(now, own.expires_at, now);
+        Ok((own, renew_at))
+    }
+
     /// Generates a key, and has a certificate signed for it.
     async fn certificate(&self, names: &[SmolStr], lifetime: Duration) -> Result<(Bytes, Sensitive), String> {
         let requested = names.to_vec();
@@ -490,43 +529,26 @@ async fn follow_signer(
 ) {
     let mut failures = 0;
     // The inputs of the last certificate, and the time of its renewal.
-    let mut last_inputs: Option<(Vec<SmolStr>, Bytes)> = None;
-    let mut renew_at = SystemTime::UNIX_EPOCH;
+    let mut last: Option<(SignerInputs, SystemTime)> = None;
     loop {
         let trust = mesh.borrow_and_update().clone();
-        let roots = trust
-            .as_ref()
-            .and_then(|trust| trust.signer_roots(&signer_client.signer));
         let mut wait = clock.poll_interval;
-        match (&trust, roots) {
-            (Some(trust), Some(roots)) => {
-                let inputs = (rules.all_names(&trust.discovery_host), Bytes::from(roots.to_owned()));
-                if last_inputs.as_ref() != Some(&inputs) || renew_at <= (clock.now)() {
-                    let ordered = signer_client.certificate(&inputs.0, rules.lifetime).await;
-                    let now = (clock.now)();
-                    let own = ordered.and_then(|(chain, key)| {
-                        certificate(&chain, &key, inputs.1.clone(), now).map_err(|error| error.to_string())
-                    });
-                    match own {
-                        Ok(own) => {
-                            renew_at = now + time_until_renewal(now, own.expires_at, now);
-                            publish(&out, own, "a Kubernetes signer");
-                            (last_inputs, failures) = (Some(inputs), 0);
-                        }
-                        Err(error) => {
-                            tracing::error!(%error, "serving certificate signing by Kubernetes failed");
-                            wait = retry_after(failures);
-                            failures += 1;
-                        }
-                    }
+        if let Some(inputs) = signer_client.inputs(&rules, trust.as_deref())
+            && last
+                .as_ref()
+                .is_none_or(|(known, renew_at)| *known != inputs || *renew_at <= (clock.now)())
+        {
+            match signer_client.issue(&inputs, rules.lifetime, clock).await {
+                Ok((own, renew_at)) => {
+                    publish(&out, own, "a Kubernetes signer");
+                    (last, failures) = (Some((inputs, renew_at)), 0);
+                }
+                Err(error) => {
+                    tracing::error!(%error, "serving certificate signing by Kubernetes failed");
+                    wait = retry_after(failures);
+                    failures += 1;
                 }
             }
-            (Some(_), None) => tracing::error!(
-                signer = %signer_client.signer,
-                "the mesh config has no root of the signer, no serving certificate is requested; \
-                 hint: add an entry to caCertificates whose certSigners has the signer"
-            ),
-            (None, _) => {}
         }
         tokio::select! {
             () = changed(&mut mesh) => {}
