@@ -83,25 +83,9 @@ async fn serve_within(
         };
         match accepted {
             Ok((stream, address, registered)) => {
-                let (router, http2, running) = (router.clone(), http2.clone(), tasks.clone());
-                tasks.spawn("http connection", async move {
-                    let serving = async {
-                        match http2 {
-                            Some(http2) if starts_http2(&stream, &running).await => {
-                                // The other server has limits of its own.
-                                registered.admit();
-                                http2(stream, address).await;
-                            }
-                            _ => connection(stream, address, router, &builder(), running).await,
-                        }
-                    };
-                    tokio::select! {
-                        () = serving => {}
-                        () = registered.evicted() => {
-                            tracing::debug!(%address, reason = "evicted", "closing connection");
-                        }
-                    }
-                });
+                let (router, http2) = (router.clone(), http2.clone());
+                let serving = serve_connection(stream, address, registered, router, http2, tasks.clone());
+                tasks.spawn("http connection", serving);
             }
             Err(error) => {
                 let evicted = limiter.evict_oldest();
@@ -113,6 +97,31 @@ async fn serve_within(
                 tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
+    }
+}
+
+/// Serves a connection until it ends or is evicted.
+async fn serve_connection(
+    stream: TcpStream,
+    address: SocketAddr,
+    registered: Arc<UnauthenticatedConnection>,
+    router: Router,
+    http2: Option<Http2>,
+    tasks: Tasks,
+) {
+    let serving = async {
+        match http2 {
+            Some(http2) if starts_http2(&stream, &tasks).await => {
+                // The other server has limits of its own.
+                registered.admit();
+                http2(stream, address).await;
+            }
+            _ => connection(stream, address, router, &builder(), tasks).await,
+        }
+    };
+    tokio::select! {
+        () = serving => {}
+        () = registered.evicted() => tracing::debug!(%address, reason = "evicted", "closing connection"),
     }
 }
 
