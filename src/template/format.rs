@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::{
     limits::Failure,
+    number::FloatType,
     quote::{Charset, can_backquote, char_of, quote, quote_char},
     text::{Text, chars, first_char, push_char},
     types::Type,
@@ -178,8 +179,8 @@ impl<'a, 'b> Printer<'a, 'b> {
             Value::Bool(_) => self.wrong_verb(value, verb),
             Value::Int(_, number) => self.integer(value, number.unsigned_abs(), *number < 0, verb),
             Value::Uint(_, number) => self.integer(value, *number, false, verb),
-            Value::Float32(number) => self.float(value, f64::from(*number), true, verb),
-            Value::Float(number) => self.float(value, *number, false, verb),
+            Value::Float32(number) => self.float(value, f64::from(*number), FloatType::Float32, verb),
+            Value::Float(number) => self.float(value, *number, FloatType::Float64, verb),
             Value::Complex(real, imaginary) => self.complex(value, *real, *imaginary, verb),
             Value::String(text) => self.string_value(value, text, verb),
             Value::List(list) => self.list(list, verb, level),

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::{
     limits::Failure,
-    number::{Notation, format_float},
+    number::{FloatType, Notation, format_float},
     text::{ByteSet, chars, printable_ascii_without, span},
     value::{Context, Map, Object, Value},
 };
@@ -82,8 +82,8 @@ impl Encoder<'_, '_> {
             Value::Bool(value) => self.write(if *value { "true" } else { "false" }),
             Value::Int(_, number) => self.write(itoa::Buffer::new().format(*number)),
             Value::Uint(_, number) => self.write(itoa::Buffer::new().format(*number)),
-            Value::Float(number) => self.float(*number, false)?,
-            Value::Float32(number) => self.float(f64::from(*number), true)?,
+            Value::Float(number) => self.float(*number, FloatType::Float64)?,
+            Value::Float32(number) => self.float(f64::from(*number), FloatType::Float32)?,
             Value::String(text) => self.string(text.bytes()),
             Value::List(list) if list.is_nil() => self.write("null"),
             Value::List(list) => {
@@ -168,9 +168,9 @@ impl Encoder<'_, '_> {
         }
     }
 
-    fn float(&mut self, number: f64, is_32: bool) -> Result<(), Failure> {
+    fn float(&mut self, number: f64, of_type: FloatType) -> Result<(), Failure> {
         if !number.is_finite() {
-            let shown = format_float(number, Notation::General, None, is_32);
+            let shown = format_float(number, Notation::General, None, of_type);
             return Err(Failure::Message(format!("json: unsupported value: {shown}")));
         }
         let magnitude = number.abs();
@@ -180,11 +180,11 @@ impl Encoder<'_, '_> {
         }
         let is_plain = magnitude < f64::MIN_POSITIVE || (1e-6..1e21).contains(&magnitude);
         if is_plain {
-            self.write(&format_float(number, Notation::Plain, None, is_32));
+            self.write(&format_float(number, Notation::Plain, None, of_type));
             return Ok(());
         }
         // The exponent has no leading zero.
-        let text = format_float(number, Notation::Exponent, None, is_32);
+        let text = format_float(number, Notation::Exponent, None, of_type);
         self.write(&text.replace("e-0", "e-").replace("e+0", "e+"));
         Ok(())
     }

@@ -11,6 +11,13 @@ pub(super) enum Notation {
     General,
 }
 
+/// The type of a number with a fraction, which decides how many digits identify it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FloatType {
+    Float32,
+    Float64,
+}
+
 /// Reads an integer without sign, in the base of its prefix (`0x`, `0o`, `0b`, `0`).
 pub(super) fn parse_uint(text: &str) -> Option<u64> {
     if !underscores_fit(text) {
@@ -133,13 +140,11 @@ struct Digits {
 
 impl Digits {
     /// Returns the fewest digits that identify the number.
-    fn shortest(number: f64, is_32: bool) -> Self {
-        let text = if is_32 {
-            format!("{:e}", number as f32)
-        } else {
-            format!("{number:e}")
-        };
-        Self::read(&text)
+    fn shortest(number: f64, of_type: FloatType) -> Self {
+        Self::read(&match of_type {
+            FloatType::Float32 => format!("{:e}", number as f32),
+            FloatType::Float64 => format!("{number:e}"),
+        })
     }
 
     /// Returns a number of digits, rounded.
@@ -195,7 +200,7 @@ impl Digits {
 
 /// Returns a number as text. Without a precision, it has the fewest digits that identify the number. The precision of
 /// the general notation counts all digits, that of the others those of the fraction.
-pub(super) fn format_float(number: f64, notation: Notation, precision: Option<usize>, is_32: bool) -> String {
+pub(super) fn format_float(number: f64, notation: Notation, precision: Option<usize>, of_type: FloatType) -> String {
     if number.is_nan() {
         return "NaN".to_owned();
     }
@@ -210,27 +215,27 @@ pub(super) fn format_float(number: f64, notation: Notation, precision: Option<us
             format!("{number:.known$}{}", "0".repeat(precision - known))
         }
         (Notation::Plain, None) => {
-            let digits = Digits::shortest(number, is_32);
+            let digits = Digits::shortest(number, of_type);
             let fraction = (digits.digits.len() as i32 - digits.point).max(0);
             digits.plain_form(fraction as usize)
         }
         (Notation::Exponent, Some(precision)) => Digits::rounded(number, precision + 1).exponent_form(precision),
         (Notation::Exponent, None) => {
-            let digits = Digits::shortest(number, is_32);
+            let digits = Digits::shortest(number, of_type);
             let precision = digits.digits.len().saturating_sub(1);
             digits.exponent_form(precision)
         }
-        (Notation::General, precision) => general(number, precision, is_32),
+        (Notation::General, precision) => general(number, precision, of_type),
     };
     format!("{sign}{text}")
 }
 
-fn general(number: f64, precision: Option<usize>, is_32: bool) -> String {
+fn general(number: f64, precision: Option<usize>, of_type: FloatType) -> String {
     if precision.is_none() && number < 1e6 && number.fract() == 0.0 {
         return (number as i64).to_string();
     }
     let (digits, limit) = match precision {
-        None => (Digits::shortest(number, is_32), 6),
+        None => (Digits::shortest(number, of_type), 6),
         Some(precision) => {
             let digits = Digits::rounded(number, precision.max(1));
             let count = digits.digits.len() as i32;

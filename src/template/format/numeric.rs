@@ -2,7 +2,7 @@
 
 use crate::template::{
     limits::Failure,
-    number::{Notation, format_float, format_radix},
+    number::{FloatType, Notation, format_float, format_radix},
     value::Value,
 };
 
@@ -96,7 +96,7 @@ impl Printer<'_, '_> {
         written
     }
 
-    pub(super) fn float(&mut self, value: &Value, number: f64, is_32: bool, verb: char) -> Result<(), Failure> {
+    pub(super) fn float(&mut self, value: &Value, number: f64, of_type: FloatType, verb: char) -> Result<(), Failure> {
         let (notation, default) = match verb {
             'v' | 'g' | 'G' => (Notation::General, None),
             'e' | 'E' => (Notation::Exponent, Some(6)),
@@ -105,7 +105,7 @@ impl Printer<'_, '_> {
         };
         let precision = self.flags.precision.or(default);
         self.context.allocate(precision.unwrap_or(0))?;
-        let mut text = format_float(number, notation, precision, is_32);
+        let mut text = format_float(number, notation, precision, of_type);
         if matches!(verb, 'E' | 'G') {
             text.make_ascii_uppercase();
             // Infinities and NaN keep their case.
@@ -164,9 +164,9 @@ impl Printer<'_, '_> {
         }
         let plus = self.flags.plus;
         self.write(b"(")?;
-        self.float(value, real, false, verb)?;
+        self.float(value, real, FloatType::Float64, verb)?;
         self.flags.plus = true;
-        self.float(value, imaginary, false, verb)?;
+        self.float(value, imaginary, FloatType::Float64, verb)?;
         self.flags.plus = plus;
         self.write(b"i)")
     }

@@ -5,7 +5,7 @@ use num_bigint::{BigInt, Sign};
 use super::{
     super::{
         limits::Failure,
-        number::{Notation, format_float},
+        number::{FloatType, Notation, format_float},
         types::Type,
         value::{Context, Function, Value},
     },
@@ -77,7 +77,7 @@ fn calculate(
 impl Decimal {
     fn of(number: f64) -> Result<Self, Failure> {
         if !number.is_finite() {
-            let shown = format_float(number, Notation::General, None, false);
+            let shown = format_float(number, Notation::General, None, FloatType::Float64);
             return Err(Failure::Message(format!("Cannot create a Decimal from {shown}")));
         }
         let text = format!("{number:e}");
